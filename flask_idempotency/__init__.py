@@ -1,0 +1,1 @@
+"""Makes unsafe HTTP endpoints of a Flask application safe to retry."""

@@ -1,0 +1,207 @@
+"""The handle that a winner holds: keep it alive, then settle it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flask_idempotency.engine.errors import LeaseLost, NotStorable, StoreUnavailable
+from flask_idempotency.engine.events import (
+    Completed,
+    Event,
+    LeaseExpired,
+    Observers,
+    Quarantined,
+    Released,
+    RenewalFailed,
+    SettlementAbandoned,
+    SettlementDelayed,
+)
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.lease import RETRY_SECONDS, LeaseRenewer
+from flask_idempotency.engine.outcome import Grant
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.ports import Codec, Store
+from flask_idempotency.engine.record import OnLapse, Payload
+from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.waiting import WaitingRoom
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a claim works with: one of these per engine."""
+
+    store: Store
+    codec: Codec
+    renewer: LeaseRenewer
+    waiting_room: WaitingRoom
+    observers: Observers
+    monotonic: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is held, and on which terms. `keys` has one entry, or one more for each secret still being rotated out."""
+
+    keys: tuple[StorageKey, ...]
+    token: bytes
+    policy: Policy
+    on_lapse: OnLapse
+    record: str
+    operation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How a claim ends: the write that each of its keys needs, and what to tell when the store has taken it."""
+
+    write: Callable[[StorageKey], None]
+    event: Event | None = None
+
+
+class Claim:
+    """The right to work on a key, until settled by exactly one of `complete`, `release` and `hold`.
+
+    All three raise `LeaseLost` when the record is no longer this claim's; then the work's answer must not be delivered.
+    When the store does not answer they return, and the write is repeated in the background: the work has been done,
+    whether or not a store knows. The key is never released for that reason.
+    """
+
+    def __init__(self, held: Held, grant: Grant, around: Surroundings, *, asked_at: float) -> None:
+        self._held = held
+        self._around = around
+        self._asked_at = asked_at
+        self._past_point = False
+        self._settling = False
+        self._pending: Settlement | None = None
+        self.fence = grant.fence
+        self.attempt = grant.attempt
+        around.renewer.watch(self, after=held.policy.lease / 3)
+
+    @property
+    def key(self) -> StorageKey:
+        """The record's key under the newest secret."""
+        return self._held.keys[0]
+
+    @property
+    def oldest_key(self) -> StorageKey:
+        """The record's key under the oldest secret in use: what must stay the same while secrets rotate."""
+        return self._held.keys[-1]
+
+    @property
+    def past_point(self) -> bool:
+        """Whether the view has said that what follows must not be repeated."""
+        return self._past_point
+
+    def point_of_no_return(self) -> None:
+        """Say that what follows must not be repeated: from now on a vanished worker quarantines its key.
+
+        Durable when it returns. Raises `LeaseLost` when another attempt has taken over, and `StoreUnavailable` when the
+        store could not be told: in both cases let the exception end the view *before* the effect.
+        """
+        if self._held.on_lapse is OnLapse.TAKEOVER and not self._past_point:
+            for key in self._held.keys:
+                self._around.store.mark(key, self._held.token)
+        self._past_point = True
+
+    def complete(self, result: Result) -> None:
+        """The result is durable and will be replayed. What cannot be stored leaves a tombstone: done, body not kept."""
+        result, data = self._sealed(result)
+        payload = Payload(data=data, status=result.status, success=result.status < 400, byte_size=result.byte_size)
+        token, keep = self._held.token, self._held.policy.keep
+        self._settle(
+            Settlement(
+                lambda key: self._around.store.complete(key, token, payload, keep=keep),
+                Completed(*self._who, status=result.status, kept=result.kept, byte_size=len(data)),
+            )
+        )
+
+    def release(self, reason: str) -> None:
+        """Nothing happened that must not happen twice: the key may run again."""
+        self._settle(Settlement(self._give_back, Released(*self._who, reason=reason)))
+
+    def hold(self, reason: str) -> None:
+        """Nobody can tell what happened: quarantine the key until somebody settles it."""
+        token = self._held.token
+        self._settle(
+            Settlement(
+                lambda key: self._around.store.hold(key, token, reason), Quarantined(*self._who, reason=reason)
+            )
+        )
+
+    def abandon(self) -> None:
+        """The store never said whether this was granted, and the work was not begun: give it back when the store can."""
+        self._pending = Settlement(self._give_back)
+        self._around.renewer.forget(self)
+        self._around.renewer.watch(self, after=RETRY_SECONDS, spare=True)
+
+    def tend(self) -> float | None:
+        """Renew the lease, or repeat a settlement that the store has not taken yet. Called by the renewer's thread."""
+        overdue = self._around.monotonic() - self._asked_at > self._held.policy.max_runtime
+        if self._pending is not None:
+            return self._repeat(self._pending, last=overdue)
+        return None if overdue else self._renew()
+
+    def _renew(self) -> float | None:
+        try:
+            for key in self._held.keys:
+                self._around.store.renew(key, self._held.token, lease=self._held.policy.lease)
+        except LeaseLost:
+            if not self._settling:
+                self._tell(LeaseExpired(*self._who))
+            return None
+        except StoreUnavailable as error:
+            self._tell(RenewalFailed(*self._who, error=type(error).__name__))
+            raise
+        return self._held.policy.lease / 3
+
+    def _settle(self, settlement: Settlement) -> None:
+        self._settling = True
+        self._around.renewer.forget(self)
+        try:
+            self._write(settlement)
+        except StoreUnavailable as error:
+            self._pending = settlement
+            self._around.renewer.watch(self, after=RETRY_SECONDS)
+            self._tell(SettlementDelayed(*self._who, error=type(error).__name__))
+
+    def _repeat(self, settlement: Settlement, *, last: bool) -> None:
+        try:
+            self._write(settlement)
+        except LeaseLost:
+            return
+        except StoreUnavailable as error:
+            if not last:
+                raise
+            self._tell(SettlementAbandoned(*self._who, error=type(error).__name__))
+
+    def _write(self, settlement: Settlement) -> None:
+        try:
+            # Oldest secret first: a crash in between leaves the key that every release asks first settled.
+            for key in reversed(self._held.keys):
+                settlement.write(key)
+        except LeaseLost:
+            self._tell(LeaseExpired(*self._who))
+            raise
+        finally:
+            self._around.waiting_room.wake(self.key)
+        if settlement.event is not None:
+            self._tell(settlement.event)
+
+    def _give_back(self, key: StorageKey) -> None:
+        self._around.store.release(key, self._held.token)
+
+    def _sealed(self, result: Result) -> tuple[Result, bytes]:
+        try:
+            return result, self._around.codec.seal(result)
+        except NotStorable:
+            bare = Result(status=result.status, kept=False)
+            return bare, self._around.codec.seal(bare)
+
+    @property
+    def _who(self) -> tuple[str, str]:
+        return self._held.record, self._held.operation
+
+    def _tell(self, event: Event) -> None:
+        self._around.observers(event)

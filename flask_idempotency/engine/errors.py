@@ -1,0 +1,41 @@
+"""What can go wrong, as exceptions: "we do not know" and "this is no longer yours"."""
+
+from __future__ import annotations
+
+
+class IdempotencyError(Exception):
+    """The root of everything this package raises on purpose."""
+
+
+class ConfigurationError(IdempotencyError):
+    """Something was set up in a way that cannot hold; the text names the remedy.
+
+    All faults found in one place are reported in one error, one line each.
+    """
+
+    def __init__(self, *faults: str) -> None:
+        self.faults = faults
+        if len(faults) == 1:
+            super().__init__(faults[0])
+        else:
+            super().__init__("\n".join([f"{len(faults)} faults in the configuration:", *(f"  - {f}" for f in faults)]))
+
+
+class InvalidKey(IdempotencyError):
+    """The client sent an idempotency key that names nothing; the text says what is wrong, never the key."""
+
+
+class StoreUnavailable(IdempotencyError):
+    """The store did not answer, or answered that it cannot decide. Nobody knows what it did."""
+
+
+class LeaseLost(IdempotencyError):
+    """The token is no longer the record's: somebody else owns it, or has settled it. Nothing was changed."""
+
+
+class CorruptRecord(IdempotencyError):
+    """A stored record cannot be read. It is never to be taken for an absent one: that would run a payment again."""
+
+
+class NotStorable(IdempotencyError):
+    """A result cannot be kept in a form that could be replayed; the text says why."""

@@ -1,0 +1,137 @@
+"""What happened, told to whoever listens: signals, metrics, logs. No key, principal, token or body is ever in one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+_log = logging.getLogger("flask_idempotency")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something happened to a key. `record` is a short keyed hash: it tells two keys apart and leads back to neither."""
+
+    record: str
+    operation: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimGranted(Event):
+    """A request won its key and will run. `attempt` above 1: it took the key over from an owner that vanished."""
+
+    fence: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayServed(Event):
+    """A stored answer was given again. `kept` is False when only its tombstone was left."""
+
+    status: int
+    kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ConflictRefused(Event):
+    """The same request was still running. `waited` is how long this one waited for it, in seconds."""
+
+    waited: float
+
+
+@dataclass(frozen=True, slots=True)
+class MismatchRefused(Event):
+    """The key was used again for another request."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownRefused(Event):
+    """A retry met a quarantined record. `reason` is the code that the record carries."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Completed(Event):
+    """A result is durable. `kept` is False for a tombstone; `byte_size` is what the store was given."""
+
+    status: int
+    kept: bool
+    byte_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Released(Event):
+    """The key may run again. `reason` says why: a short code such as `status-503`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined(Event):
+    """The owner could not tell what happened, so nobody may run the key again until it is settled."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseExpired(Event):
+    """An owner learnt that its claim is no longer its own. Its answer is not delivered."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenewalFailed(Event):
+    """A lease could not be renewed this time; it is tried again. `error` is the exception's class name."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettlementDelayed(Event):
+    """The work is done and its caller answered, but the store did not take the result. It is tried again."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettlementAbandoned(Event):
+    """A result that the store did not take was given up; the record stays claimed until it lapses."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFailed(Event):
+    """The store could not decide a claim. `unprotected`: the policy let the request run all the same."""
+
+    error: str
+    unprotected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCorrupt(Event):
+    """A stored answer could not be opened. The retry was refused, never run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayForbidden(Event):
+    """The replay guard refused this caller a stored answer. The record is kept."""
+
+
+Observer: TypeAlias = Callable[[Event], None]
+
+
+class Observers:
+    """Tells every observer, and lets none of them break a payment: what one raises is logged and passed over."""
+
+    def __init__(self, observers: Iterable[Observer] = ()) -> None:
+        self._observers = tuple(observers)
+
+    def __call__(self, event: Event) -> None:
+        for observer in self._observers:
+            try:
+                observer(event)
+            except Exception:
+                _log.exception("an observer failed on %s", type(event).__name__)

@@ -1,0 +1,141 @@
+"""An idempotency key as a client writes it, and the storage key that stands for it.
+
+Grammar: draft-ietf-httpapi-idempotency-key-header-07 (an RFC 8941 string), and the bare form that most clients send.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from base64 import b32encode
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from flask_idempotency.engine.errors import InvalidKey
+
+_VISIBLE = re.compile(r"[!-~]+")
+_QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
+_UUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
+
+
+@dataclass(frozen=True, slots=True)
+class StorageKey:
+    """Names a record without containing anything a client sent. `tid` stands for the tenant: it decides the partition."""
+
+    rid: bytes
+    tid: bytes
+
+    def __repr__(self) -> str:
+        """Says nothing: a repr ends up in logs."""
+        return "StorageKey(…)"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Scope:
+    """Whose key it is. An absent tenant or principal is not the same as an empty one."""
+
+    namespace: str
+    tenant: str | None
+    principal: str | None
+    operation: str | None = None
+    """Only with `scope="operation"`: makes each endpoint a key space of its own."""
+
+
+def parse_key(value: str, *, max_length: int = 255, key_format: str = "any") -> str:
+    """The key that this header value names: the quoted and the bare form of one key are equal.
+
+    `key_format` is "any", "uuid" or a regular expression that the whole key must match. Raises `InvalidKey`.
+
+    A bare comma is refused: servers join two header lines with one, and two keys must never pass for one.
+    """
+    key = _unquoted(value) if value.startswith('"') else _bare(value)
+    if not key:
+        raise InvalidKey("the key is empty")
+    if len(key) > max_length:
+        raise InvalidKey(f"the key is longer than {max_length} characters")
+    if not _VISIBLE.fullmatch(key):
+        raise InvalidKey("the key may contain visible ASCII characters only")
+    if not _has_format(key, key_format):
+        raise InvalidKey("the key must be a UUID" if key_format == "uuid" else "the key does not have the required format")
+    return key
+
+
+def one_key(values: Iterable[str], parse: Callable[[str], str]) -> str:
+    """The single key that these header values agree on. Raises `InvalidKey` when they do not."""
+    keys = {parse(value) for value in values}
+    if len(keys) != 1:
+        raise InvalidKey("two different keys were sent")
+    return keys.pop()
+
+
+def _unquoted(value: str) -> str:
+    match = _QUOTED.fullmatch(value)
+    if match is None:
+        raise InvalidKey("the quoted key is not a well-formed RFC 8941 string, or more than one key was sent")
+    return re.sub(r"\\(.)", r"\1", match[1])
+
+
+def _bare(value: str) -> str:
+    if "," in value:
+        raise InvalidKey("more than one key was sent; a key that contains a comma must be quoted")
+    return value
+
+
+def _has_format(key: str, key_format: str) -> bool:
+    if key_format == "any":
+        return True
+    return re.fullmatch(_UUID if key_format == "uuid" else key_format, key) is not None
+
+
+def encode(*parts: bytes) -> bytes:
+    """These parts as one byte string that no other parts give: each is preceded by its length."""
+    return b"".join([len(parts).to_bytes(2, "big"), *(len(part).to_bytes(4, "big") + part for part in parts)])
+
+
+class Identity:
+    """Derives every name from one secret: storage keys, fingerprints, downstream keys, and the short form for logs.
+
+    Keyed, because client keys and bodies are guessable: who reads the store must not be able to try candidates.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._record = _subkey(secret, b"record")
+        self._tenant = _subkey(secret, b"tenant")
+        self._fingerprint = _subkey(secret, b"fingerprint")
+        self._downstream = _subkey(secret, b"downstream")
+        self._log = _subkey(secret, b"log")
+
+    def storage_key(self, scope: Scope, client_key: str) -> StorageKey:
+        """Injective: no two (scope, key) pairs share a storage key, whatever characters they contain."""
+        owner = (scope.namespace.encode("utf-8", "surrogatepass"), _optional(scope.tenant))
+        request = (_optional(scope.principal), _optional(scope.operation), client_key.encode("utf-8", "surrogatepass"))
+        return StorageKey(rid=_mac(self._record, encode(*owner, *request)), tid=_mac(self._tenant, encode(*owner)))
+
+    def fingerprint(self, *parts: bytes) -> bytes:
+        """A keyed digest of these parts: 32 bytes. `fingerprint.py` says which parts."""
+        return _mac(self._fingerprint, encode(*parts))
+
+    def downstream_key(self, key: StorageKey, name: str) -> str:
+        """An idempotency key for a call made on behalf of this one: the same over all attempts, another for each name."""
+        return _base32(_mac(self._downstream, encode(key.rid, name.encode())))
+
+    def short(self, key: StorageKey) -> str:
+        """Eight characters that tell records apart in logs and lead back to none."""
+        return _base32(_mac(self._log, key.rid)[:5])
+
+
+def _subkey(secret: bytes, purpose: bytes) -> bytes:
+    return _mac(secret, b"flask_idempotency/1/" + purpose)
+
+
+def _mac(key: bytes, message: bytes) -> bytes:
+    return hmac.digest(key, message, hashlib.sha256)
+
+
+def _base32(data: bytes) -> str:
+    return b32encode(data).decode("ascii").rstrip("=").lower()
+
+
+def _optional(value: str | None) -> bytes:
+    return b"\0" if value is None else b"\1" + value.encode("utf-8", "surrogatepass")

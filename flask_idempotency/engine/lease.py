@@ -1,0 +1,121 @@
+"""One thread per process that keeps live claims alive, and repeats the writes that a store would not take."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+from flask_idempotency.engine.errors import StoreUnavailable
+
+RETRY_SECONDS = 0.5
+"""How soon a store that did not answer is asked again: quick against a lease, slow against a server that is starting."""
+
+SPARE_LIMIT = 1024
+"""Most claims watched before new *spare* ones are turned away, so that a long outage cannot fill the memory."""
+
+
+class Tended(Protocol):
+    """Something that must be looked after now and then."""
+
+    def tend(self) -> float | None:
+        """Do what is due. Seconds until the next time, or None when there will be none.
+
+        Raises `StoreUnavailable` to be asked again soon.
+        """
+        ...
+
+
+class LeaseRenewer:
+    """Looks after claims in the background. A forked child starts with none: its parent's claims are not its own."""
+
+    def __init__(self, *, monotonic: Callable[[], float] = time.monotonic, threaded: bool = True) -> None:
+        self._monotonic = monotonic
+        self._threaded = threaded
+        self._start_empty()
+        if hasattr(os, "register_at_fork"):
+            weak = weakref.ref(self)
+
+            def forget_parent() -> None:
+                if (renewer := weak()) is not None:
+                    renewer._start_empty()
+
+            os.register_at_fork(after_in_child=forget_parent)
+
+    def _start_empty(self) -> None:
+        self._due: dict[Tended, float] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._planned = float("inf")
+        self._not_before = float("-inf")
+
+    def watch(self, tended: Tended, *, after: float, spare: bool = False) -> None:
+        """Tend this `after` seconds from now, and then as often as it says. `spare`: only if there is room."""
+        with self._changed:
+            if spare and len(self._due) >= SPARE_LIMIT:
+                return
+            due = self._monotonic() + after
+            self._due[tended] = due
+            if self._thread is None and self._threaded:
+                self._start()
+            elif due < self._planned:
+                self._changed.notify()
+
+    def forget(self, tended: Tended) -> None:
+        """Stop looking after this one. Harmless when it is not watched."""
+        with self._changed:
+            self._due.pop(tended, None)
+
+    def tick(self) -> None:
+        """Tend everything that is due. A store that does not answer ends the round: the rest would wait for it too."""
+        for tended in self._take_due():
+            try:
+                after = tended.tend()
+            except StoreUnavailable:
+                self._put_back(tended, RETRY_SECONDS)
+                self._not_before = self._monotonic() + RETRY_SECONDS
+                break
+            if after is None:
+                self.forget(tended)
+            else:
+                self._put_back(tended, after)
+
+    def _take_due(self) -> list[Tended]:
+        now = self._monotonic()
+        with self._changed:
+            return sorted((t for t, due in self._due.items() if due <= now), key=self._due.__getitem__)
+
+    def _put_back(self, tended: Tended, after: float) -> None:
+        with self._changed:
+            if tended in self._due:
+                self._due[tended] = self._monotonic() + after
+
+    def _start(self) -> None:
+        changed = self._changed
+        self._thread = threading.Thread(
+            target=_run, args=(weakref.ref(self), changed), name="idempotency-lease", daemon=True
+        )
+        self._thread.start()
+
+    def _pause(self) -> float:
+        """Seconds until something is due. Call with the condition held."""
+        self._planned = max(min(self._due.values(), default=float("inf")), self._not_before)
+        return min(max(self._planned - self._monotonic(), 0.0), 60.0)
+
+
+def _run(weak: weakref.ref[LeaseRenewer], changed: threading.Condition) -> None:
+    """Holds the renewer only while working, so that an application that is dropped takes its thread along."""
+    while True:
+        with changed:
+            if (renewer := weak()) is None:
+                return
+            pause = renewer._pause()
+            del renewer
+            changed.wait(pause)
+        if (renewer := weak()) is None:
+            return
+        renewer.tick()
+        del renewer

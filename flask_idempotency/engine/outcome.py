@@ -1,0 +1,60 @@
+"""How asking for a claim can end: values, not exceptions.
+
+The same five answers are given twice. A store fills them with a `Grant` and a `Record`; the engine, one floor up, with a
+`Claim` that can be settled and a `Result` that can be replayed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+HeldT = TypeVar("HeldT")
+AnswerT = TypeVar("AnswerT")
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a store gives the winner. `fence` rises for ever on one key; `token` is compared for equality only."""
+
+    token: bytes
+    fence: int
+    attempt: int
+    lease: float
+    """Seconds left on the store's clock when it answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed(Generic[HeldT]):
+    """Yours: do the work, then settle it."""
+
+    held: HeldT
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed(Generic[AnswerT]):
+    """Done before, by the same request: give this answer again."""
+
+    answer: AnswerT
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """The same request is running now. `retry_after` is what is left of its lease, in seconds; renewal may extend it."""
+
+    retry_after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatched:
+    """The key was used for another request, first seen at this time (seconds since the epoch, store's clock)."""
+
+    first_seen: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Nobody knows what became of the work. It will not run again until somebody settles it."""
+
+    reason: str
+

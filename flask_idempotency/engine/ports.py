@@ -1,0 +1,78 @@
+"""What the engine needs of the rooms below it. Whoever offers these may stand against it."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeAlias
+
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, Replayed, Unknown
+from flask_idempotency.engine.record import Payload, Record
+from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.result import Result
+
+StoreOutcome: TypeAlias = Claimed[Grant] | Replayed[Record] | InFlight | Mismatched | Unknown
+
+
+class Store(Protocol):
+    """Keeps one record per key and decides, atomically, who may work on it.
+
+    A store never interprets `payload` and never waits: blocking, retrying and encoding belong to the engine, so that
+    stores do not do them each in their own way. Durations go in, never deadlines: the store's own clock makes those.
+    All durations are seconds. The shipped `StoreContract` (`flask_idempotency.testing`) is the specification.
+
+    Every method raises `StoreUnavailable` when the store cannot answer; then nobody knows whether it acted. So each is
+    idempotent per token: repeating it after a lost reply ends as once would have. Writes by a token that is no longer
+    the record's raise `LeaseLost` and change nothing.
+    """
+
+    def claim(self, request: ClaimRequest, *, token: bytes, lease: float) -> StoreOutcome:
+        """Classify the key and, when it is free, take it: one atomic step.
+
+        In this order: an expired record is absent; another fingerprint is `Mismatched`; COMPLETED is `Replayed`;
+        QUARANTINED is `Unknown`; PROCESSING with this very token is `Claimed` again; PROCESSING with lease left is
+        `InFlight`; PROCESSING without is taken over or quarantined, as the record says; absent is `Claimed`.
+        Anything but `Claimed`, and the quarantining of a lapsed record, writes nothing.
+        """
+        ...
+
+    def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
+        """The lease ends no sooner than `lease` seconds from now, and is never shortened.
+
+        A record that is quarantined, or that this token has completed, stays as it is, without an error.
+        """
+        ...
+
+    def mark(self, key: StorageKey, token: bytes) -> None:
+        """From now on a lapse quarantines this record; nobody will take it over. Durable when it returns."""
+        ...
+
+    def complete(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> None:
+        """The result is durable and replayable for `keep` seconds. Accepted late and from quarantine, by the token.
+
+        Repeated by the same token it changes nothing: what was stored first stays.
+        """
+        ...
+
+    def release(self, key: StorageKey, token: bytes) -> None:
+        """The key may run again. An absent record is already released."""
+        ...
+
+    def hold(self, key: StorageKey, token: bytes, reason: str) -> None:
+        """Quarantine the record: its owner does not know what happened either. The token stays good for `complete`."""
+        ...
+
+    def read(self, key: StorageKey) -> Record | None:
+        """The record as it stands, or None when absent or expired. Never writes."""
+        ...
+
+
+class Codec(Protocol):
+    """Result ⇄ bytes."""
+
+    def seal(self, result: Result) -> bytes:
+        """Raises `NotStorable` for what could not be opened again unchanged."""
+        ...
+
+    def open(self, data: bytes) -> Result:
+        """Raises `CorruptRecord` unless `data` is exactly what `seal` once made."""
+        ...

@@ -1,0 +1,90 @@
+"""A key's record, the states it can be in, and who may move it from one to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+
+class State(Enum):
+    """Where a record stands. A key without a record, or with an expired one, is absent: a state of the key, not here."""
+
+    PROCESSING = "processing"
+    COMPLETED = "completed"
+    QUARANTINED = "quarantined"
+
+
+class OnLapse(Enum):
+    """What becomes of a PROCESSING record when its lease runs out with no word from its owner.
+
+    Written into the record by whoever claims it, so that requests and janitors of any release apply the same rule.
+    """
+
+    TAKEOVER = "takeover"
+    QUARANTINE = "quarantine"
+
+
+TRANSITIONS: Mapping[tuple[State | None, str], tuple[State | None, str]] = MappingProxyType(
+    {
+        (None, "claim"): (State.PROCESSING, "anyone; fence rises, attempt is 1"),
+        (State.PROCESSING, "claim"): (State.PROCESSING, "lease over and the record says takeover; fence and attempt rise"),
+        (State.PROCESSING, "lapse"): (State.QUARANTINED, "lease over and the record says quarantine"),
+        (State.PROCESSING, "renew"): (State.PROCESSING, "owner's token; the lease is never shortened"),
+        (State.PROCESSING, "mark"): (State.PROCESSING, "owner's token; from here on a lapse quarantines"),
+        (State.PROCESSING, "hold"): (State.QUARANTINED, "owner's token"),
+        (State.PROCESSING, "complete"): (State.COMPLETED, "owner's token, also after the lease has run out"),
+        (State.PROCESSING, "release"): (None, "owner's token; the key may run again"),
+        (State.QUARANTINED, "complete"): (State.COMPLETED, "the late owner's token"),
+        (State.QUARANTINED, "release"): (None, "the late owner's token: it alone knows that nothing happened"),
+        (State.COMPLETED, "expire"): (None, "time; COMPLETED is the only state that time ends"),
+    }
+)
+"""Every move a record can make: (state, verb) → (state, who may and when). What is not listed changes nothing.
+
+`None` is an absent key. `docs/` renders this table and the store contract walks it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What an auditor is told of a request. Never the client's key, never a body."""
+
+    tenant: str = ""
+    principal: str = ""
+    method: str = ""
+    operation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What a store keeps of a result: opaque bytes, and the few clear facts that it may show or count."""
+
+    data: bytes
+    status: int
+    success: bool
+    byte_size: int
+    """Size of the plain result before compression or sealing: what quotas count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One key's row as a store tells it. Times are seconds since the epoch on the store's clock."""
+
+    state: State
+    token: bytes
+    fence: int
+    attempt: int
+    fingerprint: bytes
+    on_lapse: OnLapse
+    about: About
+    requested_at: float
+    deadline: float
+    """End of the lease while PROCESSING or QUARANTINED, of the answer's life when COMPLETED. Always there."""
+    remaining: float
+    """Seconds until `deadline` by the store's clock when it was read; negative when past."""
+    completed_at: float | None = None
+    payload: Payload | None = None
+    reason: str = ""
+    """Why it is quarantined: a short code such as `lease-expired`."""
