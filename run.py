@@ -1,0 +1,367 @@
+#!/usr/bin/env python3
+"""The commands of this project: demo, test, check and bench.
+
+    python3 run.py demo [--exit] [--port N]   the example payments service, with a tour
+    python3 run.py test [pytest arguments]    the tests
+    python3 run.py check                      lint, format, types and the direction of imports
+    python3 run.py bench [arguments]          the benchmarks
+    python3 run.py setup                      only prepare .venv
+
+The first run makes .venv and installs requirements.txt into it. Needs Python 3.11
+and pip (or ensurepip), nothing else: no make, no root, no activated environment.
+
+FLASK_VERSION=3.0.3 in the environment runs demo, test or bench on that Flask instead.
+"""
+
+from __future__ import annotations
+
+import sys
+
+# Everything below parses on much older Pythons, so that they can say this instead of SyntaxError.
+if sys.version_info < (3, 11):  # noqa: UP036
+    sys.exit("run.py needs Python 3.11 or newer, this is " + sys.version.split()[0] + ". Try: python3.11 run.py")
+
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import select
+import shutil
+import signal
+import subprocess
+import time
+import traceback
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / "made-by-run.py"
+REQUIREMENTS = ROOT / "requirements.txt"
+TYPED = ("flask_idempotency", "janitor", "example_app", "benchmarks", "tests", "run.py", "setup.py")
+
+# Raise this when the way .venv is made changes, so that old ones are made anew.
+SCHEME = 1
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# What a demo or a test run may take to put its servers away before it is killed.
+GRACE_SECONDS = 10.0
+# prctl(2): orphans below us become our children, so that nothing can slip out of the tree.
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class CannotPrepare(Exception):
+    """The environment could not be made; the message says what to do about it."""
+
+
+def main(arguments: list[str]) -> int:
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("help", [])
+    modules = {"demo": "example_app.demo", "test": "pytest", "bench": "benchmarks"}
+    try:
+        if command in modules:
+            prepare()
+            return guarded([str(PYTHON), "-m", modules[command], *rest], flask_of_choice())
+        if command == "check" and not rest:
+            prepare()
+            return check()
+        if command == "setup" and not rest:
+            prepare()
+            return 0
+    except CannotPrepare as problem:
+        print(f"run.py: {problem}", file=sys.stderr)
+        return 1
+    wanted_help = command in ("help", "-h", "--help")
+    print(__doc__, file=sys.stdout if wanted_help else sys.stderr)
+    return 0 if wanted_help else 2
+
+
+def check() -> int:
+    """Runs every check and fails if any did, so that one run shows all there is to mend."""
+    typed = [name for name in TYPED if (ROOT / name).exists()]
+    checks = {
+        "ruff check": ["ruff", "check", "."],
+        "ruff format": ["ruff", "format", "--check", "."],
+        "mypy": ["mypy", *typed],
+        "lint-imports": ["lint-imports", "--no-logo"],
+    }
+    failed = []
+    for name, (tool, *arguments) in checks.items():
+        print(f"--- {name}", flush=True)
+        code = guarded([str(VENV / "bin" / tool), *arguments], dict(os.environ))
+        if code > 128:  # ended by a signal: whoever sent it does not want the rest either
+            return code
+        if code:
+            failed.append(name)
+    print(f"--- failed: {', '.join(failed)}" if failed else "--- all checks passed")
+    return 1 if failed else 0
+
+
+def prepare() -> None:
+    """Leaves a complete .venv behind, made at most once however many ask at the same time."""
+    if stamp() == wanted_stamp():
+        return
+    with locked():
+        if stamp() == wanted_stamp():
+            return
+        # Same interpreter, other pins: install over it, and do not pull it from under a running demo.
+        reusable = stamp()[:1] == wanted_stamp()[:1]
+        STAMP.unlink(missing_ok=True)
+        if not reusable:
+            # No stamp means that the last attempt was killed half-way: nothing in there can be trusted.
+            shutil.rmtree(VENV, ignore_errors=True)
+        install_requirements()
+        site_packages = next(VENV.glob("lib/python*/site-packages"))
+        (site_packages / "checkout.pth").write_text(f"{ROOT}\n")
+        unfinished = STAMP.with_suffix(".unfinished")
+        unfinished.write_text("\n".join(wanted_stamp()))
+        unfinished.replace(STAMP)
+
+
+def stamp() -> list[str]:
+    if not PYTHON.exists() or not STAMP.exists():
+        return []
+    return STAMP.read_text().splitlines()
+
+
+def wanted_stamp() -> list[str]:
+    # The path is part of it because scripts in a venv name their interpreter by its full path.
+    interpreter = f"{platform.python_implementation()} {sys.version_info[0]}.{sys.version_info[1]} {platform.machine()}"
+    return [f"{SCHEME} {interpreter} {ROOT}", hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()]
+
+
+@contextlib.contextmanager
+def locked() -> Iterator[None]:
+    # The guards forked below keep this file open, so the lock outlives a killed run.py until its pip is gone too.
+    with (ROOT / ".venv.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("run.py: another run is preparing .venv, waiting for it", file=sys.stderr, flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def install_requirements() -> None:
+    pins = [line for line in REQUIREMENTS.read_text().splitlines() if "==" in line]
+    print(f"run.py: installing {len(pins)} packages into .venv", file=sys.stderr, flush=True)
+    if not PYTHON.exists():
+        print(
+            "run.py: this happens once; about 120 MB to download and 350 MB on disk",
+            file=sys.stderr,
+            flush=True,
+        )
+        venv.EnvBuilder(symlinks=True, with_pip=not host_has_pip() and can_bring_pip()).create(VENV)
+    pip_install("--requirement", str(REQUIREMENTS))
+
+
+def host_has_pip() -> bool:
+    """Whether this interpreter's own pip can install into another one (--python, pip 22.3)."""
+    answer = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, text=True, check=False)
+    version = re.match(r"pip (\d+)\.(\d+)", answer.stdout)
+    return version is not None and (int(version[1]), int(version[2])) >= (22, 3)
+
+
+def can_bring_pip() -> bool:
+    if importlib.util.find_spec("ensurepip") is None:
+        raise CannotPrepare(
+            f"{sys.executable} has neither pip 22.3 nor ensurepip. "
+            "Install one, for instance with: apt install python3-pip (or python3-venv)"
+        )
+    return True
+
+
+def pip_install(*arguments: str) -> None:
+    pip = [sys.executable, "-m", "pip", "--python", str(PYTHON)] if host_has_pip() else [str(PYTHON), "-m", "pip"]
+    options = ["-qq", "--disable-pip-version-check", "--only-binary", ":all:"]
+    code = guarded([*pip, "install", *options, *arguments], dict(os.environ))
+    if code > 128:
+        raise SystemExit(code)
+    if code:
+        raise CannotPrepare(
+            "pip could not install the packages, its message is above. This needs the network, "
+            "or PIP_INDEX_URL or PIP_FIND_LINKS pointing to copies of the packages. Run it again when that is mended"
+        )
+
+
+def flask_of_choice() -> dict[str, str]:
+    """The environment for a command, with the Flask that FLASK_VERSION names in front of the pinned one."""
+    environment = dict(os.environ)
+    version = environment.get("FLASK_VERSION", "")
+    if not version:
+        return environment
+    if not re.fullmatch(r"\d+(\.\d+)+", version):
+        raise CannotPrepare(f"FLASK_VERSION={version!r} is not a version such as 3.0.3")
+    folder = ROOT / ".compat" / f"flask-{version}"
+    with locked():
+        if not folder.exists():
+            unfinished = folder.with_suffix(".unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            pip_install("--no-deps", "--target", str(unfinished), f"Flask=={version}")
+            unfinished.replace(folder)
+    others = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join([str(folder), others] if others else [str(folder)])
+    return environment
+
+
+def guarded(command: list[str], environment: dict[str, str]) -> int:
+    """Runs a command and returns its exit code; whatever ends run.py ends all that the command started.
+
+    A forked guard owns the command. It hears of our death because its end of a
+    pipe closes, which even SIGKILL cannot prevent, and it adopts orphans, so that
+    a server which left its process group is ended all the same.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    lifeline, our_end = os.pipe()
+    with wake_ups() as signals:
+        adopt_orphans()
+        guard = os.fork()
+        if guard == 0:
+            os.close(our_end)
+            os._exit(guard_main(command, environment, lifeline))
+        os.close(lifeline)
+        code = None
+        while code is None:
+            for number in wait_for(signals):
+                if number in PASSED_ON:
+                    os.kill(guard, number)
+            code = reap(guard)
+        os.close(our_end)
+        # Only a guard that was itself killed leaves anything to do here.
+        end_tree(signals)
+    return code
+
+
+def guard_main(command: list[str], environment: dict[str, str], lifeline: int) -> int:
+    try:
+        # Away from the terminal's process group: Ctrl-C comes through run.py, once.
+        os.setsid()
+        adopt_orphans()
+        with wake_ups() as signals:
+            defaults = [signal.SIGPIPE, signal.SIGXFSZ]  # Python ignores these and children would inherit that
+            leader = os.posix_spawnp(command[0], command, environment, setpgroup=0, setsigdef=defaults)
+            code = watch(leader, signals, lifeline)
+            end_tree(signals)
+        return code
+    except FileNotFoundError:
+        print(f"run.py: {command[0]} is missing. Remove .venv and run again", file=sys.stderr, flush=True)
+        return 127
+    except BaseException:
+        traceback.print_exc()
+        return 70
+
+
+def watch(leader: int, signals: int, lifeline: int) -> int:
+    deadline = None
+    interrupts = 0
+    while True:
+        code = reap(leader)
+        if code is not None:
+            return code
+        if deadline is not None and time.monotonic() > deadline:
+            os.killpg(leader, signal.SIGKILL)
+        for number in wait_for(signals, lifeline, timeout=None if deadline is None else 0.1):
+            if number == signal.SIGINT:
+                # The whole group, as a terminal does. One Ctrl-C may be meant for a debugger; two are meant.
+                os.killpg(leader, signal.SIGINT)
+                interrupts += 1
+            elif number in PASSED_ON:
+                os.kill(leader, signal.SIGTERM)
+            if deadline is None and (number in PASSED_ON[1:] or interrupts > 1):
+                deadline = time.monotonic() + GRACE_SECONDS
+
+
+def end_tree(signals: int) -> None:
+    """Ends every descendant of this process: asks first, and insists after the grace."""
+    asked: set[int] = set()
+    deadline = time.monotonic() + GRACE_SECONDS
+    while True:
+        reap()
+        remaining = descendants()
+        if not remaining:
+            return
+        late = time.monotonic() > deadline
+        for pid in remaining if late else remaining - asked:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+        asked |= remaining
+        wait_for(signals, timeout=0.05)
+
+
+def descendants() -> set[int]:
+    """Every process below this one. Empty where there is no /proc: there only the command itself is ended."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # The name in parentheses may itself hold spaces and parentheses, so split behind the last one.
+            parent = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found: set[int] = set()
+    unseen = [os.getpid()]
+    while unseen:
+        below = children.get(unseen.pop(), [])
+        unseen += below
+        found.update(below)
+    return found
+
+
+def reap(wanted: int = -1) -> int | None:
+    """Collects whoever has ended, and returns the exit code of the wanted one once it is among them."""
+    code = None
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            if pid == wanted:
+                ended = os.waitstatus_to_exitcode(status)
+                code = ended if ended >= 0 else 128 - ended
+    return code
+
+
+def adopt_orphans() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def wake_ups() -> Iterator[int]:
+    """A file descriptor that yields the number of every signal that arrives, so that none is lost in a race.
+
+    A signal for a guard that has no pipe of its own yet lands in run.py's, which passes it on.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    before_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    # A signal that is ignored on entry (nohup, a background job) stays ignored.
+    heard = [number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda *_: None) for number in [signal.SIGCHLD, *heard]}
+    try:
+        yield reader
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(before_fd)
+        os.close(reader)
+        os.close(writer)
+
+
+def wait_for(signals: int, lifeline: int | None = None, *, timeout: float | None = None) -> list[int]:
+    """The signals that arrived; a cut lifeline counts as SIGTERM."""
+    sources = [signals] if lifeline is None else [signals, lifeline]
+    ready, _, _ = select.select(sources, [], [], timeout)
+    numbers = list(os.read(signals, 512)) if signals in ready else []
+    if lifeline in ready:
+        numbers.append(signal.SIGTERM)
+    return numbers
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,41 @@
+"""What the package is and needs. Tool settings are in pyproject.toml, pins for development in requirements.txt."""
+
+from setuptools import find_packages, setup
+
+# The folder janitor/ stands at the top of the repository but is installed inside our own package:
+# as a top-level `janitor` it would overwrite pyjanitor, which owns that name.
+JANITOR = [f"flask_idempotency.{name}" for name in find_packages(include=["janitor", "janitor.*"])]
+
+EXTRAS = {
+    "redis": ["redis>=6.4,<9"],
+    "sql": ["flask-sqlalchemy>=3.1,<4", "SQLAlchemy>=2.0,<2.2"],
+    "crypto": ["cryptography>=43"],
+    "celery": ["celery>=5.6.3,<6"],
+    "client": ["httpx>=0.27,<1", "requests>=2.32,<3"],
+    "metrics": ["prometheus_client>=0.20,<1"],
+    "openapi": ["apispec>=6.4,<7"],
+}
+
+setup(
+    name="flask-idempotency",
+    version="0.1.0",
+    description="Makes unsafe Flask endpoints safe to retry: one key, one effect, the same answer",
+    license="MIT",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    packages=[*find_packages(include=["flask_idempotency", "flask_idempotency.*"]), *JANITOR],
+    package_dir={"flask_idempotency.janitor": "janitor"},
+    package_data={"": ["py.typed", "lua/*.lua"]},
+    install_requires=["flask>=3.0,<4", "marshmallow>=4.0,<5"],
+    extras_require={**EXTRAS, "all": sorted({requirement for extra in EXTRAS.values() for requirement in extra})},
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Framework :: Flask",
+        "Intended Audience :: Developers",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Typing :: Typed",
+    ],
+)

@@ -1,0 +1,1 @@
+"""Tests mirror the package; what they need from outside is in `services`."""

@@ -1,0 +1,1 @@
+"""Promises of the tooling: run.py, the wheel, the direction of imports, the servers for tests."""
