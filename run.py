@@ -252,7 +252,7 @@ def guard_main(command: list[str], environment: dict[str, str], lifeline: int) -
     except FileNotFoundError:
         print(f"run.py: {command[0]} is missing. Remove .venv and run again", file=sys.stderr, flush=True)
         return 127
-    except BaseException:
+    except BaseException:  # noqa: BLE001  (a fork must never return into its parent's code)
         traceback.print_exc()
         return 70
 

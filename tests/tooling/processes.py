@@ -1,0 +1,32 @@
+"""Waiting for effects on other processes, with a deadline that means failure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+DEADLINE_SECONDS = 20.0
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    """Whether it comes to hold before the deadline; looks again at once, so a passing test waits for nothing else."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def gone(pid: int) -> bool:
+    """Whether the process ends. One that only waits for its parent to notice counts as ended."""
+    return eventually(lambda: not _alive(pid))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        stat = (Path("/proc") / str(pid) / "stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
