@@ -98,6 +98,10 @@ class RedisServer:
         return self.folder / "redis.sock"
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import pytest
 import redis
@@ -61,7 +61,7 @@ class RedisServers:
         if kind not in self._running:
             self._running[kind] = RedisServer(self.program(kind))
         server = self._running[kind]
-        with connect(server) as client:
+        with connect(server.url) as client:
             client.flushall()
             client.script_flush()
         return server
@@ -77,9 +77,9 @@ class RedisServers:
             server.stop()
 
 
-def connect(server: RedisServer) -> redis.Redis:
+def connect(url: str, **options: Any) -> redis.Redis:
     """A client that tries once: redis-py's ten silent retries would hide what a test is about."""
-    return redis.Redis.from_url(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=5)
+    return redis.Redis.from_url(url, **{"retry": Retry(NoBackoff(), 0), "socket_timeout": 5, **options})
 
 
 class StartRedis(Protocol):
@@ -107,7 +107,7 @@ def redis_server(redis_servers: RedisServers, redis_kind: str) -> RedisServer:
 
 @pytest.fixture
 def redis_client(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    with connect(redis_server) as client:
+    with connect(redis_server.url) as client:
         yield client
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 import redis
 
 from example_app.servers import RedisServer, ServerFailed, server_programs
-from tests.services import StartRedis, connect
+from tests.services import REDIS_KINDS, RedisServers, StartRedis, connect
 from tests.tls_front import TlsFront, make_certificate
 from tests.tooling.processes import gone
 
@@ -24,7 +25,7 @@ def test_every_kind_of_server_answers_on_tcp_and_on_its_socket(redis_server: Red
     """
     A server is ready as soon as its constructor returns, at both of its addresses.
     """
-    with connect(redis_server) as over_tcp, redis.Redis.from_url(redis_server.unix_url) as over_socket:
+    with connect(redis_server.url) as over_tcp, connect(redis_server.unix_url) as over_socket:
         over_tcp.set("k", "v")
 
         assert over_socket.get("k") == b"v"
@@ -51,7 +52,7 @@ def test_arguments_override_the_defaults(start_redis: StartRedis, redis_kind: st
     """
     A test may ask for the eviction policy that the library must refuse.
     """
-    with connect(start_redis(redis_kind, "--maxmemory-policy", "allkeys-lru")) as client:
+    with connect(start_redis(redis_kind, "--maxmemory-policy", "allkeys-lru").url) as client:
         assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "allkeys-lru"}
 
 
@@ -61,12 +62,12 @@ def test_a_restarted_server_has_forgotten_everything(start_redis: StartRedis, re
     """
     server = start_redis(redis_kind)
     address = server.url
-    with connect(server) as client:
+    with connect(server.url) as client:
         client.set("k", "v")
 
     server.restart()
 
-    with connect(server) as client:
+    with connect(server.url) as client:
         assert (client.get("k"), server.url) == (None, address)
 
 
@@ -75,13 +76,13 @@ def test_a_killed_server_with_a_log_remembers(start_redis: StartRedis, redis_kin
     With an append-only file, every acknowledged write survives SIGKILL.
     """
     server = start_redis(redis_kind, "--appendonly", "yes", "--appendfsync", "always")
-    with connect(server) as client:
+    with connect(server.url) as client:
         client.set("k", "v")
 
     server.kill()
     server.restart()
 
-    with connect(server) as client:
+    with connect(server.url) as client:
         assert client.get("k") == b"v"
 
 
@@ -92,22 +93,23 @@ def test_a_paused_server_is_silent_and_can_still_be_stopped(start_redis: StartRe
     server = start_redis()
     server.pause()
 
-    with redis.Redis.from_url(server.url, socket_timeout=0.1, retry=None) as client, pytest.raises(redis.TimeoutError):
+    with connect(server.url, socket_timeout=0.1) as client, pytest.raises(redis.TimeoutError):
         client.ping()
     server.stop()
 
     assert not server.running
 
 
-def test_the_folder_is_private_and_goes_with_the_server() -> None:
+def test_the_folder_is_private_and_goes_with_the_server(start_redis: StartRedis) -> None:
     """
     Nobody else on the machine can reach the socket, and nothing is left behind.
     """
-    with RedisServer() as server:
-        folder = server.folder
+    server = start_redis()
+    mode = stat.S_IMODE(server.folder.stat().st_mode)
 
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert not folder.exists()
+    server.stop()
+
+    assert (mode, server.folder.exists()) == (0o700, False)
 
 
 def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
@@ -122,31 +124,29 @@ def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
         RedisServer(program)
 
 
-def test_a_server_dies_with_the_process_that_started_it() -> None:
+OWNER = """
+import signal, sys
+from pathlib import Path
+from example_app.servers import RedisServer
+server = RedisServer(Path(sys.argv[1]))
+print(server.pid, server.folder, flush=True)
+signal.pause()
+"""
+
+
+def test_a_server_dies_with_the_process_that_started_it(redis_servers: RedisServers) -> None:
     """
     A test run that is killed outright leaves no server behind.
     """
-    owner = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "from example_app.servers import RedisServer; import time\n"
-            "server = RedisServer(); print(server._process.pid, server.folder, flush=True); time.sleep(600)",
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert owner.stdout is not None
-    pid, folder = owner.stdout.readline().split()
-
-    owner.kill()
-    owner.communicate()
+    command = [sys.executable, "-c", OWNER, str(redis_servers.program(REDIS_KINDS[0]))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        pid, folder = owner.stdout.readline().split()
+        owner.kill()
 
     assert gone(int(pid))
-    # SIGKILL leaves no chance to tidy up; that is the test's to do.
-    for leftover in Path(folder).iterdir():
-        leftover.unlink()
-    Path(folder).rmdir()
+    # SIGKILL left no chance to tidy up.
+    shutil.rmtree(folder)
 
 
 def test_a_program_named_in_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_client_that_trusts_the_front_speaks_tls(redis_tls: TlsFront, redis_cl
     """
     `rediss://` reaches the server behind, with the certificate and the host name verified.
     """
-    with redis.Redis.from_url(redis_tls.url) as encrypted:
+    with connect(redis_tls.url) as encrypted:
         encrypted.set("k", "v" * 100_000)
 
     assert redis_client.strlen("k") == 100_000
@@ -186,7 +186,7 @@ def test_a_client_that_does_not_trust_the_front_is_kept_out(redis_tls: TlsFront,
     somebody_else, _ = make_certificate(stranger)
 
     with (
-        redis.Redis(host="127.0.0.1", port=redis_tls.port, ssl=True, ssl_ca_certs=str(somebody_else)) as client,
+        connect(f"rediss://127.0.0.1:{redis_tls.port}", ssl_ca_certs=str(somebody_else)) as client,
         pytest.raises(redis.ConnectionError, match="CERTIFICATE_VERIFY_FAILED"),
     ):
         client.ping()
@@ -197,7 +197,7 @@ def test_stopping_a_server_that_ended_by_itself_is_harmless(start_redis: StartRe
     A test that killed its server needs no special ending.
     """
     server = start_redis()
-    os.kill(server._process.pid, signal.SIGKILL)
+    os.kill(server.pid, signal.SIGKILL)
 
     server.stop()
 
