@@ -1,0 +1,185 @@
+"""What goes over the wire, as data: the dialects that clients speak, and the header fields that a replay may carry."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Literal
+
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.policy import Override, Policy
+
+DIALECT_FIELDS = (
+    "header",
+    "replayed_header",
+    "max_key_length",
+    "keep",
+    "lease",
+    "on_abandoned",
+    "on_error",
+    "keep_statuses",
+    "release_statuses",
+)
+"""Every profile decides all of these, so that an inner layer's profile leaves nothing of an outer one's behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One dialect: the policy values it brings, and how its problems look."""
+
+    name: str
+    values: Mapping[str, Any]
+    """Policy values, one for each of `DIALECT_FIELDS`."""
+    statuses: Mapping[str, int]
+    """Problem code → status, where it is not the problem's own."""
+    body: Literal["problem", "stripe", "playbook"]
+
+
+def _profile(
+    name: str,
+    *,
+    body: Literal["problem", "stripe", "playbook"] = "problem",
+    statuses: Mapping[str, int] | None = None,
+    **values: Any,
+) -> Profile:
+    plain = Policy()
+    decided = {field: getattr(plain, field) for field in DIALECT_FIELDS}
+    unknown = values.keys() - decided.keys()
+    if unknown:
+        raise TypeError(f"no profile decides {', '.join(sorted(unknown))}")
+    return Profile(name, MappingProxyType({**decided, **values}), MappingProxyType(dict(statuses or {})), body)
+
+
+PROFILES: Mapping[str, Profile] = MappingProxyType(
+    {
+        profile.name: profile
+        for profile in (
+            _profile("ietf"),
+            _profile(
+                "stripe",
+                body="stripe",
+                statuses={"key-reused": 400},
+                replayed_header=(("Idempotent-Replayed", "true"),),
+                # Once the view began, whatever it said is the answer, a crash's 500 too: Stripe's published rule.
+                keep_statuses=frozenset(range(200, 600)),
+                on_error="keep",
+            ),
+            _profile(
+                "x-idempotency",
+                header=("X-Idempotency-Key",),
+                replayed_header=(("X-Idempotency-Replay", "true"),),
+                max_key_length=128,
+                lease=300.0,
+                on_abandoned="takeover",
+                keep_statuses=frozenset(range(200, 600)),
+                on_error="keep",
+            ),
+            _profile(
+                "playbook",
+                body="playbook",
+                statuses={"key-reused": 409},
+                replayed_header=(("X-Idempotency-Replayed", "true"), ("X-Cache-Lookup", "HIT")),
+                keep=7 * 24 * 3600.0,
+                keep_statuses=frozenset(range(200, 500)),
+            ),
+        )
+    }
+)
+
+
+def spelled_out(layer: Override) -> Override:
+    """The layer with its profile's values laid under its own. A layer that names no profile is returned as it is."""
+    if "profile" not in layer:
+        return layer
+    return {**PROFILES[layer["profile"]].values, **layer}
+
+
+KEPT_FIELDS = frozenset(
+    {
+        "content-type",
+        "content-language",
+        "content-disposition",
+        "content-encoding",
+        "location",
+        "content-location",
+        "etag",
+        "last-modified",
+        "link",
+        "vary",
+        "cache-control",
+        "retry-after",
+    }
+)
+"""Header fields that belong to the answer itself. An allow-list: a field that nobody thought of is not replayed."""
+
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+
+NEVER_KEPT = HOP_BY_HOP | {
+    # The first caller's identity, which the second one must not be given.
+    "set-cookie",
+    "set-cookie2",
+    "www-authenticate",
+    "proxy-authenticate",
+    "authentication-info",
+    "proxy-authentication-info",
+    "authorization",
+    "clear-site-data",
+    # About the first exchange: false in the second one.
+    "date",
+    "server",
+    "age",
+    "via",
+    "alt-svc",
+    "content-length",
+    "request-id",
+    "x-request-id",
+    "x-correlation-id",
+    "traceparent",
+    "tracestate",
+    "server-timing",
+    "ratelimit",
+    "ratelimit-policy",
+}
+NEVER_KEPT_PREFIXES = ("access-control-", "ratelimit-", "x-ratelimit-", "x-rate-limit-")
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+def refused(name: str) -> bool:
+    """Whether this header field is never stored and never replayed, whatever a policy says."""
+    lower = name.lower()
+    return lower in NEVER_KEPT or lower.startswith(NEVER_KEPT_PREFIXES)
+
+
+def check_keep_headers(names: Iterable[str]) -> None:
+    """Raises `ConfigurationError` for names in `keep_headers` that are no field names, or never to be replayed."""
+    faults = []
+    for name in names:
+        if not _TOKEN.fullmatch(name):
+            faults.append(f"keep_headers: {name!r} is not the name of a header field.")
+        elif refused(name):
+            faults.append(
+                f"keep_headers: {name} belongs to one caller or to one exchange and is never replayed. "
+                "Set it in an after_request hook: those run afresh on every replay."
+            )
+    if faults:
+        raise ConfigurationError(*faults)
+
+
+@lru_cache(maxsize=64)
+def allowed_fields(keep_headers: frozenset[str]) -> frozenset[str]:
+    """Lower-case names of the fields that are kept under a policy with these `keep_headers`."""
+    return frozenset(name for name in KEPT_FIELDS | {name.lower() for name in keep_headers} if not refused(name))

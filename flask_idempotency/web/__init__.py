@@ -1,0 +1,1 @@
+"""HTTP. Nothing here decides what may happen to a key, opens a store or reads configuration."""

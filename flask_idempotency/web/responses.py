@@ -1,0 +1,226 @@
+"""Response ⇄ Result: what is kept of an answer, and how a kept answer is given again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from werkzeug.datastructures import Headers
+from werkzeug.http import HTTP_STATUS_CODES
+from werkzeug.wrappers import Response
+from werkzeug.wsgi import ClosingIterator
+
+from flask_idempotency.engine.errors import CorruptRecord, NotStorable
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.result import Result
+from flask_idempotency.profiles import PROFILES, allowed_fields, refused
+from flask_idempotency.web.problems import DOCS_URL, Problem, Renderer, render
+from flask_idempotency.web.streams import End, OnEnd, Orphans, Tee
+
+Pairs = tuple[tuple[str, str], ...]
+
+OF_THE_BODY = frozenset(
+    {
+        "content-type",
+        "content-language",
+        "content-disposition",
+        "content-encoding",
+        "content-location",
+        "content-range",
+        "content-length",
+        "content-md5",
+        "content-digest",
+        "repr-digest",
+        "digest",
+        "etag",
+        "last-modified",
+        "accept-ranges",
+    }
+)
+"""Fields that describe one particular body: false beside any other."""
+
+# Lone surrogates cannot be encoded, so no codec could keep them.
+_UNSAFE = re.compile("[\r\n\0\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A snapshot of an answer, taken before other hooks touch it."""
+
+    head: Result
+    """The answer without its body."""
+    body: bytes | None
+    """None: not kept, or still to come through `tee`."""
+    tee: Tee | None
+    headers: Pairs
+    """All fields that the answer had, also those that are never kept."""
+    announced: int | None
+    """Its Content-Length, if it had one."""
+
+    @property
+    def result(self) -> Result | None:
+        """What to store: the answer, or its tombstone. None for a stream that was not, or not yet, exhausted."""
+        if self.tee is None:
+            return self.tombstone if self.body is None else replace(self.head, body=self.body)
+        if self.tee.end is not End.EXHAUSTED:
+            return None
+        body = self.tee.copied()
+        if self.tee.over_limit or self.announced not in (None, len(body)):
+            return self.tombstone
+        return replace(self.head, body=body)
+
+    @property
+    def tombstone(self) -> Result:
+        """What to store when the work was done and the body cannot be kept."""
+        return self.head.without_body()
+
+    def discard(self) -> None:
+        """Another answer takes this one's place: nobody is told how a stream of it ends, and its source is closed."""
+        if self.tee is not None:
+            self.tee.mute()
+            self.tee.close()
+
+
+def kept_headers(headers: Iterable[tuple[str, str]], policy: Policy) -> Pairs:
+    """The fields that belong to the answer, in order, duplicates included.
+
+    Raises `NotStorable` if one of them holds CR, LF, NUL or a lone surrogate.
+    """
+    kept = _allowed(headers, policy)
+    for name, value in kept:
+        if _UNSAFE.search(value):
+            raise NotStorable(f"the answer's {name} holds a character that no header may hold")
+    return kept
+
+
+def capture(response: Response, policy: Policy, *, on_end: OnEnd, orphans: Orphans) -> Capture:
+    """Take the snapshot, leaving the response as it was, but for a stream: that passes through a tee from now on.
+
+    What cannot be stored becomes a tombstone; nothing is raised. `on_end` and `orphans` are the tee's, see there.
+    """
+    headers = tuple(response.headers)
+    announced = _announced(response)
+    head = Result(response.status_code, _reason(response))
+    try:
+        head = replace(head, metadata=kept_headers(headers, policy))
+    except NotStorable:
+        safe = tuple(pair for pair in _allowed(headers, policy) if not _UNSAFE.search(pair[1]))
+        head = replace(head, metadata=safe)
+        return Capture(head, None, None, headers, announced)
+    if _UNSAFE.search(head.reason):
+        return Capture(replace(head, reason=""), None, None, headers, announced)
+    if _bodiless(head.status):
+        return Capture(head, b"", None, headers, announced)
+    if announced is not None and announced > policy.max_body:
+        # Untouched, so that a server's sendfile() still works.
+        return Capture(head, None, None, headers, announced)
+    _buffer_wsgi_answer(response, announced)
+    if response.is_sequence:
+        body = b"".join(response.iter_encoded())
+        return Capture(head, body if len(body) <= policy.max_body else None, None, headers, announced)
+    tee = Tee(response.response, limit=policy.max_body, on_end=on_end, orphans=orphans)
+    response.response = tee
+    return Capture(head, None, tee, headers, announced)
+
+
+def revive(
+    result: Result,
+    *,
+    policy: Policy,
+    response_class: type[Response],
+    docs_url: str = DOCS_URL,
+    renderer: Renderer = render,
+) -> Response:
+    """The stored answer, byte for byte, marked as a replay. Of a tombstone: its status, and a problem as the body.
+
+    Raises `CorruptRecord` rather than send a field that could split the response.
+    """
+    pairs = _loaded(result)
+    if result.kept or _bodiless(result.status):
+        response = response_class(b"", status=_status_line(result))
+        response.response = [result.body]
+    else:
+        problem = Problem("response-not-kept", status=result.status)
+        response = renderer(problem, profile=PROFILES[policy.profile], docs_url=docs_url, response_class=response_class)
+        response.status = _status_line(result)
+        lost = OF_THE_BODY | {"cache-control"}
+        pairs = (*(pair for pair in pairs if pair[0].lower() not in lost), *response.headers)
+    # The constructor invents a Content-Type and a Content-Length; replacing all fields leaves the first answer's own.
+    response.headers = Headers(pairs)
+    for name, value in policy.replayed_header:
+        response.headers[name] = value
+    if "Cache-Control" not in response.headers:
+        response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+def restore(response: Response, answer: Response, *, policy: Policy, lost: Capture | None = None) -> None:
+    """Put another answer over this response, in place and for good, after all hooks have run.
+
+    Nothing of the answer that `lost` captured is delivered, its own cookies included. What other hooks have added
+    stays, except for what described the old body. `answer` is used up.
+    """
+    if lost is not None:
+        lost.discard()
+    close = getattr(response.response, "close", None)
+    if close is not None:
+        close()
+    own = set(lost.headers) if lost is not None else set()
+    gone = OF_THE_BODY | allowed_fields(policy.keep_headers) | {name.lower() for name, _ in answer.headers}
+    stays = [pair for pair in response.headers if pair not in own and pair[0].lower() not in gone]
+    # A session or CORS hook may have said by what the answer varies; it still does.
+    varies = [value for value in response.headers.getlist("Vary") if ("Vary", value) not in own]
+    response.status = answer.status
+    response.direct_passthrough = False
+    response.response = answer.response
+    response.headers = Headers([*answer.headers, *stays])
+    if varies:
+        response.vary.update(token for value in varies for token in _tokens(value))
+
+
+def _allowed(headers: Iterable[tuple[str, str]], policy: Policy) -> Pairs:
+    pairs = tuple(headers)
+    connection = {token.lower() for name, value in pairs if name.lower() == "connection" for token in _tokens(value)}
+    allowed = allowed_fields(policy.keep_headers) - connection
+    return tuple(pair for pair in pairs if pair[0].lower() in allowed)
+
+
+def _tokens(value: str) -> list[str]:
+    return [token.strip() for token in value.split(",") if token.strip()]
+
+
+def _bodiless(status: int) -> bool:
+    return status in (204, 304) or 100 <= status < 200
+
+
+def _announced(response: Response) -> int | None:
+    return response.content_length
+
+
+def _buffer_wsgi_answer(response: Response, announced: int | None) -> None:
+    """What abort() made comes as an iterator even though all of it is there.
+
+    Left so, its claim would stay open until somebody reads the body, and some clients only look at the status.
+    """
+    if isinstance(response.response, ClosingIterator) and announced is not None and not response.direct_passthrough:
+        response.make_sequence()
+
+
+def _standard_line(status: int) -> str:
+    return f"{status} {HTTP_STATUS_CODES.get(status, 'unknown').upper()}"
+
+
+def _reason(response: Response) -> str:
+    return "" if response.status == _standard_line(response.status_code) else response.status.partition(" ")[2]
+
+
+def _status_line(result: Result) -> str:
+    return f"{result.status} {result.reason}" if result.reason else _standard_line(result.status)
+
+
+def _loaded(result: Result) -> Pairs:
+    """The stored fields, distrusted: a store that somebody else can write to must not split our responses."""
+    if any(_UNSAFE.search(text) for pair in (*result.metadata, ("", result.reason)) for text in pair):
+        raise CorruptRecord("a stored header or reason phrase holds a character that none may hold")
+    return tuple(pair for pair in result.metadata if not refused(pair[0]))
