@@ -90,7 +90,7 @@ _ROWS = (
         guide=(
             "An earlier attempt with this key has not finished. This attempt did nothing. Wait for as long as "
             "Retry-After says and send the same request with the same key: it is answered with the first attempt's "
-            "answer once that exists. Never switch to a new key while you wait: that would start the work a second time."
+            "answer once that exists. Never switch to a new key while you wait: that would start a second run."
         ),
         retry=True,
         stripe_code="idempotency_key_in_use",
@@ -140,8 +140,8 @@ _ROWS = (
         ),
         guide=(
             "The service could not reach the place where it remembers idempotency keys. This attempt did nothing; an "
-            "earlier attempt may have. It is safe to retry with the same key, and only with the same key, after Retry- "
-            "After."
+            "earlier attempt may have. It is safe to retry with the same key, and only with the same key, after "
+            "Retry-After."
         ),
         retry=True,
         stripe_type="api_error",

@@ -119,7 +119,7 @@ def capture(response: Response, policy: Policy, *, on_end: OnEnd, orphans: Orpha
     if response.is_sequence:
         body = b"".join(response.iter_encoded())
         return Capture(head, body if len(body) <= policy.max_body else None, None, headers, announced)
-    tee = Tee(response.response, limit=policy.max_body, on_end=on_end, orphans=orphans)
+    tee = Tee(response.response, limit=policy.max_body, announced=announced, on_end=on_end, orphans=orphans)
     response.response = tee
     return Capture(head, None, tee, headers, announced)
 
@@ -156,10 +156,11 @@ def revive(
 
 
 def restore(response: Response, answer: Response, *, policy: Policy, lost: Capture | None = None) -> None:
-    """Put another answer over this response, in place and for good, after all hooks have run.
+    """Put another answer over this response, in place, and keep what hooks have added to it.
 
-    Nothing of the answer that `lost` captured is delivered, its own cookies included. What other hooks have added
-    stays, except for what described the old body. `answer` is used up.
+    For a replay at the capture point, and for a claim found to be lost after all hooks have run. Of the answer that
+    `lost` captured nothing is delivered, its own cookies included. Other fields stay, except for those that described
+    the old body. `answer` is used up.
     """
     if lost is not None:
         lost.discard()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from typing import TypeAlias
@@ -26,20 +27,30 @@ Orphans: TypeAlias = "deque[Callable[[], None]]"
 class Tee(Iterator[bytes]):
     """Hands a body on chunk by chunk, and keeps a copy up to a limit.
 
-    `on_end` is told once how it ended: before the end marker leaves, so that what it stores is stored by the time that
-    the client knows the answer to be complete. It must not raise. After `mute()` it is never told.
+    `on_end` is told once how it ended: before the end marker leaves, or the last byte of a body of announced length, so
+    that what it stores is stored by the time that the client knows the answer to be complete. It must not raise.
     """
 
-    def __init__(self, source: Iterable[str] | Iterable[bytes], *, limit: int, on_end: OnEnd, orphans: Orphans) -> None:
+    def __init__(
+        self,
+        source: Iterable[str] | Iterable[bytes],
+        *,
+        limit: int,
+        announced: int | None = None,
+        on_end: OnEnd,
+        orphans: Orphans,
+    ) -> None:
         # Until iter() has worked there is nothing that __del__ should report.
         self.end: End | None = End.ERROR
         self._chunks: Iterator[str | bytes] = iter(source)
         self._source = source
         self._limit = limit
+        self._announced = announced
         self._on_end = on_end
         self._orphans = orphans
         self._copy: list[bytes] = []
         self._byte_size = 0
+        self._ahead: bytes | None = None
         self._muted = False
         self.end = None
 
@@ -60,16 +71,11 @@ class Tee(Iterator[bytes]):
         return self
 
     def __next__(self) -> bytes:
-        try:
-            chunk = next(self._chunks)
-        except StopIteration:
-            self._ended(End.EXHAUSTED)
-            raise
-        except BaseException:
-            self._ended(End.ERROR)
-            raise
-        data = chunk.encode() if isinstance(chunk, str) else chunk
-        self._keep(data)
+        data, self._ahead = self._ahead, None
+        if data is None:
+            data = self._pull()
+            if self._byte_size == self._announced:
+                self._look_ahead()
         return data
 
     def close(self) -> None:
@@ -85,6 +91,24 @@ class Tee(Iterator[bytes]):
         # A collector may run this while this thread holds any lock, the store's own too: what waits here never wakes.
         if self.end is None and not self._muted:
             self._orphans.append(partial(self._on_end, End.CLOSED))
+
+    def _pull(self) -> bytes:
+        try:
+            chunk = next(self._chunks)
+        except StopIteration:
+            self._ended(End.EXHAUSTED)
+            raise
+        except BaseException:
+            self._ended(End.ERROR)
+            raise
+        data = chunk.encode() if isinstance(chunk, str) else chunk
+        self._keep(data)
+        return data
+
+    def _look_ahead(self) -> None:
+        # No end marker follows a body of announced length: these bytes are the end, so they wait until it is told.
+        with suppress(StopIteration):
+            self._ahead = self._pull()
 
     def _keep(self, data: bytes) -> None:
         self._byte_size += len(data)
