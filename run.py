@@ -49,6 +49,7 @@ TYPED = ("flask_idempotency", "janitor", "example_app", "benchmarks", "tests", "
 # Raise this when the way .venv is made changes, so that old ones are made anew.
 SCHEME = 1
 
+# Ctrl-C stays first: it may be meant for a debugger, while the others always mean the end.
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What a demo or a test run may take to put its servers away before it is killed.
 GRACE_SECONDS = 10.0
@@ -74,11 +75,16 @@ def main(arguments: list[str]) -> int:
             prepare()
             return 0
     except CannotPrepare as problem:
-        print(f"run.py: {problem}", file=sys.stderr)
+        say(str(problem))
         return 1
     wanted_help = command in ("help", "-h", "--help")
     print(__doc__, file=sys.stdout if wanted_help else sys.stderr)
     return 0 if wanted_help else 2
+
+
+def say(message: str) -> None:
+    # Not on stdout, which belongs to the command.
+    print(f"run.py: {message}", file=sys.stderr, flush=True)
 
 
 def check() -> int:
@@ -142,21 +148,17 @@ def locked() -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print("run.py: another run is preparing .venv, waiting for it", file=sys.stderr, flush=True)
+            say("another run is preparing .venv, waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def install_requirements() -> None:
     pins = [line for line in REQUIREMENTS.read_text().splitlines() if "==" in line]
-    print(f"run.py: installing {len(pins)} packages into .venv", file=sys.stderr, flush=True)
+    say(f"installing {len(pins)} packages into .venv")
     if not PYTHON.exists():
-        print(
-            "run.py: this happens once; about 120 MB to download and 350 MB on disk",
-            file=sys.stderr,
-            flush=True,
-        )
-        venv.EnvBuilder(symlinks=True, with_pip=not host_has_pip() and can_bring_pip()).create(VENV)
+        say("this happens once; about 120 MB to download and 350 MB on disk")
+        venv.EnvBuilder(symlinks=True).create(VENV)
     pip_install("--requirement", str(REQUIREMENTS))
 
 
@@ -167,17 +169,18 @@ def host_has_pip() -> bool:
     return version is not None and (int(version[1]), int(version[2])) >= (22, 3)
 
 
-def can_bring_pip() -> bool:
+def pip_of_our_own() -> list[str]:
     if importlib.util.find_spec("ensurepip") is None:
         raise CannotPrepare(
             f"{sys.executable} has neither pip 22.3 nor ensurepip. "
             "Install one, for instance with: apt install python3-pip (or python3-venv)"
         )
-    return True
+    subprocess.run([str(PYTHON), "-m", "ensurepip"], stdout=subprocess.DEVNULL, check=True)
+    return [str(PYTHON), "-m", "pip"]
 
 
 def pip_install(*arguments: str) -> None:
-    pip = [sys.executable, "-m", "pip", "--python", str(PYTHON)] if host_has_pip() else [str(PYTHON), "-m", "pip"]
+    pip = [sys.executable, "-m", "pip", "--python", str(PYTHON)] if host_has_pip() else pip_of_our_own()
     options = ["-qq", "--disable-pip-version-check", "--only-binary", ":all:"]
     code = guarded([*pip, "install", *options, *arguments], dict(os.environ))
     if code > 128:
@@ -250,7 +253,7 @@ def guard_main(command: list[str], environment: dict[str, str], lifeline: int) -
             end_tree(signals)
         return code
     except FileNotFoundError:
-        print(f"run.py: {command[0]} is missing. Remove .venv and run again", file=sys.stderr, flush=True)
+        say(f"{command[0]} is missing. Remove .venv and run again")
         return 127
     except BaseException:  # noqa: BLE001  (a fork must never return into its parent's code)
         traceback.print_exc()
@@ -258,6 +261,7 @@ def guard_main(command: list[str], environment: dict[str, str], lifeline: int) -
 
 
 def watch(leader: int, signals: int, lifeline: int) -> int:
+    sources = [signals, lifeline]
     deadline = None
     interrupts = 0
     while True:
@@ -266,13 +270,14 @@ def watch(leader: int, signals: int, lifeline: int) -> int:
             return code
         if deadline is not None and time.monotonic() > deadline:
             os.killpg(leader, signal.SIGKILL)
-        for number in wait_for(signals, lifeline, timeout=None if deadline is None else 0.1):
+        for number in wait_for(*sources, timeout=None if deadline is None else 0.1):
             if number == signal.SIGINT:
                 # The whole group, as a terminal does. One Ctrl-C may be meant for a debugger; two are meant.
                 os.killpg(leader, signal.SIGINT)
                 interrupts += 1
             elif number in PASSED_ON:
                 os.kill(leader, signal.SIGTERM)
+                sources = [signals]  # a cut lifeline stays readable, and once told is enough
             if deadline is None and (number in PASSED_ON[1:] or interrupts > 1):
                 deadline = time.monotonic() + GRACE_SECONDS
 
