@@ -1,0 +1,120 @@
+"""The form in which a result is stored.
+
+Format version 1 (`tests/codec/golden` holds examples that every later release must open):
+
+    byte 0      version << 4 | compression << 1 | tombstone     compression is a number from `compression.py`, 0 is none
+    bytes 1-4   CRC-32, big-endian, of byte 0 and everything from byte 5
+    byte 5 on   the answer, compressed as a whole or plain:
+
+        201 Made just now CRLF          status; a space and the reason only where there is one
+        Content-Type: text/plain CRLF   any number of pairs, in order
+        CRLF
+        body, to the end
+
+The checksum finds damage, not malice: who may write to the store may write a checksum too. Encryption is for that.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import Final
+
+from flask_idempotency.codec.compression import COMPRESSIONS, READERS, Compression
+from flask_idempotency.engine.errors import CorruptRecord, NotStorable
+from flask_idempotency.engine.result import Result
+
+VERSION: Final = 1
+COMPRESS_ABOVE: Final = 1024
+"""Below this there is little to save, and compressing costs a tenth of what the store call costs."""
+
+_HEADER = 5
+_TOMBSTONE = 1
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_FORBIDDEN = re.compile(r"[\r\n\0]")
+_STATUS_LINE = re.compile(r"([0-9]{3})(?: ([^\r\n\0]+))?")
+
+
+class EnvelopeCodec:
+    """Implements `ports.Codec`. Stateless and safe to share between threads."""
+
+    def __init__(
+        self, *, compression: Compression | None = COMPRESSIONS["zlib"], max_bytes: int = 64 * 1024 * 1024
+    ) -> None:
+        """`max_bytes` bounds an answer in both directions: nothing is sealed that `open` would take for a bomb."""
+        self._compression = compression
+        self._max_bytes = max_bytes
+
+    def seal(self, result: Result) -> bytes:
+        content = _written(result)
+        if len(content) > self._max_bytes:
+            raise NotStorable(f"the answer takes {len(content)} bytes; {self._max_bytes} are allowed")
+        method, content = self._smaller(content)
+        head = bytes((VERSION << 4 | method << 1 | (0 if result.kept else _TOMBSTONE),))
+        return head + _checksum(head, content) + content
+
+    def open(self, data: bytes) -> Result:
+        if len(data) < _HEADER:
+            raise CorruptRecord("the envelope is cut short")
+        head, checksum, content = data[:1], data[1:_HEADER], data[_HEADER:]
+        version, method, tombstone = head[0] >> 4, head[0] >> 1 & 7, head[0] & _TOMBSTONE
+        if version != VERSION:
+            raise CorruptRecord(f"envelope format {version} is not known to this release")
+        if checksum != _checksum(head, content):
+            raise CorruptRecord("the envelope's checksum is wrong")
+        if method:
+            content = _reader(method).decompress(content, max_bytes=self._max_bytes)
+        return _read(content, kept=not tombstone)
+
+    def _smaller(self, content: bytes) -> tuple[int, bytes]:
+        if self._compression is not None and len(content) > COMPRESS_ABOVE:
+            compressed = self._compression.compress(content)
+            if len(compressed) < len(content):
+                return self._compression.number, compressed
+        return 0, content
+
+
+def _checksum(head: bytes, content: bytes) -> bytes:
+    return zlib.crc32(content, zlib.crc32(head)).to_bytes(4, "big")
+
+
+def _reader(method: int) -> Compression:
+    if method not in READERS:
+        raise CorruptRecord(f"compression {method} is not known to this release")
+    return READERS[method]
+
+
+def _written(result: Result) -> bytes:
+    if not 0 <= result.status <= 999:
+        raise NotStorable(f"a status has three digits, and {result.status} has not")
+    if not result.kept and result.body:
+        raise NotStorable("a tombstone has no body")
+    lines = [f"{result.status:03d} {result.reason}" if result.reason else f"{result.status:03d}"]
+    for name, value in result.metadata:
+        if not _NAME.fullmatch(name):
+            raise NotStorable(f"{name!r} cannot be the name of a header")
+        lines.append(f"{name}: {value}")
+    if any(map(_FORBIDDEN.search, lines)):
+        raise NotStorable("the reason or a header contains CR, LF or NUL")
+    try:
+        head = "\r\n".join(lines).encode("latin-1")
+    except UnicodeEncodeError as error:
+        raise NotStorable("the reason or a header contains a character that HTTP cannot carry") from error
+    return b"%b\r\n\r\n%b" % (head, result.body)
+
+
+def _read(content: bytes, *, kept: bool) -> Result:
+    head, separator, body = content.partition(b"\r\n\r\n")
+    status_line, *lines = head.decode("latin-1").split("\r\n")
+    status = _STATUS_LINE.fullmatch(status_line)
+    if not separator or status is None or (body and not kept):
+        raise CorruptRecord("the envelope does not hold an answer")
+    metadata = tuple(map(_pair, lines))
+    return Result(status=int(status[1]), reason=status[2] or "", metadata=metadata, body=body, kept=kept)
+
+
+def _pair(line: str) -> tuple[str, str]:
+    name, separator, value = line.partition(": ")
+    if not separator or not _NAME.fullmatch(name) or _FORBIDDEN.search(value):
+        raise CorruptRecord("the envelope holds a malformed header")
+    return name, value

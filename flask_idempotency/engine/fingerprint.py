@@ -1,0 +1,282 @@
+"""Is it the same request? The canonical form of a payload, and its keyed, versioned digest.
+
+A false mismatch is annoying; a false match is a wrong charge. Whatever is in doubt is compared byte by byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import lru_cache
+from json import JSONDecoder
+from json.encoder import encode_basestring
+from operator import itemgetter
+from typing import Any, Final
+
+from flask_idempotency.engine.key import Identity, encode
+
+VERSION: Final = 1
+"""First byte of every fingerprint. Raise it with any change that gives an old request a new digest."""
+
+SIZE: Final = 17
+"""One version byte and 128 bits of MAC. RFC 2104 section 5 allows half of the hash, and half is enough: without the
+secret nobody can compute a digest, so nobody can search for two payloads that share one."""
+
+MAX_CANONICAL_BYTES: Final = 256 * 1024
+"""Larger payloads are compared byte by byte: parsed JSON takes up to forty times its size in memory."""
+
+MAX_DEPTH: Final = 64
+"""Deeper payloads are compared byte by byte. Far below the interpreter's own limit, which moves with the caller's
+stack: the same payload must have the same digest wherever it is taken."""
+
+_MAX_SAFE_INTEGER = 2**53 - 1
+_CHUNK = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """One file of a multipart form, its content already hashed by `content_digest`."""
+
+    name: str
+    filename: str
+    content_type: str
+    content: bytes
+
+
+def fingerprint(
+    identity: Identity,
+    *,
+    method: str,
+    path: bytes,
+    query: bytes,
+    media_type: str,
+    headers: Sequence[tuple[str, str]] = (),
+    body: bytes,
+) -> bytes:
+    """`SIZE` bytes that two requests share only when all of this is equal. `body` is one of the body digests below.
+
+    The canonical form of JSON does not depend on which JSON type it is; `media_type` does, so the same document sent
+    as `application/json` and as `application/vnd.x+json` is two different requests.
+    """
+    flat = [text.encode("utf-8", "surrogatepass") for name, value in headers for text in (name.lower(), value)]
+    mac = identity.fingerprint(
+        method.encode(), path, query, media_type.encode("utf-8", "surrogatepass"), encode(*flat), body
+    )
+    return bytes((VERSION,)) + mac[: SIZE - 1]
+
+
+# Each kind of body digest begins with a letter of its own: the bytes `{}` sent raw are not the JSON document `{}`.
+
+
+def raw_digest(chunks: Iterable[bytes]) -> bytes:
+    """The body as it came."""
+    return b"R" + content_digest(chunks)
+
+
+def json_digest(data: bytes, *, ignore: Sequence[str] = ()) -> bytes:
+    """The JSON document, however it is spelt; as it came where its meaning depends on who reads it."""
+    canonical = canonical_json(data, ignore=ignore)
+    return raw_digest((data,)) if canonical is None else b"J" + hashlib.sha256(canonical).digest()
+
+
+def form_digest(fields: Iterable[tuple[str, str]]) -> bytes:
+    """The fields of a form: names in order of first appearance, the values of each name in order.
+
+    How the values of different names interleave is not looked at: a form that an earlier hook has parsed no longer
+    tells, and it must have the digest that it has when nobody touched it.
+    """
+    return b"F" + _fields(fields)
+
+
+def multipart_digest(fields: Iterable[tuple[str, str]], files: Iterable[FilePart]) -> bytes:
+    """The parts of a form, in `form_digest`'s order, without the boundary, which clients draw anew for each attempt."""
+    digest = hashlib.sha256(_fields(fields))
+    for part in _by_name((file.name, file) for file in files):
+        digest.update(encode(*map(_utf8, (part.name, part.filename, part.content_type)), part.content))
+    return b"M" + digest.digest()
+
+
+def unread_digest(length: int | None) -> bytes:
+    """A body that nobody may read, or can read any more: its length is all there is to compare."""
+    return b"U" + hashlib.sha256(str(length).encode()).digest()
+
+
+def content_digest(chunks: Iterable[bytes]) -> bytes:
+    """SHA-256 of these bytes, however they are cut."""
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.digest()
+
+
+def _fields(fields: Iterable[tuple[str, str]]) -> bytes:
+    digest = hashlib.sha256()
+    for name, value in _by_name((name, (name, value)) for name, value in fields):
+        digest.update(encode(_utf8(name), _utf8(value)))
+    return digest.digest()
+
+
+def _by_name(items: Iterable[tuple[str, Any]]) -> Iterable[Any]:
+    groups: dict[str, list[Any]] = {}
+    for name, item in items:
+        groups.setdefault(name, []).append(item)
+    return (item for group in groups.values() for item in group)
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def check_pointer(pointer: str) -> None:
+    """Raises `ValueError`, saying why, unless this is a JSON Pointer (RFC 6901) to a part of a document."""
+    if not isinstance(pointer, str):
+        raise ValueError(f"a JSON Pointer is a string, not {type(pointer).__name__}")
+    if pointer == "":
+        raise ValueError('the JSON Pointer "" is the whole document: every payload would count as the same')
+    if not pointer.startswith("/"):
+        raise ValueError(f'the JSON Pointer {pointer!r} must start with "/", such as "/{pointer.lstrip("#/")}"')
+    if re.search(r"~(?![01])", pointer):
+        raise ValueError(f'"~" in the JSON Pointer {pointer!r} must be written "~0" (and "/" in a name "~1")')
+
+
+def canonical_json(raw: bytes, *, ignore: Sequence[str] = ()) -> bytes | None:
+    """The RFC 8785 form of this document without the parts that `ignore` points to; None when it has no safe one.
+
+    None for anything that two readers may understand differently: a member named twice, a number that is not exactly
+    what its double prints or an integer that a double cannot count to, NaN and infinities, lone surrogates, text that
+    is not UTF-8 or not JSON, and what is larger or deeper than the limits above. Never raises.
+    """
+    if len(raw) > MAX_CANONICAL_BYTES:
+        return None
+    try:
+        document = _DECODER.decode(raw.decode("utf-8"))
+        for tokens in map(_tokens, ignore):
+            _remove(document, tokens)
+        return _text(document, MAX_DEPTH).encode("utf-8")
+    except (ValueError, RecursionError):
+        return None
+
+
+class _Refused:
+    """Stands where two readers may see different things. Ruins the document, unless it is in an ignored part."""
+
+
+class _Removed:
+    """Stands where an ignored element of an array was, so that the next pointer still counts the same."""
+
+
+_REFUSED = _Refused()
+_REMOVED = _Removed()
+
+
+def _object(members: list[tuple[str, Any]]) -> dict[str, Any] | _Refused:
+    document = dict(members)
+    return document if len(document) == len(members) else _REFUSED
+
+
+def _integer(literal: str) -> int | _Refused:
+    # By length first: int() takes quadratic time.
+    if len(literal) > 17:
+        return _REFUSED
+    number = int(literal)
+    return number if -_MAX_SAFE_INTEGER <= number <= _MAX_SAFE_INTEGER else _REFUSED
+
+
+def _float(literal: str) -> bytes | _Refused:
+    """The canonical text of a number, as bytes: a type that parsed JSON has no other use for."""
+    number = float(literal)
+    shortest = repr(number)
+    if shortest == literal and "e" not in literal and not literal.endswith(".0"):
+        return literal.encode()
+    if number - number != 0 or Decimal(literal) != Decimal(shortest):
+        return _REFUSED
+    return _ecmascript(shortest).encode()
+
+
+def _ecmascript(shortest: str) -> str:
+    """ECMAScript's Number::toString (RFC 8785 section 3.2.2.3) from Python's shortest form of the same double."""
+    sign, digits, exponent = Decimal(shortest).as_tuple()
+    figures = "".join(map(str, digits)).rstrip("0")
+    if not figures:
+        return "0"
+    # The decimal point stands after `point` figures.
+    point = len(digits) + int(exponent)
+    if len(figures) <= point <= 21:
+        text = figures.ljust(point, "0")
+    elif 0 < point <= 21:
+        text = f"{figures[:point]}.{figures[point:]}"
+    elif -6 < point <= 0:
+        text = "0." + "0" * -point + figures
+    else:
+        text = figures[0] + ("." + figures[1:] if figures[1:] else "") + f"e{point - 1:+d}"
+    return "-" + text if sign else text
+
+
+def _constant(name: str) -> _Refused:
+    return _REFUSED
+
+
+_DECODER = JSONDecoder(
+    object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant, strict=True
+)
+
+
+def _text(value: Any, depth: int) -> str:
+    kind = type(value)
+    if kind is str:
+        return encode_basestring(value)
+    if kind is int:
+        return repr(value)
+    if kind is bytes:
+        return str(value, "ascii")
+    if kind is bool:
+        return "true" if value else "false"
+    if value is None:
+        return "null"
+    if depth == 0 or value is _REFUSED:
+        raise ValueError("this document has no safe canonical form")
+    if kind is dict:
+        members = [f"{encode_basestring(name)}:{_text(item, depth - 1)}" for name, item in _sorted(value)]
+        return "{" + ",".join(members) + "}"
+    return "[" + ",".join([_text(item, depth - 1) for item in value if item is not _REMOVED]) + "]"
+
+
+def _sorted(document: dict[str, Any]) -> list[tuple[str, Any]]:
+    if "".join(document).isascii():
+        return sorted(document.items(), key=itemgetter(0))
+    # By UTF-16 code units, which differs from Python's order beyond U+FFFF.
+    return sorted(document.items(), key=lambda member: member[0].encode("utf-16-be"))
+
+
+@lru_cache(maxsize=1024)
+def _tokens(pointer: str) -> tuple[str, ...]:
+    check_pointer(pointer)
+    return tuple(token.replace("~1", "/").replace("~0", "~") for token in pointer[1:].split("/"))
+
+
+def _remove(document: Any, tokens: tuple[str, ...]) -> None:
+    *parents, last = tokens
+    for token in parents:
+        document = _child(document, token)
+    if isinstance(document, dict):
+        document.pop(last, None)
+    elif isinstance(document, list) and _index(document, last) is not None:
+        document[int(last)] = _REMOVED
+
+
+def _child(document: Any, token: str) -> Any:
+    if isinstance(document, dict):
+        return document.get(token)
+    if isinstance(document, list) and (index := _index(document, token)) is not None:
+        return document[index]
+    return None
+
+
+def _index(array: list[Any], token: str) -> int | None:
+    # Nine digits count further than any document here, and int() never meets a long one.
+    if not re.fullmatch(r"0|[1-9][0-9]{0,8}", token):
+        return None
+    return int(token) if int(token) < len(array) else None
