@@ -18,7 +18,8 @@ class Store(Protocol):
 
     A store never interprets `payload` and never waits: blocking, retrying and encoding belong to the engine, so that
     stores do not do them each in their own way. Durations go in, never deadlines: the store's own clock makes those.
-    All durations are seconds. The shipped `StoreContract` (`flask_idempotency.testing`) is the specification.
+    All durations are seconds; one that is not finite and above 0 raises `ValueError`, for a record without a deadline
+    cannot exist. The shipped `StoreContract` (`flask_idempotency.testing`) is the specification.
 
     Every method raises `StoreUnavailable` when the store cannot answer; then nobody knows whether it acted. So each is
     idempotent per token: repeating it after a lost reply ends as once would have. Writes by a token that is no longer
@@ -31,7 +32,9 @@ class Store(Protocol):
         In this order: an expired record is absent; another fingerprint is `Mismatched`; COMPLETED is `Replayed`;
         QUARANTINED is `Unknown`; PROCESSING with this very token is `Claimed` again; PROCESSING with lease left is
         `InFlight`; PROCESSING without is taken over or quarantined, as the record says; absent is `Claimed`.
-        Anything but `Claimed`, and the quarantining of a lapsed record, writes nothing.
+        Anything but `Claimed`, and the quarantining of a lapsed record, writes nothing. `Claimed` again is as granted
+        before: same fence, and no more lease than is left. A take-over writes the new owner's request into the record,
+        except when the key was first used.
         """
         ...
 
@@ -43,7 +46,10 @@ class Store(Protocol):
         ...
 
     def mark(self, key: StorageKey, token: bytes) -> None:
-        """From now on a lapse quarantines this record; nobody will take it over. Durable when it returns."""
+        """From now on a lapse quarantines this record; nobody will take it over. Durable when it returns.
+
+        One that is quarantined already stays as it is. One that is completed raises `LeaseLost`.
+        """
         ...
 
     def complete(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> None:
@@ -54,11 +60,14 @@ class Store(Protocol):
         ...
 
     def release(self, key: StorageKey, token: bytes) -> None:
-        """The key may run again. An absent record is already released."""
+        """The key may run again. An absent record is already released; a completed one raises `LeaseLost` and stays."""
         ...
 
     def hold(self, key: StorageKey, token: bytes, reason: str) -> None:
-        """Quarantine the record: its owner does not know what happened either. The token stays good for `complete`."""
+        """Quarantine the record: its owner does not know what happened either. The token stays good for `complete`.
+
+        One that is quarantined already keeps its first reason. One that is completed raises `LeaseLost`.
+        """
         ...
 
     def read(self, key: StorageKey) -> Record | None:

@@ -1,0 +1,11 @@
+"""For whoever tests an application or writes a store.
+
+Nothing in the library imports this room. `flask_idempotency.testing.contract` needs pytest and hypothesis; the rest
+needs nothing.
+"""
+
+from flask_idempotency.testing.clock import FrozenClock
+from flask_idempotency.testing.faulty import FaultyStore
+from flask_idempotency.testing.proxy import TcpProxy
+
+__all__ = ["FaultyStore", "FrozenClock", "TcpProxy"]

@@ -1,0 +1,38 @@
+"""What a store must do, as tests: subclass `StoreContract`, give it a `store` and a `clock`, and run pytest.
+
+    class TestMyStore(StoreContract):
+        @pytest.fixture
+        def store(self, clock):
+            return MyStore(clock=clock)
+
+The store must take its time from `clock`, a `FrozenClock` that stands still unless a test advances it. It need not be
+empty: every test works on keys of its own. Times are compared to two milliseconds, the coarsest a store may count in.
+"""
+
+import pytest
+
+# Before the imports below, or their assertions would fail without saying what they compared.
+pytest.register_assert_rewrite(
+    *(f"{__name__}.{part}" for part in ("claiming", "fencing", "keeping", "lapsing", "machine", "owning", "racing")),
+    *(f"{__name__}.{part}" for part in ("examples", "settling")),
+)
+
+from flask_idempotency.testing.clock import FrozenClock  # noqa: E402
+from flask_idempotency.testing.contract.claiming import Claiming  # noqa: E402
+from flask_idempotency.testing.contract.fencing import Fencing  # noqa: E402
+from flask_idempotency.testing.contract.keeping import Keeping  # noqa: E402
+from flask_idempotency.testing.contract.lapsing import Lapsing  # noqa: E402
+from flask_idempotency.testing.contract.machine import Modelled  # noqa: E402
+from flask_idempotency.testing.contract.owning import Owning  # noqa: E402
+from flask_idempotency.testing.contract.racing import Racing  # noqa: E402
+from flask_idempotency.testing.contract.settling import Settling  # noqa: E402
+
+__all__ = ["StoreContract"]
+
+
+class StoreContract(Claiming, Owning, Settling, Lapsing, Keeping, Fencing, Racing, Modelled):
+    """The specification of `flask_idempotency.engine.ports.Store`. Override `store`; the rest is here."""
+
+    @pytest.fixture
+    def clock(self) -> FrozenClock:
+        return FrozenClock()

@@ -1,0 +1,219 @@
+"""What becomes of a claim whose owner fell silent, and how it stays alive until then."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from flask_idempotency.engine.errors import LeaseLost
+from flask_idempotency.engine.outcome import InFlight, Unknown
+from flask_idempotency.engine.ports import Store
+from flask_idempotency.engine.record import About, OnLapse, State
+from flask_idempotency.testing.clock import FrozenClock
+from flask_idempotency.testing.contract.examples import (
+    LEASE,
+    OTHER_FINGERPRINT,
+    Standing,
+    a_key,
+    a_request,
+    a_token,
+    found,
+    granted,
+    near,
+    stand,
+)
+
+
+class Lapsing:
+    """The record's own rule decides about it; renewing and marking are its owner's."""
+
+    @pytest.mark.parametrize("asked", list(OnLapse))
+    def test_a_lapsed_record_is_quarantined(self, store: Store, clock: FrozenClock, asked: OnLapse) -> None:
+        """
+        Nobody knows what its owner did. The rule is the one written into the record: a retry from a newer release, with
+        another policy, does not change what the first request was promised.
+        """
+        key = a_key()
+        token = stand(store, clock, key, "lapsed, quarantine")
+        before = found(store, key)
+
+        outcome = store.claim(a_request(key, on_lapse=asked), token=a_token(), lease=LEASE)
+
+        record = found(store, key)
+        assert Unknown("lease-expired") == outcome
+        assert (record.state, record.reason) == (State.QUARANTINED, "lease-expired")
+        assert (token, before.fence, before.deadline) == (record.token, record.fence, record.deadline)
+
+    @pytest.mark.parametrize("asked", list(OnLapse))
+    def test_a_lapsed_record_is_taken_over(self, store: Store, clock: FrozenClock, asked: OnLapse) -> None:
+        """
+        As the next attempt, with a higher fence. What may happen to the new attempt is for the new owner to say; when
+        the key was first used is not.
+        """
+        key, token = a_key(), a_token()
+        stand(store, clock, key, "lapsed, takeover")
+        before = found(store, key)
+        retry = a_request(key, on_lapse=asked, about=About(principal="alice", operation="payments.v2"))
+
+        grant = granted(store.claim(retry, token=token, lease=2 * LEASE))
+
+        record = found(store, key)
+        assert (2, near(2 * LEASE)) == (grant.attempt, grant.lease)
+        assert grant.fence > before.fence
+        assert (token, grant.fence, 2) == (record.token, record.fence, record.attempt)
+        assert (State.PROCESSING, asked, retry.about) == (record.state, record.on_lapse, record.about)
+        assert (before.requested_at, near(clock.now + 2 * LEASE)) == (record.requested_at, record.deadline)
+
+    def test_the_lease_ends_at_its_deadline(self, store: Store, clock: FrozenClock) -> None:
+        """Not yet a moment before, over at that moment."""
+        key = a_key()
+        stand(store, clock, key, "in flight")
+        clock.advance(LEASE - 0.125)
+        assert InFlight(near(0.125)) == store.claim(a_request(key), token=a_token(), lease=LEASE)
+        clock.advance(0.125)
+
+        assert Unknown("lease-expired") == store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    def test_looking_does_not_end_a_lease(self, store: Store, clock: FrozenClock) -> None:
+        """A lapsed record reads as processing, overdue: `read` never writes."""
+        key = a_key()
+        stand(store, clock, key, "lapsed, quarantine")
+
+        first, second = found(store, key), found(store, key)
+
+        assert (State.PROCESSING, near(-1)) == (first.state, first.remaining)
+        assert first == second
+
+    def test_a_renewed_lease_is_longer(self, store: Store, clock: FrozenClock) -> None:
+        """The full lease from now; with it the key stays taken past the first deadline."""
+        key = a_key()
+        token = stand(store, clock, key, "in flight")
+        clock.advance(LEASE - 10)
+
+        store.renew(key, token, lease=LEASE)
+        clock.advance(LEASE - 1)
+
+        assert InFlight(near(1)) == store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    def test_a_renewal_never_shortens(self, store: Store, clock: FrozenClock) -> None:
+        """Two renewals may arrive in the wrong order, and the clock may have been set back in between."""
+        key = a_key()
+        token = stand(store, clock, key, "in flight")
+        before = found(store, key).deadline
+
+        store.renew(key, token, lease=LEASE - 20)
+        clock.advance(-3600)
+        store.renew(key, token, lease=LEASE)
+
+        assert before == found(store, key).deadline
+
+    def test_a_renewal_changes_nothing_else(self, store: Store, clock: FrozenClock) -> None:
+        """Twice is once."""
+        key = a_key()
+        token = stand(store, clock, key, "in flight")
+        before = found(store, key)
+        clock.advance(10)
+
+        store.renew(key, token, lease=LEASE)
+        once = found(store, key)
+        store.renew(key, token, lease=LEASE)
+
+        assert once == found(store, key)
+        assert (before.token, before.fence, before.attempt) == (once.token, once.fence, once.attempt)
+        assert (before.requested_at, before.about) == (once.requested_at, once.about)
+
+    def test_a_lapsed_lease_can_be_renewed(self, store: Store, clock: FrozenClock) -> None:
+        """The owner was late and nobody has noticed: it goes on, and a duplicate is in flight again."""
+        key = a_key()
+        token = stand(store, clock, key, "lapsed, takeover")
+
+        store.renew(key, token, lease=LEASE)
+
+        assert InFlight(near(LEASE)) == store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    @pytest.mark.parametrize("standing", ("quarantined", "completed"))
+    def test_what_need_not_be_renewed_is_left_alone(self, store: Store, clock: FrozenClock, standing: Standing) -> None:
+        """The renewer's thread may be one step behind its owner. That is no error, and no way back into processing."""
+        key = a_key()
+        token = stand(store, clock, key, standing)
+        before = found(store, key)
+
+        store.renew(key, token, lease=10 * LEASE)
+
+        assert before == found(store, key)
+
+    @pytest.mark.parametrize("lease", (0.0, -1.0, math.inf, math.nan))
+    def test_a_renewal_without_an_end_is_refused(self, store: Store, clock: FrozenClock, lease: float) -> None:
+        """As a claim is."""
+        key = a_key()
+        token = stand(store, clock, key, "in flight")
+
+        with pytest.raises(ValueError, match="duration"):
+            store.renew(key, token, lease=lease)
+
+    def test_a_marked_record_is_never_taken_over(self, store: Store, clock: FrozenClock) -> None:
+        """Past the point of no return only its owner, or a person, can say what happened."""
+        key, token = a_key(), a_token()
+        granted(store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=token, lease=LEASE))
+        store.mark(key, token)
+        clock.advance(LEASE + 1)
+
+        outcome = store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=a_token(), lease=LEASE)
+
+        assert Unknown("lease-expired") == outcome
+
+    def test_marking_changes_nothing_else(self, store: Store, clock: FrozenClock) -> None:
+        """The lease is neither shortened nor lengthened, and twice is once."""
+        key, token = a_key(), a_token()
+        granted(store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=token, lease=LEASE))
+        before = found(store, key)
+
+        store.mark(key, token)
+        once = found(store, key)
+        store.mark(key, token)
+
+        assert OnLapse.QUARANTINE is once.on_lapse
+        assert (before.state, before.deadline, before.fence) == (once.state, once.deadline, once.fence)
+        assert once == found(store, key)
+
+    def test_marking_after_the_lease_holds_while_nobody_has_taken_over(self, store: Store, clock: FrozenClock) -> None:
+        """The owner may go on: from now on nobody can run beside it."""
+        key = a_key()
+        token = stand(store, clock, key, "lapsed, takeover")
+
+        store.mark(key, token)
+
+        assert Unknown("lease-expired") == store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    def test_marking_after_a_takeover_is_refused(self, store: Store, clock: FrozenClock) -> None:
+        """This is what keeps a worker that stalled just before its effect from having it beside its successor's."""
+        key = a_key()
+        token = stand(store, clock, key, "lapsed, takeover")
+        granted(store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=a_token(), lease=LEASE))
+
+        with pytest.raises(LeaseLost):
+            store.mark(key, token)
+
+        assert OnLapse.TAKEOVER is found(store, key).on_lapse
+
+    def test_marking_what_is_quarantined_changes_nothing(self, store: Store, clock: FrozenClock) -> None:
+        """It will not be taken over: what marking promises holds already."""
+        key = a_key()
+        token = stand(store, clock, key, "quarantined")
+        before = found(store, key)
+
+        store.mark(key, token)
+
+        assert before == found(store, key)
+
+    def test_another_request_is_told_when_the_key_was_first_used(self, store: Store, clock: FrozenClock) -> None:
+        """Over take-overs too."""
+        key = a_key()
+        used_at = clock.now
+        stand(store, clock, key, "lapsed, takeover")
+        granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+
+        outcome = store.claim(a_request(key, fingerprint=OTHER_FINGERPRINT), token=a_token(), lease=LEASE)
+
+        assert near(used_at) == getattr(outcome, "first_seen", None)

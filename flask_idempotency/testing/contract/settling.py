@@ -1,0 +1,208 @@
+"""How a claim ends: completed, released or held, once."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from flask_idempotency.engine.errors import LeaseLost
+from flask_idempotency.engine.outcome import Replayed, Unknown
+from flask_idempotency.engine.ports import Store
+from flask_idempotency.engine.record import Payload, State
+from flask_idempotency.testing.clock import FrozenClock
+from flask_idempotency.testing.contract.examples import (
+    ABOUT,
+    FINGERPRINT,
+    KEEP,
+    LEASE,
+    OTHER_PAYLOAD,
+    PAYLOAD,
+    a_key,
+    a_request,
+    a_token,
+    found,
+    granted,
+    near,
+    stand,
+)
+
+PAYLOADS = {
+    "empty": Payload(data=b"", status=204, success=True, byte_size=0),
+    "zero": Payload(data=b"0", status=200, success=True, byte_size=1),
+    "every byte": Payload(data=bytes(range(256)) * 2, status=422, success=False, byte_size=512),
+    "ends in nothing": Payload(data=b"\r\n\0", status=302, success=True, byte_size=3),
+    "a mebibyte": Payload(data=bytes(range(256)) * 4096, status=200, success=True, byte_size=5_000_000_000),
+}
+
+
+class Settling:
+    """What is stored is what came of the work; what is stored first stays."""
+
+    @pytest.mark.parametrize("payload", list(PAYLOADS.values()), ids=list(PAYLOADS))
+    def test_a_result_is_replayed_unchanged(self, store: Store, payload: Payload) -> None:
+        """Every byte of it, also when there are none: presence is a state, never truthiness."""
+        key, token = a_key(), a_token()
+        granted(store.claim(a_request(key), token=token, lease=LEASE))
+        store.complete(key, token, payload, keep=KEEP)
+
+        outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+        assert isinstance(outcome, Replayed)
+        assert payload == outcome.answer.payload
+
+    def test_a_completed_record_tells_its_story(self, store: Store, clock: FrozenClock) -> None:
+        """When it was asked for, when it was done, until when it is kept, and by whom."""
+        key, token = a_key(), a_token()
+        asked_at = clock.now
+        grant = granted(store.claim(a_request(key), token=token, lease=LEASE))
+        clock.advance(7.25)
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+        clock.advance(100)
+
+        record = found(store, key)
+
+        assert (State.COMPLETED, token, grant.fence, 1) == (record.state, record.token, record.fence, record.attempt)
+        assert (record.fingerprint, record.about, record.reason) == (FINGERPRINT, ABOUT, "")
+        assert (near(asked_at), near(asked_at + 7.25)) == (record.requested_at, record.completed_at)
+        assert (near(asked_at + 7.25 + KEEP), near(KEEP - 100)) == (record.deadline, record.remaining)
+
+    def test_the_first_result_stays(self, store: Store, clock: FrozenClock) -> None:
+        """Completing again is no error, for a reply may have been lost, and changes neither the answer nor its life."""
+        key = a_key()
+        token = stand(store, clock, key, "completed")
+        before = found(store, key)
+
+        store.complete(key, token, OTHER_PAYLOAD, keep=10 * KEEP)
+
+        assert before == found(store, key)
+
+    def test_a_late_result_is_accepted(self, store: Store, clock: FrozenClock) -> None:
+        """The lease says when others may act. While none has, the owner's result is as good as ever."""
+        key = a_key()
+        token = stand(store, clock, key, "lapsed, quarantine")
+
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+
+        assert found(store, key).payload == PAYLOAD
+
+    def test_a_result_ends_the_quarantine_of_a_lapsed_record(self, store: Store, clock: FrozenClock) -> None:
+        """The owner was slow, not dead: it knows what happened, and everybody else now hears it."""
+        key = a_key()
+        token = stand(store, clock, key, "lapsed, quarantine")
+        assert Unknown("lease-expired") == store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+
+        record = found(store, key)
+        assert (record.state, record.payload, record.reason) == (State.COMPLETED, PAYLOAD, "")
+
+    def test_a_result_ends_the_quarantine_of_a_held_record(self, store: Store, clock: FrozenClock) -> None:
+        """The token stays good for `complete` after `hold`."""
+        key = a_key()
+        token = stand(store, clock, key, "quarantined")
+
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+
+        assert Replayed(found(store, key)) == store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    def test_a_long_quarantine_can_still_be_completed(self, store: Store, clock: FrozenClock) -> None:
+        """Whoever finds out after a year what happened can say so, and is dated rightly."""
+        key = a_key()
+        token = stand(store, clock, key, "quarantined")
+        clock.advance(400 * 86400)
+
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+
+        assert near(clock.now) == found(store, key).completed_at
+
+    def test_a_released_key_may_run_again(self, store: Store, clock: FrozenClock) -> None:
+        """As if it had never been used: by another request too, and as attempt 1."""
+        key = a_key()
+        store.release(key, stand(store, clock, key, "in flight"))
+        assert store.read(key) is None
+
+        again = a_request(key, fingerprint=b"\x01" + b"n" * 16)
+
+        assert granted(store.claim(again, token=a_token(), lease=LEASE)).attempt == 1
+
+    def test_releasing_what_is_absent_is_done_already(self, store: Store, clock: FrozenClock) -> None:
+        """A release whose reply was lost is repeated; a key that was never used is released just the same."""
+        key = a_key()
+        token = stand(store, clock, key, "in flight")
+        store.release(key, token)
+
+        store.release(key, token)
+        store.release(a_key(), a_token())
+
+        assert store.read(key) is None
+
+    def test_the_owner_may_release_its_quarantined_record(self, store: Store, clock: FrozenClock) -> None:
+        """It alone knows that nothing happened."""
+        key = a_key()
+        token = stand(store, clock, key, "quarantined")
+
+        store.release(key, token)
+
+        assert store.read(key) is None
+
+    def test_a_lapsed_claim_can_be_released(self, store: Store, clock: FrozenClock) -> None:
+        """Late, and still nobody else's."""
+        key = a_key()
+        store.release(key, stand(store, clock, key, "lapsed, takeover"))
+
+        assert store.read(key) is None
+
+    @pytest.mark.parametrize("verb", ("release", "hold", "mark"))
+    def test_a_completed_record_is_settled_for_good(self, store: Store, clock: FrozenClock, verb: str) -> None:
+        """Its own token can neither take an answer back nor cast doubt on it; only time ends it."""
+        key = a_key()
+        token = stand(store, clock, key, "completed")
+        before = found(store, key)
+        writes = {
+            "release": lambda: store.release(key, token),
+            "hold": lambda: store.hold(key, token, "second thoughts"),
+            "mark": lambda: store.mark(key, token),
+        }
+
+        with pytest.raises(LeaseLost):
+            writes[verb]()
+
+        assert before == found(store, key)
+
+    def test_held_is_quarantined(self, store: Store, clock: FrozenClock) -> None:
+        """With the reason given, the token and the lease as they were."""
+        key = a_key()
+        token = stand(store, clock, key, "in flight")
+        before = found(store, key)
+
+        store.hold(key, token, "outcome-lost: größer")
+
+        record = found(store, key)
+        assert (record.state, record.reason) == (State.QUARANTINED, "outcome-lost: größer")
+        assert (token, before.fence, before.deadline) == (record.token, record.fence, record.deadline)
+
+    @pytest.mark.parametrize("standing", ("held", "lapsed"))
+    def test_the_first_reason_stays(self, store: Store, clock: FrozenClock, standing: str) -> None:
+        """Holding what is quarantined already is no error and changes nothing."""
+        key = a_key()
+        token = stand(store, clock, key, "quarantined" if standing == "held" else "lapsed, quarantine")
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+        before = found(store, key)
+        assert before.state is State.QUARANTINED
+
+        store.hold(key, token, "another-reason")
+
+        assert before == found(store, key)
+
+    @pytest.mark.parametrize("keep", (0.0, -1.0, math.inf, math.nan))
+    def test_an_answer_without_an_end_is_refused(self, store: Store, clock: FrozenClock, keep: float) -> None:
+        """Kept for nothing it would be lost, kept for ever it could not be stored; the claim stands."""
+        key = a_key()
+        token = stand(store, clock, key, "in flight")
+        before = found(store, key)
+
+        with pytest.raises(ValueError, match="duration"):
+            store.complete(key, token, PAYLOAD, keep=keep)
+
+        assert before == found(store, key)
