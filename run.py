@@ -13,8 +13,6 @@ and pip (or ensurepip), nothing else: no make, no root, no activated environment
 FLASK_VERSION=3.0.3 in the environment runs demo, test or bench on that Flask instead.
 """
 
-from __future__ import annotations
-
 import sys
 
 # Everything below parses on much older Pythons, so that they can say this instead of SyntaxError.
@@ -57,29 +55,18 @@ GRACE_SECONDS = 10.0
 PR_SET_CHILD_SUBREAPER = 36
 
 
-class CannotPrepare(Exception):
-    """The environment could not be made; the message says what to do about it."""
-
-
 def main(arguments: list[str]) -> int:
-    command, rest = (arguments[0], arguments[1:]) if arguments else ("help", [])
+    os.chdir(ROOT)
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     modules = {"demo": "example_app.demo", "test": "pytest", "bench": "benchmarks"}
-    try:
-        if command in modules:
-            prepare()
-            return guarded([str(PYTHON), "-m", modules[command], *rest], flask_of_choice())
-        if command == "check" and not rest:
-            prepare()
-            return check()
-        if command == "setup" and not rest:
-            prepare()
-            return 0
-    except CannotPrepare as problem:
-        say(str(problem))
-        return 1
-    wanted_help = command in ("help", "-h", "--help")
-    print(__doc__, file=sys.stdout if wanted_help else sys.stderr)
-    return 0 if wanted_help else 2
+    if command in modules:
+        prepare()
+        return guarded([str(PYTHON), "-m", modules[command], *rest], flask_of_choice())
+    if command in ("check", "setup") and not rest:
+        prepare()
+        return check() if command == "check" else 0
+    sys.stderr.write(__doc__ or "")
+    return 0 if command in ("help", "-h", "--help") else 2
 
 
 def say(message: str) -> None:
@@ -124,15 +111,11 @@ def prepare() -> None:
         install_requirements()
         site_packages = next(VENV.glob("lib/python*/site-packages"))
         (site_packages / "checkout.pth").write_text(f"{ROOT}\n")
-        unfinished = STAMP.with_suffix(".unfinished")
-        unfinished.write_text("\n".join(wanted_stamp()))
-        unfinished.replace(STAMP)
+        STAMP.write_text("\n".join(wanted_stamp()))
 
 
 def stamp() -> list[str]:
-    if not PYTHON.exists() or not STAMP.exists():
-        return []
-    return STAMP.read_text().splitlines()
+    return STAMP.read_text().splitlines() if PYTHON.exists() and STAMP.exists() else []
 
 
 def wanted_stamp() -> list[str]:
@@ -157,7 +140,7 @@ def install_requirements() -> None:
     pins = [line for line in REQUIREMENTS.read_text().splitlines() if "==" in line]
     say(f"installing {len(pins)} packages into .venv")
     if not PYTHON.exists():
-        say("this happens once; about 120 MB to download and 350 MB on disk")
+        say("this happens once; about 75 MB to download and 350 MB on disk")
         venv.EnvBuilder(symlinks=True).create(VENV)
     pip_install("--requirement", str(REQUIREMENTS))
 
@@ -171,8 +154,8 @@ def host_has_pip() -> bool:
 
 def pip_of_our_own() -> list[str]:
     if importlib.util.find_spec("ensurepip") is None:
-        raise CannotPrepare(
-            f"{sys.executable} has neither pip 22.3 nor ensurepip. "
+        sys.exit(
+            f"run.py: {sys.executable} has neither pip 22.3 nor ensurepip. "
             "Install one, for instance with: apt install python3-pip (or python3-venv)"
         )
     subprocess.run([str(PYTHON), "-m", "ensurepip"], stdout=subprocess.DEVNULL, check=True)
@@ -184,10 +167,10 @@ def pip_install(*arguments: str) -> None:
     options = ["-qq", "--disable-pip-version-check", "--only-binary", ":all:"]
     code = guarded([*pip, "install", *options, *arguments], dict(os.environ))
     if code > 128:
-        raise SystemExit(code)
+        sys.exit(code)
     if code:
-        raise CannotPrepare(
-            "pip could not install the packages, its message is above. This needs the network, "
+        sys.exit(
+            "run.py: pip could not install the packages, its message is above. This needs the network, "
             "or PIP_INDEX_URL or PIP_FIND_LINKS pointing to copies of the packages. Run it again when that is mended"
         )
 
@@ -199,7 +182,7 @@ def flask_of_choice() -> dict[str, str]:
     if not version:
         return environment
     if not re.fullmatch(r"\d+(\.\d+)+", version):
-        raise CannotPrepare(f"FLASK_VERSION={version!r} is not a version such as 3.0.3")
+        sys.exit(f"run.py: FLASK_VERSION={version!r} is not a version such as 3.0.3")
     folder = ROOT / ".compat" / f"flask-{version}"
     with locked():
         if not folder.exists():
@@ -207,8 +190,7 @@ def flask_of_choice() -> dict[str, str]:
             shutil.rmtree(unfinished, ignore_errors=True)
             pip_install("--no-deps", "--target", str(unfinished), f"Flask=={version}")
             unfinished.replace(folder)
-    others = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = os.pathsep.join([str(folder), others] if others else [str(folder)])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), environment.get("PYTHONPATH")]))
     return environment
 
 
@@ -219,8 +201,6 @@ def guarded(command: list[str], environment: dict[str, str]) -> int:
     pipe closes, which even SIGKILL cannot prevent, and it adopts orphans, so that
     a server which left its process group is ended all the same.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
     lifeline, our_end = os.pipe()
     with wake_ups() as signals:
         adopt_orphans()
@@ -261,9 +241,7 @@ def guard_main(command: list[str], environment: dict[str, str], lifeline: int) -
 
 
 def watch(leader: int, signals: int, lifeline: int) -> int:
-    sources = [signals, lifeline]
-    deadline = None
-    interrupts = 0
+    sources, deadline, interrupts = [signals, lifeline], None, 0
     while True:
         code = reap(leader)
         if code is not None:
@@ -320,14 +298,13 @@ def reap(wanted: int = -1) -> int | None:
     """Collects whoever has ended, and returns the exit code of the wanted one once it is among them."""
     code = None
     with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                break
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        while pid:
             if pid == wanted:
-                ended = os.waitstatus_to_exitcode(status)
-                code = ended if ended >= 0 else 128 - ended
-    return code
+                code = os.waitstatus_to_exitcode(status)
+            pid, status = os.waitpid(-1, os.WNOHANG)
+    # As a shell puts it: 128 plus the signal that ended it.
+    return code if code is None or code >= 0 else 128 - code
 
 
 def adopt_orphans() -> None:

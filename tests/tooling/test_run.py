@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import signal
@@ -260,6 +261,18 @@ def test_flask_version_must_be_a_version(run: Run) -> None:
     _, message = process.communicate()
 
     assert (process.returncode, "not a version" in message) == (1, True)
+
+
+def test_an_old_python_is_told_so_and_not_shown_a_syntax_error() -> None:
+    """
+    `python3` is 3.6 on systems that are still about, and run.py must at least parse there to say what it needs.
+    """
+    source = (ROOT / "run.py").read_text()
+
+    tree = ast.parse(source, feature_version=(3, 6))
+
+    names = [alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    assert "annotations" not in names
 
 
 def test_an_unknown_command_explains_the_known_ones(run: Run, tree: Path) -> None:
