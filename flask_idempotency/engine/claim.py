@@ -125,9 +125,7 @@ class Claim:
         """Nobody can tell what happened: quarantine the key until somebody settles it."""
         token = self._held.token
         self._settle(
-            Settlement(
-                lambda key: self._around.store.hold(key, token, reason), Quarantined(*self._who, reason=reason)
-            )
+            Settlement(lambda key: self._around.store.hold(key, token, reason), Quarantined(*self._who, reason=reason))
         )
 
     def abandon(self) -> None:
@@ -140,7 +138,8 @@ class Claim:
         """Renew the lease, or repeat a settlement that the store has not taken yet. Called by the renewer's thread."""
         overdue = self._around.monotonic() - self._asked_at > self._held.policy.max_runtime
         if self._pending is not None:
-            return self._repeat(self._pending, last=overdue)
+            self._repeat(self._pending, last=overdue)
+            return None
         return None if overdue else self._renew()
 
     def _renew(self) -> float | None:

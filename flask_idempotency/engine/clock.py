@@ -18,7 +18,7 @@ class Clock(Protocol):
 
 def store_time() -> None:
     """The production clock: declines, so that the store's own time decides."""
-    return None
+    return
 
 
 class SteadyClock:

@@ -102,14 +102,10 @@ class Engine:
     ) -> Claim:
         grant = max(granted, key=lambda grant: grant.fence)
         held = self._held(requests, token, policy)
-        self._around.observers(
-            ClaimGranted(held.record, held.operation, fence=grant.fence, attempt=grant.attempt)
-        )
+        self._around.observers(ClaimGranted(held.record, held.operation, fence=grant.fence, attempt=grant.attempt))
         return Claim(held, grant, self._around, asked_at=asked_at)
 
-    def _hand_back(
-        self, requests: tuple[ClaimRequest, ...], token: bytes, policy: Policy, asked_at: float
-    ) -> None:
+    def _hand_back(self, requests: tuple[ClaimRequest, ...], token: bytes, policy: Policy, asked_at: float) -> None:
         """Give back what may have been granted: the work was not begun, and will not be."""
         nothing = Grant(token=token, fence=0, attempt=0, lease=0.0)
         Claim(self._held(requests, token, policy), nothing, self._around, asked_at=asked_at).abandon()
@@ -152,9 +148,7 @@ class Engine:
             self._around.observers(RecordCorrupt(short, record.about.operation))
             raise
 
-    def _wait(
-        self, requests: tuple[ClaimRequest, ...], policy: Policy, outcome: InFlight
-    ) -> tuple[Outcome, float]:
+    def _wait(self, requests: tuple[ClaimRequest, ...], policy: Policy, outcome: InFlight) -> tuple[Outcome, float]:
         """Look, never write, until the key is settled or the time is up; then ask again, as anybody else would."""
         began = self._around.monotonic()
         with self._around.waiting_room.seat(requests[0].key) as settled:

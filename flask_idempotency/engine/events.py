@@ -133,5 +133,5 @@ class Observers:
         for observer in self._observers:
             try:
                 observer(event)
-            except Exception:
+            except Exception:  # noqa: BLE001 - whatever it is, the payment goes on
                 _log.exception("an observer failed on %s", type(event).__name__)

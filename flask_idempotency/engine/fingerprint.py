@@ -13,7 +13,6 @@ from decimal import Decimal
 from functools import lru_cache
 from json import JSONDecoder
 from json.encoder import encode_basestring
-from operator import itemgetter
 from typing import Any, Final
 
 from flask_idempotency.engine.key import Identity, encode
@@ -239,16 +238,16 @@ def _text(value: Any, depth: int) -> str:
     if depth == 0 or value is _REFUSED:
         raise ValueError("this document has no safe canonical form")
     if kind is dict:
-        members = [f"{encode_basestring(name)}:{_text(item, depth - 1)}" for name, item in _sorted(value)]
+        members = [f"{encode_basestring(name)}:{_text(value[name], depth - 1)}" for name in _sorted(value)]
         return "{" + ",".join(members) + "}"
     return "[" + ",".join([_text(item, depth - 1) for item in value if item is not _REMOVED]) + "]"
 
 
-def _sorted(document: dict[str, Any]) -> list[tuple[str, Any]]:
+def _sorted(document: dict[str, Any]) -> list[str]:
     if "".join(document).isascii():
-        return sorted(document.items(), key=itemgetter(0))
+        return sorted(document)
     # By UTF-16 code units, which differs from Python's order beyond U+FFFF.
-    return sorted(document.items(), key=lambda member: member[0].encode("utf-16-be"))
+    return sorted(document, key=lambda name: name.encode("utf-16-be"))
 
 
 @lru_cache(maxsize=1024)

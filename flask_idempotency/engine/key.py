@@ -57,7 +57,9 @@ def parse_key(value: str, *, max_length: int = 255, key_format: str = "any") -> 
     if not _VISIBLE.fullmatch(key):
         raise InvalidKey("the key may contain visible ASCII characters only")
     if not _has_format(key, key_format):
-        raise InvalidKey("the key must be a UUID" if key_format == "uuid" else "the key does not have the required format")
+        raise InvalidKey(
+            "the key must be a UUID" if key_format == "uuid" else "the key does not have the required format"
+        )
     return key
 
 

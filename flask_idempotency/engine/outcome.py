@@ -57,4 +57,3 @@ class Unknown:
     """Nobody knows what became of the work. It will not run again until somebody settles it."""
 
     reason: str
-

@@ -29,7 +29,10 @@ class OnLapse(Enum):
 TRANSITIONS: Mapping[tuple[State | None, str], tuple[State | None, str]] = MappingProxyType(
     {
         (None, "claim"): (State.PROCESSING, "anyone; fence rises, attempt is 1"),
-        (State.PROCESSING, "claim"): (State.PROCESSING, "lease over and the record says takeover; fence and attempt rise"),
+        (State.PROCESSING, "claim"): (
+            State.PROCESSING,
+            "lease over and the record says takeover; fence and attempt rise",
+        ),
         (State.PROCESSING, "lapse"): (State.QUARANTINED, "lease over and the record says quarantine"),
         (State.PROCESSING, "renew"): (State.PROCESSING, "owner's token; the lease is never shortened"),
         (State.PROCESSING, "mark"): (State.PROCESSING, "owner's token; from here on a lapse quarantines"),
@@ -55,6 +58,9 @@ class About:
     principal: str = ""
     method: str = ""
     operation: str = ""
+
+
+NOBODY = About()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import About, OnLapse
+from flask_idempotency.engine.record import NOBODY, About, OnLapse
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,4 +15,4 @@ class ClaimRequest:
     key: StorageKey
     fingerprint: bytes
     on_lapse: OnLapse
-    about: About = About()
+    about: About = NOBODY

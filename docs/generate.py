@@ -1,0 +1,158 @@
+"""Writes the reference pages from the code that they describe: `python docs/generate.py`.
+
+A test fails when a page is not what this would write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from flask_idempotency.engine.events import Event
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.record import TRANSITIONS, State
+from flask_idempotency.schema import NOT_YET, DeploymentSchema, PolicySchema
+from flask_idempotency.signals import SIGNALS
+from flask_idempotency.web.problems import PROBLEMS, ProblemType
+
+HERE = Path(__file__).parent
+NOTICE = "<!-- Written by docs/generate.py from the code. Change the code, then run it. -->\n"
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def _shown(value: object) -> str:
+    match value:
+        case frozenset():
+            return f"`{sorted(value)}`" if value else "none"
+        case tuple() if not value:
+            return "none"
+        case tuple():
+            return ", ".join(_shown(each) for each in value)
+        case None:
+            return "by `effects`"
+        case float():
+            return f"`{value:g}`"
+        case _:
+            return f"`{value}`"
+
+
+def configuration() -> str:
+    """Every setting, its default and its meaning."""
+    plain = Policy()
+    policy = [
+        (f"`{name}`", _default(name, plain), str(field.metadata["doc"]))
+        for name, field in PolicySchema().fields.items()
+    ]
+    deployment = [
+        (f"`IDEMPOTENCY_{name.upper()}`", _shown_default(field.metadata.get("default")), str(field.metadata["doc"]))
+        for name, field in DeploymentSchema().fields.items()
+        if name not in PolicySchema().fields
+    ]
+    later = [(f"`IDEMPOTENCY_{name.upper()}`", what) for name, what in NOT_YET.items()]
+    return (
+        f"# Configuration\n\n{NOTICE}\n"
+        "An unknown `IDEMPOTENCY_*` key is an error with a suggestion, and all faults are reported together when the "
+        "extension is set up.\n\n## Policy\n\n"
+        "Usable in `Idempotency(…)`, `idempotency.configure(blueprint, …)`, `@idempotent(…)`, and as `IDEMPOTENCY_<UPPER>`.\n"
+        "The innermost that names a value decides: application, blueprint, nested blueprint, view, method of a view.\n"
+        "A profile lies below the values named beside it and above those of outer layers.\n"
+        "Durations are seconds or a `timedelta`.\n\n"
+        + _table(("keyword", "default", "meaning"), policy)
+        + "\n## Deployment\n\nConfiguration or `Idempotency(…)` only.\n\n"
+        + _table(("key", "default", "meaning"), deployment)
+        + "\n## Not in this release\n\nRefused, because silence would pass for a promise.\n\n"
+        + _table(("key", "waits for"), later)
+    )
+
+
+def _default(name: str, plain: Policy) -> str:
+    if name == "replayed_header":
+        return ", ".join(f"`{header}: {value}`" for header, value in plain.replayed_header)
+    if name in ("decide", "form_field"):
+        return "none"
+    return _shown(getattr(plain, name))
+
+
+def _shown_default(default: object) -> str:
+    return str(default) if isinstance(default, str) and " " in default else _shown(default)
+
+
+def problems() -> str:
+    """The list of all problems."""
+    rows = [(f"[`{row.code}`]({row.code}.md)", _status(row), row.title) for row in PROBLEMS.values()]
+    return (
+        f"# Problems\n\n{NOTICE}\n"
+        "Every refusal is an RFC 9457 problem document with a stable `code`; its `type` is `IDEMPOTENCY_DOCS_URL` followed "
+        "by the code.\nNo key, record, payload or principal appears in one.\n\n"
+        + _table(("code", "status", "what it says"), rows)
+    )
+
+
+def _status(problem: ProblemType) -> str:
+    return str(problem.status) if problem.status is not None else "that of the first answer"
+
+
+def _problem_page(problem: ProblemType) -> str:
+    """What happened, is it safe to retry, what to do."""
+    again = "yes" if problem.retry else "no"
+    return (
+        f"# {problem.title}\n\n{NOTICE}\n"
+        f"Code `{problem.code}`, status {_status(problem)}.\n"
+        f"Can the same request under the same key end better when a machine sends it again: {again}.\n\n{problem.guide}\n"
+    )
+
+
+def signals() -> str:
+    """Every event, its signal and what it tells."""
+    rows = [
+        (f"`{kind.__name__}`", f"`{signal.name}`", _facts(kind), " ".join((kind.__doc__ or "").split()))
+        for kind, signal in SIGNALS.items()
+    ]
+    return (
+        f"# Signals\n\n{NOTICE}\n"
+        "Receivers get the application as sender and the event as `event`.\n"
+        "Every event carries `record`, a short keyed hash that tells two keys apart and leads back to neither, and "
+        "`operation`, the endpoint.\nWhat a receiver raises is logged and passed over.\n\n"
+        + _table(("event", "signal", "facts", "meaning"), rows)
+    )
+
+
+def _facts(kind: type[Event]) -> str:
+    own = [name for name in kind.__dataclass_fields__ if name not in Event.__dataclass_fields__]
+    return ", ".join(f"`{name}`" for name in own) or "–"
+
+
+def states() -> str:
+    """Every move that a record can make."""
+    name: Mapping[State | None, str] = {None: "absent", **{state: state.name for state in State}}
+    rows = [(name[before], verb, name[after], who) for (before, verb), (after, who) in TRANSITIONS.items()]
+    return (
+        f"# States of a record\n\n{NOTICE}\n"
+        "What is not listed changes nothing. An expired record is an absent one, whether or not it is still stored.\n\n"
+        + _table(("from", "verb", "to", "who, and when"), rows)
+    )
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    **{f"problems/{row.code}.md": partial(_problem_page, row) for row in PROBLEMS.values()},
+    "problems/README.md": problems,
+    "configuration.md": configuration,
+    "signals.md": signals,
+    "states.md": states,
+}
+
+
+def main() -> None:
+    """Write every page."""
+    for page, render in PAGES.items():
+        (HERE / page).parent.mkdir(exist_ok=True)
+        (HERE / page).write_text(render(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

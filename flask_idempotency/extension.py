@@ -1,0 +1,123 @@
+"""`Idempotency`: what an application is given, and what the application tells it.
+
+The extension object holds what is registered on it (loaders, policies of blueprints) and nothing of any application:
+one object may serve several. What belongs to one application is frozen in `app.extensions["idempotency"]`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from flask import Blueprint, Flask
+
+from flask_idempotency.assembly import build_engine, identities
+from flask_idempotency.engine.engine import Engine
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.events import Observers
+from flask_idempotency.engine.policy import Override
+from flask_idempotency.engine.record import Record
+from flask_idempotency.settings import Settings, load_override, load_settings
+from flask_idempotency.signals import sender_for
+from flask_idempotency.web.current import idempotency_field
+from flask_idempotency.web.desk import Desk
+from flask_idempotency.web.hooks import Hooks
+from flask_idempotency.web.loaders import Loaders
+from flask_idempotency.web.policies import Policies
+
+EXTENSION = "idempotency"
+
+_log = logging.getLogger("flask_idempotency")
+
+LoaderT = TypeVar("LoaderT", bound="Callable[[], str | None]")
+GuardT = TypeVar("GuardT", bound="Callable[[Record], bool]")
+
+
+@dataclass(frozen=True, slots=True)
+class AppState:
+    """What one application has: found in `app.extensions["idempotency"]`."""
+
+    settings: Settings
+    engine: Engine | None
+    hooks: Hooks | None
+
+
+class Idempotency:
+    """Makes keyed requests of an application run once, and every retry get the same answer.
+
+    `principal` and `tenant` are loaders: functions that return a stable subject id and the acting tenant of the current
+    request. Everything else is a policy keyword or a setting, as in `IDEMPOTENCY_<UPPER>` configuration, which it
+    overrides. Raises `ConfigurationError` with every fault at once.
+    """
+
+    def __init__(
+        self,
+        app: Flask | None = None,
+        *,
+        principal: Callable[[], str | None] | None = None,
+        tenant: Callable[[], str | None] | None = None,
+        **settings: Any,
+    ) -> None:
+        self._loaders = Loaders(principal=principal, tenant=tenant)
+        self._settings = settings
+        self._overrides: dict[Blueprint, Override] = {}
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask) -> None:
+        """Guard this application. The order in which blueprints, hooks and other extensions are added does not matter."""
+        if EXTENSION in app.extensions:
+            raise ConfigurationError("Idempotency is already set up on this application: call init_app once per app.")
+        settings = load_settings(app.config, self._settings, app_name=app.import_name, lenient=app.debug or app.testing)
+        for warning in settings.warnings:
+            _log.warning(warning)
+        app.jinja_env.globals.setdefault("idempotency_field", idempotency_field)
+        app.extensions[EXTENSION] = self._guard(app, settings) if settings.enabled else AppState(settings, None, None)
+
+    def _guard(self, app: Flask, settings: Settings) -> AppState:
+        observers = Observers([sender_for(app)])
+        engine = build_engine(settings, observers=[observers])
+        desk = Desk(
+            engine=engine,
+            identities=identities(settings),
+            settings=settings,
+            policies=Policies(app, base=settings.policy, overrides=self._overrides),
+            loaders=self._loaders,
+            observers=observers,
+        )
+        hooks = Hooks(app, desk)
+        hooks.install()
+        return AppState(settings, engine, hooks)
+
+    def configure(self, blueprint: Blueprint, **policy: Any) -> None:
+        """The policy of every view of this blueprint, and of those nested in it unless they say otherwise.
+
+        Repeated calls add up. Call it before the first request.
+        """
+        override = load_override(policy, where=f"configure({blueprint.name!r})")
+        self._overrides[blueprint] = {**self._overrides.get(blueprint, {}), **override}
+
+    def principal_loader(self, loader: LoaderT) -> LoaderT:
+        """The function that returns a stable subject id for the current request, or None for nobody.
+
+        Never a cookie or a token: they rotate, and rotation would run a payment twice.
+        """
+        self._loaders.principal = loader
+        return loader
+
+    def tenant_loader(self, loader: LoaderT) -> LoaderT:
+        """The function that returns the tenant on whose behalf the current request acts, or None."""
+        self._loaders.tenant = loader
+        return loader
+
+    def replay_guard(self, guard: GuardT) -> GuardT:
+        """The function that may refuse a replay by returning False (403); the record is kept."""
+        self._loaders.replay_guard = guard
+        return guard
+
+    def problem_renderer(self, renderer: Callable[..., Any]) -> Callable[..., Any]:
+        """The function that turns a problem into this application's own error format."""
+        self._loaders.problem_renderer = renderer
+        return renderer

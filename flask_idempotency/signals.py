@@ -1,0 +1,62 @@
+"""Blinker signals: one for every event. A receiver gets the application as sender and the event as `event`.
+
+Signals are sent after the fact and cannot change it: what a receiver raises is logged and passed over, because a
+payment must not fail for the sake of its metrics. Receivers run in the request's thread, or in the lease thread for
+renewals and repeated writes; keep them quick.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from blinker import NamedSignal, Namespace
+from flask import Flask
+
+from flask_idempotency.engine import events
+from flask_idempotency.engine.events import Event, Observer
+
+_namespace = Namespace()
+
+
+def _all_kinds(kind: type[Event]) -> list[type[Event]]:
+    return [each for child in kind.__subclasses__() for each in (child, *_all_kinds(child))]
+
+
+def _signal_name(kind: type[Event]) -> str:
+    return "idempotency-" + re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower()
+
+
+SIGNALS: Mapping[type[Event], NamedSignal] = MappingProxyType(
+    {kind: _namespace.signal(_signal_name(kind), kind.__doc__) for kind in _all_kinds(Event)}
+)
+"""Every event and its signal, for whoever wants to connect to all of them."""
+
+claim_granted = SIGNALS[events.ClaimGranted]
+replay_served = SIGNALS[events.ReplayServed]
+conflict_refused = SIGNALS[events.ConflictRefused]
+mismatch_refused = SIGNALS[events.MismatchRefused]
+unknown_refused = SIGNALS[events.UnknownRefused]
+completed = SIGNALS[events.Completed]
+released = SIGNALS[events.Released]
+quarantined = SIGNALS[events.Quarantined]
+lease_expired = SIGNALS[events.LeaseExpired]
+renewal_failed = SIGNALS[events.RenewalFailed]
+settlement_delayed = SIGNALS[events.SettlementDelayed]
+settlement_abandoned = SIGNALS[events.SettlementAbandoned]
+store_failed = SIGNALS[events.StoreFailed]
+record_corrupt = SIGNALS[events.RecordCorrupt]
+replay_forbidden = SIGNALS[events.ReplayForbidden]
+
+
+def sender_for(app: Flask) -> Observer:
+    """An observer that sends each event as its signal, in this application's name. Does not keep the app alive."""
+    weak = weakref.ref(app)
+
+    def send(event: Event) -> None:
+        if (sender := weak()) is not None:
+            SIGNALS[type(event)].send(sender, event=event)
+
+    return send

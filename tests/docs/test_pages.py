@@ -1,0 +1,83 @@
+"""The documentation is what the code says, and what it shows runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flask import Blueprint, Flask, g, request
+
+import flask_idempotency
+from docs.generate import HERE, PAGES
+from flask_idempotency import Idempotency, current_claim, idempotent
+from flask_idempotency.stores.memory import MemoryStore
+
+ROOT = HERE.parent
+MARKDOWN = sorted([*HERE.rglob("*.md"), ROOT / "README.md", *ROOT.glob("*/README.md")])
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+
+BLOCKS = [
+    pytest.param(block, id=f"{path.relative_to(ROOT)}:{number}")
+    for path in MARKDOWN
+    for number, block in enumerate(BLOCK.findall(path.read_text(encoding="utf-8")))
+]
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_generated_pages_are_current(page: str) -> None:
+    """`python docs/generate.py` would change nothing."""
+    assert PAGES[page]() == (HERE / page).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(path: Path) -> None:
+    """A page that was moved is found by this, not by a reader."""
+    for target in LINK.findall(path.read_text(encoding="utf-8")):
+        assert (path.parent / target).exists(), target
+
+
+def surroundings() -> dict[str, Any]:
+    """What a snippet may take for granted: an application, and names that its text does not define."""
+    app = Flask("documentation")
+    app.config["IDEMPOTENCY_SECRET"] = "documented"
+    return {
+        **vars(flask_idempotency),
+        "app": app,
+        "blueprint": Blueprint("documented", "documentation"),
+        "charge": lambda payment, key: {"charged": payment, "key": key},
+        "current_claim": current_claim,
+        "Flask": Flask,
+        "g": g,
+        "idempotency": Idempotency(),
+        "idempotent": idempotent,
+        "os": SimpleNamespace(environ={"IDEMPOTENCY_SECRET": "documented"}),
+        "request": request,
+        "timedelta": timedelta,
+        "validate": lambda payload: payload,
+    }
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_every_python_block_runs(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As written; only a Redis is replaced by memory, for the snippet is not about it."""
+    monkeypatch.setattr("flask_idempotency.assembly._redis_store", lambda choice: MemoryStore())
+
+    exec(compile(ast.parse(block), "documentation", "exec"), surroundings())  # noqa: S102 - our own pages
+
+
+def test_the_quickstart_runs_a_payment_once() -> None:
+    """The first snippet of the README does what the sentence below it says."""
+    names: dict[str, Any] = {"__name__": "quickstart"}
+    exec(BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))[0], names)  # noqa: S102 - our own page
+    client = names["app"].test_client()
+
+    answers = [client.post("/payments", headers={"Idempotency-Key": "k"}) for _ in range(2)]
+
+    assert [201, 201] == [answer.status_code for answer in answers]
+    assert [None, "true"] == [answer.headers.get("Idempotency-Replayed") for answer in answers]

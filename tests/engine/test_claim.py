@@ -1,0 +1,253 @@
+"""Holding a claim: keeping it alive, and settling it whatever the store does meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
+from flask_idempotency.engine.outcome import Claimed, InFlight, Replayed, Unknown
+from flask_idempotency.engine.policy import merge
+from flask_idempotency.engine.record import OnLapse, State
+from flask_idempotency.engine.result import Result
+from tests.engine.conftest import House
+
+DONE = Result(200, body=b"done")
+
+
+def test_p10_renewal_keeps_one_runner_for_many_leases(house: House) -> None:
+    """A view that takes ten leases is still the only one."""
+    house.won()
+    for _ in range(30):
+        house.pass_time(10)
+
+        assert isinstance(house.claim(), InFlight)
+
+
+def test_renewal_ends_at_max_runtime(house: House) -> None:
+    """A view that hangs for ever does not hold its key for ever."""
+    house.won(max_runtime=60.0)
+    for _ in range(10):
+        house.pass_time(10)
+
+    assert isinstance(house.claim(), Unknown)
+
+
+@pytest.mark.parametrize("settle", ["complete", "release", "hold"])
+def test_renewal_ends_with_the_claim(house: House, settle: str) -> None:
+    """Whatever ends it."""
+    claim = house.won()
+    claim.complete(DONE) if settle == "complete" else getattr(claim, settle)("test")
+    house.store.calls.clear()
+
+    house.pass_time(100)
+
+    assert [] == house.store.calls
+
+
+def test_p59_a_store_that_fails_at_complete_costs_the_caller_nothing(house: House) -> None:
+    """The call returns, the key stays claimed, and the write is repeated until the store takes it."""
+    claim = house.won()
+    house.store.down |= {"complete"}
+    claim.complete(DONE)
+    house.pass_time(1)
+    assert isinstance(house.claim(), InFlight)
+
+    house.store.down.clear()
+    house.pass_time(1)
+
+    assert isinstance(house.claim(), Replayed)
+    assert ["ClaimGranted", "SettlementDelayed", "ConflictRefused", "Completed"] == house.told()
+
+
+def test_a_lost_reply_of_complete_is_as_if_it_had_come(house: House) -> None:
+    """The repeated write finds its own answer stored."""
+    claim = house.won()
+    house.store.mute |= {"complete"}
+    claim.complete(DONE)
+    house.store.mute.clear()
+    house.pass_time(1)
+
+    outcome = house.claim()
+
+    assert isinstance(outcome, Replayed)
+    assert DONE == outcome.answer.result
+
+
+def test_a_delayed_result_is_taken_from_quarantine(house: House) -> None:
+    """The outage outlasted the lease; the answer is known all the same."""
+    claim = house.won(max_runtime=3600.0)
+    house.store.down |= {"complete"}
+    claim.complete(DONE)
+    house.clock.advance(100)
+    assert isinstance(house.claim(), Unknown)
+
+    house.store.down.clear()
+    house.pass_time(1)
+
+    assert isinstance(house.claim(), Replayed)
+
+
+def test_a_result_that_is_never_taken_is_given_up_and_told(house: House) -> None:
+    """Memory is not for ever; the record quarantines itself by its lease."""
+    claim = house.won(max_runtime=60.0)
+    house.store.down |= {"complete"}
+    claim.complete(DONE)
+
+    house.pass_time(61)
+    house.pass_time(61)
+
+    assert "SettlementAbandoned" == house.told()[-1]
+    assert isinstance(house.claim(), Unknown)
+
+
+def test_a_delayed_settlement_that_was_overtaken_is_dropped(house: House) -> None:
+    """Somebody else settled the key meanwhile; theirs stands, and the loss is told."""
+    claim = house.won(on_abandoned="takeover")
+    house.store.down |= {"complete"}
+    claim.complete(DONE)
+    house.store.down.clear()
+    house.clock.advance(31)
+    house.won(on_abandoned="takeover").complete(Result(200, body=b"theirs"))
+
+    house.renewer.tick()
+
+    outcome = house.claim()
+    assert isinstance(outcome, Replayed)
+    assert b"theirs" == outcome.answer.result.body
+    assert "LeaseExpired" in house.told()
+
+
+def test_a_superseded_owner_learns_it_and_finds_the_stored_answer(house: House) -> None:
+    """It must deliver the successor's answer, never its own (correctness M9)."""
+    slow = house.won(effects="marked")
+    house.clock.advance(31)
+    house.won(effects="marked").complete(Result(200, body=b"theirs"))
+
+    with pytest.raises(LeaseLost):
+        slow.complete(DONE)
+    outcome = house.engine.successor(slow)
+
+    assert isinstance(outcome, Replayed)
+    assert b"theirs" == outcome.answer.result.body
+    assert "LeaseExpired" == house.told()[-1]
+
+
+def test_a_superseded_owner_learns_of_a_successor_that_still_runs(house: House) -> None:
+    """409, and when to come again."""
+    slow = house.won(effects="marked")
+    house.clock.advance(31)
+    house.won(effects="marked")
+
+    assert InFlight(30.0) == house.engine.successor(slow)
+
+
+def test_an_owner_whose_record_is_gone_learns_that_nothing_is_known(house: House) -> None:
+    """The store forgot; nobody may take the owner's word for it now."""
+    claim = house.won()
+    claim.release("test")
+
+    assert Unknown("lease-lost") == house.engine.successor(claim)
+
+
+def test_the_point_of_no_return_turns_take_over_into_quarantine(house: House) -> None:
+    """Durably, before the effect."""
+    house.won(effects="marked").point_of_no_return()
+    house.clock.advance(31)
+
+    assert isinstance(house.claim(effects="marked"), Unknown)
+
+
+def test_the_point_of_no_return_costs_nothing_where_it_changes_nothing(house: House) -> None:
+    """A plain claim is quarantined anyway; passing the point twice is passing it once."""
+    plain = house.won()
+    plain.point_of_no_return()
+    assert "mark" not in house.store.calls
+    assert plain.past_point
+
+    marked = house.won(house.request("other", policy=merge(house.policy, {"effects": "marked"})), effects="marked")
+    marked.point_of_no_return()
+    marked.point_of_no_return()
+
+    assert 1 == house.store.calls.count("mark")
+
+
+def test_a_superseded_owner_cannot_pass_the_point(house: House) -> None:
+    """The exception ends its view before the effect: this is what makes taking over safe."""
+    slow = house.won(effects="marked")
+    house.clock.advance(31)
+    house.won(effects="marked")
+
+    with pytest.raises(LeaseLost):
+        slow.point_of_no_return()
+
+    assert not slow.past_point
+
+
+def test_a_point_that_the_store_was_not_told_of_is_not_passed(house: House) -> None:
+    """No effect without the mark: the view must end here."""
+    claim = house.won(effects="marked")
+    house.store.down |= {"mark"}
+
+    with pytest.raises(StoreUnavailable):
+        claim.point_of_no_return()
+
+    assert not claim.past_point
+
+
+def test_a_renewal_that_meets_a_successor_is_told_once_and_ends(house: House) -> None:
+    """The lease was lost; nothing is renewed any more."""
+    house.won(effects="marked")
+    house.clock.advance(31)
+    house.won(effects="marked")
+
+    house.renewer.tick()
+    house.pass_time(10)
+
+    assert 1 == house.told().count("LeaseExpired")
+
+
+def test_what_cannot_be_stored_leaves_a_tombstone(house: House) -> None:
+    """The work was done: a retry must not do it again because a header was odd."""
+    house.won().complete(Result(200, metadata=(("X-Odd", "a\r\nb"),), body=b"x"))
+
+    outcome = house.claim()
+
+    assert isinstance(outcome, Replayed)
+    assert (200, False, b"") == (
+        outcome.answer.result.status,
+        outcome.answer.result.kept,
+        outcome.answer.result.body,
+    )
+
+
+def test_a_held_claim_can_still_be_completed_by_its_owner(house: House) -> None:
+    """The token stays good: a late answer heals a quarantine."""
+    claim = house.won()
+    claim.hold("effect-unknown")
+    assert Unknown("effect-unknown") == house.claim()
+
+    claim.complete(DONE)
+
+    assert isinstance(house.claim(), Replayed)
+
+
+def test_what_the_record_says_for_the_case_of_a_lapse_is_frozen_at_the_claim(house: House) -> None:
+    """A deployment that changes the policy does not reinterpret what runs."""
+    house.won()
+    house.clock.advance(31)
+
+    assert isinstance(house.claim(effects="marked"), Unknown)
+    record = house.store.read(house.key)
+    assert (State.QUARANTINED, OnLapse.QUARANTINE) == (record.state, record.on_lapse)
+
+
+def test_an_observer_that_fails_breaks_nothing(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    """A payment does not fail for the sake of its metrics; the failure is logged."""
+
+    def fail(event: object) -> None:
+        raise ValueError("metrics are down")
+
+    house.around.observers._observers += (fail,)
+
+    assert isinstance(house.claim(), Claimed)
+    assert "an observer failed on ClaimGranted" in caplog.text

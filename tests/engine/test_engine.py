@@ -1,0 +1,267 @@
+"""Asking for a key, and what each answer means to the one who asked."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
+from flask_idempotency.engine.outcome import Claimed, InFlight, Mismatched, Replayed, Unknown
+from flask_idempotency.engine.record import Payload, State
+from flask_idempotency.engine.result import Result
+from tests.engine.conftest import House
+
+DONE = Result(201, metadata=(("Content-Type", "text/plain"),), body=b"paid")
+
+
+def test_the_first_request_runs_and_its_retry_gets_the_same_answer(house: House) -> None:
+    """The main promise, at its smallest."""
+    house.won().complete(DONE)
+
+    outcome = house.claim()
+
+    assert isinstance(outcome, Replayed)
+    assert DONE == outcome.answer.result
+    assert ["ClaimGranted", "Completed"] == house.told()
+
+
+def test_store_calls_per_path_are_two_one_one(house: House) -> None:
+    """First request 2, replay 1, conflict 1, mismatch 1: SPEC section 7. Nobody adds one unseen."""
+    claim = house.won()
+    house.claim()
+    house.claim(house.request(body=b"other"))
+    claim.complete(DONE)
+    house.claim()
+
+    assert ["claim", "claim", "claim", "complete", "claim"] == house.store.calls
+
+
+def test_a_duplicate_of_a_running_request_learns_the_remaining_lease(house: House) -> None:
+    """And is told about, once."""
+    house.won()
+    house.clock.advance(12)
+
+    assert InFlight(retry_after=18.0) == house.claim()
+    assert ["ClaimGranted", "ConflictRefused"] == house.told()
+
+
+def test_another_payload_is_a_mismatch_also_while_the_first_runs(house: House) -> None:
+    """Before the conflict, because waiting would not help it (P-69)."""
+    house.won()
+
+    assert isinstance(house.claim(house.request(body=b"other")), Mismatched)
+
+
+def test_a_vanished_plain_owner_leaves_an_unknown_outcome(house: House) -> None:
+    """At most once: nobody runs the key again."""
+    house.won()
+    house.clock.advance(31)
+
+    assert Unknown("lease-expired") == house.claim()
+    assert Unknown("lease-expired") == house.claim()
+
+
+def test_a_vanished_marked_owner_is_taken_over(house: House) -> None:
+    """Before its point of no return nothing had happened."""
+    first = house.won(effects="marked")
+    house.clock.advance(31)
+
+    second = house.won(effects="marked")
+
+    assert 2 == second.attempt
+    assert second.fence > first.fence
+
+
+def test_an_unreadable_answer_is_an_error_and_never_a_run(house: House) -> None:
+    """A miss would charge again."""
+    claim = house.won()
+    payload = Payload(data=b"not an envelope", status=201, success=True, byte_size=4)
+    house.store.complete(house.key, claim._held.token, payload, keep=60.0)
+
+    for _ in range(2):
+        with pytest.raises(CorruptRecord):
+            house.claim()
+    assert "RecordCorrupt" in house.told()
+
+
+def test_a_claim_that_the_store_did_not_answer_is_given_back(house: House) -> None:
+    """The reply was lost, the claim was not: without this the key would be dead until its lease ended."""
+    house.store.mute.add("claim")
+    with pytest.raises(StoreUnavailable):
+        house.claim()
+    house.store.mute.clear()
+    assert isinstance(house.claim(), InFlight)
+
+    house.pass_time(1)
+
+    assert isinstance(house.claim(), Claimed)
+
+
+def test_two_requests_share_no_token(house: House) -> None:
+    """Equality of tokens is ownership."""
+    assert house.won(house.request("a"))._held.token != house.won(house.request("b"))._held.token
+
+
+class TestWaiting:
+    """`in_flight="wait"`: a seat, a bounded wait, and never a write."""
+
+    def test_a_waiter_gets_the_owners_answer(self, house: House) -> None:
+        """Woken by the settlement, not by luck."""
+        claim = house.won()
+        looked = threading.Event()
+        read = house.store._store.read
+        house.store._store.read = lambda key: (looked.set(), read(key))[1]  # type: ignore[func-returns-value]
+        outcomes: list[object] = []
+        waiter = threading.Thread(target=lambda: outcomes.append(house.claim(in_flight="wait", wait=3600.0)))
+        waiter.start()
+        assert looked.wait(10)
+
+        claim.complete(DONE)
+        waiter.join(10)
+
+        assert isinstance(outcomes[0], Replayed)
+        assert DONE == outcomes[0].answer.result
+
+    def test_a_waiter_that_sees_nothing_in_time_is_refused(self, house: House) -> None:
+        """Then it may come again; how long it waited is told."""
+        house.won()
+        read = house.store._store.read
+
+        def slowly(key: object) -> object:
+            house.clock.advance(2)
+            return read(key)
+
+        house.store._store.read = slowly
+
+        assert isinstance(house.claim(in_flight="wait", wait=5.0), InFlight)
+        assert 6.0 == house.events[-1].waited  # type: ignore[attr-defined]
+
+    def test_p103_a_waiter_never_writes(self, house: House) -> None:
+        """It reads until there is something to ask for."""
+        house.won()
+        read = house.store._store.read
+
+        def slowly(key: object) -> object:
+            house.clock.advance(1)
+            return read(key)
+
+        house.store._store.read = slowly
+        house.store.calls.clear()
+
+        house.claim(in_flight="wait", wait=5.0)
+
+        assert ["claim", "read"] == list(dict.fromkeys(house.store.calls))
+
+    def test_exactly_one_waiter_runs_after_a_release(self, house: House) -> None:
+        """The others go on waiting for it."""
+        claim = house.won()
+        barrier = threading.Barrier(3)
+        outcomes: list[object] = []
+
+        def wait() -> None:
+            barrier.wait(10)
+            outcome = house.claim(in_flight="wait", wait=3600.0)
+            outcomes.append(outcome)
+            if isinstance(outcome, Claimed):
+                outcome.held.complete(DONE)
+
+        waiters = [threading.Thread(target=wait) for _ in range(2)]
+        for waiter in waiters:
+            waiter.start()
+        barrier.wait(10)
+        claim.release("test")
+        for waiter in waiters:
+            waiter.join(10)
+
+        assert ["Claimed", "Replayed"] == sorted(type(outcome).__name__ for outcome in outcomes)
+
+    def test_without_a_seat_the_duplicate_is_refused_at_once(self, house: House) -> None:
+        """Waiters hold threads; there are few."""
+        house.won()
+        with house.around.waiting_room.seat(house.key), house.around.waiting_room.seat(house.key):
+            house.store.calls.clear()
+
+            assert isinstance(house.claim(in_flight="wait", wait=3600.0), InFlight)
+            assert ["claim"] == house.store.calls
+
+    def test_a_waiter_takes_over_from_an_owner_that_vanishes(self, house: House) -> None:
+        """Where the record says so: it asks again, as anybody would."""
+        house.won(effects="marked")
+        read = house.store._store.read
+
+        def slowly(key: object) -> object:
+            house.clock.advance(10)
+            return read(key)
+
+        house.store._store.read = slowly
+
+        assert 2 == house.won(effects="marked", in_flight="wait", wait=60.0).attempt
+
+
+class TestRotatedSecrets:
+    """Two secrets in use: releases that know only one of them still exclude each other."""
+
+    def both(self, house: House) -> tuple[object, ...]:
+        return house.request(), house.request(identity=1)
+
+    def test_an_answer_stored_under_the_old_secret_is_replayed(self, house: House) -> None:
+        """A rotation forgets nothing."""
+        house.won(house.request(identity=1)).complete(DONE)
+
+        outcome = house.claim(house.request(), house.request(identity=1))
+
+        assert isinstance(outcome, Replayed)
+        assert DONE == outcome.answer.result
+
+    @pytest.mark.parametrize("only", [0, 1])
+    def test_a_release_that_knows_one_secret_is_excluded_by_one_that_knows_both(self, house: House, only: int) -> None:
+        """A rolling deployment runs a payment once, in either direction."""
+        house.won(house.request(), house.request(identity=1))
+
+        assert isinstance(house.claim(house.request(identity=only)), InFlight)
+
+    @pytest.mark.parametrize("only", [0, 1])
+    def test_a_release_that_knows_both_is_excluded_by_one_that_knows_one(self, house: House, only: int) -> None:
+        """And it leaves nothing behind under the other."""
+        house.won(house.request(identity=only))
+
+        assert isinstance(house.claim(house.request(), house.request(identity=1)), InFlight)
+        house.pass_time(1)
+        assert house.store.read(house.request(identity=1 - only).key) is None
+
+    @pytest.mark.parametrize("only", [0, 1])
+    def test_the_answer_is_kept_under_both(self, house: House, only: int) -> None:
+        """So that the old secret can be dropped after one `keep`."""
+        house.won(house.request(), house.request(identity=1)).complete(DONE)
+
+        assert isinstance(house.claim(house.request(identity=only)), Replayed)
+
+    def test_renewing_marking_and_releasing_reach_both(self, house: House) -> None:
+        """A lease that lapsed under one secret would let the other's releases in."""
+        claim = house.won(house.request(), house.request(identity=1), effects="marked")
+        claim.point_of_no_return()
+        house.pass_time(20)
+        house.pass_time(20)
+        for identity in (0, 1):
+            record = house.store.read(house.request(identity=identity).key)
+            assert record is not None
+            assert record.state is State.PROCESSING
+            assert record.remaining > 0
+
+        claim.release("test")
+
+        assert [None, None] == [house.store.read(house.request(identity=i).key) for i in (0, 1)]
+
+    def test_dying_between_the_two_claims_leaves_the_key_guarded(self, house: House) -> None:
+        """The old key is asked first by everybody, so what holds it holds both."""
+        house.store._store.claim(house.request(identity=1), token=b"x" * 16, lease=30.0)
+
+        assert isinstance(house.claim(house.request(), house.request(identity=1)), InFlight)
+
+    def test_the_fence_is_one_that_rises_over_both(self, house: House) -> None:
+        """The larger of the two: a successor's is larger than either."""
+        first = house.won(house.request(), house.request(identity=1))
+        first.release("test")
+
+        assert house.won(house.request(), house.request(identity=1)).fence > first.fence

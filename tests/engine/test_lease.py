@@ -1,0 +1,160 @@
+"""The background thread, driven by hand: `tick` is its whole work, and the clock is ours."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Callable
+
+import pytest
+
+from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.lease import RETRY_SECONDS, SPARE_LIMIT, LeaseRenewer
+
+
+class Time:
+    """A monotonic clock that moves when told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Patient:
+    """Counts how often it was looked after; `answers` is what it says each time."""
+
+    def __init__(self, answer: Callable[[], float | None] = lambda: 10.0) -> None:
+        self.answer = answer
+        self.tended = 0
+
+    def tend(self) -> float | None:
+        self.tended += 1
+        return self.answer()
+
+
+def unavailable() -> float:
+    raise StoreUnavailable
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def renewer(time: Time) -> LeaseRenewer:
+    return LeaseRenewer(monotonic=time, threaded=False)
+
+
+def test_tends_when_due_and_not_before(renewer: LeaseRenewer, time: Time) -> None:
+    """A lease of 30 s is renewed every 10 s."""
+    patient = Patient()
+    renewer.watch(patient, after=10.0)
+
+    for _ in range(35):
+        time.now += 1
+        renewer.tick()
+
+    assert 3 == patient.tended
+
+
+def test_forgets_what_is_settled_and_what_says_it_is_done(renewer: LeaseRenewer, time: Time) -> None:
+    """Nothing keeps a claim alive that has ended."""
+    settled, done = Patient(), Patient(lambda: None)
+    renewer.watch(settled, after=1.0)
+    renewer.watch(done, after=1.0)
+    renewer.forget(settled)
+
+    for _ in range(5):
+        time.now += 10
+        renewer.tick()
+
+    assert (0, 1) == (settled.tended, done.tended)
+
+
+def test_p11_a_failing_store_is_asked_again_soon(renewer: LeaseRenewer, time: Time) -> None:
+    """One failed renewal neither ends the renewing nor waits for a third of the lease."""
+    patient = Patient(unavailable)
+    renewer.watch(patient, after=10.0)
+    time.now += 10
+    renewer.tick()
+    patient.answer = lambda: 10.0
+
+    time.now += RETRY_SECONDS
+    renewer.tick()
+
+    assert 2 == patient.tended
+
+
+def test_a_store_that_does_not_answer_ends_the_round_and_the_next_begins_with_another(
+    renewer: LeaseRenewer, time: Time
+) -> None:
+    """With one node of many gone, its claims must not keep those of the others from being renewed."""
+    broken, healthy = Patient(unavailable), Patient()
+    renewer.watch(broken, after=1.0)
+    renewer.watch(healthy, after=2.0)
+    time.now += 5
+    renewer.tick()
+    assert 0 == healthy.tended
+
+    time.now += RETRY_SECONDS
+    renewer.tick()
+
+    assert 1 == healthy.tended
+
+
+def test_spare_work_is_turned_away_when_there_is_too_much(renewer: LeaseRenewer) -> None:
+    """A long outage cannot fill the memory with claims to give back; live claims are always watched."""
+    for _ in range(SPARE_LIMIT):
+        renewer.watch(Patient(), after=1.0, spare=True)
+    spare, live = Patient(), Patient()
+
+    renewer.watch(spare, after=1.0, spare=True)
+    renewer.watch(live, after=1.0)
+
+    assert spare not in renewer._due
+    assert live in renewer._due
+
+
+def test_the_thread_tends_without_being_told() -> None:
+    """The real thread, the real clock: what is due at once is tended at once, also when an earlier one arrives."""
+    tended = threading.Event()
+    renewer = LeaseRenewer()
+    renewer.watch(Patient(), after=3600.0)
+
+    renewer.watch(Patient(lambda: tended.set()), after=0.0)
+
+    assert tended.wait(10)
+
+
+def test_a_dropped_renewer_is_collected() -> None:
+    """The thread does not keep an application alive that nobody uses any more."""
+    renewer = LeaseRenewer()
+    renewer.watch(Patient(), after=3600.0)
+    thread = renewer._thread
+    weak = weakref.ref(renewer)
+
+    del renewer
+    gc.collect()
+
+    assert weak() is None
+    assert thread is not None
+    assert thread.daemon
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_child_does_not_renew_its_parents_claims(renewer: LeaseRenewer, time: Time) -> None:
+    """A preloading server forks its workers: a claim whose owner is another process is not the child's to keep."""
+    renewer.watch(Patient(), after=1.0)
+
+    pid = os.fork()
+    if pid == 0:
+        os._exit(len(renewer._due))
+    _, status = os.waitpid(pid, 0)
+
+    assert 0 == os.waitstatus_to_exitcode(status)
+    assert 1 == len(renewer._due)

@@ -1,0 +1,59 @@
+"""Seats for duplicates that wait."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.waiting import SEATS_PER_KEY, WaitingRoom
+
+A = StorageKey(b"a" * 32, b"t" * 32)
+B = StorageKey(b"b" * 32, b"t" * 32)
+C = StorageKey(b"c" * 32, b"t" * 32)
+
+
+def test_no_more_waiters_than_seats() -> None:
+    """Waiters hold threads; those past the bound are refused, and a seat that is left can be taken again."""
+    room = WaitingRoom(2)
+    with ExitStack() as stack:
+        first = room.seat(A)
+        assert first.__enter__() is not None
+        assert stack.enter_context(room.seat(B)) is not None
+        assert stack.enter_context(room.seat(C)) is None
+        first.__exit__(None, None, None)
+        assert stack.enter_context(room.seat(C)) is not None
+
+
+def test_one_key_cannot_take_every_seat() -> None:
+    """The duplicates of one key leave seats for those of others."""
+    room = WaitingRoom(SEATS_PER_KEY + 2)
+    with ExitStack() as stack:
+        for _ in range(SEATS_PER_KEY):
+            assert stack.enter_context(room.seat(A)) is not None
+
+        assert stack.enter_context(room.seat(A)) is None
+        assert stack.enter_context(room.seat(B)) is not None
+
+
+def test_settling_a_key_wakes_its_waiters_and_nobody_else() -> None:
+    """Different keys never wait for each other (P-20)."""
+    room = WaitingRoom(4)
+    with room.seat(A) as of_a, room.seat(B) as of_b:
+        room.wake(A)
+
+        assert of_a is not None
+        assert of_b is not None
+        assert (True, False) == (of_a.is_set(), of_b.is_set())
+
+
+def test_a_seat_is_given_back_when_its_waiter_fails() -> None:
+    """An exception while waiting does not cost the process a seat for ever."""
+    room = WaitingRoom(1)
+    try:
+        with room.seat(A):
+            raise ValueError
+    except ValueError:
+        pass
+
+    with room.seat(A) as seat:
+        assert seat is not None

@@ -1,0 +1,210 @@
+"""Configuration is read once, checked whole, and every fault is named together with its remedy."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.policy import POLICY_FIELDS, Policy, merge
+from flask_idempotency.profiles import PROFILES
+from flask_idempotency.schema import NOT_YET, DeploymentSchema, PolicySchema
+from flask_idempotency.settings import Settings, load_override, load_settings
+
+BASE = {"IDEMPOTENCY_STORE": "redis://127.0.0.1", "IDEMPOTENCY_SECRET": "s"}
+
+
+def load(config: dict[str, Any] | None = None, *, lenient: bool = False, **arguments: Any) -> Settings:
+    return load_settings({**BASE, **(config or {})}, arguments, app_name="shop", lenient=lenient)
+
+
+def faults(config: dict[str, Any], **arguments: Any) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load(config, **arguments)
+    return str(caught.value)
+
+
+def test_every_policy_keyword_can_be_configured() -> None:
+    """The schema and the policy name the same things, so that none can be written and not read."""
+    assert POLICY_FIELDS == set(PolicySchema().fields)
+
+
+def test_nothing_configured_is_the_documented_default() -> None:
+    """Defaults live in one place, `Policy`."""
+    settings = load()
+
+    assert (Policy(), "shop", True, 2) == (
+        settings.policy,
+        settings.namespace,
+        settings.allow_anonymous,
+        settings.max_waiters,
+    )
+
+
+def test_all_faults_are_reported_in_one_error() -> None:
+    """Nobody fixes a deployment one restart at a time."""
+    text = faults({"IDEMPOTENCY_LEASE": -1, "IDEMPOTENCY_EFFECTS": "magic", "IDEMPOTENCY_LAESE": 3}, in_flight="queue")
+
+    for part in (
+        "4 faults",
+        "IDEMPOTENCY_LEASE: must be more than 0",
+        "IDEMPOTENCY_EFFECTS: must be one of",
+        "in_flight",
+    ):
+        assert part in text
+
+
+def test_an_unknown_setting_is_refused_with_a_suggestion() -> None:
+    """A typing error must not pass for a protection."""
+    assert "IDEMPOTENCY_REQUIRD: there is no such setting. Did you mean IDEMPOTENCY_REQUIRED?" in faults(
+        {"IDEMPOTENCY_REQUIRD": True}
+    )
+
+
+def test_an_unknown_keyword_is_refused_where_it_was_written() -> None:
+    """The text says in which call."""
+    with pytest.raises(
+        ConfigurationError, match=r"@idempotent on pay: keeep: .* Did you mean @idempotent on pay: keep\?"
+    ):
+        load_override({"keeep": 5}, where="@idempotent on pay")
+
+
+def test_arguments_override_configuration() -> None:
+    """`Idempotency(app, lease=…)` is nearer to the code than IDEMPOTENCY_LEASE."""
+    assert 5.0 == load({"IDEMPOTENCY_LEASE": 60}, lease=5).policy.lease
+
+
+@pytest.mark.parametrize("name", sorted(set(NOT_YET)))
+def test_what_this_release_does_not_do_is_refused(name: str) -> None:
+    """A quota that is configured and not enforced would be worse than none."""
+    assert "is not in this release" in faults({f"IDEMPOTENCY_{name.upper()}": "on"})
+
+
+def test_encryption_off_is_no_promise_and_is_accepted() -> None:
+    """Saying that something is off asks for nothing."""
+    assert load({"IDEMPOTENCY_ENCRYPTION": "off"}).enabled
+
+
+@pytest.mark.parametrize(("value", "seconds"), [(90, 90.0), (1.5, 1.5), (timedelta(minutes=2), 120.0)])
+def test_durations_are_seconds_or_timedeltas(value: Any, seconds: float) -> None:
+    """Both spellings of one duration mean the same."""
+    assert seconds == load_override({"lease": value}, where="here")["lease"]
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value"),
+    [
+        ("lease", 0),
+        ("lease", "30"),
+        ("lease", True),
+        ("lease", float("nan")),
+        ("keep", timedelta(days=91)),
+        ("keep", -1),
+        ("wait", -1),
+        ("max_key_length", 0),
+        ("max_key_length", 2.5),
+        ("key_format", "(["),
+        ("methods", "POST"),
+        ("methods", ["GET", "POST"]),
+        ("header", "Idempotency Key"),
+        ("header", "Idempotency-Key\r\nX: y"),
+        ("header", 7),
+        ("header", []),
+        ("replayed_header", {"X-Replay": "a\r\nb"}),
+        ("keep_statuses", [99]),
+        ("keep_statuses", ["6xx"]),
+        ("keep_statuses", [True]),
+        ("decide", "keep"),
+        ("ignore_fields", ["sent_at"]),
+        ("effects", "exactly-once"),
+        ("profile", "strip"),
+        ("scope", "tenant"),
+        ("max_body", -1),
+        ("required", "perhaps"),
+    ],
+)
+def test_p05_values_that_cannot_hold_are_refused(keyword: str, value: Any) -> None:
+    """Each with one sentence that begins with where it was written."""
+    with pytest.raises(ConfigurationError, match=f"here: {keyword}: "):
+        load_override({keyword: value}, where="here")
+
+
+def test_statuses_may_be_numbers_and_classes() -> None:
+    """ "5xx" is the hundred of them."""
+    assert {404, *range(500, 600)} == load_override({"keep_statuses": [404, "5xx"]}, where="here")["keep_statuses"]
+
+
+def test_a_profile_lies_below_the_values_named_beside_it() -> None:
+    """Every single value of a profile can be overridden, in the same call."""
+    policy = merge(Policy(), load_override({"profile": "playbook", "keep": 60}, where="here"))
+
+    assert ("playbook", 60.0) == (policy.profile, policy.keep)
+    assert PROFILES["playbook"].values["replayed_header"] == policy.replayed_header
+
+
+def test_configuration_and_arguments_are_one_layer() -> None:
+    """A profile in the call does not undo a value in the configuration: both speak for the whole application."""
+    assert 5.0 == load({"IDEMPOTENCY_LEASE": 5}, profile="stripe").policy.lease
+
+
+def test_an_inner_profile_overrides_outer_values() -> None:
+    """A blueprint that speaks another dialect speaks all of it."""
+    outer = load_override({"keep": 60}, where="app")
+    inner = load_override({"profile": "playbook"}, where="blueprint")
+
+    assert 7 * 24 * 3600.0 == merge(Policy(), outer, inner).keep
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_every_profile_is_a_policy_that_holds(profile: str) -> None:
+    """No bundle that ships is refused by our own check."""
+    merge(Policy(), load_override({"profile": profile}, where="here")).check()
+
+
+def test_a_secret_of_its_own_needs_no_warning() -> None:
+    """The list of a rotation keeps its order: newest first."""
+    settings = load({"IDEMPOTENCY_SECRET": ["new", b"old"], "SECRET_KEY": "k"})
+
+    assert ((b"new", b"old"), ()) == (settings.secrets, settings.warnings)
+
+
+def test_a_derived_secret_warns_outside_debug_and_testing() -> None:
+    """Rotating SECRET_KEY would run payments again; that must not come as a surprise."""
+    config = {"IDEMPOTENCY_STORE": "redis://127.0.0.1", "SECRET_KEY": "k"}
+
+    strict = load_settings(config, {}, app_name="shop", lenient=False)
+    lenient = load_settings(config, {}, app_name="shop", lenient=True)
+
+    assert "rotating SECRET_KEY" in strict.warnings[0]
+    assert not lenient.warnings
+    assert strict.secrets == lenient.secrets
+    assert (b"k",) != strict.secrets
+
+
+@pytest.mark.parametrize("secret", ["", [], [""], 5, ["new", None]])
+def test_an_unusable_secret_is_refused(secret: Any) -> None:
+    """An empty secret would make every storage key guessable."""
+    assert "IDEMPOTENCY_SECRET: must be a non-empty string" in faults({"IDEMPOTENCY_SECRET": secret})
+
+
+def test_no_secret_at_all_is_refused_where_records_outlive_the_process() -> None:
+    """Another secret at the next start would make every key new."""
+    with pytest.raises(ConfigurationError, match="IDEMPOTENCY_SECRET"):
+        load_settings({"IDEMPOTENCY_STORE": "redis://127.0.0.1"}, {}, app_name="shop", lenient=True)
+
+
+def test_the_memory_store_warns_outside_debug_and_testing_and_needs_no_secret() -> None:
+    """Its records end with the process, and so may the secret that names them."""
+    first, second = (load_settings({}, {}, app_name="shop", lenient=False) for _ in range(2))
+
+    assert "memory://" in first.warnings[0]
+    assert first.secrets != second.secrets
+    assert not load_settings({}, {}, app_name="shop", lenient=True).warnings
+
+
+def test_every_setting_says_what_it_is() -> None:
+    """The reference is generated from these texts."""
+    for name, field in DeploymentSchema().fields.items():
+        assert field.metadata.get("doc"), name
