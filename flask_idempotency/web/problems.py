@@ -178,7 +178,7 @@ _ROWS = (
     ProblemType(
         code="principal-required",
         status=403,
-        title="Caller unknown",
+        title="The caller is unknown",
         detail="Idempotency keys are accepted from identified callers only. Nothing was done.",
         guide=(
             "Keys belong to callers, and this request does not say who is calling. Nothing was done and the key was "

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from werkzeug.datastructures import Headers
 from werkzeug.http import HTTP_STATUS_CODES
+from werkzeug.urls import iri_to_uri
 from werkzeug.wrappers import Response
 from werkzeug.wsgi import ClosingIterator
 
@@ -40,8 +41,8 @@ OF_THE_BODY = frozenset(
 )
 """Fields that describe one particular body: false beside any other."""
 
-# Lone surrogates cannot be encoded, so no codec could keep them.
-_UNSAFE = re.compile("[\r\n\0\ud800-\udfff]")
+# What would end a header early, or what HTTP cannot carry (it is Latin-1 on the wire).
+_UNSAFE = re.compile(r"[\r\n\0]|[^\0-\xff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Capture:
     body: bytes | None
     """None: not kept, or still to come through `tee`."""
     tee: Tee | None
+    """It calls whoever listens. Who is kept alive by that and keeps this, keeps a weak reference to it instead."""
     headers: Pairs
     """All fields that the answer had, also those that are never kept."""
     announced: int | None
@@ -85,7 +87,7 @@ class Capture:
 def kept_headers(headers: Iterable[tuple[str, str]], policy: Policy) -> Pairs:
     """The fields that belong to the answer, in order, duplicates included.
 
-    Raises `NotStorable` if one of them holds CR, LF, NUL or a lone surrogate.
+    Raises `NotStorable` if one of them holds CR, LF, NUL or a character that HTTP cannot carry.
     """
     kept = _allowed(headers, policy)
     for name, value in kept:
@@ -184,7 +186,17 @@ def _allowed(headers: Iterable[tuple[str, str]], policy: Policy) -> Pairs:
     pairs = tuple(headers)
     connection = {token.lower() for name, value in pairs if name.lower() == "connection" for token in _tokens(value)}
     allowed = allowed_fields(policy.keep_headers) - connection
-    return tuple(pair for pair in pairs if pair[0].lower() in allowed)
+    return tuple((name, _as_sent(name, value)) for name, value in pairs if name.lower() in allowed)
+
+
+def _as_sent(name: str, value: str) -> str:
+    # Werkzeug lets a view name a place in any script, and writes it in ASCII only when the response starts.
+    if value.isascii() or name.lower() not in ("location", "content-location"):
+        return value
+    try:
+        return iri_to_uri(value)
+    except UnicodeError:
+        return value
 
 
 def _tokens(value: str) -> list[str]:

@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import stripe
+from flask import Flask, request
+from werkzeug.serving import make_server
+from werkzeug.wrappers import Response
+
+from flask_idempotency.engine.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    InvalidKey,
+    NotStorable,
+    StoreUnavailable,
+)
+from flask_idempotency.engine.outcome import InFlight, Mismatched, Unknown
+from flask_idempotency.profiles import PROFILES
+from flask_idempotency.web.problems import DOCS_URL, PROBLEMS, Problem, failure, refusal, render
+
+CODES = tuple(PROBLEMS)
+
+
+def problem(code: str, detail: str = "") -> Problem:
+    return Problem(code, detail, status=201 if PROBLEMS[code].status is None else None)
+
+
+def rendered(what: Problem, profile: str = "ietf", *, docs_url: str = DOCS_URL) -> Response:
+    return render(what, profile=PROFILES[profile], docs_url=docs_url, response_class=Response)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    (
+        ("missing-key", 400),
+        ("invalid-key", 400),
+        ("truncated-body", 400),
+        ("in-flight", 409),
+        ("key-reused", 422),
+        ("outcome-unknown", 409),
+        ("store-unavailable", 503),
+        ("response-not-kept", None),
+        ("replay-forbidden", 403),
+        ("principal-required", 403),
+        ("record-corrupt", 500),
+    ),
+)
+def test_the_table_is_that_of_the_specification(code: str, status: int | None) -> None:
+    assert status == PROBLEMS[code].status
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_row_says_what_happened_and_what_to_do(code: str) -> None:
+    row = PROBLEMS[code]
+
+    assert all(text == text.strip() and len(text) > 15 for text in (row.title, row.detail, row.guide))
+    assert row.detail.endswith(".")
+    assert row.guide.endswith(".")
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("profile", ("ietf", "x-idempotency"))
+def test_a_problem_is_a_problem_document(code: str, profile: str) -> None:
+    response = rendered(problem(code, "Specifics."), profile)
+
+    assert {
+        "type": DOCS_URL + code,
+        "title": PROBLEMS[code].title,
+        "status": response.status_code,
+        "detail": f"{PROBLEMS[code].detail} Specifics.",
+        "code": code,
+    } == json.loads(response.get_data())
+    assert "application/problem+json" == response.headers["Content-Type"]
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_dialect_points_to_the_page_and_is_not_cached(code: str, profile: str) -> None:
+    response = rendered(problem(code), profile, docs_url="https://pay.example/errors#")
+
+    assert f'<https://pay.example/errors#{code}>; rel="describedby"' == response.headers["Link"]
+    assert "no-store" == response.headers["Cache-Control"]
+    assert isinstance(json.loads(response.get_data()), dict)
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize(
+    ("profile", "statuses"), (("ietf", {}), ("stripe", {"key-reused": 400}), ("playbook", {"key-reused": 409}))
+)
+def test_only_the_mismatch_has_another_status_in_another_dialect(
+    profile: str, statuses: dict[str, int], code: str
+) -> None:
+    expected = statuses.get(code) or PROBLEMS[code].status or 201
+
+    assert expected == rendered(problem(code), profile).status_code
+
+
+def test_a_problem_whose_status_is_the_first_answers_needs_one() -> None:
+    with pytest.raises(ValueError, match="no status"):
+        Problem("response-not-kept")
+
+
+def test_an_unknown_code_is_a_mistake_at_once() -> None:
+    with pytest.raises(KeyError):
+        Problem("no-such-problem")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), ((-3.0, "1"), (0.0, "1"), (0.2, "1"), (1.0, "1"), (1.01, "2"), (4.2, "5"), (299.0, "5"))
+)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_retry_after_is_whole_seconds_from_one_up_to_the_cap(profile: str, seconds: float, told: str) -> None:
+    assert told == rendered(refusal(InFlight(seconds)), profile).headers["Retry-After"]
+
+
+@pytest.mark.parametrize("code", sorted(CODES))
+def test_without_a_time_no_retry_after_is_made_up(code: str) -> None:
+    assert "Retry-After" not in rendered(problem(code)).headers
+
+
+def test_a_mismatch_tells_when_the_key_was_first_seen() -> None:
+    assert "It was first seen at 2023-11-14T22:13:20Z." == refusal(Mismatched(1_700_000_000.9)).detail
+
+
+def test_an_unknown_outcome_tells_neither_its_reason_nor_when_to_ask_again() -> None:
+    """
+    The reason is for operators. A time would be a promise that nobody can make.
+    """
+    response = rendered(refusal(Unknown("lease-expired on worker-7")))
+
+    assert "worker-7" not in response.get_data(as_text=True)
+    assert "Retry-After" not in response.headers
+
+
+def test_what_is_wrong_with_a_key_is_told() -> None:
+    assert Problem("invalid-key", "Longer than 255 characters.") == failure(InvalidKey("Longer than 255 characters."))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    ((StoreUnavailable("redis://secret@host"), "store-unavailable"), (CorruptRecord("rid"), "record-corrupt")),
+)
+def test_what_went_wrong_inside_is_not_told(error: StoreUnavailable | CorruptRecord, code: str) -> None:
+    assert (code, "") == (failure(error).code, failure(error).detail)
+
+
+def test_a_store_that_is_down_names_a_time_to_ask_again() -> None:
+    assert "2" == rendered(failure(StoreUnavailable("down"))).headers["Retry-After"]
+
+
+@pytest.mark.parametrize("error", (ConfigurationError("x"), NotStorable("x")))
+def test_an_error_that_is_not_the_clients_to_know_is_raised_on(error: ConfigurationError | NotStorable) -> None:
+    with pytest.raises(type(error)):
+        failure(error)
+
+
+@pytest.mark.parametrize(
+    ("code", "error_code"),
+    (
+        ("key-reused", "idempotency_payload_mismatch"),
+        ("in-flight", "request_in_progress"),
+        ("store-unavailable", "store_unavailable"),
+    ),
+)
+def test_playbook_has_its_own_words(code: str, error_code: str) -> None:
+    document = json.loads(rendered(problem(code), "playbook").get_data())
+
+    assert {"error_code": error_code, "error_message": PROBLEMS[code].detail} == document
+
+
+class StripeLike:
+    """A server that answers every request with `answer`, and the real client pointed at it."""
+
+    def __init__(self) -> None:
+        self.answer = Problem("in-flight")
+        self.keys: list[str | None] = []
+        app = Flask(__name__)
+
+        @app.post("/v1/charges")
+        def charge() -> Response:
+            self.keys.append(request.headers.get("Idempotency-Key"))
+            return rendered(self.answer, "stripe")
+
+        self.server = make_server("127.0.0.1", 0, app, threaded=True)
+
+    def charge(self, *, retries: int = 0) -> Any:
+        client = stripe.StripeClient(
+            "sk_test",
+            base_addresses={"api": f"http://127.0.0.1:{self.server.server_port}"},
+            max_network_retries=retries,
+        )
+        return client.v1.charges.create({"amount": 100, "currency": "eur"})
+
+
+@pytest.fixture(scope="module")
+def listening() -> Iterator[StripeLike]:
+    service = StripeLike()
+    thread = threading.Thread(target=service.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield service
+    service.server.shutdown()
+    thread.join()
+    service.server.server_close()
+
+
+@pytest.fixture
+def service(listening: StripeLike, monkeypatch: pytest.MonkeyPatch) -> StripeLike:
+    monkeypatch.setattr("stripe._http_client.HTTPClient._sleep_time_seconds", lambda *args, **kwargs: 0)
+    listening.keys.clear()
+    return listening
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "error_code"),
+    (
+        ("missing-key", stripe.InvalidRequestError, "missing_key"),
+        ("invalid-key", stripe.InvalidRequestError, "invalid_key"),
+        ("truncated-body", stripe.InvalidRequestError, "truncated_body"),
+        ("in-flight", stripe.APIError, "idempotency_key_in_use"),
+        ("key-reused", stripe.IdempotencyError, None),
+        ("outcome-unknown", stripe.APIError, "outcome_unknown"),
+        ("store-unavailable", stripe.APIError, "store_unavailable"),
+        ("replay-forbidden", stripe.PermissionError, "replay_forbidden"),
+        ("principal-required", stripe.PermissionError, "principal_required"),
+        ("record-corrupt", stripe.APIError, "record_corrupt"),
+    ),
+)
+def test_the_stripe_client_raises_the_right_error(
+    service: StripeLike, code: str, error: type[stripe.StripeError], error_code: str | None
+) -> None:
+    service.answer = Problem(code)
+
+    with pytest.raises(stripe.StripeError) as caught:
+        service.charge()
+
+    assert (error, error_code, PROBLEMS[code].detail) == (
+        type(caught.value),
+        caught.value.error.code if caught.value.error else "none",
+        caught.value.user_message,
+    )
+
+
+@pytest.mark.parametrize(("status", "error"), ((404, stripe.InvalidRequestError), (500, stripe.APIError)))
+def test_the_stripe_client_reads_a_tombstone_of_a_failure(
+    service: StripeLike, status: int, error: type[stripe.StripeError]
+) -> None:
+    service.answer = Problem("response-not-kept", status=status)
+
+    with pytest.raises(error):
+        service.charge()
+
+
+def test_the_stripe_client_takes_a_tombstone_of_a_success_for_one(service: StripeLike) -> None:
+    """
+    The charge was made; raising would tempt its caller to make another.
+    """
+    service.answer = Problem("response-not-kept", status=200)
+
+    assert "response_not_kept" == service.charge().error.code
+
+
+@pytest.mark.parametrize("code", sorted(CODES))
+def test_the_stripe_client_repeats_what_may_end_better_and_nothing_else(service: StripeLike, code: str) -> None:
+    service.answer = Problem(code, status=500 if PROBLEMS[code].status is None else None)
+
+    with pytest.raises(stripe.StripeError):
+        service.charge(retries=2)
+
+    assert (3 if PROBLEMS[code].retry else 1) == len(service.keys)
+    assert 1 == len(set(service.keys))
+
+
+def test_what_a_machine_may_repeat() -> None:
+    assert {"in-flight", "store-unavailable", "truncated-body"} == {code for code in CODES if PROBLEMS[code].retry}
