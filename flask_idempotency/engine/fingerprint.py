@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
-from json import JSONDecoder
+from json import JSONDecoder, JSONEncoder
 from json.encoder import encode_basestring
 from typing import Any, Final
 
@@ -60,10 +60,8 @@ def fingerprint(
     The canonical form of JSON does not depend on which JSON type it is; `media_type` does, so the same document sent
     as `application/json` and as `application/vnd.x+json` is two different requests.
     """
-    flat = [text.encode("utf-8", "surrogatepass") for name, value in headers for text in (name.lower(), value)]
-    mac = identity.fingerprint(
-        method.encode(), path, query, media_type.encode("utf-8", "surrogatepass"), encode(*flat), body
-    )
+    selected = encode(*[_utf8(text) for name, value in headers for text in (name.lower(), value)])
+    mac = identity.fingerprint(_utf8(method), path, query, _utf8(media_type), selected, body)
     return bytes((VERSION,)) + mac[: SIZE - 1]
 
 
@@ -154,7 +152,7 @@ def canonical_json(raw: bytes, *, ignore: Sequence[str] = ()) -> bytes | None:
         document = _DECODER.decode(raw.decode("utf-8"))
         for tokens in map(_tokens, ignore):
             _remove(document, tokens)
-        return _text(document, MAX_DEPTH).encode("utf-8")
+        return (_plain_text(raw, document) or _text(document, MAX_DEPTH)).encode("utf-8")
     except (ValueError, RecursionError):
         return None
 
@@ -184,12 +182,12 @@ def _integer(literal: str) -> int | _Refused:
     return number if -_MAX_SAFE_INTEGER <= number <= _MAX_SAFE_INTEGER else _REFUSED
 
 
-def _float(literal: str) -> bytes | _Refused:
-    """The canonical text of a number, as bytes: a type that parsed JSON has no other use for."""
+def _float(literal: str) -> float | bytes | _Refused:
+    """A number that Python prints as ECMAScript does; else its canonical text, as bytes, which nothing else here is."""
     number = float(literal)
     shortest = repr(number)
     if shortest == literal and "e" not in literal and not literal.endswith(".0"):
-        return literal.encode()
+        return number
     if number - number != 0 or Decimal(literal) != Decimal(shortest):
         return _REFUSED
     return _ecmascript(shortest).encode()
@@ -223,11 +221,24 @@ _DECODER = JSONDecoder(
 )
 
 
+_ENCODER = JSONEncoder(ensure_ascii=False, check_circular=False, sort_keys=True, separators=(",", ":"))
+
+
+def _plain_text(raw: bytes, document: Any) -> str | None:
+    """What `_text` returns, at half the cost, for the documents that most clients send; None for all others."""
+    if not raw.isascii() or b"\\u" in raw or raw.count(b"{") + raw.count(b"[") > MAX_DEPTH:
+        return None
+    try:
+        return _ENCODER.encode(document)
+    except TypeError:
+        return None
+
+
 def _text(value: Any, depth: int) -> str:
     kind = type(value)
     if kind is str:
         return encode_basestring(value)
-    if kind is int:
+    if kind is int or kind is float:
         return repr(value)
     if kind is bytes:
         return str(value, "ascii")

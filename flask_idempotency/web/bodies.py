@@ -1,0 +1,189 @@
+"""The body of a request, read before the view reads it and put back as if nobody had.
+
+A body that cannot be had whole is an error, never the digest of what is left.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from tempfile import SpooledTemporaryFile
+from typing import IO, Final, cast
+
+from flask import Request
+from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
+from werkzeug.wsgi import LimitedStream
+
+from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
+
+MEMORY_BYTES: Final = 64 * 1024
+"""Larger bodies go through a temporary file. Payment bodies are smaller, and a hundred threads may hold one each."""
+
+FORM_TYPES: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
+"""What Werkzeug parses as a form."""
+
+_CHUNK: Final = 64 * 1024
+_ENVIRON_KEY: Final = "flask_idempotency.body"
+
+
+class TruncatedBody(IdempotencyError):
+    """The client sent less than it announced. To be answered with 400, before any claim."""
+
+
+class BodyConsumed(ConfigurationError):
+    """The application read the body before it could be fingerprinted, and kept no copy. The text names the remedy."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The request body was read before flask_idempotency could fingerprint it, so a changed payload could pass "
+            "for a retry. Let the earlier before_request hook read it with request.get_data(), request.get_json() or "
+            "request.form, which keep a copy, instead of request.stream, get_data(cache=False) or wsgi.input; and let "
+            "it leave uploaded files open."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """Where a request's whole body is. Without a stream it is in `request.form` and `request.files`, or unread."""
+
+    length: int | None
+    stream: IO[bytes] | None = None
+    parsed: bool = False
+    """An earlier hook has parsed it as a form, and Werkzeug keeps no bytes then."""
+
+    def close(self) -> None:
+        """Gives a temporary file back at once. Only for who knows that nobody reads on: a streaming view may, after
+        teardown even. Without this call it goes with its last reference."""
+        if self.stream is not None:
+            self.stream.close()
+
+
+def read_body(request: Request) -> Body:
+    """The whole body, read once per request however often it is asked for.
+
+    Afterwards the view finds it in `request.stream` and `wsgi.input` as if it had never been read. Raises
+    `TruncatedBody`, `BodyConsumed`, and Werkzeug's `RequestEntityTooLarge` for a chunked body over the limit. A body
+    announced to be over the limit is not read: the view may raise its own limit, or answer 413.
+    """
+    body: Body | None = request.environ.get(_ENVIRON_KEY)
+    if body is None:
+        body = request.environ[_ENVIRON_KEY] = _kept_by_a_hook(request) or _read(request)
+    return body
+
+
+def chunks(stream: IO[bytes]) -> Iterator[bytes]:
+    """All bytes of this stream, from its start, a piece at a time; it is left where it stood."""
+    position = stream.tell()
+    stream.seek(0)
+    while piece := stream.read(_CHUNK):
+        yield piece
+    stream.seek(position)
+
+
+def _kept_by_a_hook(request: Request) -> Body | None:
+    cached: bytes | None = getattr(request, "_cached_data", None)
+    # get_data() after a form was parsed caches b"", and the digest of that would be the digest of nothing.
+    if "form" in request.__dict__ and request.mimetype in FORM_TYPES and not cached:
+        return Body(length=request.content_length, parsed=True)
+    if cached is None:
+        return None
+    stream = request.__dict__.get("stream")
+    if stream is not None and _is_servers(stream, request):
+        if (_position(stream) or 0) > len(cached):
+            raise BodyConsumed
+        _check_length(request, len(cached))
+    return Body(length=len(cached), stream=io.BytesIO(cached))
+
+
+def _read(request: Request) -> Body:
+    touched, length = "stream" in request.__dict__, request.content_length
+    endless = "wsgi.input_terminated" not in request.environ
+    if endless and not length and not touched:
+        # Werkzeug shows the view an empty stream here, and the server's would never end.
+        return Body(length=0, stream=io.BytesIO())
+    try:
+        stream = request.stream
+    except RequestEntityTooLarge:
+        return Body(length=length)
+    servers = _is_servers(stream, request)
+    _check_untouched(request, stream, servers=servers, touched=touched)
+    spool, size = _copied(stream, request, length if servers and endless else None)
+    if servers:
+        _check_length(request, size)
+    _put_back(request, spool, servers=servers, touched=touched)
+    return Body(length=size, stream=spool)
+
+
+def _check_untouched(request: Request, stream: IO[bytes], *, servers: bool, touched: bool) -> None:
+    """Raises `BodyConsumed` when a hook has read from the stream, or when nothing shows that it has not."""
+    position = _position(stream)
+    if position or (servers and _position(request.environ["wsgi.input"])):
+        raise BodyConsumed
+    # Parsing as a form what is no form takes hold of the stream and reads nothing.
+    innocent = not touched or "form" in request.__dict__
+    if servers and position is None and not innocent and _has_body(request):
+        raise BodyConsumed
+
+
+def _check_length(request: Request, size: int) -> None:
+    # gunicorn ends a truncated body as if it were whole.
+    length = request.content_length
+    if length is not None and size < length:
+        raise TruncatedBody(f"the body has {size} bytes and Content-Length announced {length}")
+
+
+def _copied(stream: IO[bytes], request: Request, length: int | None) -> tuple[IO[bytes], int]:
+    """A copy of the next `length` bytes, or of all there are, and how many that was."""
+    pieces = _pieces(stream, request, length)
+    if (request.content_length or MEMORY_BYTES) < MEMORY_BYTES:
+        data = b"".join(pieces)
+        return io.BytesIO(data), len(data)
+    spool = SpooledTemporaryFile(max_size=MEMORY_BYTES)  # noqa: SIM115 - whoever reads the body last ends it
+    size = sum(map(spool.write, pieces))
+    spool.seek(0)
+    return cast(IO[bytes], spool), size
+
+
+def _pieces(stream: IO[bytes], request: Request, length: int | None) -> Iterator[bytes]:
+    left = length
+    while left is None or left > 0:
+        if left is None and getattr(stream, "is_exhausted", False):
+            # Werkzeug would silently cut the body off at its limit, or refuse one that ends exactly there.
+            if request.environ["wsgi.input"].read(1):
+                raise RequestEntityTooLarge
+            return
+        try:
+            piece = stream.read(_CHUNK if left is None else min(left, _CHUNK))
+        except (ClientDisconnected, OSError) as error:
+            raise TruncatedBody("the connection ended before the body did") from error
+        if not piece:
+            return
+        yield piece
+        left = None if left is None else left - len(piece)
+
+
+def _put_back(request: Request, spool: IO[bytes], *, servers: bool, touched: bool) -> None:
+    if servers:
+        request.environ["wsgi.input"] = spool
+    if touched or not servers:
+        request.stream = spool
+    else:
+        # Made anew when the view asks, with the limit that the view may have set by then.
+        request.__dict__.pop("stream", None)
+
+
+def _is_servers(stream: IO[bytes], request: Request) -> bool:
+    """Whether this reads straight from the server, and not what a hook put there, such as a stream that unzips."""
+    return isinstance(cast(object, stream), LimitedStream) or stream is request.environ["wsgi.input"]
+
+
+def _position(stream: IO[bytes]) -> int | None:
+    try:
+        return stream.tell()
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _has_body(request: Request) -> bool:
+    return bool(request.content_length) or "HTTP_TRANSFER_ENCODING" in request.environ
