@@ -1,0 +1,24 @@
+"""What one application's guard works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flask_idempotency.engine.engine import Engine
+from flask_idempotency.engine.events import Observers
+from flask_idempotency.engine.key import Identity
+from flask_idempotency.settings import Settings
+from flask_idempotency.web.loaders import Loaders
+from flask_idempotency.web.policies import Policies
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Made once per application, then only read. `identities` has one entry per secret in use, the newest first."""
+
+    engine: Engine
+    identities: tuple[Identity, ...]
+    settings: Settings
+    policies: Policies
+    loaders: Loaders
+    observers: Observers

@@ -1,0 +1,287 @@
+"""The one place that turns outcomes into answers, and ended work into settled claims."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import weakref
+from collections import deque
+from dataclasses import replace
+from functools import partial
+from typing import assert_never
+
+from flask import Flask, Request
+from werkzeug.wrappers import Response
+
+from flask_idempotency.engine.engine import Outcome, Replay
+from flask_idempotency.engine.errors import CorruptRecord, InvalidKey, LeaseLost, StoreUnavailable
+from flask_idempotency.engine.events import RecordCorrupt, ReplayForbidden, ReplayServed, StoreFailed
+from flask_idempotency.engine.key import Scope, one_key, parse_key
+from flask_idempotency.engine.outcome import Claimed, InFlight, Mismatched, Replayed, Unknown
+from flask_idempotency.engine.policy import Decision, Policy
+from flask_idempotency.engine.record import About, OnLapse
+from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.result import Result
+from flask_idempotency.web.answers import Answer, Answers
+from flask_idempotency.web.bodies import TruncatedBody, read_body
+from flask_idempotency.web.desk import Desk
+from flask_idempotency.web.loaders import load_principal, load_tenant
+from flask_idempotency.web.problems import Problem, failure, refusal
+from flask_idempotency.web.requests import client_keys, fingerprints
+from flask_idempotency.web.responses import capture
+from flask_idempotency.web.streams import End, Orphans
+from flask_idempotency.web.visit import Phase, Visit
+
+UNPROTECTED = ("Idempotency-Status", "unprotected")
+
+_log = logging.getLogger("flask_idempotency")
+
+
+class Guard:
+    """Asks for claims and settles them, for one application. What belongs to one request is in its visit."""
+
+    def __init__(self, app: Flask, desk: Desk) -> None:
+        self._app = app
+        self._desk = desk
+        self._answers = Answers(app, desk.loaders, docs_url=desk.settings.docs_url)
+        self._orphans: Orphans = deque()
+
+    def enter(self, visit: Visit, request: Request) -> Response | None:
+        """The answer to give in the view's place, or None: the view is to run."""
+        self._hear_orphans()
+        answer = self._asked(visit, request)
+        if answer is None:
+            return None
+        visit.phase, visit.answer = Phase.ANSWERED, answer
+        return answer.response
+
+    def captured(self, visit: Visit, response: Response) -> None:
+        """The answer as the view and its `after_this_request` functions leave it, before any other hook has touched it."""
+        if visit.phase is Phase.ANSWERED and visit.answer is not None:
+            visit.answer.put_over(response)
+        elif visit.phase is Phase.UNPROTECTED:
+            response.headers[UNPROTECTED[0]] = UNPROTECTED[1]
+        elif visit.phase is Phase.CLAIMED:
+            self._capture(visit, response)
+
+    def finished(self, visit: Visit, response: Response) -> None:
+        """All hooks have run and the session is saved: settle, or put another answer over one that is not ours to give."""
+        if visit.capture is None:
+            return
+        # A hook that turns a 200 into a 500 means it: what it commits, for one, is not committed.
+        status = max(visit.capture.head.status, response.status_code)
+        failed = visit.error if status >= 500 or visit.end is End.ERROR else None
+        visit.decision = self._decision(visit, response=response, status=status, error=failed)
+        if visit.tee is not None and visit.end is None:
+            if visit.tee() is not None:
+                visit.phase = Phase.STREAMING
+                return
+            visit.end = End.CLOSED
+        result = visit.capture.result if visit.tee is None else visit.result
+        if result is None or status >= 500 > result.status:
+            result = replace(visit.capture.tombstone, status=status)
+        try:
+            self._settle(visit, visit.decision, result, reason=f"status-{status}")
+        except LeaseLost:
+            self._answer_instead(visit, response)
+
+    def interrupted(self, visit: Visit, error: BaseException | None) -> None:
+        """The request ended without an answer of the view's: it was propagated, torn down, or a later hook failed."""
+        error = error or visit.error
+        if error is None:
+            decision, reason = Decision.RELEASE, "unanswered"
+        elif isinstance(error, Exception):
+            decision, reason = self._decision(visit, response=None, status=500, error=error), "error"
+        else:
+            decision, reason = self._vanished(visit), "worker-interrupted"
+        self._settle_quietly(visit, decision, Result(status=500, kept=False), reason=reason)
+
+    def _asked(self, visit: Visit, request: Request) -> Answer | None:
+        policy = visit.policy
+        try:
+            client_key = _client_key(request, policy)
+            if client_key is None:
+                visit.phase = Phase.DONE
+                return self._answers.problem(Problem("missing-key"), policy) if policy.required else None
+            visit.client_key = client_key
+            visit.tenant = load_tenant(self._desk.loaders, self._app)
+            visit.principal = load_principal(self._desk.loaders, request, self._app)
+            if visit.principal is None and not self._desk.settings.allow_anonymous:
+                return self._answers.problem(Problem("principal-required"), policy)
+            requests = self._claim_requests(visit, request)
+        except InvalidKey as error:
+            return self._answers.problem(failure(error), policy)
+        except TruncatedBody:
+            return self._answers.problem(Problem("truncated-body"), policy)
+        visit.record = self._desk.identities[0].short(requests[0].key)
+        return self._claimed(visit, requests)
+
+    def _claim_requests(self, visit: Visit, request: Request) -> list[ClaimRequest]:
+        """The same request under every secret in use, newest first."""
+        policy, operation = visit.policy, visit.operation
+        scope = Scope(
+            namespace=self._desk.settings.namespace,
+            tenant=visit.tenant,
+            principal=visit.principal,
+            operation=operation if policy.scope == "operation" else None,
+        )
+        about = About(visit.tenant or "", visit.principal or "", request.method, operation)
+        identities = self._desk.identities
+        visit.body = read_body(request)
+        return [
+            ClaimRequest(identity.storage_key(scope, visit.client_key), fingerprint, policy.on_lapse, about)
+            for identity, fingerprint in zip(identities, fingerprints(request, policy, identities), strict=True)
+        ]
+
+    def _claimed(self, visit: Visit, requests: list[ClaimRequest]) -> Answer | None:
+        try:
+            outcome = self._desk.engine.claim(requests[0], visit.policy, former=requests[1:])
+        except StoreUnavailable as error:
+            return self._store_failed(visit, error)
+        except CorruptRecord as error:
+            return self._answers.problem(failure(error), visit.policy)
+        if isinstance(outcome, Claimed):
+            visit.claim, visit.oldest, visit.phase = outcome.held, self._desk.identities[-1], Phase.CLAIMED
+            return None
+        return self._answer(visit, outcome)
+
+    def _answer(self, visit: Visit, outcome: Outcome) -> Answer:
+        match outcome:
+            case Replayed(replay):
+                return self._replay(visit, replay)
+            case InFlight() | Mismatched() | Unknown():
+                return self._answers.problem(refusal(outcome), visit.policy)
+            case Claimed():
+                raise AssertionError("a granted claim has no answer yet")
+            case unexpected:
+                assert_never(unexpected)
+
+    def _replay(self, visit: Visit, replay: Replay) -> Answer:
+        observers, who = self._desk.observers, (visit.record, visit.operation)
+        guard = self._desk.loaders.replay_guard
+        if guard is not None and not self._app.ensure_sync(guard)(replay.record):
+            observers(ReplayForbidden(*who))
+            return self._answers.problem(Problem("replay-forbidden"), visit.policy)
+        try:
+            answer = self._answers.replay(replay.result, visit.policy)
+        except CorruptRecord as error:
+            observers(RecordCorrupt(*who))
+            return self._answers.problem(failure(error), visit.policy)
+        observers(ReplayServed(*who, status=replay.result.status, kept=replay.result.kept))
+        return answer
+
+    def _store_failed(self, visit: Visit, error: StoreUnavailable) -> Answer | None:
+        name = type(error.__cause__ or error).__name__
+        allowed = visit.policy.on_store_down == "allow"
+        self._desk.observers(StoreFailed(visit.record, visit.operation, error=name, unprotected=allowed))
+        if not allowed:
+            return self._answers.problem(failure(error), visit.policy)
+        _log.warning("%s runs unprotected: the store did not answer (%s)", visit.operation, name)
+        visit.phase = Phase.UNPROTECTED
+        return None
+
+    def _capture(self, visit: Visit, response: Response) -> None:
+        earlier = visit.tee() if visit.tee is not None else None
+        if earlier is not None and response.response is not earlier:
+            # A later hook failed, and this is the error's answer: how the first one's stream ends is of no interest now.
+            earlier.mute()
+            earlier.close()
+        visit.end = visit.result = None
+        taken = capture(response, visit.policy, on_end=partial(self._stream_ended, visit), orphans=self._orphans)
+        visit.tee = None if taken.tee is None else weakref.ref(taken.tee)
+        visit.capture = replace(taken, tee=None)
+
+    def _stream_ended(self, visit: Visit, end: End) -> None:
+        """Told by the tee, possibly before the request is finished: then `finished` goes on from here."""
+        if visit.phase not in (Phase.CLAIMED, Phase.STREAMING) or visit.capture is None:
+            return
+        visit.end = end
+        tee = visit.tee() if visit.tee is not None else None
+        visit.result = replace(visit.capture, tee=tee).result or visit.capture.tombstone
+        if end is End.ERROR:
+            visit.error = sys.exc_info()[1]
+        if visit.phase is Phase.STREAMING:
+            self._settle_stream(visit, visit.result, visit.error if end is End.ERROR else None)
+
+    def _settle_stream(self, visit: Visit, result: Result, error: BaseException | None) -> None:
+        if error is None:
+            decision, reason = visit.decision or Decision.QUARANTINE, f"status-{result.status}"
+        elif isinstance(error, Exception):
+            decision, reason = self._decision(visit, response=None, status=result.status, error=error), "stream-failed"
+        else:
+            decision, reason = self._vanished(visit), "worker-interrupted"
+        self._settle_quietly(visit, decision, result, reason=reason)
+
+    def _hear_orphans(self) -> None:
+        """Settle streams that were dropped without being closed. Their destructors could not: see `Tee.__del__`."""
+        while self._orphans:
+            try:
+                ended = self._orphans.popleft()
+            except IndexError:  # another thread was faster
+                return
+            ended()
+
+    def _decision(
+        self, visit: Visit, *, response: Response | None, status: int, error: BaseException | None
+    ) -> Decision:
+        try:
+            return visit.policy.decision(
+                response=response, status=status, error=error, past_point=self._past_point(visit)
+            )
+        except Exception:  # noqa: BLE001 - an application's own function may raise anything
+            _log.exception("`decide` failed for %s: its key is quarantined", visit.operation)
+            return Decision.QUARANTINE
+
+    def _vanished(self, visit: Visit) -> Decision:
+        """A worker that is being killed knows as little of the outcome as one that is gone."""
+        return Decision.RELEASE if visit.policy.on_lapse is OnLapse.TAKEOVER else Decision.QUARANTINE
+
+    def _settle_quietly(self, visit: Visit, decision: Decision, result: Result, *, reason: str) -> None:
+        """Settle where there is no answer left to change."""
+        try:
+            self._settle(visit, decision, result, reason=reason)
+        except LeaseLost:
+            _log.warning("%s had lost its claim before it ended", visit.operation)
+
+    def _settle(self, visit: Visit, decision: Decision, result: Result, *, reason: str) -> None:
+        """Settle once, whatever is called again. Raises `LeaseLost` and nothing else."""
+        visit.phase = Phase.DONE
+        if visit.claim is None:
+            return
+        if decision is Decision.RELEASE and visit.claim.past_point:
+            decision = Decision.QUARANTINE
+        try:
+            match decision:
+                case Decision.KEEP:
+                    visit.claim.complete(result)
+                case Decision.RELEASE:
+                    visit.claim.release(reason)
+                case Decision.QUARANTINE:
+                    visit.claim.hold(reason)
+                case unexpected:
+                    assert_never(unexpected)
+        except LeaseLost:
+            raise
+        except Exception:  # noqa: BLE001 - the work is done, and its caller is owed the answer
+            # The record stays claimed, and lapses as its policy says.
+            _log.exception("%s could not be settled", visit.operation)
+
+    def _past_point(self, visit: Visit) -> bool:
+        return visit.claim is not None and visit.claim.past_point
+
+    def _answer_instead(self, visit: Visit, response: Response) -> None:
+        """This claim was lost: what its view answered may contradict what the key's callers are told from now on."""
+        if visit.claim is None:
+            return
+        try:
+            answer = self._answer(visit, self._desk.engine.successor(visit.claim))
+        except (StoreUnavailable, CorruptRecord) as error:
+            answer = self._answers.problem(failure(error), visit.policy)
+        answer.put_over(response, lost=visit.capture)
+
+
+def _client_key(request: Request, policy: Policy) -> str | None:
+    """The key that the request carries. Raises `InvalidKey` when it is malformed, or when several differ."""
+    values = client_keys(request, policy)
+    parse = partial(parse_key, max_length=policy.max_key_length, key_format=policy.key_format)
+    return one_key(values, parse) if values else None

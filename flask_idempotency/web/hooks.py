@@ -1,0 +1,188 @@
+"""Where a request meets the guard.
+
+`head` notes that a request is keyed. `tail` asks for the claim: it stays the *last* hook of the request's innermost scope,
+so that every authentication, CSRF and rate-limit hook of the application and its blueprints has run before a replay.
+`capture` stays the *first executed* after_request hook of that scope; on a replay it puts the stored answer at the very
+point where it was taken, so that all other hooks run once, afresh, on identical input. `finish` settles when all of them
+have succeeded: a stored 200 must not follow a failed commit. `teardown` is the crash path only, and the first to be torn
+down, because a teardown function that fails keeps the rest from running.
+
+`research/flask-hooks.md` has the facts; `tests/web/test_flask_internals.py` holds Flask to those relied on here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from flask import Flask, Request, got_request_exception, request, request_finished
+from werkzeug.exceptions import HTTPException
+from werkzeug.wrappers import Response
+
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.web.bodies import FORM_TYPES
+from flask_idempotency.web.desk import Desk
+from flask_idempotency.web.guard import Guard
+from flask_idempotency.web.visit import Phase, Visit, context_id, slot
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIEnvironment
+
+_log = logging.getLogger("flask_idempotency")
+
+
+class Hooks:
+    """One application's hooks. Owned by `app.extensions`; signals hold it weakly, so that apps can be dropped."""
+
+    def __init__(self, app: Flask, desk: Desk) -> None:
+        self._app = app
+        self._policies = desk.policies
+        self._guard = Guard(app, desk)
+        self._slot = slot(app)
+        self._tail = LastHook(app.before_request_funcs, self.tail, newest_only=True)
+        self._capture = LastHook(app.after_request_funcs, self.capture)
+        self._teardown = LastHook(app.teardown_request_funcs, self.teardown)
+        self._checked = False
+        self._warned: set[str] = set()
+
+    def install(self) -> None:
+        """Raises Flask's own error once the application has handled a request."""
+        self._app.before_request(self.head)
+        request_finished.connect(self.finish, self._app)
+        got_request_exception.connect(self.failed, self._app)
+
+    def head(self) -> None:
+        """Note that this request may be keyed. Reads no body and calls no store: it may stand before authentication."""
+        if not self._checked:
+            self._policies.check_all()
+            self._checked = True
+        asked = request._get_current_object()  # type: ignore[attr-defined]
+        rule = asked.url_rule
+        if rule is None or asked.routing_exception is not None:
+            return
+        resolved = self._policies.resolve(rule.endpoint, asked.method)
+        if resolved.exempt:
+            return
+        environ, policy = asked.environ, resolved.policy
+        if not (policy.required or _has_any(environ, resolved.headers) or _may_be_in_form(asked, policy)):
+            return
+        if (running := environ.get(self._slot)) is not None and running.phase is Phase.CLAIMED:
+            return  # the view has called its own application with its own environ: one claim covers both
+        scope = asked.blueprints[0] if asked.blueprints else None
+        environ[self._slot] = Visit(policy, rule.endpoint, scope, resolved.deferred, self.from_view)
+        self._tail.keep(scope)
+        self._capture.keep(scope)
+        self._teardown.keep(scope)
+
+    def tail(self, scope: str | None) -> Response | None:
+        """Ask for the claim: the last thing before the view, so a missing or malformed key is judged after signing in."""
+        visit = self._visit()
+        if visit is None or visit.phase is not Phase.NEW or visit.scope != scope or visit.deferred:
+            return None
+        return self._enter(visit)
+
+    def from_view(self, visit: Visit) -> Response | None:
+        """Ask for the claim where `@claim_here` stands."""
+        if visit.phase is Phase.NEW:
+            return self._enter(visit)
+        if not visit.deferred and visit.operation not in self._warned:
+            self._warned.add(visit.operation)
+            _log.warning(
+                "@claim_here was entered in %s after its key had been claimed, so the decorators above it do not run on "
+                "replays. A decorator there lacks functools.wraps, or one view calls another as a function.",
+                visit.operation,
+            )
+        return None
+
+    def capture(self, scope: str | None, response: Response) -> Response:
+        """Take the snapshot, or put our own answer in place."""
+        visit = self._visit()
+        if visit is None or visit.captured or visit.scope != scope or visit.context != context_id():
+            return response
+        visit.captured = True
+        self._guard.captured(visit, response)
+        if visit.body is not None and "werkzeug.debug.preserve_context" not in request.environ:
+            response.call_on_close(visit.body.close)
+        return response
+
+    def failed(self, sender: Flask, exception: BaseException, **_: Any) -> None:
+        """Remember an unhandled error. Flask-RESTX and -RESTful send this signal for every abort() as well."""
+        visit = self._visit()
+        if visit is None or visit.context != context_id():
+            return
+        visit.captured = False  # if it was: a later hook failed, and the after_request functions run again over the 500
+        if isinstance(exception, HTTPException):
+            return
+        visit.error = exception
+        if visit.phase is Phase.ANSWERED:
+            visit.phase = Phase.DONE  # a hook failed over our answer: its 500 stands
+
+    def finish(self, sender: Flask, response: Response, **_: Any) -> None:
+        """All hooks have succeeded and the session is saved: only now is the answer final."""
+        visit = self._visit()
+        if visit is not None and visit.phase is Phase.CLAIMED and visit.context == context_id():
+            self._guard.finished(visit, response)
+
+    def teardown(self, scope: str | None, error: BaseException | None) -> None:
+        """Settle what nothing else has settled. Runs twice for some streams, and for every popped copy of the context."""
+        visit = self._visit()
+        if visit is not None and visit.phase is Phase.CLAIMED and visit.context == context_id():
+            self._guard.interrupted(visit, error)
+
+    def _enter(self, visit: Visit) -> Response | None:
+        visit.context = context_id()
+        return self._guard.enter(visit, request._get_current_object())  # type: ignore[attr-defined]
+
+    def _visit(self) -> Visit | None:
+        visit: Visit | None = request._get_current_object().environ.get(self._slot)  # type: ignore[attr-defined]
+        return visit
+
+
+def _has_any(environ: WSGIEnvironment, names: tuple[str, ...]) -> bool:
+    return any(name in environ for name in names)
+
+
+def _may_be_in_form(asked: Request, policy: Policy) -> bool:
+    return policy.form_field is not None and asked.mimetype in FORM_TYPES
+
+
+class LastHook:
+    """Keeps a function of ours the last in each scope's list of hooks, whatever is added after it.
+
+    Other threads iterate these lists, so nothing is ever moved or taken out: that could make them skip a hook, such as the
+    one that authenticates. A new one is appended first and published second. `newest_only`: one that is no longer the
+    newest does nothing. That is for lists that run forwards, where the newest is still to come; those that run backwards
+    may have been begun before it was appended, and a request whose answer nobody captures would be run again.
+    """
+
+    def __init__(
+        self, hooks: dict[str | None, list[Callable[..., Any]]], act: Callable[..., Any], *, newest_only: bool = False
+    ) -> None:
+        self._hooks = hooks
+        self._act = act
+        self._newest_only = newest_only
+        self._newest: dict[str | None, Callable[..., Any]] = {}
+        self._lock = Lock()
+
+    def keep(self, scope: str | None) -> None:
+        """See that it is the last in this scope now."""
+        if not self._is_last(scope):
+            with self._lock:
+                if not self._is_last(scope):
+                    hook = self._made(scope)
+                    self._hooks.setdefault(scope, []).append(hook)
+                    self._newest[scope] = hook
+
+    def _is_last(self, scope: str | None) -> bool:
+        hooks = self._hooks.get(scope)
+        return hooks is not None and hooks[-1:] == [self._newest.get(scope)]
+
+    def _made(self, scope: str | None) -> Callable[..., Any]:
+        def idempotency(*arguments: Any) -> Any:
+            if self._newest_only and self._newest[scope] is not idempotency:
+                return None
+            return self._act(scope, *arguments)
+
+        return idempotency

@@ -1,0 +1,198 @@
+"""@idempotent, @exempt and @claim_here, and which policy applies to which endpoint.
+
+The decorators only annotate: views stay what they were and can be called directly. `Policies` reads the annotations, once
+per endpoint and method. The mark travels in the function's `__dict__`, so it survives every decorator that uses
+`functools.wraps`, and nothing here looks into closures: a view that merely refers to another must not inherit its policy.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import Any, TypeVar, overload
+
+from flask import Blueprint, Flask, current_app
+from werkzeug.exceptions import HTTPException
+
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.policy import Override, Policy, merge
+from flask_idempotency.settings import load_override
+from flask_idempotency.web.visit import current_visit
+
+_MARK = "__idempotency__"
+
+ViewT = TypeVar("ViewT", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What the decorators left on a function or class. `exempt` is None where none of them said anything of it."""
+
+    override: Override = field(default_factory=dict)
+    exempt: bool | None = None
+    deferred: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What the guard goes by for one endpoint and method.
+
+    `deferred`: `@claim_here` will ask for the claim, so the hook must not. `headers` are the WSGI names that carry keys.
+    """
+
+    policy: Policy
+    exempt: bool
+    deferred: bool
+    headers: tuple[str, ...] = ()
+
+
+@overload
+def idempotent(view: ViewT, /) -> ViewT: ...
+
+
+@overload
+def idempotent(**policy: Any) -> Callable[[ViewT], ViewT]: ...
+
+
+def idempotent(view: Any = None, /, **policy: Any) -> Any:
+    """Give a view, a MethodView or one of its methods a policy of its own. The function itself is returned unchanged.
+
+    Values are checked here and now: a `ConfigurationError` names the view. Where several apply to one function, the
+    outermost wins value by value.
+    """
+
+    def annotate(target: ViewT) -> ViewT:
+        values = load_override(policy, where=f"@idempotent on {_name(target)}")
+        mark = _mark(target)
+        return _annotated(target, replace(mark, override={**mark.override, **values}, exempt=_one(target, mark, False)))
+
+    return annotate if view is None else annotate(view)
+
+
+def exempt(view: ViewT) -> ViewT:
+    """Leave a view, a MethodView or one of its methods alone, whatever its blueprint and application say."""
+    mark = _mark(view)
+    return _annotated(view, replace(mark, exempt=_one(view, mark, True)))
+
+
+def claim_here(view: ViewT) -> ViewT:
+    """Claim the key when this function is entered, and not before the decorators above it have run.
+
+    For authentication and permission checks in view decorators: put it below them, directly above the view (in
+    `MethodView.decorators`, first). Each retry then passes those checks before it is given a stored answer.
+    """
+    if inspect.isclass(view):
+        raise ConfigurationError(
+            f"@claim_here on {_name(view)}: a class is not entered. Put it on the method, or first in `decorators`."
+        )
+    if inspect.iscoroutinefunction(view):
+
+        @wraps(view)
+        async def guarded_async(*args: Any, **kwargs: Any) -> Any:
+            answer = _enter()
+            return await view(*args, **kwargs) if answer is None else answer
+
+        guarded: Any = guarded_async
+    else:
+
+        @wraps(view)
+        def guarded_sync(*args: Any, **kwargs: Any) -> Any:
+            answer = _enter()
+            return view(*args, **kwargs) if answer is None else answer
+
+        guarded = guarded_sync
+    annotated: ViewT = _annotated(guarded, replace(_mark(view), deferred=True))
+    return annotated
+
+
+def _enter() -> Any:
+    """Ask for the claim. Returns None when the view is to run."""
+    visit = current_visit()
+    answer = None if visit is None else visit.from_view(visit)
+    if answer is None or current_app.config["TRAP_HTTP_EXCEPTIONS"]:
+        return answer
+    # Decorators above may convert what a view returns; an exception without a code passes them and all error handlers.
+    raise HTTPException(response=answer)
+
+
+class Policies:
+    """Which policy applies where, in one application: app → blueprint → nested blueprint → class → view → method."""
+
+    def __init__(self, app: Flask, *, base: Policy, overrides: Mapping[Blueprint, Override]) -> None:
+        self._app = app
+        self._base = base
+        self._overrides = overrides
+        self._resolved: dict[tuple[str, str], Resolved] = {}
+
+    def resolve(self, endpoint: str, method: str) -> Resolved:
+        """The same object for the same endpoint and method, as long as the application lives."""
+        resolved = self._resolved.get((endpoint, method))
+        if resolved is None:
+            resolved = self._resolved[endpoint, method] = self._resolve(endpoint, method)
+        return resolved
+
+    def check_all(self) -> None:
+        """Raises one `ConfigurationError` with every combination, on any endpoint, that could not keep its promise."""
+        faults: dict[str, list[str]] = {}
+        for endpoint, method in self._guarded():
+            try:
+                self.resolve(endpoint, method).policy.check()
+            except ConfigurationError as error:
+                for fault in error.faults:
+                    faults.setdefault(fault, []).append(f"{method} {endpoint}")
+        if faults:
+            raise ConfigurationError(*(f"{', '.join(where)}: {fault}" for fault, where in faults.items()))
+
+    def _guarded(self) -> Iterator[tuple[str, str]]:
+        pairs = {(rule.endpoint, method) for rule in self._app.url_map.iter_rules() for method in rule.methods or ()}
+        return ((endpoint, method) for endpoint, method in sorted(pairs) if not self.resolve(endpoint, method).exempt)
+
+    def _resolve(self, endpoint: str, method: str) -> Resolved:
+        marks = list(self._marks(endpoint, method))
+        layers = [*self._of_blueprints(endpoint), *(mark.override for mark in marks)]
+        policy = merge(self._base, *layers)
+        said = [mark.exempt for mark in marks if mark.exempt is not None]
+        return Resolved(
+            policy=policy,
+            exempt=method not in policy.methods or (said[-1] if said else False),
+            deferred=any(mark.deferred for mark in marks),
+            headers=tuple("HTTP_" + name.upper().replace("-", "_") for name in policy.header),
+        )
+
+    def _of_blueprints(self, endpoint: str) -> Iterator[Override]:
+        """Outer to inner. Looked up by object: one blueprint may be registered under several names."""
+        path = endpoint.split(".")[:-1]
+        for depth in range(1, len(path) + 1):
+            blueprint: Any = self._app.blueprints.get(".".join(path[:depth]))
+            if blueprint in self._overrides:
+                yield self._overrides[blueprint]
+
+    def _marks(self, endpoint: str, method: str) -> Iterator[Mark]:
+        view: Any = self._app.view_functions.get(endpoint)
+        view_class = getattr(view, "view_class", None)
+        parents = reversed(view_class.__mro__) if view_class is not None else ()
+        for target in (*parents, view, getattr(view_class, method.lower(), None)):
+            yield _mark(target)
+
+
+def _mark(target: Any) -> Mark:
+    """This object's own mark. A class that inherits one is asked after the classes it inherits from."""
+    mark: Mark | None = vars(target).get(_MARK) if inspect.isclass(target) else getattr(target, _MARK, None)
+    return mark or Mark()
+
+
+def _annotated(target: ViewT, mark: Mark) -> ViewT:
+    setattr(target, _MARK, mark)
+    return target
+
+
+def _one(target: Any, mark: Mark, exempt: bool) -> bool:
+    if mark.exempt is (not exempt):
+        raise ConfigurationError(f"{_name(target)} is both @idempotent and @exempt. Remove one of the two.")
+    return exempt
+
+
+def _name(target: Any) -> str:
+    return f"{target.__module__}.{target.__qualname__}" if hasattr(target, "__qualname__") else repr(target)

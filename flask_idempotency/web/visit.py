@@ -1,0 +1,100 @@
+"""One keyed request's way through the guard: what is known of it, and how far it has come.
+
+It lives in `request.environ`. Flask's `g` would not do: it is shared with nested calls of the test client, and with later
+requests of a worker thread on which an abandoned stream was cleaned up (pallets/flask#6123).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from flask import has_request_context
+from werkzeug.wrappers import Response
+
+from flask_idempotency.engine.claim import Claim
+from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.policy import Decision, Policy
+from flask_idempotency.engine.result import Result
+from flask_idempotency.web.answers import Answer
+from flask_idempotency.web.bodies import Body
+from flask_idempotency.web.responses import Capture
+from flask_idempotency.web.streams import End, Tee
+
+if TYPE_CHECKING:
+    from contextvars import ContextVar
+
+try:
+    from flask.globals import _cv_request
+except ImportError:  # Flask 3.2 keeps one context for application and request
+    from flask.globals import _cv_app as _cv_request  # type: ignore[assignment]
+
+_context: ContextVar[Any] = _cv_request
+
+
+class Phase(Enum):
+    """How far a keyed request has come. Only NEW may ask for a claim; only CLAIMED and STREAMING have one to settle."""
+
+    NEW = "new"
+    CLAIMED = "claimed"
+    UNPROTECTED = "unprotected"
+    ANSWERED = "answered"
+    STREAMING = "streaming"
+    DONE = "done"
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """Changed by the guard alone, and in the order of `Phase`. Refers to no request and no context: no cycles."""
+
+    policy: Policy
+    operation: str
+    scope: str | None
+    """The innermost blueprint: where the request's own hooks, and ours, stand."""
+    deferred: bool
+    """`@claim_here` asks for the claim, not the hook."""
+    from_view: Callable[[Visit], Response | None]
+    """What `@claim_here` calls: asks for the claim. Returns the answer to give in the view's place, or None."""
+    phase: Phase = Phase.NEW
+    context: int = 0
+    """Which context asked. Copies of it share the request, and are popped while the view is still running."""
+    client_key: str = ""
+    record: str = ""
+    """The short keyed hash that events carry."""
+    tenant: str | None = None
+    principal: str | None = None
+    body: Body | None = None
+    claim: Claim | None = None
+    oldest: Identity | None = None
+    answer: Answer | None = None
+    captured: bool = False
+    """Whether the response has passed our after_request hook, of which a scope may come to hold several."""
+    capture: Capture | None = None
+    tee: weakref.ref[Tee] | None = None
+    """Weak, because it calls back to here: its destructor must run as soon as the last hook or server lets go of it."""
+    end: End | None = None
+    result: Result | None = None
+    decision: Decision | None = None
+    error: BaseException | None = None
+
+
+def slot(app: object) -> str:
+    """Where in an environ this application's visit is. Each has its own: a view may return another app as its response."""
+    return f"flask_idempotency.{id(app):x}"
+
+
+def context_id() -> int:
+    """Tells the running request context from its copies."""
+    return id(_context.get(None))
+
+
+def current_visit() -> Visit | None:
+    """The visit of the request that is being handled here, or None: no request, or none that could be keyed."""
+    if not has_request_context():
+        return None
+    context = _context.get()
+    visit: Visit | None = context.request.environ.get(slot(context.app))
+    return visit
