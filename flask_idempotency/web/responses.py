@@ -99,31 +99,22 @@ def kept_headers(headers: Iterable[tuple[str, str]], policy: Policy) -> Pairs:
 def capture(response: Response, policy: Policy, *, on_end: OnEnd, orphans: Orphans) -> Capture:
     """Take the snapshot, leaving the response as it was, but for a stream: that passes through a tee from now on.
 
-    What cannot be stored becomes a tombstone; nothing is raised. `on_end` and `orphans` are the tee's, see there.
+    What cannot be stored becomes a tombstone and raises nothing. `on_end` and `orphans` are the tee's, see there.
     """
-    headers = tuple(response.headers)
-    announced = _announced(response)
-    head = Result(response.status_code, _reason(response))
-    try:
-        head = replace(head, metadata=kept_headers(headers, policy))
-    except NotStorable:
-        safe = tuple(pair for pair in _allowed(headers, policy) if not _UNSAFE.search(pair[1]))
-        head = replace(head, metadata=safe)
-        return Capture(head, None, None, headers, announced)
-    if _UNSAFE.search(head.reason):
-        return Capture(replace(head, reason=""), None, None, headers, announced)
-    if _bodiless(head.status):
-        return Capture(head, b"", None, headers, announced)
-    if announced is not None and announced > policy.max_body:
-        # Untouched, so that a server's sendfile() still works.
-        return Capture(head, None, None, headers, announced)
-    _buffer_wsgi_answer(response, announced)
-    if response.is_sequence:
-        body = b"".join(response.iter_encoded())
-        return Capture(head, body if len(body) <= policy.max_body else None, None, headers, announced)
-    tee = Tee(response.response, limit=policy.max_body, announced=announced, on_end=on_end, orphans=orphans)
-    response.response = tee
-    return Capture(head, None, tee, headers, announced)
+    headers, announced = tuple(response.headers), _announced(response)
+    head, storable = _head(response, policy)
+    body, tee = None, None
+    if storable and _bodiless(head.status):
+        body = b""
+    # Not touched when it is too long, so that a server's sendfile() still works.
+    elif storable and (announced or 0) <= policy.max_body:
+        _buffer_wsgi_answer(response, announced)
+        if response.is_sequence:
+            body = _joined(response, policy)
+        else:
+            tee = Tee(response.response, limit=policy.max_body, announced=announced, on_end=on_end, orphans=orphans)
+            response.response = tee
+    return Capture(head, body, tee, headers, announced)
 
 
 def revive(
@@ -205,6 +196,22 @@ def _tokens(value: str) -> list[str]:
 
 def _bodiless(status: int) -> bool:
     return status in (204, 304) or 100 <= status < 200
+
+
+def _head(response: Response, policy: Policy) -> tuple[Result, bool]:
+    """Everything but the body, and whether it is all there: what no header may hold has been left out."""
+    head = Result(response.status_code, _reason(response))
+    try:
+        head = replace(head, metadata=kept_headers(response.headers, policy))
+    except NotStorable:
+        safe = tuple(pair for pair in _allowed(response.headers, policy) if not _UNSAFE.search(pair[1]))
+        return replace(head, reason="", metadata=safe), False
+    return (replace(head, reason=""), False) if _UNSAFE.search(head.reason) else (head, True)
+
+
+def _joined(response: Response, policy: Policy) -> bytes | None:
+    body = b"".join(response.iter_encoded())
+    return body if len(body) <= policy.max_body else None
 
 
 def _announced(response: Response) -> int | None:

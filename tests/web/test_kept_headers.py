@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+
+from flask_idempotency.engine.errors import NotStorable
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.web.responses import kept_headers
+
+
+@pytest.mark.parametrize(
+    "name",
+    (
+        "Content-Type",
+        "Content-Language",
+        "Content-Disposition",
+        "Content-Encoding",
+        "Location",
+        "Content-Location",
+        "ETag",
+        "Last-Modified",
+        "Link",
+        "Vary",
+        "Cache-Control",
+        "Retry-After",
+        "etag",
+        "LOCATION",
+        "X-Total",
+    ),
+)
+def test_fields_of_the_answer_are_kept(name: str) -> None:
+    policy = Policy(keep_headers=frozenset({"x-Total"}))
+
+    assert ((name, "1"), (name, "2")) == kept_headers([(name, "1"), ("X-Other", "3"), (name, "2")], policy)
+
+
+@pytest.mark.parametrize(
+    "name",
+    (
+        "Set-Cookie",
+        "WWW-Authenticate",
+        "Authorization",
+        "Proxy-Authenticate",
+        "Date",
+        "Server",
+        "Age",
+        "Alt-Svc",
+        "Connection",
+        "Keep-Alive",
+        "Proxy-Connection",
+        "TE",
+        "Trailer",
+        "Transfer-Encoding",
+        "Upgrade",
+        "Content-Length",
+        "X-Request-ID",
+        "Traceparent",
+        "RateLimit-Remaining",
+        "X-RateLimit-Limit",
+        "Access-Control-Allow-Origin",
+        "X-Anything-Else",
+        "set-COOKIE",
+    ),
+)
+@pytest.mark.parametrize("named", (False, True))
+def test_fields_of_the_exchange_are_not_kept_even_when_a_policy_names_them(name: str, named: bool) -> None:
+    policy = Policy(keep_headers=frozenset({name}) if named and name != "X-Anything-Else" else frozenset())
+
+    assert () == kept_headers([(name, "1")], policy)
+
+
+def test_fields_named_in_connection_are_not_kept() -> None:
+    headers = [("ETag", "1"), ("Connection", "close, etag"), ("Link", "2"), ("connection", "Link"), ("Vary", "3")]
+
+    assert (("Vary", "3"),) == kept_headers(headers, Policy())
+
+
+@pytest.mark.parametrize("value", ("a\rb", "a\nSet-Cookie: b", "a\0", "\ud800", "日本"))
+def test_a_value_that_no_header_may_hold_is_not_stored(value: str) -> None:
+    with pytest.raises(NotStorable, match="ETag"):
+        kept_headers([("ETag", value)], Policy())
+
+
+def test_a_harmful_field_that_is_not_kept_harms_nobody() -> None:
+    assert () == kept_headers([("X-Other", "a\nb")], Policy())

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import io
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flask import Response
+
+from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.policy import Policy, merge
+from flask_idempotency.engine.result import Result
+from flask_idempotency.profiles import spelled_out
+from flask_idempotency.web.responses import capture, revive
+from tests.web.remembering import Remembering
+
+HTML = ("Content-Type", "text/html; charset=utf-8")
+
+
+def test_an_answer_that_cannot_be_stored_is_delivered_and_leaves_a_tombstone() -> None:
+    service = Remembering(lambda: ("paid", 201, {"ETag": "a\0b", "Location": "/things/7"}))
+
+    assert b"paid" == service.post().body
+    assert Result(201, metadata=(("Location", "/things/7"), HTML), kept=False) == service.result
+
+
+@pytest.mark.parametrize("size", (9, 10, 11))
+@pytest.mark.parametrize("view", ("list", "announced", "stream"))
+def test_only_what_is_over_the_limit_leaves_a_tombstone(view: str, size: int) -> None:
+    body = b"x" * size
+    views: dict[str, Callable[[], Any]] = {
+        "list": lambda: Response([body[:4], body[4:]]),
+        "announced": lambda: Response(iter([body]), headers={"Content-Length": str(size)}),
+        "stream": lambda: iter([body]),
+    }
+    service = Remembering(views[view], policy=Policy(max_body=10))
+
+    assert body == service.post().body
+    assert (size <= 10, body if size <= 10 else b"") == (service.result.kept, service.result.body)
+
+
+def test_a_file_over_the_limit_is_left_to_the_servers_sendfile() -> None:
+    source = io.BytesIO(b"x" * 11)
+    response = Response(source, headers={"Content-Length": "11"}, direct_passthrough=True)
+
+    taken = capture(response, Policy(max_body=10), on_end=lambda end: None, orphans=deque())
+
+    assert (True, source, 0) == (response.response is source, response.response, source.tell())
+    assert taken.result == taken.tombstone
+
+
+TOMBSTONE = Result(
+    201,
+    reason="Made",
+    metadata=(
+        ("Content-Type", "application/pdf"),
+        ("Content-Encoding", "gzip"),
+        ("Content-Disposition", "attachment"),
+        ("Content-Language", "de"),
+        ("ETag", '"1"'),
+        ("Last-Modified", "Tue, 14 Nov 2023 22:13:20 GMT"),
+        ("Location", "/things/7"),
+        ("Link", "</b>; rel=b"),
+        ("Vary", "Accept"),
+        ("Cache-Control", "max-age=60"),
+    ),
+    kept=False,
+)
+
+
+@pytest.mark.parametrize(
+    ("profile", "content_type", "marks"),
+    (
+        ("ietf", "application/problem+json", ["Idempotency-Replayed"]),
+        ("x-idempotency", "application/problem+json", ["X-Idempotency-Replay"]),
+        ("stripe", "application/json", ["Stripe-Should-Retry", "Idempotent-Replayed"]),
+        ("playbook", "application/json", ["X-Idempotency-Replayed", "X-Cache-Lookup"]),
+    ),
+)
+def test_a_tombstone_has_the_first_status_and_a_problem_for_a_body(
+    profile: str, content_type: str, marks: list[str]
+) -> None:
+    """
+    What described the lost body is gone; where the result is to be found stays.
+    """
+    policy = merge(Policy(), spelled_out({"profile": profile}))
+    again = revive(TOMBSTONE, policy=policy, response_class=Response)
+
+    assert "201 Made" == again.status
+    assert [
+        ("Location", "/things/7"),
+        ("Link", "</b>; rel=b"),
+        ("Vary", "Accept"),
+        ("Content-Type", content_type),
+        ("Link", '<https://flask-idempotency.readthedocs.io/problems/response-not-kept>; rel="describedby"'),
+        ("Cache-Control", "no-store"),
+    ] == list(again.headers)[:6]
+    assert marks == [name for name, _ in list(again.headers)[6:]]
+    assert b"not_kept" in again.data.replace(b"-", b"_") or b"was carried out" in again.data
+
+
+@pytest.mark.parametrize("status", (204, 304))
+def test_a_tombstone_of_an_answer_without_a_body_has_none(status: int) -> None:
+    again = revive(Result(status, kept=False), policy=Policy(), response_class=Response)
+
+    assert (status, b"", []) == (again.status_code, again.data, again.headers.getlist("Content-Type"))
+
+
+@pytest.mark.parametrize(
+    "result",
+    (
+        Result(200, metadata=(("ETag", "a\r\nSet-Cookie: b"),)),
+        Result(200, metadata=(("ETag", "a\nb"),)),
+        Result(200, metadata=(("ETag", "a\0b"),)),
+        Result(200, metadata=(("ETag: a\r\nX", "b"),)),
+        Result(200, reason="OK\r\nX: y"),
+        Result(200, reason="日本", kept=False),
+    ),
+)
+def test_a_poisoned_store_cannot_split_a_response(result: Result) -> None:
+    with pytest.raises(CorruptRecord):
+        revive(result, policy=Policy(), response_class=Response)
+
+
+def test_a_cookie_that_got_into_a_store_is_not_sent() -> None:
+    again = revive(Result(200, metadata=(("Set-Cookie", "a=b"),)), policy=Policy(), response_class=Response)
+
+    assert "Set-Cookie" not in again.headers
