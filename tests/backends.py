@@ -4,23 +4,111 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
+import fakeredis
 import pytest
+import redis
+import valkey
+from redis._parsers import _RESP2Parser, _RESP3Parser
 
+from example_app.servers import RedisServer
 from flask_idempotency.engine.clock import Clock
 from flask_idempotency.engine.ports import Store
 from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.redis.client import make_client
+from flask_idempotency.stores.redis.store import RedisStore
+from tests.services import REDIS_KINDS, RedisServers, connect
+from tests.tls_front import TlsFront
 
 MakeStore: TypeAlias = Callable[[Clock], Store]
 Backend: TypeAlias = Callable[[pytest.FixtureRequest, ExitStack], MakeStore]
+Connected: TypeAlias = Callable[[RedisServer, pytest.FixtureRequest, ExitStack], Any]
 
 
 def memory(request: pytest.FixtureRequest, ends: ExitStack) -> MakeStore:
     return MemoryStore
 
 
-BACKENDS: dict[str, Backend] = {"memory": memory}
+def fake(request: pytest.FixtureRequest, ends: ExitStack) -> MakeStore:
+    """Quick, and wherever no server runs. Its Lua differs from the servers' in a third of all details."""
+    client = ends.enter_context(fakeredis.FakeRedis())
+    return lambda clock: RedisStore(client, clock=clock)
+
+
+def on(kind: str, connected: Connected) -> Backend:
+    """A store on this kind of server, reached in this way: by a URL, or by a client of the application's own."""
+
+    def backend(request: pytest.FixtureRequest, ends: ExitStack) -> MakeStore:
+        servers: RedisServers = request.getfixturevalue("redis_servers")
+        reached = connected(servers.get(kind), request, ends)
+
+        def make(clock: Clock) -> Store:
+            store = RedisStore(reached, clock=clock)
+            ends.callback(store.close)
+            return store
+
+        return make
+
+    return backend
+
+
+def by_url(server: RedisServer, request: pytest.FixtureRequest, ends: ExitStack) -> str:
+    return server.url
+
+
+def by_socket(server: RedisServer, request: pytest.FixtureRequest, ends: ExitStack) -> str:
+    return server.unix_url
+
+
+def by_tls(server: RedisServer, request: pytest.FixtureRequest, ends: ExitStack) -> str:
+    folder: Path = request.getfixturevalue("tmp_path")
+    return ends.enter_context(TlsFront(server.port, folder=folder)).url
+
+
+def by_python_parser(protocol: int) -> Connected:
+    """As on a machine without hiredis."""
+
+    def connected(server: RedisServer, request: pytest.FixtureRequest, ends: ExitStack) -> str:
+        monkeypatch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+        parser = {2: _RESP2Parser, 3: _RESP3Parser}[protocol]
+
+        def make(url: str) -> redis.Redis:
+            client = make_client(url)
+            client.connection_pool.connection_kwargs["parser_class"] = parser
+            return client
+
+        monkeypatch.setattr("flask_idempotency.stores.redis.store.make_client", make)
+        return f"{server.url}?protocol={protocol}"
+
+    return connected
+
+
+def by_text_client(server: RedisServer, request: pytest.FixtureRequest, ends: ExitStack) -> redis.Redis:
+    """As applications make it that keep text in Redis."""
+    return ends.enter_context(connect(server.url, decode_responses=True))
+
+
+def by_valkey_client(server: RedisServer, request: pytest.FixtureRequest, ends: ExitStack) -> Any:
+    return ends.enter_context(valkey.Valkey.from_url(server.url))
+
+
+WAYS: dict[str, Connected] = {
+    "url": by_url,
+    "socket": by_socket,
+    "tls": by_tls,
+    "resp2-python": by_python_parser(2),
+    "resp3-python": by_python_parser(3),
+    "text-client": by_text_client,
+    "valkey-client": by_valkey_client,
+}
+
+BACKENDS: dict[str, Backend] = {
+    "memory": memory,
+    "fakeredis": fake,
+    **{f"{kind}-{way}": on(kind, connected) for kind in REDIS_KINDS for way, connected in WAYS.items()},
+}
 
 
 @pytest.fixture(params=list(BACKENDS))

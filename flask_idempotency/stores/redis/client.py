@@ -1,0 +1,124 @@
+"""How Redis is talked to: a client made from a URL, or one that the application brought."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from typing import Any, Protocol
+
+import redis
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.retry import Retry
+
+from flask_idempotency.engine.errors import ConfigurationError
+
+CONNECT_SECONDS = 1.0
+REPLY_SECONDS = 2.0
+"""A script takes microseconds: a server that is silent for this long is gone, and its caller still has a lease left."""
+
+RETRIES = 2
+"""Every script may be repeated with the same token. Once mends a lost reply, twice a server that is just restarting;
+more would keep a worker from answering 503."""
+
+_BACKOFF_SECONDS = 0.02, 0.2
+
+
+class Line(Protocol):
+    """Sends one command and returns what came back, in bytes. Repeats it when the answer was lost."""
+
+    def __call__(self, *command: bytes | str | int) -> Any: ...
+
+
+class OwnLine:
+    """Commands packed and sent over a connection from the client's pool: what `execute_command` does, at half its cost.
+
+    The pool looks after forks, threads and reconnecting. A connection whose answer was not read to its end is closed:
+    back in the pool it would give that answer to somebody else's question.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._pool = client.connection_pool
+
+    def __call__(self, *command: bytes | str | int) -> Any:
+        connection: Any = self._pool.get_connection()
+
+        def ask() -> Any:
+            connection.send_packed_command(connection.pack_command(*command))
+            return connection.read_response(disable_decoding=True)
+
+        try:
+            return connection.retry.call_with_retry(ask, lambda _: connection.disconnect())
+        except redis.exceptions.ResponseError:
+            raise
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            self._pool.release(connection)
+
+
+class BorrowedLine:
+    """Commands through the application's own client, so that its retries, routing and instrumentation apply."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __call__(self, *command: bytes | str | int) -> Any:
+        # With decode_responses=True a client would take a record for text. This asks for the bytes.
+        return self._client.execute_command(*command, NEVER_DECODE=True)
+
+
+def make_client(url: str) -> redis.Redis:
+    """A client for a `redis://`, `rediss://` or `unix://` URL. What the URL's query names goes before what is set here.
+
+    Raises `ConfigurationError` for a URL that names no server.
+    """
+    options: dict[str, Any] = {
+        "socket_connect_timeout": CONNECT_SECONDS,
+        "socket_timeout": REPLY_SECONDS,
+        "retry": Retry(ExponentialWithJitterBackoff(base=_BACKOFF_SECONDS[0], cap=_BACKOFF_SECONDS[1]), RETRIES),
+        # The server says how many are too many. redis-py stops at 100, which a gevent worker passes on a busy day.
+        "max_connections": 65536,
+    }
+    try:
+        return redis.Redis.from_url(url, **options, **_no_push_messages())
+    except ValueError as error:
+        raise ConfigurationError(
+            f"IDEMPOTENCY_STORE: this URL names no Redis ({error}). Write redis://host:6379/0, "
+            "rediss://host:6379/0 for TLS, or unix:///path/to/redis.sock?db=0."
+        ) from error
+
+
+def _no_push_messages() -> dict[str, Any]:
+    """redis-py 7 and later listen for maintenance messages, and then take an unread answer in the pool for one."""
+    try:
+        from redis.maint_notifications import MaintNotificationsConfig
+    except ImportError:
+        return {}
+    return {"maint_notifications_config": MaintNotificationsConfig(enabled=False)}
+
+
+class Errors:
+    """The exceptions of whichever library a client belongs to: redis-py, or valkey-py, its fork."""
+
+    def __init__(self, client: Any) -> None:
+        names = _library_of(client)
+        self.unavailable: tuple[type[Exception], ...] = (
+            getattr(names, "RedisError", None) or names.ValkeyError,
+            getattr(names, "RedisClusterException", None) or names.ValkeyClusterException,
+            names.ChildDeadlockedError,
+            OSError,
+        )
+        self.no_script: type[Exception] = names.NoScriptError
+        self.refused: type[Exception] = names.ResponseError
+
+
+def _library_of(client: Any) -> Any:
+    packages = {kind.__module__.partition(".")[0] for kind in type(client).__mro__}
+    library = next((package for package in ("redis", "valkey") if package in packages), None)
+    if library is None or inspect.iscoroutinefunction(getattr(client, "execute_command", None)):
+        raise ConfigurationError(
+            f"IDEMPOTENCY_STORE: {type(client).__module__}.{type(client).__name__} is not a client that Flask can use. "
+            "Pass a redis.Redis, redis.RedisCluster or valkey.Valkey (not one of their asyncio kin), or a URL."
+        )
+    return import_module(f"{library}.exceptions")

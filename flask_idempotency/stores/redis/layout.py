@@ -1,0 +1,36 @@
+"""Where a record lives. The only place where a Redis key is spelt.
+
+    idm1:{p02b0}:r:<rid>    the record: one string, see `record.py`
+    idm1:{p02b0}:i          sorted set: records in flight, by the end of their lease in milliseconds
+    idm1:{p02b0}:z          sorted set: quarantined records, by when they were, in milliseconds
+    idm1:{p02b0}:m          hash: what the whole partition must remember; `fence`, the last one given out
+
+All keys of one record share their hash tag, so that a script may touch them on Redis Cluster. Nothing that a client
+sent is in one: `rid` and `tid` are keyed digests, written in base32.
+"""
+
+from __future__ import annotations
+
+from base64 import b32encode
+from typing import TypeAlias
+
+from flask_idempotency.engine.key import StorageKey
+
+PARTITIONS = 1024
+"""Part of the format: with another number every record would be looked for where it is not, and run again.
+
+Many, so that a Cluster can spread them and a tenant shares its fences and indexes with few others.
+"""
+
+Keys: TypeAlias = tuple[bytes, bytes, bytes, bytes]
+
+
+def keys(key: StorageKey) -> Keys:
+    """The record, the two indexes and the partition's memory: what every script is given, in this order."""
+    prefix = b"idm1:{p%04x}:" % (int.from_bytes(key.tid[:2], "big") % PARTITIONS)
+    return prefix + b"r:" + name(key), prefix + b"i", prefix + b"z", prefix + b"m"
+
+
+def name(key: StorageKey) -> bytes:
+    """How a record is called in its key and in the indexes."""
+    return b32encode(key.rid).rstrip(b"=").lower()

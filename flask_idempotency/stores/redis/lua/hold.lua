@@ -1,0 +1,19 @@
+-- Quarantines a record on its owner's word.
+--
+-- ARGV: 3 token, 4 reason
+-- Returns 'DONE' | 'ABSENT' | 'LOST' | 'CORRUPT'
+
+local name, token, reason = ARGV[2], ARGV[3], ARGV[4]
+local now = now_us()
+
+local record, refusal = owned(token, now)
+if not record then
+  return refusal
+end
+if record.state == COMPLETED then
+  return 'LOST'
+end
+if record.state == PROCESSING then
+  quarantine(record, name, now, reason)
+end
+return 'DONE'

@@ -1,0 +1,18 @@
+-- Lets the key run again.
+--
+-- ARGV: 3 token
+-- Returns 'DONE' | 'ABSENT' | 'LOST' | 'CORRUPT'
+
+local name, token = ARGV[2], ARGV[3]
+
+local record, refusal = owned(token, now_us())
+if not record then
+  return refusal
+end
+if record.state == COMPLETED then
+  return 'LOST'
+end
+redis.call('DEL', KEYS[1])
+redis.call('ZREM', KEYS[2], name)
+redis.call('ZREM', KEYS[3], name)
+return 'DONE'

@@ -1,0 +1,20 @@
+-- Lets a lease end later, never sooner.
+--
+-- ARGV: 3 token, 4 lease in microseconds
+-- Returns 'DONE' | 'ABSENT' | 'LOST' | 'CORRUPT'
+
+local name, token, lease = ARGV[2], ARGV[3], tonumber(ARGV[4])
+local now = now_us()
+
+local record, refusal = owned(token, now)
+if not record then
+  return refusal
+end
+local deadline = ms_after(now, lease)
+if record.state == PROCESSING and deadline > record.deadline then
+  record.deadline = deadline
+  write_even_when_full()
+  redis.call('SET', KEYS[1], written(record))
+  redis.call('ZADD', KEYS[2], decimal(deadline), name)
+end
+return 'DONE'

@@ -1,0 +1,119 @@
+"""A record as one string: 61 bytes of header, whom it is about, and what came of it.
+
+     0     1  format (high four bits), state (two), taken over when lapsed (one), success (one)
+     1    16  token
+    17     7  fence
+    24     1  attempt, never above 255
+    25    17  fingerprint
+    42     6  requested_at   ┐
+    48     6  deadline       │ milliseconds, big-endian
+    54     5  duration       ┘
+    59     2  status
+    61   3+n  about: length, then tenant, principal, method and operation, each after its length
+          m   completed: byte_size and the payload; quarantined: the reason; processing: nothing
+
+`lua/record.lua` writes what is read here. One string, because a hash of the same fields takes half as much again, and
+because a string of which half is there cannot exist.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.record import About, OnLapse, Payload, Record, State
+
+TOKEN_BYTES = 16
+FINGERPRINT_BYTES = 17
+
+_FORMAT = 1
+_HEADER = Struct(">B16s7sB17s6s6s5sH3s")
+_STATES = {1: State.PROCESSING, 2: State.COMPLETED, 3: State.QUARANTINED}
+
+
+def about_bytes(about: About) -> bytes:
+    """As it stands in a record, its length before it."""
+    texts = [
+        text.encode("utf-8", "surrogatepass") for text in (about.tenant, about.principal, about.method, about.operation)
+    ]
+    fields = b"".join([_length(len(text)) + text for text in texts])
+    return len(fields).to_bytes(3, "big") + fields
+
+
+def payload_bytes(payload: Payload) -> bytes:
+    """The part of a payload that scripts do not look at."""
+    return _length(payload.byte_size) + payload.data
+
+
+def decode(data: bytes, *, now: float) -> Record:
+    """The record that these bytes are. Raises `CorruptRecord` for what this release did not write."""
+    try:
+        return _decode(data, now)
+    except (ValueError, IndexError, KeyError) as error:
+        raise CorruptRecord("the bytes in Redis are not a record") from error
+
+
+def _decode(data: bytes, now: float) -> Record:
+    if len(data) < _HEADER.size:
+        raise CorruptRecord("the record in Redis is cut short")
+    first, token, fence, attempt, fingerprint, requested, ends, took, status, about_size = _HEADER.unpack_from(data)
+    if first >> 4 != _FORMAT:
+        raise CorruptRecord(f"record format {first >> 4} is not known to this release")
+    state = _STATES[first >> 2 & 3]
+    tail = _HEADER.size + int.from_bytes(about_size, "big")
+    requested_ms, deadline = int.from_bytes(requested, "big"), int.from_bytes(ends, "big") / 1000
+    completed_at = payload = None
+    reason = ""
+    if state is State.COMPLETED:
+        completed_at = (requested_ms + int.from_bytes(took, "big")) / 1000
+        byte_size, start = _read_length(data, tail)
+        payload = Payload(data=data[start:], status=status, success=bool(first & 1), byte_size=byte_size)
+    elif state is State.QUARANTINED:
+        reason = data[tail:].decode()
+    return Record(
+        state=state,
+        token=token,
+        fence=int.from_bytes(fence, "big"),
+        attempt=attempt,
+        fingerprint=fingerprint,
+        on_lapse=OnLapse.TAKEOVER if first & 2 else OnLapse.QUARANTINE,
+        about=_about(data, tail),
+        requested_at=requested_ms / 1000,
+        deadline=deadline,
+        remaining=deadline - now,
+        completed_at=completed_at,
+        payload=payload,
+        reason=reason,
+    )
+
+
+def _about(data: bytes, end: int) -> About:
+    at = _HEADER.size
+    texts = []
+    for _ in range(4):
+        size, start = _read_length(data, at)
+        at = start + size
+        texts.append(data[start:at].decode("utf-8", "surrogatepass"))
+    if at != end:
+        raise CorruptRecord("the record in Redis is not put together as this release does it")
+    return About(*texts)
+
+
+def _length(number: int) -> bytes:
+    """A number in as few bytes as it needs, seven bits in each: most lengths here take one."""
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _read_length(data: bytes, at: int) -> tuple[int, int]:
+    """The number at this place and where it ends."""
+    number = shift = 0
+    while data[at] > 127:
+        number |= (data[at] & 127) << shift
+        shift += 7
+        at += 1
+    return number | data[at] << shift, at + 1
