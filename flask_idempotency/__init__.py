@@ -1,1 +1,21 @@
 """Makes unsafe HTTP endpoints of a Flask application safe to retry."""
+
+from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, LeaseLost, StoreUnavailable
+from flask_idempotency.engine.policy import Decision
+from flask_idempotency.extension import Idempotency
+from flask_idempotency.web.current import current_claim, idempotency_field
+from flask_idempotency.web.policies import claim_here, exempt, idempotent
+
+__all__ = [
+    "ConfigurationError",
+    "Decision",
+    "Idempotency",
+    "IdempotencyError",
+    "LeaseLost",
+    "StoreUnavailable",
+    "claim_here",
+    "current_claim",
+    "exempt",
+    "idempotency_field",
+    "idempotent",
+]
