@@ -153,7 +153,7 @@ def canonical_json(raw: bytes, *, ignore: Sequence[str] = ()) -> bytes | None:
         for tokens in map(_tokens, ignore):
             _remove(document, tokens)
         return (_plain_text(raw, document) or _text(document, MAX_DEPTH)).encode("utf-8")
-    except (ValueError, RecursionError):
+    except (ValueError, ArithmeticError, RecursionError):
         return None
 
 

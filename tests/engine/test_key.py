@@ -1,0 +1,253 @@
+"""What a client may call a request, and what becomes of that name."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flask_idempotency.engine.errors import InvalidKey
+from flask_idempotency.engine.key import Identity, Scope, StorageKey, encode, one_key, parse_key
+
+UUID = "8e03978e-40d5-43e8-bc93-6894a57f9324"
+HOSTILE = st.text(alphabet=st.sampled_from(":{}\0\r\n%*|/é\ud800ab"), max_size=6)
+VISIBLE = st.text(alphabet=st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=255)
+
+
+def refused(value: str, **rules: Any) -> str:
+    """The words with which this value is refused."""
+    with pytest.raises(InvalidKey) as caught:
+        parse_key(value, **rules)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    (
+        ("abc", "abc"),
+        ('"abc"', "abc"),
+        (UUID, UUID),
+        (f'"{UUID}"', UUID),
+        (r'"a\"b"', 'a"b'),
+        (r'"a\\b"', "a\\b"),
+        ('"a,b"', "a,b"),
+        ("a;b=1", "a;b=1"),
+        ('a"b', 'a"b'),
+        ("!~", "!~"),
+        ("0", "0"),
+        ("False", "False"),
+    ),
+)
+def test_quoted_and_bare_form_name_the_same_key(value: str, key: str) -> None:
+    """
+    An RFC 8941 string is unquoted once; anything else stands for itself, byte for byte.
+    """
+    assert key == parse_key(value)
+
+
+@pytest.mark.parametrize("value", ("", '""', " ", "   ", '" "', "\t"))
+def test_absent_empty_or_blank_key_names_no_record(value: str) -> None:
+    """
+    Requests without a key must never meet in one shared record (P-38).
+    """
+    assert refused(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    (
+        "a,b",
+        "a, b",
+        '"a","b"',
+        '"a", "b"',
+        '"a",b',
+        ",",
+        "a,",
+    ),
+)
+def test_two_header_lines_are_refused(value: str) -> None:
+    """
+    WSGI joins two lines by a comma, and two keys must never pass for one.
+    """
+    assert "more than one key" in refused(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    (
+        '"abc',
+        '"abc"x',
+        '"abc";p=1',
+        '"abc"; p',
+        r'"a\b"',
+        '"abc\\"',
+        '"a"b"',
+        '"',
+    ),
+)
+def test_malformed_strings_are_refused(value: str) -> None:
+    """
+    Parameters, stray quotes and unknown escapes are no part of a key; guessing what was meant would rename it.
+    """
+    assert "RFC 8941" in refused(value)
+
+
+@pytest.mark.parametrize(
+    "value", ("a\0b", "a\nb", "a\rb", "a\tb", "a b", "a\x7f", "a\x1f", "é", "k€y", "ﬀ", '"a b"', '"é"')
+)
+def test_only_visible_ascii_is_a_key(value: str) -> None:
+    """
+    Control bytes, blanks and what servers decode differently are refused in both forms.
+    """
+    assert refused(value)
+
+
+@pytest.mark.parametrize("form", ("{}", '"{}"'))
+def test_the_limit_counts_the_key_and_not_its_quotes(form: str) -> None:
+    """
+    255 characters are a key in either form, 256 in neither; the limit can be set.
+    """
+    assert 255 == len(parse_key(form.format("k" * 255)))
+    assert "longer than 255" in refused(form.format("k" * 256))
+    assert "longer than 8" in refused(form.format("k" * 9), max_length=8)
+
+
+@pytest.mark.parametrize("value", (UUID, UUID.upper(), f'"{UUID}"'))
+def test_uuid_format_takes_uuids(value: str) -> None:
+    """
+    Any version, either case, quoted or not.
+    """
+    assert UUID == parse_key(value, key_format="uuid").lower()
+
+
+@pytest.mark.parametrize(
+    "value", ("abc", UUID[:-1], UUID + "0", UUID.replace("-", ""), "{" + UUID + "}", UUID[:-1] + "g")
+)
+def test_uuid_format_refuses_others(value: str) -> None:
+    """
+    A counter or a timestamp as a key is what this format is chosen to keep out.
+    """
+    assert "UUID" in refused(value, key_format="uuid")
+
+
+def test_regular_expression_must_match_the_whole_key() -> None:
+    """
+    A match of the beginning is no match.
+    """
+    assert "ord_12" == parse_key("ord_12", key_format=r"ord_[0-9]+")
+    assert refused("ord_12x", key_format=r"ord_[0-9]+")
+    assert refused("xord_12", key_format=r"ord_[0-9]+")
+
+
+def test_case_makes_another_key() -> None:
+    """
+    Keys are byte exact: folding would let two requests share one answer.
+    """
+    assert parse_key("Abc") != parse_key("abc")
+
+
+def test_refusals_never_repeat_the_key() -> None:
+    """
+    The text reaches the client and the logs.
+    """
+    assert "s3cret" not in refused("s3cret s3cret")
+    assert "s3cret" not in refused("s3cret" * 50)
+
+
+@given(VISIBLE)
+def test_every_visible_key_survives_quoting(key: str) -> None:
+    """
+    What RFC 8941 serialises, we read back.
+    """
+    quoted = '"' + re.sub(r'(["\\])', r"\\\1", key) + '"'
+
+    assert key == parse_key(quoted)
+
+
+@given(st.text())
+def test_any_header_is_a_visible_key_or_refused(value: str) -> None:
+    """
+    No value leads anywhere else: not to another exception, not to an invisible key.
+    """
+    try:
+        key = parse_key(value)
+    except InvalidKey:
+        return
+
+    assert re.fullmatch(r"[!-~]{1,255}", key)
+
+
+def test_aliases_must_agree() -> None:
+    """
+    The same key in two headers is one key; two keys are a refusal.
+    """
+    assert "k" == one_key(["k", '"k"'], parse_key)
+    with pytest.raises(InvalidKey):
+        one_key(["k", "l"], parse_key)
+
+
+@given(st.lists(st.binary(max_size=4), max_size=5), st.lists(st.binary(max_size=4), max_size=5))
+def test_encoded_parts_are_injective(left: list[bytes], right: list[bytes]) -> None:
+    """
+    ("A", "BC") and ("AB", "C") never meet (P-33).
+    """
+    assert (left == right) == (encode(*left) == encode(*right))
+
+
+Parts = tuple[str, str | None, str | None, str | None, str]
+PARTS = st.tuples(HOSTILE, st.none() | HOSTILE, st.none() | HOSTILE, st.none() | HOSTILE, HOSTILE)
+
+
+def stored(parts: Parts, identity: Identity) -> StorageKey:
+    namespace, tenant, principal, operation, key = parts
+    return identity.storage_key(Scope(namespace, tenant, principal, operation), key)
+
+
+@given(PARTS, PARTS)
+def test_storage_keys_are_injective_for_hostile_parts(left: Parts, right: Parts) -> None:
+    """
+    No choice of tenant, principal or key lets one caller arrive at another's record, and "" is not nobody.
+    """
+    identity = Identity(b"secret")
+
+    assert (left == right) == (stored(left, identity).rid == stored(right, identity).rid)
+
+
+@given(PARTS, PARTS)
+def test_tenant_keys_tell_tenants_apart(left: Parts, right: Parts) -> None:
+    """
+    The partition depends on namespace and tenant, and on nothing a client chooses.
+    """
+    identity = Identity(b"secret")
+
+    assert (left[:2] == right[:2]) == (stored(left, identity).tid == stored(right, identity).tid)
+
+
+@given(PARTS)
+def test_no_client_byte_reaches_a_storage_key(parts: Parts) -> None:
+    """
+    Two digests of fixed size, unlike under another secret, and silent in a repr.
+    """
+    key, other = stored(parts, Identity(b"secret")), stored(parts, Identity(b"another"))
+
+    assert (32, 32) == (len(key.rid), len(key.tid))
+    assert key.rid != other.rid
+    assert "StorageKey(…)" == repr(key)
+
+
+def test_derived_names_do_not_meet() -> None:
+    """
+    A storage key, a downstream key and a log name of one record have nothing in common.
+    """
+    identity = Identity(b"secret")
+    key = identity.storage_key(Scope("app", None, None), "k")
+
+    names = {key.rid.hex(), key.tid.hex(), identity.downstream_key(key, "a"), identity.downstream_key(key, "b")}
+
+    assert 4 == len(names)
+    assert re.fullmatch("[a-z2-7]{52}", identity.downstream_key(key, "a"))
+    assert re.fullmatch("[a-z2-7]{8}", identity.short(key))
+    assert identity.downstream_key(key, "a") == identity.downstream_key(key, "a")
