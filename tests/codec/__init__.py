@@ -1,0 +1,1 @@
+"""Results as bytes, and back."""

@@ -1,0 +1,307 @@
+"""An answer comes back as it was sealed, or not at all."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from flask_idempotency.codec.compression import COMPRESSIONS
+from flask_idempotency.codec.envelope import COMPRESS_ABOVE, EnvelopeCodec
+from flask_idempotency.engine.errors import CorruptRecord, NotStorable
+from flask_idempotency.engine.result import Result
+
+GOLDEN = Path(__file__).parent / "golden"
+CODEC = EnvelopeCodec()
+PLAIN = EnvelopeCodec(compression=None)
+
+# What each file in golden/ holds. Files are never rewritten: they are what users' stores are full of.
+EXAMPLES = {
+    "v1-plain": Result(201, metadata=(("Content-Type", "application/json"),), body=b'{"id":"pay_1"}\n'),
+    "v1-reason": Result(
+        299, "Made just now", (("X-A", "1"), ("X-A", "2"), ("Location", "/caf\xe9")), b"\0\r\n\r\n\xff"
+    ),
+    "v1-empty": Result(204),
+    "v1-tombstone": Result(200, metadata=(("Content-Type", "text/csv"),), kept=False),
+    "v1-zlib": Result(200, metadata=(("Content-Type", "text/plain"),), body=b"all work and no play " * 100),
+    "v1-zlib-tombstone": Result(200, metadata=(("Link", "<https://example.org/next>, " * 50),), kept=False),
+}
+
+LATIN = st.text(st.characters(max_codepoint=0xFF, exclude_characters="\r\n\0"), max_size=40)
+NAMES = st.from_regex(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,20}", fullmatch=True)
+RESULTS = st.builds(
+    Result,
+    status=st.integers(0, 999),
+    reason=LATIN,
+    metadata=st.lists(st.tuples(NAMES, LATIN), max_size=5).map(tuple),
+    body=st.binary(max_size=200) | st.binary(min_size=1, max_size=3).map(lambda piece: piece * 1000),
+)
+
+
+def envelope(content: bytes, head: int = 0x10) -> bytes:
+    """An envelope with a good checksum around whatever this is."""
+    first = bytes((head,))
+    return first + zlib.crc32(content, zlib.crc32(first)).to_bytes(4, "big") + content
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_golden_envelopes_open_for_ever(name: str) -> None:
+    """
+    What any release has written, every later one reads.
+    """
+    data = bytes.fromhex((GOLDEN / f"{name}.hex").read_text())
+
+    assert EXAMPLES[name] == CODEC.open(data)
+    assert EXAMPLES[name] == PLAIN.open(data)
+
+
+def test_every_golden_envelope_is_tested() -> None:
+    """
+    A file that nothing reads protects nothing.
+    """
+    assert set(EXAMPLES) == {path.stem for path in GOLDEN.glob("*.hex")}
+
+
+@pytest.mark.parametrize("name", ("v1-plain", "v1-reason", "v1-empty", "v1-tombstone"))
+def test_plain_envelopes_are_written_as_ever(name: str) -> None:
+    """
+    During a roll-out the old release opens what the new one writes. Compressed bytes may vary with zlib's version.
+    """
+    assert (GOLDEN / f"{name}.hex").read_text().split() == [CODEC.seal(EXAMPLES[name]).hex()]
+
+
+@given(RESULTS)
+@example(Result(200, body=b""))
+@example(Result(200, "", (("A", ""),), b"\r\n\r\n"))
+@example(Result(200, " ", (("A", " : "), ("A", " : ")), b""))
+@example(Result(200, "200", (("A", "\x85\x0b\x1c"),), b""))
+def test_opening_gives_what_was_sealed(result: Result) -> None:
+    """
+    Duplicates, order, blanks, and an empty body: all the same.
+    """
+    assert result == CODEC.open(CODEC.seal(result))
+    assert result == PLAIN.open(PLAIN.seal(result))
+    assert result.without_body() == CODEC.open(CODEC.seal(result.without_body()))
+
+
+@given(st.binary())
+@example(b"")
+@example(b"\x10")
+@example(b"\x10\0\0\0\0")
+def test_any_bytes_are_a_corrupt_record(data: bytes) -> None:
+    """
+    Nothing but CorruptRecord: another exception might pass for an absent record, and run a payment again.
+    """
+    with pytest.raises(CorruptRecord):
+        CODEC.open(data)
+
+
+@given(RESULTS, st.data())
+def test_flipped_bits_are_found(result: Result, data: st.DataObject) -> None:
+    """
+    One damaged byte anywhere, flags included, and the envelope does not open.
+    """
+    sealed = bytearray(CODEC.seal(result))
+    sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= data.draw(st.integers(1, 255))
+
+    with pytest.raises(CorruptRecord):
+        CODEC.open(bytes(sealed))
+
+
+@given(RESULTS, st.data())
+def test_cut_or_lengthened_envelopes_are_found(result: Result, data: st.DataObject) -> None:
+    """
+    Half an answer is no answer, nor is one with something behind it.
+    """
+    sealed = CODEC.seal(result)
+
+    with pytest.raises(CorruptRecord):
+        CODEC.open(sealed[: data.draw(st.integers(0, len(sealed) - 1))])
+    with pytest.raises(CorruptRecord):
+        CODEC.open(sealed + data.draw(st.binary(min_size=1)))
+
+
+@given(
+    st.binary() | st.text(alphabet="201 \r\nA:é").map(lambda text: text.encode("latin-1")),
+    st.sampled_from((0x10, 0x11)),
+)
+def test_good_checksum_around_anything_is_not_enough(content: bytes, head: int) -> None:
+    """
+    What opens is what would have been sealed, to the byte.
+    """
+    data = envelope(content, head)
+    try:
+        result = PLAIN.open(data)
+    except CorruptRecord:
+        return
+
+    assert data == PLAIN.seal(result)
+
+
+@pytest.mark.parametrize(
+    "content",
+    (
+        b"",
+        b"200",
+        b"200\r\n",
+        b"20\r\n\r\n",
+        b"2000\r\n\r\n",
+        b"200 \r\n\r\n",
+        b"-20\r\n\r\n",
+        b"\xb2\xb2\xb2\r\n\r\n",
+        b"200 a\nb\r\n\r\n",
+        b"200 a\0b\r\n\r\n",
+        b"200\r\nA\r\n\r\n",
+        b"200\r\nA:b\r\n\r\n",
+        b"200\r\n: b\r\n\r\n",
+        b"200\r\nA b: c\r\n\r\n",
+        b"200\r\nA: b\nSet-Cookie: c\r\n\r\n",
+        b"200\r\nA: b\rc\r\n\r\n",
+        b"200\r\nA: b\0c\r\n\r\n",
+    ),
+)
+def test_malformed_content_is_corrupt(content: bytes) -> None:
+    """
+    CR, LF and NUL are refused on the way out of the store too: a store may be written to by others.
+    """
+    with pytest.raises(CorruptRecord):
+        CODEC.open(envelope(content))
+
+
+@pytest.mark.parametrize("head", (0x00, 0x20, 0xF0, 0x1E, 0x14))
+def test_unknown_versions_and_compressions_are_corrupt(head: int) -> None:
+    """
+    A later release's envelope is not an absent record.
+    """
+    with pytest.raises(CorruptRecord, match="not known"):
+        CODEC.open(envelope(b"200\r\n\r\n", head))
+
+
+def test_tombstone_with_a_body_is_corrupt() -> None:
+    """
+    One of the two would be a lie.
+    """
+    with pytest.raises(CorruptRecord):
+        CODEC.open(envelope(b"200\r\n\r\nbody", 0x11))
+    with pytest.raises(NotStorable):
+        CODEC.seal(Result(200, body=b"body", kept=False))
+
+
+@pytest.mark.parametrize(
+    "result",
+    (
+        Result(200, "a\rb"),
+        Result(200, "a\nb"),
+        Result(200, "a\0b"),
+        Result(200, "€"),
+        Result(200, metadata=(("A", "b\r\nSet-Cookie: c"),)),
+        Result(200, metadata=(("A", "b\nc"),)),
+        Result(200, metadata=(("A", "b\rc"),)),
+        Result(200, metadata=(("A", "b\0c"),)),
+        Result(200, metadata=(("A", "€"),)),
+        Result(200, metadata=(("A", "\ud800"),)),
+        Result(200, metadata=(("A\n", "b"),)),
+        Result(200, metadata=(("A:", "b"),)),
+        Result(200, metadata=(("", "b"),)),
+        Result(200, metadata=(("é", "b"),)),
+        Result(1000),
+        Result(-1),
+    ),
+)
+def test_unanswerable_results_are_not_storable(result: Result) -> None:
+    """
+    What could not be replayed unchanged is refused while the first caller can still be served.
+    """
+    with pytest.raises(NotStorable):
+        CODEC.seal(result)
+
+
+def test_large_answers_are_compressed_and_small_ones_are_not() -> None:
+    """
+    From the first byte above 1 KiB, and only when it saves anything.
+    """
+    at_limit = Result(200, body=b"x" * (COMPRESS_ABOVE - len(b"200\r\n\r\n")))
+    above = Result(200, body=at_limit.body + b"x")
+
+    assert len(PLAIN.seal(at_limit)) == len(CODEC.seal(at_limit))
+    assert len(CODEC.seal(above)) < 50
+    assert len(PLAIN.seal(above)) == COMPRESS_ABOVE + 1 + 5
+
+
+def test_what_does_not_shrink_stays_as_it_is() -> None:
+    """
+    A zip inside a zip is larger.
+    """
+    result = Result(
+        200, body=zlib.compress(bytes(range(256)) * 40 + b"".join(i.to_bytes(2, "big") for i in range(9999)))
+    )
+
+    noise = Result(200, body=b"".join(zlib.crc32(i.to_bytes(4, "big")).to_bytes(4, "big") for i in range(999)))
+
+    assert len(PLAIN.seal(noise)) == len(CODEC.seal(noise))
+    assert result == CODEC.open(CODEC.seal(result))
+
+
+def test_compression_can_be_left_out() -> None:
+    """
+    As it is under encryption, where a length gives away what was guessed right.
+    """
+    result = Result(200, body=b"x" * 5000)
+
+    assert len(PLAIN.seal(result)) > 5000
+
+
+def test_bombs_are_refused_without_being_unfolded() -> None:
+    """
+    A hundred kilobytes that unfold to a hundred megabytes are corrupt.
+    """
+    bomb = envelope(zlib.compress(b"200\r\n\r\n" + b"\0" * 100_000_000, 9), 0x12)
+
+    with pytest.raises(CorruptRecord, match="more than"):
+        CODEC.open(bomb)
+
+
+def test_compressed_content_must_end_where_it_ends() -> None:
+    """
+    Damage with a good checksum is still damage.
+    """
+    content = zlib.compress(b"200\r\n\r\nbody")
+
+    assert Result(200, body=b"body") == CODEC.open(envelope(content, 0x12))
+    for damaged in (content[:-1], content + b"x", content[:4], b"", b"x" + content):
+        with pytest.raises(CorruptRecord):
+            CODEC.open(envelope(damaged, 0x12))
+
+
+def test_nothing_is_sealed_that_would_not_open() -> None:
+    """
+    The limit holds in both directions.
+    """
+    small = EnvelopeCodec(max_bytes=100)
+    fits = Result(200, body=b"x" * (100 - len(b"200\r\n\r\n")))
+
+    assert fits == small.open(small.seal(fits))
+    with pytest.raises(NotStorable):
+        small.seal(Result(200, body=fits.body + b"x"))
+
+
+@given(RESULTS)
+def test_an_envelope_takes_no_more_than_the_answer_on_the_wire(result: Result) -> None:
+    """
+    With the 61 bytes of a record's own facts, a stored answer stays within 64 bytes of the answer.
+    """
+    lines = "".join(f"{name}: {value}\r\n" for name, value in result.metadata).encode("latin-1")
+    wire = len(f"HTTP/1.1 {result.status} {result.reason}\r\n") + len(lines) + 2 + len(result.body)
+
+    assert len(PLAIN.seal(result)) + 61 <= wire + 64
+    assert len(CODEC.seal(result)) <= len(PLAIN.seal(result))
+
+
+def test_compressions_keep_their_numbers() -> None:
+    """
+    A number given to another algorithm would make stored answers unreadable.
+    """
+    assert {"zlib": 1} == {name: method.number for name, method in COMPRESSIONS.items()}
