@@ -1,0 +1,125 @@
+"""`python -m benchmarks`, or `python3 run.py bench`: measures this checkout and prints it beside its budgets."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import redis
+
+from benchmarks import hot_spots, in_process, memory, million, serving, trips
+from benchmarks.cases import OURS, OURS_MEMORY, PATHS, our_cases
+from benchmarks.machine import Cores, choose_cores, describe, pin, pinned
+from benchmarks.table import Section
+from example_app.servers import RedisServer
+from flask_idempotency.stores.memory import MemoryStore
+
+PARTS = ("requests", "trips", "serving", "memory")
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if unknown := set(options.part) - set(PARTS):
+        parser.error(f"there is no part called {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
+    if options.quick:
+        options.rounds, options.requests, options.seconds = 3, 50, 0.5
+    cores = choose_cores()
+    with _server(options.redis_url, cores) as (client, url), pinned(cores.application):
+        about = describe(client, cores)
+        shown = [section for make in _chosen(options, client, url, cores) for section in make()]
+    if options.json:
+        print(json.dumps({"machine": about, "sections": [section.as_json() for section in shown]}, indent=2))
+    else:
+        print(" · ".join(f"{name} {value}" for name, value in about.items()), end="\n\n")
+        print("\n".join(section.as_text() for section in shown))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="run.py bench", description=__doc__)
+    parser.add_argument("part", nargs="*", help=f"what to measure: {', '.join(PARTS)} (default: all of them)")
+    parser.add_argument("--rounds", type=int, default=21, help="interleaved rounds, each with every case (default 21)")
+    parser.add_argument("--requests", type=int, default=200, help="requests of each case in a round (default 200)")
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="seconds of each case in a gunicorn round (default 2)"
+    )
+    parser.add_argument("--quick", action="store_true", help="a few rounds of everything: for a first impression")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
+    parser.add_argument(
+        "--redis-url",
+        metavar="URL",
+        help="a Redis or Valkey of yours instead of the embedded one; its database must be empty, and is emptied afterwards",
+    )
+    parser.add_argument(
+        "--million", action="store_true", help="only this: claims among 1 M live keys (takes minutes and 1.5 GB)"
+    )
+    parser.add_argument(
+        "--profile",
+        choices=PATHS,
+        metavar="PATH",
+        help=f"only this: where the time goes on one path ({', '.join(PATHS)})",
+    )
+    parser.add_argument(
+        "--on-memory", action="store_true", help="with --profile: on the memory store, without redis-py"
+    )
+    return parser
+
+
+Make = Callable[[], list[Section]]
+
+
+def _chosen(options: argparse.Namespace, client: redis.Redis, url: str, cores: Cores) -> Iterator[Make]:
+    if options.million:
+        yield lambda: [million.section(cores)]
+        return
+    if options.profile:
+        yield lambda: _profiled(options, url)
+        return
+    parts: dict[str, Make] = {
+        "requests": lambda: [in_process.section(client, url, rounds=options.rounds, requests=options.requests)],
+        "trips": lambda: [trips.section(url)],
+        "serving": lambda: [serving.section(url, cores, rounds=_serving_rounds(options), seconds=options.seconds)],
+        "memory": lambda: [memory.section(client, url)],
+    }
+    for name in options.part or PARTS:
+        yield parts[name]
+
+
+def _serving_rounds(options: argparse.Namespace) -> int:
+    # A round here takes seconds, and one of many requests is steadier than one of two hundred.
+    return max(1, int(options.rounds) // 3)
+
+
+def _profiled(options: argparse.Namespace, url: str) -> list[Section]:
+    name: str
+    store: object
+    name, store = (OURS_MEMORY, MemoryStore()) if options.on_memory else (OURS, url)
+    with our_cases(name, store) as cases:
+        case = next(case for case in cases if case.path == options.profile)
+        return hot_spots.sections(case, requests=options.requests * 10)
+
+
+@contextmanager
+def _server(url: str | None, cores: Cores) -> Iterator[tuple[redis.Redis, str]]:
+    """An empty server on the store's core, or the one that was asked for; that one is left as it was found: empty."""
+    if url is None:
+        with RedisServer() as server:
+            pin(server.pid, cores.store)
+            with redis.Redis.from_url(server.url) as client:
+                yield client, server.url
+        return
+    with redis.Redis.from_url(url) as client:
+        if client.dbsize():
+            sys.exit(f"{url} is not empty. The benchmarks fill a database and empty it: name one that nobody needs")
+        try:
+            yield client, url
+        finally:
+            client.flushdb()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,38 @@
+"""What SPEC section 14 allows, as numbers, and whether a measurement keeps within it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ADDED_MICROSECONDS = 10.0
+FIRST_TO_FLOOR = 1.25
+REPLAY_TO_FLOOR = 1.25
+REPLAY_P99_MICROSECONDS = 2_000.0
+REFUSAL_P99_MICROSECONDS = 5_000.0
+FIRST_OF_BARE_RATE = 0.55
+REPLAY_OF_BARE_RATE = 0.80
+OVERHEAD_BYTES = 64
+RECORD_BYTES = 1.1 * 1024
+FULL_TO_EMPTY = 2.0
+# Section 7: what goes to the store and comes back, by path.
+TRIPS = {"first": 2, "replay": 1, "conflict": 1, "mismatch": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One budget and what was measured against it."""
+
+    budget: str
+    measured: float
+    within: bool
+
+    def __str__(self) -> str:
+        return f"{self.budget} {'✓' if self.within else '✗ OVER'}"
+
+
+def at_most(budget: str, measured: float, limit: float) -> Verdict:
+    return Verdict(budget, measured, measured <= limit)
+
+
+def at_least(budget: str, measured: float, limit: float) -> Verdict:
+    return Verdict(budget, measured, measured >= limit)

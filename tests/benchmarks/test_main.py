@@ -1,0 +1,171 @@
+"""`run.py bench` with tiny rounds: every row is there, held to its budget."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import redis
+
+from benchmarks.__main__ import main
+from benchmarks.calls import call
+from benchmarks.cases import EXPECTED, Case, our_cases
+from benchmarks.machine import choose_cores
+from benchmarks.million import section as million_section
+from flask_idempotency.stores.memory import MemoryStore
+from tests.services import REDIS_KINDS, RedisServers
+
+PATHS = ["GET", "POST, no key", "first", "replay", "conflict", "mismatch"]
+
+
+@pytest.fixture
+def url(redis_servers: RedisServers) -> str:
+    return redis_servers.get(REDIS_KINDS[0]).url
+
+
+def measured(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main([*arguments, "--rounds", "1", "--requests", "2", "--json"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def cases_of(document: dict[str, Any]) -> list[str]:
+    return [row["case"] for section in document["sections"] for row in section["rows"]]
+
+
+def budgets_of(document: dict[str, Any]) -> dict[str, list[str]]:
+    rows = [row for section in document["sections"] for row in section["rows"] if row["verdicts"]]
+    return {row["case"]: [verdict["budget"] for verdict in row["verdicts"]] for row in rows}
+
+
+def test_every_path_is_timed_in_every_application(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    A table without a row is a budget that nobody looks at.
+    """
+    by_hand = [path for path in PATHS if path != "mismatch"]  # without a fingerprint there is none
+
+    assert cases_of(measured(capsys, "requests", "--redis-url", url)) == [
+        "bare Flask: GET",
+        "bare Flask: POST, no key",
+        *(f"by hand: {path}" for path in by_hand),
+        *(f"ours: {path}" for path in PATHS),
+        *(f"ours, memory: {path}" for path in PATHS),
+    ]
+
+
+def test_every_budget_of_the_specification_is_held_against_its_path(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    The numbers of SPEC section 14 stand beside what was measured.
+    """
+    assert budgets_of(measured(capsys, "requests", "memory", "--redis-url", url)) == {
+        "ours: GET": ["< 10 µs added"],
+        "ours: POST, no key": ["< 10 µs added"],
+        "ours: first": ["≤ 1.25 × by hand"],
+        "ours: replay": ["≤ 1.25 × by hand", "p99 < 2 ms"],
+        "ours: conflict": ["p99 < 5 ms"],
+        "ours: mismatch": ["p99 < 5 ms"],
+        "ours, memory: GET": ["< 10 µs added"],
+        "ours, memory: POST, no key": ["< 10 µs added"],
+        "a stored answer before compression": ["≤ 64 B on top"],
+        "a charge": ["≤ 1.1 KB"],
+        "a list of payments": ["≤ 1.1 KB"],
+    }
+
+
+def test_round_trips_are_counted_path_by_path(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    The count is exact on any machine, and SPEC section 7 names it.
+    """
+    document = measured(capsys, "trips", "--redis-url", url)
+
+    trips = {row["case"].partition(": ")[2]: row["trips"] for row in document["sections"][0]["rows"]}
+    assert trips == {"GET": 0, "POST, no key": 0, "first": 2, "replay": 1, "conflict": 1, "mismatch": 1}
+
+
+@pytest.mark.slow
+def test_every_application_is_served(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    Under gunicorn the same floors stand beside ours.
+    """
+    document = measured(capsys, "serving", "--seconds", "0.1", "--redis-url", url)
+
+    assert (cases_of(document), budgets_of(document)) == (
+        ["bare Flask", "by hand: first", "by hand: replay", "ours: first", "ours: replay"],
+        {"ours: first": ["≥ 0.55 of bare"], "ours: replay": ["≥ 0.80 of bare"]},
+    )
+
+
+def test_the_tables_show_the_machine_and_every_row(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    Numbers without their machine mean nothing.
+    """
+    main(["trips", "--redis-url", url])
+    machine, *table = capsys.readouterr().out.splitlines()
+
+    assert all(f"{name} " in machine for name in ("cpu", "cores", "python", "flask", "redis-py", "hiredis", "server"))
+    assert [path for path in PATHS if any(line.startswith(f"ours: {path}") for line in table)] == PATHS
+
+
+def test_a_profile_names_functions_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    It is for whoever wants to make a path faster, so it says where to look.
+    """
+    document = measured(capsys, "--profile", "replay", "--on-memory")
+
+    assert any(case.startswith("flask_idempotency/web/") for case in cases_of(document))
+
+
+def test_claims_among_many_keys_stand_beside_an_empty_store() -> None:
+    """
+    The full server holds that many records more than the empty one, in the store's own format.
+    """
+    shown = million_section(choose_cores(), keys=1000)
+
+    assert [(row.case, bool(row.verdicts)) for row in shown.rows] == [("empty", False), ("full", True)]
+
+
+def test_a_database_in_use_is_left_alone(url: str, redis_servers: RedisServers) -> None:
+    """
+    The run fills a database and empties it: that must not be somebody's.
+    """
+    with redis.Redis.from_url(url) as client:
+        client.set("somebody's", "data")
+
+        with pytest.raises(SystemExit, match="not empty"):
+            main(["trips", "--redis-url", url])
+
+        assert client.get("somebody's") == b"data"
+
+
+def test_an_unknown_part_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    A typing error measures nothing, and names what there is.
+    """
+    with pytest.raises(SystemExit):
+        main(["request"])
+
+    assert "requests, trips, serving, memory" in capsys.readouterr().err
+
+
+def test_an_answer_of_another_path_is_not_measured() -> None:
+    """
+    A fast wrong answer would be the best row of the table.
+    """
+    with our_cases("ours", MemoryStore()) as cases:
+        replay = next(case for case in cases if case.path == "replay")
+        first = next(case for case in cases if case.path == "first")
+        mixed_up = Case(first.app, "first", first.flask, replay.make)
+        answer = call(mixed_up.flask, mixed_up.make())
+
+        with pytest.raises(RuntimeError, match="first"):
+            mixed_up.check(answer)
+
+
+def test_every_path_knows_its_status() -> None:
+    """
+    The check of answers covers all of them.
+    """
+    assert list(EXPECTED) == PATHS
