@@ -87,7 +87,9 @@ def by_python_parser(protocol: int) -> Connected:
 
 def by_text_client(server: RedisServer, request: pytest.FixtureRequest, ends: ExitStack) -> redis.Redis:
     """As applications make it that keep text in Redis."""
-    return ends.enter_context(connect(server.url, decode_responses=True))
+    client = connect(server.url, decode_responses=True)
+    ends.callback(client.close)
+    return client
 
 
 def by_valkey_client(server: RedisServer, request: pytest.FixtureRequest, ends: ExitStack) -> Any:

@@ -31,6 +31,8 @@ class TcpProxy:
         self._stopping = False
         self.requests = 0
         """Marked requests that clients have sent so far, lost ones included."""
+        self.chunks = 0
+        """Pieces of any kind that clients have sent: as many as round trips when each waits for its answer."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(ACCEPT_SECONDS)
         self.port: int = self._listener.getsockname()[1]
@@ -108,9 +110,10 @@ class TcpProxy:
                 line.server.sendall(data)
 
     def _note(self, data: bytes) -> Literal["request", "reply"] | None:
-        if self._marker not in data[:64]:
-            return None
         with self._lock:
+            self.chunks += 1
+            if self._marker not in data[:64]:
+                return None
             self.requests += 1
             return self._losses.pop(0) if self._losses else None
 

@@ -1,0 +1,43 @@
+"""A process of threads that all want the same keys at the same time."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from typing import Any
+
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_request, a_token
+
+MEETING_SECONDS = 30.0
+
+
+def round_key(number: int) -> StorageKey:
+    return StorageKey(rid=hashlib.sha256(b"%d" % number).digest(), tid=bytes(32))
+
+
+def contend(url: str, rounds: int, threads: int, barrier: Any, results: Any) -> None:
+    """Run in a process of its own: `barrier` has a place for every thread of every process."""
+    store = RedisStore(url)
+    wins: list[tuple[int, int]] = []
+    outcomes: list[str] = []
+
+    def play() -> None:
+        for number in range(rounds):
+            token = a_token()
+            barrier.wait(MEETING_SECONDS)
+            outcome = store.claim(a_request(round_key(number)), token=token, lease=LEASE)
+            outcomes.append(type(outcome).__name__)
+            if isinstance(outcome, Claimed):
+                wins.append((number, outcome.held.fence))
+                store.complete(round_key(number), token, PAYLOAD, keep=KEEP)
+
+    players = [threading.Thread(target=play) for _ in range(threads)]
+    for player in players:
+        player.start()
+    for player in players:
+        player.join()
+    store.close()
+    results.put((wins, outcomes))

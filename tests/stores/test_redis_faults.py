@@ -1,0 +1,335 @@
+"""A Redis that does not answer, answers too late, or says no: what a caller is told, and what is true afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import pytest
+import redis
+
+from example_app.servers import RedisServer
+from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import Claimed, InFlight, Replayed, Unknown
+from flask_idempotency.engine.record import OnLapse, State
+from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.client import RETRIES
+from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.testing import FrozenClock, TcpProxy
+from flask_idempotency.testing.contract.examples import (
+    KEEP,
+    LEASE,
+    OTHER_PAYLOAD,
+    PAYLOAD,
+    a_key,
+    a_request,
+    a_token,
+    found,
+    granted,
+    stand,
+)
+from tests.services import StartRedis
+
+Lost = Literal["request", "reply"]
+Call = Callable[[RedisStore, StorageKey, bytes], object]
+
+WRITES: dict[str, Call] = {
+    "renew": lambda store, key, token: store.renew(key, token, lease=2 * LEASE),
+    "mark": lambda store, key, token: store.mark(key, token),
+    "complete": lambda store, key, token: store.complete(key, token, PAYLOAD, keep=KEEP),
+    "release": lambda store, key, token: store.release(key, token),
+    "hold": lambda store, key, token: store.hold(key, token, "lost"),
+}
+
+
+@pytest.fixture
+def clock() -> FrozenClock:
+    return FrozenClock()
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[TcpProxy]:
+    with TcpProxy(redis_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def store(proxy: TcpProxy, clock: FrozenClock) -> Iterator[RedisStore]:
+    """Through the proxy, every script known to the server already: one request each."""
+    store = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", clock=clock)
+    warm_up(store)
+    yield store
+    store.close()
+
+
+def warm_up(store: RedisStore) -> None:
+    for write in WRITES.values():
+        key, token = a_key(), a_token()
+        granted(store.claim(a_request(key), token=token, lease=LEASE))
+        write(store, key, token)
+        store.read(key)
+
+
+def lose(proxy: TcpProxy, what: Lost) -> None:
+    if what == "request":
+        proxy.lose_request()
+    else:
+        proxy.lose_reply()
+
+
+@pytest.mark.parametrize("what", ("request", "reply"))
+def test_a_claim_survives_a_broken_line(store: RedisStore, proxy: TcpProxy, what: Lost) -> None:
+    """
+    The client repeats it by itself. Whoever asked owns the key, once, and is not told that it is taken.
+    """
+    key, token = a_key(), a_token()
+    before = proxy.requests
+    lose(proxy, what)
+
+    grant = granted(store.claim(a_request(key), token=token, lease=LEASE))
+
+    assert proxy.requests - before == 2
+    assert (grant.attempt, found(store, key).fence) == (1, grant.fence)
+    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), InFlight)
+
+
+@pytest.mark.parametrize("what", ("request", "reply"))
+@pytest.mark.parametrize("verb", list(WRITES))
+def test_a_write_survives_a_broken_line(store: RedisStore, proxy: TcpProxy, verb: str, what: Lost) -> None:
+    """
+    Repeated by the client it ends as once would have, without an error.
+    """
+    key, token, twin, twins = a_key(), a_token(), a_key(), a_token()
+    for each, its in ((key, token), (twin, twins)):
+        granted(store.claim(a_request(each, on_lapse=OnLapse.TAKEOVER), token=its, lease=LEASE))
+    before = proxy.requests
+    lose(proxy, what)
+
+    WRITES[verb](store, key, token)
+
+    assert proxy.requests - before == 2
+    WRITES[verb](store, twin, twins)
+    assert comparable(store, key) == comparable(store, twin)
+
+
+def comparable(store: RedisStore, key: StorageKey) -> object:
+    record = store.read(key)
+    return record and (record.state, record.on_lapse, record.deadline, record.payload, record.reason)
+
+
+def test_a_takeover_survives_a_lost_reply(store: RedisStore, proxy: TcpProxy, clock: FrozenClock) -> None:
+    """
+    It counts as one attempt.
+    """
+    key = a_key()
+    stand(store, clock, key, "lapsed, takeover")
+    proxy.lose_reply()
+
+    assert granted(store.claim(a_request(key), token=a_token(), lease=LEASE)).attempt == 2
+
+
+@pytest.mark.parametrize("what", ("request", "reply"))
+def test_a_line_that_stays_broken_is_reported(store: RedisStore, proxy: TcpProxy, what: Lost) -> None:
+    """
+    Nobody knows what happened: neither a refusal nor a grant. Asking again with the same token tells.
+    """
+    key, token = a_key(), a_token()
+    for _ in range(1 + RETRIES):
+        lose(proxy, what)
+
+    with pytest.raises(StoreUnavailable) as raised:
+        store.claim(a_request(key), token=token, lease=LEASE)
+
+    assert isinstance(raised.value.__cause__, redis.exceptions.RedisError)
+    assert (store.read(key) is None) == (what == "request")
+    assert granted(store.claim(a_request(key), token=token, lease=LEASE)).attempt == 1
+
+
+def test_idle_connections_that_the_server_closed_are_noticed(store: RedisStore, proxy: TcpProxy) -> None:
+    """
+    After a server's restart the first request of each connection works like any other.
+    """
+    proxy.cut()
+
+    assert isinstance(store.claim(a_request(a_key()), token=a_token(), lease=LEASE), Claimed)
+
+
+@pytest.mark.parametrize("verb", ("claim", "read", *WRITES))
+def test_one_call_is_one_round_trip(store: RedisStore, proxy: TcpProxy, verb: str) -> None:
+    """
+    A first request makes two of these calls, a replay, a conflict and a mismatch one.
+    """
+    key, token = a_key(), a_token()
+    if verb != "claim":
+        granted(store.claim(a_request(key), token=token, lease=LEASE))
+    before, sent = proxy.requests, proxy.chunks
+
+    call(store, verb, key, token)
+
+    assert (proxy.requests - before, proxy.chunks - sent) == (1, 1)
+
+
+def call(store: RedisStore, verb: str, key: StorageKey, token: bytes) -> None:
+    if verb == "claim":
+        store.claim(a_request(key), token=token, lease=LEASE)
+    elif verb == "read":
+        store.read(key)
+    else:
+        WRITES[verb](store, key, token)
+
+
+@pytest.mark.parametrize("verb", ("claim", "read", *WRITES))
+def test_a_server_that_forgot_the_scripts_is_told_again(
+    store: RedisStore, redis_client: redis.Redis, verb: str
+) -> None:
+    """
+    After a restart or a fail-over no script is known. That costs a second round trip and nothing else.
+    """
+    key, token = a_key(), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    redis_client.script_flush()
+
+    call(store, verb, key, token)
+
+
+def test_a_dead_server_is_unavailable(start_redis: StartRedis, redis_kind: str) -> None:
+    """
+    Every call says so, with the driver's error as its cause, and without the key that it was about.
+    """
+    server = start_redis(redis_kind)
+    store, key = RedisStore(server.url), a_key()
+    store.claim(a_request(key), token=a_token(), lease=LEASE)
+    server.kill()
+
+    for verb in ("claim", "read", *WRITES):
+        with pytest.raises(StoreUnavailable) as raised:
+            call(store, verb, key, a_token())
+        assert isinstance(raised.value.__cause__, redis.exceptions.ConnectionError)
+        assert layout.name(key).decode() not in str(raised.value)
+    store.close()
+
+
+def test_a_silent_server_is_unavailable(start_redis: StartRedis, redis_kind: str) -> None:
+    """
+    A request is not kept waiting for ever, and what it asked for may have happened: the token tells later.
+    """
+    server = start_redis(redis_kind)
+    store, key, token = RedisStore(f"{server.url}?socket_timeout=0.2"), a_key(), a_token()
+    server.pause()
+
+    with pytest.raises(StoreUnavailable) as raised:
+        store.claim(a_request(key), token=token, lease=LEASE)
+    server.resume()
+
+    assert isinstance(raised.value.__cause__, redis.exceptions.TimeoutError)
+    assert granted(store.claim(a_request(key), token=token, lease=LEASE)).attempt == 1
+    store.close()
+
+
+def test_a_replica_grants_nothing(start_redis: StartRedis, redis_kind: str) -> None:
+    """
+    It may not write, and what it has read may be old.
+    """
+    server = start_redis(redis_kind)
+    store = RedisStore(server.url)
+    with redis.Redis.from_url(server.url) as client:
+        client.replicaof("127.0.0.1", "1")
+
+    with pytest.raises(StoreUnavailable):
+        store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+    store.close()
+
+
+@pytest.fixture
+def full(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> Iterator[tuple[RedisStore, redis.Redis]]:
+    server = start_redis(redis_kind)
+    store = RedisStore(server.url, clock=clock)
+    with redis.Redis.from_url(server.url) as client:
+        yield store, client
+    store.close()
+
+
+def fill(client: redis.Redis) -> None:
+    client.config_set("maxmemory", 1)
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        client.set("anything", 1)
+
+
+def test_a_full_server_grants_nothing(full: tuple[RedisStore, redis.Redis]) -> None:
+    """
+    The claim is refused before anything was written: no record, no index, no fence.
+    """
+    store, client = full
+    fill(client)
+
+    with pytest.raises(StoreUnavailable):
+        store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+
+    assert client.keys() == []
+
+
+def test_a_full_server_takes_over_nothing(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
+    """
+    Taking over is claiming. The lapsed record stays as it was.
+    """
+    store, client = full
+    key = a_key()
+    stand(store, clock, key, "lapsed, takeover")
+    before = found(store, key)
+    fill(client)
+
+    with pytest.raises(StoreUnavailable):
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    assert before == found(store, key)
+
+
+def test_a_full_server_still_takes_what_owners_write(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
+    """
+    The payment has been made: its answer must be stored. On Redis 6.2 too, which knows no flags for scripts.
+    """
+    store, client = full
+    keys = {verb: (a_key(), a_token()) for verb in WRITES}
+    for key, token in keys.values():
+        granted(store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=token, lease=LEASE))
+    fill(client)
+
+    for verb, (key, token) in keys.items():
+        WRITES[verb](store, key, token)
+
+    assert found(store, keys["renew"][0]).remaining == 2 * LEASE
+    assert found(store, keys["mark"][0]).on_lapse is OnLapse.QUARANTINE
+    assert found(store, keys["complete"][0]).payload == PAYLOAD
+    assert store.read(keys["release"][0]) is None
+    assert found(store, keys["hold"][0]).state is State.QUARANTINED
+
+
+def test_a_full_server_still_answers_retries(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
+    """
+    Replaying needs no memory, and quarantining what has lapsed is a duty.
+    """
+    store, client = full
+    done, lapsed = a_key(), a_key()
+    stand(store, clock, done, "completed")
+    stand(store, clock, lapsed, "lapsed, quarantine")
+    fill(client)
+
+    assert isinstance(store.claim(a_request(done), token=a_token(), lease=LEASE), Replayed)
+    assert Unknown("lease-expired") == store.claim(a_request(lapsed), token=a_token(), lease=LEASE)
+
+
+def test_the_first_result_stays_when_its_reply_was_lost(store: RedisStore, proxy: TcpProxy) -> None:
+    """
+    What a client repeats after a lost reply does not overwrite what was stored.
+    """
+    key, token = a_key(), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    for _ in range(1 + RETRIES):
+        proxy.lose_reply()
+    with pytest.raises(StoreUnavailable):
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+
+    store.complete(key, token, OTHER_PAYLOAD, keep=KEEP)
+
+    assert found(store, key).payload == PAYLOAD

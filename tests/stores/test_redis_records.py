@@ -1,0 +1,377 @@
+"""What a Redis holds of a record: which keys, for how long, in how many bytes, and what is taken for none of ours."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from example_app.servers import RedisServer
+from flask_idempotency.codec.compression import Zlib
+from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.key import Identity, Scope, StorageKey
+from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.engine.record import About, OnLapse, Payload
+from flask_idempotency.engine.result import Result
+from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.record import about_bytes, decode
+from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.testing.clock import FrozenClock
+from flask_idempotency.testing.contract.examples import (
+    KEEP,
+    LEASE,
+    PAYLOAD,
+    Standing,
+    a_key,
+    a_request,
+    a_token,
+    found,
+    granted,
+    stand,
+)
+
+KEY_OF_OURS = re.compile(rb"idm1:\{p[0-9a-f]{4}\}:(r:[a-z2-7]{52}|i|z|m)")
+
+
+@pytest.fixture
+def clock() -> FrozenClock:
+    return FrozenClock()
+
+
+@pytest.fixture
+def store(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisStore]:
+    store = RedisStore(redis_server.url, clock=clock)
+    yield store
+    store.close()
+
+
+def all_keys(client: redis.Redis) -> list[bytes]:
+    return sorted(client.scan_iter())
+
+
+@pytest.mark.parametrize("text", ("a}{b", "{x}", "*", "a:b", "\0", "\r\nFLUSHALL\r\n", "Ü🦊", "p" * 10_000, ""))
+def test_nothing_that_a_client_sent_is_in_a_key(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
+    """
+    Whatever tenants, principals and keys contain, Redis keys are made of sixteen and thirty-two letters of ours.
+    """
+    key = Identity(b"s" * 32).storage_key(Scope("app", tenant=text, principal=text), client_key=text)
+    token = a_token()
+    store.claim(a_request(key, about=About(tenant=text, principal=text)), token=token, lease=LEASE)
+    store.hold(key, token, "lost")
+
+    keys = all_keys(redis_client)
+
+    assert len(keys) == 3
+    assert all(map(KEY_OF_OURS.fullmatch, keys))
+
+
+@given(rid=st.binary(min_size=32, max_size=32), tid=st.binary(min_size=32, max_size=32))
+def test_every_key_has_the_layouts_form(rid: bytes, tid: bytes) -> None:
+    """
+    All four of one record's keys, and with the same hash tag: they are in one slot of a Cluster.
+    """
+    keys = layout.keys(StorageKey(rid=rid, tid=tid))
+
+    assert all(map(KEY_OF_OURS.fullmatch, keys))
+    assert len({key[key.index(b"{") : key.index(b"}")] for key in keys}) == 1
+
+
+def test_the_partition_is_part_of_the_format() -> None:
+    """
+    Records of older releases must be found where they are.
+    """
+    keys = layout.keys(StorageKey(rid=bytes(32), tid=b"\xff\xff" + bytes(30)))
+
+    assert keys == (b"idm1:{p03ff}:r:" + b"a" * 52, b"idm1:{p03ff}:i", b"idm1:{p03ff}:z", b"idm1:{p03ff}:m")
+
+
+@pytest.mark.parametrize("standing", ("in flight", "quarantined", "lapsed, quarantine"))
+def test_what_is_not_completed_has_no_time_to_live(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, standing: Standing
+) -> None:
+    """
+    A claim that vanished by itself would let the payment run again.
+    """
+    key = a_key()
+    stand(store, clock, key, "completed")
+    clock.advance(KEEP)  # The record of an earlier life is still there, and about to be dropped by Redis.
+    stand(store, clock, key, standing)
+    store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    assert redis_client.pttl(layout.keys(key)[0]) == -1
+
+
+def test_what_is_completed_outlives_its_deadline_by_a_minute(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """
+    Redis only takes out the rubbish. When the answer expires is written in the record.
+    """
+    key = a_key()
+    stand(store, clock, key, "completed")
+
+    left = redis_client.pttl(layout.keys(key)[0])
+
+    assert (KEEP + 55) * 1000 < left <= (KEEP + 60) * 1000
+
+
+def test_the_indexes_hold_what_needs_looking_after(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """
+    In flight by the end of the lease, renewed or not; quarantined by when; completed and released in neither.
+    """
+    key = a_key()
+    _, in_flight, quarantined, _ = layout.keys(key)
+
+    def indexes() -> tuple[object, object]:
+        return redis_client.zscore(in_flight, layout.name(key)), redis_client.zscore(quarantined, layout.name(key))
+
+    token = stand(store, clock, key, "in flight")
+    now = clock.now * 1000
+    assert indexes() == (now + LEASE * 1000, None)
+    store.renew(key, token, lease=2 * LEASE)
+    assert indexes() == (now + 2 * LEASE * 1000, None)
+    store.hold(key, token, "lost")
+    assert indexes() == (None, now)
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+    assert indexes() == (None, None)
+    clock.advance(KEEP)
+    store.release(key, stand(store, clock, key, "quarantined"))
+    assert indexes() == (None, None)
+    store.release(key, stand(store, clock, key, "in flight"))
+    assert indexes() == (None, None)
+
+
+def test_a_takeover_moves_in_the_index(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+    """
+    The successor's lease is the one to watch.
+    """
+    key = a_key()
+    stand(store, clock, key, "lapsed, takeover")
+    granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+
+    assert redis_client.zscore(layout.keys(key)[1], layout.name(key)) == (clock.now + LEASE) * 1000
+
+
+def test_the_servers_own_time_decides(redis_server: RedisServer, redis_client: redis.Redis) -> None:
+    """
+    Without a clock from a test the script asks Redis: deadline, fence and first use are all in its time.
+    """
+    store, key = RedisStore(redis_server.url), a_key()
+    try:
+        before = redis_client.time()
+        grant = granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+        after = redis_client.time()
+        record = found(store, key)
+    finally:
+        store.close()
+
+    earliest, latest = (seconds * 1_000_000 + us for seconds, us in (before, after))
+    assert earliest <= grant.fence <= latest
+    assert earliest / 1e6 - 0.001 <= record.requested_at <= latest / 1e6
+    assert earliest / 1e6 <= record.deadline - LEASE <= latest / 1e6 + 0.001
+
+
+def answer_of_two_kilobytes() -> Result:
+    """A page of payments as JSON: names repeat, identifiers and amounts do not."""
+    chance = random.Random(7)
+    payments: list[dict[str, object]] = []
+    while len(body := json.dumps({"payments": payments}).encode()) < 2048:
+        payments.append(
+            {
+                "id": f"pay_{chance.getrandbits(64):016x}",
+                "amount": chance.randrange(100, 1_000_000),
+                "currency": "EUR",
+                "status": "succeeded",
+                "account": f"acc_{chance.getrandbits(32):08x}",
+                "created_at": f"2026-11-{chance.randrange(1, 29):02d}T{chance.randrange(24):02d}:00:00Z",
+            }
+        )
+    return Result(
+        status=201, metadata=(("Content-Type", "application/json"), ("Location", "/payments/pay_81f0")), body=body
+    )
+
+
+def test_a_stored_answer_takes_little_memory(store: RedisStore, redis_client: redis.Redis) -> None:
+    """
+    A 2 KB JSON answer takes at most 1.1 KB of Redis, its key and Redis' own bookkeeping included.
+    """
+    result = answer_of_two_kilobytes()
+    data = EnvelopeCodec(compression=Zlib()).seal(result)
+    key, token = a_key(), a_token()
+    about = About(tenant="acme", principal="alice", method="POST", operation="payments.create")
+    granted(store.claim(a_request(key, about=about), token=token, lease=LEASE))
+    store.complete(key, token, Payload(data, result.status, True, result.byte_size), keep=KEEP)
+
+    usage = redis_client.memory_usage(layout.keys(key)[0])
+
+    assert len(result.body) >= 2048
+    assert usage is not None
+    assert usage <= 1100
+
+
+def test_a_record_adds_little_to_its_payload(store: RedisStore, redis_client: redis.Redis) -> None:
+    """
+    61 bytes of header, and a length for each thing that may be long.
+    """
+    key, token = a_key(), a_token()
+    granted(store.claim(a_request(key, about=About()), token=token, lease=LEASE))
+    store.complete(key, token, Payload(b"x" * 100, 200, True, 100), keep=KEEP)
+
+    assert redis_client.strlen(layout.keys(key)[0]) == 61 + 3 + 4 + 1 + 100
+
+
+def spoil(data: bytes, spoilt: str) -> bytes:
+    match spoilt:
+        case "newer format":
+            return bytes([data[0] | 0xF0]) + data[1:]
+        case "unknown state":
+            return bytes([data[0] & 0xF3]) + data[1:]
+        case "cut short":
+            return data[:40]
+        case "no longer ends":
+            return data[:61] + b"\xff\xff\xff" + data[64:]
+        case _:
+            return b""
+
+
+@pytest.mark.parametrize("spoilt", ("newer format", "unknown state", "cut short", "no longer ends", "empty"))
+@pytest.mark.parametrize("standing", ("in flight", "completed", "quarantined"))
+def test_what_cannot_be_read_is_corrupt(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, standing: Standing, spoilt: str
+) -> None:
+    """
+    Never absent, which would run the payment again; and no call changes a byte of it.
+    """
+    key = a_key()
+    token = stand(store, clock, key, standing)
+    record = layout.keys(key)[0]
+    stored = redis_client.get(record)
+    assert isinstance(stored, bytes)
+    data = spoil(stored, spoilt)
+    redis_client.set(record, data)
+
+    refused(store, key, token)
+
+    assert redis_client.get(record) == data
+
+
+@pytest.mark.parametrize("which", (0, 1, 2, 3), ids=("record", "in flight", "quarantined", "partition"))
+def test_a_key_of_another_type_is_corrupt(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, which: int
+) -> None:
+    """
+    Somebody else's key in our place is found before the first write: scripts cannot be undone.
+    """
+    key = a_key()
+    token = stand(store, clock, key, "in flight")
+    keys = layout.keys(key)
+    redis_client.delete(keys[which])
+    redis_client.lpush(keys[which], "not ours")
+    before = redis_client.dump(keys[0])
+
+    if which == 3:
+        with pytest.raises(CorruptRecord):
+            store.claim(a_request(a_key(tid=key.tid)), token=a_token(), lease=LEASE)
+    elif which == 0:
+        refused(store, key, token)
+    else:
+        with pytest.raises(CorruptRecord):
+            store.complete(key, token, PAYLOAD, keep=KEEP)
+        with pytest.raises(CorruptRecord):
+            store.release(key, token)
+        with pytest.raises(CorruptRecord):
+            store.claim(a_request(a_key(tid=key.tid)), token=a_token(), lease=LEASE)
+
+    assert redis_client.dump(keys[0]) == before
+    assert len(redis_client.keys("*:r:*")) == 1
+
+
+def test_a_partition_without_a_readable_floor_grants_nothing(store: RedisStore, redis_client: redis.Redis) -> None:
+    """
+    A fence that might be an old one is worse than none.
+    """
+    key = a_key()
+    redis_client.hset(layout.keys(key)[3], "fence", "high")
+
+    with pytest.raises(CorruptRecord):
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    assert redis_client.exists(layout.keys(key)[0]) == 0
+
+
+def refused(store: RedisStore, key: StorageKey, token: bytes) -> None:
+    with pytest.raises(CorruptRecord):
+        store.claim(a_request(key), token=token, lease=LEASE)
+    with pytest.raises(CorruptRecord):
+        store.renew(key, token, lease=LEASE)
+    with pytest.raises(CorruptRecord):
+        store.mark(key, token)
+    with pytest.raises(CorruptRecord):
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+    with pytest.raises(CorruptRecord):
+        store.release(key, token)
+    with pytest.raises(CorruptRecord):
+        store.hold(key, token, "lost")
+    with pytest.raises(CorruptRecord):
+        store.read(key)
+
+
+@given(data=st.binary(max_size=200))
+def test_no_bytes_make_the_reader_stumble(data: bytes) -> None:
+    """
+    It tells a record or says that there is none in there, whatever it is given.
+    """
+    try:
+        decode(data, now=0.0)
+    except CorruptRecord:
+        return
+
+
+@given(data=st.binary(max_size=60), text=st.text(max_size=300))
+def test_whom_it_is_about_is_told_apart_from_the_rest(data: bytes, text: str) -> None:
+    """
+    Lengths stand before texts: no text can end one early.
+    """
+    about = About(tenant=text, principal="p", method="", operation=text)
+    first = bytes([1 << 4 | 1 << 2])
+
+    assert decode(first + bytes(60) + about_bytes(about) + data, now=0.0).about == about
+
+
+def test_attempts_are_counted_to_255(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+    """
+    One byte. A key that was taken over more often than that has other worries.
+    """
+    key = a_key()
+    stand(store, clock, key, "lapsed, takeover")
+    redis_client.setrange(layout.keys(key)[0], 24, b"\xfe")
+    attempts = []
+    for _ in range(3):
+        outcome = store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=a_token(), lease=LEASE)
+        assert isinstance(outcome, Claimed)
+        attempts.append(outcome.held.attempt)
+        clock.advance(LEASE)
+
+    assert attempts == [255, 255, 255]
+
+
+@pytest.mark.parametrize(("token", "fingerprint"), ((b"short", b"\1" * 17), (b"t" * 16, b"\1" * 32)))
+def test_what_does_not_fit_the_header_is_refused(
+    store: RedisStore, redis_client: redis.Redis, token: bytes, fingerprint: bytes
+) -> None:
+    """
+    Written nevertheless it would shift every field behind it.
+    """
+    with pytest.raises(ValueError, match="16 bytes"):
+        store.claim(a_request(a_key(), fingerprint=fingerprint), token=token, lease=LEASE)
+
+    assert all_keys(redis_client) == []
