@@ -1,0 +1,91 @@
+"""What the tests of the whole are given."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import pytest
+
+from example_app.servers import RedisServer
+from tests.e2e.ledger import Ledger
+from tests.e2e.processes import Fleet, Plan, Server
+from tests.e2e.proxy import Proxy
+from tests.services import REDIS_KINDS, RedisServers
+
+
+class Serve(Protocol):
+    def __call__(self, choice: RedisServer | str | None = None, **plan: Any) -> Server: ...
+
+
+@pytest.fixture(scope="session")
+def ledger_server(redis_servers: RedisServers) -> Iterator[RedisServer]:
+    with RedisServer(redis_servers.program(REDIS_KINDS[0])) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ledger(ledger_server: RedisServer) -> Ledger:
+    return Ledger(ledger_server.url)
+
+
+@pytest.fixture(scope="session")
+def fleet(ledger_server: RedisServer) -> Iterator[Fleet]:
+    fleet = Fleet(ledger_server.url)
+    yield fleet
+    fleet.stop()
+
+
+@pytest.fixture
+def store(redis_servers: RedisServers) -> RedisServer:
+    """An empty store, for what does not depend on which Redis it is."""
+    return redis_servers.get(REDIS_KINDS[0])
+
+
+@pytest.fixture
+def served() -> list[Server]:
+    """The servers that this test has asked for."""
+    return []
+
+
+@pytest.fixture
+def serve(fleet: Fleet, store: RedisServer, served: list[Server]) -> Serve:
+    """A server of the victim: `serve(kind="sync", lease=1)`; see `Plan`. Without a store it uses the fixture's."""
+
+    def start(choice: RedisServer | str | None = None, **plan: Any) -> Server:
+        choice = choice or store
+        served.append(fleet.get(Plan(choice if isinstance(choice, str) else choice.url, **plan)))
+        return served[-1]
+
+    return start
+
+
+@pytest.fixture
+def serve_once(ledger_server: RedisServer, store: RedisServer, served: list[Server]) -> Iterator[Serve]:
+    """As `serve`, for a server that nobody else will use: it ends with the test."""
+    with ExitStack() as started:
+
+        def start(choice: RedisServer | str | None = None, **plan: Any) -> Server:
+            choice = choice or store
+            url = choice if isinstance(choice, str) else choice.url
+            served.append(started.enter_context(Server(Plan(url, **plan), ledger=ledger_server.url)))
+            return served[-1]
+
+        yield start
+
+
+@pytest.fixture
+def proxy(store: RedisServer) -> Iterator[Proxy]:
+    """A line to the store that can be held."""
+    with Proxy(store.port) as proxy:
+        yield proxy
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        for server in getattr(item, "funcargs", {}).get("served", ()):
+            report.sections.append((f"log of {server.plan}", server.log[-4000:]))
+    return report

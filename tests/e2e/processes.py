@@ -1,0 +1,148 @@
+"""Servers of the victim: started when a test asks, kept for the next one that asks for the same, ended with the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeAlias
+
+from example_app.servers import DIE_WITH_PARENT
+from tests.e2e.wire import ask, message
+
+ROOT = Path(__file__).resolve().parents[2]
+STOP_SECONDS = 5.0
+
+Kind: TypeAlias = Literal["sync", "gthread", "gevent", "waitress"]
+KINDS: tuple[Kind, ...] = ("sync", "gthread", "gevent", "waitress")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which server to start. Equal plans are served by one server."""
+
+    store: str
+    kind: Kind = "gthread"
+    workers: int = 1
+    threads: int = 8
+    lease: float = 30.0
+    config: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Sequence[str] = ()
+    name: str = ""
+    """Tells two servers with otherwise equal plans apart."""
+
+    @property
+    def identity(self) -> str:
+        return repr(self)
+
+    def command(self, descriptor: int) -> list[str]:
+        """What to run to serve on this open socket."""
+        if self.kind == "waitress":
+            return ["-m", "tests.e2e.waitress_main", str(descriptor), str(self.threads)]
+        gunicorn = ["-m", "gunicorn", "--config", "python:tests.e2e.gunicorn_settings", "--bind", f"fd://{descriptor}"]
+        gunicorn += ["--worker-class", self.kind, "--workers", str(self.workers)]
+        if self.kind == "gthread":
+            gunicorn += ["--threads", str(self.threads)]
+        # Longer than any test: a worker that a test pauses must not be killed by its arbiter.
+        return [*gunicorn, "--timeout", "300", *self.arguments, "tests.e2e.service:from_environment()"]
+
+
+class Server:
+    """One running server, ready when the constructor returns. It dies with the thread that started it."""
+
+    def __init__(self, plan: Plan, *, ledger: str) -> None:
+        self.plan = plan
+        self._folder = Path(tempfile.mkdtemp(prefix="idempotency-e2e-"))
+        config = {"IDEMPOTENCY_LEASE": plan.lease, **plan.config}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        environment |= {"E2E_STORE": plan.store, "E2E_LEDGER": ledger, "E2E_CONFIG": json.dumps(config)}
+        with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
+            self.port: int = listener.getsockname()[1]
+            launcher = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), sys.executable]
+            with self._log_path.open("wb") as log:
+                self._process = subprocess.Popen(
+                    [*launcher, *plan.command(listener.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    cwd=ROOT,
+                    env=environment,
+                    pass_fds=[listener.fileno()],
+                    start_new_session=True,  # one process group, so that no worker is left behind
+                )
+        try:
+            # The socket listens already: the first request waits in it until somebody serves, or is reset with it.
+            assert ask(self.port, message("GET", "/free")).status == 200
+        except BaseException as error:
+            self.stop(keep_log=True)
+            raise AssertionError(f"{plan} did not start:\n{self.log[-4000:]}") from error
+
+    @property
+    def log(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self, *, keep_log: bool = False) -> None:
+        """End it with all its workers, paused ones included."""
+        if self.running:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(STOP_SECONDS)
+        if not keep_log:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def _log_path(self) -> Path:
+        return self._folder / "log"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class Fleet:
+    """The servers of a test run."""
+
+    def __init__(self, ledger: str) -> None:
+        self._ledger = ledger
+        self._servers: dict[str, Server] = {}
+
+    def get(self, plan: Plan) -> Server:
+        """A server that follows this plan. Others use it after you."""
+        server = self._servers.get(plan.identity)
+        if server is None or not server.running:
+            server = self._servers[plan.identity] = Server(plan, ledger=self._ledger)
+        return server
+
+    def stop(self) -> None:
+        for server in self._servers.values():
+            server.stop()
+
+
+def kill(pid: int) -> None:
+    """End a worker as the kernel does when memory runs out."""
+    os.kill(pid, signal.SIGKILL)
+
+
+def pause(pid: int) -> None:
+    """Stop a worker, all of its threads, wherever it is."""
+    os.kill(pid, signal.SIGSTOP)
+
+
+def resume(pid: int) -> None:
+    os.kill(pid, signal.SIGCONT)
