@@ -50,6 +50,18 @@ def saved(response: Response) -> Response:
     return response
 
 
+class Closing:
+    """A stream that knows whether it was closed."""
+
+    closed = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter([b"mine"])
+
+    def close(self) -> None:
+        self.closed = True
+
+
 class Losing:
     """An application whose claim turns out to be lost after its other hooks have run."""
 
@@ -114,20 +126,49 @@ def test_a_problem_can_take_the_place_as_well() -> None:
 
 @pytest.mark.parametrize("passed_through", (False, True))
 def test_a_stream_that_is_replaced_is_closed_and_not_heard(passed_through: bool) -> None:
-    closed: list[bool] = []
-
-    def chunks() -> Iterator[bytes]:
-        try:
-            yield b"mine"
-        finally:
-            closed.append(True)
-
-    stream = chunks()
-    # A generator that has not begun has nothing to clean up.
-    next(stream)
+    stream = Closing()
     service = Losing(lambda: Response(stream, direct_passthrough=passed_through))
 
-    assert (b"theirs", [True], []) == (service.post()[0], closed, service.ends)
+    assert (b"theirs", True, []) == (service.post()[0], stream.closed, service.ends)
+
+
+def test_a_stream_that_a_hook_has_wrapped_is_closed_and_not_heard() -> None:
+    """
+    Some hooks wrap a stream and never close it, Flask-Compress for one.
+    """
+    stream = Closing()
+
+    def wrapped(response: Response) -> Response:
+        source = response.response
+        response.response = (bytes(chunk) for chunk in source)  # type: ignore[arg-type]
+        return response
+
+    service = Losing(lambda: Response(stream), wrapped)
+
+    assert (b"theirs", True, []) == (service.post()[0], stream.closed, service.ends)
+
+
+def test_a_stream_that_was_never_captured_is_closed_as_well() -> None:
+    stream = Closing()
+    restore(Response(stream), theirs(), policy=Policy())
+
+    assert stream.closed
+
+
+def test_what_waits_for_the_end_of_the_response_is_still_called() -> None:
+    """
+    Werkzeug does not call it for a body that is passed through, and ours is not.
+    """
+    called: list[bool] = []
+
+    def view() -> Response:
+        response = Response(Closing(), direct_passthrough=True)
+        response.call_on_close(lambda: called.append(True))
+        return response
+
+    Losing(view).post()
+
+    assert [True] == called
 
 
 def test_a_replay_keeps_what_was_added_to_it_for_this_request() -> None:

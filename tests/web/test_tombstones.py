@@ -25,6 +25,14 @@ def test_an_answer_that_cannot_be_stored_is_delivered_and_leaves_a_tombstone() -
     assert Result(201, metadata=(("Location", "/things/7"), HTML), kept=False) == service.result
 
 
+@pytest.mark.parametrize("reason", ("Paid\0", "支払済"))
+def test_a_reason_that_cannot_be_stored_leaves_a_tombstone_without_one(reason: str) -> None:
+    service = Remembering(lambda: Response("paid", status=f"201 {reason}"))
+
+    assert b"paid" == service.post().body
+    assert Result(201, metadata=(HTML,), kept=False) == service.result
+
+
 @pytest.mark.parametrize("size", (9, 10, 11))
 @pytest.mark.parametrize("view", ("list", "announced", "stream"))
 def test_only_what_is_over_the_limit_leaves_a_tombstone(view: str, size: int) -> None:
