@@ -73,10 +73,13 @@ def _redis_store(choice: Any) -> Store:
     try:
         from flask_idempotency.stores.redis.store import RedisStore
     except ModuleNotFoundError as error:
+        if error.name != "redis":
+            raise
         raise ConfigurationError(
             "IDEMPOTENCY_STORE names a Redis, and the redis package is not installed: pip install 'flask-idempotency[redis]'."
         ) from error
-    store: Store = RedisStore(choice)
+    store = RedisStore(choice)
+    store.check()
     return store
 
 

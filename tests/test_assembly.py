@@ -1,0 +1,115 @@
+"""Which store an application gets for what it wrote."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import fakeredis
+import pytest
+from flask import Flask
+
+from example_app.servers import RedisServer
+from flask_idempotency import ConfigurationError, Idempotency
+from flask_idempotency.assembly import build_store
+from flask_idempotency.extension import EXTENSION
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.redis.store import RedisStore
+from tests.services import StartRedis
+
+
+def make() -> MemoryStore:
+    """What `tests.test_assembly:make` names."""
+    return MemoryStore()
+
+
+@pytest.mark.parametrize("choice", ["memory://", "tests.test_assembly:make", MemoryStore()])
+def test_memory_by_url_by_factory_and_as_an_object(choice: Any) -> None:
+    """Three ways to say the same."""
+    assert isinstance(build_store(choice), MemoryStore)
+
+
+def test_a_redis_by_url_and_by_client(redis_server: RedisServer) -> None:
+    """The user's own client is used as it is."""
+    assert isinstance(build_store(redis_server.url), RedisStore)
+    assert isinstance(build_store(redis_server.unix_url), RedisStore)
+    assert isinstance(build_store(fakeredis.FakeRedis()), RedisStore)
+
+
+@pytest.mark.parametrize(
+    ("choice", "sentence"),
+    [
+        ("postgresql://127.0.0.1/shop", "no store for postgresql URLs in this release"),
+        ("redis+cluster://127.0.0.1", r"no store for redis\+cluster URLs in this release"),
+        ("rubbish", "no store for this URLs"),
+        ("tests.test_assembly:absent", "cannot be imported"),
+        ("no_such_module:make", "cannot be imported"),
+        ("tests.test_assembly:EXTENSION", "is not a function"),
+        (object(), "neither a Redis client nor a Store; it has no claim, renew"),
+        (5, "int is neither"),
+    ],
+)
+def test_what_is_no_store_is_refused_with_a_remedy(choice: Any, sentence: str) -> None:
+    """Each by a sentence that begins with the setting."""
+    with pytest.raises(ConfigurationError, match=f"IDEMPOTENCY_STORE.*{sentence}"):
+        build_store(choice)
+
+
+def test_a_missing_redis_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra to install, and not a traceback out of our own files."""
+    for name in [name for name in sys.modules if name.startswith("flask_idempotency.stores.redis")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "redis", None)
+
+    with pytest.raises(ConfigurationError, match=r"pip install 'flask-idempotency\[redis\]'"):
+        build_store("redis://127.0.0.1")
+
+
+def test_an_evicting_redis_is_refused_at_start(start_redis: StartRedis, redis_kind: str) -> None:
+    """It would forget payments silently: SPEC section 7."""
+    server = start_redis(redis_kind, "--maxmemory-policy", "allkeys-lru")
+
+    with pytest.raises(ConfigurationError, match="noeviction"):
+        Idempotency(Flask("shop"), store=server.url, secret="s")
+
+
+def test_one_object_serves_two_applications() -> None:
+    """P-75: each keeps its own settings, and neither sees the other's records."""
+    idempotency = Idempotency()
+    first, second = Flask("first"), Flask("second")
+    first.config["IDEMPOTENCY_KEEP"] = 60
+    for app in (first, second):
+        idempotency.init_app(app)
+
+    assert (60.0, 24 * 3600.0) == (
+        first.extensions[EXTENSION].settings.policy.keep,
+        second.extensions[EXTENSION].settings.policy.keep,
+    )
+    assert first.extensions[EXTENSION].engine is not second.extensions[EXTENSION].engine
+
+
+def test_setting_up_twice_is_an_error() -> None:
+    """The second configuration would otherwise be ignored, or the hooks run twice."""
+    app = Flask("shop")
+    idempotency = Idempotency(app)
+
+    with pytest.raises(ConfigurationError, match="once per app"):
+        idempotency.init_app(app)
+
+
+def test_switched_off_leaves_the_application_alone() -> None:
+    """`IDEMPOTENCY_ENABLED=False`: not one hook, and no store either."""
+    app = Flask("shop")
+    app.config.update(IDEMPOTENCY_ENABLED=False, IDEMPOTENCY_STORE="redis://203.0.113.1", IDEMPOTENCY_SECRET="s")
+    Idempotency(app)
+
+    assert not app.before_request_funcs
+    assert not app.after_request_funcs
+    assert "idempotency_field" in app.jinja_env.globals
+
+
+def test_warnings_are_logged_where_somebody_starts_the_application(caplog: pytest.LogCaptureFixture) -> None:
+    """The memory store outside debug and testing is one."""
+    Idempotency(Flask("shop"))
+
+    assert "forgotten at every restart" in caplog.text
