@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flask import Flask, Request, got_request_exception, request, request_finished
 from werkzeug.exceptions import HTTPException
@@ -25,10 +25,7 @@ from flask_idempotency.engine.policy import Policy
 from flask_idempotency.web.bodies import FORM_TYPES
 from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.guard import Guard
-from flask_idempotency.web.visit import Phase, Visit, context_id, slot
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIEnvironment
+from flask_idempotency.web.visit import Phase, Visit, context, context_id, slot
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -41,9 +38,9 @@ class Hooks:
         self._policies = desk.policies
         self._guard = Guard(app, desk)
         self._slot = slot(app)
-        self._tail = LastHook(app.before_request_funcs, self.tail, newest_only=True)
-        self._capture = LastHook(app.after_request_funcs, self.capture)
-        self._teardown = LastHook(app.teardown_request_funcs, self.teardown)
+        self._tail = LastHook(app.before_request_funcs, self._slot, self.tail, newest_only=True)
+        self._capture = LastHook(app.after_request_funcs, self._slot, self.capture)
+        self._teardown = LastHook(app.teardown_request_funcs, self._slot, self.teardown)
         self._checked = False
         self._warned: set[str] = set()
 
@@ -66,7 +63,7 @@ class Hooks:
         if resolved.exempt:
             return
         environ, policy = asked.environ, resolved.policy
-        if not (policy.required or _has_any(environ, resolved.headers) or _may_be_in_form(asked, policy)):
+        if not (policy.required or not environ.keys().isdisjoint(resolved.headers) or _may_be_in_form(asked, policy)):
             return
         if (running := environ.get(self._slot)) is not None and running.phase is Phase.CLAIMED:
             return  # the view has called its own application with its own environ: one claim covers both
@@ -76,12 +73,9 @@ class Hooks:
         self._capture.keep(scope)
         self._teardown.keep(scope)
 
-    def tail(self, scope: str | None) -> Response | None:
+    def tail(self, visit: Visit) -> Response | None:
         """Ask for the claim: the last thing before the view, so a missing or malformed key is judged after signing in."""
-        visit = self._visit()
-        if visit is None or visit.phase is not Phase.NEW or visit.scope != scope or visit.deferred:
-            return None
-        return self._enter(visit)
+        return self._enter(visit) if visit.phase is Phase.NEW and not visit.deferred else None
 
     def from_view(self, visit: Visit) -> Response | None:
         """Ask for the claim where `@claim_here` stands."""
@@ -96,10 +90,9 @@ class Hooks:
             )
         return None
 
-    def capture(self, scope: str | None, response: Response) -> Response:
+    def capture(self, visit: Visit, response: Response) -> Response:
         """Take the snapshot, or put our own answer in place."""
-        visit = self._visit()
-        if visit is None or visit.captured or visit.scope != scope or visit.context != context_id():
+        if visit.captured or visit.context != context_id():
             return response
         visit.captured = True
         self._guard.captured(visit, response)
@@ -125,10 +118,9 @@ class Hooks:
         if visit is not None and visit.phase is Phase.CLAIMED and visit.context == context_id():
             self._guard.finished(visit, response)
 
-    def teardown(self, scope: str | None, error: BaseException | None) -> None:
+    def teardown(self, visit: Visit, error: BaseException | None) -> None:
         """Settle what nothing else has settled. Runs twice for some streams, and for every popped copy of the context."""
-        visit = self._visit()
-        if visit is not None and visit.phase is Phase.CLAIMED and visit.context == context_id():
+        if visit.phase is Phase.CLAIMED and visit.context == context_id():
             self._guard.interrupted(visit, error)
 
     def _enter(self, visit: Visit) -> Response | None:
@@ -136,12 +128,10 @@ class Hooks:
         return self._guard.enter(visit, request._get_current_object())  # type: ignore[attr-defined]
 
     def _visit(self) -> Visit | None:
-        visit: Visit | None = request._get_current_object().environ.get(self._slot)  # type: ignore[attr-defined]
+        """For signals, which anybody may send, in a request or not."""
+        here = context.get(None)
+        visit: Visit | None = None if here is None else here.request.environ.get(self._slot)
         return visit
-
-
-def _has_any(environ: WSGIEnvironment, names: tuple[str, ...]) -> bool:
-    return any(name in environ for name in names)
 
 
 def _may_be_in_form(asked: Request, policy: Policy) -> bool:
@@ -151,6 +141,8 @@ def _may_be_in_form(asked: Request, policy: Policy) -> bool:
 class LastHook:
     """Keeps a function of ours the last in each scope's list of hooks, whatever is added after it.
 
+    It is called with the visit, if the request has one and this is its scope, and with what Flask passes on.
+
     Other threads iterate these lists, so nothing is ever moved or taken out: that could make them skip a hook, such as the
     one that authenticates. A new one is appended first and published second. `newest_only`: one that is no longer the
     newest does nothing. That is for lists that run forwards, where the newest is still to come; those that run backwards
@@ -158,9 +150,15 @@ class LastHook:
     """
 
     def __init__(
-        self, hooks: dict[str | None, list[Callable[..., Any]]], act: Callable[..., Any], *, newest_only: bool = False
+        self,
+        hooks: dict[str | None, list[Callable[..., Any]]],
+        slot: str,
+        act: Callable[..., Any],
+        *,
+        newest_only: bool = False,
     ) -> None:
         self._hooks = hooks
+        self._slot = slot
         self._act = act
         self._newest_only = newest_only
         self._newest: dict[str | None, Callable[..., Any]] = {}
@@ -180,9 +178,13 @@ class LastHook:
         return hooks is not None and hooks[-1:] == [self._newest.get(scope)]
 
     def _made(self, scope: str | None) -> Callable[..., Any]:
-        def idempotency(*arguments: Any) -> Any:
-            if self._newest_only and self._newest[scope] is not idempotency:
-                return None
-            return self._act(scope, *arguments)
+        slot, act, newest, newest_only = self._slot, self._act, self._newest, self._newest_only
+
+        def idempotency(*passed_on: Any) -> Any:
+            # Most requests have no visit, and all pay for this line.
+            visit = context.get().request.environ.get(slot)
+            if visit is None or visit.scope != scope or (newest_only and newest[scope] is not idempotency):
+                return passed_on[0] if passed_on else None
+            return act(visit, *passed_on)
 
         return idempotency

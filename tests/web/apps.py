@@ -1,0 +1,105 @@
+"""Guarded applications for tests, and what their stores were asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flask import Flask, request
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from flask_idempotency.engine.events import Event
+from flask_idempotency.engine.record import Record, State
+from flask_idempotency.extension import Idempotency
+from flask_idempotency.signals import SIGNALS
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FaultyStore, FrozenClock
+
+KEY = "Idempotency-Key"
+
+
+@dataclass
+class World:
+    """One guarded application, its store, and everything that was told."""
+
+    app: Flask
+    store: FaultyStore
+    clock: FrozenClock
+    idempotency: Idempotency
+    runs: list[Any] = field(default_factory=list)
+    """What views append to when they run."""
+    events: list[Event] = field(default_factory=list)
+
+    def client(self, **options: Any) -> FlaskClient:
+        return self.app.test_client(**options)
+
+    def post(self, path: str = "/", key: str | None = "k", **options: Any) -> TestResponse:
+        """A keyed POST by a client without cookies, which reads the whole answer."""
+        options.setdefault("buffered", True)
+        headers = dict(options.pop("headers", {}))
+        if key is not None:
+            headers[KEY] = key
+        return self.app.test_client(use_cookies=False).post(path, headers=headers, **options)
+
+    def view(self, path: str = "/", **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Register a POST view."""
+        return self.app.post(path, **options)
+
+    def told(self, kind: type[Event]) -> list[Event]:
+        return [event for event in self.events if type(event) is kind]
+
+    def record(self) -> Record | None:
+        """The record that the last call was about."""
+        return self.store.read(self.store.calls[-1].key)
+
+    def state(self) -> State | None:
+        """How the key of the last call stands."""
+        record = self.record()
+        return None if record is None else record.state
+
+    def settled(self) -> list[str]:
+        """The verbs that ended claims, in order."""
+        return [verb for verb in self.store.verbs() if verb in ("complete", "release", "hold")]
+
+
+def who() -> str | None:
+    """A principal loader: whoever X-User names."""
+    return request.headers.get("X-User", "alice") or None
+
+
+def new_world(
+    app: Flask | None = None,
+    *,
+    config: Mapping[str, Any] | None = None,
+    principal: Callable[[], str | None] | None = who,
+    init: bool = True,
+    **policy: Any,
+) -> World:
+    """An application that does not propagate exceptions, as in production, unless `config` says otherwise."""
+    app = app or Flask("tests.web.app")
+    app.config.update({"SECRET_KEY": "s", "TESTING": True, "PROPAGATE_EXCEPTIONS": False, **(config or {})})
+    clock = FrozenClock()
+    store = FaultyStore(MemoryStore(clock=clock))
+    idempotency = Idempotency(principal=principal, store=store, secret="s", **policy)
+    world = World(app, store, clock, idempotency)
+
+    def remember(sender: Any, event: Event) -> None:
+        world.events.append(event)
+
+    for signal in SIGNALS.values():
+        signal.connect(remember, sender=app)
+    app.extensions["keeps receivers alive"] = remember
+    if init:
+        idempotency.init_app(app)
+    return world
+
+
+def pairs(response: TestResponse) -> list[tuple[str, str]]:
+    """The header fields, without what marks a replay."""
+    return sorted((n, v) for n, v in response.headers if n not in ("Idempotency-Replayed", "Cache-Control"))
+
+
+def is_replay(response: TestResponse) -> bool:
+    return response.headers.get("Idempotency-Replayed") == "true"

@@ -1,0 +1,350 @@
+"""What becomes of a key when its view does not end in a good answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gevent  # type: ignore[import-untyped]
+import pytest
+from flask import abort, got_request_exception, redirect, url_for
+from flask_restx import Api, Resource  # type: ignore[import-untyped]
+from greenlet import GreenletExit  # type: ignore[import-untyped]
+from werkzeug.exceptions import HTTPException, UnprocessableEntity
+
+from flask_idempotency.engine.events import Completed, Quarantined, Released
+from flask_idempotency.engine.record import State
+from flask_idempotency.web.current import current_claim
+from flask_idempotency.web.policies import claim_here
+from tests.web.apps import KEY, World, is_replay, new_world
+
+PROPAGATION: dict[str, dict[str, Any]] = {
+    "production": {"TESTING": False, "PROPAGATE_EXCEPTIONS": None},
+    "testing": {"TESTING": True, "PROPAGATE_EXCEPTIONS": None},
+    "debug": {"TESTING": False, "DEBUG": True, "PROPAGATE_EXCEPTIONS": None},
+    "propagate": {"TESTING": False, "PROPAGATE_EXCEPTIONS": True},
+    "testing, not propagating": {"TESTING": True, "PROPAGATE_EXCEPTIONS": False},
+}
+
+
+def post_through(world: World, **options: Any) -> int | None:
+    """The status, or None where the exception came out of the application."""
+    try:
+        return world.post(**options).status_code
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize("handled", (True, False))
+def test_p35_an_abort_is_stored_even_if_nobody_reads_its_body(handled: bool) -> None:
+    """
+    abort(422) is a final answer, with an error handler or without; replayed byte for byte.
+    """
+    world = new_world()
+    if handled:
+        world.app.register_error_handler(422, lambda error: ({"problem": error.code}, 422))
+
+    @world.view()
+    def pay() -> Any:
+        world.runs.append(1)
+        abort(422)
+
+    unread = world.client().post("/", headers={KEY: "k"}, buffered=False)
+    assert 422 == unread.status_code
+    assert State.COMPLETED is world.state()
+    again = world.post()
+
+    assert is_replay(again)
+    assert (unread.status, unread.data) == (again.status, again.data)
+    assert [1] == world.runs
+
+
+@pytest.mark.parametrize("config", PROPAGATION)
+def test_p36_an_unhandled_exception_releases_the_key_whoever_it_propagates_to(config: str) -> None:
+    """
+    In production, under TESTING, DEBUG and PROPAGATE_EXCEPTIONS alike: the next attempt runs the view.
+    """
+    world = new_world(config=PROPAGATION[config])
+
+    @world.view()
+    def pay() -> str:
+        world.runs.append(1)
+        if len(world.runs) == 1:
+            raise ValueError("crash")
+        return "paid"
+
+    assert post_through(world) in (500, None)
+    assert ["release"] == world.settled()
+    assert 200 == world.post().status_code
+    assert 2 == len(world.runs)
+
+
+@pytest.mark.parametrize("config", PROPAGATION)
+def test_p36_under_keep_a_tombstone_of_a_500_remains_whoever_it_propagates_to(config: str) -> None:
+    """
+    Stripe's rule: once the view began, even a crash is the answer.
+    """
+    world = new_world(config=PROPAGATION[config], profile="stripe")
+
+    @world.view()
+    def pay() -> str:
+        world.runs.append(1)
+        raise ValueError("crash")
+
+    post_through(world)
+
+    assert ["complete"] == world.settled()
+    assert 500 == world.post().status_code
+    assert [1] == world.runs
+
+
+@pytest.mark.parametrize("config", PROPAGATION)
+def test_an_exception_past_the_point_of_no_return_quarantines(config: str) -> None:
+    """
+    What may have been done must not be done again.
+    """
+    world = new_world(config=PROPAGATION[config], effects="marked")
+
+    @world.view()
+    def pay() -> str:
+        current_claim.point_of_no_return()
+        raise ValueError("crash")
+
+    post_through(world)
+
+    assert ["hold"] == world.settled()
+    assert 409 == world.post().status_code
+
+
+GOING: tuple[type[BaseException], ...] = (SystemExit, KeyboardInterrupt, GeneratorExit, GreenletExit, gevent.Timeout)
+
+
+@pytest.mark.parametrize("interrupt", GOING)
+@pytest.mark.parametrize(
+    ("policy", "settled"),
+    (
+        ({}, "hold"),
+        ({"effects": "marked"}, "release"),
+        ({"effects": "deduplicated"}, "release"),
+        ({"on_abandoned": "takeover"}, "release"),
+        ({"effects": "deduplicated", "on_abandoned": "quarantine"}, "hold"),
+    ),
+)
+def test_p37_an_interrupted_worker_leaves_what_a_vanished_one_would(
+    interrupt: type[BaseException], policy: dict[str, Any], settled: str
+) -> None:
+    """
+    SystemExit and its kin propagate; the key is quarantined where effects are plain, free where take-over is safe.
+    """
+    world = new_world(**policy)
+
+    @world.view()
+    def pay() -> str:
+        raise interrupt()
+
+    with pytest.raises(interrupt):
+        world.post()
+
+    assert [settled] == world.settled()
+
+
+def test_p37_an_interrupted_worker_past_the_point_of_no_return_quarantines() -> None:
+    """
+    The mark counts for a worker that is being killed as for one that is gone.
+    """
+    world = new_world(effects="marked")
+
+    @world.view()
+    def pay() -> str:
+        current_claim.point_of_no_return()
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        world.post()
+
+    assert ["hold"] == world.settled()
+    assert "worker-interrupted" == world.told(Quarantined)[0].reason  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("returned", (None, object(), 5))
+def test_p38_a_view_that_returns_nonsense_releases_the_key(returned: Any) -> None:
+    """
+    Raised in make_response, where no error handler is asked.
+    """
+    world = new_world()
+    world.view()(lambda: returned)
+
+    assert 500 == world.post().status_code
+    assert ["release"] == world.settled()
+
+
+def test_p38_an_error_handler_that_raises_releases_the_key() -> None:
+    """
+    The 422 never became an answer.
+    """
+    world = new_world()
+
+    @world.app.errorhandler(422)
+    def fail(error: HTTPException) -> Any:
+        raise ValueError("in the handler")
+
+    world.view()(lambda: abort(422))
+
+    assert 500 == world.post().status_code
+    assert ["release"] == world.settled()
+
+
+@pytest.mark.parametrize(("status", "settled"), ((503, "release"), (422, "complete")))
+def test_p39_what_an_error_handler_makes_of_an_exception_is_judged_by_its_status(status: int, settled: str) -> None:
+    """
+    A handler that turns an exception into an answer has chosen that answer.
+    """
+    world = new_world()
+    world.app.register_error_handler(Exception, lambda error: ("sorry", status))
+
+    @world.view()
+    def pay() -> str:
+        raise ValueError("crash")
+
+    assert status == world.post().status_code
+    assert [settled] == world.settled()
+
+
+def test_p40_flask_restx_abort_is_stored_although_it_signals_an_exception() -> None:
+    """
+    Flask-RESTX sends got_request_exception for every abort().
+    """
+    world = new_world()
+    api = Api(world.app)
+    signalled: list[BaseException] = []
+
+    @api.route("/pay")
+    class Pay(Resource):  # type: ignore[misc]
+        def post(self) -> Any:
+            api.abort(422, "no")
+
+    def note(sender: Any, exception: BaseException) -> None:
+        signalled.append(exception)
+
+    with got_request_exception.connected_to(note, world.app):
+        first = world.post("/pay")
+    again = world.post("/pay")
+
+    assert [UnprocessableEntity] == [type(error) for error in signalled]
+    assert is_replay(again)
+    assert (first.status, first.data) == (again.status, again.data)
+
+
+def test_p40_an_exception_that_flask_restx_answers_is_judged_by_its_status() -> None:
+    """
+    It signals those as well; the answer that its handler chose is stored.
+    """
+    world = new_world()
+    api = Api(world.app)
+
+    class Declined(Exception):
+        pass
+
+    @api.errorhandler(Declined)  # type: ignore[untyped-decorator]
+    def declined(error: Declined) -> Any:
+        return {"message": "declined"}, 402
+
+    @api.route("/pay")
+    class Pay(Resource):  # type: ignore[misc]
+        def post(self) -> Any:
+            raise Declined
+
+    assert 402 == world.post("/pay").status_code
+    assert ["complete"] == world.settled()
+
+
+@pytest.mark.parametrize("deferred", (True, False))
+@pytest.mark.parametrize("propagate", (True, False))
+def test_p41_trapped_http_exceptions_do_not_break_replays(deferred: bool, propagate: bool) -> None:
+    """
+    Under TRAP_HTTP_EXCEPTIONS an answer that is raised would become a 500.
+    """
+    world = new_world(config={"TRAP_HTTP_EXCEPTIONS": True, "PROPAGATE_EXCEPTIONS": propagate})
+
+    def pay() -> str:
+        return "paid"
+
+    world.view()(claim_here(pay) if deferred else pay)
+    first, again = world.post(), world.post()
+
+    assert is_replay(again)
+    assert first.data == again.data
+
+
+def test_p42_a_redirect_is_stored_and_its_target_is_not_claimed() -> None:
+    """
+    303 is a final answer; the GET that follows carries the key and has nothing to do with it.
+    """
+    world = new_world()
+    world.app.get("/done", endpoint="done")(lambda: "done")
+    world.view()(lambda: redirect(url_for("done"), 303))
+
+    for _ in range(2):
+        response = world.post(follow_redirects=True)
+        assert (200, "done") == (response.status_code, response.text)
+    assert ["claim", "complete", "claim"] == world.store.verbs()
+
+
+def test_p42_a_307_to_another_endpoint_with_the_same_key_works_twice() -> None:
+    """
+    The same request goes elsewhere, so the first key is released; each endpoint being its own key space.
+    """
+    world = new_world(scope="operation")
+
+    @world.view("/target", endpoint="target")
+    def target() -> str:
+        world.runs.append(1)
+        return "paid"
+
+    world.view()(lambda: redirect(url_for("target"), 307))
+
+    assert ["paid", "paid"] == [world.post(follow_redirects=True).text for _ in range(2)]
+    assert [1] == world.runs
+
+
+@pytest.mark.parametrize(
+    ("policy", "status", "settled"),
+    (
+        ({}, 201, "complete"),
+        ({}, 404, "complete"),
+        ({}, 409, "release"),
+        ({}, 500, "release"),
+        ({"keep_statuses": [409]}, 409, "complete"),
+        ({"release_statuses": [201]}, 201, "release"),
+        ({"on_error": "quarantine"}, 503, "hold"),
+        ({"on_error": "keep"}, 503, "complete"),
+        ({"decide": lambda response, error: "quarantine"}, 201, "hold"),
+        ({"decide": lambda response, error: response.headers.get("X-Settle")}, 201, "release"),
+        ({"decide": lambda response, error: 1 / 0}, 201, "hold"),
+        ({"decide": lambda response, error: "nonsense"}, 201, "hold"),
+    ),
+)
+def test_the_outcome_policy_decides_by_status_or_by_function(policy: dict[str, Any], status: int, settled: str) -> None:
+    """
+    SPEC section 5. A `decide` that fails cannot have meant release.
+    """
+    world = new_world(**policy)
+    world.view()(lambda: ("x", status, {"X-Settle": "release"}))
+
+    assert status == world.post().status_code
+    assert [settled] == world.settled()
+
+
+def test_a_5xx_past_the_point_of_no_return_quarantines_by_its_status() -> None:
+    """
+    The view said that what follows must not be repeated, then answered 503.
+    """
+    world = new_world()
+
+    @world.view()
+    def pay() -> tuple[str, int]:
+        current_claim.point_of_no_return()
+        return "bad gateway", 502
+
+    assert 502 == world.post().status_code
+    assert "status-502" == world.told(Quarantined)[0].reason  # type: ignore[attr-defined]
+    assert not world.told(Released) + world.told(Completed)

@@ -1,0 +1,306 @@
+"""Streams leave at once, and count as answered only when they have been produced to the end."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from typing import Any
+
+import flask
+import pytest
+from flask import Response, send_file, stream_with_context
+from werkzeug.test import EnvironBuilder
+from werkzeug.wsgi import FileWrapper
+
+from flask_idempotency.engine.events import Completed
+from flask_idempotency.engine.record import State
+from flask_idempotency.web.streams import Tee
+from tests.web.apps import KEY, World, is_replay, new_world
+
+
+def begin(world: World, key: str = "k") -> Any:
+    """The answer as a server gets it: an iterable that nobody has touched yet."""
+    environ = EnvironBuilder("/", method="POST", headers=[(KEY, key)]).get_environ()
+    return world.app(environ, lambda status, headers, exc_info=None: lambda data: None)
+
+
+def streaming(world: World, *chunks: str, log: list[str] | None = None, fail: BaseException | None = None) -> None:
+    def produce() -> Iterator[str]:
+        try:
+            for chunk in chunks:
+                if log is not None:
+                    log.append(chunk)
+                yield chunk
+            if fail is not None:
+                raise fail
+        except GeneratorExit:
+            if log is not None:
+                log.append("closed")
+            raise
+
+    @world.view()
+    def pay() -> Response:
+        world.runs.append(1)
+        return Response(produce())
+
+
+def test_p48_the_first_chunk_leaves_before_the_second_is_made_and_the_end_is_stored_before_it_is_sent() -> None:
+    """
+    Meanwhile a parallel retry gets 409.
+    """
+    world, log = new_world(), list[str]()
+    streaming(world, "a", "b", log=log)
+    answer = begin(world)
+    chunks = iter(answer)
+
+    assert (b"a", ["a"]) == (next(chunks), log)
+    assert 409 == world.post().status_code
+    assert b"b" == next(chunks)
+    assert State.PROCESSING is world.state()
+    assert next(chunks, None) is None
+    assert State.COMPLETED is world.state()
+    answer.close()
+    assert "ab" == world.post().text
+    assert ["a", "b"] == log
+
+
+def test_p49_a_client_that_closes_in_the_middle_leaves_a_tombstone() -> None:
+    """
+    The view's generator sees GeneratorExit; nothing is replayed as the whole, and nothing runs again.
+    """
+    world, log = new_world(), list[str]()
+    streaming(world, "a", "b", log=log)
+    answer = begin(world)
+    next(iter(answer))
+    answer.close()
+
+    assert ["a", "closed"] == log
+    again = world.post()
+    assert (200, "response-not-kept") == (again.status_code, again.json["code"])  # type: ignore[index]
+    assert [1] == world.runs
+
+
+def test_p49_a_server_that_never_iterates_leaves_a_tombstone() -> None:
+    """
+    Closed without a single chunk.
+    """
+    world = new_world()
+    streaming(world, "a")
+    begin(world).close()
+
+    assert "response-not-kept" == world.post().json["code"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("on_error", "settled"), (("release", "release"), ("keep", "complete"), ("quarantine", "hold"))
+)
+def test_p49_a_generator_that_fails_is_an_unhandled_exception(on_error: str, settled: str) -> None:
+    """
+    The error policy decides, as for a view that raises.
+    """
+    world = new_world(on_error=on_error)
+    streaming(world, "a", fail=ValueError("in the stream"))
+    answer = begin(world)
+
+    with pytest.raises(ValueError, match="in the stream"):
+        list(answer)
+    assert [settled] == world.settled()
+    assert all(not event.kept for event in world.told(Completed))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("effects", "settled"), (("plain", "hold"), ("deduplicated", "release")))
+def test_p49_a_worker_killed_in_the_middle_of_a_stream_leaves_what_a_vanished_one_would(
+    effects: str, settled: str
+) -> None:
+    """
+    SystemExit in a generator is SystemExit.
+    """
+    world = new_world(effects=effects)
+    streaming(world, "a", fail=SystemExit())
+    answer = begin(world)
+
+    with pytest.raises(SystemExit):
+        list(answer)
+    assert [settled] == world.settled()
+
+
+def test_p50_a_stream_over_the_limit_reaches_its_client_whole_and_is_never_replayed_as_a_success() -> None:
+    """
+    A tombstone is left.
+    """
+    world = new_world(max_body=10)
+    streaming(world, *["12345"] * 4)
+
+    assert "12345" * 4 == world.post().text
+    again = world.post()
+    assert "response-not-kept" == again.json["code"]  # type: ignore[index]
+    assert [1] == world.runs
+
+
+def drain(response: Response) -> Response:
+    response.get_data()
+    return response
+
+
+def wrap(response: Response) -> Response:
+    """As Flask-Compress does: in a generator that never closes what it reads from."""
+    source = iter(response.response)
+    response.response = (chunk for chunk in source)  # type: ignore[assignment]
+    return response
+
+
+def replace_body(response: Response) -> Response:
+    response.response = ["other"]
+    return response
+
+
+@pytest.mark.parametrize(
+    ("hook", "read", "state"),
+    (
+        (drain, True, "whole"),
+        (wrap, True, "whole"),
+        (wrap, False, "tombstone"),
+        (replace_body, True, "tombstone"),
+    ),
+)
+def test_p51_a_hook_that_drains_wraps_or_replaces_a_stream_never_leaves_it_running(
+    hook: Callable[[Response], Response], read: bool, state: str
+) -> None:
+    """
+    Completed if it was produced to the end, a tombstone otherwise, and settled by the next attempt at the latest.
+    """
+    world = new_world()
+    streaming(world, "a", "b")
+    world.app.after_request(hook)
+    answer = begin(world)
+    if read:
+        list(answer)
+    answer.close()
+    del answer
+    gc.collect()
+    world.app.after_request_funcs[None].remove(hook)
+    again = world.post()
+
+    assert is_replay(again)
+    assert [1] == world.runs
+    assert ("ab" if state == "whole" else None) == (again.text if state == "whole" else None)
+    assert (state == "tombstone") == (again.is_json and "response-not-kept" in again.text)
+
+
+def test_p52_stream_with_context_settles_once() -> None:
+    """
+    Its teardown runs twice on Flask 3.1.2 and 3.1.3: neither releases nor completes anything a second time.
+    """
+    world = new_world()
+
+    @world.view()
+    def pay() -> Response:
+        return Response(stream_with_context(iter(["a", flask.request.path])))
+
+    assert "a/" == world.post().text
+    assert ["complete"] == world.settled()
+    assert "a/" == world.post().text
+
+
+def test_p53_a_file_over_the_limit_is_left_to_the_server() -> None:
+    """
+    sendfile() needs the server's own file wrapper; a tombstone is stored. (Under gunicorn: see the server tests.)
+    """
+    world = new_world(max_body=3)
+    bodies: list[Any] = []
+
+    @world.view()
+    def download() -> Response:
+        response = send_file(BytesIO(b"large"), "text/plain", etag=False)
+        response.content_length = 5
+        return response
+
+    @world.app.after_request
+    def look(response: Response) -> Response:
+        bodies.append(response.response)
+        return response
+
+    assert b"large" == world.post().data
+    assert type(bodies[0]) is FileWrapper
+    assert "response-not-kept" in world.post().text
+
+
+def test_p54_a_tee_that_dies_while_the_store_is_busy_waits_for_the_next_claim() -> None:
+    """
+    A destructor may run inside the store's own lock: it only queues, and the next claim settles.
+    """
+    world = new_world()
+    streaming(world, "a", "b")
+    answer = begin(world)
+    next(iter(answer))
+    lock = threading.Lock()
+    real = world.store.complete
+
+    def complete(*args: Any, **kwargs: Any) -> None:
+        assert lock.acquire(blocking=False), "a destructor did I/O inside the store's lock"
+        lock.release()
+        real(*args, **kwargs)
+
+    world.store.complete = complete  # type: ignore[method-assign]
+    with lock:
+        del answer  # as a server does that forgets to close it
+        gc.collect()
+    assert [] == world.settled()
+
+    world.post(key="another")
+    assert "complete" in world.settled()
+    assert "response-not-kept" in world.post().text
+
+
+def test_a_stream_leaves_no_cycle_behind() -> None:
+    """
+    An abandoned body must be heard of by reference count: collectors may be off, or late.
+    """
+    world = new_world()
+    streaming(world, "a", "b")
+    gc.collect()
+    gc.disable()
+    try:
+        answer = begin(world)
+        next(iter(answer))
+        del answer
+        assert not [each for each in gc.get_objects() if isinstance(each, Tee) and each.end is None]
+    finally:
+        gc.enable()
+
+
+def test_a_stream_whose_status_is_released_runs_again() -> None:
+    """
+    The view's own 503, streamed.
+    """
+    world = new_world()
+
+    @world.view()
+    def pay() -> Response:
+        world.runs.append(1)
+        return Response(iter(["busy"]), status=503)
+
+    world.post()
+    world.post()
+    assert ["release", "release"] == world.settled()
+    assert [1, 1] == world.runs
+
+
+def test_a_hook_that_fails_after_a_stream_was_captured_settles_by_the_failure() -> None:
+    """
+    The 500 has a capture of its own; how the first answer's stream ends is of no interest any more.
+    """
+    world, log = new_world(), list[str]()
+    streaming(world, "a", "b", log=log)
+    failing = [True]
+
+    @world.app.after_request
+    def fail(response: Response) -> Response:
+        if failing:
+            raise ValueError(failing.pop())
+        return response
+
+    assert 500 == world.post().status_code
+    assert ["release"] == world.settled()
