@@ -2,7 +2,7 @@
 
 Steps are in a header because headers are no part of a request's identity: a retry may be told to do something else.
 
-    pause        say so, and wait for the go-ahead
+    pause        say so, and wait for the go-ahead; `pause:<name>` has one of its own
     point        pass the point of no return
     effect       do to the outside world what must not be done twice
     spin         compute until killed
@@ -102,8 +102,8 @@ def perform() -> Response:
     status, padding = 201, ""
     for step in request.headers.get(STEPS, "").split():
         match step.partition(":")[::2]:
-            case ("pause", _):
-                ledger.pause(case, os.getpid())
+            case ("pause", which):
+                ledger.pause(f"{case}{which}", os.getpid())
             case ("point", _):
                 current_claim.point_of_no_return()
             case ("effect", _):

@@ -14,6 +14,8 @@ from tests.e2e.processes import Server, kill, pause, resume
 from tests.e2e.wire import Answer, Order, Wire, ask, ask_until_settled, message
 
 LEASE = 1.0
+SECOND = "second"
+"""Where a second attempt pauses: the go-ahead for one must not reach the other."""
 
 
 @pytest.fixture
@@ -208,27 +210,26 @@ def test_a5_late_owner_whose_successor_is_running_is_refused(victim: Server, oth
     order = Order("/deduplicated")
     sleeper = Sleeper(victim, ledger, order, "pause")
     with Wire(other.port) as wire:
-        successor = running_successor(wire, ledger, order)
+        run_on(wire, ledger, order)
 
         late = sleeper.wake()
         third = ask(victim.port, order.attempt())
-        ledger.let_go(order.case)
-        answer = successor.answer()
+        ledger.let_go(order.case + SECOND)
+        answer = wire.answer()
 
     assert late.told == third.told == (409, "in-flight")
     assert (answer.status, answer.replayed) == (201, False)
     assert ask(victim.port, order.attempt()).body == answer.body
 
 
-def running_successor(wire: Wire, ledger: Ledger, order: Order) -> Wire:
-    """Ask until an attempt runs and pauses; its answer is still to come."""
-    wire.send(order.attempt("pause"))
-    while not ledger.noted("paused", order.case):
+def run_on(wire: Wire, ledger: Ledger, order: Order) -> None:
+    """Ask until an attempt runs, and pauses; its answer is still to come."""
+    again = order.attempt(f"pause:{SECOND}")
+    wire.send(again)
+    while not ledger.noted("paused", order.case + SECOND):
         if not wire.silent(0.02):
             assert wire.answer().code == "in-flight"
-            wire.send(order.attempt("pause"))
-    ledger.paused(order.case)
-    return wire
+            wire.send(again)
 
 
 def test_76_late_owner_of_a_marked_view_is_stopped_at_its_point(victim: Server, other: Server, ledger: Ledger) -> None:
