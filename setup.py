@@ -1,5 +1,7 @@
 """What the package is and needs. Tool settings are in pyproject.toml, pins for development in requirements.txt."""
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 # The folder janitor/ stands at the top of the repository but is installed inside our own package:
@@ -20,6 +22,8 @@ setup(
     name="flask-idempotency",
     version="0.1.0",
     description="Makes unsafe Flask endpoints safe to retry: one key, one effect, the same answer",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
     license="MIT",
     license_files=["LICENSE"],
     python_requires=">=3.11",

@@ -27,7 +27,7 @@ FAMILY = """
 import os, signal, subprocess, sys
 CHILD = "import os, signal; os.setsid(); print(os.getpid(), flush=True); signal.pause()"
 child = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True)
-print(os.getpid(), child.stdout.readline(), flush=True)
+print(os.getpid(), child.stdout.readline().strip(), flush=True)
 if "--leave" in sys.argv:
     os._exit(7)
 child.wait()
@@ -145,6 +145,18 @@ def test_a_guard_that_is_killed_leaves_nothing_either(run: Run) -> None:
     process.wait()
 
     assert [gone(pid) for pid in pids] == [True, True]
+
+
+def test_only_run_py_hears_ctrl_c_from_the_terminal(run: Run) -> None:
+    """
+    It passes each on once; a guard that heard it from the terminal too would count two and end a debugger.
+    """
+    process = run("demo")
+    pids = family(process)
+
+    groups = {os.getpgid(pid) for pid in [*pids, parent_of(pids[0])]}
+
+    assert os.getpgid(process.pid) not in groups
 
 
 def test_an_exit_by_signal_is_reported_as_a_shell_does(run: Run) -> None:

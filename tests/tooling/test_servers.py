@@ -97,7 +97,8 @@ def test_a_paused_server_is_silent_and_can_still_be_stopped(start_redis: StartRe
         client.ping()
     server.stop()
 
-    assert not server.running
+    # By its own choice and not by force, which would cost the test the whole patience of `stop`.
+    assert server._process.returncode == 0
 
 
 def test_the_folder_is_private_and_goes_with_the_server(start_redis: StartRedis) -> None:
