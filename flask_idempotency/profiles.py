@@ -9,7 +9,6 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
-from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import Override, Policy
 
 DIALECT_FIELDS = (
@@ -164,19 +163,18 @@ def refused(name: str) -> bool:
     return lower in NEVER_KEPT or lower.startswith(NEVER_KEPT_PREFIXES)
 
 
-def check_keep_headers(names: Iterable[str]) -> None:
-    """Raises `ConfigurationError` for names in `keep_headers` that are no field names, or never to be replayed."""
+def faults_of_kept(names: Iterable[str]) -> list[str]:
+    """One sentence for each name in `keep_headers` that is no field name, or never to be replayed."""
     faults = []
     for name in names:
         if not _TOKEN.fullmatch(name):
-            faults.append(f"keep_headers: {name!r} is not the name of a header field.")
+            faults.append(f"{name!r} is not the name of a header field.")
         elif refused(name):
             faults.append(
-                f"keep_headers: {name} belongs to one caller or to one exchange and is never replayed. "
+                f"{name} belongs to one caller or to one exchange and is never replayed. "
                 "Set it in an after_request hook: those run afresh on every replay."
             )
-    if faults:
-        raise ConfigurationError(*faults)
+    return faults
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,7 @@ from typing import Any
 from marshmallow import RAISE, Schema, ValidationError, fields, validate
 
 from flask_idempotency.engine.fingerprint import check_pointer
-from flask_idempotency.profiles import PROFILES
+from flask_idempotency.profiles import PROFILES, faults_of_kept
 
 MEMORY = "memory://"
 MAX_KEEP_SECONDS = 90 * 24 * 3600.0
@@ -41,6 +41,20 @@ class HeaderNames(fields.Field[tuple[str, ...]]):
         if not all(isinstance(name, str) and _TOKEN.fullmatch(name) for name in names):
             raise ValidationError("must be a header name such as Idempotency-Key, or a list of them.")
         return names
+
+
+class KeptHeaders(fields.Field[frozenset[str]]):
+    """Names of response headers to keep, in lower case. What belongs to one caller is refused, not ignored."""
+
+    def _deserialize(
+        self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any
+    ) -> frozenset[str]:
+        names = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
+        if not all(isinstance(name, str) for name in names):
+            raise ValidationError("must be a header name, or a list of them.")
+        if faults := faults_of_kept(names):
+            raise ValidationError(faults)
+        return frozenset(name.lower() for name in names)
 
 
 class HeaderPairs(fields.Field[tuple[tuple[str, str], ...]]):
@@ -197,7 +211,7 @@ class PolicySchema(Schema):
         validate=validate.Range(min=0, error="must not be negative."),
         metadata={"doc": "Largest answer body that is kept, in bytes; a larger one leaves a tombstone."},
     )
-    keep_headers = HeaderNames(metadata={"doc": "Response headers kept besides the allow-list."})
+    keep_headers = KeptHeaders(metadata={"doc": "Response headers kept besides the allow-list."})
     fingerprint = fields.String(
         validate=validate.OneOf(["canonical", "raw"], error="must be one of: {choices}."),
         metadata={"doc": "Compare JSON and forms by meaning, or bytes only."},

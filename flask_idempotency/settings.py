@@ -17,7 +17,7 @@ from marshmallow import Schema, ValidationError
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import POLICY_FIELDS, Override, Policy, merge
 from flask_idempotency.engine.ports import Store
-from flask_idempotency.profiles import PROFILES
+from flask_idempotency.profiles import spelled_out
 from flask_idempotency.schema import DOCS_URL, MEMORY, NOT_YET, DeploymentSchema, PolicySchema
 
 PREFIX = "IDEMPOTENCY_"
@@ -49,7 +49,7 @@ def load_override(values: Mapping[str, Any], *, where: str) -> Override:
     loaded, faults = _load(PolicySchema(), values, spell=lambda name: f"{where}: {name}")
     if faults:
         raise ConfigurationError(*faults)
-    return _with_profile(loaded)
+    return spelled_out(loaded)
 
 
 def load_settings(
@@ -91,7 +91,7 @@ def load_settings(
         )
     if faults:
         raise ConfigurationError(*faults)
-    policy = _with_profile({name: value for name, value in loaded.items() if name in POLICY_FIELDS})
+    policy = spelled_out({name: value for name, value in loaded.items() if name in POLICY_FIELDS})
     deployment = {
         name: loaded[name] for name in ("docs_url", "allow_anonymous", "max_waiters", "enabled") if name in loaded
     }
@@ -130,13 +130,6 @@ def _flat(messages: Any) -> list[str]:
     if isinstance(messages, Mapping):
         return [text for value in messages.values() for text in _flat(value)]
     return [str(message) for message in messages] if isinstance(messages, list) else [str(messages)]
-
-
-def _with_profile(layer: Mapping[str, Any]) -> Override:
-    values = {**PROFILES[layer["profile"]].values, **layer} if "profile" in layer else dict(layer)
-    if "keep_headers" in values:
-        values["keep_headers"] = frozenset(name.lower() for name in values["keep_headers"])
-    return values
 
 
 def _secrets(chosen: Any, secret_key: Any, *, in_memory: bool, lenient: bool) -> tuple[tuple[bytes, ...], list[str]]:

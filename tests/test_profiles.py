@@ -4,7 +4,6 @@ from http import HTTPStatus
 
 import pytest
 
-from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import Decision, Policy, merge
 from flask_idempotency.engine.record import OnLapse
 from flask_idempotency.profiles import (
@@ -12,7 +11,7 @@ from flask_idempotency.profiles import (
     KEPT_FIELDS,
     PROFILES,
     allowed_fields,
-    check_keep_headers,
+    faults_of_kept,
     refused,
     spelled_out,
 )
@@ -156,28 +155,25 @@ def test_only_x_idempotency_takes_abandoned_plain_work_over() -> None:
     ),
 )
 def test_a_policy_cannot_keep_what_belongs_to_one_caller(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{name} belongs to one caller"):
-        check_keep_headers([name])
+    (fault,) = faults_of_kept([name])
 
+    assert f"{name} belongs to one caller" in fault
     assert allowed_fields(frozenset()) == allowed_fields(frozenset({name}))
 
 
 @pytest.mark.parametrize("name", ("", "X Total", "X-Total:", "X-Total\r\n", "Größe"))
 def test_a_policy_cannot_keep_what_is_no_field_name(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="not the name of a header field"):
-        check_keep_headers([name])
+    (fault,) = faults_of_kept([name])
+
+    assert "not the name of a header field" in fault
 
 
 def test_all_faults_in_keep_headers_are_told_together() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        check_keep_headers(["Date", "X-Total", "X Total"])
-
-    assert 2 == len(caught.value.faults)
+    assert 2 == len(faults_of_kept(["Date", "X-Total", "X Total"]))
 
 
 def test_a_policy_may_keep_a_field_of_the_applications_own() -> None:
-    check_keep_headers(["X-Total"])
-
+    assert [] == faults_of_kept(["X-Total"])
     assert KEPT_FIELDS | {"x-total"} == allowed_fields(frozenset({"X-Total"}))
 
 

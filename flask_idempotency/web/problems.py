@@ -17,8 +17,6 @@ from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, Inv
 from flask_idempotency.engine.outcome import InFlight, Mismatched, Unknown
 from flask_idempotency.profiles import Profile
 
-DOCS_URL = "https://flask-idempotency.readthedocs.io/problems/"
-
 RETRY_AFTER_CAP_SECONDS = 5
 """A lease is renewed while the work runs, so what is left of it says when the owner was last seen, not when it will be
 done. Most work ends within a second; asking again every five costs one store call."""

@@ -16,7 +16,8 @@ from flask_idempotency.engine.errors import CorruptRecord, NotStorable
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.result import Result
 from flask_idempotency.profiles import PROFILES, allowed_fields, refused
-from flask_idempotency.web.problems import DOCS_URL, Problem, Renderer, render
+from flask_idempotency.schema import DOCS_URL
+from flask_idempotency.web.problems import Problem, Renderer, render
 from flask_idempotency.web.streams import End, OnEnd, Orphans, Tee
 
 Pairs = tuple[tuple[str, str], ...]

@@ -20,7 +20,8 @@ from flask_idempotency.engine.errors import (
 )
 from flask_idempotency.engine.outcome import InFlight, Mismatched, Unknown
 from flask_idempotency.profiles import PROFILES
-from flask_idempotency.web.problems import DOCS_URL, PROBLEMS, Problem, failure, refusal, render
+from flask_idempotency.schema import DOCS_URL
+from flask_idempotency.web.problems import PROBLEMS, Problem, failure, refusal, render
 
 CODES = tuple(PROBLEMS)
 

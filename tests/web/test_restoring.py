@@ -14,7 +14,8 @@ from flask_idempotency.engine.outcome import InFlight
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.result import Result
 from flask_idempotency.profiles import PROFILES
-from flask_idempotency.web.problems import DOCS_URL, refusal, render
+from flask_idempotency.schema import DOCS_URL
+from flask_idempotency.web.problems import refusal, render
 from flask_idempotency.web.responses import Capture, capture, restore, revive
 from flask_idempotency.web.streams import End
 
