@@ -1,0 +1,43 @@
+"""Who is asking. Three made-up people in two made-up companies, known by bearer tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flask import abort, g, request
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    tenant: str
+    principal: str
+
+
+CALLERS = {
+    "tok_alice": Caller("acme", "alice"),
+    "tok_bob": Caller("acme", "bob"),
+    "tok_carol": Caller("globex", "carol"),
+}
+
+
+def authenticate() -> None:
+    """A before_request hook: the library runs it before it claims or replays, so a stranger sees no stored answer."""
+    credentials = request.authorization
+    token = credentials.token if credentials is not None and credentials.type == "bearer" else None
+    if token not in CALLERS:
+        abort(401, "Send one of the demo's tokens, for instance: Authorization: Bearer tok_alice")
+    g.caller = CALLERS[token]
+
+
+def principal() -> str:
+    """The subject, never the token: tokens rotate, and then a retry would be somebody else's first request."""
+    return caller().principal
+
+
+def tenant() -> str:
+    return caller().tenant
+
+
+def caller() -> Caller:
+    found: Caller = g.caller
+    return found

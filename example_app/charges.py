@@ -1,0 +1,85 @@
+"""Charges in Stripe's dialect, for the real `stripe` clients: forms in, Stripe's objects and errors out."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+from flask import Blueprint, Response, jsonify, request
+from marshmallow import ValidationError
+from werkzeug.exceptions import HTTPException
+
+from example_app import simulate
+from example_app.auth import caller
+from example_app.models import Charge, db
+from example_app.problems import messages_of
+from example_app.schemas import ChargeInput
+
+charges = Blueprint("charges", __name__, url_prefix="/v1")
+
+
+@charges.post("/charges")
+def create() -> dict[str, Any]:
+    fields, metadata = form_body()
+    wanted = ChargeInput().load(fields)
+    with simulate.execution():
+        charge = Charge(
+            tenant=caller().tenant,
+            amount=wanted["amount"],
+            currency=wanted["currency"],
+            description=wanted.get("description"),
+            customer=wanted.get("customer"),
+            captured=wanted["capture"],
+        )
+        db.session.add(charge)
+        db.session.commit()
+    return shown(charge, metadata)
+
+
+def form_body() -> tuple[dict[str, str], dict[str, str]]:
+    """The plain fields, and those written `metadata[name]`."""
+    fields = request.form.to_dict()
+    metadata = {name[9:-1]: fields.pop(name) for name in list(fields) if name.startswith("metadata[")}
+    return fields, metadata
+
+
+def shown(charge: Charge, metadata: dict[str, str]) -> dict[str, Any]:
+    return {
+        "id": charge.id,
+        "object": "charge",
+        "amount": charge.amount,
+        "amount_captured": charge.amount if charge.captured else 0,
+        "amount_refunded": 0,
+        "captured": charge.captured,
+        "created": charge.created,
+        "currency": charge.currency,
+        "customer": charge.customer,
+        "description": charge.description,
+        "failure_code": None,
+        "failure_message": None,
+        "livemode": False,
+        "metadata": metadata,
+        "paid": True,
+        "refunded": False,
+        "status": "succeeded",
+    }
+
+
+@charges.after_request
+def name_the_request(response: Response) -> Response:
+    # A replay gets a name of its own: hooks like this run for it too, and what they add is not stored.
+    response.headers["Request-Id"] = f"req_{uuid4().hex[:14]}"
+    return response
+
+
+@charges.errorhandler(ValidationError)
+def of_validation(error: ValidationError) -> tuple[Response, int]:
+    name, messages = next(iter(messages_of(error).items()))
+    return jsonify(error={"type": "invalid_request_error", "param": name, "message": " ".join(messages)}), 400
+
+
+@charges.errorhandler(HTTPException)
+def of_http(error: HTTPException) -> tuple[Response, int]:
+    status = error.code or 500
+    kind = "invalid_request_error" if status < 500 else "api_error"
+    return jsonify(error={"type": kind, "message": error.description}), status

@@ -1,0 +1,188 @@
+"""`python3 run.py demo`: the service with a Valkey and two workers of its own, and a tour of what it promises.
+
+python -m example_app.demo [--exit] [--port N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+
+from example_app.report import Finding, run, table
+from example_app.servers import DIE_WITH_PARENT, RedisServer, ServerFailed
+from example_app.shop import Shop
+from example_app.tour import tour
+
+START_SECONDS = 20.0
+STOP_SECONDS = 5.0
+# Short, so that the tour need not wait half a minute for a dead worker's lease.
+LEASE_SECONDS = 2
+
+NOT_HERE_YET = 'Not in this tour, because not in this release: quotas, the janitor, effects="transactional".'
+
+TRY_THIS = """
+The service is at {url}, until you press Ctrl-C. Try, twice each:
+
+  curl -i {url}/payments -H 'Authorization: Bearer tok_alice' -H 'Idempotency-Key: "mine-1"' \\
+       -H 'Content-Type: application/json' -d '{{"account": "acc_1", "amount": 1050, "currency": "EUR"}}'
+
+  curl -i {url}/v1/charges -H 'Authorization: Bearer tok_alice' -H 'Idempotency-Key: mine-2' -d amount=500 -d currency=eur
+
+  curl -i {url}/payments -H 'Authorization: Bearer tok_alice' -H 'Idempotency-Key: mine-3' \\
+       -H 'Content-Type: application/json' \\
+       -d '{{"account": "acc_1", "amount": 1, "currency": "EUR", "simulate": {{"crash": "before_commit"}}}}'
+
+and then see what there is:
+
+  curl {url}/payments -H 'Authorization: Bearer tok_alice'
+"""
+
+
+class CannotStart(Exception):
+    """The demo cannot run here and now; the message says why."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="demo", description="The example payments service, with a tour.")
+    parser.add_argument("--exit", action="store_true", help="end after the tour; exit code 1 if a promise was broken")
+    parser.add_argument("--port", type=int, default=8000, help="where the service listens (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup it stays ignored
+            signal.signal(number, interrupt)
+    code = 1
+    try:
+        with ExitStack() as running:
+            shop = open_shop(running, options.port)
+            code = take_tour(shop)
+            if not options.exit:
+                print(TRY_THIS.format(url=shop.url), flush=True)
+                signal.pause()
+    except KeyboardInterrupt:
+        print("\ndemo: ended", file=sys.stderr)
+        # Ctrl-C is how serving is meant to end; in mid-tour nothing has been shown.
+    except (CannotStart, ServerFailed) as problem:
+        print(f"demo: {problem}", file=sys.stderr)
+    return code
+
+
+def take_tour(shop: Shop) -> int:
+    scenarios = list(tour)
+    notes = [NOT_HERE_YET]
+    if find_spec("stripe") is not None:
+        from example_app.stripe_tour import stripe_tour
+
+        scenarios += stripe_tour
+    else:
+        notes.append("The stripe client is not installed, so it was not tried: pip install stripe")
+    findings = run(scenarios, shop)
+    print("\n" + table(findings), *notes, sep="\n", flush=True)
+    return verdict(findings)
+
+
+def verdict(findings: list[Finding]) -> int:
+    broken = [finding.scenario for finding in findings if not finding.ok]
+    print(f"\nPromises broken: {', '.join(broken)}" if broken else "\nEvery promise was kept.", flush=True)
+    return 1 if broken else 0
+
+
+def open_shop(running: ExitStack, port: int) -> Shop:
+    """The service, ready to serve; `running` ends all of it, workers first."""
+    refuse_taken(port)
+    folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="idempotency-demo-")))
+    store = running.enter_context(RedisServer())
+    database = folder / "shop.sqlite3"
+    settings = {
+        "IDEMPOTENCY_STORE": store.url,
+        "IDEMPOTENCY_SECRET": secrets.token_urlsafe(32),
+        "IDEMPOTENCY_LEASE": LEASE_SECONDS,
+        "SQLALCHEMY_DATABASE_URI": f"sqlite:///{database}",
+        "DEMO_WITNESS": str(folder / "witness.sqlite3"),
+    }
+    # Flask reads FLASK_… variables as JSON.
+    environment = {f"FLASK_{name}": json.dumps(value) for name, value in settings.items()}
+    running.enter_context(gunicorn(port, {**os.environ, **environment, "DEMO_SIMULATE": "1"}, log=folder / "log"))
+    shop = Shop(port, database=database, store=store)
+    running.callback(shop.close)
+    return shop
+
+
+def refuse_taken(port: int) -> None:
+    with closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError) as error:
+            raise CannotStart(f"port {port} cannot be used ({error}). Choose another one: --port 8001") from error
+
+
+@contextmanager
+def gunicorn(port: int, environment: dict[str, str], *, log: Path) -> Iterator[None]:
+    """Two workers with eight threads each, answering when the body runs."""
+    server = [sys.executable, "-m", "gunicorn", "example_app.app:create_app()", "--bind", f"127.0.0.1:{port}"]
+    server += ["--worker-class", "gthread", "--workers", "2", "--threads", "8", "--graceful-timeout", "2"]
+    launcher = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid())]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*launcher, *server],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for us: the servers end after the last request, not before
+        )
+    try:
+        wait_until_it_answers(process, port, log)
+        yield
+    finally:
+        end(process)
+
+
+def wait_until_it_answers(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        if answers(port):
+            return
+        time.sleep(0.05)
+    raise CannotStart("gunicorn did not start:\n" + log.read_text(errors="replace")[-4000:])
+
+
+def answers(port: int) -> bool:
+    """Whether a worker answers. Gunicorn listens before it has one, so a connection alone says nothing."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            connection.sendall(b"GET /payments HTTP/1.0\r\n\r\n")
+            return connection.recv(64).startswith(b"HTTP/")
+    except OSError:
+        return False
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        # The whole session: workers outlive a master that is killed by about a second.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

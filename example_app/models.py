@@ -1,0 +1,87 @@
+"""The service's own rows. Nothing here knows of idempotency."""
+
+from __future__ import annotations
+
+import time
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import event
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.schema import CreateTable
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+db = SQLAlchemy(model_class=Base)
+
+if TYPE_CHECKING:
+    Model = Base
+else:
+    Model = db.Model
+
+
+class Payment(Model):
+    __tablename__ = "payments"
+
+    tenant: Mapped[str]
+    principal: Mapped[str]
+    account: Mapped[str]
+    amount: Mapped[int]
+    """In the currency's smallest unit: cents, not euros."""
+    currency: Mapped[str]
+    id: Mapped[str] = mapped_column(primary_key=True, default=lambda: "pay_" + token_hex(8))
+    created: Mapped[int] = mapped_column(default=lambda: int(time.time()))
+
+
+class Charge(Model):
+    __tablename__ = "charges"
+
+    tenant: Mapped[str]
+    amount: Mapped[int]
+    currency: Mapped[str]
+    description: Mapped[str | None]
+    customer: Mapped[str | None]
+    captured: Mapped[bool]
+    id: Mapped[str] = mapped_column(primary_key=True, default=lambda: "ch_" + token_hex(12))
+    created: Mapped[int] = mapped_column(default=lambda: int(time.time()))
+
+
+class Invoice(Model):
+    __tablename__ = "invoices"
+
+    tenant: Mapped[str]
+    customer: Mapped[str]
+    amount: Mapped[int]
+    currency: Mapped[str]
+    id: Mapped[str] = mapped_column(primary_key=True, default=lambda: "inv_" + token_hex(8))
+
+
+class GatewayCharge(Model):
+    __tablename__ = "gateway_charges"
+
+    tenant: Mapped[str]
+    account_id: Mapped[str]
+    amount: Mapped[int]
+    currency: Mapped[str]
+    id: Mapped[str] = mapped_column(primary_key=True, default=lambda: "gch_" + token_hex(8))
+
+
+def install(app: Flask) -> None:
+    db.init_app(app)
+    with app.app_context():
+        if db.engine.dialect.name == "sqlite":
+            event.listen(db.engine, "connect", use_write_ahead_log)
+        with db.engine.begin() as connection:
+            # Not create_all: several workers start at once, and it looks before it creates.
+            for table in db.metadata.sorted_tables:
+                connection.execute(CreateTable(table, if_not_exists=True))
+
+
+def use_write_ahead_log(connection: Any, _: Any) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA busy_timeout = 5000")

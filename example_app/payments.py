@@ -1,0 +1,74 @@
+"""Payments in the default dialect: `Idempotency-Key` is required, errors are problem documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import Blueprint, abort, url_for
+from marshmallow import ValidationError
+
+from example_app import simulate
+from example_app.auth import caller
+from example_app.models import Payment, db
+from example_app.schemas import PaymentInput, json_body
+from flask_idempotency import current_claim, idempotent
+
+payments = Blueprint("payments", __name__, url_prefix="/payments")
+
+
+@payments.post("")
+def create() -> tuple[dict[str, Any], int, dict[str, str]]:
+    wanted = json_body(PaymentInput())
+    with simulate.execution():
+        payment = Payment(tenant=caller().tenant, principal=caller().principal, **wanted)
+        db.session.add(payment)
+        commit()
+    return shown(payment), 201, {"Location": url_for(".show", payment_id=payment.id)}
+
+
+@payments.get("")
+def show_all() -> dict[str, Any]:
+    mine = db.select(Payment).filter_by(tenant=caller().tenant, principal=caller().principal)
+    return {"payments": [shown(payment) for payment in db.session.scalars(mine.order_by(Payment.created, Payment.id))]}
+
+
+@payments.get("/<payment_id>")
+def show(payment_id: str) -> dict[str, Any]:
+    return shown(find(payment_id))
+
+
+@payments.patch("/<payment_id>")
+@idempotent(in_flight="wait", wait=5)  # people press "save" twice: the second press waits for the first one's answer
+def change(payment_id: str) -> dict[str, Any]:
+    changes = json_body(PaymentInput(partial=True))
+    if not changes:
+        raise ValidationError("Say what to change.")
+    payment = find(payment_id)
+    with simulate.execution():
+        for name, value in changes.items():
+            setattr(payment, name, value)
+        commit()
+    return shown(payment)
+
+
+def commit() -> None:
+    # After this line a worker that vanishes leaves a key that nobody may run again; before it, the retry takes over.
+    current_claim.point_of_no_return()
+    db.session.commit()
+
+
+def find(payment_id: str) -> Payment:
+    payment = db.session.get(Payment, payment_id)
+    if payment is None or (payment.tenant, payment.principal) != (caller().tenant, caller().principal):
+        abort(404, "You have no such payment.")
+    return payment
+
+
+def shown(payment: Payment) -> dict[str, Any]:
+    return {
+        "id": payment.id,
+        "account": payment.account,
+        "amount": payment.amount,
+        "currency": payment.currency,
+        "created": payment.created,
+    }

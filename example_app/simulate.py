@@ -1,0 +1,141 @@
+"""Faults on request, and an independent witness of how often the business code ran. Only with DEMO_SIMULATE=1.
+
+    {"simulate": {"delay": 1.5, "status": 503, "crash": "before_commit" | "after_commit"}}
+
+A fault strikes the first execution of an operation only, so that the same request, sent again, can show the recovery.
+Every response then carries `X-Executions`. Nothing of this belongs into a real service.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from flask import Flask, Response, abort, current_app, g, request
+from marshmallow import Schema, fields, post_load, validate
+
+from example_app import problems
+
+WITNESS = "example-witness"
+# A worker has eight threads: a handful of long pauses must not be able to hold all of them.
+LONGEST_DELAY_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    delay: float = 0.0
+    status: int | None = None
+    crash: str | None = None
+
+
+class FaultInput(Schema):
+    delay = fields.Float(validate=validate.Range(0, LONGEST_DELAY_SECONDS))
+    status = fields.Integer(strict=True, validate=validate.Range(400, 599))
+    crash = fields.String(validate=validate.OneOf(["before_commit", "after_commit"]))
+
+    @post_load
+    def as_fault(self, loaded: dict[str, Any], **_: Any) -> Fault:
+        return Fault(**loaded)
+
+
+class Wish(Schema):
+    simulate = fields.Nested(FaultInput, required=True)
+
+
+class Witness:
+    """Counts executions in a file of its own, so that the store under test cannot testify for itself."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self._open() as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("CREATE TABLE IF NOT EXISTS executions (operation TEXT PRIMARY KEY, number INTEGER)")
+
+    def count(self, operation: str) -> int:
+        """One more, and how many that makes. Committed when it returns: a SIGKILL right after it is counted."""
+        with self._open() as connection, connection:
+            [(number,)] = connection.execute(
+                "INSERT INTO executions VALUES (?, 1)"
+                " ON CONFLICT (operation) DO UPDATE SET number = number + 1 RETURNING number",
+                (operation,),
+            ).fetchall()
+        return int(number)
+
+    def read(self, operation: str) -> int:
+        with self._open() as connection:
+            row = connection.execute("SELECT number FROM executions WHERE operation = ?", (operation,)).fetchone()
+        return int(row[0]) if row is not None else 0
+
+    def _open(self) -> closing[sqlite3.Connection]:
+        return closing(sqlite3.connect(self._path))
+
+
+def wanted() -> bool:
+    return os.environ.get("DEMO_SIMULATE") == "1"
+
+
+def install(app: Flask) -> None:
+    app.extensions[WITNESS] = Witness(Path(app.config["DEMO_WITNESS"]))
+    app.after_request(add_executions)
+
+
+def take_wish(body: Any) -> None:
+    """Removes `simulate` from a body and remembers it. While simulation is off it is left for validation to refuse."""
+    if witness() is not None and isinstance(body, dict) and "simulate" in body:
+        g.fault = Wish().load({"simulate": body.pop("simulate")})["simulate"]
+
+
+@contextmanager
+def execution() -> Iterator[None]:
+    """Around the business code: counts it, and lets happen what the request wished for. Otherwise does nothing."""
+    counting = witness()
+    if counting is None:
+        yield
+        return
+    first = counting.count(operation()) == 1
+    fault = g.get("fault", Fault()) if first else Fault()
+    time.sleep(fault.delay)
+    if fault.status is not None:
+        abort(problems.problem(fault.status, "simulated", "As you wished."))
+    if fault.crash == "before_commit":
+        crash()
+    yield
+    if fault.crash == "after_commit":
+        crash()
+
+
+def crash() -> None:
+    """Ends this worker as the kernel would: no cleanup, no goodbye. The client sees its connection drop."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def add_executions(response: Response) -> Response:
+    counting = witness()
+    if counting is not None:
+        response.headers["X-Executions"] = str(counting.read(operation()))
+    return response
+
+
+def operation() -> str:
+    """What counts as one operation: a caller's key. A request without a key is one by itself."""
+    if "operation" not in g:
+        key = request.headers.get("Idempotency-Key") or request.headers.get("X-Idempotency-Key")
+        parts = (repr(g.get("caller")), key.strip('"') if key else uuid4().hex)
+        g.operation = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    found: str = g.operation
+    return found
+
+
+def witness() -> Witness | None:
+    found: Witness | None = current_app.extensions.get(WITNESS)
+    return found

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.example_app.conftest import Customer
+
+SOMETHING = {"account": "acc_1", "amount": 1, "currency": "EUR"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    (("GET", "/payments"), ("POST", "/payments"), ("POST", "/gateway/charges"), ("POST", "/api/invoices")),
+)
+@pytest.mark.parametrize("bearer", (None, "tok_mallory", ""))
+def test_nobody_without_a_known_token(customer: Customer, method: str, path: str, bearer: str | None) -> None:
+    """
+    A request without one of the tokens gets a 401 problem that says how to ask.
+    """
+    answer = customer.send(method, path, "key-1", SOMETHING, bearer=bearer)
+
+    assert (401, "application/problem+json") == (answer.status_code, answer.mimetype)
+    assert answer.headers["WWW-Authenticate"].lower().startswith("bearer")
+
+
+def test_basic_credentials_are_not_a_token(customer: Customer) -> None:
+    """
+    A token sent as a password is refused, and not an error of ours.
+    """
+    answer = customer.http.get("/payments", auth=("tok_alice", ""))
+
+    assert 401 == answer.status_code
+
+
+def test_a_stored_answer_is_not_shown_to_a_stranger(customer: Customer) -> None:
+    """
+    Whoever has the key but no token does not get the answer.
+    """
+    customer.pay("key-1")
+
+    answer = customer.send("POST", "/payments", "key-1", SOMETHING, bearer=None)
+
+    assert 401 == answer.status_code
+    assert b"pay_" not in answer.data
+
+
+@pytest.mark.parametrize("bearer", ("tok_bob", "tok_carol"))
+def test_same_key_of_somebody_else(customer: Customer, bearer: str) -> None:
+    """
+    The same key of a colleague, or of another company, names another payment.
+    """
+    alices = customer.pay("key-1")
+
+    answer = customer.pay("key-1", bearer=bearer)
+
+    assert 201 == answer.status_code
+    assert alices.get_json()["id"] != answer.get_json()["id"]
+    assert [alices.get_json()] == customer.payments()
+
+
+@pytest.mark.parametrize("bearer", ("tok_bob", "tok_carol"))
+def test_payments_of_others_do_not_exist(customer: Customer, bearer: str) -> None:
+    """
+    Neither listing, nor reading, nor changing reaches another principal's payment.
+    """
+    path = customer.pay("key-1").headers["Location"]
+
+    assert [] == customer.payments(bearer=bearer)
+    assert 404 == customer.send("GET", path, bearer=bearer).status_code
+    assert 404 == customer.send("PATCH", path, "key-2", {"amount": 1}, bearer=bearer).status_code
+    assert 1050 == customer.send("GET", path).get_json()["amount"]

@@ -1,0 +1,181 @@
+"""The demo from outside: what it prints, what its exit code says, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
+from example_app.report import Finding, table
+from tests.tooling.processes import eventually
+
+ROOT = Path(__file__).parents[2]
+DEMO_SECONDS = 100
+
+
+@pytest.fixture
+def port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def demo(*arguments: str, temporary: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A running demo whose temporary files are below this folder; killed with its whole session if it outlives us."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "example_app.demo", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(temporary), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def findings(output: str) -> dict[str, str]:
+    """The last column of the table, by scenario."""
+    lines = iter(output.splitlines())
+    assert any(line and not line.strip("- ") for line in lines), output
+    return {line.split("  ")[0]: line.split()[-1] for line in takewhile(lambda line: "  " in line, lines)}
+
+
+@pytest.mark.slow
+def test_tour(port: int, tmp_path: Path) -> None:
+    """
+    `--exit` plays the whole tour, every promise is kept, and nothing is left on the disk.
+    """
+    with demo("--exit", "--port", str(port), temporary=tmp_path) as process:
+        output, errors = process.communicate(timeout=DEMO_SECONDS)
+
+    assert (0, "") == (process.returncode, errors), output
+    found = findings(output)
+    assert len(found) > 15
+    assert {"ok"} == set(found.values()), output
+    assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_tour_sees_broken_promises(port: int, tmp_path: Path) -> None:
+    """
+    With the library switched off the tour fails everything that a bare service cannot promise.
+    """
+    with demo("--exit", "--port", str(port), temporary=tmp_path, FLASK_IDEMPOTENCY_ENABLED="false") as process:
+        output, errors = process.communicate(timeout=DEMO_SECONDS)
+
+    assert (1, "") == (process.returncode, errors), output
+    kept = {scenario for scenario, verdict in findings(output).items() if verdict == "ok"}
+    assert {"first request", "killed before commit"} == kept
+
+
+@pytest.mark.slow
+def test_serves_on(port: int, tmp_path: Path) -> None:
+    """
+    Without `--exit` the service stays, its curl lines work as they are printed, and Ctrl-C is a good end.
+    """
+    with demo("--port", str(port), temporary=tmp_path) as process:
+        assert process.stdout is not None
+        heard = []
+        for line in process.stdout:
+            heard.append(line)
+            if line.startswith("  curl http"):
+                break
+        lines = "".join(heard).replace("\\\n", "").splitlines()
+        commands = [line for line in lines if line.startswith("  curl")]
+        said = [subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True).stdout for line in commands]
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=DEMO_SECONDS)
+
+    assert (0, "\ndemo: ended\n") == (process.returncode, errors)
+    assert [] == list(tmp_path.iterdir())
+    if shutil.which("curl") is not None:
+        paid, charged, crashed, payments = said
+        assert paid.startswith("HTTP/1.1 201")
+        assert charged.startswith("HTTP/1.1 200")
+        assert crashed == ""
+        assert '"payments"' in payments
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM))
+def test_interrupted(port: int, tmp_path: Path, number: signal.Signals) -> None:
+    """
+    Whatever signal ends it in mid-tour: its servers are gone, its folders removed, and it does not claim success.
+    """
+    with demo("--port", str(port), temporary=tmp_path) as process:
+        assert process.stdout is not None
+        assert any("first request" in line for line in process.stdout)
+        process.send_signal(number)
+        process.communicate(timeout=DEMO_SECONDS)
+
+    assert 1 == process.returncode
+    assert [] == list(tmp_path.iterdir())
+    assert eventually(lambda: not listening(port))
+
+
+@pytest.mark.slow
+def test_killed(port: int, tmp_path: Path) -> None:
+    """
+    Even SIGKILL leaves no server behind.
+    """
+    with demo("--port", str(port), temporary=tmp_path) as process:
+        assert process.stdout is not None
+        assert any("first request" in line for line in process.stdout)
+        process.kill()
+
+    assert eventually(lambda: not listening(port))
+
+
+def test_port_in_use(tmp_path: Path) -> None:
+    """
+    A taken port is said so in one line that tells the way out, before anything is started.
+    """
+    with closing(socket.socket()) as holder, closing(socket.socket()):
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        taken = holder.getsockname()[1]
+        with demo("--exit", "--port", str(taken), temporary=tmp_path) as process:
+            output, errors = process.communicate(timeout=DEMO_SECONDS)
+
+    assert (1, "") == (process.returncode, output)
+    assert errors.startswith(f"demo: port {taken} cannot be used")
+    assert "--port 8001" in errors
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_table() -> None:
+    """
+    A broken promise is plain to see.
+    """
+    findings = [
+        Finding("retry", "201 replayed", "1", "+0", "the same 201", ok=True),
+        Finding("changed payload", "201", "2", "+1", "422 key-reused", ok=False),
+    ]
+
+    assert [
+        "scenario         answers       executions  rows  expected        ok",
+        "---------------  ------------  ----------  ----  --------------  ------",
+        "retry            201 replayed  1           +0    the same 201    ok",
+        "changed payload  201           2           +1    422 key-reused  FAILED",
+    ] == table(findings).splitlines()
+
+
+def listening(port: int) -> bool:
+    with closing(socket.socket()) as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,135 @@
+"""Each blueprint speaks its own dialect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from werkzeug.test import TestResponse
+
+from tests.example_app.conftest import Customer
+
+INVOICE = {"customer": "cus_1", "amount": 4200, "currency": "EUR"}
+GATEWAY_CHARGE = {"account_id": "acc_1", "amount": 100, "currency": "EUR"}
+
+
+def charge(customer: Customer, key: str | None = "key-1", **fields: Any) -> TestResponse:
+    form = {"amount": 500, "currency": "eur", **fields}
+    return customer.send("POST", "/v1/charges", key, data=form)
+
+
+def invoice(customer: Customer, key: str | None = "key-1", **changes: Any) -> TestResponse:
+    return customer.send("POST", "/api/invoices", key, {**INVOICE, **changes}, header="X-Idempotency-Key")
+
+
+def test_stripe_charge(customer: Customer) -> None:
+    """
+    A charge looks like one of Stripe's, and its retry says so in Stripe's header.
+    """
+    first = charge(customer, **{"metadata[order]": "6735"})
+    again = charge(customer, **{"metadata[order]": "6735"})
+
+    document = first.get_json()
+    assert {"object": "charge", "amount": 500, "currency": "eur", "status": "succeeded"}.items() <= document.items()
+    assert document["id"].startswith("ch_")
+    assert {"order": "6735"} == document["metadata"]
+    assert "Idempotent-Replayed" not in first.headers
+    assert (200, first.data, "true") == (again.status_code, again.data, again.headers["Idempotent-Replayed"])
+    assert first.headers["Request-Id"] != again.headers["Request-Id"]
+
+
+def test_stripe_key_reused(customer: Customer) -> None:
+    """
+    Another amount under the same key is Stripe's idempotency_error.
+    """
+    charge(customer)
+
+    answer = charge(customer, amount=501)
+
+    assert (400, "idempotency_error") == (answer.status_code, answer.get_json()["error"]["type"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"), (({"amount": "0"}, "amount"), ({"currency": "EUR"}, "currency"), ({"amuont": "5"}, "amuont"))
+)
+def test_stripe_invalid_input(customer: Customer, fields: dict[str, str], param: str) -> None:
+    """
+    Invalid input is Stripe's invalid_request_error, which names the parameter.
+    """
+    answer = charge(customer, **fields)
+
+    assert 400 == answer.status_code
+    assert ("invalid_request_error", param) == (answer.get_json()["error"]["type"], answer.get_json()["error"]["param"])
+
+
+def test_stripe_not_authenticated(customer: Customer) -> None:
+    """
+    Even a 401 has the form that Stripe's clients can read.
+    """
+    answer = customer.send("POST", "/v1/charges", "key-1", data={"amount": 1, "currency": "eur"}, bearer=None)
+
+    assert (401, "invalid_request_error") == (answer.status_code, answer.get_json()["error"]["type"])
+
+
+def test_x_idempotency(customer: Customer) -> None:
+    """
+    Invoices know X-Idempotency-Key and mark replays with X-Idempotency-Replay.
+    """
+    first, again = invoice(customer), invoice(customer)
+
+    assert (201, first.data, "true") == (again.status_code, again.data, again.headers["X-Idempotency-Replay"])
+    assert 422 == invoice(customer, amount=1).status_code
+
+
+def test_x_idempotency_key_is_optional(customer: Customer) -> None:
+    """
+    Without a key two requests are two invoices.
+    """
+    first, second = invoice(customer, None), invoice(customer, None)
+
+    assert (201, 201) == (first.status_code, second.status_code)
+    assert first.get_json()["id"] != second.get_json()["id"]
+
+
+@pytest.mark.parametrize(("length", "status"), ((128, 201), (129, 400)))
+def test_x_idempotency_longest_key(customer: Customer, length: int, status: int) -> None:
+    """
+    This dialect's keys end at 128 characters.
+    """
+    assert status == invoice(customer, "k" * length).status_code
+
+
+def test_invoice_replaced(customer: Customer) -> None:
+    """
+    PUT replaces the whole invoice, once per key, and none of another company.
+    """
+    path = f"/api/invoices/{invoice(customer).get_json()['id']}"
+
+    first = customer.send("PUT", path, "key-2", {**INVOICE, "amount": 1}, header="X-Idempotency-Key")
+    again = customer.send("PUT", path, "key-2", {**INVOICE, "amount": 1}, header="X-Idempotency-Key")
+
+    assert (200, 1) == (first.status_code, first.get_json()["amount"])
+    assert (first.data, "1") == (again.data, again.headers["X-Executions"])
+    assert 404 == customer.send("PUT", path, json=INVOICE, bearer="tok_carol").status_code
+
+
+def test_playbook(customer: Customer) -> None:
+    """
+    A new timestamp and trace id do not make it another request; a replay is a cache hit with two headers.
+    """
+    first = customer.send("POST", "/gateway/charges", "key-1", {**GATEWAY_CHARGE, "timestamp": 1, "trace_id": "a"})
+    again = customer.send("POST", "/gateway/charges", "key-1", {**GATEWAY_CHARGE, "timestamp": 2, "trace_id": "b"})
+
+    assert (201, first.data) == (again.status_code, again.data)
+    assert ("true", "HIT") == (again.headers["X-Idempotency-Replayed"], again.headers["X-Cache-Lookup"])
+
+
+def test_playbook_mismatch(customer: Customer) -> None:
+    """
+    Another amount is a 409 in this dialect.
+    """
+    customer.send("POST", "/gateway/charges", "key-1", GATEWAY_CHARGE)
+
+    answer = customer.send("POST", "/gateway/charges", "key-1", {**GATEWAY_CHARGE, "amount": 101})
+
+    assert (409, "idempotency_payload_mismatch") == (answer.status_code, answer.get_json()["error_code"])

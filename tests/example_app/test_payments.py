@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from example_app.schemas import LARGEST_AMOUNT
+from tests.example_app.conftest import Customer
+
+
+def test_create(customer: Customer) -> None:
+    """
+    A payment is created, and Location leads to it.
+    """
+    answer = customer.pay(account="acc_7", amount=4200, currency="eur")
+
+    assert 201 == answer.status_code
+    found = customer.send("GET", answer.headers["Location"]).get_json()
+    assert answer.get_json() == found
+    assert ("acc_7", 4200, "EUR") == (found["account"], found["amount"], found["currency"])
+
+
+def test_retry(customer: Customer) -> None:
+    """
+    The same request again gets the same answer, and there is one payment.
+    """
+    first = customer.pay("key-1")
+
+    again = customer.pay("key-1")
+
+    assert (201, first.data, first.headers["Location"]) == (again.status_code, again.data, again.headers["Location"])
+    assert "true" == again.headers["Idempotency-Replayed"]
+    assert [first.get_json()] == customer.payments()
+
+
+def test_two_keys_are_two_payments(customer: Customer) -> None:
+    """
+    Who means two payments uses two keys.
+    """
+    customer.pay("key-1")
+    customer.pay("key-2")
+
+    assert 2 == len(customer.payments())
+
+
+@pytest.mark.parametrize(
+    ("key", "status", "code"), ((None, 400, "missing-key"), ("", 400, "invalid-key"), ("a b", 400, "invalid-key"))
+)
+def test_no_usable_key(customer: Customer, key: str | None, status: int, code: str) -> None:
+    """
+    Payments require a well-formed key; without one nothing is paid.
+    """
+    answer = customer.pay(key)
+
+    assert (status, code) == (answer.status_code, answer.get_json()["code"])
+    assert [] == customer.payments()
+
+
+def test_changed_payload(customer: Customer) -> None:
+    """
+    A key that is used for something else is refused, and the first payment stays as it is.
+    """
+    first = customer.pay("key-1")
+
+    answer = customer.pay("key-1", amount=1)
+
+    assert (422, "key-reused") == (answer.status_code, answer.get_json()["code"])
+    assert [first.get_json()] == customer.payments()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    (
+        ({"amount": 0}, "amount"),
+        ({"amount": -5}, "amount"),
+        ({"amount": 10.5}, "amount"),
+        ({"amount": "much"}, "amount"),
+        ({"amount": LARGEST_AMOUNT + 1}, "amount"),
+        ({"amount": None}, "amount"),
+        ({"currency": "EURO"}, "currency"),
+        ({"currency": 7}, "currency"),
+        ({"account": ""}, "account"),
+        ({"account": "x" * 65}, "account"),
+        ({"amuont": 5}, "amuont"),
+    ),
+)
+def test_invalid_input(customer: Customer, changes: dict[str, Any], field: str) -> None:
+    """
+    What is wrong with the input is told by field, as a problem, and nothing is paid.
+    """
+    answer = customer.pay(**changes)
+
+    assert (400, "application/problem+json") == (answer.status_code, answer.mimetype)
+    assert "invalid-input" == answer.get_json()["code"]
+    assert [field] == list(answer.get_json()["errors"])
+    assert [] == customer.payments()
+
+
+@pytest.mark.parametrize("body", ([], "text", 5, None))
+def test_body_that_is_no_object(customer: Customer, body: Any) -> None:
+    """
+    Any other JSON value is a problem too, not an error of ours.
+    """
+    answer = customer.send("POST", "/payments", "key-1", data=b"null" if body is None else None, json=body)
+
+    assert answer.status_code in (400, 415)
+    assert "application/problem+json" == answer.mimetype
+
+
+@pytest.mark.parametrize(("content_type", "status"), (("application/json", 400), ("text/plain", 415)))
+def test_body_that_is_no_json(customer: Customer, content_type: str, status: int) -> None:
+    """
+    Broken JSON and other media types get their own statuses.
+    """
+    answer = customer.send("POST", "/payments", "key-1", data=b"{", content_type=content_type)
+
+    assert (status, "application/problem+json") == (answer.status_code, answer.mimetype)
+
+
+def test_change(customer: Customer) -> None:
+    """
+    PATCH changes what it names, once; the same PATCH again is a replay.
+    """
+    path = customer.pay("key-1").headers["Location"]
+
+    first = customer.send("PATCH", path, "key-2", {"amount": 2000})
+    again = customer.send("PATCH", path, "key-2", {"amount": 2000})
+
+    assert (200, 2000, "EUR") == (first.status_code, first.get_json()["amount"], first.get_json()["currency"])
+    assert (200, first.data, "true") == (again.status_code, again.data, again.headers["Idempotency-Replayed"])
+    assert 2000 == customer.send("GET", path).get_json()["amount"]
+
+
+@pytest.mark.parametrize("body", ({}, {"amount": 0}, {"id": "pay_1"}))
+def test_change_that_changes_nothing_allowed(customer: Customer, body: dict[str, Any]) -> None:
+    """
+    An empty or wrong change is refused and leaves the payment alone.
+    """
+    created = customer.pay("key-1")
+
+    answer = customer.send("PATCH", created.headers["Location"], "key-2", body)
+
+    assert 400 == answer.status_code
+    assert [created.get_json()] == customer.payments()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    (("GET", "/payments/pay_none", 404), ("GET", "/nowhere", 404), ("PUT", "/payments", 405)),
+)
+def test_other_errors_are_problems(customer: Customer, method: str, path: str, status: int) -> None:
+    """
+    Errors of routing have the same form as all others.
+    """
+    answer = customer.send(method, path)
+
+    assert (status, "application/problem+json") == (answer.status_code, answer.mimetype)
+    assert status == answer.get_json()["status"]
+
+
+def test_405_says_what_is_allowed(customer: Customer) -> None:
+    """
+    Headers that belong to an error survive its translation.
+    """
+    answer = customer.send("PUT", "/payments")
+
+    assert {"GET", "HEAD", "OPTIONS", "POST"} == set(answer.headers["Allow"].split(", "))

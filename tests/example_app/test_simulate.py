@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from example_app import simulate
+from tests.example_app.conftest import Customer, MakeApp
+
+
+def test_off_by_default(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Without DEMO_SIMULATE=1 a wish is an unknown field, and no response counts executions.
+    """
+    monkeypatch.delenv("DEMO_SIMULATE", raising=False)
+    customer = Customer(make_app(DEMO_SIMULATE=simulate.wanted()))
+
+    refused, paid = customer.pay("key-1", simulate={"status": 503}), customer.pay("key-2")
+
+    assert (400, ["simulate"]) == (refused.status_code, list(refused.get_json()["errors"]))
+    assert 201 == paid.status_code
+    assert "X-Executions" not in paid.headers
+
+
+@pytest.mark.parametrize(("value", "on"), (("1", True), ("0", False), ("", False), ("true", False)))
+def test_switch(monkeypatch: pytest.MonkeyPatch, value: str, on: bool) -> None:
+    """
+    Exactly DEMO_SIMULATE=1 turns it on.
+    """
+    monkeypatch.setenv("DEMO_SIMULATE", value)
+
+    assert on is simulate.wanted()
+
+
+def test_executions(customer: Customer) -> None:
+    """
+    The first answer says 1, a replay and a refusal still say 1, and reading runs no business code at all.
+    """
+    answers = [customer.pay("key-1"), customer.pay("key-1"), customer.pay("key-1", amount=1), customer.pay("key-2")]
+
+    assert ["1", "1", "1", "1"] == [answer.headers["X-Executions"] for answer in answers]
+    assert "0" == customer.send("GET", "/payments").headers["X-Executions"]
+    assert "0" == customer.pay(None).headers["X-Executions"]
+    assert "0" == customer.pay("key-3", amount=-1).headers["X-Executions"]
+
+
+def test_executions_are_counted_per_caller(customer: Customer) -> None:
+    """
+    The same key of two callers is two operations, each run once.
+    """
+    answers = [customer.pay("key-1", bearer=bearer) for bearer in ("tok_alice", "tok_bob", "tok_carol")]
+
+    assert ["1", "1", "1"] == [answer.headers["X-Executions"] for answer in answers]
+
+
+def test_quoted_key_counts_with_the_bare_one(customer: Customer) -> None:
+    """
+    Both spellings of a key name one operation, for the witness as for the library.
+    """
+    customer.pay('"key-1"')
+
+    assert "1" == customer.pay("key-1").headers["X-Executions"]
+
+
+def test_witness_is_not_the_store(make_app: MakeApp) -> None:
+    """
+    When the store forgets a key the request runs again, and the witness says so.
+    """
+    Customer(make_app()).pay("key-1")
+
+    again = Customer(make_app()).pay("key-1")  # another application: same files, another memory store
+
+    assert (201, "2") == (again.status_code, again.headers["X-Executions"])
+
+
+def test_status_once(customer: Customer) -> None:
+    """
+    A simulated 503 releases the key; the same request again is past it and succeeds.
+    """
+    first = customer.pay("key-1", simulate={"status": 503})
+    again = customer.pay("key-1", simulate={"status": 503})
+
+    assert (503, "application/problem+json", "1") == (first.status_code, first.mimetype, first.headers["X-Executions"])
+    assert (201, "2") == (again.status_code, again.headers["X-Executions"])
+    assert 1 == len(customer.payments())
+
+
+def test_final_status_is_kept(customer: Customer) -> None:
+    """
+    A simulated 402 is a final answer: it is replayed.
+    """
+    customer.pay("key-1", simulate={"status": 402})
+    again = customer.pay("key-1", simulate={"status": 402})
+
+    assert (402, "true", "1") == (
+        again.status_code,
+        again.headers["Idempotency-Replayed"],
+        again.headers["X-Executions"],
+    )
+
+
+def test_delay(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    The delay falls between the count and the commit, where a duplicate finds the first one in flight.
+    """
+    slept = []
+
+    def sleep(seconds: float) -> None:
+        slept.append((seconds, len(customer.payments())))
+
+    monkeypatch.setattr("example_app.simulate.time.sleep", sleep)
+
+    customer.pay("key-1", simulate={"delay": 1.5})
+
+    assert (1.5, 0) in slept
+    assert 1 == len(customer.payments())
+
+
+@pytest.mark.parametrize(("moment", "payments"), (("before_commit", 0), ("after_commit", 1)))
+def test_crash(customer: Customer, monkeypatch: pytest.MonkeyPatch, moment: str, payments: int) -> None:
+    """
+    The crash is a SIGKILL to the worker's own process, on the named side of the commit, with the execution counted.
+    """
+    found: list[Any] = []
+
+    def kill(pid: int, number: int) -> None:
+        found.extend((pid, number, len(customer.payments())))
+
+    monkeypatch.setattr("example_app.simulate.os.kill", kill)
+
+    answer = customer.pay("key-1", simulate={"crash": moment})
+
+    assert [os.getpid(), signal.SIGKILL, payments] == found
+    assert "1" == answer.headers["X-Executions"]
+
+
+@pytest.mark.parametrize(
+    "wish",
+    (
+        {"delay": -1},
+        {"delay": simulate.LONGEST_DELAY_SECONDS + 1},
+        {"delay": "NaN"},
+        {"status": 200},
+        {"status": 600},
+        {"crash": "now"},
+        {"unknown": 1},
+        "crash",
+        None,
+    ),
+)
+def test_wishes_have_limits(customer: Customer, wish: Any) -> None:
+    """
+    A wish that is not on the list is refused before anything runs.
+    """
+    answer = customer.pay("key-1", simulate=wish)
+
+    assert (400, ["simulate"]) == (answer.status_code, list(answer.get_json()["errors"]))
+    assert "0" == answer.headers["X-Executions"]

@@ -1,0 +1,168 @@
+"""The real stripe client as our customer, over real connections."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import stripe
+from flask import Flask, Response, request
+from stripe._http_client import HTTPClient
+from werkzeug.serving import make_server
+
+from example_app.lossy_wire import LossyWire
+
+
+class Server:
+    """The application in a thread, with a note of every request that came in."""
+
+    def __init__(self, app: Flask) -> None:
+        self.keys: list[str | None] = []
+        self.refusals: list[int] = []
+        app.before_request_funcs.setdefault(None, []).insert(0, self._note)
+        self._server = make_server("127.0.0.1", 0, app, threaded=True)
+        self.port = self._server.port
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def _note(self) -> Response | None:
+        self.keys.append(request.headers.get("Idempotency-Key"))
+        return Response(status=self.refusals.pop()) if self.refusals else None
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def server(app: Flask) -> Iterator[Server]:
+    server = Server(app)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def wire(server: Server) -> Iterator[LossyWire]:
+    with LossyWire(server.port) as wire:
+        yield wire
+
+
+@pytest.fixture(autouse=True)
+def impatient_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes the client's half second between two attempts away, and keeps proxies of this machine out of it."""
+    monkeypatch.setattr(HTTPClient, "INITIAL_DELAY", 0)
+    monkeypatch.setattr(HTTPClient, "MAX_DELAY", 0)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def client(url: str, bearer: str = "tok_alice") -> stripe.StripeClient:
+    return stripe.StripeClient(bearer, base_addresses={"api": url}, max_network_retries=2)
+
+
+def charge(url: str, *, key: str | None = None, bearer: str = "tok_alice", **changes: Any) -> stripe.Charge:
+    params: Any = {"amount": 500, "currency": "eur", "source": "tok_visa", "metadata": {"order": "6735"}, **changes}
+    options: Any = {"idempotency_key": key} if key is not None else {}
+    return client(url, bearer).v1.charges.create(params, options)
+
+
+def header(made: stripe.Charge, name: str) -> str | None:
+    assert made.last_response is not None
+    return dict(made.last_response.headers).get(name)
+
+
+def test_charge(server: Server) -> None:
+    """
+    The client reads our answer as a charge, sent under a key that it made up by itself.
+    """
+    made = charge(server.url)
+
+    assert ("charge", 500, "eur", "succeeded") == (made.object, made.amount, made.currency, made.status)
+    assert {"order": "6735"} == made.metadata.to_dict()
+    assert (None, "1") == (header(made, "Idempotent-Replayed"), header(made, "X-Executions"))
+    assert 1 == len(server.keys)
+    assert server.keys[0]
+
+
+def test_lost_reply(server: Server, wire: LossyWire) -> None:
+    """
+    The charge is made, the connection drops, the client retries by itself with the same key: one charge, replayed.
+    """
+    wire.lose_next_reply()
+
+    made = charge(wire.url)
+
+    assert 1 == wire.lost
+    assert 2 == len(server.keys)
+    assert 1 == len(set(server.keys))
+    assert ("true", "1") == (header(made, "Idempotent-Replayed"), header(made, "X-Executions"))
+
+
+def test_every_reply_lost(server: Server, wire: LossyWire) -> None:
+    """
+    When the client gives up, the same key tells it later what became of the charge.
+    """
+    for _ in range(3):
+        wire.lose_next_reply()
+    with pytest.raises(stripe.APIConnectionError):
+        charge(wire.url, key="order-1")
+
+    made = charge(wire.url, key="order-1")
+
+    assert 4 == len(server.keys)
+    assert ("true", "1") == (header(made, "Idempotent-Replayed"), header(made, "X-Executions"))
+
+
+@pytest.mark.parametrize("status", (500, 503))
+def test_server_error_before_the_view(server: Server, status: int) -> None:
+    """
+    A 5xx from in front of the view is not stored: the client's own retry makes the charge.
+    """
+    server.refusals.append(status)
+
+    made = charge(server.url)
+
+    assert 2 == len(server.keys)
+    assert 1 == len(set(server.keys))
+    assert (None, "1") == (header(made, "Idempotent-Replayed"), header(made, "X-Executions"))
+
+
+def test_key_reused(server: Server) -> None:
+    """
+    The same key for another amount raises the client's own IdempotencyError, at once and without a retry.
+    """
+    charge(server.url, key="order-1")
+
+    with pytest.raises(stripe.IdempotencyError) as caught:
+        charge(server.url, key="order-1", amount=501)
+
+    assert 400 == caught.value.http_status
+    assert 2 == len(server.keys)
+
+
+def test_same_key_of_another_account(server: Server) -> None:
+    """
+    Keys belong to whoever sends them, for Stripe's client too.
+    """
+    alices = charge(server.url, key="order-1")
+    carols = charge(server.url, key="order-1", bearer="tok_carol")
+
+    assert alices.id != carols.id
+
+
+@pytest.mark.parametrize(
+    ("changes", "bearer", "error"),
+    (
+        ({"amount": 0}, "tok_alice", stripe.InvalidRequestError),
+        ({}, "tok_mallory", stripe.AuthenticationError),
+    ),
+)
+def test_errors(server: Server, changes: dict[str, Any], bearer: str, error: type[stripe.StripeError]) -> None:
+    """
+    Our errors are the ones that the client has classes for.
+    """
+    with pytest.raises(error):
+        charge(server.url, bearer=bearer, **changes)
+
+    assert 1 == len(server.keys)
