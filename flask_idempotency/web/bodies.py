@@ -8,8 +8,9 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from tempfile import SpooledTemporaryFile
+from tempfile import TemporaryFile
 from typing import IO, Final, cast
+from weakref import finalize
 
 from flask import Request
 from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
@@ -108,7 +109,7 @@ def _read(request: Request) -> Body:
         return Body(length=length)
     servers = _is_servers(stream, request)
     _check_untouched(request, stream, servers=servers, touched=touched)
-    spool, size = _copied(stream, request, length if servers and endless else None)
+    spool, size = _copied(_pieces(stream, request, length if servers and endless else None))
     if servers:
         _check_length(request, size)
     _put_back(request, spool, servers=servers, touched=touched)
@@ -133,16 +134,34 @@ def _check_length(request: Request, size: int) -> None:
         raise TruncatedBody(f"the body has {size} bytes and Content-Length announced {length}")
 
 
-def _copied(stream: IO[bytes], request: Request, length: int | None) -> tuple[IO[bytes], int]:
-    """A copy of the next `length` bytes, or of all there are, and how many that was."""
-    pieces = _pieces(stream, request, length)
-    if (request.content_length or MEMORY_BYTES) < MEMORY_BYTES:
-        data = b"".join(pieces)
-        return io.BytesIO(data), len(data)
-    spool = SpooledTemporaryFile(max_size=MEMORY_BYTES)  # noqa: SIM115 - whoever reads the body last ends it
-    size = sum(map(spool.write, pieces))
-    spool.seek(0)
-    return cast(IO[bytes], spool), size
+def _copied(pieces: Iterator[bytes]) -> tuple[IO[bytes], int]:
+    """A copy of all these, rewound, and how many bytes that was."""
+    memory = io.BytesIO()
+    for piece in pieces:
+        memory.write(piece)
+        if memory.tell() > MEMORY_BYTES:
+            break
+    else:
+        size = memory.tell()
+        memory.seek(0)
+        return memory, size
+    file = TemporaryBody()
+    size = file.write(memory.getbuffer()) + sum(map(file.write, pieces))
+    file.seek(0)
+    return file, size
+
+
+class TemporaryBody(io.BufferedRandom):
+    """A file that is gone with its last reference, without a ResourceWarning even when that was part of a cycle."""
+
+    def __init__(self) -> None:
+        file = TemporaryFile(buffering=0)  # noqa: SIM115 - whoever reads the body last ends it
+        super().__init__(cast(io.RawIOBase, file))
+        # Holds on to the file: a collector that met it before this object would find it unclosed.
+        finalize(self, file.close).atexit = False
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def _pieces(stream: IO[bytes], request: Request, length: int | None) -> Iterator[bytes]:

@@ -233,16 +233,11 @@ def test_large_answers_are_compressed_and_small_ones_are_not() -> None:
 
 def test_what_does_not_shrink_stays_as_it_is() -> None:
     """
-    A zip inside a zip is larger.
+    Compressing noise makes it larger, and costs time on every replay.
     """
-    result = Result(
-        200, body=zlib.compress(bytes(range(256)) * 40 + b"".join(i.to_bytes(2, "big") for i in range(9999)))
-    )
-
     noise = Result(200, body=b"".join(zlib.crc32(i.to_bytes(4, "big")).to_bytes(4, "big") for i in range(999)))
 
-    assert len(PLAIN.seal(noise)) == len(CODEC.seal(noise))
-    assert result == CODEC.open(CODEC.seal(result))
+    assert PLAIN.seal(noise) == CODEC.seal(noise)
 
 
 def test_compression_can_be_left_out() -> None:

@@ -1,0 +1,481 @@
+"""The view sees the body it would see without us, and nobody sees half of one."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import IO, Any, cast
+
+import pytest
+from flask import Flask, Request, request
+from werkzeug.exceptions import RequestEntityTooLarge
+
+from flask_idempotency.web.bodies import MEMORY_BYTES, BodyConsumed, TruncatedBody, chunks, read_body
+from tests.web.sending import (
+    DELIVERIES,
+    Delivery,
+    Pipe,
+    by_length,
+    chunked,
+    environ_of,
+    multipart,
+    request_of,
+    seekable,
+    send,
+    terminated,
+)
+
+FORM = "application/x-www-form-urlencoded"
+PHOTO = multipart(
+    ("a", None, None, b"1"), ("photo", "a.png", "image/png", b"\x89PNG\n\xff" * 9), ("a", None, None, b"2")
+)
+FIELDS = multipart(("a", None, None, b"1"), ("b", None, None, b"2"))
+LARGE = multipart(("photo", "a.png", "image/png", b"0123456789abcde\n" * 9000))
+
+BODIES: dict[str, tuple[bytes, str]] = {
+    "json": (b'{"a": 1,\n "b": [2]}', "application/json"),
+    "broken json": (b'{"a": ', "application/json"),
+    "urlencoded": (b"a=1&b=2&a=3&c=%ff&d", FORM),
+    "broken urlencoded": (b"a=\xff", FORM),
+    "multipart": PHOTO,
+    "large multipart": LARGE,
+    "broken multipart": (FIELDS[0][:-10], FIELDS[1]),
+    "multipart without boundary": (PHOTO[0], "multipart/form-data"),
+    "octets": (b"\0\n\xff" * 20, "application/octet-stream"),
+    "large octets": (b"line\n" * 30_000, "application/octet-stream"),
+    "untyped": (b"a=1", ""),
+    "empty": (b"", "application/json"),
+    "empty form": (b"", FORM),
+}
+
+
+def files() -> Any:
+    return [(name, file.filename, file.content_type, file.read()) for name, file in request.files.items(multi=True)]
+
+
+READERS: dict[str, Callable[[], Any]] = {
+    "nothing": lambda: None,
+    "get_data": lambda: (request.get_data(), request.get_data()),
+    "get_data uncached": lambda: (request.get_data(cache=False), request.get_data(cache=False)),
+    "get_data parsed": lambda: request.get_data(parse_form_data=True),
+    "get_data as text": lambda: request.get_data(as_text=True),
+    "data": lambda: request.data,
+    "json": lambda: (request.get_json(silent=True), request.get_json(force=True, silent=True)),
+    "form": lambda: list(request.form.items(multi=True)),
+    "files": files,
+    "values": lambda: list(request.values.items(multi=True)),
+    "stream": lambda: request.stream.read(),
+    "stream in pieces": lambda: list(iter(lambda: request.stream.read(7), b"")),
+    "readline": lambda: [request.stream.readline(), request.stream.readline()],
+    "iteration": lambda: list(request.stream),
+    "wsgi.input": lambda: request.environ["wsgi.input"].read(request.content_length or 10_000_000),
+    "input_stream": lambda: request.input_stream.readline(),
+    "form, then data": lambda: (list(request.form.items(multi=True)), files(), request.get_data()),
+    "data, then form": lambda: (request.get_data(), list(request.form.items(multi=True)), files()),
+    "stream, then data": lambda: (request.stream.read(3), request.get_data()),
+    "another request": lambda: Request(request.environ).get_data(),
+}
+
+
+def reading(reader: Callable[[], Any], *hooks: Callable[[], Any], **config: Any) -> Flask:
+    """An application whose view tells what it reads, after these hooks."""
+    app = Flask(__name__)
+    app.config |= config
+    for hook in hooks:
+        app.before_request(lambda hook=hook: hook() and None)
+    app.add_url_rule("/", "read", lambda: repr(reader()), methods=["POST"])
+    return app
+
+
+def ours() -> None:
+    read_body(request)
+
+
+def taken(
+    data: bytes = b"", *, media_type: str = "application/json", before: Callable[[Request], Any], **more: Any
+) -> bytes:
+    """What we read after an earlier hook did this."""
+    asked = request_of(data, media_type, **more)
+    before(asked)
+    body = read_body(asked)
+    assert body.stream is not None
+    return b"".join(chunks(body.stream))
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("kind", BODIES)
+def test_view_sees_what_it_sees_without_us(kind: str, reader: str) -> None:
+    """
+    Property 56: every kind of body, however it is read and however it arrives, with a limit and without.
+    """
+    data, media_type = BODIES[kind]
+    for delivery, limit in product(DELIVERIES, (None, len(data) + 1)):
+        plain = reading(READERS[reader], MAX_CONTENT_LENGTH=limit)
+        guarded = reading(READERS[reader], ours, MAX_CONTENT_LENGTH=limit)
+
+        expected = send(plain, environ_of(data, media_type, delivery=delivery))
+
+        assert expected == send(guarded, environ_of(data, media_type, delivery=delivery)), (delivery, limit)
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+@pytest.mark.parametrize("reader", ("get_data", "stream", "stream in pieces", "iteration", "json"))
+def test_view_sees_the_same_at_exactly_the_limit(reader: str, delivery: Delivery) -> None:
+    """
+    There Werkzeug's own stream answers differently depending on how it is read; so does ours.
+    """
+    data = b'{"a": 1}\n'
+    plain = reading(READERS[reader], MAX_CONTENT_LENGTH=len(data))
+    guarded = reading(READERS[reader], ours, MAX_CONTENT_LENGTH=len(data))
+
+    assert send(plain, environ_of(data, delivery=delivery)) == send(guarded, environ_of(data, delivery=delivery))
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("hook", ("get_data", "json", "form", "values"))
+@pytest.mark.parametrize("kind", ("json", "urlencoded", "multipart", "octets"))
+def test_view_sees_the_same_after_another_hook(kind: str, hook: str, reader: str) -> None:
+    """
+    CSRF protection and request logging read bodies too; what they leave to the view, we leave to it.
+    """
+    data, media_type = BODIES[kind]
+    for delivery in DELIVERIES:
+        plain = reading(READERS[reader], READERS[hook])
+        guarded = reading(READERS[reader], READERS[hook], ours)
+
+        expected = send(plain, environ_of(data, media_type, delivery=delivery))
+
+        assert expected == send(guarded, environ_of(data, media_type, delivery=delivery)), delivery
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+@pytest.mark.parametrize("size", (0, 1, MEMORY_BYTES - 1, MEMORY_BYTES, MEMORY_BYTES + 1, 5 * MEMORY_BYTES))
+def test_whole_body_is_read(size: int, delivery: Delivery) -> None:
+    """
+    To the last byte, on both sides of every buffer.
+    """
+    data = bytes(index % 251 for index in range(size))
+
+    assert data == taken(data, delivery=delivery, before=lambda asked: None)
+
+
+def test_body_is_read_once() -> None:
+    """
+    Whoever asks again gets the same, also after the view has begun to read.
+    """
+    asked = request_of(b"abc")
+    body = read_body(asked)
+    asked.stream.read(1)
+
+    assert body is read_body(asked)
+    assert b"abc" == b"".join(chunks(cast(IO[bytes], body.stream)))
+    assert b"bc" == asked.stream.read()
+
+
+def test_stream_that_never_ends_is_left_alone() -> None:
+    """
+    Without a length on a server that does not end its stream, Werkzeug shows the view nothing, and reading would hang.
+    """
+    environ = environ_of(b"abc")
+    del environ["CONTENT_LENGTH"]
+    asked = Request(environ)
+
+    assert 0 == read_body(asked).length
+    assert b"abc" == environ["wsgi.input"].read()
+
+
+@pytest.mark.parametrize("delivery", (terminated, seekable))
+@pytest.mark.parametrize("limit", (None, 5000))
+@pytest.mark.parametrize("sent", (0, 3, 999))
+def test_truncated_body_is_refused_where_the_server_does_not_say(
+    delivery: Delivery, limit: int | None, sent: int
+) -> None:
+    """
+    Property 59: gunicorn ends a body of 3 bytes out of 1000 as if it were whole.
+    """
+    app = Flask(__name__)
+    app.config["MAX_CONTENT_LENGTH"] = limit
+    environ = environ_of(b"x" * sent, delivery=delivery) | {"CONTENT_LENGTH": "1000"}
+
+    with app.app_context(), pytest.raises(TruncatedBody):
+        read_body(Request(environ))
+
+
+def test_truncated_body_is_refused_where_werkzeug_says_so() -> None:
+    """
+    Its ClientDisconnected becomes the same refusal.
+    """
+    with pytest.raises(TruncatedBody):
+        read_body(Request(environ_of(b"abc") | {"CONTENT_LENGTH": "1000"}))
+
+
+@pytest.mark.parametrize("limit", (None, 5000))
+def test_truncated_body_that_a_hook_has_cached_is_refused(limit: int | None) -> None:
+    """
+    A copy of half a body is half a body.
+    """
+    app = Flask(__name__)
+    app.config["MAX_CONTENT_LENGTH"] = limit
+    environ = environ_of(b"abc", delivery=terminated) | {"CONTENT_LENGTH": "1000"}
+
+    with app.app_context():
+        asked = Request(environ)
+        asked.get_data()
+        with pytest.raises(TruncatedBody):
+            read_body(asked)
+
+
+def test_connection_lost_in_a_chunked_body_is_a_truncated_body() -> None:
+    """
+    Servers raise OSError there, each its own kind.
+    """
+
+    class Broken(Pipe):
+        def read(self, size: int = -1) -> bytes:
+            raise ConnectionResetError
+
+    environ = environ_of(delivery=chunked) | {"wsgi.input": Broken(b"")}
+
+    with pytest.raises(TruncatedBody):
+        read_body(Request(environ))
+
+
+def test_view_decides_about_a_length_over_the_limit() -> None:
+    """
+    Property 60: the body is not read, so a view that raises its own limit still has it; one that does not answers 413.
+    """
+
+    def reads_more() -> bytes:
+        cast(Any, request).max_content_length = 100
+        return request.get_data()
+
+    data = b"0123456789"
+
+    assert (200, b"b'0123456789'") == send(reading(reads_more, ours, MAX_CONTENT_LENGTH=5), environ_of(data))
+    assert 413 == send(reading(READERS["get_data"], ours, MAX_CONTENT_LENGTH=5), environ_of(data))[0]
+
+
+def test_limit_that_the_view_lowers_still_holds() -> None:
+    """
+    The stream is made anew for the view, with the view's limit.
+    """
+
+    def reads_less() -> bytes:
+        cast(Any, request).max_content_length = 5
+        return request.get_data()
+
+    for delivery in (by_length, terminated):
+        assert 413 == send(reading(reads_less, ours), environ_of(b"0123456789", delivery=delivery))[0]
+
+
+@pytest.mark.parametrize("size", (10, 100_000))
+def test_chunked_body_over_the_limit_is_refused(size: int) -> None:
+    """
+    Property 61: 413, where Werkzeug would hand the view the first part of it without a word.
+    """
+    app = Flask(__name__)
+    app.config["MAX_CONTENT_LENGTH"] = size
+
+    with app.app_context():
+        assert size == read_body(request_of(b"x" * size, delivery=chunked)).length
+        with pytest.raises(RequestEntityTooLarge):
+            read_body(request_of(b"x" * (size + 1), delivery=chunked))
+
+
+CONSUMERS: dict[str, Callable[[Request], Any]] = {
+    "stream": lambda asked: asked.stream.read(),
+    "part of the stream": lambda asked: asked.stream.read(3),
+    "get_data uncached": lambda asked: asked.get_data(cache=False),
+}
+
+
+def cache_the_rest(asked: Request) -> None:
+    """What a hook that looks at the first bytes and then logs the body does."""
+    asked.stream.read(3)
+    asked.get_data()
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+@pytest.mark.parametrize("delivery", (by_length, terminated, seekable, chunked))
+def test_consumed_body_is_a_loud_error(delivery: Delivery, consumer: str) -> None:
+    """
+    Property 62: never the fingerprint of what is left, on any server.
+    """
+    with pytest.raises(BodyConsumed, match="get_data"):
+        taken(b'{"amount": 1}', delivery=delivery, before=CONSUMERS[consumer])
+
+
+@pytest.mark.parametrize(
+    ("delivery", "error"), ((by_length, BodyConsumed), (seekable, BodyConsumed), (terminated, TruncatedBody))
+)
+def test_body_cached_in_part_is_refused(delivery: Delivery, error: type[Exception]) -> None:
+    """
+    Where the server's stream does not tell that something was read before, the missing bytes do.
+    """
+    with pytest.raises(error):
+        taken(b'{"amount": 1}', delivery=delivery, before=cache_the_rest)
+
+
+@pytest.mark.parametrize("delivery", (by_length, seekable))
+def test_input_read_behind_werkzeugs_back_is_a_loud_error(delivery: Delivery) -> None:
+    """
+    As long as the server's stream tells where it stands.
+    """
+    with pytest.raises(BodyConsumed):
+        taken(b"abcdef", delivery=delivery, before=lambda asked: asked.environ["wsgi.input"].read(3))
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_form_access_on_another_type_consumes_nothing(delivery: Delivery) -> None:
+    """
+    CSRF protection looks for a token in `request.form` of a JSON request too.
+    """
+    assert b"{}" == taken(b"{}", delivery=delivery, before=lambda asked: asked.form)
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_body_cached_by_a_hook_is_read_from_the_cache(delivery: Delivery) -> None:
+    """
+    Also when it has been parsed as JSON or as a form from there.
+    """
+
+    def before(asked: Request) -> None:
+        asked.get_data()
+        assert asked.form is not None
+
+    assert b"{}" == taken(b"{}", delivery=delivery, before=before)
+    assert b"a=1" == taken(b"a=1", media_type=FORM, delivery=delivery, before=before)
+    assert b"{}" == taken(b"{}", delivery=delivery, before=lambda asked: asked.get_json())
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_form_parsed_by_a_hook_is_found_as_a_form(delivery: Delivery) -> None:
+    """
+    Also after get_data(), which then caches nothing.
+    """
+    asked = request_of(b"a=1", FORM, delivery=delivery)
+    assert ("1", b"") == (asked.form["a"], asked.get_data())
+
+    assert read_body(asked).parsed
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_stream_that_a_hook_put_in_place_is_what_counts(delivery: Delivery) -> None:
+    """
+    A hook that unzips decides what the view sees, and two gzips of one text differ.
+    """
+    data = gzip.compress(b'{"amount": 1}' * 99)
+
+    def unzip() -> None:
+        request.stream = cast(IO[bytes], gzip.GzipFile(fileobj=request.stream))
+
+    app = reading(lambda: (request.stream.read(), request.get_data()), unzip, ours)
+
+    expected = repr((b'{"amount": 1}' * 99, b"")).encode()
+    assert (200, expected) == send(app, environ_of(data, delivery=delivery))
+
+
+def test_large_body_leaves_no_file_and_no_warning() -> None:
+    """
+    Property 63: the temporary file goes with its last reference; a streaming view may hold that past the teardown.
+    """
+    app = Flask(__name__)
+    seen: list[IO[bytes]] = []
+
+    @app.post("/")
+    def view() -> Any:
+        body = read_body(cast(Request, request._get_current_object()))  # type: ignore[attr-defined]
+        seen.append(cast(IO[bytes], body.stream))
+        stream = request.stream
+        return (piece for piece in iter(lambda: stream.read(100_000), b""))
+
+    assert b"x" * 300_000 == send(app, environ_of(b"x" * 300_000))[1]
+    descriptor = seen[0].fileno()
+    assert Path(f"/proc/self/fd/{descriptor}").exists()
+
+    seen.clear()
+    gc.collect()
+    assert not Path(f"/proc/self/fd/{descriptor}").exists()
+
+
+def test_close_gives_the_file_back() -> None:
+    """
+    For the caller who knows that nobody reads on.
+    """
+    body = read_body(request_of(b"x" * 300_000))
+    assert body.stream is not None
+
+    body.close()
+
+    assert body.stream.closed
+    read_body(request_of(b"a=1", FORM)).close()
+
+
+UPLOAD = """
+import resource, sys
+from flask import Flask, Request
+from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.web.requests import fingerprints
+from tests.web.sending import multipart
+
+class Endless:
+    def __init__(self, head, size, tail):
+        self.head, self.left, self.tail = head, size, tail
+    def read(self, size):
+        if self.head:
+            piece, self.head = self.head[:size], self.head[size:]
+        elif self.left:
+            piece = b"x" * min(size, self.left); self.left -= len(piece)
+        else:
+            piece, self.tail = self.tail[:size], self.tail[size:]
+        return piece
+
+def upload(size, media_type, head, tail):
+    environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/", "SERVER_NAME": "a", "SERVER_PORT": "80",
+        "wsgi.url_scheme": "http", "CONTENT_TYPE": media_type, "CONTENT_LENGTH": str(size + len(head + tail)),
+        "wsgi.input": Endless(head, size, tail), "wsgi.input_terminated": True}
+    fingerprints(Request(environ), Policy(), [Identity(b"s")])
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+form, media_type = multipart(("photo", "a.png", "image/png", b"CUT"))
+head, tail = form.split(b"CUT")
+kinds = {"multipart": (media_type, head, tail), "raw": ("application/octet-stream", b"", b""),
+    "json": ("application/json", b'"', b'"'), "form": ("application/x-www-form-urlencoded", b"a=", b"")}
+kind = kinds[sys.argv[1]]
+upload(1_000_000, *kind)
+before = peak()
+upload(100 * 1024 * 1024, *kind)
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize("kind", ("multipart", "raw", "json", "form"))
+def test_hundred_megabytes_take_less_than_five_of_memory(kind: str) -> None:
+    """
+    Property 63, in a process of its own, whose peak is this upload's.
+    """
+    root = Path(__file__).parents[2]
+    ran = subprocess.run([sys.executable, "-c", UPLOAD, kind], capture_output=True, text=True, cwd=root, check=False)
+
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) < 5 * 1024
+
+
+def test_pieces_come_from_the_start_and_leave_no_trace() -> None:
+    """
+    A reader in between is not disturbed.
+    """
+    stream = io.BytesIO(b"abcdef")
+    stream.seek(2)
+
+    assert [b"abcdef"] == list(chunks(stream))
+    assert b"cdef" == stream.read()

@@ -1,0 +1,579 @@
+"""Which requests a retry may differ from, and which keys it carries."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask import Flask, Request
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flask_idempotency.engine.fingerprint import MAX_CANONICAL_BYTES
+from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.web.bodies import BodyConsumed, read_body
+from flask_idempotency.web.requests import client_keys, fingerprints, header_keys
+from tests.web.sending import DELIVERIES, Delivery, by_length, chunked, environ_of, multipart, request_of
+
+FORM = "application/x-www-form-urlencoded"
+IDENTITY = Identity(b"secret")
+POLICY = Policy()
+
+Part = tuple[str, str | None, str | None, bytes]
+AMOUNT: Part = ("amount", None, None, b"1")
+NOTE: Part = ("note", None, None, b"hello")
+PHOTO: Part = ("photo", "a.png", "image/png", b"\x89PNG\n\xff" * 9)
+
+
+def digest(data: bytes = b"{}", media_type: str = "application/json", *, policy: Policy = POLICY, **more: Any) -> bytes:
+    return digest_of(request_of(data, media_type, **more), policy)
+
+
+def digest_of(asked: Request, policy: Policy = POLICY) -> bytes:
+    (found,) = fingerprints(asked, policy, [IDENTITY])
+    return found
+
+
+def form_digest(*parts: Part, boundary: str = "xx", **more: Any) -> bytes:
+    return digest(*multipart(*parts, boundary=boundary), **more)
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_delivery_does_not_matter(delivery: Delivery) -> None:
+    """
+    A retry may arrive in chunks through another proxy.
+    """
+    assert digest(b'{"a": 1}') == digest(b'{"a": 1}', delivery=delivery)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    (
+        {"method": "PUT"},
+        {"path": "/other"},
+        {"path": "/%2F"},
+        {"query_string": "a=1"},
+        {"query_string": "?"},
+        {"media_type": "application/vnd.shop+json"},
+        {"media_type": "application/json; charset=utf-8"},
+        {"media_type": "application/json; version=2"},
+        {"media_type": ""},
+        {"data": b"[]"},
+        {"data": b""},
+    ),
+)
+def test_every_part_of_the_request_counts(changed: dict[str, Any]) -> None:
+    """
+    Method, path, query, type and body (P-31): another of any is another request.
+    """
+    assert digest() != digest(**changed)
+
+
+def test_order_of_the_query_counts() -> None:
+    """
+    It is compared as it was sent.
+    """
+    assert digest(query_string="a=1&b=2") != digest(query_string="b=2&a=1")
+
+
+def test_mount_point_is_part_of_the_path() -> None:
+    """
+    One extension may serve two applications behind a dispatcher.
+    """
+    mounted, elsewhere = environ_of(b"{}"), environ_of(b"{}")
+    mounted |= {"SCRIPT_NAME": "/shop", "PATH_INFO": "/pay"}
+    elsewhere |= {"SCRIPT_NAME": "/bank", "PATH_INFO": "/pay"}
+
+    assert digest_of(Request(mounted)) != digest_of(Request(elsewhere))
+    assert digest_of(Request(mounted)) == digest(path="/shop/pay")
+
+
+def test_paths_that_are_not_utf_8_stay_apart() -> None:
+    """
+    Werkzeug shows both of these to the view as one replacement character.
+    """
+    assert digest_of(Request(environ_of() | {"PATH_INFO": "/\xff"})) != digest_of(
+        Request(environ_of() | {"PATH_INFO": "/\xfe"})
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "same"),
+    (
+        ("application/json", "Application/JSON"),
+        ("application/json; charset=utf-8", "application/json;charset=UTF-8"),
+        ("application/json; a=1; b=2", "application/json;b=2;a=1"),
+        ("application/json; CHARSET=utf-8", 'application/json; charset="utf-8"'),
+    ),
+)
+def test_media_types_compare_by_meaning(one: str, same: str) -> None:
+    """
+    One type in two spellings is one type.
+    """
+    assert digest(media_type=one) == digest(media_type=same)
+
+
+@pytest.mark.parametrize(
+    "header",
+    (
+        ("User-Agent", "b"),
+        ("Traceparent", "00-1-2-00"),
+        ("Accept-Encoding", "br"),
+        ("Date", "Sat, 21 Nov 2026 10:00:00 GMT"),
+        ("Cookie", "session=2"),
+        ("Authorization", "Bearer b"),
+        ("X-Request-Id", "2"),
+    ),
+)
+def test_volatile_headers_do_not_count(header: tuple[str, str]) -> None:
+    """
+    What changes from one attempt to the next is no part of the request (P-41).
+    """
+    assert digest(headers=[(header[0], "a")]) == digest(headers=[header])
+
+
+def test_chosen_headers_count() -> None:
+    """
+    Such as the version of the interface (P-41, P-42); an absent header is not an empty one.
+    """
+    policy = Policy(fingerprint_headers=("API-Version", "Accept"))
+
+    digests = [
+        digest(policy=policy, headers=headers)
+        for headers in ({}, {"API-Version": ""}, {"API-Version": "2"}, {"Accept": "2"})
+    ]
+
+    assert 4 == len(set(digests))
+    assert digests[2] == digest(policy=policy, headers={"api-version": "2", "User-Agent": "x"})
+
+
+def test_one_fingerprint_for_each_identity() -> None:
+    """
+    While a secret is rotated, in the order given, from one reading of the body (P-32).
+    """
+    newest, oldest = Identity(b"new"), Identity(b"old")
+    both = fingerprints(request_of(b"{}", delivery=chunked), Policy(), [newest, oldest])
+
+    assert 2 == len(set(both))
+    assert both == tuple(fingerprints(request_of(b"{}"), Policy(), [one])[0] for one in (newest, oldest))
+    assert {17} == {len(one) for one in both}
+
+
+@pytest.mark.parametrize(
+    "media_type", ("application/json", "application/vnd.api+json", "application/json; charset=utf-8")
+)
+def test_json_compares_by_content(media_type: str) -> None:
+    """
+    White space, order and escapes differ between clients and versions of one client (P-34).
+    """
+    assert digest(b'{"a":1,"b":"\\u00e9"}', media_type) == digest('{ "b": "é",\n"a": 1.0}'.encode(), media_type)
+    assert digest(b'{"a":1}', media_type) != digest(b'{"a":2}', media_type)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    (
+        (b'{"a":1,"a":2}', b'{"a":2}'),
+        (b"[9007199254740992]", b"[9007199254740993]"),
+        (b"[0.1]", b"[0.1000000000000000055]"),
+        (b"[NaN]", b"[ NaN]"),
+        (b'["\\ud800"]', b'["\\udfff"]'),
+        (b"[" * 100_000, b"[" * 100_001),
+        (b"{", b"{ "),
+        (b"\xff", b"\xfe"),
+        (b"", b" "),
+    ),
+)
+def test_doubtful_json_compares_by_bytes(one: bytes, other: bytes) -> None:
+    """
+    Never equal unless the bytes are, and never an error (P-35).
+    """
+    assert digest(one) != digest(other)
+    assert digest(one) == digest(one)
+
+
+def test_ignored_fields_may_change() -> None:
+    """
+    And nothing else may.
+    """
+    policy = Policy(ignore_fields=("/sent_at", "/meta/trace"))
+    first = b'{"amount":1,"sent_at":10,"meta":{"trace":"a","x":1}}'
+
+    assert digest(first, policy=policy) == digest(
+        b'{"amount":1,"sent_at":99,"meta":{"trace":"b","x":1}}', policy=policy
+    )
+    assert digest(first, policy=policy) != digest(
+        b'{"amount":2,"sent_at":10,"meta":{"trace":"a","x":1}}', policy=policy
+    )
+
+
+@pytest.mark.parametrize("media_type", ("text/plain", "application/octet-stream", "", "text/json", "nonsense"))
+def test_anything_else_compares_by_bytes(media_type: str) -> None:
+    """
+    What Flask does not parse, we do not.
+    """
+    assert digest(b'{"a":1}', media_type) == digest(b'{"a":1}', media_type)
+    assert digest(b'{"a":1}', media_type) != digest(b'{"a": 1}', media_type)
+
+
+@pytest.mark.parametrize("media_type", ("application/json", FORM, "text/plain"))
+@pytest.mark.parametrize("size", (MAX_CANONICAL_BYTES - 9, MAX_CANONICAL_BYTES, 3 * MAX_CANONICAL_BYTES))
+def test_last_byte_of_a_large_body_counts(size: int, media_type: str) -> None:
+    """
+    At every limit, of memory and of parsing (P-102).
+    """
+    body = b'"' + b"x" * size
+
+    assert digest(body + b'1"', media_type) != digest(body + b'2"', media_type)
+
+
+def test_raw_policy_compares_bytes() -> None:
+    """
+    White space counts then, and so does a new boundary: that is what raw means.
+    """
+    raw = Policy(fingerprint="raw")
+
+    assert digest(b'{"a":1}', policy=raw) != digest(b'{"a": 1}', policy=raw)
+    assert digest(b'{"a":1}', policy=raw) == digest(b'{"a":1}', policy=raw)
+    assert form_digest(AMOUNT, policy=raw) != form_digest(AMOUNT, boundary="yy", policy=raw)
+    assert digest(b"a=%41", FORM, policy=raw) != digest(b"a=A", FORM, policy=raw)
+
+
+@pytest.mark.parametrize(
+    ("one", "same"),
+    ((b"a=1&b=2", b"a=1&b=2&"), (b"a=%41", b"a=A"), (b"a=1+2", b"a=1%202"), (b"a", b"a=")),
+)
+def test_forms_compare_by_content(one: bytes, same: bytes) -> None:
+    """
+    As the view reads them.
+    """
+    assert digest(one, FORM) == digest(same, FORM)
+
+
+@pytest.mark.parametrize(
+    "other", (b"a=1&b=3", b"b=2&a=1", b"a=1", b"a=1&b=2&c=", b"a=1&b=2&b=2", b"A=1&b=2", b"a=1%26b=2")
+)
+def test_different_forms_differ(other: bytes) -> None:
+    """
+    Names, values, their number and their order.
+    """
+    assert digest(b"a=1&b=2", FORM) != digest(other, FORM)
+
+
+def test_boundary_does_not_count() -> None:
+    """
+    Property 57: every attempt draws its own (P-36).
+    """
+    assert form_digest(AMOUNT, PHOTO, NOTE) == form_digest(AMOUNT, PHOTO, NOTE, boundary="another")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    (
+        (AMOUNT, ("photo", "a.png", "image/png", PHOTO[3][:-1] + b"\xfe"), NOTE),
+        (AMOUNT, ("photo", "b.png", "image/png", PHOTO[3]), NOTE),
+        (AMOUNT, ("photo", "a.png", "image/gif", PHOTO[3]), NOTE),
+        (AMOUNT, ("photo", "a.png", None, PHOTO[3]), NOTE),
+        (AMOUNT, ("image", "a.png", "image/png", PHOTO[3]), NOTE),
+        (AMOUNT, ("photo", None, None, b"a.png"), NOTE),
+        (("amount", None, None, b"2"), PHOTO, NOTE),
+        (NOTE, PHOTO, AMOUNT),
+        (AMOUNT, PHOTO),
+        (AMOUNT, PHOTO, PHOTO, NOTE),
+        (AMOUNT, AMOUNT, PHOTO, NOTE),
+    ),
+)
+def test_different_multipart_forms_differ(parts: tuple[Part, ...]) -> None:
+    """
+    Property 57: another file byte, name, type or order is another request.
+    """
+    assert form_digest(AMOUNT, PHOTO, NOTE) != form_digest(*parts)
+
+
+def parsed(data: bytes, media_type: str, delivery: Delivery) -> bytes:
+    """The digest after a hook has parsed the form, as CSRF protection does."""
+    asked = request_of(data, media_type, delivery=delivery)
+    assert asked.form is not None
+    return digest_of(asked)
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+@pytest.mark.parametrize(
+    ("data", "media_type"),
+    (
+        (b"a=1&b=2&a=3&c", FORM),
+        (b"a=%ff&b=%25FF", FORM),
+        multipart(AMOUNT, PHOTO, NOTE, ("amount", None, None, b"\xff"), ("photo", "", None, b"")),
+        multipart(
+            ("a", None, "text/plain; charset=iso-8859-1", b"\xe9"), PHOTO, ("photo", "é.png", None, b"x" * 200_000)
+        ),
+    ),
+)
+def test_form_parsed_before_has_the_same_digest(data: bytes, media_type: str, delivery: Delivery) -> None:
+    """
+    Property 58: whether or not CSRF protection came first, in this release of the application or the next.
+    """
+    assert digest(data, media_type) == parsed(data, media_type, delivery)
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+@pytest.mark.parametrize(
+    ("one", "other", "media_type"),
+    (
+        (b"amount=1", b"amount=999", FORM),
+        (multipart(AMOUNT)[0], multipart(("amount", None, None, b"9"))[0], multipart(AMOUNT)[1]),
+        (multipart(PHOTO)[0], multipart((*PHOTO[:3], b"9"))[0], multipart(AMOUNT)[1]),
+    ),
+)
+def test_forms_parsed_before_are_told_apart(one: bytes, other: bytes, media_type: str, delivery: Delivery) -> None:
+    """
+    Property 58: not the hash of the nothing that parsing leaves (P-113).
+    """
+    assert parsed(one, media_type, delivery) != parsed(other, media_type, delivery)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.binary(max_size=3)), max_size=4), st.booleans())
+def test_any_form_has_one_digest(pairs: list[tuple[str, bytes]], files: bool) -> None:
+    """
+    Parsed by us, by somebody before us, or from a copy.
+    """
+    form, media_type = multipart(
+        *((name, "f" if files else None, None, content.hex().encode()) for name, content in pairs)
+    )
+    cached = request_of(form, media_type)
+    cached.get_data()
+
+    assert digest(form, media_type) == digest_of(cached)
+    if pairs:
+        assert digest(form, media_type) == parsed(form, media_type, by_length)
+
+
+def test_files_parsed_before_stay_where_they_stood() -> None:
+    """
+    The hook may have read a few bytes, to look at the type, and the view may rely on it.
+    """
+    asked = request_of(*multipart(PHOTO))
+    asked.files["photo"].read(2)
+    digest_of(asked)
+
+    assert PHOTO[3][2:] == asked.files["photo"].read()
+
+
+def test_files_that_a_hook_has_closed_are_a_loud_error() -> None:
+    """
+    Their contents can no longer be compared.
+    """
+    asked = request_of(*multipart(PHOTO))
+    asked.files["photo"].close()
+
+    with pytest.raises(BodyConsumed):
+        digest_of(asked)
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_broken_forms_compare_by_bytes(delivery: Delivery) -> None:
+    """
+    Property 56's broken multipart is compared, not refused: the view decides what to say.
+    """
+    form, media_type = multipart(AMOUNT, NOTE)
+
+    assert digest(form[:-9], media_type, delivery=delivery) != digest(form[:-10], media_type, delivery=delivery)
+    assert digest(form, "multipart/form-data", delivery=delivery) == digest(form, "multipart/form-data")
+    assert digest(b"a=\xff", FORM, delivery=delivery) != digest(b"a=\xfe", FORM, delivery=delivery)
+
+
+def test_broken_form_parsed_before_is_not_the_empty_form() -> None:
+    """
+    Both look alike by then; what is known of them still differs.
+    """
+    assert parsed(b"a=\xff", FORM, by_length) != parsed(b"", FORM, by_length)
+    assert parsed(b"a=\xff", FORM, by_length) != parsed(b"a=\xff\xff", FORM, by_length)
+
+
+def test_forms_over_the_applications_limits_compare_by_bytes() -> None:
+    """
+    MAX_FORM_PARTS and MAX_FORM_MEMORY_SIZE answer 413 in the view, not here.
+    """
+    many = [("a", None, None, b"1")] * 20
+
+    class Limited(Request):
+        max_form_parts = 10
+        max_form_memory_size = 300
+
+    def limited(*parts: Part) -> bytes:
+        return digest_of(Limited(environ_of(*multipart(*parts))))
+
+    assert form_digest(*many) != limited(*many)
+    assert limited(*many) != limited(*many[1:])
+    assert limited(("a", None, None, b"x" * 399)) != limited(("a", None, None, b"x" * 398))
+    assert form_digest(("a", None, None, b"x" * 399)) != limited(("a", None, None, b"x" * 399))
+    assert form_digest(AMOUNT) == limited(AMOUNT)
+
+
+def test_body_over_the_limit_compares_by_its_length() -> None:
+    """
+    Property 60: it is not read; the view answers 413, or raises its own limit.
+    """
+    app = Flask(__name__)
+    app.config["MAX_CONTENT_LENGTH"] = 5
+    with app.app_context():
+        assert digest(b"123456") == digest(b"654321")
+        assert digest(b"123456") != digest(b"1234567")
+
+
+def test_no_body_is_touched_for_the_key() -> None:
+    """
+    Not even of a form, unless the policy names a field.
+    """
+    asked = request_of(b"key=k", FORM, headers={"Idempotency-Key": "h"})
+
+    assert ["h"] == client_keys(asked, Policy())
+    assert "stream" not in asked.__dict__
+    assert "flask_idempotency.body" not in asked.environ
+
+
+def test_headers_are_read_by_their_names_in_the_policy() -> None:
+    """
+    All aliases, in the policy's order, as they came; an empty one is there.
+    """
+    policy = Policy(header=("Idempotency-Key", "X-Idempotency-Key"))
+    headers = {"x-idempotency-key": '"b"', "IDEMPOTENCY-KEY": ""}
+
+    assert ["", '"b"'] == header_keys(request_of(headers=headers), policy)
+    assert [] == header_keys(request_of(headers={"Other": "x"}), policy)
+
+
+def test_two_lines_of_one_header_are_one_value() -> None:
+    """
+    As WSGI has it; `parse_key` refuses the comma.
+    """
+    asked = request_of(headers=[("Idempotency-Key", "a"), ("Idempotency-Key", "b")])
+
+    assert ["a, b"] == header_keys(asked, Policy())
+
+
+FORM_KEY = Policy(form_field="idempotency_key")
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+@pytest.mark.parametrize("before", (lambda asked: None, lambda asked: asked.form, lambda asked: asked.get_data()))
+@pytest.mark.parametrize(
+    ("data", "media_type"),
+    (
+        (b"idempotency_key=k&amount=1", FORM),
+        multipart(("idempotency_key", None, None, b"k"), AMOUNT, PHOTO),
+        (b"idempotency_key=k&x=" + b"y" * 2 * MAX_CANONICAL_BYTES, FORM),
+    ),
+)
+def test_key_is_found_in_the_form(
+    data: bytes, media_type: str, before: Callable[[Request], Any], delivery: Delivery
+) -> None:
+    """
+    However large it is and whoever has parsed it; and the view still finds its form.
+    """
+    asked = request_of(data, media_type, delivery=delivery)
+    before(asked)
+
+    assert ["k"] == client_keys(asked, FORM_KEY)
+    assert "k" == asked.form["idempotency_key"]
+
+
+def test_all_keys_that_were_sent_are_told() -> None:
+    """
+    Headers first, then fields; whether they agree is for `one_key` to say.
+    """
+    asked = request_of(b"idempotency_key=a&idempotency_key=&idempotency_key=b", FORM, headers={"Idempotency-Key": "h"})
+
+    assert ["h", "a", "", "b"] == client_keys(asked, FORM_KEY)
+
+
+@pytest.mark.parametrize(
+    ("data", "media_type"),
+    (
+        (b'{"idempotency_key": "k"}', "application/json"),
+        (b"amount=1", FORM),
+        (b"\xff", FORM),
+        (b"x", "multipart/form-data"),
+    ),
+)
+def test_other_bodies_carry_no_key(data: bytes, media_type: str) -> None:
+    """
+    Another type, a form without the field, or one that is broken.
+    """
+    assert [] == client_keys(request_of(data, media_type), FORM_KEY)
+
+
+def test_file_under_the_keys_name_is_no_key() -> None:
+    """
+    Its content is never looked at.
+    """
+    assert [] == client_keys(request_of(*multipart(("idempotency_key", "k", None, b"k"))), FORM_KEY)
+
+
+def test_reading_for_the_key_and_for_the_fingerprint_is_reading_once() -> None:
+    """
+    The server's stream can be read once only.
+    """
+    asked = request_of(b"idempotency_key=k", FORM, delivery=chunked)
+    client_keys(asked, FORM_KEY)
+    body = read_body(asked)
+
+    assert digest(b"idempotency_key=k", FORM) == digest_of(asked)
+    assert body is read_body(asked)
+    assert isinstance(body.stream, io.BytesIO)
+
+
+@pytest.fixture
+def gunicorn() -> Iterator[int]:
+    """The port of a real gunicorn: its socket listens before it starts, so nothing has to wait."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        command = ["-m", "gunicorn", "--no-control-socket", "--worker-class", "gthread", "--threads", "2"]
+        command += ["--bind", f"fd://{listener.fileno()}", "--timeout", "300", "tests.web.body_app:create_app()"]
+        server = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=Path(__file__).parents[2],
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+def exchange(port: int, message: bytes) -> bytes:
+    """Sends this, says that no more will come, and returns the answer."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(message)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_truncated_upload_is_refused_by_gunicorn(gunicorn: int) -> None:
+    """
+    Property 59: 3 bytes of 1000, over a real socket. The whole body passes, with a length and in chunks.
+    """
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: application/json\r\n"
+
+    truncated = exchange(gunicorn, head + b"Content-Length: 1000\r\n\r\nabc")
+    whole = exchange(gunicorn, head + b"Content-Length: 3\r\n\r\nabc")
+    in_chunks = exchange(gunicorn, head + b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n")
+    broken_off = exchange(gunicorn, head + b"Transfer-Encoding: chunked\r\n\r\n5\r\nab")
+
+    assert (truncated[:12], truncated[-9:]) == (b"HTTP/1.1 400", b"truncated")
+    assert (whole[:12], whole[-7:]) == (b"HTTP/1.1 200", b"\r\n\r\nabc")
+    assert (in_chunks[:12], in_chunks[-7:]) == (b"HTTP/1.1 200", b"\r\n\r\nabc")
+    assert b"HTTP/1.1 400" == broken_off[:12]
