@@ -249,12 +249,12 @@ def watch(leader: int, signals: int, lifeline: int) -> int:
         if deadline is not None and time.monotonic() > deadline:
             os.killpg(leader, signal.SIGKILL)
         for number in wait_for(*sources, timeout=None if deadline is None else 0.1):
+            if number in PASSED_ON:
+                # The whole group, as a terminal and systemd do: the workers of pytest-xdist stop only when told.
+                os.killpg(leader, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
             if number == signal.SIGINT:
-                # The whole group, as a terminal does. One Ctrl-C may be meant for a debugger; two are meant.
-                os.killpg(leader, signal.SIGINT)
-                interrupts += 1
+                interrupts += 1  # one may be meant for a debugger, two are meant
             elif number in PASSED_ON:
-                os.kill(leader, signal.SIGTERM)
                 sources = [signals]  # a cut lifeline stays readable, and once told is enough
             if deadline is None and (number in PASSED_ON[1:] or interrupts > 1):
                 deadline = time.monotonic() + GRACE_SECONDS
