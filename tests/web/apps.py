@@ -9,6 +9,7 @@ from typing import Any
 from flask import Flask, request
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
+from werkzeug.wrappers import Response
 
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.record import Record, State
@@ -101,5 +102,5 @@ def pairs(response: TestResponse) -> list[tuple[str, str]]:
     return sorted((n, v) for n, v in response.headers if n not in ("Idempotency-Replayed", "Cache-Control"))
 
 
-def is_replay(response: TestResponse) -> bool:
+def is_replay(response: Response) -> bool:
     return response.headers.get("Idempotency-Replayed") == "true"

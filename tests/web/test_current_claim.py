@@ -1,0 +1,193 @@
+"""What a view may ask of the claim it runs under."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from flask import Flask, render_template_string
+
+from flask_idempotency.engine.record import OnLapse
+from flask_idempotency.extension import Idempotency
+from flask_idempotency.web.current import current_claim
+from tests.web.apps import KEY, new_world
+
+ATTRIBUTES = ("key", "tenant", "principal", "fence", "attempt")
+
+
+def test_a_view_is_told_of_its_claim() -> None:
+    """
+    The client's key without quotes, whose it is, and how often it was tried.
+    """
+    world = new_world()
+    world.idempotency.tenant_loader(lambda: "acme")
+    world.view()(lambda: [bool(current_claim), *(getattr(current_claim, name) for name in ATTRIBUTES)])
+    told: Any = world.post(key='"the-key"').json
+
+    assert [True, "the-key", "acme", "alice"] == told[:4]
+    assert told[4] > 0
+    assert 1 == told[5]
+
+
+def test_attempt_and_fence_rise_when_a_claim_is_taken_over() -> None:
+    """
+    For the application's own WHERE fence <= :mine.
+    """
+    world = new_world(effects="deduplicated")
+    seen: list[tuple[int, int]] = []
+
+    @world.view()
+    def pay() -> str:
+        seen.append((current_claim.attempt, current_claim.fence))
+        if len(seen) == 1:
+            world.clock.advance(31)
+            world.post()
+        return "paid"
+
+    world.post()
+
+    assert [1, 2] == [attempt for attempt, _ in seen]
+    assert seen[0][1] < seen[1][1]
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_outside_a_claim_attributes_raise_and_the_claim_is_false(name: str) -> None:
+    """
+    In a plain call and in an un-keyed request alike; the text says what to do.
+    """
+    world = new_world()
+
+    def ask() -> str:
+        assert not current_claim
+        with pytest.raises(RuntimeError, match=f"current_claim.{name}.*if current_claim"):
+            getattr(current_claim, name)
+        with pytest.raises(RuntimeError, match=r"downstream_key\(\)"):
+            current_claim.downstream_key("charge")
+        return "asked"
+
+    world.view()(ask)
+
+    assert "asked" == ask()
+    assert "asked" == world.post(key=None).text
+
+
+def test_a_request_of_an_application_without_the_extension_has_no_claim() -> None:
+    """
+    Disabled, or never set up: a view that asks works all the same.
+    """
+    app = Flask(__name__)
+
+    @app.post("/")
+    def pay() -> str:
+        current_claim.point_of_no_return()
+        return str(bool(current_claim))
+
+    assert "False" == app.test_client().post("/", headers={KEY: "k"}).text
+
+
+def test_the_point_of_no_return_is_durable_when_it_returns() -> None:
+    """
+    From then on a lapse quarantines.
+    """
+    world = new_world(effects="marked")
+    marks: list[OnLapse] = []
+
+    @world.view()
+    def pay() -> str:
+        for _ in range(2):
+            record = world.record()
+            assert record is not None
+            marks.append(record.on_lapse)
+            current_claim.point_of_no_return()
+        return "paid"
+
+    world.post()
+    assert [OnLapse.TAKEOVER, OnLapse.QUARANTINE] == marks
+
+
+def test_the_point_of_no_return_without_a_claim_is_nothing_to_speak_of() -> None:
+    """
+    An un-keyed request has nothing to protect; outside a request there is a mistake.
+    """
+    world = new_world(effects="marked")
+
+    @world.view()
+    def pay() -> str:
+        current_claim.point_of_no_return()
+        return "paid"
+
+    assert "paid" == world.post(key=None).text
+    with pytest.raises(RuntimeError, match="point_of_no_return"):
+        current_claim.point_of_no_return()
+
+
+@pytest.mark.parametrize("policy", ({"effects": "marked"}, {"effects": "marked", "on_error": "keep"}))
+def test_a_point_of_no_return_that_cannot_be_made_durable_ends_the_view(policy: dict[str, Any]) -> None:
+    """
+    The effect does not happen, so the key is not quarantined for it.
+    """
+    world = new_world(**policy)
+
+    @world.view()
+    def pay() -> str:
+        world.store.lose_request("mark")
+        current_claim.point_of_no_return()
+        world.runs.append("effect")
+        return "paid"
+
+    assert 500 == world.post().status_code
+    assert [] == world.runs
+    assert "hold" not in world.store.verbs()
+
+
+def test_a_downstream_key_is_the_same_for_every_attempt_and_another_for_every_name() -> None:
+    """
+    And another for every key and every caller.
+    """
+    world = new_world()
+    seen: list[str] = []
+
+    @world.view()
+    def pay() -> tuple[str, int]:
+        seen.extend(current_claim.downstream_key(name) for name in ("charge", "refund"))
+        return "later", 503
+
+    world.post()
+    world.post()
+    world.post(key="another")
+    world.post(headers={"X-User": "bob"})
+
+    assert seen[:2] == seen[2:4]
+    assert 6 == len(set(seen))
+    assert all(re.fullmatch(r"[a-z2-7]{52}", key) for key in seen)
+
+
+def test_a_downstream_key_stays_the_same_while_secrets_rotate() -> None:
+    """
+    Derived with the oldest secret in use: the other side sees one key per intent.
+    """
+    keys = []
+    for secret in ("old", ["new", "old"]):
+        app = Flask("shop")
+        app.config.update(SECRET_KEY="s", TESTING=True)
+        Idempotency(app, principal=lambda: "alice", secret=secret)
+        app.post("/")(lambda: current_claim.downstream_key("charge"))
+        keys.append(app.test_client().post("/", headers={KEY: "k"}).text)
+
+    assert keys[0] == keys[1]
+
+
+def test_the_form_field_is_hidden_fresh_and_escaped() -> None:
+    """
+    `{{ idempotency_field() }}` in a template.
+    """
+    world = new_world(form_field="the_key")
+    with world.app.test_request_context("/"):
+        fields = [render_template_string("{{ idempotency_field() }}") for _ in range(2)]
+        named = render_template_string("{{ idempotency_field('\"><script>') }}")
+
+    pattern = r'<input type="hidden" name="the_key" value="[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}">'
+    assert all(re.fullmatch(pattern, field) for field in fields)
+    assert fields[0] != fields[1]
+    assert "<script>" not in named
