@@ -87,6 +87,8 @@ class Proxy:
             self._selector.register(end, selectors.EVENT_READ, (onward, is_request))
 
     def _pass(self, end: socket.socket, onward: socket.socket, is_request: bool) -> None:
+        if end.fileno() < 0:  # its other end was read first in this round, and had ended
+            return
         try:
             data = end.recv(65536)
             if data:
@@ -95,9 +97,9 @@ class Proxy:
         except OSError:
             pass
         for side in (end, onward):
-            if side in self._selector.get_map():
+            if side.fileno() >= 0:
                 self._selector.unregister(side)
-            side.close()
+                side.close()
 
     def _pass_on(self, data: bytes, onward: socket.socket, is_request: bool) -> None:
         with self._lock:

@@ -7,6 +7,7 @@ Steps are in a header because headers are no part of a request's identity: a ret
     effect       do to the outside world what must not be done twice
     spin         compute until killed
     ask:<path>   call this service itself, with the same key and body
+    drip         stream many small chunks
     size:<n>     answer with this many bytes
     status:<n>   answer with this status
 """
@@ -136,19 +137,19 @@ def parse_form() -> dict[str, Any]:
 
 
 def stream() -> Response:
-    """Two chunks with a pause between them, and a third that says which run this is."""
+    """Two lines with a pause between them, and a third that says which run this is."""
     ledger, case = _ledger(), request.headers.get(CASE, "")
     ledger.note("run", case, os.getpid())
-    flood = "flood" in request.headers.get(STEPS, "").split()
+    drip = "drip" in request.headers.get(STEPS, "").split()
 
     def chunks() -> Iterator[str]:
         try:
             yield "first\n"
             ledger.pause(case, os.getpid())
             yield "second\n"
-            # Large enough to overflow every buffer on the way to a client that does not read.
-            for _ in range(4096 if flood else 0):
-                yield "x" * 65536
+            # Goes on until the server notices that nobody listens, and stays below the limit for what is kept.
+            for _ in range(100_000 if drip else 0):
+                yield "x"
             yield uuid4().hex
         except GeneratorExit:
             ledger.note("closed", case, os.getpid())

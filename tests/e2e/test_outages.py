@@ -1,0 +1,162 @@
+"""A store that is gone, or silent, at the worst moments."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from example_app.servers import RedisServer
+from tests.e2e.conftest import Serve
+from tests.e2e.ledger import Ledger
+from tests.e2e.wire import Answer, Order, Wire, ask
+from tests.services import REDIS_KINDS, StartRedis
+
+GONE_SECONDS = 3.0
+SILENT_SECONDS = 12.0
+"""Most that a refusal may take. A server that is gone says so at once; one that is silent has to be waited for."""
+
+
+@pytest.fixture
+def frail(start_redis: StartRedis) -> RedisServer:
+    """A store to break, which remembers what it has acknowledged."""
+    return start_redis(REDIS_KINDS[0], "--appendonly", "yes", "--appendfsync", "always")
+
+
+@pytest.mark.parametrize(
+    ("fail", "at_most"),
+    [
+        pytest.param(RedisServer.kill, GONE_SECONDS, id="gone"),
+        pytest.param(RedisServer.pause, SILENT_SECONDS, id="silent", marks=pytest.mark.slow),
+    ],
+)
+def test_a32_without_a_store_nothing_is_run(
+    serve_once: Serve,
+    frail: RedisServer,
+    ledger: Ledger,
+    fail: Callable[[RedisServer], None],
+    at_most: float,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """
+    Nobody can tell whether it has been done before: 503 with Retry-After, soon, and the view is not entered.
+    """
+    server = serve_once(frail)
+    ask(server.port, Order("/plain").attempt())
+    order = Order("/plain")
+    fail(frail)
+
+    began = time.monotonic()
+    refused = ask(server.port, order.attempt())
+    took = time.monotonic() - began
+
+    record_property("seconds to a 503", round(took, 2))
+    assert refused.told == (503, "store-unavailable")
+    assert refused.header("Retry-After") == "2"
+    assert took < at_most
+    assert ledger.runs(order.case) == 0
+
+
+def test_a32_unkeyed_requests_do_not_need_the_store(serve_once: Serve, frail: RedisServer, ledger: Ledger) -> None:
+    """
+    What carries no key is served as ever while the store is away, and so is the keyed retry once it is back.
+    """
+    server = serve_once(frail)
+    order = Order("/plain")
+    frail.kill()
+    unkeyed = order.attempt().replace(b"Idempotency-Key", b"X-Nothing")
+
+    assert ask(server.port, unkeyed).status == 201
+    assert ask(server.port, order.attempt()).status == 503
+    frail.restart()
+    assert ask(server.port, order.attempt()).status == 201
+    assert ledger.runs(order.case) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fail", "mend", "at_most"),
+    [
+        pytest.param(RedisServer.kill, RedisServer.restart, GONE_SECONDS, id="gone"),
+        pytest.param(RedisServer.pause, RedisServer.resume, SILENT_SECONDS, id="silent"),
+    ],
+)
+def test_p59_store_that_fails_in_mid_view_costs_no_answer_and_no_second_run(
+    serve_once: Serve,
+    frail: RedisServer,
+    ledger: Ledger,
+    fail: Callable[[RedisServer], None],
+    mend: Callable[[RedisServer], None],
+    at_most: float,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """
+    The work is done: its caller gets the real answer. Retries never run; when the store is back, they get that answer too.
+    """
+    server = serve_once(frail)
+    order = Order("/plain")
+    with Wire(server.port) as wire:
+        wire.send(order.attempt("pause", "effect"))
+        ledger.paused(order.case)
+        fail(frail)
+        ledger.let_go(order.case)
+        began = time.monotonic()
+        answer = wire.answer()
+        took = time.monotonic() - began
+
+    refused = ask(server.port, order.attempt("effect"))
+    mend(frail)
+    again = until_told_otherwise(server.port, order.attempt("effect"))
+
+    record_property("seconds to the answer", round(took, 2))
+    assert (answer.status, answer.replayed) == (201, False)
+    assert took < at_most
+    assert refused.told == (503, "store-unavailable")
+    assert (again.status, again.replayed, again.body) == (201, True, answer.body)
+    assert (ledger.runs(order.case), len(ledger.effects(order.case))) == (1, 1)
+
+
+def until_told_otherwise(port: int, data: bytes) -> Answer:
+    """Ask again while the store has not been told yet, or cannot be asked."""
+    deadline = time.monotonic() + SILENT_SECONDS
+    while (answer := ask(port, data)).code in ("in-flight", "store-unavailable"):
+        assert time.monotonic() < deadline, f"still {answer.code}"
+        time.sleep(0.02)
+    return answer
+
+
+def test_allowed_to_run_without_a_store_a_request_says_that_it_is_unprotected(
+    serve_once: Serve, frail: RedisServer, ledger: Ledger
+) -> None:
+    """
+    The limit of on_store_down="allow": the view runs with every attempt, and each answer says that nothing protected it.
+    """
+    server = serve_once(frail)
+    order = Order("/allow")
+    protected = ask(server.port, Order("/allow").attempt())
+    frail.kill()
+
+    answers = [ask(server.port, order.attempt()) for _ in range(2)]
+    frail.restart()
+    after = ask(server.port, order.attempt())
+
+    assert [(answer.status, answer.header("Idempotency-Status")) for answer in answers] == [(201, "unprotected")] * 2
+    assert [protected.header("Idempotency-Status"), after.header("Idempotency-Status")] == [None, None]
+    assert ledger.runs(order.case) == 3
+    assert "unprotected" in server.log
+
+
+def test_service_starts_without_its_store(serve_once: Serve, frail: RedisServer, ledger: Ledger) -> None:
+    """
+    A store that is away when the service starts is no reason not to: keyed requests get 503 until it is there.
+    """
+    frail.kill()
+    server = serve_once(frail)
+    order = Order("/plain")
+    refused = ask(server.port, order.attempt())
+    frail.restart()
+
+    assert refused.told == (503, "store-unavailable")
+    assert ask(server.port, order.attempt()).status == 201
+    assert ledger.runs(order.case) == 1
