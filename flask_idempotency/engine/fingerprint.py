@@ -188,7 +188,7 @@ def _float(literal: str) -> float | bytes | _Refused:
     shortest = repr(number)
     if shortest == literal and "e" not in literal and not literal.endswith(".0"):
         return number
-    if number - number != 0 or Decimal(literal) != Decimal(shortest):
+    if Decimal(literal) != Decimal(shortest):
         return _REFUSED
     return _ecmascript(shortest).encode()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, Any, Final, cast
+from typing import IO, Any, cast
 
 from flask import Request
 from werkzeug.datastructures import FileStorage
@@ -14,9 +14,6 @@ from werkzeug.formparser import FormDataParser
 
 from flask_idempotency.engine.fingerprint import FilePart, content_digest, form_digest, multipart_digest
 from flask_idempotency.web.bodies import BodyConsumed, chunks
-
-MAX_FIELD_BYTES: Final = 500_000
-"""The memory one field may take where the application sets no limit: Flask's own default since 3.1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +32,13 @@ class Form:
 
 
 def parse_form(request: Request, stream: IO[bytes]) -> Form | None:
-    """The form in this stream, which is left where it stood; None when broken or over the application's limits."""
+    """The form in this stream, which is left where it stood; None when broken or over the application's limits.
+
+    No limits but those: a key in a form that the view can read must be found here, or the view runs unprotected.
+    """
     parser = FormDataParser(
         stream_factory=_hashing,
-        max_form_memory_size=request.max_form_memory_size or MAX_FIELD_BYTES,
+        max_form_memory_size=request.max_form_memory_size,
         max_form_parts=request.max_form_parts,
         silent=False,
     )

@@ -377,6 +377,7 @@ def test_doubt_in_an_ignored_part_is_ignored() -> None:
     A client's clock with too many digits must not make its retries differ.
     """
     assert b'{"a":1}' == canonical_json(b'{"a":1,"t":1700000000.1234567890123}', ignore=("/t",))
+    assert b'{"a":1}' == canonical_json(b'{"a":1,"t":' + b"9" * 50_000 + b"}", ignore=("/t",))
     assert canonical_json(b'{"a":1,"t":1,"t":2}', ignore=("/t",)) is None
 
 
