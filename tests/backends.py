@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +14,7 @@ import redis
 import valkey
 from redis._parsers import _RESP2Parser, _RESP3Parser
 
-from example_app.servers import RedisServer
+from example_app.servers import RedisServer, server_programs
 from flask_idempotency.engine.clock import Clock
 from flask_idempotency.engine.ports import Store
 from flask_idempotency.stores.memory import MemoryStore
@@ -21,6 +22,8 @@ from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.store import RedisStore
 from tests.services import REDIS_KINDS, RedisServers, connect
 from tests.tls_front import TlsFront
+
+CLUSTER_SECONDS = 20.0
 
 MakeStore: TypeAlias = Callable[[Clock], Store]
 Backend: TypeAlias = Callable[[pytest.FixtureRequest, ExitStack], MakeStore]
@@ -96,6 +99,44 @@ def by_valkey_client(server: RedisServer, request: pytest.FixtureRequest, ends: 
     return ends.enter_context(valkey.Valkey.from_url(server.url))
 
 
+class Clusters:
+    """Clusters of one server, by kind. They refuse a script whose keys are not in one slot, as larger ones would."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, RedisServer] = {}
+
+    def get(self, kind: str) -> RedisServer:
+        if kind not in self._running:
+            server = self._running[kind] = RedisServer(server_programs()[kind], arguments=["--cluster-enabled", "yes"])
+            with connect(server.url) as client:
+                client.execute_command("CLUSTER ADDSLOTS", *range(16384))
+                deadline = time.monotonic() + CLUSTER_SECONDS
+                while client.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
+                    assert time.monotonic() < deadline, "the Cluster of one never said that it is ready"
+        return self._running[kind]
+
+    def stop(self) -> None:
+        for server in self._running.values():
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator[Clusters]:
+    clusters = Clusters()
+    yield clusters
+    clusters.stop()
+
+
+def cluster(kind: str) -> Backend:
+    def backend(request: pytest.FixtureRequest, ends: ExitStack) -> MakeStore:
+        clusters: Clusters = request.getfixturevalue("clusters")
+        client: Any = redis.RedisCluster.from_url(clusters.get(kind).url)
+        ends.callback(client.close)
+        return lambda clock: RedisStore(client, clock=clock)
+
+    return backend
+
+
 WAYS: dict[str, Connected] = {
     "url": by_url,
     "socket": by_socket,
@@ -110,6 +151,7 @@ BACKENDS: dict[str, Backend] = {
     "memory": memory,
     "fakeredis": fake,
     **{f"{kind}-{way}": on(kind, connected) for kind in REDIS_KINDS for way, connected in WAYS.items()},
+    **{f"{kind}-cluster": cluster(kind) for kind in REDIS_KINDS},
 }
 
 
