@@ -12,7 +12,7 @@ from example_app.servers import RedisServer
 from tests.e2e.ledger import Ledger
 from tests.e2e.processes import Fleet, Plan, Server
 from tests.e2e.proxy import Proxy
-from tests.services import REDIS_KINDS, RedisServers
+from tests.services import REDIS_KINDS, RedisServers, connect
 
 
 class Serve(Protocol):
@@ -80,6 +80,12 @@ def proxy(store: RedisServer) -> Iterator[Proxy]:
     """A line to the store that can be held."""
     with Proxy(store.port) as proxy:
         yield proxy
+
+
+def keys(store: RedisServer) -> list[bytes]:
+    """Everything that is in a store."""
+    with connect(store.url) as client:
+        return list(client.scan_iter())
 
 
 @pytest.hookimpl(wrapper=True)

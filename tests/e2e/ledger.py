@@ -49,6 +49,13 @@ class Ledger:
         """Give the go-ahead to the next `times` pauses, present or to come."""
         self._redis.rpush(f"go:{case}", *["go"] * times)
 
+    def forget(self, case: str) -> None:
+        """Start this case anew."""
+        self._redis.delete(*(f"{what}:{case}" for what in ("run", "effect", "paused", "go", "closed")))
+
+    def close(self) -> None:
+        self._redis.close()
+
     def runs(self, case: str) -> int:
         """How often a view was entered."""
         return len(self.noted("run", case))

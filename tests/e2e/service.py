@@ -63,7 +63,7 @@ def create_app(*, store: str, ledger: str, config: Mapping[str, Any]) -> Flask:
     """One victim. `config` is Flask configuration, `IDEMPOTENCY_*` included."""
     app = Flask("victim")
     app.config.update(IDEMPOTENCY_STORE=store, IDEMPOTENCY_SECRET=SECRET, LEDGER=Ledger(ledger), **config)
-    idempotency = Idempotency(app, principal=lambda: g.principal, tenant=lambda: g.tenant)
+    Idempotency(app, principal=lambda: g.principal, tenant=lambda: g.tenant)
 
     # After the extension on purpose: its claims must wait for the application's own authentication wherever that is.
     @app.before_request
@@ -83,7 +83,9 @@ def create_app(*, store: str, ledger: str, config: Mapping[str, Any]) -> Flask:
     app.add_url_rule("/stream", "stream", stream, methods=["POST"])
     app.add_url_rule("/file", "file", file, methods=["POST"])
     app.add_url_rule("/free", "free", lambda: {"pid": os.getpid()})
-    idempotency.replay_guard(lambda record: True)
+    if app.config.get("WARM_UP"):
+        # Threads and connections made before a fork are the ones that a fork breaks.
+        app.test_client().post("/plain", headers={"Idempotency-Key": uuid4().hex})
     return app
 
 
@@ -120,7 +122,7 @@ def perform() -> Response:
             case ("status", number):
                 status = int(number)
             case _:
-                raise ValueError(f"no step is called {step!r}")
+                raise ValueError("there is no such step")
     return current_app.response_class(json.dumps({**answer, "padding": padding}), status, mimetype="application/json")
 
 
@@ -167,8 +169,8 @@ def file() -> Response:
 def _ask_ourselves(path: str) -> int:
     """The status that this service gives to the same request while it is being handled."""
     headers = {name: request.headers[name] for name in ("Idempotency-Key", "Content-Type", CASE)}
-    again = urllib.request.Request(  # noqa: S310 - our own address
-        request.host_url.rstrip("/") + path, data=request.get_data(), headers=headers
+    again = urllib.request.Request(
+        f"http://127.0.0.1:{request.environ['SERVER_PORT']}{path}", data=request.get_data(), headers=headers
     )
     try:
         with urllib.request.urlopen(again, timeout=20) as answer:  # noqa: S310

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from example_app.servers import RedisServer
-from tests.e2e.conftest import Serve
+from tests.e2e.conftest import Serve, keys
 from tests.e2e.ledger import Ledger
 from tests.e2e.processes import KINDS, Kind, Server
 from tests.e2e.proxy import Proxy
 from tests.e2e.wire import Order, Wire, ask, ask_until_settled, message
-from tests.services import connect
 
 LIMIT = 256 * 1024
 """The default `max_body`."""
@@ -192,11 +191,3 @@ def test_75_view_ended_by_the_servers_timeout_follows_its_policy(
         ledger.paused(order.case)
 
         assert ask_until_settled(server.port, order.attempt()).told == told
-
-
-def keys(store: RedisServer) -> list[bytes]:
-    """Everything that is in the store."""
-    with connect(store.url) as client:
-        found = client.keys("*")
-        assert isinstance(found, list)
-        return found

@@ -72,13 +72,14 @@ class Order:
     path: str
     key: str = field(default_factory=lambda: str(uuid4()))
     body: bytes = b'{"amount": 100}'
+    media_type: str = "application/json"
     headers: tuple[tuple[str, str], ...] = ()
     case: str = field(default_factory=lambda: uuid4().hex)
     """What the ledger files it under. Not the key: two callers may choose the same one."""
 
     def attempt(self, *steps: str) -> bytes:
         told = [("Idempotency-Key", self.key), (CASE, self.case), (STEPS, " ".join(steps))]
-        return message("POST", self.path, [*told, ("Content-Type", "application/json"), *self.headers], self.body)
+        return message("POST", self.path, [*told, ("Content-Type", self.media_type), *self.headers], self.body)
 
 
 class Wire:

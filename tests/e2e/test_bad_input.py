@@ -1,0 +1,323 @@
+"""Whatever a client sends: the exact refusal, nothing in the store afterwards, and a server that serves the next one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from flask.testing import FlaskClient
+
+from example_app.servers import RedisServer
+from tests.e2e.conftest import Serve, keys
+from tests.e2e.ledger import Ledger
+from tests.e2e.processes import Kind, Server
+from tests.e2e.service import CASE, create_app
+from tests.e2e.wire import Answer, Order, Wire, ask, message
+
+GIGABYTE = 1024**3
+CASE_NAME = "bad input"
+
+BAD_KEYS = {
+    "empty": [""],
+    "blank": ["   "],
+    "empty string": ['""'],
+    "over-long": ["k" * 256],
+    "over-long string": [f'"{"k" * 256}"'],
+    "string without an end": ['"abc'],
+    "text behind the string": ['"abc" def'],
+    "unknown escape": [r'"a\bc"'],
+    "string with parameters": ['"abc";v=1'],
+    "space": ["a b"],
+    "space in a string": ['"a b"'],
+    "tab": ["a\tb"],
+    "latin-1": ["schl\xfcssel"],
+    "utf-8": ["schlüssel".encode().decode("latin-1")],
+    "non-ascii string": ['"schl\xfcssel"'],
+    "list": ["abc, def"],
+    "list of strings": ['"abc", "def"'],
+    "two lines": ["abc", "def"],
+    "two equal lines": ["abc", "abc"],
+    "two lines, one empty": ["abc", ""],
+}
+"""Header lines that must never pass, and never be taken for no key at all."""
+
+BROKEN_LINES = {
+    "nul": ["a\0b"],
+    "carriage return": ["a\rb"],
+    "line feed": ["a\nb"],
+    "escape": ["a\x1bb"],
+    "delete": ["a\x7fb"],
+}
+"""What no HTTP header may hold. A server may refuse the request before we see it."""
+
+
+@pytest.fixture(params=["gthread", "gevent", "waitress"])
+def server(request: pytest.FixtureRequest, serve: Serve) -> Server:
+    kind: Kind = request.param
+    return serve(kind=kind)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_happened(store: RedisServer, ledger: Ledger) -> Iterator[None]:
+    """After every test in here that does not say otherwise: no view was entered and the store is empty."""
+    ledger.forget(CASE_NAME)
+    yield
+    assert ledger.runs(CASE_NAME) == 0
+    assert keys(store) == []
+
+
+def keyed(lines: list[str], path: str = "/plain") -> bytes:
+    headers = [("Idempotency-Key", line) for line in lines]
+    return message("POST", path, [*headers, (CASE, CASE_NAME)], b"{}")
+
+
+@pytest.mark.parametrize("path", ["/plain", "/required"])
+@pytest.mark.parametrize("shape", BAD_KEYS)
+def test_f61_bad_key_is_refused(server: Server, shape: str, path: str) -> None:
+    """
+    A key that names nothing is refused with 400 invalid-key, also where no key is needed.
+    """
+    answer = ask(server.port, keyed(BAD_KEYS[shape], path))
+
+    assert answer.told == (400, "invalid-key")
+    assert answer.header("Cache-Control") == "no-store"
+    assert answer.header("Link") is not None
+
+
+@pytest.mark.parametrize("shape", BROKEN_LINES)
+def test_f61_broken_header_is_refused(server: Server, shape: str) -> None:
+    """
+    A key with control characters is refused, by the server or by us, and the server lives.
+    """
+    with Wire(server.port) as wire:
+        wire.send(keyed(BROKEN_LINES[shape]))
+        told = None if wire.ended() else wire.answer().told
+
+    assert told in (None, (400, None), (400, "invalid-key"))
+    assert ask(server.port, message("GET", "/free")).status == 200
+
+
+@pytest.fixture
+def client(store: RedisServer, ledger_server: RedisServer) -> Iterator[FlaskClient]:
+    app = create_app(store=store.url, ledger=ledger_server.url, config={"TESTING": True})
+    with app.test_client() as client:
+        yield client
+    app.config["LEDGER"].close()
+
+
+@pytest.mark.parametrize("shape", [*BAD_KEYS, *BROKEN_LINES])
+def test_f61_bad_key_is_refused_whatever_server_lets_it_pass(client: FlaskClient, shape: str) -> None:
+    """
+    A server in front may let anything through and join lines with a comma: the key is refused by itself.
+    """
+    value = ",".join({**BAD_KEYS, **BROKEN_LINES}[shape])
+    answer = client.post(
+        "/plain", data="{}", headers={CASE: CASE_NAME}, environ_overrides={"HTTP_IDEMPOTENCY_KEY": value}
+    )
+
+    assert (answer.status_code, answer.get_json()["code"]) == (400, "invalid-key")
+
+
+def test_missing_key_is_refused_where_one_is_required(server: Server) -> None:
+    """
+    Without a key, an operation that needs one is not run.
+    """
+    assert ask(server.port, keyed([], "/required")).told == (400, "missing-key")
+
+
+def test_key_with_underscores_is_no_key(server: Server) -> None:
+    """
+    `Idempotency_Key` looks the same in a WSGI environ: servers drop it, so that it cannot slip in another's key.
+    """
+    spoofed = message("POST", "/required", [("Idempotency_Key", "abc"), (CASE, CASE_NAME)], b"{}")
+
+    assert ask(server.port, spoofed).told == (400, "missing-key")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/free", 200),
+        ("HEAD", "/free", 200),
+        ("OPTIONS", "/plain", 200),
+        ("GET", "/plain", 405),
+        ("POST", "/free", 405),
+        ("DELETE", "/free", 405),
+        ("POST", "/nowhere", 404),
+        ("PATCH", "/", 404),
+        ("POST", "/slash", 308),
+    ],
+)
+def test_7_key_on_what_has_no_view_of_ours_touches_nothing(server: Server, method: str, path: str, status: int) -> None:
+    """
+    Safe methods, unknown routes, wrong methods and the router's redirects are answered as if we were not there.
+    """
+    headers = [("Idempotency-Key", "abc"), (CASE, CASE_NAME)]
+    with Wire(server.port) as wire:
+        wire.send(message(method, path, headers))
+        answer = wire.head()
+        assert answer.status == status
+        assert answer.getheader("Content-Type") != "application/problem+json"
+
+
+def test_7_bad_key_on_what_has_no_view_of_ours_is_not_judged(server: Server) -> None:
+    """
+    404 and 405 come before any opinion on keys.
+    """
+    assert ask(server.port, keyed([""], "/nowhere")).status == 404
+    assert ask(server.port, keyed([""], "/free")).status == 405
+
+
+def test_9_bad_key_without_credentials_is_told_to_sign_in(server: Server) -> None:
+    """
+    Keys are judged after signing in: whoever is nobody learns nothing about them.
+    """
+    assert ask(server.port, keyed([""], "/private")).told == (401, None)
+    assert ask(server.port, keyed(["abc"], "/private")).told == (401, None)
+
+
+def declared(path: str, *headers: tuple[str, str]) -> bytes:
+    """The head of a request that announces a gigabyte."""
+    told = [("Idempotency-Key", "abc"), (CASE, CASE_NAME), ("Content-Length", str(GIGABYTE)), *headers]
+    return message("POST", path, told, None)
+
+
+@pytest.mark.parametrize("kind", ["sync", "gthread", "gevent"])
+def test_10_gigabyte_from_nobody_is_not_read(serve: Serve, kind: Kind) -> None:
+    """
+    Without credentials the answer comes at once: the extension waits for no body before the application has agreed.
+    """
+    with Wire(serve(kind=kind).port) as wire:
+        assert wire.send(declared("/private")).head().status == 401
+
+
+@pytest.mark.parametrize("kind", ["sync", "gthread", "gevent"])
+def test_10_gigabyte_that_never_comes_is_a_truncated_body(serve: Serve, kind: Kind) -> None:
+    """
+    Announced and not sent: 400, and nothing was claimed.
+    """
+    with Wire(serve(kind=kind).port) as wire:
+        wire.send(declared("/private", ("Authorization", "Bearer acme/alice")) + b"x" * 100_000).half_close()
+
+        assert wire.answer().told == (400, "truncated-body")
+
+
+def test_10_hung_up_upload_leaves_nothing(server: Server) -> None:
+    """
+    The client resets its connection in mid-upload: nothing was claimed, and the server lives.
+    """
+    Wire(server.port).send(declared("/plain") + b"x" * 100_000).reset()
+
+    assert ask(server.port, message("GET", "/free")).status == 200
+
+
+class TestWhatOnlyTheViewCanJudge:
+    """A body that makes no sense is a request like any other: the view answers it, and retries get that answer."""
+
+    @pytest.fixture(autouse=True)
+    def _nothing_happened(self) -> None:
+        """Here something does."""
+
+    def twice(self, server: Server, order: Order) -> tuple[Answer, Answer]:
+        return ask(server.port, order.attempt()), ask(server.port, order.attempt())
+
+    def test_g68_slow_upload_holds_no_claim(self, server: Server, ledger: Ledger) -> None:
+        """
+        While one client uploads at a snail's pace, another with the same key is served.
+        """
+        order = Order("/plain")
+        headers = (("Idempotency-Key", order.key), (CASE, order.case), ("Content-Length", "1000"))
+        with Wire(server.port) as slow:
+            slow.send(message("POST", "/plain", headers, None) + b"x")
+
+            assert ask(server.port, order.attempt()).status == 201
+            assert slow.silent()
+        assert ledger.runs(order.case) == 1
+
+    @pytest.mark.parametrize(
+        "body", [b"", b"{", b"\xff\xfe", b"NaN", b'{"a": 1, "a": 2}', b'"\\ud800"', b"1e999"], ids=repr
+    )
+    def test_f60_invalid_json_is_the_views_to_refuse(self, server: Server, ledger: Ledger, body: bytes) -> None:
+        """
+        Whatever the view makes of odd JSON, it makes once, and it is never our error.
+        """
+        order = Order("/json", body=body)
+        first, again = self.twice(server, order)
+
+        assert first.status in (200, 400)
+        assert (again.status, again.body, again.replayed) == (first.status, first.body, True)
+        assert ledger.runs(order.case) == 1
+
+    def test_f60_absurdly_deep_json_is_compared_as_bytes(self, server: Server, ledger: Ledger) -> None:
+        """
+        JSON that no parser survives is not parsed to be compared: equal bytes are equal, others are not.
+        """
+        order = Order("/plain", body=b"[" * 100_000 + b"]" * 100_000)
+        first, again = self.twice(server, order)
+        other = ask(server.port, replace(order, body=order.body[1:-1]).attempt())
+
+        assert (first.status, again.status, again.replayed) == (201, 201, True)
+        assert other.told == (422, "key-reused")
+        assert ledger.runs(order.case) == 1
+
+    @pytest.mark.parametrize(
+        ("media_type", "body"),
+        [
+            ("multipart/form-data", b"--b\r\n\r\n"),
+            ("multipart/form-data; boundary=", b"--\r\n\r\n"),
+            ("multipart/form-data; boundary=b", b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\nvalue'),
+            ("multipart/form-data; boundary=b", b"no boundary in here"),
+            pytest.param(
+                "multipart/form-data; boundary=b",
+                b"--b\r\nContent-Disposition: nonsense\r\n\r\nx\r\n--b--\r\n",
+                marks=pytest.mark.xfail(reason="web/forms.py does not expect a part without a name", strict=False),
+            ),
+            ("multipart/form-data; boundary=b", b""),
+            ("application/x-www-form-urlencoded", b"%ff=%&&==;"),
+        ],
+    )
+    def test_56_broken_form_is_the_views_to_refuse(
+        self, server: Server, ledger: Ledger, media_type: str, body: bytes
+    ) -> None:
+        """
+        A broken form reaches the view as it would without us, once.
+        """
+        order = Order("/form", body=body, media_type=media_type)
+        first, again = self.twice(server, order)
+
+        assert first.status in (200, 400)
+        assert (again.status, again.body, again.replayed) == (first.status, first.body, True)
+        assert ledger.runs(order.case) == 1
+
+    def test_p61_same_key_with_another_request_is_refused(self, server: Server, ledger: Ledger) -> None:
+        """
+        Another body, path, query or method under a used key: 422 that tells when it was first seen, and no value of it.
+        """
+        order = Order("/plain", body=b'{"amount": 100, "note": "sesame"}')
+        first = ask(server.port, order.attempt())
+        others = [
+            ask(server.port, replace(order, body=b'{"amount": 999}').attempt()),
+            ask(server.port, replace(order, path="/marked").attempt()),
+            ask(server.port, replace(order, path="/plain?really=1").attempt()),
+            ask(server.port, order.attempt().replace(b"POST", b"PUT", 1)),
+        ]
+
+        assert first.status == 201
+        assert {answer.told for answer in others} == {(422, "key-reused")}
+        assert all("first seen at 20" in answer.json["detail"] for answer in others)
+        assert not any(secret in answer.body for answer in others for secret in (b"sesame", order.key.encode()))
+        assert ledger.runs(order.case) == 1
+
+    def test_quoted_and_bare_key_are_one(self, server: Server, ledger: Ledger) -> None:
+        """
+        Both ways to write a key name the same one; so do the longest ones.
+        """
+        key = "k" * 255
+        order = Order("/plain", key=key)
+        bare, quoted = ask(server.port, order.attempt()), ask(server.port, replace(order, key=f'"{key}"').attempt())
+
+        assert (bare.replayed, quoted.replayed) == (False, True)
+        assert json.loads(bare.body) == json.loads(quoted.body)
+        assert ledger.runs(order.case) == 1

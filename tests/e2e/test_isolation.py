@@ -1,0 +1,155 @@
+"""Nothing of one caller ever reaches another, a log, or the name of anything in the store."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from example_app.servers import RedisServer
+from tests.e2e.conftest import Serve, keys
+from tests.e2e.ledger import Ledger
+from tests.e2e.processes import kill
+from tests.e2e.service import CASE
+from tests.e2e.wire import Order, Wire, ask, ask_until_settled, message
+
+OURS = re.compile(rb"idm1:\{p[0-9a-f]{4}\}:(?:[izm]|r:[a-z2-7]{52})")
+"""The only keys that we may make in a Redis: a format, a partition, and a keyed digest."""
+
+
+def signed(order: Order, caller: str) -> Order:
+    return replace(order, headers=(("Authorization", f"Bearer {caller}"),))
+
+
+def test_65_equal_keys_of_two_callers_are_two_keys(serve: Serve, ledger: Ledger) -> None:
+    """
+    Principals and tenants that send the same key and body each run once and each get their own answer, then and later.
+    """
+    server = serve()
+    order = Order("/plain")
+    callers = ["acme/alice", "acme/bob", "globex/alice", "/alice", "acme/", ""]
+    first = {caller: ask(server.port, signed(order, caller).attempt()) for caller in callers}
+    again = {caller: ask(server.port, signed(order, caller).attempt()) for caller in reversed(callers)}
+
+    assert ledger.runs(order.case) == len(callers)
+    assert {caller: answer.json["caller"] or "" for caller, answer in again.items()} == {
+        caller: caller.partition("/")[2] for caller in callers
+    }
+    assert {caller: answer.body for caller, answer in again.items()} == {
+        caller: answer.body for caller, answer in first.items()
+    }
+    assert all(answer.replayed for answer in again.values())
+
+
+def test_65_another_callers_key_tells_nothing(serve: Serve, ledger: Ledger) -> None:
+    """
+    Whoever guesses another's key cannot find out that it was used: neither a mismatch, nor a conflict, nor an answer.
+    """
+    server = serve()
+    order = Order("/plain")
+    with Wire(server.port) as wire:
+        wire.send(signed(order, "acme/alice").attempt("pause"))
+        ledger.paused(order.case)
+        while_running = ask(server.port, signed(order, "acme/bob").attempt())
+        other_body = ask(server.port, replace(signed(order, "globex/alice"), body=b'{"amount": 1}').attempt())
+        ledger.let_go(order.case)
+        assert wire.answer().status == 201
+
+    assert (while_running.status, while_running.replayed) == (201, False)
+    assert (other_body.status, other_body.replayed) == (201, False)
+
+
+@pytest.fixture
+def monitor(store: RedisServer) -> Iterator[socket.socket]:
+    """Hears every command that the store is sent."""
+    with socket.create_connection(("127.0.0.1", store.port), timeout=20) as connection:
+        connection.sendall(b"MONITOR\r\n")
+        assert connection.recv(5) == b"+OK\r\n"
+        yield connection
+
+
+def heard(monitor: socket.socket) -> bytes:
+    """Everything so far. The store monitors what is said on this connection, too, so that says when all is read."""
+    monitor.sendall(b"ECHO that-is-all\r\n")
+    commands = b""
+    while b"$11\r\nthat-is-all\r\n" not in commands and b'"that-is-all"' not in commands:
+        commands += monitor.recv(65536)
+    return commands
+
+
+CANARIES = {what: f"canary-{what}-5db3c1" for what in ("key", "principal", "tenant", "body", "quoted", "bad")}
+
+
+@pytest.mark.slow
+def test_66_nothing_that_a_client_sent_is_in_a_log_or_a_name(
+    serve_once: Serve, store: RedisServer, ledger: Ledger, monitor: socket.socket
+) -> None:
+    """
+    In a whole run of successes, refusals, crashes and outages, at the most talkative log level: no key, no principal, no
+    tenant, no body in the log, none in the name of anything in the store, and no key or body in the store at all.
+    """
+    server = serve_once(lease=1)
+    everything_that_can_happen(server.port, ledger)
+    commands = heard(monitor)
+    names = keys(store)
+    store.pause()
+    try:
+        refused = ask(server.port, canary().attempt())
+    finally:
+        store.resume()
+
+    assert refused.told == (503, "store-unavailable")
+    log = server.log
+    for expected in ("POST /plain", "DEBUG", " 500 ", " 503 ", " 422 ", " 409 ", "there is no such step"):
+        assert expected in log
+    assert {what: log.count(text) for what, text in CANARIES.items()} == dict.fromkeys(CANARIES, 0)
+    assert names
+    assert [name for name in names if not OURS.fullmatch(name)] == []
+    # Scripts tell their keys apart from the rest: those are the four behind the number of keys.
+    named = re.findall(rb'"EVALSHA" "[0-9a-f]{40}" "4" "([^"]*)" "([^"]*)" "([^"]*)" "([^"]*)"', commands)
+    assert named
+    assert [name for four in named for name in four if not OURS.fullmatch(name)] == []
+    stored = {what: commands.count(CANARIES[what].encode()) for what in ("key", "body", "quoted", "bad")}
+    assert stored == dict.fromkeys(stored, 0)
+
+
+def canary(path: str = "/plain", number: int = 0) -> Order:
+    """A request that can be told wherever a piece of it turns up."""
+    return Order(
+        path,
+        key=f"{CANARIES['key']}-{number}",
+        body=b'{"note": "%s"}' % CANARIES["body"].encode(),
+        headers=(("Authorization", f"Bearer {CANARIES['tenant']}/{CANARIES['principal']}"),),
+    )
+
+
+def everything_that_can_happen(port: int, ledger: Ledger) -> None:
+    """One of each: what is answered, and what goes wrong."""
+    order = canary()
+    assert ask(port, order.attempt()).status == 201
+    assert ask(port, order.attempt()).replayed
+    assert ask(port, replace(order, body=b"other").attempt()).told == (422, "key-reused")
+    assert ask(port, replace(order, key=f'"{CANARIES["quoted"]}"').attempt()).status == 201
+    assert ask(port, replace(order, key=f'"{CANARIES["bad"]}').attempt()).told == (400, "invalid-key")
+    assert ask(port, canary(number=1).attempt("status:503")).status == 503
+    assert ask(port, canary(number=2).attempt("no-such-step")).status == 500
+    assert ask(port, canary("/form", number=3).attempt()).status == 200
+    with Wire(port) as wire:
+        headers = [("Idempotency-Key", f"{CANARIES['key']}-4"), (CASE, "cut"), ("Content-Length", "1000")]
+        wire.send(message("POST", "/plain", headers, None) + CANARIES["body"].encode()).half_close()
+        assert wire.answer().told == (400, "truncated-body")
+    for number, path in enumerate(("/plain", "/deduplicated"), start=5):
+        killed = canary(path, number)
+        with Wire(port) as wire:
+            wire.send(killed.attempt("pause"))
+            worker = ledger.paused(killed.case)
+            assert ask(port, killed.attempt()).told == (409, "in-flight")
+            kill(worker)
+            assert wire.ended()
+        assert ask_until_settled(port, killed.attempt()).status in (201, 409)
+    large = canary(number=7)
+    assert ask(port, large.attempt("size:300000")).status == 201
+    assert ask(port, large.attempt()).told == (201, "response-not-kept")
