@@ -12,7 +12,7 @@ import redis
 
 from benchmarks import hot_spots, in_process, memory, million, serving, trips
 from benchmarks.cases import OURS, OURS_MEMORY, PATHS, our_cases
-from benchmarks.machine import Cores, choose_cores, describe, pin, pinned
+from benchmarks.machine import BUSY, Cores, choose_cores, describe, is_idle, pin, pinned
 from benchmarks.table import Section
 from example_app.servers import RedisServer
 from flask_idempotency.stores.memory import MemoryStore
@@ -29,12 +29,14 @@ def main(arguments: Sequence[str]) -> int:
         options.rounds, options.requests, options.seconds = 3, 50, 0.5
     cores = choose_cores()
     with _server(options.redis_url, cores) as (client, url), pinned(cores.application):
-        about = describe(client, cores)
+        about, idle = describe(client, cores), is_idle()
         shown = [section for make in _chosen(options, client, url, cores) for section in make()]
     if options.json:
         print(json.dumps({"machine": about, "sections": [section.as_json() for section in shown]}, indent=2))
     else:
         print(" · ".join(f"{name} {value}" for name, value in about.items()), end="\n\n")
+        if not idle:
+            print(BUSY, end="\n\n")
         print("\n".join(section.as_text() for section in shown))
     return 0
 

@@ -13,6 +13,15 @@ from typing import Any
 
 import redis
 
+# One process that starts something now and then, but none that runs all the time.
+IDLE_LOAD = 0.7
+
+BUSY = (
+    "Others are using this machine. A request that waits for a round trip then comes back to a core that is taken and to "
+    "cold caches, and the more code it runs, the more it pays: rows with round trips look far worse than they are, and "
+    "the dearer ones most of all. Rows without any, and counts and sizes, hold."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Cores:
@@ -68,8 +77,13 @@ def describe(client: redis.Redis, cores: Cores) -> dict[str, str]:
         "redis-py": version("redis"),
         "hiredis": version("hiredis") if _has_hiredis() else "absent",
         "server": f"{name} {number}",
-        "load before": f"{os.getloadavg()[0]:.1f}",
+        "load before": f"{os.getloadavg()[0]:.1f}" + ("" if is_idle() else " (NOT IDLE: see below)"),
     }
+
+
+def is_idle() -> bool:
+    """Whether nobody else seems to need a core for long."""
+    return os.getloadavg()[0] < IDLE_LOAD
 
 
 def _has_hiredis() -> bool:
