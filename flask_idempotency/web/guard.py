@@ -23,7 +23,7 @@ from flask_idempotency.engine.record import About, OnLapse
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.engine.result import Result
 from flask_idempotency.web.answers import Answer, Answers
-from flask_idempotency.web.bodies import TruncatedBody, read_body
+from flask_idempotency.web.bodies import FORM_TYPES, TruncatedBody, read_body
 from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.loaders import load_principal, load_tenant
 from flask_idempotency.web.problems import Problem, failure, refusal
@@ -70,8 +70,7 @@ class Guard:
             return
         # A hook that turns a 200 into a 500 means it: what it commits, for one, is not committed.
         status = max(visit.capture.head.status, response.status_code)
-        failed = visit.error if status >= 500 or visit.end is End.ERROR else None
-        visit.decision = self._decision(visit, response=response, status=status, error=failed)
+        visit.decision = self._decision(visit, response=response, status=status, error=visit.error)
         if visit.tee is not None and visit.end is None:
             if visit.tee() is not None:
                 visit.phase = Phase.STREAMING
@@ -100,6 +99,8 @@ class Guard:
         policy = visit.policy
         try:
             client_key = _client_key(request, policy)
+            if policy.form_field is not None and request.mimetype in FORM_TYPES:
+                visit.body = read_body(request)  # the key was looked for in it
             if client_key is None:
                 visit.phase = Phase.DONE
                 return self._answers.problem(Problem("missing-key"), policy) if policy.required else None

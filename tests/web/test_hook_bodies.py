@@ -164,6 +164,22 @@ def test_p63_the_spool_is_closed_when_the_answer_has_left() -> None:
     assert spools[0].closed
 
 
+def test_p63_a_form_that_was_searched_for_a_key_in_vain_is_closed_too() -> None:
+    """
+    Only the search spooled it.
+    """
+    world = new_world(form_field="idempotency_key")
+    spools: list[IO[bytes]] = []
+
+    @world.view()
+    def upload() -> str:
+        spools.append(request.environ["wsgi.input"])
+        return request.form["note"]
+
+    assert 100_000 == len(world.post(key=None, data={"note": "x" * 100_000}).text)
+    assert spools[0].closed
+
+
 def test_p63_a_streaming_view_may_read_its_body_to_the_end() -> None:
     """
     The spool stays open as long as the answer is being produced, after teardown even.

@@ -234,9 +234,25 @@ def test_p40_flask_restx_abort_is_stored_although_it_signals_an_exception() -> N
     assert (first.status, first.data) == (again.status, again.data)
 
 
-def test_p40_an_exception_that_flask_restx_answers_is_judged_by_its_status() -> None:
+@pytest.mark.parametrize("status", (200, 302, 500))
+def test_p39_an_unhandled_exception_is_one_whatever_page_the_500_handler_shows(status: int) -> None:
     """
-    It signals those as well; the answer that its handler chose is stored.
+    Some applications apologise with a 200. Nobody chose that answer for this exception.
+    """
+    world = new_world()
+    world.app.register_error_handler(500, lambda error: ("sorry", status))
+
+    @world.view()
+    def pay() -> str:
+        raise ValueError("crash")
+
+    assert status == world.post().status_code
+    assert ["release"] == world.settled()
+
+
+def test_p40_an_exception_that_flask_restx_has_a_handler_for_is_judged_by_its_status() -> None:
+    """
+    The answer that the handler chose is stored.
     """
     world = new_world()
     api = Api(world.app)

@@ -189,6 +189,18 @@ def test_p51_a_hook_that_drains_wraps_or_replaces_a_stream_never_leaves_it_runni
     assert (state == "tombstone") == (again.is_json and "response-not-kept" in again.text)
 
 
+def test_p51_a_replaced_stream_is_settled_with_its_own_request() -> None:
+    """
+    The tee is gone by then, so there is nothing to wait for: no other request has to come by first.
+    """
+    world = new_world()
+    streaming(world, "a", "b")
+    world.app.after_request(replace_body)
+    begin(world).close()
+
+    assert ["complete"] == world.settled()
+
+
 def test_p52_stream_with_context_settles_once() -> None:
     """
     Its teardown runs twice on Flask 3.1.2 and 3.1.3: neither releases nor completes anything a second time.
