@@ -124,7 +124,7 @@ class Identity:
 
     def short(self, key: StorageKey) -> str:
         """Eight characters that tell records apart in logs and lead back to none."""
-        return _base32(_mac(self._log, key.rid)[:5])
+        return _mac(self._log, key.rid)[:4].hex()
 
 
 def _subkey(secret: bytes, purpose: bytes) -> bytes:
