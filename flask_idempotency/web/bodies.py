@@ -100,9 +100,6 @@ def _kept_by_a_hook(request: Request) -> Body | None:
 def _read(request: Request) -> Body:
     touched, length = "stream" in request.__dict__, request.content_length
     endless = "wsgi.input_terminated" not in request.environ
-    if endless and not length and not touched:
-        # Werkzeug shows the view an empty stream here, and the server's would never end.
-        return Body(length=0, stream=io.BytesIO())
     try:
         stream = request.stream
     except RequestEntityTooLarge:

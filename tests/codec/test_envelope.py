@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flask_idempotency.codec.compression import COMPRESSIONS
-from flask_idempotency.codec.envelope import COMPRESS_ABOVE, EnvelopeCodec
+from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable
 from flask_idempotency.engine.result import Result
 
@@ -223,12 +223,12 @@ def test_large_answers_are_compressed_and_small_ones_are_not() -> None:
     """
     From the first byte above 1 KiB, and only when it saves anything.
     """
-    at_limit = Result(200, body=b"x" * (COMPRESS_ABOVE - len(b"200\r\n\r\n")))
+    at_limit = Result(200, body=b"x" * (1024 - len(b"200\r\n\r\n")))
     above = Result(200, body=at_limit.body + b"x")
 
     assert len(PLAIN.seal(at_limit)) == len(CODEC.seal(at_limit))
     assert len(CODEC.seal(above)) < 50
-    assert len(PLAIN.seal(above)) == COMPRESS_ABOVE + 1 + 5
+    assert len(PLAIN.seal(above)) == 1024 + 1 + 5
 
 
 def test_what_does_not_shrink_stays_as_it_is() -> None:

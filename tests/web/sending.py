@@ -30,7 +30,12 @@ class Pipe:
 
 
 def by_length(environ: Environ, data: bytes) -> None:
-    """As Werkzeug's own server and the test client do."""
+    """As the test client does."""
+
+
+def endless(environ: Environ, data: bytes) -> None:
+    """As Werkzeug's own server does: the connection stays open, and only Content-Length says where to stop."""
+    environ |= {"wsgi.input": Pipe(data + b"the next request")}
 
 
 def terminated(environ: Environ, data: bytes) -> None:
@@ -50,7 +55,7 @@ def chunked(environ: Environ, data: bytes) -> None:
     environ["HTTP_TRANSFER_ENCODING"] = "chunked"
 
 
-DELIVERIES: tuple[Delivery, ...] = (by_length, terminated, seekable, chunked)
+DELIVERIES: tuple[Delivery, ...] = (by_length, endless, terminated, seekable, chunked)
 
 
 def environ_of(

@@ -23,6 +23,7 @@ from tests.web.sending import (
     Pipe,
     by_length,
     chunked,
+    endless,
     environ_of,
     multipart,
     request_of,
@@ -62,6 +63,11 @@ def files() -> Any:
     return [(name, file.filename, file.content_type, file.read()) for name, file in request.files.items(multi=True)]
 
 
+def length() -> int:
+    """What a careful reader of the server's own stream asks for."""
+    return 10_000_000 if request.content_length is None else request.content_length
+
+
 READERS: dict[str, Callable[[], Any]] = {
     "nothing": lambda: None,
     "get_data": lambda: (request.get_data(), request.get_data()),
@@ -77,8 +83,8 @@ READERS: dict[str, Callable[[], Any]] = {
     "stream in pieces": lambda: list(iter(lambda: request.stream.read(7), b"")),
     "readline": lambda: [request.stream.readline(), request.stream.readline()],
     "iteration": lambda: list(request.stream),
-    "wsgi.input": lambda: request.environ["wsgi.input"].read(request.content_length or 10_000_000),
-    "input_stream": lambda: request.input_stream.readline(),
+    "wsgi.input": lambda: request.environ["wsgi.input"].read(length()),
+    "input_stream": lambda: request.input_stream.readline(length()),
     "form, then data": lambda: (list(request.form.items(multi=True)), files(), request.get_data()),
     "data, then form": lambda: (request.get_data(), list(request.form.items(multi=True)), files()),
     "stream, then data": lambda: (request.stream.read(3), request.get_data()),
@@ -306,6 +312,15 @@ CONSUMERS: dict[str, Callable[[Request], Any]] = {
 }
 
 
+@pytest.mark.parametrize("consumer", CONSUMERS)
+@pytest.mark.parametrize("delivery", (by_length, endless, terminated, seekable))
+def test_nothing_can_be_consumed_of_an_empty_body(delivery: Delivery, consumer: str) -> None:
+    """
+    A DELETE without a body passes a hook that reads every body.
+    """
+    assert b"" == taken(delivery=delivery, before=CONSUMERS[consumer])
+
+
 def cache_the_rest(asked: Request) -> None:
     """What a hook that looks at the first bytes and then logs the body does."""
     asked.stream.read(3)
@@ -313,7 +328,7 @@ def cache_the_rest(asked: Request) -> None:
 
 
 @pytest.mark.parametrize("consumer", CONSUMERS)
-@pytest.mark.parametrize("delivery", (by_length, terminated, seekable, chunked))
+@pytest.mark.parametrize("delivery", DELIVERIES)
 def test_consumed_body_is_a_loud_error(delivery: Delivery, consumer: str) -> None:
     """
     Property 62: never the fingerprint of what is left, on any server.
@@ -323,7 +338,8 @@ def test_consumed_body_is_a_loud_error(delivery: Delivery, consumer: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("delivery", "error"), ((by_length, BodyConsumed), (seekable, BodyConsumed), (terminated, TruncatedBody))
+    ("delivery", "error"),
+    ((by_length, BodyConsumed), (endless, BodyConsumed), (seekable, BodyConsumed), (terminated, TruncatedBody)),
 )
 def test_body_cached_in_part_is_refused(delivery: Delivery, error: type[Exception]) -> None:
     """
