@@ -57,7 +57,7 @@ class Hooks:
             self._checked = True
         asked = request._get_current_object()  # type: ignore[attr-defined]
         rule = asked.url_rule
-        if rule is None or asked.routing_exception is not None:
+        if rule is None:  # 404, 405, a slash redirect: the router answers, and there is no view to guard
             return
         resolved = self._policies.resolve(rule.endpoint, asked.method)
         if resolved.exempt:

@@ -201,5 +201,6 @@ def test_a_test_client_that_preserves_the_context_may_read_the_body_afterwards()
     world = new_world()
     world.view()(lambda: "paid")
     with world.client() as client:
-        client.post("/", data=json.dumps({"a": "b" * (1 << 17)}), content_type="application/json", headers={KEY: "k"})
+        data = json.dumps({"a": "b" * (1 << 17)})
+        client.post("/", data=data, content_type="application/json", headers={KEY: "k"}, buffered=True)
         assert 1 << 17 == len(request.get_json()["a"])

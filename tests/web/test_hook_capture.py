@@ -140,6 +140,23 @@ def neighbours(app: Flask, tmp_path: Any) -> None:
     Session(app)
 
 
+def test_p22_a_hook_added_at_run_time_is_counted_once_as_well() -> None:
+    """
+    The capture moved behind it, and the one that stood before it does not capture again.
+    """
+    world = new_world()
+    world.view()(lambda: "paid")
+    world.post(key="the first of all")
+
+    def add(response: Response) -> Response:
+        response.headers.add("Link", "<added>")
+        return response
+
+    world.app.after_request_funcs[None].append(add)
+
+    assert [["<added>"]] * 2 == [world.post().headers.getlist("Link") for _ in range(2)]
+
+
 @pytest.mark.parametrize("init_first", (True, False))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:flask_session", "ignore:.*flask_limiter.*")
 def test_p24_neighbouring_extensions_see_a_replay_as_they_saw_the_answer(init_first: bool, tmp_path: Any) -> None:

@@ -108,6 +108,26 @@ def test_p65_a_view_that_calls_its_own_application_with_its_own_environ_claims_o
     assert "outer of inner" == world.post("/outer").text
 
 
+def test_p65_a_nested_request_that_finishes_does_not_settle_the_outer_one() -> None:
+    """
+    A hook that makes one with its own environ, and fails afterwards: the outer answer never became final.
+    """
+    world = new_world()
+    world.view("/inner", endpoint="inner")(lambda: "inner")
+    world.view("/outer", endpoint="outer")(lambda: "outer")
+
+    @world.app.after_request
+    def call_and_fail(response: Response) -> Response:
+        if request.path == "/outer":
+            environ = {**request.environ, "PATH_INFO": "/inner"}
+            list(world.app(environ, lambda status, headers, exc_info=None: lambda data: None))
+            raise ValueError
+        return response
+
+    assert 500 == world.post("/outer").status_code
+    assert ["release"] == world.settled()
+
+
 def test_p65_a_view_that_returns_another_guarded_app_as_its_response() -> None:
     """
     It runs on the same environ; each application finds its own visit in it.

@@ -104,6 +104,7 @@ def test_p02_a_hook_of_any_scope_refuses_a_replay(where: str) -> None:
     {"app": world.app, "parent": parent, "child": child}[where].before_request(require_credentials)
     parent.register_blueprint(child)
     world.app.register_blueprint(parent)
+    with_view(world).post(key="of the application's own scope", headers=CREDENTIALS)
     world.post("/pay", headers=CREDENTIALS)
     world.store.calls.clear()
 
@@ -419,6 +420,27 @@ def test_p15_a_marshalling_decorator_above_claim_here_does_not_marshal_a_replay_
     assert is_replay(again)
     assert (first.status, first.data) == (again.status, again.data)
     assert [1] == world.runs
+
+
+def test_p15_a_decorator_that_builds_on_what_the_view_returns_is_not_given_a_response() -> None:
+    """
+    The answer is raised past it, not returned through it.
+    """
+    world = new_world()
+
+    def with_links(view: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        return wraps(view)(lambda: view() | {"links": []})
+
+    @world.view()
+    @with_links
+    @claim_here
+    def pay() -> dict[str, Any]:
+        return {"n": 1}
+
+    first, again = world.post(), world.post()
+
+    assert is_replay(again)
+    assert {"n": 1, "links": []} == first.json == again.json
 
 
 def test_p16_a_decorator_that_turns_exceptions_into_500_does_not_spoil_a_replay() -> None:

@@ -164,6 +164,28 @@ def test_classes_inherit_marks_and_lay_their_own_over_them() -> None:
     assert [(1.0, 1.0), (2.0, 1.0)] == found
 
 
+def test_a_subclass_of_an_exempt_class_may_be_guarded() -> None:
+    """
+    Each class has a mark of its own, so these two do not contradict each other.
+    """
+    app = Flask(__name__)
+
+    @exempt
+    class Parent(MethodView):
+        def post(self) -> str:
+            return "x"
+
+    @idempotent
+    class Child(Parent):
+        pass
+
+    app.add_url_rule("/p", view_func=Parent.as_view("parent"))
+    app.add_url_rule("/c", view_func=Child.as_view("child"))
+    resolver = policies(app)
+
+    assert [True, False] == [resolver.resolve(name, "POST").exempt for name in ("parent", "child")]
+
+
 def test_exempt_is_decided_by_the_innermost_that_says_anything() -> None:
     """
     A class may be exempt and one of its methods not.
