@@ -26,7 +26,7 @@ from example_app.servers import DIE_WITH_PARENT, RedisServer, ServerFailed
 from example_app.shop import Shop
 from example_app.tour import tour
 
-START_SECONDS = 20.0
+START_SECONDS = 30.0
 STOP_SECONDS = 5.0
 # Short, so that the tour need not wait half a minute for a dead worker's lease.
 LEASE_SECONDS = 2

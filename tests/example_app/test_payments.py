@@ -3,9 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from flask import Flask
 
+from example_app.models import db
 from example_app.schemas import LARGEST_AMOUNT
-from tests.example_app.conftest import Customer
+from tests.example_app.conftest import Customer, MakeApp
 
 
 def test_create(customer: Customer) -> None:
@@ -165,3 +167,33 @@ def test_405_says_what_is_allowed(customer: Customer) -> None:
     answer = customer.send("PUT", "/payments")
 
     assert {"GET", "HEAD", "OPTIONS", "POST"} == set(answer.headers["Allow"].split(", "))
+
+
+@pytest.mark.parametrize(("moment", "status", "payments"), (("before_commit", 201, 1), ("after_commit", 409, 1)))
+def test_failing_around_the_commit(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, moment: str, status: int, payments: int
+) -> None:
+    """
+    What fails before the point of no return may run again; what fails after it may not, and is one payment either way.
+    """
+
+    def fail() -> None:
+        raise RuntimeError("as if the worker broke here")
+
+    monkeypatch.setattr("example_app.simulate.crash", fail)
+    customer = Customer(make_app(PROPAGATE_EXCEPTIONS=False))
+
+    broken = customer.pay("key-1", simulate={"crash": moment})
+    again = customer.pay("key-1", simulate={"crash": moment})
+
+    assert (500, "application/problem+json") == (broken.status_code, broken.mimetype)
+    assert status == again.status_code
+    assert payments == len(customer.payments())
+
+
+def test_journal(app: Flask) -> None:
+    """
+    Readers do not stop the writer: the database is in write-ahead mode.
+    """
+    with app.app_context():
+        assert "wal" == db.session.execute(db.text("PRAGMA journal_mode")).scalar()
