@@ -15,7 +15,7 @@ SCRIPTS = sorted(path.name for path in FOLDER.iterdir())
 # redis.call's commands: all of them in Redis 6.2 and in every later Redis and Valkey.
 COMMANDS = {"GET", "SET", "DEL", "PERSIST", "TIME", "HGET", "HSET", "ZADD", "ZREM", "ZCARD"}
 # Not struct, bit, cjson, cmsgpack, os, io: missing or different on one server or another.
-GLOBALS = {"redis", "KEYS", "ARGV", "string", "math", "tonumber", "unpack"}
+GLOBALS = {"redis", "KEYS", "ARGV", "string", "math", "tonumber", "ipairs", "unpack"}
 KEYWORD = re.compile(
     r"\b(and|break|do|elseif|else|end|false|for|function|if|in|local|nil|not|or|repeat|return|then|true|until|while)\b"
 )

@@ -130,9 +130,10 @@ def test_the_indexes_hold_what_needs_looking_after(
     """
     key = a_key()
     _, in_flight, quarantined, _ = layout.keys(key)
+    name = layout.name(layout.keys(key))
 
     def indexes() -> tuple[object, object]:
-        return redis_client.zscore(in_flight, layout.name(key)), redis_client.zscore(quarantined, layout.name(key))
+        return redis_client.zscore(in_flight, name), redis_client.zscore(quarantined, name)
 
     token = stand(store, clock, key, "in flight")
     now = clock.now * 1000
@@ -148,6 +149,8 @@ def test_the_indexes_hold_what_needs_looking_after(
     assert indexes() == (None, None)
     store.release(key, stand(store, clock, key, "in flight"))
     assert indexes() == (None, None)
+    stand(store, clock, key, "completed")
+    assert indexes() == (None, None)
 
 
 def test_a_takeover_moves_in_the_index(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
@@ -158,7 +161,19 @@ def test_a_takeover_moves_in_the_index(store: RedisStore, redis_client: redis.Re
     stand(store, clock, key, "lapsed, takeover")
     granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
 
-    assert redis_client.zscore(layout.keys(key)[1], layout.name(key)) == (clock.now + LEASE) * 1000
+    assert redis_client.zscore(layout.keys(key)[1], layout.name(layout.keys(key))) == (clock.now + LEASE) * 1000
+
+
+def test_work_does_not_take_less_than_no_time(store: RedisStore, clock: FrozenClock) -> None:
+    """
+    A clock that was set back in between leaves a record that says: at once.
+    """
+    key = a_key()
+    token = stand(store, clock, key, "in flight")
+    clock.advance(-3600)
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+
+    assert found(store, key).completed_at == found(store, key).requested_at
 
 
 def test_the_servers_own_time_decides(redis_server: RedisServer, redis_client: redis.Redis) -> None:
@@ -278,18 +293,29 @@ def test_a_key_of_another_type_is_corrupt(
     redis_client.lpush(keys[which], "not ours")
     before = redis_client.dump(keys[0])
 
-    if which == 3:
-        with pytest.raises(CorruptRecord):
-            store.claim(a_request(a_key(tid=key.tid)), token=a_token(), lease=LEASE)
-    elif which == 0:
-        refused(store, key, token)
-    else:
-        with pytest.raises(CorruptRecord):
-            store.complete(key, token, PAYLOAD, keep=KEEP)
-        with pytest.raises(CorruptRecord):
-            store.release(key, token)
-        with pytest.raises(CorruptRecord):
-            store.claim(a_request(a_key(tid=key.tid)), token=a_token(), lease=LEASE)
+    match which:
+        case 0:
+            refused(store, key, token)
+        case 1:
+            with pytest.raises(CorruptRecord):
+                store.renew(key, token, lease=2 * LEASE)
+            with pytest.raises(CorruptRecord):
+                store.complete(key, token, PAYLOAD, keep=KEEP)
+            with pytest.raises(CorruptRecord):
+                store.release(key, token)
+            with pytest.raises(CorruptRecord):
+                store.claim(a_request(a_key(tid=key.tid)), token=a_token(), lease=LEASE)
+        case 2:
+            with pytest.raises(CorruptRecord):
+                store.hold(key, token, "lost")
+            clock.advance(LEASE)
+            with pytest.raises(CorruptRecord):
+                store.claim(a_request(key), token=a_token(), lease=LEASE)
+            assert redis_client.zcard(keys[1]) == 1
+        case 3:
+            with pytest.raises(CorruptRecord):
+                store.claim(a_request(a_key(tid=key.tid)), token=a_token(), lease=LEASE)
+            assert redis_client.zcard(keys[1]) == 1
 
     assert redis_client.dump(keys[0]) == before
     assert len(redis_client.keys("*:r:*")) == 1

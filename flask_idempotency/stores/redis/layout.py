@@ -28,9 +28,9 @@ Keys: TypeAlias = tuple[bytes, bytes, bytes, bytes]
 def keys(key: StorageKey) -> Keys:
     """The record, the two indexes and the partition's memory: what every script is given, in this order."""
     prefix = b"idm1:{p%04x}:" % (int.from_bytes(key.tid[:2], "big") % PARTITIONS)
-    return prefix + b"r:" + name(key), prefix + b"i", prefix + b"z", prefix + b"m"
+    return prefix + b"r:" + b32encode(key.rid).rstrip(b"=").lower(), prefix + b"i", prefix + b"z", prefix + b"m"
 
 
-def name(key: StorageKey) -> bytes:
-    """How a record is called in its key and in the indexes."""
-    return b32encode(key.rid).rstrip(b"=").lower()
+def name(keys: Keys) -> bytes:
+    """How the indexes call this record."""
+    return keys[0].rpartition(b":")[2]

@@ -28,15 +28,13 @@ FINGERPRINT_BYTES = 17
 
 _FORMAT = 1
 _HEADER = Struct(">B16s7sB17s6s6s5sH3s")
+_SHORT = [bytes((number,)) for number in range(128)]
 _STATES = {1: State.PROCESSING, 2: State.COMPLETED, 3: State.QUARANTINED}
 
 
 def about_bytes(about: About) -> bytes:
     """As it stands in a record, its length before it."""
-    texts = [
-        text.encode("utf-8", "surrogatepass") for text in (about.tenant, about.principal, about.method, about.operation)
-    ]
-    fields = b"".join([_length(len(text)) + text for text in texts])
+    fields = b"".join(map(_text, (about.tenant, about.principal, about.method, about.operation)))
     return len(fields).to_bytes(3, "big") + fields
 
 
@@ -67,23 +65,24 @@ def _decode(data: bytes, now: float) -> Record:
     if state is State.COMPLETED:
         completed_at = (requested_ms + int.from_bytes(took, "big")) / 1000
         byte_size, start = _read_length(data, tail)
-        payload = Payload(data=data[start:], status=status, success=bool(first & 1), byte_size=byte_size)
+        payload = Payload(data[start:], status, first & 1 == 1, byte_size)
     elif state is State.QUARANTINED:
         reason = data[tail:].decode()
+    # By position: this is on every replay's path, and names cost a microsecond.
     return Record(
-        state=state,
-        token=token,
-        fence=int.from_bytes(fence, "big"),
-        attempt=attempt,
-        fingerprint=fingerprint,
-        on_lapse=OnLapse.TAKEOVER if first & 2 else OnLapse.QUARANTINE,
-        about=_about(data, tail),
-        requested_at=requested_ms / 1000,
-        deadline=deadline,
-        remaining=deadline - now,
-        completed_at=completed_at,
-        payload=payload,
-        reason=reason,
+        state,
+        token,
+        int.from_bytes(fence, "big"),
+        attempt,
+        fingerprint,
+        OnLapse.TAKEOVER if first & 2 else OnLapse.QUARANTINE,
+        _about(data, tail),
+        requested_ms / 1000,
+        deadline,
+        deadline - now,
+        completed_at,
+        payload,
+        reason,
     )
 
 
@@ -99,8 +98,16 @@ def _about(data: bytes, end: int) -> About:
     return About(*texts)
 
 
+def _text(text: str) -> bytes:
+    # A tenant or a principal may be any str, lone surrogates included.
+    data = text.encode("utf-8", "surrogatepass")
+    return _length(len(data)) + data
+
+
 def _length(number: int) -> bytes:
     """A number in as few bytes as it needs, seven bits in each: most lengths here take one."""
+    if number < 128:
+        return _SHORT[number]
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)
@@ -111,9 +118,11 @@ def _length(number: int) -> bytes:
 
 def _read_length(data: bytes, at: int) -> tuple[int, int]:
     """The number at this place and where it ends."""
-    number = shift = 0
-    while data[at] > 127:
+    number = data[at]
+    if number < 128:
+        return number, at + 1
+    number, shift = number & 127, 7
+    while data[at := at + 1] > 127:
         number |= (data[at] & 127) << shift
         shift += 7
-        at += 1
     return number | data[at] << shift, at + 1

@@ -125,7 +125,8 @@ class RedisStore:
     def _run(self, script: Script, key: StorageKey, *arguments: bytes | int) -> Any:
         told = self._clock()
         now = b"" if told is None else round(told * 1_000_000)
-        rest = (4, *layout.keys(key), now, layout.name(key), *arguments)
+        keys = layout.keys(key)
+        rest = (4, *keys, now, layout.name(keys), *arguments)
         try:
             try:
                 return self._line("EVALSHA", script.sha, *rest)

@@ -197,10 +197,11 @@ class Lapsing:
 
         assert OnLapse.TAKEOVER is found(store, key).on_lapse
 
-    def test_marking_what_is_quarantined_changes_nothing(self, store: Store, clock: FrozenClock) -> None:
+    def test_marking_what_is_quarantined_changes_nothing(self, store: Store) -> None:
         """It will not be taken over: what marking promises holds already."""
-        key = a_key()
-        token = stand(store, clock, key, "quarantined")
+        key, token = a_key(), a_token()
+        granted(store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=token, lease=LEASE))
+        store.hold(key, token, "view-crashed")
         before = found(store, key)
 
         store.mark(key, token)

@@ -4,7 +4,7 @@
 -- Returns 'DONE' | 'ABSENT' | 'LOST' | 'CORRUPT'
 
 local name, token, keep, success, status, payload =
-  ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
+  ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5] == '1', tonumber(ARGV[6]), ARGV[7]
 local now = now_us()
 
 local record, refusal = owned(token, now)
@@ -14,16 +14,12 @@ end
 if record.state == COMPLETED then
   return 'DONE'
 end
-record.state = COMPLETED
-record.success = success
-record.status = status
 -- A clock that was set back would make it negative.
-record.duration = math.min(math.max(math.floor(now / 1000) - record.requested, 0), LONGEST_DURATION)
-record.deadline = ms_after(now, keep)
-record.tail = payload
-write_even_when_full()
+local duration = math.min(math.max(math.floor(now / 1000) - requested(record), 0), LONGEST_DURATION)
+local first = first_byte(COMPLETED, record.takeover, success)
+local result = digits(duration, 5) .. digits(status, 2)
+local bytes = rewritten(record, first, ms_after(now, keep), result, payload)
+leave_index(record, name)
 -- Redis drops the record a minute after its own deadline: what counts is the deadline, and scripts see both clocks.
-redis.call('SET', KEYS[1], written(record), 'PX', decimal(math.ceil(keep / 1000) + 60000))
-redis.call('ZREM', KEYS[2], name)
-redis.call('ZREM', KEYS[3], name)
+redis.call('SET', KEYS[1], bytes, 'PX', decimal(math.ceil(keep / 1000) + 60000))
 return 'DONE'

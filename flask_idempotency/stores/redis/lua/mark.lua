@@ -12,9 +12,9 @@ end
 if record.state == COMPLETED then
   return 'LOST'
 end
-if record.state == PROCESSING and record.takeover == 1 then
-  record.takeover = 0
+if record.state == PROCESSING and record.takeover then
   write_even_when_full()
-  redis.call('SET', KEYS[1], written(record))
+  local first = first_byte(PROCESSING, false, false)
+  redis.call('SET', KEYS[1], rewritten(record, first, record.deadline, NO_RESULT, ''))
 end
 return 'DONE'

@@ -12,7 +12,6 @@ end
 if record.state == COMPLETED then
   return 'LOST'
 end
+leave_index(record, name)
 redis.call('DEL', KEYS[1])
-redis.call('ZREM', KEYS[2], name)
-redis.call('ZREM', KEYS[3], name)
 return 'DONE'

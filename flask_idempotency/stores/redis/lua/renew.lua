@@ -12,9 +12,9 @@ if not record then
 end
 local deadline = ms_after(now, lease)
 if record.state == PROCESSING and deadline > record.deadline then
-  record.deadline = deadline
   write_even_when_full()
-  redis.call('SET', KEYS[1], written(record))
   redis.call('ZADD', KEYS[2], decimal(deadline), name)
+  local first = first_byte(PROCESSING, record.takeover, false)
+  redis.call('SET', KEYS[1], rewritten(record, first, deadline, NO_RESULT, ''))
 end
 return 'DONE'
