@@ -140,21 +140,22 @@ def neighbours(app: Flask, tmp_path: Any) -> None:
     Session(app)
 
 
-def test_p22_a_hook_added_at_run_time_is_counted_once_as_well() -> None:
+def test_p22_a_hook_added_at_run_time_runs_once_and_afresh_as_well() -> None:
     """
     The capture moved behind it, and the one that stood before it does not capture again.
     """
     world = new_world()
     world.view()(lambda: "paid")
     world.post(key="the first of all")
+    values = itertools.count(1)
 
     def add(response: Response) -> Response:
-        response.headers.add("Link", "<added>")
+        response.headers.add("Link", f"<{next(values)}>")
         return response
 
     world.app.after_request_funcs[None].append(add)
 
-    assert [["<added>"]] * 2 == [world.post().headers.getlist("Link") for _ in range(2)]
+    assert [["<1>"], ["<2>"]] == [world.post().headers.getlist("Link") for _ in range(2)]
 
 
 @pytest.mark.parametrize("init_first", (True, False))
