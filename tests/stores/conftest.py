@@ -1,5 +1,27 @@
-"""Lends the tests of this folder the stores in `tests/backends.py`."""
+"""Lends the tests of this folder the stores in `tests/backends.py`, and a Redis store whose time stands still."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from example_app.servers import RedisServer
+from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.testing import FrozenClock
 from tests.backends import clusters, make_store
 
 __all__ = ["clusters", "make_store"]
+
+
+@pytest.fixture
+def clock() -> FrozenClock:
+    return FrozenClock()
+
+
+@pytest.fixture
+def store(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisStore]:
+    """Overridden by tests that reach it in a way of their own."""
+    store = RedisStore(redis_server.url, clock=clock)
+    yield store
+    store.close()

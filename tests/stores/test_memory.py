@@ -14,11 +14,6 @@ from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_
 
 
 @pytest.fixture
-def clock() -> FrozenClock:
-    return FrozenClock()
-
-
-@pytest.fixture
 def store(clock: FrozenClock) -> MemoryStore:
     return MemoryStore(clock)
 

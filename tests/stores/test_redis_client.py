@@ -53,6 +53,14 @@ def test_what_the_url_says_goes_first() -> None:
     assert (options["socket_timeout"], options["db"]) == (0.5, 3)
 
 
+def test_the_pool_takes_unread_bytes_for_what_they_are() -> None:
+    """
+    With maintenance messages on, redis-py hands out connections that have something to read: a message, it supposes.
+    """
+    with make_client("redis://127.0.0.1:1/0") as client:
+        assert not client.connection_pool.maint_notifications_enabled()
+
+
 @pytest.mark.parametrize("url", ("http://127.0.0.1", "redis://127.0.0.1:port/0", "127.0.0.1:6379"))
 def test_a_url_that_names_no_server_is_refused(url: str) -> None:
     """

@@ -44,11 +44,6 @@ WRITES: dict[str, Call] = {
 
 
 @pytest.fixture
-def clock() -> FrozenClock:
-    return FrozenClock()
-
-
-@pytest.fixture
 def proxy(redis_server: RedisServer) -> Iterator[TcpProxy]:
     with TcpProxy(redis_server.port) as proxy:
         yield proxy

@@ -14,7 +14,8 @@ from flask_idempotency.engine.errors import ConfigurationError
 
 CONNECT_SECONDS = 1.0
 REPLY_SECONDS = 2.0
-"""A script takes microseconds: a server that is silent for this long is gone, and its caller still has a lease left."""
+"""A script takes microseconds: a server that is silent for this long is gone. With the retries below a caller waits six
+seconds for one that accepts connections and answers none, and still has most of its lease left."""
 
 RETRIES = 2
 """Every script may be repeated with the same token. Once mends a lost reply, twice a server that is just restarting;

@@ -1,0 +1,143 @@
+"""What a Redis holds in our place and this release did not write: never absent, never changed."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.record import decode
+from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.testing.clock import FrozenClock
+from flask_idempotency.testing.contract.examples import (
+    KEEP,
+    LEASE,
+    PAYLOAD,
+    Standing,
+    a_key,
+    a_request,
+    a_token,
+    stand,
+)
+
+
+def spoil(data: bytes, spoilt: str) -> bytes:
+    match spoilt:
+        case "newer format":
+            return bytes([data[0] | 0xF0]) + data[1:]
+        case "unknown state":
+            return bytes([data[0] & 0xF3]) + data[1:]
+        case "cut short":
+            return data[:40]
+        case "no longer ends":
+            return data[:61] + b"\xff\xff\xff" + data[64:]
+        case _:
+            return b""
+
+
+@pytest.mark.parametrize("spoilt", ("newer format", "unknown state", "cut short", "no longer ends", "empty"))
+@pytest.mark.parametrize("standing", ("in flight", "completed", "quarantined"))
+def test_what_cannot_be_read_is_corrupt(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, standing: Standing, spoilt: str
+) -> None:
+    """
+    Never absent, which would run the payment again; and no call changes a byte of it.
+    """
+    key = a_key()
+    token = stand(store, clock, key, standing)
+    record = layout.keys(key)[0]
+    stored = redis_client.get(record)
+    assert isinstance(stored, bytes)
+    data = spoil(stored, spoilt)
+    redis_client.set(record, data)
+
+    refused(store, key, token)
+
+    assert redis_client.get(record) == data
+
+
+@pytest.mark.parametrize("which", (0, 1, 2, 3), ids=("record", "in flight", "quarantined", "partition"))
+def test_a_key_of_another_type_is_corrupt(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, which: int
+) -> None:
+    """
+    Somebody else's key in our place is found before the first write: scripts cannot be undone.
+    """
+    key = a_key()
+    token = stand(store, clock, key, "in flight")
+    keys = layout.keys(key)
+    redis_client.delete(keys[which])
+    redis_client.lpush(keys[which], "not ours")
+    before = redis_client.dump(keys[0])
+
+    match which:
+        case 0:
+            refused(store, key, token)
+        case 1:
+            with pytest.raises(CorruptRecord):
+                store.renew(key, token, lease=2 * LEASE)
+            with pytest.raises(CorruptRecord):
+                store.complete(key, token, PAYLOAD, keep=KEEP)
+            with pytest.raises(CorruptRecord):
+                store.release(key, token)
+            with pytest.raises(CorruptRecord):
+                store.claim(a_request(a_key(tid=key.tid)), token=a_token(), lease=LEASE)
+        case 2:
+            with pytest.raises(CorruptRecord):
+                store.hold(key, token, "lost")
+            clock.advance(LEASE)
+            with pytest.raises(CorruptRecord):
+                store.claim(a_request(key), token=a_token(), lease=LEASE)
+            assert redis_client.zcard(keys[1]) == 1
+        case 3:
+            with pytest.raises(CorruptRecord):
+                store.claim(a_request(a_key(tid=key.tid)), token=a_token(), lease=LEASE)
+            assert redis_client.zcard(keys[1]) == 1
+
+    assert redis_client.dump(keys[0]) == before
+    assert len(redis_client.keys("*:r:*")) == 1
+
+
+def test_a_partition_without_a_readable_floor_grants_nothing(store: RedisStore, redis_client: redis.Redis) -> None:
+    """
+    A fence that might be an old one is worse than none.
+    """
+    key = a_key()
+    redis_client.hset(layout.keys(key)[3], "fence", "high")
+
+    with pytest.raises(CorruptRecord):
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    assert redis_client.exists(layout.keys(key)[0]) == 0
+
+
+def refused(store: RedisStore, key: StorageKey, token: bytes) -> None:
+    with pytest.raises(CorruptRecord):
+        store.claim(a_request(key), token=token, lease=LEASE)
+    with pytest.raises(CorruptRecord):
+        store.renew(key, token, lease=LEASE)
+    with pytest.raises(CorruptRecord):
+        store.mark(key, token)
+    with pytest.raises(CorruptRecord):
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+    with pytest.raises(CorruptRecord):
+        store.release(key, token)
+    with pytest.raises(CorruptRecord):
+        store.hold(key, token, "lost")
+    with pytest.raises(CorruptRecord):
+        store.read(key)
+
+
+@given(data=st.binary(max_size=200))
+def test_no_bytes_make_the_reader_stumble(data: bytes) -> None:
+    """
+    It tells a record or says that there is none in there, whatever it is given.
+    """
+    try:
+        decode(data, now=0.0)
+    except CorruptRecord:
+        return
