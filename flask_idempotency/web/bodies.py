@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import IO, Final, cast
-from weakref import finalize
 
 from flask import Request
 from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
@@ -154,8 +153,6 @@ class TemporaryBody(io.BufferedRandom):
     def __init__(self) -> None:
         file = TemporaryFile(buffering=0)  # noqa: SIM115 - whoever reads the body last ends it
         super().__init__(cast(io.RawIOBase, file))
-        # Holds on to the file: a collector that met it before this object would find it unclosed.
-        finalize(self, file.close).atexit = False
 
     def __del__(self) -> None:
         self.close()

@@ -7,6 +7,7 @@ import gzip
 import io
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -172,6 +173,15 @@ def test_whole_body_is_read(size: int, delivery: Delivery) -> None:
     data = bytes(index % 251 for index in range(size))
 
     assert data == taken(data, delivery=delivery, before=lambda asked: None)
+
+
+def test_bytes_beyond_the_announced_length_are_not_cut_off() -> None:
+    """
+    Where the server says that it ends the stream itself, Werkzeug shows the view all of it.
+    """
+    environ = environ_of(b"abcdef", delivery=terminated) | {"CONTENT_LENGTH": "3"}
+
+    assert (200, repr((b"abcdef",) * 2).encode()) == send(reading(READERS["get_data"], ours), environ)
 
 
 def test_body_is_read_once() -> None:
@@ -429,6 +439,21 @@ def test_large_body_leaves_no_file_and_no_warning() -> None:
     seen.clear()
     gc.collect()
     assert not Path(f"/proc/self/fd/{descriptor}").exists()
+
+
+def test_file_in_a_cycle_is_closed_without_a_warning() -> None:
+    """
+    Tracebacks and environs make cycles; in a test-suite where warnings are errors, that must not be our user's error.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(20):
+            cycle: list[Any] = [read_body(request_of(b"x" * 300_000))]
+            cycle.append(cycle)
+        del cycle
+        gc.collect()
+
+    assert [] == caught
 
 
 def test_close_gives_the_file_back() -> None:

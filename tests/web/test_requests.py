@@ -273,7 +273,10 @@ def test_boundary_does_not_count() -> None:
     """
     Property 57: every attempt draws its own (P-36).
     """
+    large: Part = ("photo", "a.png", "image/png", b"x" * 2 * MAX_CANONICAL_BYTES)
+
     assert form_digest(AMOUNT, PHOTO, NOTE) == form_digest(AMOUNT, PHOTO, NOTE, boundary="another")
+    assert form_digest(large) == form_digest(large, boundary="another")
 
 
 @pytest.mark.parametrize(
@@ -401,24 +404,27 @@ def test_broken_form_parsed_before_is_not_the_empty_form() -> None:
     assert parsed(b"x", broken, by_length) != parsed(b"xx", broken, by_length)
 
 
-def test_forms_over_the_applications_limits_compare_by_bytes() -> None:
+@pytest.mark.parametrize(
+    ("limits", "within", "beyond"),
+    (
+        ({"max_form_parts": 3}, [AMOUNT] * 3, [AMOUNT] * 4),
+        ({"max_form_memory_size": 300}, [AMOUNT], [("amount", None, None, b"x" * 400)]),
+    ),
+)
+def test_forms_over_the_applications_limits_compare_by_bytes(
+    limits: dict[str, int], within: list[Part], beyond: list[Part]
+) -> None:
     """
     MAX_FORM_PARTS and MAX_FORM_MEMORY_SIZE answer 413 in the view, not here.
     """
-    many = [("a", None, None, b"1")] * 20
+    limited = type("Limited", (Request,), limits)
 
-    class Limited(Request):
-        max_form_parts = 10
-        max_form_memory_size = 300
+    def of(parts: list[Part]) -> bytes:
+        return digest_of(limited(environ_of(*multipart(*parts))))
 
-    def limited(*parts: Part) -> bytes:
-        return digest_of(Limited(environ_of(*multipart(*parts))))
-
-    assert form_digest(*many) != limited(*many)
-    assert limited(*many) != limited(*many[1:])
-    assert limited(("a", None, None, b"x" * 399)) != limited(("a", None, None, b"x" * 398))
-    assert form_digest(("a", None, None, b"x" * 399)) != limited(("a", None, None, b"x" * 399))
-    assert form_digest(AMOUNT) == limited(AMOUNT)
+    assert form_digest(*within) == of(within)
+    assert form_digest(*beyond) != of(beyond)
+    assert of(beyond) != of([*beyond, AMOUNT])
 
 
 def test_body_over_the_limit_compares_by_its_length() -> None:
