@@ -32,7 +32,7 @@ def build_engine(settings: Settings, *, observers: Iterable[Observer] = ()) -> E
         waiting_room=WaitingRoom(settings.max_waiters),
         observers=Observers(observers),
     )
-    return Engine(around, identity=identities(settings)[0])
+    return Engine(around)
 
 
 def identities(settings: Settings) -> tuple[Identity, ...]:

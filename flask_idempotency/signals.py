@@ -56,7 +56,8 @@ def sender_for(app: Flask) -> Observer:
     weak = weakref.ref(app)
 
     def send(event: Event) -> None:
-        if (sender := weak()) is not None:
-            SIGNALS[type(event)].send(sender, event=event)
+        signal = SIGNALS[type(event)]
+        if signal.receivers and (sender := weak()) is not None:
+            signal.send(sender, event=event)
 
     return send

@@ -17,7 +17,6 @@ from flask_idempotency.engine.events import (
     RecordCorrupt,
     UnknownRefused,
 )
-from flask_idempotency.engine.key import Identity
 from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, Replayed, Unknown
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.ports import StoreOutcome
@@ -45,9 +44,8 @@ Outcome: TypeAlias = Claimed[Claim] | Replayed[Replay] | InFlight | Mismatched |
 class Engine:
     """Decides what becomes of a keyed request. Holds no state of any request: two threads share nothing through it."""
 
-    def __init__(self, around: Surroundings, *, identity: Identity) -> None:
+    def __init__(self, around: Surroundings) -> None:
         self._around = around
-        self._identity = identity
 
     def claim(self, request: ClaimRequest, policy: Policy, *, former: Sequence[ClaimRequest] = ()) -> Outcome:
         """Claim the key, waiting for another's answer if the policy says so.
@@ -65,7 +63,7 @@ class Engine:
         if policy.in_flight == "wait":
             outcome, waited = self._wait((request, *former), policy, outcome)
         if isinstance(outcome, InFlight):
-            self._around.observers(ConflictRefused(self._short(request), request.about.operation, waited=waited))
+            self._around.observers(ConflictRefused(request.key.label, request.about.operation, waited=waited))
         return outcome
 
     def successor(self, claim: Claim) -> Outcome:
@@ -73,7 +71,7 @@ class Engine:
         record = self._around.store.read(claim.key)
         match record:
             case Record(state=State.COMPLETED):
-                return Replayed(self._opened(record, self._identity.short(claim.key)))
+                return Replayed(self._opened(record, claim.key.label))
             case Record(state=State.PROCESSING):
                 return InFlight(retry_after=max(record.remaining, 0.0))
             case Record() | None:
@@ -117,20 +115,20 @@ class Engine:
             token=token,
             policy=policy,
             on_lapse=newest.on_lapse,
-            record=self._short(newest),
+            record=newest.key.label,
             operation=newest.about.operation,
         )
 
     def _refusal(self, outcome: StoreOutcome, request: ClaimRequest) -> Outcome:
-        short, operation = self._short(request), request.about.operation
+        label, operation = request.key.label, request.about.operation
         match outcome:
             case Replayed(record):
-                return Replayed(self._opened(record, short))
+                return Replayed(self._opened(record, label))
             case Mismatched():
-                self._around.observers(MismatchRefused(short, operation))
+                self._around.observers(MismatchRefused(label, operation))
                 return outcome
             case Unknown(reason):
-                self._around.observers(UnknownRefused(short, operation, reason=reason))
+                self._around.observers(UnknownRefused(label, operation, reason=reason))
                 return outcome
             case InFlight():
                 return outcome
@@ -139,13 +137,13 @@ class Engine:
             case unexpected:
                 assert_never(unexpected)
 
-    def _opened(self, record: Record, short: str) -> Replay:
+    def _opened(self, record: Record, label: str) -> Replay:
         try:
             if record.payload is None:
                 raise CorruptRecord("a completed record has no payload")
             return Replay(record, self._around.codec.open(record.payload.data))
         except CorruptRecord:
-            self._around.observers(RecordCorrupt(short, record.about.operation))
+            self._around.observers(RecordCorrupt(label, record.about.operation))
             raise
 
     def _wait(self, requests: tuple[ClaimRequest, ...], policy: Policy, outcome: InFlight) -> tuple[Outcome, float]:
@@ -168,6 +166,3 @@ class Engine:
                     return asked, self._around.monotonic() - began
                 outcome = asked
         return outcome, self._around.monotonic() - began
-
-    def _short(self, request: ClaimRequest) -> str:
-        return self._identity.short(request.key)

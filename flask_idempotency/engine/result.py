@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,10 @@ class Result:
         """Bytes a quota counts for this result, before any encoding."""
         return len(self.body) + sum(len(name) + len(value) + 4 for name, value in self.metadata)
 
+    def with_body(self, body: bytes) -> Result:
+        """This result with its body, once that is known."""
+        return Result(self.status, self.reason, self.metadata, body)
+
     def without_body(self) -> Result:
         """The tombstone of this result: its status and metadata stay, its body is gone."""
-        return replace(self, body=b"", kept=False)
+        return Result(self.status, self.reason, self.metadata, kept=False)

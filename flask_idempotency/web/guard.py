@@ -114,7 +114,7 @@ class Guard:
             return self._answers.problem(failure(error), policy)
         except TruncatedBody:
             return self._answers.problem(Problem("truncated-body"), policy)
-        visit.record = self._desk.identities[0].short(requests[0].key)
+        visit.record = requests[0].key.label
         return self._claimed(visit, requests)
 
     def _claim_requests(self, visit: Visit, request: Request) -> list[ClaimRequest]:
@@ -190,7 +190,7 @@ class Guard:
         visit.end = visit.result = None
         taken = capture(response, visit.policy, on_end=partial(self._stream_ended, visit), orphans=self._orphans)
         visit.tee = None if taken.tee is None else weakref.ref(taken.tee)
-        visit.capture = replace(taken, tee=None)
+        visit.capture = taken.without_tee()
 
     def _stream_ended(self, visit: Visit, end: End) -> None:
         """Told by the tee, possibly before the request is finished: then `finished` goes on from here."""

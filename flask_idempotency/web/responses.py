@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from werkzeug.datastructures import Headers
 from werkzeug.http import HTTP_STATUS_CODES
@@ -65,13 +65,17 @@ class Capture:
     def result(self) -> Result | None:
         """What to store: the answer, or its tombstone. None for a stream that was not, or not yet, exhausted."""
         if self.tee is None:
-            return self.tombstone if self.body is None else replace(self.head, body=self.body)
+            return self.tombstone if self.body is None else self.head.with_body(self.body)
         if self.tee.end is not End.EXHAUSTED:
             return None
         body = self.tee.copied()
         if self.tee.over_limit or self.announced not in (None, len(body)):
             return self.tombstone
-        return replace(self.head, body=body)
+        return self.head.with_body(body)
+
+    def without_tee(self) -> Capture:
+        """The same, for whoever must not keep the tee alive."""
+        return Capture(self.head, self.body, None, self.headers, self.announced)
 
     @property
     def tombstone(self) -> Result:
@@ -201,13 +205,14 @@ def _bodiless(status: int) -> bool:
 
 def _head(response: Response, policy: Policy) -> tuple[Result, bool]:
     """Everything but the body, and whether it is all there: what no header may hold has been left out."""
-    head = Result(response.status_code, _reason(response))
+    status, reason = response.status_code, _reason(response)
+    storable = not _UNSAFE.search(reason)
     try:
-        head = replace(head, metadata=kept_headers(response.headers, policy))
+        pairs = kept_headers(response.headers, policy)
     except NotStorable:
-        safe = tuple(pair for pair in _allowed(response.headers, policy) if not _UNSAFE.search(pair[1]))
-        return replace(head, reason="", metadata=safe), False
-    return (replace(head, reason=""), False) if _UNSAFE.search(head.reason) else (head, True)
+        pairs = tuple(pair for pair in _allowed(response.headers, policy) if not _UNSAFE.search(pair[1]))
+        storable = False
+    return Result(status, reason if storable else "", pairs), storable
 
 
 def _joined(response: Response, policy: Policy) -> bytes | None:

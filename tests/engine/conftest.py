@@ -110,4 +110,4 @@ def house() -> House:
         observers=Observers([events.append]),
         monotonic=clock,
     )
-    return House(clock, store, renewer, Engine(around, identity=identities[0]), around, events, identities)
+    return House(clock, store, renewer, Engine(around), around, events, identities)

@@ -249,5 +249,6 @@ def test_derived_names_do_not_meet() -> None:
 
     assert 4 == len(names)
     assert re.fullmatch("[a-z2-7]{52}", identity.downstream_key(key, "a"))
-    assert re.fullmatch("[a-z2-7]{8}", identity.short(key))
+    assert re.fullmatch("[0-9a-f]{8}", key.label)
+    assert key.label not in key.rid.hex() + key.tid.hex()
     assert identity.downstream_key(key, "a") == identity.downstream_key(key, "a")
