@@ -83,24 +83,25 @@ class Server:
             # The socket listens already: the first request waits in it until somebody serves, or is reset with it.
             assert ask(self.port, message("GET", "/free")).status == 200
         except BaseException as error:
-            self.stop(keep_log=True)
-            raise AssertionError(f"{plan} did not start:\n{self.log[-4000:]}") from error
+            said = self.log
+            self.stop()
+            raise AssertionError(f"{plan} did not start:\n{said[-4000:]}") from error
 
     @property
     def log(self) -> str:
-        return self._log_path.read_text(errors="replace")
+        """What it has said so far; nothing any more once it was stopped."""
+        return self._log_path.read_text(errors="replace") if self._log_path.exists() else ""
 
     @property
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def stop(self, *, keep_log: bool = False) -> None:
+    def stop(self) -> None:
         """End it with all its workers, paused ones included."""
         if self.running:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(STOP_SECONDS)
-        if not keep_log:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
     def _log_path(self) -> Path:

@@ -131,6 +131,7 @@ def test_a11_lost_reply_to_a_completion_is_as_if_it_had_arrived(
     assert (again.status, again.replayed, again.body) == (201, True, answer.body)
 
 
+@pytest.mark.slow
 def test_a12_claim_that_nobody_heard_of_is_given_back(
     serve_once: Serve, serve: Serve, proxy: Proxy, ledger: Ledger
 ) -> None:

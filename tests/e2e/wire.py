@@ -105,6 +105,22 @@ class Wire:
             body = response.read()
             return Answer(response.status, tuple(response.getheaders()), body)
 
+    def until(self, marker: bytes) -> bytes:
+        """The bytes as they come, until these have come."""
+        data = b""
+        while marker not in data:
+            piece = self._socket.recv(65536)
+            assert piece, f"the connection ended before {marker!r}"
+            data += piece
+        return data
+
+    def so_far(self, seconds: float = 0.3) -> bytes:
+        """The bytes that come until nothing has come for so long."""
+        data = b""
+        while not self.silent(seconds) and (piece := self._socket.recv(65536)):
+            data += piece
+        return data
+
     def silent(self, seconds: float = 0.3) -> bool:
         """Whether nothing arrives for so long, not even an end."""
         return not select.select([self._socket], [], [], seconds)[0]
