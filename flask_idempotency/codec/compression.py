@@ -9,7 +9,6 @@ from typing import Protocol
 
 from flask_idempotency.engine.errors import CorruptRecord
 
-
 _SMALL, _LARGE = (12, 5), (zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL)
 _SMALL_BYTES = 8 * 1024
 """Deflate's usual 256 KiB of working memory come from the kernel, page by page, for every answer: ten times the cost of

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -96,9 +97,9 @@ def multipart_digest(fields: Iterable[tuple[str, str]], files: Iterable[FilePart
     return b"M" + digest.digest()
 
 
-def unread_digest(length: int | None) -> bytes:
-    """A body that nobody may read, or can read any more: its length is all there is to compare."""
-    return b"U" + hashlib.sha256(str(length).encode()).digest()
+def unread_digest() -> bytes:
+    """A body that nobody may read, or can read any more. Equal to none, itself included: its length proves nothing."""
+    return b"U" + secrets.token_bytes(32)
 
 
 def content_digest(chunks: Iterable[bytes]) -> bytes:

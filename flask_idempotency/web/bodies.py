@@ -52,6 +52,11 @@ class Body:
     parsed: bool = False
     """An earlier hook has parsed it as a form, and Werkzeug keeps no bytes then."""
 
+    @property
+    def unread(self) -> bool:
+        """It was announced to be over the limit. The view may raise that and read it, or answer 413."""
+        return self.stream is None and not self.parsed
+
     def close(self) -> None:
         """Gives a temporary file back at once. Only for who knows that nobody reads on: a streaming view may, after
         teardown even. Without this call it goes with its last reference."""

@@ -11,6 +11,7 @@ from functools import partial
 from typing import assert_never
 
 from flask import Flask, Request
+from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.wrappers import Response
 
 from flask_idempotency.engine.engine import Outcome, Replay
@@ -71,6 +72,9 @@ class Guard:
         # A hook that turns a 200 into a 500 means it: what it commits, for one, is not committed.
         status = max(visit.capture.head.status, response.status_code)
         visit.decision = self._decision(visit, response=response, status=status, error=visit.error)
+        if status == RequestEntityTooLarge.code and visit.body is not None and visit.body.unread:
+            # Nobody has read it, so a retry cannot be recognised as one: it shall hear 413 again, not `key-reused`.
+            visit.decision = Decision.RELEASE
         if visit.tee is not None and visit.end is None:
             if visit.tee() is not None:
                 visit.phase = Phase.STREAMING

@@ -71,7 +71,7 @@ def _media_type(request: Request) -> str:
 def _body_digest(request: Request, policy: Policy, body: Body) -> bytes:
     if body.stream is None:
         form = _form(request, body)
-        return unread_digest(body.length) if form is None else form.digest()
+        return unread_digest() if form is None else form.digest()
     if policy.fingerprint == "canonical" and _may_be_canonical(request, body):
         if request.is_json:
             return json_digest(b"".join(chunks(body.stream)), ignore=policy.ignore_fields)

@@ -460,7 +460,7 @@ def test_kinds_of_body_never_meet() -> None:
     """
     The same bytes read as different things are different bodies.
     """
-    nothing = (raw_digest([]), form_digest([]), multipart_digest([], []), unread_digest(0), unread_digest(None))
+    nothing = (raw_digest([]), form_digest([]), multipart_digest([], []), unread_digest(), unread_digest())
 
     assert len(nothing) == len(set(nothing))
     assert json_digest(b"{}") != raw_digest([b"{}"])

@@ -118,6 +118,30 @@ def test_p60_a_view_may_raise_its_own_limit() -> None:
     assert ["claim", "complete"] == world.store.verbs()
 
 
+def test_two_uploads_over_the_limit_never_pass_for_each_other() -> None:
+    """
+    Nobody has read them before the claim: a retry is refused rather than given another upload's answer.
+    """
+    world = new_world(config={"MAX_CONTENT_LENGTH": 10})
+    world.view()(lambda: "stored")
+
+    assert [200, 422] == [world.post(data=letter * 50).status_code for letter in (b"x", b"y")]
+
+
+def test_a_refused_upload_is_refused_alike_again() -> None:
+    """
+    413 says that nothing was read: the key is released, so that a retry does not hear `key-reused`.
+    """
+    world = new_world(config={"MAX_CONTENT_LENGTH": 10})
+
+    @world.view()
+    def upload() -> str:
+        return str(len(request.get_data()))
+
+    assert [413, 413] == [world.post(data=b"x" * 50).status_code for _ in range(2)]
+    assert ["claim", "release"] * 2 == world.store.verbs()
+
+
 def test_p61_a_chunked_body_over_the_limit_is_413_and_leaves_no_claim() -> None:
     """
     It has to be read to be known.
