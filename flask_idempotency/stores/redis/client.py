@@ -31,7 +31,7 @@ class Line(Protocol):
 
 
 class OwnLine:
-    """Commands packed and sent over a connection from the client's pool: what `execute_command` does, at half its cost.
+    """Commands packed and sent over a connection from the client's pool: `execute_command` without its instrumentation.
 
     The pool looks after forks, threads and reconnecting. A connection whose answer was not read to its end is closed:
     back in the pool it would give that answer to somebody else's question.

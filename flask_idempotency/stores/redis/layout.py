@@ -6,12 +6,13 @@
     idm1:{p02b0}:m          hash: what the whole partition must remember; `fence`, the last one given out
 
 All keys of one record share their hash tag, so that a script may touch them on Redis Cluster. Nothing that a client
-sent is in one: `rid` and `tid` are keyed digests, written in base32.
+sent is in one: `rid` and `tid` are keyed digests, written in base64 for URLs: in base32 Python
+takes ten times as long, and in hex every key and every index is a third longer.
 """
 
 from __future__ import annotations
 
-from base64 import b32encode
+from binascii import b2a_base64
 from typing import TypeAlias
 
 from flask_idempotency.engine.key import StorageKey
@@ -22,13 +23,16 @@ PARTITIONS = 1024
 Many, so that a Cluster can spread them and a tenant shares its fences and indexes with few others.
 """
 
+_FOR_URLS = bytes.maketrans(b"+/", b"-_")
+
 Keys: TypeAlias = tuple[bytes, bytes, bytes, bytes]
 
 
 def keys(key: StorageKey) -> Keys:
     """The record, the two indexes and the partition's memory: what every script is given, in this order."""
     prefix = b"idm1:{p%04x}:" % (int.from_bytes(key.tid[:2], "big") % PARTITIONS)
-    return prefix + b"r:" + b32encode(key.rid).rstrip(b"=").lower(), prefix + b"i", prefix + b"z", prefix + b"m"
+    record = b2a_base64(key.rid, newline=False).translate(_FOR_URLS, b"=")
+    return prefix + b"r:" + record, prefix + b"i", prefix + b"z", prefix + b"m"
 
 
 def name(keys: Keys) -> bytes:
