@@ -8,6 +8,7 @@ Steps are in a header because headers are no part of a request's identity: a ret
     spin         compute until killed
     ask:<path>   call this service itself, with the same key and body
     drip         stream many small chunks
+    sized        announce the length of a stream
     size:<n>     answer with this many bytes
     status:<n>   answer with this status
 """
@@ -142,7 +143,7 @@ def stream() -> Response:
     """Two lines with a pause between them, and a third that says which run this is."""
     ledger, case = _ledger(), request.headers.get(CASE, "")
     ledger.note("run", case, os.getpid())
-    drip = "drip" in request.headers.get(STEPS, "").split()
+    steps = request.headers.get(STEPS, "").split()
 
     def chunks() -> Iterator[str]:
         try:
@@ -150,14 +151,17 @@ def stream() -> Response:
             ledger.pause(case, os.getpid())
             yield "second\n"
             # Goes on until the server notices that nobody listens, and stays below the limit for what is kept.
-            for _ in range(100_000 if drip else 0):
+            for _ in range(100_000 if "drip" in steps else 0):
                 yield "x"
             yield uuid4().hex
         except GeneratorExit:
             ledger.note("closed", case, os.getpid())
             raise
 
-    return Response(chunks(), mimetype="text/plain")
+    response = Response(chunks(), mimetype="text/plain")
+    if "sized" in steps:
+        response.content_length = len("first\nsecond\n") + len(uuid4().hex)
+    return response
 
 
 def file() -> Response:

@@ -117,10 +117,34 @@ def test_p59_store_that_fails_in_mid_view_costs_no_answer_and_no_second_run(
     assert (ledger.runs(order.case), len(ledger.effects(order.case))) == (1, 1)
 
 
-def until_told_otherwise(port: int, data: bytes) -> Answer:
+def test_p59_outage_that_outlasts_the_lease_ends_with_the_real_answer(
+    serve_once: Serve, frail: RedisServer, ledger: Ledger
+) -> None:
+    """
+    The store comes back after the lease has ended: a retry may be told that nobody knows, until the write is repeated.
+    """
+    server = serve_once(frail, lease=1)
+    order = Order("/plain")
+    with Wire(server.port) as wire:
+        wire.send(order.attempt("pause", "effect"))
+        ledger.paused(order.case)
+        frail.kill()
+        until = time.monotonic() + 1.5
+        ledger.let_go(order.case)
+        answer = wire.answer()
+    while time.monotonic() < until:
+        assert ask(server.port, order.attempt("effect")).status == 503
+    frail.restart()
+    again = until_told_otherwise(server.port, order.attempt("effect"), "outcome-unknown")
+
+    assert (again.status, again.replayed, again.body) == (201, True, answer.body)
+    assert (ledger.runs(order.case), len(ledger.effects(order.case))) == (1, 1)
+
+
+def until_told_otherwise(port: int, data: bytes, *than: str) -> Answer:
     """Ask again while the store has not been told yet, or cannot be asked."""
     deadline = time.monotonic() + SILENT_SECONDS
-    while (answer := ask(port, data)).code in ("in-flight", "store-unavailable"):
+    while (answer := ask(port, data)).code in ("in-flight", "store-unavailable", *than):
         assert time.monotonic() < deadline, f"still {answer.code}"
         time.sleep(0.02)
     return answer

@@ -78,6 +78,31 @@ def test_48_a_stream_is_stored_before_its_end_is_told(
     assert ask(server.port, order.attempt()).replayed
 
 
+def test_48_a_body_of_announced_length_is_stored_before_its_last_byte(
+    serve_once: Serve, kind: Kind, proxy: Proxy, ledger: Ledger
+) -> None:
+    """
+    No end marker follows a body whose length was announced: some of it is held back until the store has all of it.
+    """
+    server = serve_once(proxy.url, kind=kind)
+    order = Order("/stream")
+    with Wire(server.port) as wire:
+        received = wire.send(order.attempt("sized")).until(b"first\n")
+        ledger.paused(order.case)
+        proxy.hold_requests()
+        ledger.let_go(order.case)
+        received += wire.until(b"second\n")
+        proxy.caught()
+        received += wire.so_far()
+        head, _, body = received.partition(b"\r\n\r\n")
+        proxy.release()
+        rest = wire.exactly(45 - len(body))
+
+    assert b"Content-Length: 45" in head.split(b"\r\n")
+    assert len(rest) > 0
+    assert ask(server.port, order.attempt()).body == body + rest
+
+
 def test_49_stream_that_its_client_left_is_never_an_empty_replay(server: Server, ledger: Ledger) -> None:
     """
     When the client hangs up in mid-stream the view is told, and retries learn that the body was not kept.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
 
 import pytest
@@ -155,6 +157,23 @@ def spin(seconds: float) -> None:
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
+
+
+def test_worker_told_to_end_finishes_what_it_does(victim: Server, other: Server, ledger: Ledger) -> None:
+    """
+    A deployment's SIGTERM in mid-view costs nothing: the view ends, its client is answered, and retries replay.
+    """
+    order = Order("/plain")
+    with Wire(victim.port) as wire:
+        wire.send(order.attempt("pause", "effect"))
+        os.kill(ledger.paused(order.case), signal.SIGTERM)
+        ledger.let_go(order.case)
+        answer = wire.answer()
+    again = ask(other.port, order.attempt("effect"))
+
+    assert (answer.status, answer.replayed) == (201, False)
+    assert (again.replayed, again.body) == (True, answer.body)
+    assert (ledger.runs(order.case), len(ledger.effects(order.case))) == (1, 1)
 
 
 class Sleeper:

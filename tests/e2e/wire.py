@@ -114,6 +114,15 @@ class Wire:
             data += piece
         return data
 
+    def exactly(self, size: int) -> bytes:
+        """The next so many bytes."""
+        data = b""
+        while len(data) < size:
+            piece = self._socket.recv(size - len(data))
+            assert piece, f"the connection ended {size - len(data)} bytes early"
+            data += piece
+        return data
+
     def so_far(self, seconds: float = 0.3) -> bytes:
         """The bytes that come until nothing has come for so long."""
         data = b""
