@@ -10,9 +10,11 @@ import re
 from base64 import b32encode
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from struct import Struct
 
 from flask_idempotency.engine.errors import InvalidKey
 
+_COUNT, _LENGTH = Struct(">H"), Struct(">I")
 _VISIBLE = re.compile(r"[!-~]+")
 _QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
 _UUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
@@ -93,7 +95,10 @@ def _has_format(key: str, key_format: str) -> bool:
 
 def encode(*parts: bytes) -> bytes:
     """These parts as one byte string that no other parts give: each is preceded by its length."""
-    return b"".join([len(parts).to_bytes(2, "big"), *(len(part).to_bytes(4, "big") + part for part in parts)])
+    pieces = [_COUNT.pack(len(parts))]
+    for part in parts:
+        pieces += (_LENGTH.pack(len(part)), part)
+    return b"".join(pieces)
 
 
 class Identity:
