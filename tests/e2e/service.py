@@ -7,7 +7,7 @@ Steps are in a header because headers are no part of a request's identity: a ret
     effect       do to the outside world what must not be done twice
     spin         compute until killed
     ask:<path>   call this service itself, with the same key and body
-    drip         stream many small chunks
+    flood        stream without end
     sized        announce the length of a stream
     size:<n>     answer with this many bytes
     status:<n>   answer with this status
@@ -150,9 +150,10 @@ def stream() -> Response:
             yield "first\n"
             ledger.pause(case, os.getpid())
             yield "second\n"
-            # Goes on until the server notices that nobody listens, and stays below the limit for what is kept.
-            for _ in range(100_000 if "drip" in steps else 0):
-                yield "x"
+            while (
+                "flood" in steps
+            ):  # until the server notices that nobody listens; waitress does when its buffers are full
+                yield "x" * 65536
             yield uuid4().hex
         except GeneratorExit:
             ledger.note("closed", case, os.getpid())

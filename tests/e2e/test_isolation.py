@@ -16,7 +16,7 @@ from tests.e2e.processes import kill
 from tests.e2e.service import CASE
 from tests.e2e.wire import Order, Wire, ask, ask_until_settled, message
 
-OURS = re.compile(rb"idm1:\{p[0-9a-f]{4}\}:(?:[izm]|r:[a-z2-7]{52})")
+OURS = re.compile(rb"idm1:\{p[0-9a-f]{4}\}:(?:[izm]|r:[A-Za-z0-9_-]{43})")
 """The only keys that we may make in a Redis: a format, a partition, and a keyed digest."""
 
 
