@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from flask_idempotency.engine.errors import LeaseLost, NotStorable, StoreUnavailable
 from flask_idempotency.engine.events import (
@@ -15,6 +16,7 @@ from flask_idempotency.engine.events import (
     Quarantined,
     Released,
     RenewalFailed,
+    RenewalStopped,
     SettlementAbandoned,
     SettlementDelayed,
 )
@@ -45,7 +47,8 @@ class Held:
     """What is held, and on which terms. `keys` has one entry, or one more for each secret still being rotated out."""
 
     keys: tuple[StorageKey, ...]
-    token: bytes
+    token: bytes = field(repr=False)
+    fingerprint: bytes = field(repr=False)
     policy: Policy
     on_lapse: OnLapse
     record: str
@@ -74,10 +77,15 @@ class Claim:
         self._asked_at = asked_at
         self._past_point = False
         self._settling = False
+        self._lost = False
         self._pending: Settlement | None = None
+        self._pending_since = asked_at
         self.fence = grant.fence
         self.attempt = grant.attempt
-        around.renewer.watch(self, after=held.policy.lease / 3)
+
+    def keep_alive(self) -> None:
+        """Have the lease renewed until the claim is settled, or has run for `max_runtime`."""
+        self._around.renewer.watch(self, after=self._held.policy.lease / 3)
 
     @property
     def key(self) -> StorageKey:
@@ -88,6 +96,11 @@ class Claim:
     def oldest_key(self) -> StorageKey:
         """The record's key under the oldest secret in use: what must stay the same while secrets rotate."""
         return self._held.keys[-1]
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Of the request that holds the claim, under the newest secret."""
+        return self._held.fingerprint
 
     @property
     def past_point(self) -> bool:
@@ -128,19 +141,28 @@ class Claim:
             Settlement(lambda key: self._around.store.hold(key, token, reason), Quarantined(*self._who, reason=reason))
         )
 
+    def give_back(self) -> None:
+        """The work was not begun, and will not be: whatever of the claim was granted is free again."""
+        try:
+            self._write(Settlement(self._free))
+        except StoreUnavailable:
+            self.abandon()
+
     def abandon(self) -> None:
-        """The store never said whether this was granted, and the work was not begun: give it back when the store can."""
-        self._pending = Settlement(self._give_back)
-        self._around.renewer.forget(self)
+        """The same, but as soon as the store answers: it never said whether anything was granted."""
+        self._pending, self._pending_since = Settlement(self._free), self._around.monotonic()
         self._around.renewer.watch(self, after=RETRY_SECONDS, spare=True)
 
     def tend(self) -> float | None:
         """Renew the lease, or repeat a settlement that the store has not taken yet. Called by the renewer's thread."""
-        overdue = self._around.monotonic() - self._asked_at > self._held.policy.max_runtime
+        now, limit = self._around.monotonic(), self._held.policy.max_runtime
         if self._pending is not None:
-            self._repeat(self._pending, last=overdue)
+            self._repeat(self._pending, last=now - self._pending_since > limit)
             return None
-        return None if overdue else self._renew()
+        if now - self._asked_at > limit:
+            self._tell(RenewalStopped(*self._who))
+            return None
+        return self._renew()
 
     def _renew(self) -> float | None:
         try:
@@ -148,6 +170,7 @@ class Claim:
                 self._around.store.renew(key, self._held.token, lease=self._held.policy.lease)
         except LeaseLost:
             if not self._settling:
+                self._lost = True
                 self._tell(LeaseExpired(*self._who))
             return None
         except StoreUnavailable as error:
@@ -158,10 +181,13 @@ class Claim:
     def _settle(self, settlement: Settlement) -> None:
         self._settling = True
         self._around.renewer.forget(self)
+        if self._lost:
+            # Known before the store was asked, and true even if it does not answer now.
+            raise LeaseLost("the lease was found lost when it was to be renewed")
         try:
             self._write(settlement)
         except StoreUnavailable as error:
-            self._pending = settlement
+            self._pending, self._pending_since = settlement, self._around.monotonic()
             self._around.renewer.watch(self, after=RETRY_SECONDS)
             self._tell(SettlementDelayed(*self._who, error=type(error).__name__))
 
@@ -190,6 +216,11 @@ class Claim:
 
     def _give_back(self, key: StorageKey) -> None:
         self._around.store.release(key, self._held.token)
+
+    def _free(self, key: StorageKey) -> None:
+        # Not ours, so never granted: there is nothing to give back, and nothing was lost.
+        with suppress(LeaseLost):
+            self._around.store.release(key, self._held.token)
 
     def _sealed(self, result: Result) -> tuple[Result, bytes]:
         try:

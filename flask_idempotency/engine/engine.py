@@ -25,6 +25,7 @@ from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.engine.result import Result
 
 TOKEN_BYTES = 16
+_NOTHING = Grant(token=b"", fence=0, attempt=0, lease=0.0)
 FIRST_POLL_SECONDS = 0.02
 LAST_POLL_SECONDS = 0.5
 """A waiter looks after 20 ms, then ever more rarely: an early herd of pollers costs more than a late answer."""
@@ -56,12 +57,12 @@ class Engine:
         Raises `StoreUnavailable` when nobody can tell, and `CorruptRecord` for a stored answer that cannot be read. In
         neither case may the work be done under this key.
         """
-        outcome = self._ask((request, *former), policy)
+        outcome, refused = self._ask((request, *former), policy)
         if not isinstance(outcome, InFlight):
             return outcome
         waited = 0.0
         if policy.in_flight == "wait":
-            outcome, waited = self._wait((request, *former), policy, outcome)
+            outcome, waited = self._wait((request, *former), policy, outcome, refused)
         if isinstance(outcome, InFlight):
             self._around.observers(ConflictRefused(request.key.label, request.about.operation, waited=waited))
         return outcome
@@ -70,6 +71,9 @@ class Engine:
         """What to answer for a claim that was lost: the stored answer, or how the key stands now. Never a new claim."""
         record = self._around.store.read(claim.key)
         match record:
+            case Record(fingerprint=other) if other != claim.fingerprint:
+                # The store has forgotten this claim, and somebody used the key for another request.
+                return Unknown(reason="lease-lost")
             case Record(state=State.COMPLETED):
                 return Replayed(self._opened(record, claim.key.label))
             case Record(state=State.PROCESSING):
@@ -77,47 +81,46 @@ class Engine:
             case Record() | None:
                 return Unknown(reason="lease-lost")
 
-    def _ask(self, requests: tuple[ClaimRequest, ...], policy: Policy) -> Outcome:
-        """One classification, under every secret in use."""
+    def _ask(self, requests: tuple[ClaimRequest, ...], policy: Policy) -> tuple[Outcome, ClaimRequest]:
+        """One classification, under every secret in use, and which of these requests decided it."""
         token = secrets.token_bytes(TOKEN_BYTES)
         asked_at = self._around.monotonic()
         granted: list[Grant] = []
-        for request in reversed(requests):
+        for asked, request in enumerate(reversed(requests), start=1):
             try:
                 outcome = self._around.store.claim(request, token=token, lease=policy.lease)
-            except StoreUnavailable:
-                self._hand_back(requests, token, policy, asked_at)
+            except BaseException:
+                # It may have been granted all the same, and its work will not be begun.
+                self._claim(requests[-asked:], _NOTHING, token, policy, asked_at).abandon()
                 raise
             if not isinstance(outcome, Claimed):
                 if granted:
-                    self._hand_back(requests, token, policy, asked_at)
-                return self._refusal(outcome, requests[0])
+                    self._claim(requests[-len(granted) :], _NOTHING, token, policy, asked_at).give_back()
+                return self._refusal(outcome, requests[0]), request
             granted.append(outcome.held)
-        return Claimed(self._won(requests, granted, token, policy, asked_at))
-
-    def _won(
-        self, requests: tuple[ClaimRequest, ...], granted: list[Grant], token: bytes, policy: Policy, asked_at: float
-    ) -> Claim:
         grant = max(granted, key=lambda grant: grant.fence)
-        held = self._held(requests, token, policy)
-        self._around.observers(ClaimGranted(held.record, held.operation, fence=grant.fence, attempt=grant.attempt))
-        return Claim(held, grant, self._around, asked_at=asked_at)
+        return Claimed(self._won(self._claim(requests, grant, token, policy, asked_at), requests[0])), requests[0]
 
-    def _hand_back(self, requests: tuple[ClaimRequest, ...], token: bytes, policy: Policy, asked_at: float) -> None:
-        """Give back what may have been granted: the work was not begun, and will not be."""
-        nothing = Grant(token=token, fence=0, attempt=0, lease=0.0)
-        Claim(self._held(requests, token, policy), nothing, self._around, asked_at=asked_at).abandon()
+    def _won(self, claim: Claim, request: ClaimRequest) -> Claim:
+        label, operation = request.key.label, request.about.operation
+        self._around.observers(ClaimGranted(label, operation, fence=claim.fence, attempt=claim.attempt))
+        claim.keep_alive()
+        return claim
 
-    def _held(self, requests: tuple[ClaimRequest, ...], token: bytes, policy: Policy) -> Held:
+    def _claim(
+        self, requests: tuple[ClaimRequest, ...], grant: Grant, token: bytes, policy: Policy, asked_at: float
+    ) -> Claim:
         newest = requests[0]
-        return Held(
+        held = Held(
             keys=tuple(request.key for request in requests),
             token=token,
+            fingerprint=newest.fingerprint,
             policy=policy,
             on_lapse=newest.on_lapse,
             record=newest.key.label,
             operation=newest.about.operation,
         )
+        return Claim(held, grant, self._around, asked_at=asked_at)
 
     def _refusal(self, outcome: StoreOutcome, request: ClaimRequest) -> Outcome:
         label, operation = request.key.label, request.about.operation
@@ -146,8 +149,13 @@ class Engine:
             self._around.observers(RecordCorrupt(label, record.about.operation))
             raise
 
-    def _wait(self, requests: tuple[ClaimRequest, ...], policy: Policy, outcome: InFlight) -> tuple[Outcome, float]:
-        """Look, never write, until the key is settled or the time is up; then ask again, as anybody else would."""
+    def _wait(
+        self, requests: tuple[ClaimRequest, ...], policy: Policy, outcome: Outcome, refused: ClaimRequest
+    ) -> tuple[Outcome, float]:
+        """Look, never write, until the key is settled or the time is up; then ask again, as anybody else would.
+
+        A store that stops answering ends the wait with what was known: the work is being done elsewhere.
+        """
         began = self._around.monotonic()
         with self._around.waiting_room.seat(requests[0].key) as settled:
             if settled is None:
@@ -157,12 +165,14 @@ class Engine:
                 settled.wait(min(poll, left))
                 settled.clear()
                 poll = min(poll * random.uniform(1.3, 1.7), LAST_POLL_SECONDS)  # noqa: S311 - spreads a herd, hides nothing
-                record = self._around.store.read(requests[-1].key)
-                if record is not None and record.state is State.PROCESSING and record.remaining > 0:
-                    outcome = InFlight(retry_after=record.remaining)
-                    continue
-                asked = self._ask(requests, policy)
-                if not isinstance(asked, InFlight):
-                    return asked, self._around.monotonic() - began
-                outcome = asked
+                try:
+                    record = self._around.store.read(refused.key)
+                    if record is not None and record.state is State.PROCESSING and record.remaining > 0:
+                        outcome = InFlight(retry_after=record.remaining)
+                        continue
+                    outcome, refused = self._ask(requests, policy)
+                except StoreUnavailable:
+                    break
+                if not isinstance(outcome, InFlight):
+                    break
         return outcome, self._around.monotonic() - began

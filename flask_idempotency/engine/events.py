@@ -89,6 +89,11 @@ class RenewalFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RenewalStopped(Event):
+    """A view has run longer than `max_runtime`: its lease is renewed no more, and will lapse while it goes on."""
+
+
+@dataclass(frozen=True, slots=True)
 class SettlementDelayed(Event):
     """The work is done and its caller answered, but the store did not take the result. It is tried again."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -14,8 +15,14 @@ from flask_idempotency.engine.errors import StoreUnavailable
 RETRY_SECONDS = 0.5
 """How soon a store that did not answer is asked again: quick against a lease, slow against a server that is starting."""
 
+FAILED_SECONDS = 5.0
+"""How soon one that failed in another way is tried again: such failures seldom pass by themselves."""
+
 SPARE_LIMIT = 1024
 """Most claims watched before new *spare* ones are turned away, so that a long outage cannot fill the memory."""
+
+
+_log = logging.getLogger("flask_idempotency")
 
 
 class Tended(Protocol):
@@ -59,7 +66,7 @@ class LeaseRenewer:
                 return
             due = self._monotonic() + after
             self._due[tended] = due
-            if self._thread is None and self._threaded:
+            if self._threaded and (self._thread is None or not self._thread.is_alive()):
                 self._start()
             elif due < self._planned:
                 self._changed.notify()
@@ -70,35 +77,46 @@ class LeaseRenewer:
             self._due.pop(tended, None)
 
     def tick(self) -> None:
-        """Tend everything that is due. A store that does not answer ends the round: the rest would wait for it too."""
-        for tended in self._take_due():
+        """Tend everything that is due. A store that does not answer ends the round: the rest would wait for it too.
+
+        Whatever else one of them raises is its own affair: logged, tried again later, and no reason to let others lapse.
+        """
+        for tended, due in self._take_due():
+            after: float | None = FAILED_SECONDS
             try:
                 after = tended.tend()
             except StoreUnavailable:
-                self._put_back(tended, RETRY_SECONDS)
+                self._put_back(tended, due, RETRY_SECONDS)
                 self._not_before = self._monotonic() + RETRY_SECONDS
                 break
-            if after is None:
-                self.forget(tended)
-            else:
-                self._put_back(tended, after)
+            except Exception:  # noqa: BLE001 - a store may raise anything, and this thread serves them all
+                _log.exception("a claim could not be looked after; it is tried again")
+            self._put_back(tended, due, after)
 
-    def _take_due(self) -> list[Tended]:
+    def _take_due(self) -> list[tuple[Tended, float]]:
         now = self._monotonic()
         with self._changed:
-            return sorted((t for t, due in self._due.items() if due <= now), key=self._due.__getitem__)
+            return sorted(((t, due) for t, due in self._due.items() if due <= now), key=lambda pair: pair[1])
 
-    def _put_back(self, tended: Tended, after: float) -> None:
+    def _put_back(self, tended: Tended, due: float, after: float | None) -> None:
         with self._changed:
-            if tended in self._due:
+            if self._due.get(tended) != due:
+                return  # settled meanwhile, or watched anew for another purpose
+            if after is None:
+                del self._due[tended]
+            else:
                 self._due[tended] = self._monotonic() + after
 
     def _start(self) -> None:
-        changed = self._changed
-        self._thread = threading.Thread(
-            target=_run, args=(weakref.ref(self), changed), name="idempotency-lease", daemon=True
-        )
-        self._thread.start()
+        arguments = weakref.ref(self), self._changed
+        thread = threading.Thread(target=_run, args=arguments, name="idempotency-lease", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            # The claim is granted and its view must run. The next claim tries again; until then leases lapse by policy.
+            _log.exception("no thread can be started: leases are not renewed")
+        else:
+            self._thread = thread
 
     def _pause(self) -> float:
         """Seconds until something is due. Call with the condition held."""

@@ -6,7 +6,7 @@ The same five answers are given twice. A store fills them with a `Grant` and a `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 HeldT = TypeVar("HeldT")
@@ -17,7 +17,7 @@ AnswerT = TypeVar("AnswerT")
 class Grant:
     """What a store gives the winner. `fence` rises for ever on one key; `token` is compared for equality only."""
 
-    token: bytes
+    token: bytes = field(repr=False)
     fence: int
     attempt: int
     lease: float

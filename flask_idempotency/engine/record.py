@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
@@ -54,8 +54,8 @@ TRANSITIONS: Mapping[tuple[State | None, str], tuple[State | None, str]] = Mappi
 class About:
     """What an auditor is told of a request. Never the client's key, never a body."""
 
-    tenant: str = ""
-    principal: str = ""
+    tenant: str = field(default="", repr=False)
+    principal: str = field(default="", repr=False)
     method: str = ""
     operation: str = ""
 
@@ -67,7 +67,7 @@ NOBODY = About()
 class Payload:
     """What a store keeps of a result: opaque bytes, and the few clear facts that it may show or count."""
 
-    data: bytes
+    data: bytes = field(repr=False)
     status: int
     success: bool
     byte_size: int
@@ -79,10 +79,10 @@ class Record:
     """One key's row as a store tells it. Times are seconds since the epoch on the store's clock."""
 
     state: State
-    token: bytes
+    token: bytes = field(repr=False)
     fence: int
     attempt: int
-    fingerprint: bytes
+    fingerprint: bytes = field(repr=False)
     on_lapse: OnLapse
     about: About
     requested_at: float

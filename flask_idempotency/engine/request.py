@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import NOBODY, About, OnLapse
@@ -13,6 +13,6 @@ class ClaimRequest:
     """Asks to work on a key. Frozen when asked: what the view later does to its request changes nothing here."""
 
     key: StorageKey
-    fingerprint: bytes
+    fingerprint: bytes = field(repr=False)
     on_lapse: OnLapse
     about: About = NOBODY

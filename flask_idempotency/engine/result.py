@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +14,8 @@ class Result:
 
     status: int
     reason: str = ""
-    metadata: tuple[tuple[str, str], ...] = ()
-    body: bytes = b""
+    metadata: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    body: bytes = field(default=b"", repr=False)
     kept: bool = True
     """False: a tombstone. The work was done and its body was not kept; it must never run again."""
 

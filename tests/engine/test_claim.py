@@ -149,6 +149,54 @@ def test_an_owner_whose_record_is_gone_learns_that_nothing_is_known(house: House
     assert Unknown("lease-lost") == house.engine.successor(claim)
 
 
+def test_an_owner_that_was_told_of_its_loss_never_delivers_even_if_the_store_is_down(house: House) -> None:
+    """Renewal has seen the successor; that the store is silent at the end makes the answer no more ours."""
+    slow = house.won(effects="marked")
+    house.clock.advance(31)
+    house.won(effects="marked")
+    house.renewer.tick()
+    house.store.down |= {"complete"}
+
+    with pytest.raises(LeaseLost):
+        slow.complete(DONE)
+
+    assert 1 == house.told().count("LeaseExpired")
+    assert "SettlementDelayed" not in house.told()
+
+
+def test_a_successor_with_another_request_is_nobodys_answer(house: House) -> None:
+    """The store forgot, and the key was used for something else: its answer is not this caller's."""
+    claim = house.won()
+    claim.release("forgotten")
+    house.won(house.request(body=b"other")).complete(DONE)
+
+    assert Unknown("lease-lost") == house.engine.successor(claim)
+
+
+def test_the_end_of_renewing_is_told(house: House) -> None:
+    """From here on the lease lapses under a living view: an operator wants to know."""
+    house.won(max_runtime=60.0)
+    for _ in range(10):
+        house.pass_time(10)
+
+    assert 1 == house.told().count("RenewalStopped")
+
+
+def test_a_late_settlement_is_repeated_as_long_as_an_early_one(house: House) -> None:
+    """The time for repeating is counted from the settlement, not from the claim."""
+    claim = house.won(max_runtime=60.0)
+    house.clock.advance(59)
+    house.store.down |= {"complete"}
+    claim.complete(DONE)
+    for _ in range(5):
+        house.pass_time(10)
+    house.store.down.clear()
+
+    house.pass_time(1)
+
+    assert isinstance(house.claim(), Replayed)
+
+
 def test_the_point_of_no_return_turns_take_over_into_quarantine(house: House) -> None:
     """Durably, before the effect."""
     house.won(effects="marked").point_of_no_return()

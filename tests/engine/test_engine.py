@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -96,6 +97,38 @@ def test_a_claim_that_the_store_did_not_answer_is_given_back(house: House) -> No
     house.pass_time(1)
 
     assert isinstance(house.claim(), Claimed)
+
+
+def test_a_worker_that_dies_in_the_claim_gives_it_back(house: House) -> None:
+    """Failing before the view starts leaves no record, whatever ended it."""
+    claim = house.store._store.claim
+
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        claim(*args, **kwargs)
+        raise SystemExit
+
+    house.store._store.claim = interrupted
+    with pytest.raises(SystemExit):
+        house.claim()
+    house.store._store.claim = claim
+
+    house.pass_time(1)
+
+    assert isinstance(house.claim(), Claimed)
+
+
+def test_no_repr_tells_what_a_log_must_not_hold(house: House) -> None:
+    """Debug pages and error trackers print every local variable."""
+    claim = house.won()
+    token = claim._held.token
+    claim.complete(Result(201, metadata=(("Location", "/canary"),), body=b"canary"))
+    outcome = house.claim()
+    assert isinstance(outcome, Replayed)
+
+    shown = repr([outcome, house.request(), claim._held, outcome.answer.record, outcome.answer.result])
+
+    for canary in ("canary", "acme", "alice", repr(token), repr(house.key.rid), repr(house.request().fingerprint)):
+        assert canary not in shown
 
 
 def test_two_requests_share_no_token(house: House) -> None:
@@ -198,6 +231,13 @@ class TestWaiting:
 
         assert 2 == house.won(effects="marked", in_flight="wait", wait=60.0).attempt
 
+    def test_a_store_that_fails_meanwhile_ends_the_wait_with_what_was_known(self, house: House) -> None:
+        """It is known that somebody works on it: an endpoint that runs unprotected without a store must not run now."""
+        house.won()
+        house.store.down |= {"read"}
+
+        assert isinstance(house.claim(in_flight="wait", wait=5.0), InFlight)
+
 
 class TestRotatedSecrets:
     """Two secrets in use: releases that know only one of them still exclude each other."""
@@ -229,6 +269,49 @@ class TestRotatedSecrets:
         assert isinstance(house.claim(house.request(), house.request(identity=1)), InFlight)
         house.pass_time(1)
         assert house.store.read(house.request(identity=1 - only).key) is None
+
+    def test_retries_of_what_only_the_new_secret_knows_are_all_replayed(self, house: House) -> None:
+        """What the retry was granted under the old one is given back before it is answered, and nobody lost a lease."""
+        house.won(house.request()).complete(DONE)
+
+        outcomes = [house.claim(house.request(), house.request(identity=1)) for _ in range(3)]
+
+        assert ["Replayed"] * 3 == [type(outcome).__name__ for outcome in outcomes]
+        assert "LeaseExpired" not in house.told()
+
+    def test_a_waiter_looks_at_the_key_that_refused_it(self, house: House) -> None:
+        """Asking for the free one again and again would be writing."""
+        house.won(house.request())
+        read = house.store._store.read
+
+        def slowly(key: object) -> object:
+            house.clock.advance(1)
+            return read(key)
+
+        house.store._store.read = slowly
+        house.store.calls.clear()
+
+        house.claim(house.request(), house.request(identity=1), in_flight="wait", wait=5.0)
+
+        assert ["claim", "claim", "release"] == house.store.calls[:3]
+        assert {"read"} == set(house.store.calls[3:])
+
+    def test_an_error_under_one_secret_gives_the_other_back(self, house: House) -> None:
+        """Any error: the first key must not be left claimed by nobody."""
+        claim, calls = house.store._store.claim, iter([False, True])
+
+        def second_is_corrupt(*args: Any, **kwargs: Any) -> Any:
+            if next(calls):
+                raise CorruptRecord("odd")
+            return claim(*args, **kwargs)
+
+        house.store._store.claim = second_is_corrupt
+        with pytest.raises(CorruptRecord):
+            house.claim(house.request(), house.request(identity=1))
+
+        house.pass_time(1)
+
+        assert house.store.read(house.request(identity=1).key) is None
 
     @pytest.mark.parametrize("only", [0, 1])
     def test_the_answer_is_kept_under_both(self, house: House, only: int) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.lease import RETRY_SECONDS, SPARE_LIMIT, LeaseRenewer
+from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
+from flask_idempotency.engine.lease import FAILED_SECONDS, RETRY_SECONDS, SPARE_LIMIT, LeaseRenewer
 
 
 class Time:
@@ -38,6 +38,10 @@ class Patient:
 
 def unavailable() -> float:
     raise StoreUnavailable
+
+
+def unstartable(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 @pytest.fixture
@@ -105,6 +109,58 @@ def test_a_store_that_does_not_answer_ends_the_round_and_the_next_begins_with_an
     renewer.tick()
 
     assert 1 == healthy.tended
+
+
+def test_one_that_raises_anything_does_not_stop_the_rest(
+    renewer: LeaseRenewer, time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A record that cannot be read must not let every other claim of this process lapse."""
+
+    def odd() -> float:
+        raise CorruptRecord("odd")
+
+    broken, healthy = Patient(odd), Patient()
+    renewer.watch(broken, after=1.0)
+    renewer.watch(healthy, after=2.0)
+
+    time.now += 5
+    renewer.tick()
+    time.now += FAILED_SECONDS
+    renewer.tick()
+
+    assert 2 == broken.tended
+    assert 1 == healthy.tended
+    assert "is tried again" in caplog.text
+
+
+def test_what_is_watched_anew_while_it_is_tended_stays_watched(renewer: LeaseRenewer, time: Time) -> None:
+    """A settlement that begins while the same claim is being renewed must not be forgotten by the renewal's end."""
+    patient = Patient()
+
+    def settled_meanwhile() -> None:
+        renewer.watch(patient, after=0.5)
+
+    patient.answer = settled_meanwhile
+    renewer.watch(patient, after=1.0)
+    time.now += 1
+    renewer.tick()
+
+    assert time.now + 0.5 == renewer._due[patient]
+
+
+def test_a_thread_that_cannot_be_started_is_started_with_the_next_claim(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The claim is granted, so its view runs; the process must not go without renewals for ever."""
+    renewer, tended = LeaseRenewer(), threading.Event()
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", unstartable)
+        renewer.watch(Patient(), after=3600.0)
+    assert "no thread can be started" in caplog.text
+
+    renewer.watch(Patient(lambda: tended.set()), after=0.0)
+
+    assert tended.wait(10)
 
 
 def test_spare_work_is_turned_away_when_there_is_too_much(renewer: LeaseRenewer) -> None:
