@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
@@ -19,6 +20,7 @@ from flask_idempotency.engine.waiting import WaitingRoom
 from flask_idempotency.settings import Settings
 from flask_idempotency.stores.memory import MemoryStore
 
+_FACTORY = re.compile(r"[\w.]+:\w+")
 _PORT = ("claim", "renew", "mark", "complete", "release", "hold", "read")
 _REDIS_SCHEMES = frozenset({"redis", "rediss", "unix"})
 
@@ -49,7 +51,7 @@ def build_store(choice: Any) -> Store:
         return MemoryStore()
     if scheme in _REDIS_SCHEMES:
         return _redis_store(choice)
-    if "://" not in choice and ":" in choice:
+    if _FACTORY.fullmatch(choice):
         return _from_object(_factory(choice)())
     raise ConfigurationError(
         f"IDEMPOTENCY_STORE: there is no store for {scheme or 'this'} URLs in this release. "

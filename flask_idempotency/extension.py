@@ -70,7 +70,7 @@ class Idempotency:
         """Guard this application. The order in which blueprints, hooks and other extensions are added does not matter."""
         if EXTENSION in app.extensions:
             raise ConfigurationError("Idempotency is already set up on this application: call init_app once per app.")
-        settings = load_settings(app.config, self._settings, app_name=app.import_name, lenient=app.debug or app.testing)
+        settings = load_settings(app.config, self._settings, app_name=app.name, lenient=app.debug or app.testing)
         for warning in settings.warnings:
             _log.warning(warning)
         app.jinja_env.globals.setdefault("idempotency_field", idempotency_field)

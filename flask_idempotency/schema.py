@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
@@ -13,6 +14,8 @@ from flask_idempotency.engine.fingerprint import check_pointer
 from flask_idempotency.profiles import PROFILES, faults_of_kept
 
 MEMORY = "memory://"
+MIN_LEASE_SECONDS = 0.1
+"""Renewed every third of it: shorter ones would be lost to a busy processor."""
 MAX_KEEP_SECONDS = 90 * 24 * 3600.0
 DOCS_URL = "https://flask-idempotency.readthedocs.io/problems/"
 
@@ -26,7 +29,7 @@ class Seconds(fields.Field[float]):
     def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any) -> float:
         if isinstance(value, timedelta):
             return value.total_seconds()
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ValidationError("must be a number of seconds or a timedelta.")
         return float(value)
 
@@ -105,7 +108,9 @@ class Pointers(fields.Field[tuple[str, ...]]):
     def _deserialize(
         self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any
     ) -> tuple[str, ...]:
-        pointers = (value,) if isinstance(value, str) else tuple(value)
+        pointers = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+        if not all(isinstance(pointer, str) for pointer in pointers):
+            raise ValidationError('must be a JSON Pointer such as "/sent_at", or a list of them.')
         for pointer in pointers:
             try:
                 check_pointer(pointer)
@@ -171,7 +176,8 @@ class PolicySchema(Schema):
         metadata={"doc": "How long an answer is replayable. After it, the key is new."},
     )
     lease = Seconds(
-        validate=_positive(), metadata={"doc": "How long a worker may be silent before it counts as vanished."}
+        validate=validate.Range(min=MIN_LEASE_SECONDS, error="must be at least a tenth of a second."),
+        metadata={"doc": "How long a worker may be silent before it counts as vanished."},
     )
     max_runtime = Seconds(validate=_positive(), metadata={"doc": "How long the lease of a running view is renewed."})
     in_flight = fields.String(
@@ -235,10 +241,11 @@ class DeploymentSchema(PolicySchema):
         metadata={"doc": 'A URL, a `Store` object, or `"package.module:factory"`.', "default": "memory://"}
     )
     namespace = fields.String(
+        validate=validate.Length(min=1, error="must not be empty."),
         metadata={
             "doc": "Keeps applications apart in one store. Changing it makes every key new.",
-            "default": "the application's import name",
-        }
+            "default": "the application's name",
+        },
     )
     secret = fields.Raw(
         metadata={

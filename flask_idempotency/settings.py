@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from secrets import token_bytes
 from typing import Any, TypeAlias
 
@@ -29,9 +29,9 @@ StoreChoice: TypeAlias = "str | Store | Callable[[], Store]"
 class Settings:
     """Everything one application configured. `secrets` holds the newest first."""
 
-    store: StoreChoice
+    store: StoreChoice = field(repr=False)
     namespace: str
-    secrets: tuple[bytes, ...]
+    secrets: tuple[bytes, ...] = field(repr=False)
     policy: Policy
     docs_url: str = DOCS_URL
     allow_anonymous: bool = True
@@ -47,6 +47,8 @@ def load_override(values: Mapping[str, Any], *, where: str) -> Override:
     Raises `ConfigurationError` with every fault; `where` says in its text which call they were written in.
     """
     loaded, faults = _load(PolicySchema(), values, spell=lambda name: f"{where}: {name}")
+    if "effects" in loaded:
+        faults += [f"{where}: {fault}" for fault in Policy(effects=loaded["effects"]).faults()]
     if faults:
         raise ConfigurationError(*faults)
     return spelled_out(loaded)
@@ -76,7 +78,7 @@ def load_settings(
     )
     of_call, more_faults = _load(schema, arguments, spell=lambda name: f"Idempotency({name}=…)")
     loaded = {**of_config, **of_call}
-    in_memory = loaded.setdefault("store", MEMORY) == MEMORY
+    in_memory = str(loaded.setdefault("store", MEMORY)).startswith("memory:")
     secrets, warnings = _secrets(loaded.get("secret"), config.get("SECRET_KEY"), in_memory=in_memory, lenient=lenient)
     if in_memory and not lenient:
         warnings.append(
@@ -89,9 +91,10 @@ def load_settings(
             "IDEMPOTENCY_SECRET: must be a non-empty string or a list of them. "
             "Set it (or SECRET_KEY) to a long random value that is kept outside the store."
         )
+    policy = merge(Policy(), spelled_out({name: value for name, value in loaded.items() if name in POLICY_FIELDS}))
+    faults += policy.faults()
     if faults:
         raise ConfigurationError(*faults)
-    policy = spelled_out({name: value for name, value in loaded.items() if name in POLICY_FIELDS})
     deployment = {
         name: loaded[name] for name in ("docs_url", "allow_anonymous", "max_waiters", "enabled") if name in loaded
     }
@@ -99,7 +102,7 @@ def load_settings(
         store=loaded["store"],
         namespace=loaded.get("namespace", app_name),
         secrets=secrets,
-        policy=merge(Policy(), policy),
+        policy=policy,
         warnings=tuple(warnings),
         **deployment,
     )
@@ -132,6 +135,11 @@ def _flat(messages: Any) -> list[str]:
     return [str(message) for message in messages] if isinstance(messages, list) else [str(messages)]
 
 
+def derived_secret(secret_key: str | bytes) -> bytes:
+    """The secret of an application that has only a `SECRET_KEY`: to be listed last while it gets one of its own."""
+    return b"derived from SECRET_KEY:" + _octets(secret_key)
+
+
 def _secrets(chosen: Any, secret_key: Any, *, in_memory: bool, lenient: bool) -> tuple[tuple[bytes, ...], list[str]]:
     if chosen is not None:
         several = list(chosen) if isinstance(chosen, Sequence) and not isinstance(chosen, str | bytes) else [chosen]
@@ -141,9 +149,10 @@ def _secrets(chosen: Any, secret_key: Any, *, in_memory: bool, lenient: bool) ->
     if _is_secret(secret_key):
         warning = (
             "IDEMPOTENCY_SECRET is not set, so it is derived from SECRET_KEY: rotating SECRET_KEY would make every "
-            "idempotency key new and run retries again. Set IDEMPOTENCY_SECRET to a value of its own."
+            "idempotency key new and run retries again. Set IDEMPOTENCY_SECRET to [a value of its own, "
+            "flask_idempotency.settings.derived_secret(SECRET_KEY)], and drop the second after one `keep`."
         )
-        return (b"derived from SECRET_KEY:" + _octets(secret_key),), [] if lenient else [warning]
+        return (derived_secret(secret_key),), [] if lenient else [warning]
     return (), []
 
 

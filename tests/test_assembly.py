@@ -55,6 +55,14 @@ def test_what_is_no_store_is_refused_with_a_remedy(choice: Any, sentence: str) -
         build_store(choice)
 
 
+def test_a_mistyped_url_does_not_show_its_password() -> None:
+    """Whatever cannot be understood may contain one."""
+    for choice in ("redis//:canary@127.0.0.1", "redis:/:canary@127.0.0.1", "postgresql://:canary@127.0.0.1/shop"):
+        with pytest.raises(ConfigurationError) as caught:
+            build_store(choice)
+        assert "canary" not in str(caught.value)
+
+
 def test_a_missing_redis_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra to install, and not a traceback out of our own files."""
     for name in [name for name in sys.modules if name.startswith("flask_idempotency.stores.redis")]:

@@ -11,7 +11,7 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import POLICY_FIELDS, Policy, merge
 from flask_idempotency.profiles import PROFILES
 from flask_idempotency.schema import NOT_YET, DeploymentSchema, PolicySchema
-from flask_idempotency.settings import Settings, load_override, load_settings
+from flask_idempotency.settings import Settings, derived_secret, load_override, load_settings
 
 BASE = {"IDEMPOTENCY_STORE": "redis://127.0.0.1", "IDEMPOTENCY_SECRET": "s"}
 
@@ -49,7 +49,7 @@ def test_all_faults_are_reported_in_one_error() -> None:
 
     for part in (
         "4 faults",
-        "IDEMPOTENCY_LEASE: must be more than 0",
+        "IDEMPOTENCY_LEASE: must be at least",
         "IDEMPOTENCY_EFFECTS: must be one of",
         "in_flight",
     ):
@@ -61,6 +61,43 @@ def test_an_unknown_setting_is_refused_with_a_suggestion() -> None:
     assert "IDEMPOTENCY_REQUIRD: there is no such setting. Did you mean IDEMPOTENCY_REQUIRED?" in faults(
         {"IDEMPOTENCY_REQUIRD": True}
     )
+
+
+def test_a_combination_that_cannot_hold_is_refused_at_start() -> None:
+    """Not at the first payment, and together with all other faults."""
+    text = faults(
+        {"IDEMPOTENCY_EFFECTS": "transactional", "IDEMPOTENCY_LEASE": 60, "IDEMPOTENCY_WAIT": -1}, max_runtime=30
+    )
+
+    for part in ("3 faults", "needs a SQL store", "max_runtime (30 s) must not be shorter", "IDEMPOTENCY_WAIT"):
+        assert part in text
+
+
+def test_effects_without_their_store_are_refused_where_they_were_written() -> None:
+    """At the decorator, with the view's name."""
+    with pytest.raises(ConfigurationError, match=r"@idempotent on pay: effects=.* needs a SQL store"):
+        load_override({"effects": "transactional"}, where="@idempotent on pay")
+
+
+def test_an_empty_namespace_is_refused() -> None:
+    """It would be shared by everybody who left it empty."""
+    assert "IDEMPOTENCY_NAMESPACE: must not be empty" in faults({"IDEMPOTENCY_NAMESPACE": ""})
+
+
+def test_settings_do_not_show_what_must_stay_secret() -> None:
+    """A debug page prints them."""
+    settings = load({"IDEMPOTENCY_STORE": "redis://:canary@127.0.0.1", "IDEMPOTENCY_SECRET": "canary"})
+
+    assert "canary" not in repr(settings)
+
+
+def test_a_derived_secret_can_be_named_when_it_is_replaced() -> None:
+    """Giving an application a secret of its own is a rotation like any other: no key becomes new."""
+    before = load_settings({"IDEMPOTENCY_STORE": "redis://h", "SECRET_KEY": "k"}, {}, app_name="shop", lenient=True)
+
+    after = load({"IDEMPOTENCY_SECRET": ["own", derived_secret("k")]})
+
+    assert before.secrets[0] == after.secrets[-1]
 
 
 def test_an_unknown_keyword_is_refused_where_it_was_written() -> None:
@@ -100,6 +137,10 @@ def test_durations_are_seconds_or_timedeltas(value: Any, seconds: float) -> None
         ("lease", "30"),
         ("lease", True),
         ("lease", float("nan")),
+        ("lease", float("inf")),
+        ("lease", 1e-9),
+        ("ignore_fields", 5),
+        ("ignore_fields", [5]),
         ("keep", timedelta(days=91)),
         ("keep", -1),
         ("wait", -1),

@@ -94,10 +94,15 @@ class Policy:
             return Decision(self.on_error)
         return Decision.RELEASE if status in RELEASED_BY_DEFAULT else Decision.KEEP
 
-    def check(self, *, transactional_store: bool = False) -> None:
+    def check(self) -> None:
         """Raises `ConfigurationError` for a combination that could not keep its promise."""
+        if faults := self.faults():
+            raise ConfigurationError(*faults)
+
+    def faults(self) -> list[str]:
+        """One sentence for each combination that could not keep its promise: what cannot hold, why, and what can."""
         faults = []
-        if self.effects == "transactional" and not transactional_store:
+        if self.effects == "transactional":
             faults.append(
                 'effects="transactional" needs a SQL store on the session\'s database: the record could not be committed '
                 'together with the business rows. Use effects="marked" or "deduplicated" with this store.'
@@ -106,8 +111,7 @@ class Policy:
             faults.append("lease, keep and max_runtime must be longer than 0 seconds.")
         if self.max_runtime < self.lease:
             faults.append(f"max_runtime ({self.max_runtime:g} s) must not be shorter than lease ({self.lease:g} s).")
-        if faults:
-            raise ConfigurationError(*faults)
+        return faults
 
 
 Override: TypeAlias = Mapping[str, Any]
