@@ -360,10 +360,10 @@ def test_a_configuration_that_cannot_hold_is_refused_at_the_first_request_of_any
     """
     world = new_world(config={"PROPAGATE_EXCEPTIONS": True})
     world.app.get("/read", endpoint="read")(lambda: "read")
-    world.view()(idempotent(effects="transactional")(lambda: "paid"))
+    world.view()(idempotent(lease=3600)(lambda: "paid"))
 
     for _ in range(2):
-        with pytest.raises(ConfigurationError, match="transactional"):
+        with pytest.raises(ConfigurationError, match="max_runtime"):
             world.client().get("/read")
 
 

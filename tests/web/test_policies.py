@@ -278,9 +278,9 @@ def test_all_faults_of_all_endpoints_are_reported_together() -> None:
     With the endpoints that have them; an exempt one has none.
     """
     app = Flask(__name__)
-    transactional = idempotent(effects="transactional")
-    app.add_url_rule("/a", "a", transactional(lambda: "x"), methods=["POST"])
-    app.add_url_rule("/b", "b", transactional(lambda: "x"), methods=["POST", "PUT"])
+    long_lease = idempotent(lease=3600)
+    app.add_url_rule("/a", "a", long_lease(lambda: "x"), methods=["POST"])
+    app.add_url_rule("/b", "b", long_lease(lambda: "x"), methods=["POST", "PUT"])
     app.add_url_rule("/c", "c", idempotent(lease=60, max_runtime=1)(lambda: "x"), methods=["PATCH"])
     app.add_url_rule("/d", "d", exempt(lambda: "x"), methods=["POST"])
 
@@ -288,5 +288,5 @@ def test_all_faults_of_all_endpoints_are_reported_together() -> None:
         policies(app).check_all()
 
     first, second = refused.value.faults
-    assert first.startswith("POST a, POST b, PUT b: effects=")
+    assert first.startswith("POST a, POST b, PUT b: max_runtime (900 s)")
     assert second.startswith("PATCH c: max_runtime")
