@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +69,18 @@ def test_a_url_that_names_no_server_is_refused(url: str) -> None:
     """
     with pytest.raises(ConfigurationError, match="rediss://host:6379/0"):
         RedisStore(url)
+
+
+@pytest.mark.parametrize("url", ("redis://:p4ss/w0rd@host", "redis://[p4ss@host", "redis://:p4ss@host?db=w0rd"))
+def test_a_refused_url_keeps_its_password_to_itself(url: str) -> None:
+    """
+    A start-up error ends up in logs and on screens. What was mistaken for a port is half of the password.
+    """
+    with pytest.raises(ConfigurationError) as raised:
+        RedisStore(url)
+
+    told = "".join(traceback.format_exception(raised.value))
+    assert [secret for secret in ("p4ss", "w0rd") if secret in told] == []
 
 
 def test_a_client_for_asyncio_is_refused() -> None:

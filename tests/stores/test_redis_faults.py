@@ -14,7 +14,7 @@ from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, InFlight, Replayed, Unknown
 from flask_idempotency.engine.record import OnLapse, State
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.client import RETRIES
+from flask_idempotency.stores.redis.client import REPLY_SECONDS, RETRIES
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
 from flask_idempotency.testing.contract.examples import (
@@ -220,6 +220,45 @@ def test_a_silent_server_is_unavailable(start_redis: StartRedis, redis_kind: str
     assert isinstance(raised.value.__cause__, redis.exceptions.TimeoutError)
     assert granted(store.claim(a_request(key), token=token, lease=LEASE)).attempt == 1
     store.close()
+
+
+@pytest.mark.parametrize("warm", (True, False), ids=("in mid-conversation", "from the start"))
+def test_a_silent_server_costs_three_replies(
+    start_redis: StartRedis, redis_kind: str, monkeypatch: pytest.MonkeyPatch, warm: bool
+) -> None:
+    """
+    A worker waits one second for each, and no retry of one layer is multiplied by that of another.
+    """
+    assert (REPLY_SECONDS, 1 + RETRIES) == (1.0, 3)
+
+    server = start_redis(redis_kind)
+    store = RedisStore(f"{server.url}?socket_timeout=0.05")
+    if warm:
+        warm_up(store)
+    awaited = count_replies(monkeypatch)
+    server.pause()
+    with pytest.raises(StoreUnavailable):
+        store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+    server.resume()
+    store.close()
+
+    assert awaited == [redis.exceptions.TimeoutError] * (1 + RETRIES)
+
+
+def count_replies(monkeypatch: pytest.MonkeyPatch) -> list[type[Exception]]:
+    """A list that grows by one whenever a reply was waited for in vain."""
+    in_vain: list[type[Exception]] = []
+    read = redis.Connection.read_response
+
+    def counted(self: redis.Connection, *args: object, **options: object) -> object:
+        try:
+            return read(self, *args, **options)  # type: ignore[arg-type]
+        except redis.exceptions.TimeoutError as error:
+            in_vain.append(type(error))
+            raise
+
+    monkeypatch.setattr(redis.Connection, "read_response", counted)
+    return in_vain
 
 
 def test_a_replica_grants_nothing(start_redis: StartRedis, redis_kind: str) -> None:

@@ -13,9 +13,9 @@ from redis.retry import Retry
 from flask_idempotency.engine.errors import ConfigurationError
 
 CONNECT_SECONDS = 1.0
-REPLY_SECONDS = 2.0
-"""A script takes microseconds: a server that is silent for this long is gone. With the retries below a caller waits six
-seconds for one that accepts connections and answers none, and still has most of its lease left."""
+REPLY_SECONDS = 1.0
+"""A script takes microseconds: a server that is silent for this long is gone. With the retries below one that accepts
+connections and answers none holds a worker for three of these, once per request."""
 
 RETRIES = 2
 """Every script may be repeated with the same token. Once mends a lost reply, twice a server that is just restarting;
@@ -83,11 +83,12 @@ def make_client(url: str) -> redis.Redis:
     }
     try:
         return redis.Redis.from_url(url, **options, **_no_push_messages())
-    except ValueError as error:
+    except ValueError:
+        # Not a word of that error, nor the error itself: what it cannot read may be part of the password.
         raise ConfigurationError(
-            f"IDEMPOTENCY_STORE: this URL names no Redis ({error}). Write redis://host:6379/0, "
-            "rediss://host:6379/0 for TLS, or unix:///path/to/redis.sock?db=0."
-        ) from error
+            "IDEMPOTENCY_STORE: this URL names no Redis. Write redis://host:6379/0, rediss://host:6379/0 for TLS, or "
+            "unix:///path/to/redis.sock?db=0; in a password, write / as %2F, ? as %3F, # as %23 and @ as %40."
+        ) from None
 
 
 def _no_push_messages() -> dict[str, Any]:
