@@ -25,8 +25,13 @@ class Answer:
     def __init__(self, build: Callable[[], Response], policy: Policy) -> None:
         self._build = build
         self._policy = policy
-        self.response = build()
+        self.afresh()
+
+    def afresh(self) -> Response:
+        """The answer once more: others may have changed the last response, or have sent it."""
+        self.response = self._build()
         self._as_built = _looks(self.response)
+        return self.response
 
     def put_over(self, response: Response, *, lost: Capture | None = None) -> None:
         """Make this response say what this answer says, unless it still is this very answer."""

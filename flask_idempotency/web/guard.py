@@ -56,6 +56,14 @@ class Guard:
         visit.phase, visit.answer = Phase.ANSWERED, answer
         return answer.response
 
+    def again(self, visit: Visit) -> Response | None:
+        """The answer that was given in the view's place, made anew: what became of the first is not known. None: there
+        was none, and the view may run."""
+        if visit.answer is None:
+            return None
+        visit.phase = Phase.ANSWERED
+        return visit.answer.afresh()
+
     def captured(self, visit: Visit, response: Response) -> None:
         """The answer as the view and its `after_this_request` functions leave it, before any other hook has touched it."""
         if visit.phase is Phase.ANSWERED and visit.answer is not None:
@@ -106,7 +114,7 @@ class Guard:
             if policy.form_field is not None and request.mimetype in FORM_TYPES:
                 visit.body = read_body(request)  # the key was looked for in it
             if client_key is None:
-                visit.phase = Phase.DONE
+                visit.phase = Phase.UNKEYED
                 return self._answers.problem(Problem("missing-key"), policy) if policy.required else None
             visit.client_key = client_key
             visit.tenant = load_tenant(self._desk.loaders, self._app)
@@ -133,9 +141,12 @@ class Guard:
         about = About(visit.tenant or "", visit.principal or "", request.method, operation)
         identities = self._desk.identities
         visit.body = read_body(request)
+        # Asked each time: an application may set them after the extension was set up.
+        by_host = self._app.url_map.host_matching or self._app.subdomain_matching
+        asked = fingerprints(request, policy, identities, by_host=by_host)
         return [
             ClaimRequest(identity.storage_key(scope, visit.client_key), fingerprint, policy.on_lapse, about)
-            for identity, fingerprint in zip(identities, fingerprints(request, policy, identities), strict=True)
+            for identity, fingerprint in zip(identities, asked, strict=True)
         ]
 
     def _claimed(self, visit: Visit, requests: list[ClaimRequest]) -> Answer | None:

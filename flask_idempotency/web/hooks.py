@@ -78,10 +78,13 @@ class Hooks:
         return self._enter(visit) if visit.phase is Phase.NEW and not visit.deferred else None
 
     def from_view(self, visit: Visit) -> Response | None:
-        """Ask for the claim where `@claim_here` stands."""
+        """Ask for the claim where `@claim_here` stands. What was answered once is answered alike each time it is entered:
+        a decorator above may take our answer for a failure, and try again."""
         if visit.phase is Phase.NEW:
             return self._enter(visit)
-        if not visit.deferred and visit.operation not in self._warned:
+        if visit.answer is not None:
+            return self._guard.again(visit)
+        if visit.phase is Phase.CLAIMED and not visit.deferred and visit.operation not in self._warned:
             self._warned.add(visit.operation)
             _log.warning(
                 "@claim_here was entered in %s after its key had been claimed, so the decorators above it do not run on "

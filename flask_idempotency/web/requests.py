@@ -37,17 +37,18 @@ def client_keys(request: Request, policy: Policy) -> list[str]:
     return keys
 
 
-def fingerprints(request: Request, policy: Policy, identities: Iterable[Identity]) -> tuple[bytes, ...]:
+def fingerprints(
+    request: Request, policy: Policy, identities: Iterable[Identity], *, by_host: bool = False
+) -> tuple[bytes, ...]:
     """The request's fingerprint under each identity, in their order. Reads the body, once; raises as `read_body` does.
 
     The path is the one the server decoded, mount point included, as bytes: two that are not UTF-8 stay two. The query
-    is compared as it was sent.
+    is compared as it was sent. `by_host`: the application chooses its view by the host too, so that counts as well.
     """
-    path = (request.environ.get("SCRIPT_NAME") or "") + (request.environ.get("PATH_INFO") or "")
     digest = partial(
         fingerprint,
         method=request.method,
-        path=path.encode("latin-1"),
+        path=_path(request, by_host=by_host),
         query=request.query_string,
         media_type=_media_type(request),
         headers=[
@@ -56,6 +57,15 @@ def fingerprints(request: Request, policy: Policy, identities: Iterable[Identity
         body=_body_digest(request, policy, read_body(request)),
     )
     return tuple(map(digest, identities))
+
+
+def _path(request: Request, *, by_host: bool) -> bytes:
+    path = (request.environ.get("SCRIPT_NAME") or "") + (request.environ.get("PATH_INFO") or "")
+    if not by_host:
+        return path.encode("latin-1")
+    # Both come from the client: without the length, a part of one could pass for a part of the other.
+    host = request.host.lower().encode()
+    return b"%d:%b%b" % (len(host), host, path.encode("latin-1"))
 
 
 def _media_type(request: Request) -> str:

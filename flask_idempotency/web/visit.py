@@ -37,9 +37,13 @@ context: ContextVar[Any] = _cv_request
 
 
 class Phase(Enum):
-    """How far a keyed request has come. Only NEW may ask for a claim; only CLAIMED and STREAMING have one to settle."""
+    """How far a request has come. Only NEW may ask for a claim; only CLAIMED and STREAMING have one to settle.
+
+    UNKEYED: it might have carried a key in its form, and did not. ANSWERED: by us, so that its view must not run.
+    """
 
     NEW = "new"
+    UNKEYED = "unkeyed"
     CLAIMED = "claimed"
     UNPROTECTED = "unprotected"
     ANSWERED = "answered"
