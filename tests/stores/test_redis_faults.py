@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal
+from types import ModuleType
+from typing import Any, Literal
 
 import pytest
 import redis
+import valkey
 
 from example_app.servers import RedisServer
 from flask_idempotency.engine.errors import StoreUnavailable
@@ -14,7 +16,7 @@ from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, InFlight, Replayed, Unknown
 from flask_idempotency.engine.record import OnLapse, State
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.client import REPLY_SECONDS, RETRIES
+from flask_idempotency.stores.redis.client import REPLY_SECONDS, RETRIES, OwnLine, make_client
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
 from flask_idempotency.testing.contract.examples import (
@@ -222,6 +224,38 @@ def test_a_silent_server_is_unavailable(start_redis: StartRedis, redis_kind: str
     store.close()
 
 
+def exceptions_of(library: ModuleType) -> list[type[Exception]]:
+    kinds = [kind for kind in vars(library.exceptions).values() if isinstance(kind, type)]
+    return sorted((kind for kind in kinds if issubclass(kind, Exception)), key=lambda kind: kind.__name__)
+
+
+def raised_by(kind: type[Exception]) -> Exception:
+    """With the text of a script that the operator ended, where the class takes one."""
+    if kind.__name__ in ("AskError", "MovedError"):
+        return kind("7 127.0.0.1:7000")
+    return kind("Error running script (call to f_1): Script killed by user with SCRIPT KILL.")
+
+
+@pytest.mark.parametrize(
+    ("client", "kind"),
+    [(redis.Redis, kind) for kind in exceptions_of(redis)]
+    + [(valkey.Valkey, kind) for kind in exceptions_of(valkey)]
+    + [(redis.Redis, OSError)],
+)
+def test_whatever_a_client_raises_is_unavailable(client: type[Any], kind: type[Exception]) -> None:
+    """
+    Also what has no root in common with the rest: a script that was killed, a Cluster without a node for the slot.
+    """
+
+    class Failing(client):  # type: ignore[misc]
+        def execute_command(self, *command: object, **options: object) -> object:
+            raise raised_by(kind)
+
+    for verb in ("claim", "read", *WRITES):
+        with pytest.raises(StoreUnavailable):
+            call(RedisStore(Failing()), verb, a_key(), a_token())
+
+
 @pytest.mark.parametrize("warm", (True, False), ids=("in mid-conversation", "from the start"))
 def test_a_silent_server_costs_three_replies(
     start_redis: StartRedis, redis_kind: str, monkeypatch: pytest.MonkeyPatch, warm: bool
@@ -273,6 +307,41 @@ def test_a_replica_grants_nothing(start_redis: StartRedis, redis_kind: str) -> N
     with pytest.raises(StoreUnavailable):
         store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
     store.close()
+
+
+def test_a_demoted_server_is_not_asked_again(start_redis: StartRedis, redis_kind: str) -> None:
+    """
+    Behind a DNS name or a proxy the next connection leads to the new primary. No pooled one may keep to the old.
+    """
+    server = start_redis(redis_kind)
+    with make_client(server.url) as client, redis.Redis.from_url(server.url) as operator:
+        pool, line = client.connection_pool, OwnLine(client)
+        idle, used = pool.get_connection(), pool.get_connection()
+        pool.release(idle)
+        pool.release(used)
+        operator.replicaof("127.0.0.1", "1")
+
+        with pytest.raises(redis.exceptions.ResponseError, match="read only replica"):
+            line("EVAL", "return redis.call('SET', KEYS[1], 'v')", 1, "k")
+
+        assert [connection.is_connected for connection in (idle, used)] == [False, False]
+
+
+def test_a_replica_without_its_primary_is_not_asked_again(start_redis: StartRedis, redis_kind: str) -> None:
+    """
+    It answers MASTERDOWN to everything, and so it would for as long as it is asked.
+    """
+    server = start_redis(redis_kind, "--replica-serve-stale-data", "no")
+    with make_client(server.url) as client, redis.Redis.from_url(server.url) as operator:
+        pool, line = client.connection_pool, OwnLine(client)
+        used = pool.get_connection()
+        pool.release(used)
+        operator.replicaof("127.0.0.1", "1")
+
+        with pytest.raises(redis.exceptions.MasterDownError):
+            line("EVAL", "return redis.call('GET', KEYS[1])", 1, "k")
+
+        assert not used.is_connected
 
 
 @pytest.fixture

@@ -49,13 +49,25 @@ class OwnLine:
 
         try:
             return connection.retry.call_with_retry(ask, lambda _: connection.disconnect())
-        except redis.exceptions.ResponseError:
+        except redis.exceptions.ResponseError as error:
+            if _demoted(error):
+                # Behind a name or a proxy the next connection finds the new primary; these never would.
+                connection.disconnect()
+                self._pool.disconnect(inuse_connections=False)
             raise
         except BaseException:
             connection.disconnect()
             raise
         finally:
             self._pool.release(connection)
+
+
+def _demoted(error: redis.exceptions.ResponseError) -> bool:
+    """Whether a node answered that used to be the primary. LOADING needs no mention: redis-py reconnects by itself."""
+    if isinstance(error, redis.exceptions.ReadOnlyError | redis.exceptions.MasterDownError):
+        return True
+    # Redis 6.2 tells what went wrong inside a script in the middle of a sentence.
+    return "-READONLY " in str(error) or "-MASTERDOWN " in str(error)
 
 
 class BorrowedLine:
@@ -105,12 +117,9 @@ class Errors:
 
     def __init__(self, client: Any) -> None:
         names = _library_of(client)
-        self.unavailable: tuple[type[Exception], ...] = (
-            getattr(names, "RedisError", None) or names.ValkeyError,
-            getattr(names, "RedisClusterException", None) or names.ValkeyClusterException,
-            names.ChildDeadlockedError,
-            OSError,
-        )
+        # All of the library's own, whether or not they have a common root: some of either library's have not.
+        own = [kind for kind in vars(names).values() if isinstance(kind, type) and kind.__module__ == names.__name__]
+        self.unavailable = (*(kind for kind in own if issubclass(kind, Exception)), OSError)
         self.no_script: type[Exception] = names.NoScriptError
         self.refused: type[Exception] = names.ResponseError
 
