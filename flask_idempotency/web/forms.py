@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, cast
 
@@ -51,11 +51,11 @@ def parse_form(request: Request, stream: IO[bytes]) -> Form | None:
     finally:
         stream.seek(position)
     parts = [_part(name, file, cast(_Hashing, file.stream).digest()) for name, file in files.items(multi=True)]
-    return Form(list(fields.items(multi=True)), parts if _may_have_files(request) else None)
+    return _named(list(fields.items(multi=True)), parts if _may_have_files(request) else None)
 
 
-def parsed_form(request: Request) -> Form:
-    """The form that an earlier hook has parsed, equal to what `parse_form` would have found.
+def parsed_form(request: Request) -> Form | None:
+    """The form that an earlier hook has parsed, equal to what `parse_form` would have found; None when broken.
 
     Its files are left where they stood. Raises `BodyConsumed` when one can no longer be read.
     """
@@ -65,7 +65,13 @@ def parsed_form(request: Request) -> Form:
         ]
     except (AttributeError, OSError, ValueError) as error:
         raise BodyConsumed from error
-    return Form(list(request.form.items(multi=True)), parts if _may_have_files(request) else None)
+    return _named(list(request.form.items(multi=True)), parts if _may_have_files(request) else None)
+
+
+def _named(fields: list[tuple[str, str]], files: list[FilePart] | None) -> Form | None:
+    # Werkzeug passes on a part whose header names nothing, under None.
+    names: Iterable[str | None] = (*(name for name, _ in fields), *(part.name for part in files or ()))
+    return None if None in names else Form(fields, files)
 
 
 class _Hashing:

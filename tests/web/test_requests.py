@@ -394,6 +394,17 @@ def test_broken_forms_compare_by_bytes(delivery: Delivery) -> None:
     assert digest(b"a=\xff", FORM, delivery=delivery) != digest(b"a=\xfe", FORM, delivery=delivery)
 
 
+def test_part_without_a_name_is_compared_by_bytes() -> None:
+    """
+    Werkzeug hands it on under the name None; plain Flask answers such a form, and so must we.
+    """
+    nameless = b"--b\r\nContent-Disposition: nonsense\r\n\r\n%b\r\n--b--\r\n"
+    media_type = "multipart/form-data; boundary=b"
+
+    assert digest(nameless % b"x", media_type) == digest(nameless % b"x", media_type)
+    assert digest(nameless % b"x", media_type) != digest(nameless % b"y", media_type)
+
+
 def test_broken_form_parsed_before_is_not_the_empty_form() -> None:
     """
     Both look alike by then; what is known of them still differs.
