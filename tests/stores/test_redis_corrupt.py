@@ -21,6 +21,7 @@ from flask_idempotency.testing.contract.examples import (
     a_key,
     a_request,
     a_token,
+    granted,
     stand,
 )
 
@@ -102,17 +103,87 @@ def test_a_key_of_another_type_is_corrupt(
     assert len(redis_client.keys("*:r:*")) == 1
 
 
-def test_a_partition_without_a_readable_floor_grants_nothing(store: RedisStore, redis_client: redis.Redis) -> None:
+@pytest.mark.parametrize(
+    "floor",
+    (
+        "high",
+        "",
+        "nan",
+        "-nan",
+        "inf",
+        "1e300",
+        "1e3",
+        "0x1F",
+        "-1",
+        "1.5",
+        " 1",
+        "1 ",
+        "1\n",
+        "9" * 400,
+        "9007199254740991",
+        "9007199254740992",
+        "9007199254740993",
+    ),
+)
+def test_a_partition_without_a_readable_floor_grants_nothing(
+    store: RedisStore, redis_client: redis.Redis, floor: str
+) -> None:
     """
-    A fence that might be an old one is worse than none.
+    A fence that might be an old one, or the same as the next, is worse than none.
     """
     key = a_key()
-    redis_client.hset(layout.keys(key)[3], "fence", "high")
+    partition = layout.keys(key)[3]
+    redis_client.hset(partition, "fence", floor)
 
     with pytest.raises(CorruptRecord):
         store.claim(a_request(key), token=a_token(), lease=LEASE)
 
-    assert redis_client.exists(layout.keys(key)[0]) == 0
+    assert redis_client.keys() == [partition]
+    assert redis_client.hgetall(partition) == {b"fence": floor.encode()}
+
+
+def test_the_highest_floor_still_gives_a_fence(store: RedisStore, redis_client: redis.Redis) -> None:
+    """
+    The last one that Lua can count to; after it the partition is closed.
+    """
+    key = a_key()
+    redis_client.hset(layout.keys(key)[3], "fence", str(2**53 - 2))
+
+    assert granted(store.claim(a_request(key), token=a_token(), lease=LEASE)).fence == 2**53 - 1
+    with pytest.raises(CorruptRecord):
+        store.claim(a_request(a_key(tid=key.tid)), token=a_token(), lease=LEASE)
+
+
+def test_a_record_with_too_high_a_fence_is_not_taken_over(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """
+    The successor's fence would not be above it.
+    """
+    key = a_key()
+    stand(store, clock, key, "lapsed, takeover")
+    record = layout.keys(key)[0]
+    redis_client.setrange(record, 17, b"\xff" * 7)
+    before = redis_client.get(record)
+
+    with pytest.raises(CorruptRecord):
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    assert redis_client.get(record) == before
+
+
+def test_a_reason_that_is_no_text_is_corrupt(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+    """
+    Whoever claims the key hears the same as whoever reads it.
+    """
+    key = a_key()
+    stand(store, clock, key, "quarantined")
+    redis_client.append(layout.keys(key)[0], b"\xff")
+
+    with pytest.raises(CorruptRecord):
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+    with pytest.raises(CorruptRecord):
+        store.read(key)
 
 
 def refused(store: RedisStore, key: StorageKey, token: bytes) -> None:

@@ -19,7 +19,7 @@ from flask_idempotency.engine.outcome import Claimed
 from flask_idempotency.engine.record import About, OnLapse, Payload
 from flask_idempotency.engine.result import Result
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.record import about_bytes, decode
+from flask_idempotency.stores.redis.record import ABOUT_TEXT_BYTES, about_bytes, decode
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
@@ -255,6 +255,32 @@ def test_whom_it_is_about_is_told_apart_from_the_rest(data: bytes, text: str) ->
     first = bytes([1 << 4 | 1 << 2])
 
     assert decode(first + bytes(60) + about_bytes(about) + data, now=0.0).about == about
+
+
+@pytest.mark.parametrize("letter", ("p", "ü", "…", "🦊", "\ud800"), ids=ascii)
+def test_a_text_that_is_too_long_for_an_auditor_is_cut(store: RedisStore, letter: str) -> None:
+    """
+    A principal of twenty megabytes fails no payment. What is there of it ends between two letters, and says so.
+    """
+    key = a_key()
+    about = About(tenant="acme", principal=letter * (20_000_000 // len(letter.encode("utf-8", "surrogatepass"))))
+    granted(store.claim(a_request(key, about=about), token=a_token(), lease=LEASE))
+
+    told = found(store, key).about
+
+    assert told.principal == letter * (len(told.principal) - 1) + "…"
+    assert ABOUT_TEXT_BYTES - 4 < len(told.principal.encode("utf-8", "surrogatepass")) <= ABOUT_TEXT_BYTES
+    assert told.tenant == "acme"
+
+
+@pytest.mark.parametrize(("size", "cut"), ((ABOUT_TEXT_BYTES, False), (ABOUT_TEXT_BYTES + 1, True)))
+def test_a_text_that_just_fits_is_kept_whole(size: int, cut: bool) -> None:
+    """
+    To the byte.
+    """
+    data = bytes([1 << 4 | 1 << 2]) + bytes(60) + about_bytes(About(operation="o" * size))
+
+    assert (decode(data, now=0.0).about.operation != "o" * size) == cut
 
 
 def test_attempts_are_counted_to_255(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:

@@ -25,7 +25,11 @@ from flask_idempotency.engine.record import About, OnLapse, Payload, Record, Sta
 
 TOKEN_BYTES = 16
 FINGERPRINT_BYTES = 17
+ABOUT_TEXT_BYTES = 4096
+"""What fits of each text about a request. A principal is the application's and may be a whole token or worse: for an
+auditor its beginning will do, and to refuse the payment for its sake would not."""
 
+_CUT = "…".encode()
 _FORMAT = 1
 _HEADER = Struct(">B16s7sB17s6s6s5sH3s")
 _SHORT = [bytes((number,)) for number in range(128)]
@@ -33,7 +37,7 @@ _STATES = {1: State.PROCESSING, 2: State.COMPLETED, 3: State.QUARANTINED}
 
 
 def about_bytes(about: About) -> bytes:
-    """As it stands in a record, its length before it."""
+    """As it stands in a record, its length before it. A text that is too long is cut, and ends in "…" then."""
     fields = b"".join(map(_text, (about.tenant, about.principal, about.method, about.operation)))
     return len(fields).to_bytes(3, "big") + fields
 
@@ -41,6 +45,14 @@ def about_bytes(about: About) -> bytes:
 def payload_bytes(payload: Payload) -> bytes:
     """The part of a payload that scripts do not look at."""
     return _length(payload.byte_size) + payload.data
+
+
+def reason_of(data: bytes) -> str:
+    """Why a record is quarantined. Raises `CorruptRecord` for what this release did not write."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptRecord("the reason of the quarantine in Redis is not text") from error
 
 
 def decode(data: bytes, *, now: float) -> Record:
@@ -67,7 +79,7 @@ def _decode(data: bytes, now: float) -> Record:
         byte_size, start = _read_length(data, tail)
         payload = Payload(data[start:], status, first & 1 == 1, byte_size)
     elif state is State.QUARANTINED:
-        reason = data[tail:].decode()
+        reason = reason_of(data[tail:])
     # By position: this is on every replay's path, and names cost a microsecond.
     return Record(
         state,
@@ -100,8 +112,17 @@ def _about(data: bytes, end: int) -> About:
 
 def _text(text: str) -> bytes:
     # A tenant or a principal may be any str, lone surrogates included.
-    data = text.encode("utf-8", "surrogatepass")
+    data = text[: ABOUT_TEXT_BYTES + 1].encode("utf-8", "surrogatepass")
+    if len(data) > ABOUT_TEXT_BYTES:
+        data = _cut(data)
     return _length(len(data)) + data
+
+
+def _cut(data: bytes) -> bytes:
+    end = ABOUT_TEXT_BYTES - len(_CUT)
+    while data[end] & 0xC0 == 0x80:  # in the middle of a letter
+        end -= 1
+    return data[:end] + _CUT
 
 
 def _length(number: int) -> bytes:

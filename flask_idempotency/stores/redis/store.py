@@ -21,6 +21,7 @@ from flask_idempotency.stores.redis.record import (
     about_bytes,
     decode,
     payload_bytes,
+    reason_of,
 )
 from flask_idempotency.stores.redis.scripts import Script
 
@@ -93,7 +94,7 @@ class RedisStore:
             case [b"MISMATCHED", first_seen]:
                 return Mismatched(first_seen=first_seen / 1000)
             case [b"UNKNOWN", reason]:
-                return Unknown(reason.decode())
+                return Unknown(reason_of(reason))
             case _:
                 raise _corrupt()
 

@@ -9,12 +9,16 @@ local name, token, fingerprint, takeover, about, lease =
 local now = now_us()
 
 local function grant(last_fence, next_attempt, first_seen)
-  local floor = tonumber(redis.call('HGET', KEYS[4], 'fence') or 0)
-  if not floor then
+  local floor = redis.call('HGET', KEYS[4], 'fence') or '0'
+  -- What tonumber takes for a number may as well be nan, 0x1F or 1e300.
+  if not string.find(floor, '^%d+$') then
     return { 'CORRUPT' }
   end
   -- From the clock and not from one: a Redis that forgot its floor must not hand out an old fence again.
-  local next_fence = math.max(floor + 1, last_fence + 1, now)
+  local next_fence = math.max(tonumber(floor) + 1, last_fence + 1, now)
+  if next_fence > HIGHEST_FENCE then
+    return { 'CORRUPT' }
+  end
   local deadline = ms_after(now, lease)
   -- First the write that fails on a full Redis or on a key of another type: then nothing is written at all.
   redis.call('ZADD', KEYS[2], decimal(deadline), name)

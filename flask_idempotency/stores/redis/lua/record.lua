@@ -7,6 +7,8 @@
 local PROCESSING, COMPLETED, QUARANTINED = 1, 2, 3
 local FORMAT, HEADER = 1, 61
 local LONGEST_DURATION = 2 ^ 40 - 1
+-- From here on Lua's numbers skip some: two claims would get the same fence.
+local HIGHEST_FENCE = 2 ^ 53 - 1
 local NO_RESULT = string.rep('\0', 7)
 
 -- tostring would round a number this long: 1.7951869300405e+15.
