@@ -79,7 +79,9 @@ class Guard:
             return
         # A hook that turns a 200 into a 500 means it: what it commits, for one, is not committed.
         status = max(visit.capture.head.status, response.status_code)
-        visit.decision = self._decision(visit, response=response, status=status, error=visit.error)
+        # An error that was answered with less than a 500 was dealt with, or only reported: that answer was chosen.
+        failed = visit.error if status >= 500 or visit.end is End.ERROR else None
+        visit.decision = self._decision(visit, response=response, status=status, error=failed)
         if status == RequestEntityTooLarge.code and visit.body is not None and visit.body.unread:
             # Nobody has read it, so a retry cannot be recognised as one: it shall hear 413 again, not `key-reused`.
             visit.decision = Decision.RELEASE
@@ -97,10 +99,14 @@ class Guard:
             self._answer_instead(visit, response)
 
     def interrupted(self, visit: Visit, error: BaseException | None) -> None:
-        """The request ended without an answer of the view's: it was propagated, torn down, or a later hook failed."""
-        error = error or visit.error
+        """The request ended without an answer of the view's: it was propagated, torn down, or a later hook failed.
+
+        Without an error either, nothing tells whether the view was entered: Flask says nothing between our last hook and
+        the view. An application may have left out its after_request functions, hidden an interrupt from its teardown
+        functions, or driven a context by hand; so the key is left as a worker that vanished would leave it.
+        """
         if error is None:
-            decision, reason = Decision.RELEASE, "unanswered"
+            decision, reason = self._vanished(visit), "unanswered"
         elif isinstance(error, Exception):
             decision, reason = self._decision(visit, response=None, status=500, error=error), "error"
         else:
@@ -208,7 +214,10 @@ class Guard:
         visit.capture = taken.without_tee()
 
     def _stream_ended(self, visit: Visit, end: End) -> None:
-        """Told by the tee, possibly before the request is finished: then `finished` goes on from here."""
+        """Told by the tee, possibly before the request is finished: then `finished` goes on from here.
+
+        Raises `LeaseLost` where the end of a whole answer would follow, and the claim is no longer ours.
+        """
         if visit.phase not in (Phase.CLAIMED, Phase.STREAMING) or visit.capture is None:
             return
         visit.end = end
@@ -217,16 +226,19 @@ class Guard:
         if end is End.ERROR:
             visit.error = sys.exc_info()[1]
         if visit.phase is Phase.STREAMING:
-            self._settle_stream(visit, visit.result, visit.error if end is End.ERROR else None)
+            self._settle_stream(visit, visit.result, end)
 
-    def _settle_stream(self, visit: Visit, result: Result, error: BaseException | None) -> None:
+    def _settle_stream(self, visit: Visit, result: Result, end: End) -> None:
+        error = visit.error if end is End.ERROR else None
         if error is None:
             decision, reason = visit.decision or Decision.QUARANTINE, f"status-{result.status}"
         elif isinstance(error, Exception):
             decision, reason = self._decision(visit, response=None, status=result.status, error=error), "stream-failed"
         else:
             decision, reason = self._vanished(visit), "worker-interrupted"
-        self._settle_quietly(visit, decision, result, reason=reason)
+        # Only what was produced to the end can be broken off: elsewhere the transfer is broken already.
+        settle = self._settle if end is End.EXHAUSTED else self._settle_quietly
+        settle(visit, decision, result, reason=reason)
 
     def _hear_orphans(self) -> None:
         """Settle streams that were dropped without being closed. Their destructors could not: see `Tee.__del__`."""

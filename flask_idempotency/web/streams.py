@@ -9,6 +9,8 @@ from enum import Enum
 from functools import partial
 from typing import TypeAlias
 
+from flask_idempotency.engine.errors import LeaseLost
+
 
 class End(Enum):
     """How a stream ended. Only `EXHAUSTED` means that the whole answer was produced."""
@@ -28,7 +30,8 @@ class Tee(Iterator[bytes]):
     """Hands a body on chunk by chunk, and keeps a copy up to a limit.
 
     `on_end` is told once how it ended: before the end marker leaves, or the last byte of a body of announced length, so
-    that what it stores is stored by the time that the client knows the answer to be complete. It must not raise.
+    that what it stores is stored by the time that the client knows the answer to be complete. The one thing it may
+    raise is `LeaseLost`, and only of `EXHAUSTED`: the client must not believe this answer, so it gets no end.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Tee(Iterator[bytes]):
         self._byte_size = 0
         self._ahead: bytes | None = None
         self._muted = False
+        self._lost = False
         self.end = None
 
     @property
@@ -93,6 +97,8 @@ class Tee(Iterator[bytes]):
             self._orphans.append(partial(self._on_end, End.CLOSED))
 
     def _pull(self) -> bytes:
+        if self._lost:
+            raise LeaseLost("the claim on this answer was lost while it was being sent")
         try:
             chunk = next(self._chunks)
         except StopIteration:
@@ -121,4 +127,11 @@ class Tee(Iterator[bytes]):
         if self.end is None:
             self.end = end
             if not self._muted:
-                self._on_end(end)
+                self._tell(end)
+
+    def _tell(self, end: End) -> None:
+        try:
+            self._on_end(end)
+        except LeaseLost:
+            self._lost = True
+            raise

@@ -234,10 +234,11 @@ def test_p40_flask_restx_abort_is_stored_although_it_signals_an_exception() -> N
     assert (first.status, first.data) == (again.status, again.data)
 
 
-@pytest.mark.parametrize("status", (200, 302, 500))
-def test_p39_an_unhandled_exception_is_one_whatever_page_the_500_handler_shows(status: int) -> None:
+@pytest.mark.parametrize(("status", "settled"), ((200, "complete"), (302, "complete"), (500, "release")))
+def test_p39_the_page_that_the_500_handler_shows_is_judged_by_its_status_too(status: int, settled: str) -> None:
     """
-    Some applications apologise with a 200. Nobody chose that answer for this exception.
+    An application that apologises with a 200 is taken at its word, as one with an errorhandler(Exception) is: the signal
+    alone does not tell an unhandled error from one that was reported and dealt with.
     """
     world = new_world()
     world.app.register_error_handler(500, lambda error: ("sorry", status))
@@ -247,7 +248,7 @@ def test_p39_an_unhandled_exception_is_one_whatever_page_the_500_handler_shows(s
         raise ValueError("crash")
 
     assert status == world.post().status_code
-    assert ["release"] == world.settled()
+    assert [settled] == world.settled()
 
 
 def test_p40_an_exception_that_flask_restx_has_a_handler_for_is_judged_by_its_status() -> None:
