@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import os
 import threading
 from dataclasses import replace
 from itertools import count
+from weakref import WeakSet
 
 from flask_idempotency.engine.clock import Clock, SteadyClock, store_time
 from flask_idempotency.engine.errors import LeaseLost
@@ -34,9 +36,11 @@ class MemoryStore:
         self._expiries: list[tuple[float, int, StorageKey]] = []
         self._order = count()
         self._last_fence = 0
+        _stores.add(self)
 
-    def __len__(self) -> int:
-        return len(self._records)
+    def after_fork(self) -> None:
+        """In a child: the thread that held the lock while its parent forked is not here to give it back."""
+        self._lock = threading.Lock()
 
     def claim(self, request: ClaimRequest, *, token: bytes, lease: float) -> StoreOutcome:
         seconds = _seconds(lease)
@@ -161,6 +165,19 @@ class MemoryStore:
             _, _, key = heapq.heappop(self._expiries)
             if key in self._records and self._live(key, now) is None:
                 del self._records[key]
+
+
+_stores: WeakSet[MemoryStore] = WeakSet()
+
+
+def _after_fork() -> None:
+    for store in _stores:
+        store.after_fork()
+
+
+# Once and not per store: what is registered here stays for as long as the process does.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _seconds(duration: float) -> float:
