@@ -16,6 +16,7 @@ from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 from werkzeug.wsgi import LimitedStream
 
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
+from flask_idempotency.web.counted import Counted
 
 MEMORY_BYTES: Final = 64 * 1024
 """Larger bodies go through a temporary file. Payment bodies are smaller, and a hundred threads may hold one each."""
@@ -62,6 +63,16 @@ class Body:
         teardown even. Without this call it goes with its last reference."""
         if self.stream is not None:
             self.stream.close()
+
+
+def watch_body(request: Request) -> None:
+    """From now on it can be told whether a hook has read from the server's stream, not only from `request.stream`.
+
+    What a WSGI middleware or an earlier hook has taken from a stream that keeps no position cannot be told.
+    """
+    source = request.environ["wsgi.input"]
+    if request.content_length != 0 and "stream" not in request.__dict__ and _position(source) is None:
+        request.environ["wsgi.input"] = Counted(source)
 
 
 def read_body(request: Request) -> Body:
@@ -196,7 +207,9 @@ def _is_servers(stream: IO[bytes], request: Request) -> bool:
     return isinstance(cast(object, stream), LimitedStream) or stream is request.environ["wsgi.input"]
 
 
-def _position(stream: IO[bytes]) -> int | None:
+def _position(stream: IO[bytes] | Counted) -> int | None:
+    if isinstance(stream, Counted):
+        return stream.bytes_read
     try:
         return stream.tell()
     except (AttributeError, OSError, ValueError):

@@ -22,7 +22,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.web.bodies import FORM_TYPES
+from flask_idempotency.web.bodies import FORM_TYPES, watch_body
 from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.guard import Guard
 from flask_idempotency.web.visit import Phase, Visit, context, context_id, slot
@@ -69,6 +69,7 @@ class Hooks:
             return  # the view has called its own application with its own environ: one claim covers both
         scope = asked.blueprints[0] if asked.blueprints else None
         environ[self._slot] = Visit(policy, rule.endpoint, scope, resolved.deferred, self.from_view)
+        watch_body(asked)
         self._tail.keep(scope)
         self._capture.keep(scope)
         self._teardown.keep(scope)
