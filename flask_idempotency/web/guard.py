@@ -27,6 +27,7 @@ from flask_idempotency.web.answers import Answer, Answers
 from flask_idempotency.web.bodies import FORM_TYPES, TruncatedBody, read_body
 from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.loaders import load_principal, load_tenant
+from flask_idempotency.web.outages import OutageLog
 from flask_idempotency.web.problems import Problem, failure, refusal
 from flask_idempotency.web.requests import client_keys, fingerprints
 from flask_idempotency.web.responses import capture
@@ -45,6 +46,7 @@ class Guard:
         self._app = app
         self._desk = desk
         self._answers = Answers(app, desk.loaders, docs_url=desk.settings.docs_url)
+        self._outages = OutageLog()
         self._orphans: Orphans = deque()
 
     def enter(self, visit: Visit, request: Request) -> Response | None:
@@ -197,6 +199,7 @@ class Guard:
         allowed = visit.policy.on_store_down == "allow"
         self._desk.observers(StoreFailed(visit.record, visit.operation, error=name, unprotected=allowed))
         if not allowed:
+            self._outages.refused(visit.operation, error)
             return self._answers.problem(failure(error), visit.policy)
         _log.warning("%s runs unprotected: the store did not answer (%s)", visit.operation, name)
         visit.phase = Phase.UNPROTECTED
