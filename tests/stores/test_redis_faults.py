@@ -286,7 +286,7 @@ def count_replies(monkeypatch: pytest.MonkeyPatch) -> list[type[Exception]]:
 
     def counted(self: redis.Connection, *args: object, **options: object) -> object:
         try:
-            return read(self, *args, **options)  # type: ignore[arg-type]
+            return read(self, *args, **options)
         except redis.exceptions.TimeoutError as error:
             in_vain.append(type(error))
             raise

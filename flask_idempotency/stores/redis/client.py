@@ -119,9 +119,13 @@ class Errors:
         names = _library_of(client)
         # All of the library's own, whether or not they have a common root: some of either library's have not.
         own = [kind for kind in vars(names).values() if isinstance(kind, type) and kind.__module__ == names.__name__]
-        self.unavailable = (*(kind for kind in own if issubclass(kind, Exception)), OSError)
+        self.unavailable: tuple[type[Exception], ...] = (
+            *(kind for kind in own if issubclass(kind, Exception)),
+            OSError,
+        )
         self.no_script: type[Exception] = names.NoScriptError
         self.refused: type[Exception] = names.ResponseError
+        self.down: type[Exception] = names.ClusterDownError
 
 
 def _library_of(client: Any) -> Any:

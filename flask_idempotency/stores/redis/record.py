@@ -25,7 +25,7 @@ from flask_idempotency.engine.record import About, OnLapse, Payload, Record, Sta
 
 TOKEN_BYTES = 16
 FINGERPRINT_BYTES = 17
-ABOUT_TEXT_BYTES = 4096
+ABOUT_TEXT_BYTES = 65536
 """What fits of each text about a request. A principal is the application's and may be a whole token or worse: for an
 auditor its beginning will do, and to refuse the payment for its sake would not."""
 

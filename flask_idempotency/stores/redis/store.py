@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from flask_idempotency.engine.clock import Clock, store_time
-from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, LeaseLost, StoreUnavailable
+from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, Replayed, Unknown
 from flask_idempotency.engine.ports import StoreOutcome
@@ -15,6 +14,7 @@ from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.client import BorrowedLine, Errors, Line, OwnLine, make_client
+from flask_idempotency.stores.redis.eviction import Eviction
 from flask_idempotency.stores.redis.record import (
     FINGERPRINT_BYTES,
     TOKEN_BYTES,
@@ -24,8 +24,6 @@ from flask_idempotency.stores.redis.record import (
     reason_of,
 )
 from flask_idempotency.stores.redis.scripts import Script
-
-_log = logging.getLogger("flask_idempotency")
 
 
 class RedisStore:
@@ -46,26 +44,15 @@ class RedisStore:
         self._client = make_client(server) if isinstance(server, str) else server
         self._errors = Errors(self._client)
         self._line: Line = OwnLine(self._client) if self._owned else BorrowedLine(self._client)
+        self._eviction = Eviction(self._client, self._errors)
 
     def check(self) -> None:
         """Raises `ConfigurationError` when this Redis may evict records.
 
-        A server that cannot be reached, or will not tell, is only logged: an application must start without it.
+        A server that cannot be reached, or will not tell, is only logged: an application must start without it. It is
+        asked again before the first claim, and grants none while it evicts.
         """
-        try:
-            policy = self._client.info("memory").get("maxmemory_policy")
-        except self._errors.refused:
-            policy = None
-        except self._errors.unavailable as error:
-            _log.warning("Redis does not answer (%s): requests with a key get 503 until it does", type(error).__name__)
-            return
-        if policy is None:
-            _log.warning("Redis does not tell its maxmemory-policy: make sure that it is noeviction")
-        elif policy != "noeviction":
-            raise ConfigurationError(
-                f"IDEMPOTENCY_STORE: this Redis has maxmemory-policy {policy}: it may forget that a payment was made, "
-                "which then runs again. Set maxmemory-policy to noeviction, or use a Redis of its own for this."
-            )
+        self._eviction.refuse_to_start()
 
     def close(self) -> None:
         """Close the connections of a client that was made from a URL. Another's client is left alone."""
@@ -75,6 +62,8 @@ class RedisStore:
     def claim(self, request: ClaimRequest, *, token: bytes, lease: float) -> StoreOutcome:
         if len(token) != TOKEN_BYTES or len(request.fingerprint) != FINGERPRINT_BYTES:
             raise ValueError(f"a token has {TOKEN_BYTES} bytes and a fingerprint {FINGERPRINT_BYTES}")
+        if self._eviction.possible:
+            self._eviction.refuse_claims()
         answer = self._run(
             scripts.CLAIM,
             request.key,

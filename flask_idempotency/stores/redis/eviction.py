@@ -1,0 +1,70 @@
+"""Whether this Redis may forget records to make room. Nobody may claim on one that does."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.stores.redis.client import Errors
+
+_log = logging.getLogger("flask_idempotency")
+
+
+class Eviction:
+    """Asks the server for its maxmemory-policy until it has told once that it evicts nothing, or that it will not tell.
+
+    A policy that is changed afterwards goes unnoticed, and so does that of another server after a fail-over: to notice
+    would take a round trip per claim.
+    """
+
+    def __init__(self, client: Any, errors: Errors) -> None:
+        self._client = client
+        self._errors = errors
+        self._reported = False
+        self.possible = True
+        """Until the server has said otherwise."""
+
+    def refuse_to_start(self) -> None:
+        """Raises `ConfigurationError` when it evicts. A server that cannot be reached is only logged."""
+        try:
+            policy = self._evicting_policy()
+        except self._errors.unavailable as error:
+            _log.warning("Redis does not answer (%s): requests with a key get 503 until it does", type(error).__name__)
+            return
+        if policy is not None:
+            raise ConfigurationError(f"IDEMPOTENCY_STORE: {_remedy(policy)}")
+
+    def refuse_claims(self) -> None:
+        """Raises `StoreUnavailable` for as long as it evicts or cannot be asked, and logs the former once."""
+        try:
+            policy = self._evicting_policy()
+        except self._errors.unavailable as error:
+            raise StoreUnavailable(f"Redis cannot be asked whether it evicts ({type(error).__name__})") from error
+        if policy is None:
+            return
+        if not self._reported:
+            self._reported = True
+            _log.error("Requests with a key get 503: %s", _remedy(policy))
+        raise StoreUnavailable(f"this Redis evicts: it has maxmemory-policy {policy}")
+
+    def _evicting_policy(self) -> str | None:
+        try:
+            policy = self._client.info("memory").get("maxmemory_policy")
+        except self._errors.refused as error:
+            if isinstance(error, self._errors.down) or str(error).startswith("BUSY "):
+                raise
+            policy = None
+        if policy is None:
+            _log.warning("Redis does not tell its maxmemory-policy: make sure that it is noeviction")
+        elif policy != "noeviction":
+            return str(policy)
+        self.possible = False
+        return None
+
+
+def _remedy(policy: str) -> str:
+    return (
+        f"this Redis has maxmemory-policy {policy}: it may forget that a payment was made, which then runs again. "
+        "Set maxmemory-policy to noeviction, or use a Redis of its own for this."
+    )
