@@ -277,3 +277,10 @@ def test_the_stripe_client_repeats_what_may_end_better_and_nothing_else(service:
 
 def test_what_a_machine_may_repeat() -> None:
     assert {"in-flight", "store-unavailable", "truncated-body"} == {code for code in CODES if PROBLEMS[code].retry}
+
+
+def test_no_guide_names_a_command() -> None:
+    """
+    Guides are read by API clients, who have no shell on the service; and there is no such command in this release.
+    """
+    assert not [row.code for row in PROBLEMS.values() if "`flask " in row.guide + row.detail]
