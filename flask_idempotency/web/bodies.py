@@ -6,6 +6,7 @@ A body that cannot be had whole is an error, never the digest of what is left.
 from __future__ import annotations
 
 import io
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from tempfile import TemporaryFile
@@ -13,6 +14,7 @@ from typing import IO, Final, cast
 
 from flask import Request
 from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
+from werkzeug.wrappers import Response
 from werkzeug.wsgi import LimitedStream
 
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
@@ -63,6 +65,22 @@ class Body:
         teardown even. Without this call it goes with its last reference."""
         if self.stream is not None:
             self.stream.close()
+
+
+class Closing:
+    """Closes a body with a response, and leaves nothing behind there: some applications share one between requests."""
+
+    def __init__(self, body: Body, response: Response) -> None:
+        self._body = body
+        self._response = weakref.ref(response)
+        response.call_on_close(self)
+
+    def __call__(self) -> None:
+        response = self._response()
+        if response is not None:
+            # Another list, because this one is being walked.
+            response._on_close = [each for each in response._on_close if each is not self]
+        self._body.close()
 
 
 def watch_body(request: Request) -> None:

@@ -12,9 +12,12 @@ from flask_idempotency.web.loaders import Loaders
 from flask_idempotency.web.policies import Policies
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Desk:
-    """Made once per application, then only read. `identities` has one entry per secret in use, the newest first."""
+    """Made once per application, then only read, and never shown: it holds secrets.
+
+    `identities` has one entry per secret in use, the newest first.
+    """
 
     engine: Engine
     identities: tuple[Identity, ...]

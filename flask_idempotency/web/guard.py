@@ -47,11 +47,11 @@ class Guard:
         self._desk = desk
         self._answers = Answers(app, desk.loaders, docs_url=desk.settings.docs_url)
         self._outages = OutageLog()
-        self._orphans: Orphans = deque()
+        self.orphans: Orphans = deque()
 
     def enter(self, visit: Visit, request: Request) -> Response | None:
         """The answer to give in the view's place, or None: the view is to run."""
-        self._hear_orphans()
+        self.hear_orphans()
         answer = self._asked(visit, request)
         if answer is None:
             return None
@@ -212,7 +212,7 @@ class Guard:
             earlier.mute()
             earlier.close()
         visit.end = visit.result = None
-        taken = capture(response, visit.policy, on_end=partial(self._stream_ended, visit), orphans=self._orphans)
+        taken = capture(response, visit.policy, on_end=partial(self._stream_ended, visit), orphans=self.orphans)
         visit.tee = None if taken.tee is None else weakref.ref(taken.tee)
         visit.capture = taken.without_tee()
 
@@ -243,11 +243,11 @@ class Guard:
         settle = self._settle if end is End.EXHAUSTED else self._settle_quietly
         settle(visit, decision, result, reason=reason)
 
-    def _hear_orphans(self) -> None:
+    def hear_orphans(self) -> None:
         """Settle streams that were dropped without being closed. Their destructors could not: see `Tee.__del__`."""
-        while self._orphans:
+        while self.orphans:
             try:
-                ended = self._orphans.popleft()
+                ended = self.orphans.popleft()
             except IndexError:  # another thread was faster
                 return
             ended()

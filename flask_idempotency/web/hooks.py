@@ -22,7 +22,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.web.bodies import FORM_TYPES, watch_body
+from flask_idempotency.web.bodies import FORM_TYPES, Closing, watch_body
 from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.guard import Guard
 from flask_idempotency.web.visit import Phase, Visit, context, context_id, slot
@@ -76,6 +76,7 @@ class Hooks:
 
     def tail(self, visit: Visit) -> Response | None:
         """Ask for the claim: the last thing before the view, so a missing or malformed key is judged after signing in."""
+        visit.reached = True
         return self._enter(visit) if visit.phase is Phase.NEW and not visit.deferred else None
 
     def from_view(self, visit: Visit) -> Response | None:
@@ -85,12 +86,11 @@ class Hooks:
             return self._enter(visit)
         if visit.answer is not None:
             return self._guard.again(visit)
-        if visit.phase is Phase.CLAIMED and not visit.deferred and visit.operation not in self._warned:
-            self._warned.add(visit.operation)
-            _log.warning(
+        if visit.phase is Phase.CLAIMED and not visit.deferred:
+            self._warn_once(
+                visit,
                 "@claim_here was entered in %s after its key had been claimed, so the decorators above it do not run on "
                 "replays. A decorator there lacks functools.wraps, or one view calls another as a function.",
-                visit.operation,
             )
         return None
 
@@ -101,7 +101,7 @@ class Hooks:
         visit.captured = True
         self._guard.captured(visit, response)
         if visit.body is not None and "werkzeug.debug.preserve_context" not in request.environ:
-            response.call_on_close(visit.body.close)
+            Closing(visit.body, response)
         return response
 
     def failed(self, sender: Flask, exception: BaseException, **_: Any) -> None:
@@ -118,9 +118,19 @@ class Hooks:
 
     def finish(self, sender: Flask, response: Response, **_: Any) -> None:
         """All hooks have succeeded and the session is saved: only now is the answer final."""
+        if self._guard.orphans:  # of any request: those with a key may be rare
+            self._guard.hear_orphans()
         visit = self._visit()
-        if visit is not None and visit.phase is Phase.CLAIMED and visit.context == context_id():
+        if visit is None:
+            return
+        if visit.phase is Phase.CLAIMED and visit.context == context_id():
             self._guard.finished(visit, response)
+        elif visit.phase is Phase.NEW and visit.reached and 200 <= response.status_code < 300:
+            self._warn_once(
+                visit,
+                "%s has answered without entering @claim_here, so its key was not looked at and a retry runs it again. "
+                "A decorator above calls what is below @claim_here, or has answered itself.",
+            )
 
     def teardown(self, visit: Visit, error: BaseException | None) -> None:
         """Settle what nothing else has settled. Runs twice for some streams, and for every popped copy of the context."""
@@ -130,6 +140,12 @@ class Hooks:
     def _enter(self, visit: Visit) -> Response | None:
         visit.context = context_id()
         return self._guard.enter(visit, request._get_current_object())  # type: ignore[attr-defined]
+
+    def _warn_once(self, visit: Visit, message: str) -> None:
+        """Once per endpoint."""
+        if visit.operation not in self._warned:
+            self._warned.add(visit.operation)
+            _log.warning(message, visit.operation)
 
     def _visit(self) -> Visit | None:
         """For signals, which anybody may send, in a request or not."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from werkzeug.datastructures import Headers
 from werkzeug.http import HTTP_STATUS_CODES
@@ -52,11 +52,11 @@ class Capture:
 
     head: Result
     """The answer without its body."""
-    body: bytes | None
+    body: bytes | None = field(repr=False)
     """None: not kept, or still to come through `tee`."""
     tee: Tee | None
     """It calls whoever listens. Who is kept alive by that and keeps this, keeps a weak reference to it instead."""
-    headers: Pairs
+    headers: Pairs = field(repr=False)
     """All fields that the answer had, also those that are never kept."""
     announced: int | None
     """Its Content-Length, if it had one."""

@@ -51,7 +51,7 @@ class Phase(Enum):
     DONE = "done"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Visit:
     """Changed by the guard alone, and in the order of `Phase`. Refers to no request and no context: no cycles."""
 
@@ -64,6 +64,8 @@ class Visit:
     from_view: Callable[[Visit], Response | None]
     """What `@claim_here` calls: asks for the claim. Returns the answer to give in the view's place, or None."""
     phase: Phase = Phase.NEW
+    reached: bool = False
+    """Whether every hook has let it pass: what answers now is the view, or a decorator of its."""
     context: int = 0
     """Which context asked. Copies of it share the request, and are popped while the view is still running."""
     client_key: str = ""
@@ -84,6 +86,10 @@ class Visit:
     result: Result | None = None
     decision: Decision | None = None
     error: BaseException | None = None
+
+    def __repr__(self) -> str:
+        # Error trackers send it away: no key, principal or tenant.
+        return f"<Visit {self.operation} {self.phase.value} {self.record}>"
 
 
 def slot(app: object) -> str:
