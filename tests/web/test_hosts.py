@@ -22,7 +22,9 @@ def site(world: World, host: str, key: str = "k") -> Any:
 @pytest.fixture(params=ROUTING)
 def sites(request: pytest.FixtureRequest) -> World:
     of_app, of_rule = ROUTING[request.param]
-    world = new_world(Flask("tests.web.hosts", **of_app), config={"SERVER_NAME": "test"})
+    # Where it is set, Flask 3.0 matches hosts against it, and not against what was asked for.
+    name = None if "host_matching" in of_app else "test"
+    world = new_world(Flask("tests.web.hosts", **of_app), config={"SERVER_NAME": name})
 
     @world.view("/", **of_rule)
     def pay(site: str) -> str:
