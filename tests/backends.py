@@ -42,7 +42,7 @@ class OneAtATime(fakeredis.FakeRedis):
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         with self.turn:
-            return super().execute_command(*args, **options)
+            return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
 
 
 def fake(request: pytest.FixtureRequest, ends: ExitStack) -> MakeStore:
