@@ -111,9 +111,9 @@ def test_all_is_the_sum_of_the_extras(wheel: Path) -> None:
     assert everything == set().union(*wanted.values())
 
 
-def test_a_clean_environment_can_import_it(wheel: Path, tmp_path: Path) -> None:
+def test_the_quickstart_runs_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     """
-    The package and its janitor import from the wheel, with what the base asks for, from any folder.
+    The wheel and what the base asks for, in any folder: the README's first snippet runs a payment once.
     """
     target = tmp_path / "installed"
     elsewhere = tmp_path / "elsewhere"
@@ -125,7 +125,7 @@ def test_a_clean_environment_can_import_it(wheel: Path, tmp_path: Path) -> None:
     subprocess.run([python, "-m", "pip", *install], cwd=elsewhere, check=True)
 
     done = subprocess.run(
-        [sys.executable, "-S", "-c", IMPORT],
+        [sys.executable, "-S", "-c", QUICKSTART, str(ROOT / "README.md")],
         cwd=elsewhere,
         env={**os.environ, "PYTHONPATH": str(target)},
         capture_output=True,
@@ -133,12 +133,22 @@ def test_a_clean_environment_can_import_it(wheel: Path, tmp_path: Path) -> None:
         check=False,
     )
 
-    assert (done.stdout.split(), done.stderr) == ([str(target / "flask_idempotency")] * 2, "")
+    assert done.returncode == 0, done.stderr
+    assert [*[str(target / "flask_idempotency")] * 2, "201", "None", "201", "true"] == done.stdout.split()
 
 
-IMPORT = """
+QUICKSTART = """
+import re, sys
 from pathlib import Path
 import flask_idempotency
 import flask_idempotency.janitor
 print(Path(flask_idempotency.__file__).parent, Path(flask_idempotency.janitor.__file__).parents[1])
+
+names = {"__name__": "quickstart"}
+readme = Path(sys.argv[1]).read_text("utf-8")
+exec(re.search("^```python\\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)[1], names)
+client = names["app"].test_client()
+for _ in range(2):
+    answer = client.post("/payments", headers={"Idempotency-Key": "k"})
+    print(answer.status_code, answer.headers.get("Idempotency-Replayed"))
 """
