@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,6 +29,8 @@ from flask_idempotency.engine.ports import Codec, Store
 from flask_idempotency.engine.record import OnLapse, Payload
 from flask_idempotency.engine.result import Result
 from flask_idempotency.engine.waiting import WaitingRoom
+
+_log = logging.getLogger("flask_idempotency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,19 +148,21 @@ class Claim:
         """The work was not begun, and will not be: whatever of the claim was granted is free again."""
         try:
             self._write(Settlement(self._free))
-        except StoreUnavailable:
-            self.abandon()
+        except Exception:  # noqa: BLE001 - the caller is owed the refusal that it was given
+            self.abandon(spare=False)
 
-    def abandon(self) -> None:
-        """The same, but as soon as the store answers: it never said whether anything was granted."""
+    def abandon(self, *, spare: bool = True) -> None:
+        """The same, but as soon as the store answers. `spare`: it never said whether anything was granted."""
         self._pending, self._pending_since = Settlement(self._free), self._around.monotonic()
-        self._around.renewer.watch(self, after=RETRY_SECONDS, spare=True)
+        self._around.renewer.watch(self, after=RETRY_SECONDS, spare=spare)
 
     def tend(self) -> float | None:
         """Renew the lease, or repeat a settlement that the store has not taken yet. Called by the renewer's thread."""
         now, limit = self._around.monotonic(), self._held.policy.max_runtime
         if self._pending is not None:
             self._repeat(self._pending, last=now - self._pending_since > limit)
+            return None
+        if self._settling:
             return None
         if now - self._asked_at > limit:
             self._tell(RenewalStopped(*self._who))
@@ -176,6 +181,9 @@ class Claim:
         except StoreUnavailable as error:
             self._tell(RenewalFailed(*self._who, error=type(error).__name__))
             raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next renewal must come before the lease ends
+            _log.warning("a lease could not be renewed (%s)", type(error).__name__)
+            self._tell(RenewalFailed(*self._who, error=type(error).__name__))
         return self._held.policy.lease / 3
 
     def _settle(self, settlement: Settlement) -> None:
@@ -195,11 +203,15 @@ class Claim:
         try:
             self._write(settlement)
         except LeaseLost:
-            return
+            pass
         except StoreUnavailable as error:
             if not last:
                 raise
             self._tell(SettlementAbandoned(*self._who, error=type(error).__name__))
+        except Exception as error:  # noqa: BLE001 - a record that cannot be read will not be readable next time either
+            _log.warning("a delayed settlement was given up (%s)", type(error).__name__)
+            self._tell(SettlementAbandoned(*self._who, error=type(error).__name__))
+        self._pending = None
 
     def _write(self, settlement: Settlement) -> None:
         try:

@@ -15,6 +15,7 @@ from flask_idempotency.engine.events import (
     ConflictRefused,
     MismatchRefused,
     RecordCorrupt,
+    StoreFailed,
     UnknownRefused,
 )
 from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, Replayed, Unknown
@@ -89,6 +90,11 @@ class Engine:
         for asked, request in enumerate(reversed(requests), start=1):
             try:
                 outcome = self._around.store.claim(request, token=token, lease=policy.lease)
+            except CorruptRecord:
+                # It was read, so it was not granted.
+                if granted:
+                    self._claim(requests[-len(granted) :], _NOTHING, token, policy, asked_at).give_back()
+                raise
             except BaseException:
                 # It may have been granted all the same, and its work will not be begun.
                 self._claim(requests[-asked:], _NOTHING, token, policy, asked_at).abandon()
@@ -171,7 +177,9 @@ class Engine:
                         outcome = InFlight(retry_after=record.remaining)
                         continue
                     outcome, refused = self._ask(requests, policy)
-                except StoreUnavailable:
+                except StoreUnavailable as error:
+                    who = requests[0].key.label, requests[0].about.operation
+                    self._around.observers(StoreFailed(*who, error=type(error).__name__, unprotected=False))
                     break
                 if not isinstance(outcome, InFlight):
                     break

@@ -24,15 +24,21 @@ class Counted:
             self.bytes_read += len(line)
             yield line
 
+    def __next__(self) -> bytes:
+        line: bytes = next(self._source)
+        self.bytes_read += len(line)
+        return line
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # a copy that is being made has no source yet
             raise AttributeError(name)
         found = getattr(self._source, name)
-        return self._counting(found) if name.startswith("read") and name != "readable" else found
+        reads = name.startswith("read") and name != "readable" and callable(found)
+        return self._counting(found) if reads else found
 
     def _counting(self, read: Callable[..., Any]) -> Callable[..., Any]:
-        def counting(*args: Any) -> Any:
-            got = read(*args)
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            got = read(*args, **kwargs)
             self.bytes_read += _byte_size(got)
             return got
 

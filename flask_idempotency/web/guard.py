@@ -81,8 +81,8 @@ class Guard:
             return
         # A hook that turns a 200 into a 500 means it: what it commits, for one, is not committed.
         status = max(visit.capture.head.status, response.status_code)
-        # An error that was answered with less than a 500 was dealt with, or only reported: that answer was chosen.
-        failed = visit.error if status >= 500 or visit.end is End.ERROR else None
+        # One that was only reported, and answered with less than a 500, was dealt with: that answer was chosen.
+        failed = visit.error if visit.escaped or status >= 500 or visit.end is End.ERROR else None
         visit.decision = self._decision(visit, response=response, status=status, error=failed)
         if status == RequestEntityTooLarge.code and visit.body is not None and visit.body.unread:
             # Nobody has read it, so a retry cannot be recognised as one: it shall hear 413 again, not `key-reused`.
@@ -107,6 +107,8 @@ class Guard:
         the view. An application may have left out its after_request functions, hidden an interrupt from its teardown
         functions, or driven a context by hand; so the key is left as a worker that vanished would leave it.
         """
+        if error is None and visit.escaped:
+            error = visit.error  # hidden from teardown functions, but not from us
         if error is None:
             decision, reason = self._vanished(visit), "unanswered"
         elif isinstance(error, Exception):
@@ -243,9 +245,9 @@ class Guard:
         settle = self._settle if end is End.EXHAUSTED else self._settle_quietly
         settle(visit, decision, result, reason=reason)
 
-    def hear_orphans(self) -> None:
+    def hear_orphans(self, *, most: int = 100) -> None:
         """Settle streams that were dropped without being closed. Their destructors could not: see `Tee.__del__`."""
-        while self.orphans:
+        for _ in range(min(most, len(self.orphans))):
             try:
                 ended = self.orphans.popleft()
             except IndexError:  # another thread was faster

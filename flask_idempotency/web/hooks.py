@@ -113,13 +113,16 @@ class Hooks:
         if isinstance(exception, HTTPException):
             return
         visit.error = exception
+        visit.escaped = _escaped(exception)
         if visit.phase is Phase.ANSWERED:
             visit.phase = Phase.DONE  # a hook failed over our answer: its 500 stands
 
     def finish(self, sender: Flask, response: Response, **_: Any) -> None:
         """All hooks have succeeded and the session is saved: only now is the answer final."""
-        if self._guard.orphans:  # of any request: those with a key may be rare
-            self._guard.hear_orphans()
+        if (
+            self._guard.orphans
+        ):  # of any request, for those with a key may be rare; one, for each may wait for the store
+            self._guard.hear_orphans(most=1)
         visit = self._visit()
         if visit is None:
             return
@@ -152,6 +155,12 @@ class Hooks:
         here = context.get(None)
         visit: Visit | None = None if here is None else here.request.environ.get(self._slot)
         return visit
+
+
+def _escaped(exception: BaseException) -> bool:
+    """Whether it came out of the view: then it was Flask that caught it, and not whoever reports it by this signal."""
+    seen_by = exception.__traceback__
+    return seen_by is not None and seen_by.tb_frame.f_globals.get("__name__") == "flask.app"
 
 
 def _may_be_in_form(asked: Request, policy: Policy) -> bool:

@@ -86,6 +86,8 @@ class Visit:
     result: Result | None = None
     decision: Decision | None = None
     error: BaseException | None = None
+    escaped: bool = False
+    """Whether the error came out of the view, and was not only reported from within it."""
 
     def __repr__(self) -> str:
         # Error trackers send it away: no key, principal or tenant.

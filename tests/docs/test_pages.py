@@ -6,7 +6,6 @@ import ast
 import re
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,7 +55,6 @@ def surroundings() -> dict[str, Any]:
         "g": g,
         "idempotency": Idempotency(),
         "idempotent": idempotent,
-        "os": SimpleNamespace(environ={"IDEMPOTENCY_SECRET": "documented"}),
         "request": request,
         "timedelta": timedelta,
         "validate": lambda payload: payload,
@@ -67,6 +65,7 @@ def surroundings() -> dict[str, Any]:
 def test_every_python_block_runs(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As written; only a Redis is replaced by memory, for the snippet is not about it."""
     monkeypatch.setattr("flask_idempotency.assembly._redis_store", lambda choice: MemoryStore())
+    monkeypatch.setenv("IDEMPOTENCY_SECRET", "documented")
 
     exec(compile(ast.parse(block), "documentation", "exec"), surroundings())  # noqa: S102 - our own pages
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
+from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.outcome import Claimed, InFlight, Replayed, Unknown
 from flask_idempotency.engine.policy import merge
 from flask_idempotency.engine.record import OnLapse, State
@@ -12,6 +12,10 @@ from flask_idempotency.engine.result import Result
 from tests.engine.conftest import House
 
 DONE = Result(200, body=b"done")
+
+
+def odd(*args: object, **kwargs: object) -> None:
+    raise CorruptRecord("odd")
 
 
 def test_p10_renewal_keeps_one_runner_for_many_leases(house: House) -> None:
@@ -171,6 +175,49 @@ def test_a_successor_with_another_request_is_nobodys_answer(house: House) -> Non
     house.won(house.request(body=b"other")).complete(DONE)
 
     assert Unknown("lease-lost") == house.engine.successor(claim)
+
+
+def test_a_renewal_that_fails_oddly_is_tried_again_before_the_lease_ends(house: House) -> None:
+    """Whatever the store raises, and however short the lease is."""
+    house.won(lease=0.9)
+    house.store._store.renew, renew = odd, house.store._store.renew
+    house.pass_time(0.3)
+    house.store._store.renew = renew
+
+    house.pass_time(0.3)
+    house.pass_time(0.3)
+    house.pass_time(0.3)
+
+    assert isinstance(house.claim(), InFlight)
+    assert 1 == house.told().count("RenewalFailed")
+
+
+def test_a_settlement_that_can_never_be_taken_is_given_up(house: House) -> None:
+    """The record became unreadable: asking for ever would fill the log and the memory."""
+    claim = house.won()
+    house.store.down |= {"complete"}
+    claim.complete(DONE)
+    house.store.down.clear()
+    house.store._store.complete = odd
+
+    house.pass_time(1)
+    house.pass_time(100)
+
+    assert 1 == house.told().count("SettlementAbandoned")
+    assert not house.renewer._due
+
+
+def test_a_delayed_settlement_is_made_once(house: House) -> None:
+    """Also when the background thread had the claim in hand while it was being settled."""
+    claim = house.won()
+    house.store.down |= {"complete"}
+    claim.complete(DONE)
+    house.store.down.clear()
+
+    claim.tend()
+    house.pass_time(100)
+
+    assert 1 == house.told().count("Completed")
 
 
 def test_the_end_of_renewing_is_told(house: House) -> None:

@@ -131,6 +131,20 @@ def test_no_repr_tells_what_a_log_must_not_hold(house: House) -> None:
         assert canary not in shown
 
 
+def test_an_unreadable_record_leaves_nothing_to_look_after(house: House) -> None:
+    """It was read, so nothing was granted: a client that goes on asking must not fill the memory."""
+
+    def unreadable(*args: Any, **kwargs: Any) -> None:
+        raise CorruptRecord("odd")
+
+    house.store._store.claim = unreadable
+    for _ in range(3):
+        with pytest.raises(CorruptRecord):
+            house.claim()
+
+    assert not house.renewer._due
+
+
 def test_two_requests_share_no_token(house: House) -> None:
     """Equality of tokens is ownership."""
     assert house.won(house.request("a"))._held.token != house.won(house.request("b"))._held.token
@@ -237,6 +251,7 @@ class TestWaiting:
         house.store.down |= {"read"}
 
         assert isinstance(house.claim(in_flight="wait", wait=5.0), InFlight)
+        assert ["StoreFailed", "ConflictRefused"] == house.told()[-2:]
 
 
 class TestRotatedSecrets:

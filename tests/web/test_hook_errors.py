@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import gevent  # type: ignore[import-untyped]
@@ -234,21 +235,42 @@ def test_p40_flask_restx_abort_is_stored_although_it_signals_an_exception() -> N
     assert (first.status, first.data) == (again.status, again.data)
 
 
-@pytest.mark.parametrize(("status", "settled"), ((200, "complete"), (302, "complete"), (500, "release")))
-def test_p39_the_page_that_the_500_handler_shows_is_judged_by_its_status_too(status: int, settled: str) -> None:
+@pytest.mark.parametrize("status", (200, 302, 500))
+@pytest.mark.parametrize(("past_point", "settled"), ((False, "release"), (True, "hold")))
+def test_p39_an_unhandled_error_is_one_whatever_page_is_shown_for_it(
+    status: int, past_point: bool, settled: str
+) -> None:
     """
-    An application that apologises with a 200 is taken at its word, as one with an errorhandler(Exception) is: the signal
-    alone does not tell an unhandled error from one that was reported and dealt with.
+    Some applications apologise with a 200; nobody knows more about the effect for that.
     """
-    world = new_world()
+    world = new_world(effects="marked")
     world.app.register_error_handler(500, lambda error: ("sorry", status))
+
+    @world.view()
+    def pay() -> str:
+        if past_point:
+            current_claim.point_of_no_return()
+        raise ValueError("crash")
+
+    assert status == world.post().status_code
+    assert settled == world.settled()[-1]
+
+
+def test_an_error_hidden_from_teardown_functions_is_judged_as_an_error() -> None:
+    """
+    The policy for errors decides, not the one for workers that vanish.
+    """
+    world = new_world(effects="deduplicated", on_error="quarantine", config={"PROPAGATE_EXCEPTIONS": True})
+    world.app.should_ignore_error = lambda error: True  # type: ignore[method-assign]
 
     @world.view()
     def pay() -> str:
         raise ValueError("crash")
 
-    assert status == world.post().status_code
-    assert [settled] == world.settled()
+    with contextlib.suppress(ValueError):
+        world.post()
+
+    assert ["hold"] == world.settled()
 
 
 def test_p40_an_exception_that_flask_restx_has_a_handler_for_is_judged_by_its_status() -> None:
