@@ -99,6 +99,20 @@ def test_a_claim_that_the_store_did_not_answer_is_given_back(house: House) -> No
     assert isinstance(house.claim(), Claimed)
 
 
+def test_giving_back_what_was_never_granted_is_no_lost_lease(house: House) -> None:
+    """The store did not answer, and the key was another's all along: nobody lost anything."""
+    house.won()
+    house.store.down.add("claim")
+    with pytest.raises(StoreUnavailable):
+        house.claim()
+    house.store.down.clear()
+
+    house.pass_time(1)
+
+    assert "LeaseExpired" not in house.told()
+    assert isinstance(house.claim(), InFlight)
+
+
 def test_a_worker_that_dies_in_the_claim_gives_it_back(house: House) -> None:
     """Failing before the view starts leaves no record, whatever ended it."""
     claim = house.store._store.claim
