@@ -81,7 +81,11 @@ def check() -> int:
         "ruff check": ["ruff", "check", "."],
         "ruff format": ["ruff", "format", "--check", "."],
         "mypy": ["mypy", *typed],
-        "lint-imports": ["lint-imports", "--no-logo", "--no-cache"],  # a stale cache has reported a break that was not there
+        "lint-imports": [
+            "lint-imports",
+            "--no-logo",
+            "--no-cache",
+        ],  # a stale cache has reported a break that was not there
     }
     failed = []
     for name, (tool, *arguments) in checks.items():
