@@ -81,11 +81,8 @@ def check() -> int:
         "ruff check": ["ruff", "check", "."],
         "ruff format": ["ruff", "format", "--check", "."],
         "mypy": ["mypy", *typed],
-        "lint-imports": [
-            "lint-imports",
-            "--no-logo",
-            "--no-cache",
-        ],  # a stale cache has reported a break that was not there
+        # A stale cache has reported a break that was not there.
+        "lint-imports": ["lint-imports", "--no-logo", "--no-cache"],
     }
     failed = []
     for name, (tool, *arguments) in checks.items():
