@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,7 +12,7 @@ from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.claim import Surroundings
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.events import Observer, Observers
+from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.key import Identity
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.engine.ports import Store
@@ -25,14 +25,14 @@ _PORT = ("claim", "renew", "mark", "complete", "release", "hold", "read")
 _REDIS_SCHEMES = frozenset({"redis", "rediss", "unix"})
 
 
-def build_engine(settings: Settings, *, observers: Iterable[Observer] = ()) -> Engine:
+def build_engine(settings: Settings, *, observers: Observers) -> Engine:
     """The engine that these settings describe. Raises `ConfigurationError` for a store that cannot be made."""
     around = Surroundings(
         store=build_store(settings.store),
         codec=EnvelopeCodec(),
         renewer=LeaseRenewer(),
         waiting_room=WaitingRoom(settings.max_waiters),
-        observers=Observers(observers),
+        observers=observers,
     )
     return Engine(around)
 

@@ -78,7 +78,7 @@ class Idempotency:
 
     def _guard(self, app: Flask, settings: Settings) -> AppState:
         observers = Observers([sender_for(app)])
-        engine = build_engine(settings, observers=[observers])
+        engine = build_engine(settings, observers=observers)
         desk = Desk(
             engine=engine,
             identities=identities(settings),

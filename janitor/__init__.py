@@ -5,5 +5,5 @@ not select, change or delete a record itself, keep state between two tasks, or b
 imported by the library. The folder is installed as `flask_idempotency.janitor`,
 so imports within it are relative and every task carries an explicit name.
 
-The tasks are not there yet; until they are, run the chores from the command line.
+The tasks are not there yet: in this release nothing sweeps, and a quarantined key stays so.
 """

@@ -232,7 +232,7 @@ class Claim:
     def _free(self, key: StorageKey) -> None:
         # Not ours, so never granted: there is nothing to give back, and nothing was lost.
         with suppress(LeaseLost):
-            self._around.store.release(key, self._held.token)
+            self._give_back(key)
 
     def _sealed(self, result: Result) -> tuple[Result, bytes]:
         try:

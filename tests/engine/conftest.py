@@ -85,6 +85,16 @@ class House:
         """The names of the events so far, oldest first."""
         return [type(event).__name__ for event in self.events]
 
+    def slow_reads(self, seconds: float) -> None:
+        """From now on time passes while a waiter looks: the store takes this long to answer a read."""
+        read = self.store._store.read
+
+        def slowly(key: StorageKey) -> object:
+            self.clock.advance(seconds)
+            return read(key)
+
+        self.store._store.read = slowly
+
     def pass_time(self, seconds: float) -> None:
         """Everybody's clock moves, and the background thread does what has become due."""
         self.clock.advance(seconds)

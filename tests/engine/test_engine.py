@@ -187,13 +187,7 @@ class TestWaiting:
     def test_a_waiter_that_sees_nothing_in_time_is_refused(self, house: House) -> None:
         """Then it may come again; how long it waited is told."""
         house.won()
-        read = house.store._store.read
-
-        def slowly(key: object) -> object:
-            house.clock.advance(2)
-            return read(key)
-
-        house.store._store.read = slowly
+        house.slow_reads(2)
 
         assert isinstance(house.claim(in_flight="wait", wait=5.0), InFlight)
         assert 6.0 == house.events[-1].waited  # type: ignore[attr-defined]
@@ -201,13 +195,7 @@ class TestWaiting:
     def test_p103_a_waiter_never_writes(self, house: House) -> None:
         """It reads until there is something to ask for."""
         house.won()
-        read = house.store._store.read
-
-        def slowly(key: object) -> object:
-            house.clock.advance(1)
-            return read(key)
-
-        house.store._store.read = slowly
+        house.slow_reads(1)
         house.store.calls.clear()
 
         house.claim(in_flight="wait", wait=5.0)
@@ -249,13 +237,7 @@ class TestWaiting:
     def test_a_waiter_takes_over_from_an_owner_that_vanishes(self, house: House) -> None:
         """Where the record says so: it asks again, as anybody would."""
         house.won(effects="marked")
-        read = house.store._store.read
-
-        def slowly(key: object) -> object:
-            house.clock.advance(10)
-            return read(key)
-
-        house.store._store.read = slowly
+        house.slow_reads(10)
 
         assert 2 == house.won(effects="marked", in_flight="wait", wait=60.0).attempt
 
@@ -311,13 +293,7 @@ class TestRotatedSecrets:
     def test_a_waiter_looks_at_the_key_that_refused_it(self, house: House) -> None:
         """Asking for the free one again and again would be writing."""
         house.won(house.request())
-        read = house.store._store.read
-
-        def slowly(key: object) -> object:
-            house.clock.advance(1)
-            return read(key)
-
-        house.store._store.read = slowly
+        house.slow_reads(1)
         house.store.calls.clear()
 
         house.claim(house.request(), house.request(identity=1), in_flight="wait", wait=5.0)
