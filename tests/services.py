@@ -20,6 +20,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from example_app.servers import RedisServer, server_programs
+from tests import postgres
+from tests.postgres import PostgresServer
 from tests.tls_front import TlsFront
 
 MISSING = "missing service: "
@@ -129,12 +131,50 @@ def redis_tls(redis_server: RedisServer, tmp_path: Path) -> Iterator[TlsFront]:
         yield front
 
 
+def postgres_installation() -> Path:
+    found = postgres.installation()
+    if found is None:
+        missing("PostgreSQL", remedy="Run `python3 run.py setup`, or install your system's package of the server.")
+    return found
+
+
+class StartPostgres(Protocol):
+    def __call__(self, *arguments: str) -> PostgresServer: ...
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """The server of this test process. Others use it after you: take `start_postgres` to kill or reconfigure one."""
+    with PostgresServer(postgres_installation()) as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """An empty database for this test alone, for SQLAlchemy with psycopg 3."""
+    with postgres_server.database() as name:
+        yield postgres_server.url(name)
+
+
+@pytest.fixture
+def start_postgres() -> Iterator[StartPostgres]:
+    """Starts servers of the test's own, to kill, pause or configure: `start_postgres("-c", "lock_timeout=1s")`."""
+    with ExitStack() as started:
+
+        def start(*arguments: str) -> PostgresServer:
+            return started.enter_context(PostgresServer(postgres_installation(), arguments=arguments))
+
+        yield start
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    server = getattr(item, "funcargs", {}).get("redis_server")
-    if report.failed and isinstance(server, RedisServer):
-        report.sections.append(("Redis log", server.log[-2000:]))
+    used = getattr(item, "funcargs", {})
+    for title, name in {"Redis log": "redis_server", "PostgreSQL log": "postgres_server"}.items():
+        server = used.get(name)
+        if report.failed and isinstance(server, RedisServer | PostgresServer):
+            report.sections.append((title, server.log[-2000:]))
     return report
 
 

@@ -1,0 +1,1 @@
+"""The SQL that every dialect gets, word for word."""
