@@ -1,11 +1,12 @@
-"""Settings → Engine. The only module that names concrete stores and codecs."""
+"""Settings → Engine. The only module that names concrete stores and codecs, and that asks what a store can do besides."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
@@ -15,7 +16,7 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.key import Identity
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.ports import Store
+from flask_idempotency.engine.ports import Schema, Store
 from flask_idempotency.engine.waiting import WaitingRoom
 from flask_idempotency.settings import Settings
 from flask_idempotency.stores.memory import MemoryStore
@@ -23,18 +24,40 @@ from flask_idempotency.stores.memory import MemoryStore
 _FACTORY = re.compile(r"[\w.]+:\w+")
 _PORT = ("claim", "renew", "mark", "complete", "release", "hold", "read")
 _REDIS_SCHEMES = frozenset({"redis", "rediss", "unix"})
+_SQL_SCHEMES = frozenset({"sqlite", "postgresql", "postgres"})
+_OF_APPLICATION = "flask-sqlalchemy"
 
 
-def build_engine(settings: Settings, *, observers: Observers) -> Engine:
-    """The engine that these settings describe. Raises `ConfigurationError` for a store that cannot be made."""
+class ApplicationDatabase(Protocol):
+    """The application's own database, as Flask-SQLAlchemy keeps it. Asked when it is needed, not when we are set up."""
+
+    def engine(self) -> Any: ...
+
+    def session(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An engine, and what its store can do besides being one."""
+
+    engine: Engine
+    schema: Schema | None
+
+
+def build(settings: Settings, *, observers: Observers, database: ApplicationDatabase | None = None) -> Built:
+    """What these settings describe. Raises `ConfigurationError` for a store that cannot be made."""
+    store = build_store(
+        settings.store, redis_url=settings.redis_url, strategy=settings.claim_strategy, database=database
+    )
     around = Surroundings(
-        store=build_store(settings.store),
+        store=store,
         codec=EnvelopeCodec(),
         renewer=LeaseRenewer(),
         waiting_room=WaitingRoom(settings.max_waiters),
         observers=observers,
+        transactions=getattr(store, "transactions", None),
     )
-    return Engine(around)
+    return Built(Engine(around), schema=getattr(store, "schema", None))
 
 
 def identities(settings: Settings) -> tuple[Identity, ...]:
@@ -42,8 +65,22 @@ def identities(settings: Settings) -> tuple[Identity, ...]:
     return tuple(Identity(secret) for secret in settings.secrets)
 
 
-def build_store(choice: Any) -> Store:
-    """A store from a URL, a `"package.module:factory"`, a Redis client, or a `Store` as it is."""
+def build_store(
+    choice: Any,
+    *,
+    redis_url: str | None = None,
+    strategy: str | None = None,
+    database: ApplicationDatabase | None = None,
+) -> Store:
+    """A store from a URL, a `"package.module:factory"`, a Redis client, an object of SQLAlchemy's, or a `Store` as it is.
+
+    `redis_url` puts a cache of answers in front of a SQL store.
+    """
+    store = _system(choice, strategy, database)
+    return store if redis_url is None else _tiered(store, redis_url)
+
+
+def _system(choice: Any, strategy: str | None, database: ApplicationDatabase | None) -> Store:
     if not isinstance(choice, str):
         return _from_object(choice)
     scheme = urlsplit(choice).scheme
@@ -51,11 +88,16 @@ def build_store(choice: Any) -> Store:
         return MemoryStore()
     if scheme in _REDIS_SCHEMES:
         return _redis_store(choice)
+    if scheme == _OF_APPLICATION:
+        return _sql_store(strategy, database)
+    if scheme.partition("+")[0] in _SQL_SCHEMES:
+        return _sql_store(strategy, choice)
     if _FACTORY.fullmatch(choice):
         return _from_object(_factory(choice)())
     raise ConfigurationError(
         f"IDEMPOTENCY_STORE: there is no store for {scheme or 'this'} URLs in this release. "
-        'Use memory://, redis://, rediss:// or unix://, a Store object, a Redis client, or "package.module:factory".'
+        "Use memory://, redis://, rediss://, unix://, flask-sqlalchemy://, postgresql+psycopg:// or sqlite:///, a Store "
+        'object, a Redis client, or "package.module:factory".'
     )
 
 
@@ -83,6 +125,14 @@ def _redis_store(choice: Any) -> Store:
     store = RedisStore(choice)
     store.check()
     return store
+
+
+def _sql_store(strategy: str | None, bind: str | ApplicationDatabase | None) -> Store:
+    raise ConfigurationError("IDEMPOTENCY_STORE: there is no store for postgresql URLs in this release.")
+
+
+def _tiered(system: Store, redis_url: str) -> Store:
+    raise ConfigurationError("IDEMPOTENCY_REDIS_URL: there is no tiered store in this release.")
 
 
 def _factory(path: str) -> Callable[[], Any]:

@@ -13,14 +13,16 @@ from typing import Any, TypeVar
 
 from flask import Blueprint, Flask
 
-from flask_idempotency.assembly import build_engine, identities
+from flask_idempotency.assembly import build, identities
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.policy import Override
+from flask_idempotency.engine.ports import Schema
 from flask_idempotency.engine.record import Record
 from flask_idempotency.settings import Settings, load_override, load_settings
 from flask_idempotency.signals import sender_for
+from flask_idempotency.web.application_database import ApplicationDatabase
 from flask_idempotency.web.current import idempotency_field
 from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.hooks import Hooks
@@ -42,6 +44,8 @@ class AppState:
     settings: Settings
     engine: Engine | None
     hooks: Hooks | None
+    schema: Schema | None
+    """The tables of a SQL store, for `flask idempotency db`."""
 
 
 class Idempotency:
@@ -74,22 +78,27 @@ class Idempotency:
         for warning in settings.warnings:
             _log.warning(warning)
         app.jinja_env.globals.setdefault("idempotency_field", idempotency_field)
-        app.extensions[EXTENSION] = self._guard(app, settings) if settings.enabled else AppState(settings, None, None)
+        app.extensions[EXTENSION] = self._guard(app, settings)
 
     def _guard(self, app: Flask, settings: Settings) -> AppState:
+        if not settings.enabled and not settings.may_be_joint:
+            return AppState(settings, None, None, None)
         observers = Observers([sender_for(app)])
-        engine = build_engine(settings, observers=observers)
+        built = build(settings, observers=observers, database=ApplicationDatabase(app))
+        joint = built.engine.transactions is not None
+        settings.policy.check(joint=joint)
         desk = Desk(
-            engine=engine,
+            engine=built.engine,
             identities=identities(settings),
             settings=settings,
-            policies=Policies(app, base=settings.policy, overrides=self._overrides),
+            policies=Policies(app, base=settings.policy, overrides=self._overrides, joint=joint),
             loaders=self._loaders,
             observers=observers,
         )
         hooks = Hooks(app, desk)
-        hooks.install()
-        return AppState(settings, engine, hooks)
+        if settings.enabled or joint:
+            hooks.install()
+        return AppState(settings, built.engine if settings.enabled else None, hooks, built.schema)
 
     def configure(self, blueprint: Blueprint, **policy: Any) -> None:
         """The policy of every view of this blueprint, and of those nested in it unless they say otherwise.

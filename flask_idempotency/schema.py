@@ -240,6 +240,20 @@ class DeploymentSchema(PolicySchema):
     store = fields.Raw(
         metadata={"doc": 'A URL, a `Store` object, or `"package.module:factory"`.', "default": "memory://"}
     )
+    redis_url = fields.String(
+        metadata={
+            "doc": "With a SQL store: a Redis or Valkey that answers replays in its place. It may lose everything at any "
+            "time; SQL alone grants.",
+            "default": "none",
+        }
+    )
+    claim_strategy = fields.String(
+        validate=validate.OneOf(["insert", "row_lock", "advisory"], error="must be one of: {choices}."),
+        metadata={
+            "doc": "How a SQL store claims a key. `row_lock` and `advisory` are for PostgreSQL.",
+            "default": "insert",
+        },
+    )
     namespace = fields.String(
         validate=validate.Length(min=1, error="must not be empty."),
         metadata={
@@ -271,8 +285,6 @@ class DeploymentSchema(PolicySchema):
 
 
 NOT_YET: Mapping[str, str] = {
-    "redis_url": "the tiered store",
-    "claim_strategy": "the SQL stores",
     "encryption": "encryption at rest",
     "key_ring": "encryption at rest",
     "quota_records": "quotas",

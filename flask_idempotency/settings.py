@@ -21,6 +21,12 @@ from flask_idempotency.profiles import spelled_out
 from flask_idempotency.schema import DOCS_URL, MEMORY, NOT_YET, DeploymentSchema, PolicySchema
 
 PREFIX = "IDEMPOTENCY_"
+REDIS_SCHEMES = ("redis:", "rediss:", "unix:", "redis+")
+
+_OF_SQL = {
+    "redis_url": ("a cache in front of the records", "Set IDEMPOTENCY_STORE to flask-sqlalchemy://, or remove this."),
+    "claim_strategy": ("the way in which a claim is made", "Remove this."),
+}
 
 StoreChoice: TypeAlias = "str | Store | Callable[[], Store]"
 
@@ -33,12 +39,19 @@ class Settings:
     namespace: str
     secrets: tuple[bytes, ...] = field(repr=False)
     policy: Policy
+    redis_url: str | None = field(default=None, repr=False)
+    claim_strategy: str | None = None
     docs_url: str = DOCS_URL
     allow_anonymous: bool = True
     max_waiters: int = 2
     enabled: bool = True
     warnings: tuple[str, ...] = ()
     """What is allowed and unwise, one sentence each, for whoever starts the application to log."""
+
+    @property
+    def may_be_joint(self) -> bool:
+        """Whether the store may turn out to be in the database of the application's own session."""
+        return not str(self.store).startswith((MEMORY, *REDIS_SCHEMES))
 
 
 def load_override(values: Mapping[str, Any], *, where: str) -> Override:
@@ -47,8 +60,6 @@ def load_override(values: Mapping[str, Any], *, where: str) -> Override:
     Raises `ConfigurationError` with every fault; `where` says in its text which call they were written in.
     """
     loaded, faults = _load(PolicySchema(), values, spell=lambda name: f"{where}: {name}")
-    if "effects" in loaded:
-        faults += [f"{where}: {fault}" for fault in Policy(effects=loaded["effects"]).faults()]
     if faults:
         raise ConfigurationError(*faults)
     return spelled_out(loaded)
@@ -78,12 +89,13 @@ def load_settings(
     )
     of_call, more_faults = _load(schema, arguments, spell=lambda name: f"Idempotency({name}=…)")
     loaded = {**of_config, **of_call}
-    in_memory = str(loaded.setdefault("store", MEMORY)).startswith("memory:")
+    store = str(loaded.setdefault("store", MEMORY))
+    in_memory = store.startswith("memory:")
     secrets, warnings = _secrets(loaded.get("secret"), config.get("SECRET_KEY"), in_memory=in_memory, lenient=lenient)
     if in_memory and not lenient:
         warnings.append(
             "IDEMPOTENCY_STORE is memory://: keys are forgotten at every restart and unknown to every other process. "
-            "Set it to a redis:// URL before this application moves money."
+            "Set it to flask-sqlalchemy:// or a redis:// URL before this application moves money."
         )
     faults = [*faults, *more_faults, *later]
     if not secrets:
@@ -92,11 +104,20 @@ def load_settings(
             "Set it (or SECRET_KEY) to a long random value that is kept outside the store."
         )
     policy = merge(Policy(), spelled_out({name: value for name, value in loaded.items() if name in POLICY_FIELDS}))
-    faults += policy.faults()
+    elsewhere = in_memory or store.startswith(REDIS_SCHEMES)
+    faults += policy.faults(joint=not elsewhere)
+    if elsewhere:
+        faults += [
+            f"IDEMPOTENCY_{name.upper()}: {of_sql} is a matter of SQL stores, and IDEMPOTENCY_STORE is none. {remedy}"
+            for name, (of_sql, remedy) in _OF_SQL.items()
+            if name in loaded
+        ]
     if faults:
         raise ConfigurationError(*faults)
     deployment = {
-        name: loaded[name] for name in ("docs_url", "allow_anonymous", "max_waiters", "enabled") if name in loaded
+        name: loaded[name]
+        for name in ("redis_url", "claim_strategy", "docs_url", "allow_anonymous", "max_waiters", "enabled")
+        if name in loaded
     }
     return Settings(
         store=loaded["store"],

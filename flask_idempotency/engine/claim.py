@@ -8,8 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from flask_idempotency.engine.errors import LeaseLost, NotStorable, StoreUnavailable
+from flask_idempotency.engine.errors import LeaseLost, NotCommitted, NotStorable, StoreUnavailable
 from flask_idempotency.engine.events import (
+    CommittedEarly,
     Completed,
     Event,
     LeaseExpired,
@@ -25,10 +26,12 @@ from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.lease import RETRY_SECONDS, LeaseRenewer
 from flask_idempotency.engine.outcome import Grant
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.ports import Codec, Store
+from flask_idempotency.engine.ports import Codec, Store, Transaction, Transactions
 from flask_idempotency.engine.record import OnLapse, Payload
 from flask_idempotency.engine.result import Result
 from flask_idempotency.engine.waiting import WaitingRoom
+
+NOT_COMMITTED = "not-committed"
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -42,6 +45,8 @@ class Surroundings:
     renewer: LeaseRenewer
     waiting_room: WaitingRoom
     observers: Observers
+    transactions: Transactions | None = None
+    """Present when the store keeps its records in the database of the application's own session."""
     monotonic: Callable[[], float] = time.monotonic
 
 
@@ -72,6 +77,9 @@ class Claim:
     All three raise `LeaseLost` when the record is no longer this claim's; then the work's answer must not be delivered.
     When the store does not answer they return, and the write is repeated in the background: the work has been done,
     whether or not a store knows. The key is never released for that reason.
+
+    Under `effects="transactional"` the work's rows belong to the claim: `complete` commits them together with the record
+    and may therefore also raise `NotCommitted` and `StoreUnavailable`; `release` and `hold` roll them back.
     """
 
     def __init__(self, held: Held, grant: Grant, around: Surroundings, *, asked_at: float) -> None:
@@ -83,12 +91,25 @@ class Claim:
         self._lost = False
         self._pending: Settlement | None = None
         self._pending_since = asked_at
+        self._transaction: Transaction | None = None
         self.fence = grant.fence
         self.attempt = grant.attempt
 
     def keep_alive(self) -> None:
         """Have the lease renewed until the claim is settled, or has run for `max_runtime`."""
         self._around.renewer.watch(self, after=self._held.policy.lease / 3)
+
+    def join(self, transactions: Transactions) -> None:
+        """From here on the work's rows are committed with the record, or not at all."""
+        held = self._held
+        self._transaction = transactions.join(
+            held.keys, held.token, operation=held.operation, told=lambda: self._tell(CommittedEarly(*self._who))
+        )
+
+    @property
+    def transactional(self) -> bool:
+        """Whether the work's rows are this claim's to commit."""
+        return self._transaction is not None
 
     @property
     def key(self) -> StorageKey:
@@ -107,8 +128,8 @@ class Claim:
 
     @property
     def past_point(self) -> bool:
-        """Whether the view has said that what follows must not be repeated."""
-        return self._past_point
+        """Whether the view has said that what follows must not be repeated, or has committed something by itself."""
+        return self._past_point or (self._transaction is not None and self._transaction.committed_early)
 
     def point_of_no_return(self) -> None:
         """Say that what follows must not be repeated: from now on a vanished worker quarantines its key.
@@ -121,17 +142,25 @@ class Claim:
                 self._around.store.mark(key, self._held.token)
         self._past_point = True
 
-    def complete(self, result: Result) -> None:
-        """The result is durable and will be replayed. What cannot be stored leaves a tombstone: done, body not kept."""
+    def asks_again(self, error: BaseException | None) -> bool:
+        """Whether the work failed only because the database had to choose between it and other transactions."""
+        return self._transaction is not None and error is not None and self._transaction.asks_again(error)
+
+    def complete(self, result: Result, *, with_rows: bool = True) -> None:
+        """The result is durable and will be replayed. What cannot be stored leaves a tombstone: done, body not kept.
+
+        The rows of transactional work are committed with it, or rolled back before it if it is to be kept without them.
+        """
         result, data = self._sealed(result)
         payload = Payload(data=data, status=result.status, success=result.status < 400, byte_size=result.byte_size)
         token, keep = self._held.token, self._held.policy.keep
-        self._settle(
-            Settlement(
-                lambda key: self._around.store.complete(key, token, payload, keep=keep),
-                Completed(*self._who, status=result.status, kept=result.kept, byte_size=len(data)),
+        event = Completed(*self._who, status=result.status, kept=result.kept, byte_size=len(data))
+        if self._transaction is not None and with_rows:
+            self._commit(self._transaction, payload, event)
+        else:
+            self._settle(
+                Settlement(lambda key: self._around.store.complete(key, token, payload, keep=keep), event),
             )
-        )
 
     def release(self, reason: str) -> None:
         """Nothing happened that must not happen twice: the key may run again."""
@@ -186,12 +215,49 @@ class Claim:
             self._tell(RenewalFailed(*self._who, error=type(error).__name__))
         return self._held.policy.lease / 3
 
-    def _settle(self, settlement: Settlement) -> None:
+    def _commit(self, transaction: Transaction, payload: Payload, event: Event) -> None:
+        undo = Settlement(self._undo, Quarantined(*self._who, reason=NOT_COMMITTED) if self.past_point else None)
+        try:
+            self._begin_to_settle()
+            transaction.settle(payload, keep=self._held.policy.keep, otherwise=self._undo)
+        except LeaseLost:
+            transaction.roll_back()
+            self._tell(LeaseExpired(*self._who))
+            raise
+        except NotCommitted:
+            self._tell(undo.event or Released(*self._who, reason=NOT_COMMITTED))
+            raise
+        except StoreUnavailable as error:
+            # Safe either way: what was committed after all is completed, and cannot be undone.
+            self._pending, self._pending_since = undo, self._around.monotonic()
+            self._around.renewer.watch(self, after=RETRY_SECONDS)
+            self._tell(SettlementDelayed(*self._who, error=type(error).__name__))
+            raise
+        finally:
+            transaction.leave()
+            self._around.waiting_room.wake(self.key)
+        self._tell(event)
+
+    def _undo(self, key: StorageKey) -> None:
+        """Settle the record of work that was not committed. Raises `LeaseLost` where it was committed after all."""
+        if self.past_point:
+            self._around.store.hold(key, self._held.token, NOT_COMMITTED)
+        else:
+            self._give_back(key)
+
+    def _begin_to_settle(self) -> None:
         self._settling = True
         self._around.renewer.forget(self)
         if self._lost:
             # Known before the store was asked, and true even if it does not answer now.
             raise LeaseLost("the lease was found lost when it was to be renewed")
+
+    def _settle(self, settlement: Settlement) -> None:
+        if self._transaction is not None:
+            # Before the key is free for others, who must not find these rows.
+            self._transaction.roll_back()
+            self._transaction.leave()
+        self._begin_to_settle()
         try:
             self._write(settlement)
         except StoreUnavailable as error:

@@ -48,6 +48,7 @@ class Engine:
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
+        self.transactions = around.transactions
 
     def claim(self, request: ClaimRequest, policy: Policy, *, former: Sequence[ClaimRequest] = ()) -> Outcome:
         """Claim the key, waiting for another's answer if the policy says so.
@@ -56,8 +57,10 @@ class Engine:
         oldest first, so that releases which know only one of the secrets still exclude each other.
 
         Raises `StoreUnavailable` when nobody can tell, and `CorruptRecord` for a stored answer that cannot be read. In
-        neither case may the work be done under this key.
+        neither case may the work be done under this key. Raises `ConfigurationError` for a policy that cannot hold here.
         """
+        if policy.effects == "transactional":
+            policy.check(joint=self.transactions is not None)
         outcome, refused = self._ask((request, *former), policy)
         if not isinstance(outcome, InFlight):
             return outcome
@@ -105,11 +108,18 @@ class Engine:
                 return self._refusal(outcome, requests[0]), request
             granted.append(outcome.held)
         grant = max(granted, key=lambda grant: grant.fence)
-        return Claimed(self._won(self._claim(requests, grant, token, policy, asked_at), requests[0])), requests[0]
+        claim = self._claim(requests, grant, token, policy, asked_at)
+        return Claimed(self._won(claim, requests[0], policy)), requests[0]
 
-    def _won(self, claim: Claim, request: ClaimRequest) -> Claim:
+    def _won(self, claim: Claim, request: ClaimRequest, policy: Policy) -> Claim:
         label, operation = request.key.label, request.about.operation
         self._around.observers(ClaimGranted(label, operation, fence=claim.fence, attempt=claim.attempt))
+        if policy.effects == "transactional" and self.transactions is not None:
+            try:
+                claim.join(self.transactions)
+            except BaseException:
+                claim.give_back()
+                raise
         claim.keep_alive()
         return claim
 

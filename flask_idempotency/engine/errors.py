@@ -39,3 +39,14 @@ class CorruptRecord(IdempotencyError):
 
 class NotStorable(IdempotencyError):
     """A result cannot be kept in a form that could be replayed; the text says why."""
+
+
+class NotCommitted(IdempotencyError):
+    """The database refused to commit the work, and holds nothing of it. Its key is free again.
+
+    `again`: the refusal was about other transactions and not about this one, so the same request may succeed.
+    """
+
+    def __init__(self, text: str, *, again: bool) -> None:
+        super().__init__(text)
+        self.again = again

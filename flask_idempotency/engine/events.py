@@ -77,6 +77,12 @@ class Quarantined(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class CommittedEarly(Event):
+    """A transactional view has committed by itself, before its answer was known. From there on a vanished worker leaves
+    an unknown outcome: at most once, and no longer exactly once."""
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseExpired(Event):
     """An owner learnt that its claim is no longer its own. Its answer is not delivered."""
 

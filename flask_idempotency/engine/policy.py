@@ -94,18 +94,27 @@ class Policy:
             return Decision(self.on_error)
         return Decision.RELEASE if status in RELEASED_BY_DEFAULT else Decision.KEEP
 
-    def check(self) -> None:
-        """Raises `ConfigurationError` for a combination that could not keep its promise."""
-        if faults := self.faults():
+    def check(self, *, joint: bool) -> None:
+        """Raises `ConfigurationError` for a combination that could not keep its promise. See `faults`."""
+        if faults := self.faults(joint=joint):
             raise ConfigurationError(*faults)
 
-    def faults(self) -> list[str]:
-        """One sentence for each combination that could not keep its promise: what cannot hold, why, and what can."""
+    def faults(self, *, joint: bool) -> list[str]:
+        """One sentence for each combination that could not keep its promise: what cannot hold, why, and what can.
+
+        `joint`: whether the store keeps its records in the database of the application's own session.
+        """
         faults = []
-        if self.effects == "transactional":
+        if self.effects == "transactional" and not joint:
             faults.append(
                 'effects="transactional" needs a SQL store on the session\'s database: the record could not be committed '
-                'together with the business rows. Use effects="marked" or "deduplicated" with this store.'
+                "together with the business rows. Set IDEMPOTENCY_STORE to flask-sqlalchemy://, or use "
+                'effects="marked" or "deduplicated" with this store.'
+            )
+        if self.effects == "transactional" and self.on_store_down == "allow":
+            faults.append(
+                'effects="transactional" and on_store_down="allow" exclude each other: the store is the database that '
+                "the view needs, so there is nothing to run on without it. Leave on_store_down as it is."
             )
         if self.lease <= 0 or self.keep <= 0 or self.max_runtime <= 0:
             faults.append("lease, keep and max_runtime must be longer than 0 seconds.")

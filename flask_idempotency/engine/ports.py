@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from flask_idempotency.engine.key import StorageKey
@@ -75,6 +76,59 @@ class Store(Protocol):
         ...
 
 
+class Transaction(Protocol):
+    """The application's own database transaction, as far as one claim's work writes through it.
+
+    From `Transactions.join` on it watches for commits that are not its own: those are allowed only while the claim is
+    this token's, and make whatever is written with them unrepeatable in the same commit (as `Store.mark` does).
+    """
+
+    @property
+    def committed_early(self) -> bool:
+        """Whether the work has committed by itself, so that what it wrote can no longer be rolled back."""
+        ...
+
+    def settle(self, payload: Payload, *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
+        """Commit the application's rows and the completed records together. All are durable when it returns.
+
+        Else none is. Raises `LeaseLost` when the claim is no longer this token's. When the database refuses the commit,
+        or does not say whether it is done, `otherwise` is called to settle each record in another way; it raises
+        `LeaseLost` for one that is completed, and that decides it: `NotCommitted` is raised if there was none, and
+        `StoreUnavailable` if nobody can tell yet.
+        """
+        ...
+
+    def roll_back(self) -> None:
+        """Nothing of what the work wrote and did not commit remains. Never raises: a dead connection remembers nothing."""
+        ...
+
+    def leave(self) -> None:
+        """Watch no more. Harmless when repeated."""
+        ...
+
+    def asks_again(self, error: BaseException) -> bool:
+        """Whether this is the database's way of saying that the same work may succeed if it is only repeated."""
+        ...
+
+
+class Transactions(Protocol):
+    """What a store can do besides, when it keeps its records in the database of the application's own session."""
+
+    def join(
+        self, keys: Sequence[StorageKey], token: bytes, *, operation: str, told: Callable[[], None]
+    ) -> Transaction:
+        """Watch over the session of the work that begins here. `told` hears of each commit that is not the claim's."""
+        ...
+
+    def commit(self) -> None:
+        """Commit what work without a claim has written. Raises `NotCommitted`; then it is rolled back."""
+        ...
+
+    def roll_back(self) -> None:
+        """Roll back what work without a claim has written. Never raises."""
+        ...
+
+
 class Codec(Protocol):
     """Result ⇄ bytes."""
 
@@ -84,4 +138,16 @@ class Codec(Protocol):
 
     def open(self, data: bytes) -> Result:
         """Raises `CorruptRecord` unless `data` is exactly what `seal` once made."""
+        ...
+
+
+class Schema(Protocol):
+    """The tables of a store that keeps its records in a database which others look after as well."""
+
+    def upgrade(self) -> list[str]:
+        """Bring the tables to what this release needs. Returns what was done, one line each; nothing when they were."""
+        ...
+
+    def faults(self) -> list[str]:
+        """What is not as this release needs it, one sentence each, with its remedy. Changes nothing."""
         ...

@@ -59,6 +59,16 @@ class CurrentClaim:
         elif not has_request_context():
             raise _no_claim("point_of_no_return()")
 
+    def keep_rows(self) -> None:
+        """Under `effects="transactional"`: commit this request's rows even if its answer is an error.
+
+        The rows of an answer of 400 and above are rolled back otherwise, for most of those views have broken off half-way.
+        A declined payment that is to be written down says so here. Anywhere else this does nothing.
+        """
+        visit = current_visit()
+        if visit is not None:
+            visit.keeps_rows = True
+
     def downstream_key(self, name: str) -> str:
         """An idempotency key for a call made on behalf of this one: 52 characters, another for each `name`.
 

@@ -15,20 +15,21 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.wrappers import Response
 
 from flask_idempotency.engine.engine import Outcome, Replay
-from flask_idempotency.engine.errors import CorruptRecord, InvalidKey, LeaseLost, StoreUnavailable
+from flask_idempotency.engine.errors import CorruptRecord, InvalidKey, LeaseLost, NotCommitted, StoreUnavailable
 from flask_idempotency.engine.events import RecordCorrupt, ReplayForbidden, ReplayServed, StoreFailed
 from flask_idempotency.engine.key import Scope, one_key, parse_key
 from flask_idempotency.engine.outcome import Claimed, InFlight, Mismatched, Replayed, Unknown
 from flask_idempotency.engine.policy import Decision, Policy
-from flask_idempotency.engine.record import About, OnLapse
+from flask_idempotency.engine.record import About
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.engine.result import Result
 from flask_idempotency.web.answers import Answer, Answers
 from flask_idempotency.web.bodies import FORM_TYPES, TruncatedBody, read_body
+from flask_idempotency.web.decisions import decide, past_point, transactional, vanished
 from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.loaders import load_principal, load_tenant
 from flask_idempotency.web.outages import OutageLog
-from flask_idempotency.web.problems import Problem, failure, refusal
+from flask_idempotency.web.problems import CONFLICT_RETRY_SECONDS, Problem, failure, refusal
 from flask_idempotency.web.requests import client_keys, fingerprints
 from flask_idempotency.web.responses import capture
 from flask_idempotency.web.streams import End, Orphans
@@ -52,6 +53,9 @@ class Guard:
     def enter(self, visit: Visit, request: Request) -> Response | None:
         """The answer to give in the view's place, or None: the view is to run."""
         self.hear_orphans()
+        if not self._desk.settings.enabled:
+            visit.phase = Phase.UNKEYED
+            return None
         answer = self._asked(visit, request)
         if answer is None:
             return None
@@ -83,14 +87,18 @@ class Guard:
         status = max(visit.capture.head.status, response.status_code)
         # One that was only reported, and answered with less than a 500, was dealt with: that answer was chosen.
         failed = visit.error if visit.escaped or status >= 500 or visit.end is End.ERROR else None
-        visit.decision = self._decision(visit, response=response, status=status, error=failed)
+        visit.decision = decide(visit, response=response, status=status, error=failed)
         if status == RequestEntityTooLarge.code and visit.body is not None and visit.body.unread:
             # Nobody has read it, so a retry cannot be recognised as one: it shall hear 413 again, not `key-reused`.
             visit.decision = Decision.RELEASE
         if visit.tee is not None and visit.end is None:
-            if visit.tee() is not None:
+            tee = visit.tee()
+            if tee is not None and not transactional(visit):
                 visit.phase = Phase.STREAMING
                 return
+            if tee is not None:
+                # Its rows are committed before its first byte leaves. What it will say is not known then, so not kept.
+                tee.mute()
             visit.end = End.CLOSED
         result = visit.capture.result if visit.tee is None else visit.result
         if result is None or status >= 500 > result.status:
@@ -99,6 +107,26 @@ class Guard:
             self._settle(visit, visit.decision, result, reason=f"status-{status}")
         except LeaseLost:
             self._answer_instead(visit, response)
+        except (NotCommitted, StoreUnavailable) as error:
+            self._not_committed(visit, response, error)
+        else:
+            if visit.claim is not None and visit.decision is Decision.RELEASE and visit.claim.asks_again(failed):
+                conflict = Problem("transaction-conflict", retry_after=CONFLICT_RETRY_SECONDS)
+                self._answers.problem(conflict, visit.policy).put_over(response, lost=visit.capture)
+
+    def unclaimed(self, visit: Visit, response: Response) -> None:
+        """A transactional view has run without a claim: without a key, say. Its rows are still ours to commit."""
+        visit.phase = Phase.DONE
+        transactions = self._desk.engine.transactions
+        if transactions is None:
+            return
+        if response.status_code >= 400 and not visit.keeps_rows:
+            transactions.roll_back()
+            return
+        try:
+            transactions.commit()
+        except NotCommitted as error:
+            self._not_committed(visit, response, error)
 
     def interrupted(self, visit: Visit, error: BaseException | None) -> None:
         """The request ended without an answer of the view's: it was propagated, torn down, or a later hook failed.
@@ -110,11 +138,11 @@ class Guard:
         if error is None and visit.escaped:
             error = visit.error  # hidden from teardown functions, but not from us
         if error is None:
-            decision, reason = self._vanished(visit), "unanswered"
+            decision, reason = vanished(visit), "unanswered"
         elif isinstance(error, Exception):
-            decision, reason = self._decision(visit, response=None, status=500, error=error), "error"
+            decision, reason = decide(visit, response=None, status=500, error=error), "error"
         else:
-            decision, reason = self._vanished(visit), "worker-interrupted"
+            decision, reason = vanished(visit), "worker-interrupted"
         self._settle_quietly(visit, decision, Result(status=500, kept=False), reason=reason)
 
     def _asked(self, visit: Visit, request: Request) -> Answer | None:
@@ -238,9 +266,9 @@ class Guard:
         if error is None:
             decision, reason = visit.decision or Decision.QUARANTINE, f"status-{result.status}"
         elif isinstance(error, Exception):
-            decision, reason = self._decision(visit, response=None, status=result.status, error=error), "stream-failed"
+            decision, reason = decide(visit, response=None, status=result.status, error=error), "stream-failed"
         else:
-            decision, reason = self._vanished(visit), "worker-interrupted"
+            decision, reason = vanished(visit), "worker-interrupted"
         # Only what was produced to the end can be broken off: elsewhere the transfer is broken already.
         settle = self._settle if end is End.EXHAUSTED else self._settle_quietly
         settle(visit, decision, result, reason=reason)
@@ -254,30 +282,18 @@ class Guard:
                 return
             ended()
 
-    def _decision(
-        self, visit: Visit, *, response: Response | None, status: int, error: BaseException | None
-    ) -> Decision:
-        try:
-            return visit.policy.decision(
-                response=response, status=status, error=error, past_point=self._past_point(visit)
-            )
-        except Exception:  # noqa: BLE001 - an application's own function may raise anything
-            _log.exception("`decide` failed for %s: its key is quarantined", visit.operation)
-            return Decision.QUARANTINE
-
-    def _vanished(self, visit: Visit) -> Decision:
-        """A worker that is being killed knows as little of the outcome as one that is gone."""
-        return Decision.RELEASE if visit.policy.on_lapse is OnLapse.TAKEOVER else Decision.QUARANTINE
-
     def _settle_quietly(self, visit: Visit, decision: Decision, result: Result, *, reason: str) -> None:
         """Settle where there is no answer left to change."""
         try:
             self._settle(visit, decision, result, reason=reason)
         except LeaseLost:
             _log.warning("%s had lost its claim before it ended", visit.operation)
+        except (NotCommitted, StoreUnavailable) as error:
+            _log.warning("%s was not committed (%s)", visit.operation, type(error).__name__)
 
     def _settle(self, visit: Visit, decision: Decision, result: Result, *, reason: str) -> None:
-        """Settle once, whatever is called again. Raises `LeaseLost` and nothing else."""
+        """Settle once, whatever is called again. Raises `LeaseLost`; if the work is transactional, also `NotCommitted` and
+        `StoreUnavailable`; and nothing else."""
         visit.phase = Phase.DONE
         if visit.claim is None:
             return
@@ -286,21 +302,27 @@ class Guard:
         try:
             match decision:
                 case Decision.KEEP:
-                    visit.claim.complete(result)
+                    visit.claim.complete(result, with_rows=result.status < 400 or visit.keeps_rows)
                 case Decision.RELEASE:
                     visit.claim.release(reason)
                 case Decision.QUARANTINE:
                     visit.claim.hold(reason)
                 case unexpected:
                     assert_never(unexpected)
-        except LeaseLost:
+        except (LeaseLost, NotCommitted, StoreUnavailable):
             raise
-        except Exception:  # noqa: BLE001 - the work is done, and its caller is owed the answer
+        except Exception as error:
+            if visit.claim.transactional:
+                raise StoreUnavailable("the work could not be settled") from error
             # The record stays claimed, and lapses as its policy says.
             _log.exception("%s could not be settled", visit.operation)
 
-    def _past_point(self, visit: Visit) -> bool:
-        return visit.claim is not None and visit.claim.past_point
+    def _not_committed(self, visit: Visit, response: Response, error: NotCommitted | StoreUnavailable) -> None:
+        """The work is done and not kept, or nobody can tell: its answer would be a false promise."""
+        _log.error("%s was answered, but is not known to be committed", visit.operation, exc_info=error)
+        unknown = isinstance(error, NotCommitted) and past_point(visit)
+        problem = refusal(Unknown(reason="not-committed")) if unknown else failure(error)
+        self._answers.problem(problem, visit.policy).put_over(response, lost=visit.capture)
 
     def _answer_instead(self, visit: Visit, response: Response) -> None:
         """This claim was lost: what its view answered may contradict what the key's callers are told from now on."""

@@ -21,10 +21,10 @@ from flask import Flask, Request, got_request_exception, request, request_finish
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
-from flask_idempotency.engine.policy import Policy
 from flask_idempotency.web.bodies import FORM_TYPES, Closing, watch_body
 from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.guard import Guard
+from flask_idempotency.web.policies import Resolved
 from flask_idempotency.web.visit import Phase, Visit, context, context_id, slot
 
 _log = logging.getLogger("flask_idempotency")
@@ -36,6 +36,7 @@ class Hooks:
     def __init__(self, app: Flask, desk: Desk) -> None:
         self._app = app
         self._policies = desk.policies
+        self._enabled = desk.settings.enabled
         self._guard = Guard(app, desk)
         self._slot = slot(app)
         self._tail = LastHook(app.before_request_funcs, self._slot, self.tail, newest_only=True)
@@ -63,7 +64,8 @@ class Hooks:
         if resolved.exempt:
             return
         environ, policy = asked.environ, resolved.policy
-        if not (policy.required or not environ.keys().isdisjoint(resolved.headers) or _may_be_in_form(asked, policy)):
+        # Transactional views leave it to us to commit their rows, whether or not there is a key, and even if we are off.
+        if policy.effects != "transactional" and not (self._enabled and _may_be_keyed(asked, resolved)):
             return
         if (running := environ.get(self._slot)) is not None and running.phase is Phase.CLAIMED:
             return  # the view has called its own application with its own environ: one claim covers both
@@ -128,6 +130,8 @@ class Hooks:
             return
         if visit.phase is Phase.CLAIMED and visit.context == context_id():
             self._guard.finished(visit, response)
+        elif visit.policy.effects == "transactional" and visit.phase in (Phase.UNKEYED, Phase.UNPROTECTED):
+            self._guard.unclaimed(visit, response)
         elif visit.phase is Phase.NEW and visit.reached and 200 <= response.status_code < 300:
             self._warn_once(
                 visit,
@@ -163,8 +167,13 @@ def _escaped(exception: BaseException) -> bool:
     return seen_by is not None and seen_by.tb_frame.f_globals.get("__name__") == "flask.app"
 
 
-def _may_be_in_form(asked: Request, policy: Policy) -> bool:
-    return policy.form_field is not None and asked.mimetype in FORM_TYPES
+def _may_be_keyed(asked: Request, resolved: Resolved) -> bool:
+    policy = resolved.policy
+    return (
+        policy.required
+        or not asked.environ.keys().isdisjoint(resolved.headers)
+        or (policy.form_field is not None and asked.mimetype in FORM_TYPES)
+    )
 
 
 class LastHook:

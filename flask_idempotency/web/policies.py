@@ -120,8 +120,12 @@ def _enter() -> Any:
 class Policies:
     """Which policy applies where, in one application: app → blueprint → nested blueprint → class → view → method."""
 
-    def __init__(self, app: Flask, *, base: Policy, overrides: Mapping[Blueprint, Override]) -> None:
+    def __init__(
+        self, app: Flask, *, base: Policy, overrides: Mapping[Blueprint, Override], joint: bool = False
+    ) -> None:
+        """`joint`: whether records and the application's rows can be committed together."""
         self._app = app
+        self._joint = joint
         self._base = base
         self._overrides = overrides
         self._resolved: dict[tuple[str, str], Resolved] = {}
@@ -138,7 +142,7 @@ class Policies:
         faults: dict[str, list[str]] = {}
         for endpoint, method in self._guarded():
             try:
-                self.resolve(endpoint, method).policy.check()
+                self.resolve(endpoint, method).policy.check(joint=self._joint)
             except ConfigurationError as error:
                 for fault in error.faults:
                     faults.setdefault(fault, []).append(f"{method} {endpoint}")

@@ -13,7 +13,7 @@ from typing import Any, Protocol, assert_never
 from werkzeug.datastructures import Headers
 from werkzeug.wrappers import Response
 
-from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, InvalidKey, StoreUnavailable
+from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, InvalidKey, NotCommitted, StoreUnavailable
 from flask_idempotency.engine.outcome import InFlight, Mismatched, Unknown
 from flask_idempotency.profiles import Profile
 
@@ -23,6 +23,9 @@ done. Most work ends within a second; asking again every five costs one store ca
 
 STORE_RETRY_SECONDS = 2
 """Longer than a failover's reconnect, shorter than a caller's patience."""
+
+CONFLICT_RETRY_SECONDS = 1
+"""The least that the header can say: the other transaction is over, or it would not have won."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,33 @@ _ROWS = (
         stripe_type="api_error",
     ),
     ProblemType(
+        code="not-committed",
+        status=500,
+        title="The database refused the request's changes",
+        detail="Nothing of this request was kept: its changes were rolled back, and its idempotency key is free again.",
+        guide=(
+            "The request was carried out up to the point where its changes were to be made permanent, and the database "
+            "refused that. Nothing of it remains, and the key is free: sending the request again with the same key is "
+            "safe and runs it anew. If it ends the same way again, the request contradicts what is stored; the "
+            "service's log says how."
+        ),
+        retry=True,
+        stripe_type="api_error",
+    ),
+    ProblemType(
+        code="transaction-conflict",
+        status=503,
+        title="Another request changed the same data at the same moment",
+        detail="Nothing of this request was kept: its changes were rolled back. Send it again with the same key.",
+        guide=(
+            "The database ended this request's transaction to let another one finish: a serialization failure, a "
+            "deadlock, or a lock that was not to be had in time. Nothing of it remains and its key is free. It is "
+            "safe to retry with the same key after Retry-After, and will usually succeed."
+        ),
+        retry=True,
+        stripe_type="api_error",
+    ),
+    ProblemType(
         code="response-not-kept",
         status=None,
         title="Done before; the answer's body was not kept",
@@ -252,6 +282,10 @@ def failure(error: IdempotencyError) -> Problem:
             return Problem("store-unavailable", retry_after=STORE_RETRY_SECONDS)
         case CorruptRecord():
             return Problem("record-corrupt")
+        case NotCommitted(again=True):
+            return Problem("transaction-conflict", retry_after=CONFLICT_RETRY_SECONDS)
+        case NotCommitted():
+            return Problem("not-committed")
         case _:
             raise error
 

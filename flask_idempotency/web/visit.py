@@ -86,6 +86,8 @@ class Visit:
     result: Result | None = None
     decision: Decision | None = None
     error: BaseException | None = None
+    keeps_rows: bool = False
+    """Whether the view wants its rows committed even with an error for an answer."""
     escaped: bool = False
     """Whether the error came out of the view, and was not only reported from within it."""
 

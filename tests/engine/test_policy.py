@@ -106,11 +106,11 @@ def test_the_innermost_layer_that_names_a_value_decides() -> None:
 def test_transactional_effects_are_refused_without_their_store() -> None:
     """The sentence says why, and what to use instead."""
     with pytest.raises(ConfigurationError, match=r"needs a SQL store.*deduplicated"):
-        merge(Policy(), {"effects": "transactional"}).check()
+        merge(Policy(), {"effects": "transactional"}).check(joint=False)
 
 
 @pytest.mark.parametrize("values", [{"lease": 0.0}, {"keep": -1.0}, {"lease": 60.0, "max_runtime": 30.0}])
 def test_p05_durations_that_cannot_hold_are_refused(values: dict[str, float]) -> None:
     """A lease of nothing would let everybody in."""
     with pytest.raises(ConfigurationError):
-        merge(Policy(), values).check()
+        merge(Policy(), values).check(joint=False)

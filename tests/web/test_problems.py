@@ -276,7 +276,9 @@ def test_the_stripe_client_repeats_what_may_end_better_and_nothing_else(service:
 
 
 def test_what_a_machine_may_repeat() -> None:
-    assert {"in-flight", "store-unavailable", "truncated-body"} == {code for code in CODES if PROBLEMS[code].retry}
+    repeatable = {"in-flight", "not-committed", "store-unavailable", "transaction-conflict", "truncated-body"}
+
+    assert repeatable == {code for code in CODES if PROBLEMS[code].retry}
 
 
 def test_no_guide_names_a_command() -> None:

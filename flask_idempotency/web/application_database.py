@@ -1,0 +1,34 @@
+"""The database that Flask-SQLAlchemy keeps for an application, found when it is needed: `flask-sqlalchemy://`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import Flask
+
+from flask_idempotency.engine.errors import ConfigurationError
+
+
+class ApplicationDatabase:
+    """Implements `assembly.ApplicationDatabase`. Knows Flask-SQLAlchemy by its entry in `app.extensions` only."""
+
+    def __init__(self, app: Flask) -> None:
+        self._app = app
+
+    def engine(self) -> Any:
+        """The engine of the default bind: where the application's rows are, and our records with them."""
+        with self._app.app_context():
+            return self._extension().engine
+
+    def session(self) -> Any:
+        """The scoped session that views write with, `db.session`."""
+        return self._extension().session
+
+    def _extension(self) -> Any:
+        try:
+            return self._app.extensions["sqlalchemy"]
+        except KeyError:
+            raise ConfigurationError(
+                "IDEMPOTENCY_STORE is flask-sqlalchemy://, and this application has no Flask-SQLAlchemy. Call "
+                "db.init_app(app) before the first request, or give the URL of a database."
+            ) from None

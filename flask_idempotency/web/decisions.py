@@ -1,0 +1,37 @@
+"""What becomes of a visit's claim, by its policy and by how its work ended."""
+
+from __future__ import annotations
+
+import logging
+
+from werkzeug.wrappers import Response
+
+from flask_idempotency.engine.policy import Decision
+from flask_idempotency.engine.record import OnLapse
+from flask_idempotency.web.visit import Visit
+
+_log = logging.getLogger("flask_idempotency")
+
+
+def decide(visit: Visit, *, response: Response | None, status: int, error: BaseException | None) -> Decision:
+    """What the policy says. Where the application's own `decide` fails, nobody knows, and the key is quarantined."""
+    try:
+        return visit.policy.decision(response=response, status=status, error=error, past_point=past_point(visit))
+    except Exception:  # noqa: BLE001 - an application's own function may raise anything
+        _log.exception("`decide` failed for %s: its key is quarantined", visit.operation)
+        return Decision.QUARANTINE
+
+
+def vanished(visit: Visit) -> Decision:
+    """A worker that is being killed knows as little of the outcome as one that is gone."""
+    return Decision.RELEASE if visit.policy.on_lapse is OnLapse.TAKEOVER else Decision.QUARANTINE
+
+
+def past_point(visit: Visit) -> bool:
+    """Whether the visit's work may have done what must not be done twice."""
+    return visit.claim is not None and visit.claim.past_point
+
+
+def transactional(visit: Visit) -> bool:
+    """Whether the rows that its view writes are committed with its claim."""
+    return visit.claim is not None and visit.claim.transactional

@@ -1,0 +1,270 @@
+"""Work whose rows are committed together with its record, on a transaction that does as it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from flask_idempotency.engine.claim import Claim
+from flask_idempotency.engine.engine import Engine
+from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, NotCommitted, StoreUnavailable
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import Claimed, Replayed, Unknown
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.ports import Store
+from flask_idempotency.engine.record import Payload, State
+from flask_idempotency.engine.result import Result
+from tests.engine.conftest import House
+
+PAID = Result(status=201, body=b"paid")
+
+
+@dataclass
+class Book:
+    """`ports.Transactions`, and the only `ports.Transaction` that it ever hands out."""
+
+    store: Store
+    log: list[str] = field(default_factory=list)
+    keys: tuple[StorageKey, ...] = ()
+    token: bytes = b""
+    told: Callable[[], None] | None = None
+    committed_early: bool = False
+    refusal: Exception | None = None
+    """What the database says to the commit. With `committed` it says so after it has done it."""
+    committed: bool = False
+    joinable: bool = True
+
+    def join(self, keys: Sequence[StorageKey], token: bytes, *, operation: str, told: Callable[[], None]) -> Book:
+        self.log.append("join")
+        if not self.joinable:
+            raise ConfigurationError("there is no session here")
+        self.keys, self.token, self.told = tuple(keys), token, told
+        return self
+
+    def commit(self) -> None:
+        self.log.append("commit")
+
+    def roll_back(self) -> None:
+        self.log.append("roll back")
+
+    def leave(self) -> None:
+        self.log.append("leave")
+
+    def asks_again(self, error: BaseException) -> bool:
+        return isinstance(error, NotCommitted) and error.again
+
+    def settle(self, payload: Payload, *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
+        self.log.append("settle")
+        if self.refusal is None or self.committed:
+            for key in self.keys:
+                self.store.complete(key, self.token, payload, keep=keep)
+        if self.refusal is None:
+            return
+        if isinstance(self.refusal, LeaseLost):
+            raise self.refusal
+        for key in self.keys:
+            try:
+                otherwise(key)
+            except LeaseLost:
+                return
+        raise self.refusal
+
+
+@pytest.fixture
+def book(house: House) -> Book:
+    book = Book(house.store)
+    house.policy = Policy(effects="transactional")
+    house.around = replace(house.around, transactions=book)
+    house.engine = Engine(house.around)
+    return book
+
+
+def state(house: House) -> State | None:
+    record = house.store.read(house.key)
+    return None if record is None else record.state
+
+
+def test_rows_and_record_are_committed_in_one_step(house: House, book: Book) -> None:
+    """The store itself is not asked to complete: the transaction does it."""
+    claim = house.won()
+    house.store.calls.clear()
+    book.store = house.store._store
+
+    claim.complete(PAID)
+
+    assert ["join", "settle", "leave"] == book.log
+    assert [] == house.store.calls
+    assert isinstance(house.claim(), Replayed)
+
+
+def test_other_effects_have_no_transaction(house: House, book: Book) -> None:
+    """A plain view keeps its commits to itself, on the same store."""
+    claim = house.won(effects="plain")
+
+    claim.complete(PAID)
+
+    assert [] == book.log
+    assert not claim.transactional
+
+
+def test_every_key_of_a_rotation_is_in_the_transaction(house: House, book: Book) -> None:
+    """A crash in between must not leave the older key to be taken over."""
+    old = house.request(identity=1)
+    claim = house.won(house.request(), old)
+
+    claim.complete(PAID)
+
+    assert (house.key, old.key) == book.keys
+    assert State.COMPLETED is house.store.read(old.key).state
+
+
+@pytest.mark.parametrize("end", ["release", "hold", "complete without rows"])
+def test_rows_are_rolled_back_before_the_key_is_settled_otherwise(house: House, book: Book, end: str) -> None:
+    """Whoever is given the key next must not find them."""
+    claim = house.won()
+    at_settlement: list[list[str]] = []
+    for verb in ("release", "hold", "complete"):
+        original = getattr(house.store._store, verb)
+
+        def noted(*args: object, original: Callable[..., None] = original, **kwargs: object) -> None:
+            at_settlement.append(list(book.log))
+            original(*args, **kwargs)
+
+        setattr(house.store._store, verb, noted)
+
+    match end:
+        case "release":
+            claim.release("status-503")
+        case "hold":
+            claim.hold("view-crashed")
+        case _:
+            claim.complete(Result(status=402), with_rows=False)
+
+    assert [["join", "roll back", "leave"]] == at_settlement
+
+
+def test_a_refused_commit_frees_the_key(house: House, book: Book) -> None:
+    """Nothing of the work is left, so the retry runs; the caller is told with an exception, never with the answer."""
+    claim = house.won()
+    book.refusal = NotCommitted("a deferred constraint", again=False)
+
+    with pytest.raises(NotCommitted):
+        claim.complete(PAID)
+
+    assert state(house) is None
+    assert ["ClaimGranted", "Released"] == house.told()
+    assert isinstance(house.claim(), Claimed)
+
+
+def test_a_commit_that_was_done_after_all_is_done(house: House, book: Book) -> None:
+    """The reply was lost: the record says that it is completed, by this very claim."""
+    claim = house.won()
+    book.refusal, book.committed = StoreUnavailable("the connection broke"), True
+
+    claim.complete(PAID)
+
+    assert State.COMPLETED is state(house)
+    assert ["ClaimGranted", "Completed"] == house.told()
+
+
+def test_a_commit_that_nobody_can_tell_of_is_decided_later(house: House, book: Book) -> None:
+    """The answer is not delivered. The background releases the key if nothing was committed."""
+    claim = house.won()
+    book.refusal = StoreUnavailable("nobody answers")
+    house.store.down.add("release")
+
+    with pytest.raises(StoreUnavailable):
+        claim.complete(PAID)
+
+    assert State.PROCESSING is state(house)
+    assert ["ClaimGranted", "SettlementDelayed"] == house.told()
+
+    house.store.down.clear()
+    house.pass_time(1.0)
+
+    assert state(house) is None
+
+
+def test_what_was_committed_after_all_survives_the_later_decision(house: House, book: Book) -> None:
+    """The background's release meets a completed record, and leaves it."""
+    claim = house.won()
+    book.refusal, book.committed = StoreUnavailable("nobody answers"), True
+    house.store.down.add("release")
+
+    with pytest.raises(StoreUnavailable):
+        claim.complete(PAID)
+    house.store.down.clear()
+    house.pass_time(1.0)
+
+    assert State.COMPLETED is state(house)
+
+
+def test_work_that_committed_early_is_never_released(house: House, book: Book) -> None:
+    """Something of it is in the database for good: without its answer nobody may run it again."""
+    claim = house.won()
+    assert book.told is not None
+    book.committed_early = True
+    book.told()
+    book.refusal = NotCommitted("refused", again=True)
+
+    with pytest.raises(NotCommitted):
+        claim.complete(PAID)
+
+    assert claim.past_point
+    assert Unknown("not-committed") == house.claim()
+    assert ["ClaimGranted", "CommittedEarly", "Quarantined", "UnknownRefused"] == house.told()
+
+
+def test_a_superseded_claim_commits_nothing(house: House, book: Book) -> None:
+    """Its rows are rolled back, and its answer is not delivered."""
+    claim = house.won()
+    book.refusal = LeaseLost("taken over")
+
+    with pytest.raises(LeaseLost):
+        claim.complete(PAID)
+
+    assert ["join", "settle", "roll back", "leave"] == book.log
+    assert ["ClaimGranted", "LeaseExpired"] == house.told()
+
+
+def test_a_claim_known_to_be_lost_does_not_even_try(house: House, book: Book) -> None:
+    """The renewal has told it; the database need not."""
+    claim = house.won(lease=30.0)
+    house.clock.advance(31)
+    house.won(lease=30.0)
+    house.renewer.tick()
+    book.log.clear()
+
+    with pytest.raises(LeaseLost):
+        claim.complete(PAID)
+
+    assert ["roll back", "leave"] == book.log
+
+
+def test_a_policy_that_needs_the_sessions_database_is_refused_without_it(house: House) -> None:
+    """Before anything is claimed, whichever door it comes through."""
+    with pytest.raises(ConfigurationError, match="needs a SQL store"):
+        house.claim(effects="transactional")
+
+    assert [] == house.store.calls
+
+
+def test_a_session_that_cannot_be_joined_costs_nobody_the_key(house: House, book: Book) -> None:
+    """The claim was granted, and its work does not begin."""
+    book.joinable = False
+
+    with pytest.raises(ConfigurationError):
+        house.claim()
+
+    assert state(house) is None
+
+
+def test_only_a_transactional_claim_is_asked_whether_to_try_again(house: House, book: Book) -> None:
+    """And only of an error that there was."""
+    conflict = NotCommitted("deadlock", again=True)
+    joined: Claim = house.won()
+    plain: Claim = house.won(house.request("other"), effects="plain")
+
+    assert [True, False, False] == [joined.asks_again(conflict), joined.asks_again(None), plain.asks_again(conflict)]
