@@ -22,6 +22,7 @@ from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.store import RedisStore
 from tests.services import REDIS_KINDS, RedisServers, connect
+from tests.tiered_backends import TIERED
 from tests.tls_front import TlsFront
 
 CLUSTER_SECONDS = 20.0
@@ -163,6 +164,7 @@ BACKENDS: dict[str, Backend] = {
     "fakeredis": fake,
     **{f"{kind}-{way}": on(kind, connected) for kind in REDIS_KINDS for way, connected in WAYS.items()},
     **{f"{kind}-cluster": cluster(kind) for kind in REDIS_KINDS},
+    **TIERED,
 }
 
 

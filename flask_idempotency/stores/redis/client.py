@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 import redis
-from redis.backoff import ExponentialWithJitterBackoff
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
 
 from flask_idempotency.engine.errors import ConfigurationError
@@ -22,6 +22,10 @@ RETRIES = 2
 more would keep a worker from answering 503."""
 
 _BACKOFF_SECONDS = 0.02, 0.2
+
+CACHE_SECONDS = 0.05
+"""What a cache may take to connect, and to answer: a hundred times what one nearby takes. It saves a millisecond, so a
+worker must not lose a second by it; one that is slower than this is slower than the system of record."""
 
 
 class Line(Protocol):
@@ -86,19 +90,36 @@ def make_client(url: str) -> redis.Redis:
 
     Raises `ConfigurationError` for a URL that names no server.
     """
-    options: dict[str, Any] = {
-        "socket_connect_timeout": CONNECT_SECONDS,
-        "socket_timeout": REPLY_SECONDS,
-        "retry": Retry(ExponentialWithJitterBackoff(base=_BACKOFF_SECONDS[0], cap=_BACKOFF_SECONDS[1]), RETRIES),
-        # The server says how many are too many. redis-py stops at 100, which a gevent worker passes on a busy day.
-        "max_connections": 65536,
-    }
+    backoff = ExponentialWithJitterBackoff(base=_BACKOFF_SECONDS[0], cap=_BACKOFF_SECONDS[1])
+    return _from_url(
+        url,
+        setting="IDEMPOTENCY_STORE",
+        socket_connect_timeout=CONNECT_SECONDS,
+        socket_timeout=REPLY_SECONDS,
+        retry=Retry(backoff, RETRIES),
+    )
+
+
+def make_cache_client(url: str) -> redis.Redis:
+    """As `make_client`, for a Redis that one can do without: it is waited for briefly, and asked once."""
+    return _from_url(
+        url,
+        setting="IDEMPOTENCY_REDIS_URL",
+        socket_connect_timeout=CACHE_SECONDS,
+        socket_timeout=CACHE_SECONDS,
+        retry=Retry(NoBackoff(), 0),
+    )
+
+
+def _from_url(url: str, *, setting: str, **options: Any) -> redis.Redis:
+    # The server says how many are too many. redis-py stops at 100, which a gevent worker passes on a busy day.
+    options["max_connections"] = 65536
     try:
         return redis.Redis.from_url(url, **options, **_no_push_messages())
     except ValueError:
         # Not a word of that error, nor the error itself: what it cannot read may be part of the password.
         raise ConfigurationError(
-            "IDEMPOTENCY_STORE: this URL names no Redis. Write redis://host:6379/0, rediss://host:6379/0 for TLS, or "
+            f"{setting}: this URL names no Redis. Write redis://host:6379/0, rediss://host:6379/0 for TLS, or "
             "unix:///path/to/redis.sock?db=0; in a password, write / as %2F, ? as %3F, # as %23 and @ as %40."
         ) from None
 

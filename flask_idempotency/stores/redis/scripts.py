@@ -1,4 +1,4 @@
-"""The Lua scripts, one per transition, as Redis is asked to run them."""
+"""The Lua scripts, one per transition and two for the cache, as Redis is asked to run them."""
 
 from __future__ import annotations
 
@@ -29,3 +29,5 @@ COMPLETE = _load("complete")
 RELEASE = _load("release")
 HOLD = _load("hold")
 READ = _load("read")
+PEEK = _load("peek")
+FILL = _load("fill")

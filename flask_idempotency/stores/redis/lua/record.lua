@@ -1,8 +1,8 @@
 -- Stands at the head of every script: the time, and a record read from and written to one string.
 -- The format is drawn in record.py. Bytes are taken apart by hand because `struct` and `bit` are not everywhere.
 --
--- KEYS of every script: 1 record, 2 in-flight index, 3 quarantine index, 4 partition memory
--- ARGV of every script: 1 now in microseconds, or '' for the server's own time; 2 the record's name; then its own
+-- KEYS of every script on a record: 1 record, 2 in-flight index, 3 quarantine index, 4 partition memory
+-- ARGV of every script on a record: 1 now in microseconds, or '' for the server's own time; 2 the record's name; then its own
 
 local PROCESSING, COMPLETED, QUARANTINED = 1, 2, 3
 local FORMAT, HEADER = 1, 61

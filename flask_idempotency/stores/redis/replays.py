@@ -1,0 +1,145 @@
+"""Answers kept in Redis in front of a system of record."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from zlib import crc32
+
+from flask_idempotency.engine.clock import Clock, store_time
+from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.record import Record
+from flask_idempotency.stores.durations import microseconds
+from flask_idempotency.stores.redis import layout, scripts
+from flask_idempotency.stores.redis.breaker import Breaker
+from flask_idempotency.stores.redis.client import BorrowedLine, Errors, Line, OwnLine, make_cache_client
+from flask_idempotency.stores.redis.record import decode, encode
+from flask_idempotency.stores.redis.scripts import Script
+from flask_idempotency.stores.tiered import Missed
+
+LARGEST_BYTES = 1 << 20
+"""Records above this are left to the system of record. One of this size takes 10 ms on a gigabit line: well within the
+time-outs that a cache has, and not long for others that wait for the same Redis."""
+
+_SUM_BYTES = 4
+
+_log = logging.getLogger("flask_idempotency")
+
+
+class RedisReplays:
+    """A `ReplayCache` in Redis or Valkey, with any eviction policy, persistence or none.
+
+    `server` is a URL or a ready-made client of redis-py or valkey-py. One made from a URL waits for tens of
+    milliseconds and tries once; a ready-made one is used as it is. After a failure Redis is left alone for a while.
+    """
+
+    def __init__(
+        self, server: Any, *, clock: Clock = store_time, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._owned = isinstance(server, str)
+        self._client = make_cache_client(server) if isinstance(server, str) else server
+        self._errors = Errors(self._client)
+        self._line: Line = OwnLine(self._client) if self._owned else BorrowedLine(self._client)
+        self._breaker = Breaker("The Redis that caches answers", monotonic=monotonic)
+        self._refusing = False
+
+    def close(self) -> None:
+        """Close the connections of a client that was made from a URL. Another's client is left alone."""
+        if self._owned:
+            self._client.close()
+
+    def peek(self, key: StorageKey) -> Record | Missed:
+        name = layout.replay(key)
+        match self._guarded(self._look, name):
+            case [int(now)]:
+                return Missed(at=now)
+            case [int(now), int(left), bytes(sealed)]:
+                try:
+                    return replace(_opened(key, sealed), remaining=left / 1_000_000)
+                except CorruptRecord as error:
+                    # In a store corruption is never absence. In a cache it is: the system of record still decides.
+                    _log.error("An answer cached in Redis was dropped: %s", error)
+                    self._guarded(self._drop, name)
+                    return Missed(at=now)
+            case _:
+                return Missed()
+
+    def fill(self, key: StorageKey, record: Record, *, missed_at: int) -> None:
+        try:
+            sealed, left = _sealed(key, record), microseconds(record.remaining)
+        except ValueError:
+            # Too long a text about it, too many attempts, over already: rare, and the system of record copes.
+            return
+        if len(sealed) <= LARGEST_BYTES:
+            self._guarded(self._keep, layout.replay(key), missed_at, left, sealed)
+
+    def _look(self, name: bytes) -> Any:
+        try:
+            return self._run(scripts.PEEK, name)
+        except self._errors.refused as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            _log.error("Something that is not ours was in the place of an answer cached in Redis, and was dropped")
+            return self._drop(name)
+
+    def _keep(self, name: bytes, *arguments: bytes | int) -> None:
+        try:
+            self._run(scripts.FILL, name, *arguments)
+            self._refusing = False
+        except self._errors.refused as error:
+            # Full, or a replica, or for others to write to. It does answer, so it may still be asked.
+            if not self._refusing:
+                self._refusing = True
+                _log.warning("The Redis that caches answers takes no more of them (%s)", type(error).__name__)
+
+    def _drop(self, name: bytes) -> None:
+        self._line("DEL", name)
+
+    def _guarded(self, ask: Callable[..., Any], *arguments: Any) -> Any:
+        """What Redis returned, or None when it does not answer or is being left alone."""
+        turn = self._breaker.turn()
+        if turn is None:
+            return None
+        try:
+            answer = ask(*arguments)
+        except self._errors.unavailable as error:
+            # Not the error's text: it may quote the command, and so the key.
+            self._breaker.failed(turn, type(error).__name__)
+            return None
+        self._breaker.succeeded(turn)
+        return answer
+
+    def _run(self, script: Script, name: bytes, *arguments: bytes | int) -> Any:
+        told = self._clock()
+        now = b"" if told is None else round(told * 1_000_000)
+        try:
+            return self._line("EVALSHA", script.sha, 1, name, now, *arguments)
+        except self._errors.no_script:
+            return self._line("EVAL", script.text, 1, name, now, *arguments)
+
+
+def _sealed(key: StorageKey, record: Record) -> bytes:
+    if record.payload is None:
+        raise ValueError("only what is completed may be replayed")
+    data = encode(record)
+    return data + _sum(key, data)
+
+
+def _opened(key: StorageKey, sealed: bytes) -> Record:
+    data = sealed[:-_SUM_BYTES]
+    if sealed[-_SUM_BYTES:] != _sum(key, data):
+        raise CorruptRecord("it is not what was put there, or was put there for another key")
+    record = decode(data, now=0.0)
+    if record.payload is None:
+        raise CorruptRecord("it is not completed")
+    return record
+
+
+def _sum(key: StorageKey, data: bytes) -> bytes:
+    """Against accidents. Whoever may write to this Redis can make one too."""
+    return crc32(data, crc32(key.rid)).to_bytes(_SUM_BYTES, "big")

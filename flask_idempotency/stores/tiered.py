@@ -1,0 +1,139 @@
+"""A system of record with a cache of its answers before it: the system grants, the cache only replays or denies."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import Claimed, Mismatched, Replayed
+from flask_idempotency.engine.ports import Store, StoreOutcome
+from flask_idempotency.engine.record import Payload, Record
+from flask_idempotency.engine.request import ClaimRequest
+
+REMEMBERED_CLAIMS = 4096
+"""Claims whose answers may be cached as soon as they are there: more than run at once in any one process. The answer
+of one that was forgotten is cached when it is first replayed."""
+
+_log = logging.getLogger("flask_idempotency")
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """The cache has no answer for this key. `at` is the time by its own clock, or None when it did not say."""
+
+    at: int | None = None
+
+
+class ReplayCache(Protocol):
+    """Keeps answers that a system of record has committed, and may forget any of them at any time."""
+
+    def peek(self, key: StorageKey) -> Record | Missed:
+        """The completed record of this key, if it is here and its life has not ended."""
+        ...
+
+    def fill(self, key: StorageKey, record: Record, *, missed_at: int) -> None:
+        """Keep a completed record until `record.remaining` seconds after `missed_at`.
+
+        `missed_at` is what `Missed.at` said *before* the system told what remains. So the record has gone from here
+        before it goes from the system, however late this call arrives. A record of a higher fence is not replaced.
+        """
+        ...
+
+
+@runtime_checkable
+class Telling(Protocol):
+    """A store that can tell, in the statement that completes a record, what the record has become."""
+
+    def complete_and_tell(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> Record:
+        """As `complete`, and returns the record as it is stored now, whether or not this call has stored it."""
+        ...
+
+
+class TieredStore:
+    """A `Store` that answers hot replays without asking the system of record. It promises what the system promises.
+
+    Nothing is cached but completed records, each as the system itself told it after it was committed: when it replays
+    one, or, if the system is `Telling`, when it has completed one. So the cache may be wiped, frozen or gone at any
+    instant, and the system is asked more often: that is all. What the cache does wrong is logged and never raised.
+
+    Time ends a record in both, each by its own clock. A cache whose clock is set back replays for so much longer; one
+    that stands before a system restored from a backup must be emptied.
+    """
+
+    def __init__(self, system: Store, cache: ReplayCache) -> None:
+        self._system = system
+        self._telling = system if isinstance(system, Telling) else None
+        self._cache = cache
+        self._missed: OrderedDict[bytes, int] = OrderedDict()
+
+    def claim(self, request: ClaimRequest, *, token: bytes, lease: float) -> StoreOutcome:
+        found = self._peek(request.key)
+        if isinstance(found, Record):
+            if found.fingerprint != request.fingerprint:
+                return Mismatched(first_seen=found.requested_at)
+            return Replayed(found)
+        outcome = self._system.claim(request, token=token, lease=lease)
+        if found.at is not None:
+            match outcome:
+                case Replayed(record):
+                    self._fill(request.key, record, found.at)
+                case Claimed():
+                    self._remember(request.key, token, found.at)
+                case _:
+                    pass
+        return outcome
+
+    def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
+        self._system.renew(key, token, lease=lease)
+
+    def mark(self, key: StorageKey, token: bytes) -> None:
+        self._system.mark(key, token)
+
+    def complete(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> None:
+        if self._telling is None:
+            self._system.complete(key, token, payload, keep=keep)
+        else:
+            self.committed(key, self._telling.complete_and_tell(key, token, payload, keep=keep))
+
+    def committed(self, key: StorageKey, record: Record) -> None:
+        """Say that this completed record has been committed to the system of record, by whatever transaction.
+
+        Never before the commit has returned: an answer that is then rolled back would be replayed. `record` is as the
+        completing statement told it. To say nothing is no fault: the first replay will.
+        """
+        missed_at = self._missed.pop(key.rid + record.token, None)
+        if missed_at is not None:
+            self._fill(key, record, missed_at)
+
+    def release(self, key: StorageKey, token: bytes) -> None:
+        self._system.release(key, token)
+        self._missed.pop(key.rid + token, None)
+
+    def hold(self, key: StorageKey, token: bytes, reason: str) -> None:
+        self._system.hold(key, token, reason)
+
+    def read(self, key: StorageKey) -> Record | None:
+        return self._system.read(key)
+
+    def _peek(self, key: StorageKey) -> Record | Missed:
+        try:
+            return self._cache.peek(key)
+        except Exception:  # noqa: BLE001 - whatever it is, the system of record can do without
+            _log.exception("The cache of answers failed: the system of record is asked")
+            return Missed()
+
+    def _fill(self, key: StorageKey, record: Record, missed_at: int) -> None:
+        try:
+            self._cache.fill(key, record, missed_at=missed_at)
+        except Exception:  # noqa: BLE001 - the record is committed, and its owner must hear so
+            _log.exception("The cache of answers failed: the system of record will be asked again")
+
+    def _remember(self, key: StorageKey, token: bytes, missed_at: int) -> None:
+        self._missed[key.rid + token] = missed_at
+        if len(self._missed) > REMEMBERED_CLAIMS:
+            with suppress(KeyError):  # another thread was first
+                self._missed.popitem(last=False)
