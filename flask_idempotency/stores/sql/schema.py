@@ -23,6 +23,11 @@ from sqlalchemy import (
     Text,
 )
 
+from flask_idempotency.stores.sql.after_create import complete
+
+VERSION: Final = 1
+"""The migration that makes what is declared here."""
+
 RECORDS: Final = "idempotency_records"
 FACTS: Final = "idempotency_facts"
 FENCES: Final = "idempotency_fences"
@@ -88,8 +93,6 @@ def define(metadata: MetaData) -> Tables:
             " OR (completed_at IS NOT NULL AND status IS NOT NULL AND byte_size IS NOT NULL AND answer IS NOT NULL)",
             name="idempotency_answer",
         ),
-        # A record is written twice and grows in between: room on the page keeps both versions there.
-        postgresql_with={"fillfactor": "80"},
         comment="One row for each idempotency key. Written by flask_idempotency only.",
     )
     stale = records.c.state == PROCESSING
@@ -104,6 +107,7 @@ def define(metadata: MetaData) -> Tables:
         comment="The schema's version, and the last fence where the database has no sequences.",
     )
     fences = Sequence(FENCES, data_type=BigInteger, cache=1, metadata=metadata)
+    complete(records, facts, fences, version=VERSION)
     return Tables(records, facts, fences)
 
 

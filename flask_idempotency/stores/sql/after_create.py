@@ -1,0 +1,31 @@
+"""What a `MetaData` cannot say, for those who make the tables with `create_all`: the same as the migrations make."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import DDL, Sequence, Table, event
+
+# Answers arrive compressed, so that the server need not try; and a record is written twice and grows in between, so
+# that room on the page keeps both versions there.
+_STORAGE: Final = "ALTER TABLE %(fullname)s SET (fillfactor = 80), ALTER COLUMN answer SET STORAGE EXTERNAL"
+_VERSION: Final = "INSERT INTO %(fullname)s (name, value) VALUES ('schema_version', %(version)s)"
+# From the clock and not from one, so that fences rise even over tables that were dropped and made anew.
+_FENCE_FACT: Final = (
+    "INSERT INTO %(fullname)s (name, value)"
+    " VALUES ('fence', CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000)"
+)
+_FENCE_SEQUENCE: Final = "SELECT setval('%(name)s', (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
+
+
+def complete(records: Table, facts: Table, fences: Sequence, *, version: int) -> None:
+    """From now on `create_all` also sets how rows are stored, and writes the version and the first fence."""
+    _after(records, _STORAGE, dialect="postgresql")
+    _after(facts, _VERSION, version=version)
+    _after(facts, _FENCE_FACT, dialect="sqlite")
+    _after(fences, _FENCE_SEQUENCE, dialect="postgresql", name=fences.name)
+
+
+def _after(target: Table | Sequence, statement: str, *, dialect: str | None = None, **words: object) -> None:
+    ddl = DDL(statement, context=words)  # type: ignore[no-untyped-call]
+    event.listen(target, "after_create", ddl.execute_if(dialect=dialect))
