@@ -10,7 +10,8 @@
 The first run makes .venv and installs requirements.txt into it. Needs Python 3.11
 and pip (or ensurepip), nothing else: no make, no root, no activated environment.
 
-FLASK_VERSION=3.0.3 in the environment runs demo, test or bench on that Flask instead.
+FLASK_VERSION=3.0.3 in the environment runs demo, test or bench on that Flask instead,
+and SQLALCHEMY_VERSION=2.0.58 on that SQLAlchemy.
 """
 
 import sys
@@ -51,6 +52,8 @@ SCHEME = 1
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What a demo or a test run may take to put its servers away before it is killed.
 GRACE_SECONDS = 10.0
+# The packages of which the environment may name another version than the pinned one, by its variable.
+OF_CHOICE = {"FLASK_VERSION": "Flask", "SQLALCHEMY_VERSION": "SQLAlchemy"}
 # prctl(2): orphans below us become our children, so that nothing can slip out of the tree.
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -61,7 +64,7 @@ def main(arguments: list[str]) -> int:
     modules = {"demo": "example_app.demo", "test": "pytest", "bench": "benchmarks"}
     if command in modules:
         prepare()
-        return guarded([str(PYTHON), "-m", modules[command], *rest], flask_of_choice())
+        return guarded([str(PYTHON), "-m", modules[command], *rest], versions_of_choice())
     if command in ("check", "setup") and not rest:
         prepare()
         return check() if command == "check" else 0
@@ -141,7 +144,7 @@ def install_requirements() -> None:
     pins = [line for line in REQUIREMENTS.read_text().splitlines() if "==" in line]
     say(f"installing {len(pins)} packages into .venv")
     if not PYTHON.exists():
-        say("this happens once; about 75 MB to download and 350 MB on disk")
+        say("this happens once; about 100 MB to download and 420 MB on disk")
         venv.EnvBuilder(symlinks=True).create(VENV)
     pip_install("--requirement", str(REQUIREMENTS))
 
@@ -176,23 +179,29 @@ def pip_install(*arguments: str) -> None:
         )
 
 
-def flask_of_choice() -> dict[str, str]:
-    """The environment for a command, with the Flask that FLASK_VERSION names in front of the pinned one."""
+def versions_of_choice() -> dict[str, str]:
+    """The environment for a command, with the versions that it names itself in front of the pinned ones."""
     environment = dict(os.environ)
-    version = environment.get("FLASK_VERSION", "")
-    if not version:
-        return environment
-    if not re.fullmatch(r"\d+(\.\d+)+", version):
-        sys.exit(f"run.py: FLASK_VERSION={version!r} is not a version such as 3.0.3")
-    folder = ROOT / ".compat" / f"flask-{version}"
+    for variable, package in OF_CHOICE.items():
+        version = environment.get(variable, "")
+        if version and not re.fullmatch(r"\d+(\.\d+)+", version):
+            sys.exit(f"run.py: {variable}={version!r} is not a version such as 3.0.3")
+        if version:
+            folder = str(installed_apart(package, version))
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, environment.get("PYTHONPATH")]))
+    return environment
+
+
+def installed_apart(package: str, version: str) -> Path:
+    """A folder with this package alone: everything that it needs comes from the pins."""
+    folder = ROOT / ".compat" / f"{package.lower()}-{version}"
     with locked():
         if not folder.exists():
             unfinished = folder.with_suffix(".unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
-            pip_install("--no-deps", "--target", str(unfinished), f"Flask=={version}")
+            pip_install("--no-deps", "--target", str(unfinished), f"{package}=={version}")
             unfinished.replace(folder)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), environment.get("PYTHONPATH")]))
-    return environment
+    return folder
 
 
 def guarded(command: list[str], environment: dict[str, str]) -> int:

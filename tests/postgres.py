@@ -83,7 +83,7 @@ class PostgresServer:
         try:
             self._programs = _reachable(source or _preferred(), self.folder) / "bin"
             self._make_data()
-            self._start_on_some_port()
+            self.port = on_some_port(self._start, folder=self.folder)
         except BaseException:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
@@ -154,7 +154,7 @@ class PostgresServer:
     def stop(self) -> None:
         """Ends it and removes its folder; harmless when it is gone already."""
         self._end()
-        self._remove_leftover_segment()
+        remove_segment(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -176,18 +176,6 @@ class PostgresServer:
         if process.wait(START_SECONDS) != 0:
             raise ServerFailed(f"initdb failed:\n{self.log}")
 
-    def _start_on_some_port(self) -> None:
-        for port in random.sample(PORTS, 20):
-            try:
-                self._start(port)
-            except ServerFailed:
-                if "already in use" not in self.log.lower():
-                    raise
-                continue
-            self.port = port
-            return
-        raise ServerFailed(f"no free port found between {PORTS.start} and {PORTS.stop}")
-
     def _start(self, port: int) -> None:
         # Relative paths: others see the command line, and a socket's path may be no longer than 107 bytes.
         command = [str(self._programs / "postgres"), "-D", "data", "-p", str(port)]
@@ -202,14 +190,8 @@ class PostgresServer:
 
     def _ready(self) -> bool:
         # Its own word for it. A connection would prove less: somebody else may answer on that port.
-        lines = self._pid_file()
+        lines = pid_file(self.folder)
         return len(lines) > 7 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
-
-    def _pid_file(self) -> list[str]:
-        try:
-            return (self.folder / "data" / "postmaster.pid").read_text().splitlines()
-        except FileNotFoundError:
-            return []
 
     def _frozen(self) -> list[int]:
         """The processes below the first one, all of them stopped where they are."""
@@ -231,11 +213,20 @@ class PostgresServer:
         except subprocess.TimeoutExpired:
             self.kill()
 
-    def _remove_leftover_segment(self) -> None:
-        # After a kill the file is still there, and so are some bytes of System V shared memory that it names.
-        lines = self._pid_file()
-        if len(lines) > 6 and sys.platform == "linux":
-            ctypes.CDLL(None).shmctl(int(lines[6].split()[1]), REMOVE_SEGMENT, None)
+
+def pid_file(folder: Path) -> list[str]:
+    """What a server says of itself while it runs, and what a killed one has left behind."""
+    try:
+        return (folder / "data" / "postmaster.pid").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def remove_segment(folder: Path) -> None:
+    """Removes the few bytes of System V shared memory that a killed server could not; a stopped one has none."""
+    lines = pid_file(folder)
+    if len(lines) > 6 and sys.platform == "linux":
+        ctypes.CDLL(None).shmctl(int(lines[6].split()[1]), REMOVE_SEGMENT, None)
 
 
 def private_folder() -> Path:
@@ -261,6 +252,19 @@ def launch(command: Sequence[str], *, folder: Path) -> subprocess.Popen[bytes]:
             env=environment,
             start_new_session=True,  # Ctrl-C is for us; we stop it when nobody needs it any more
         )
+
+
+def on_some_port(start: Callable[[int], None], *, folder: Path) -> int:
+    """The port on which it did start; where somebody else listens it is the next one's turn."""
+    for port in random.sample(PORTS, 20):
+        try:
+            start(port)
+        except ServerFailed:
+            if "already in use" not in _log(folder).lower():
+                raise
+            continue
+        return port
+    raise ServerFailed(f"no free port found between {PORTS.start} and {PORTS.stop}")
 
 
 def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], *, folder: Path) -> None:

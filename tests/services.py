@@ -21,6 +21,8 @@ from redis.retry import Retry
 
 from example_app.servers import RedisServer, server_programs
 from tests import postgres
+from tests.pgbouncer import PROGRAM as PGBOUNCER
+from tests.pgbouncer import PgBouncer, PoolMode
 from tests.postgres import PostgresServer
 from tests.tls_front import TlsFront
 
@@ -167,14 +169,50 @@ def start_postgres() -> Iterator[StartPostgres]:
         yield start
 
 
+def require_pgbouncer() -> None:
+    if not PGBOUNCER.exists():
+        missing("PgBouncer", remedy="Run `sudo apt install pgbouncer`, or your system's way to put it at that path.")
+
+
+class StartPgBouncer(Protocol):
+    def __call__(self, server: PostgresServer, *, pool_size: int = ..., pool_mode: PoolMode = ...) -> PgBouncer: ...
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(postgres_server: PostgresServer) -> Iterator[PgBouncer]:
+    """The pooler of this test process, with transaction pooling."""
+    require_pgbouncer()
+    with PgBouncer(postgres_server) as bouncer:
+        yield bouncer
+
+
+@pytest.fixture
+def pgbouncer_url(postgres_server: PostgresServer, pgbouncer: PgBouncer) -> Iterator[str]:
+    """An empty database for this test alone, behind a PgBouncer with transaction pooling."""
+    with postgres_server.database() as name:
+        yield pgbouncer.url(name)
+
+
+@pytest.fixture
+def start_pgbouncer() -> Iterator[StartPgBouncer]:
+    """Starts poolers of the test's own, in front of any server: `start_pgbouncer(server, pool_size=1)`."""
+    require_pgbouncer()
+    with ExitStack() as started:
+
+        def start(server: PostgresServer, *, pool_size: int = 4, pool_mode: PoolMode = "transaction") -> PgBouncer:
+            return started.enter_context(PgBouncer(server, pool_size=pool_size, pool_mode=pool_mode))
+
+        yield start
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     used = getattr(item, "funcargs", {})
-    for title, name in {"Redis log": "redis_server", "PostgreSQL log": "postgres_server"}.items():
+    for name in ("redis_server", "postgres_server", "pgbouncer"):
         server = used.get(name)
-        if report.failed and isinstance(server, RedisServer | PostgresServer):
-            report.sections.append((title, server.log[-2000:]))
+        if report.failed and isinstance(server, RedisServer | PostgresServer | PgBouncer):
+            report.sections.append((f"{name} log", server.log[-2000:]))
     return report
 
 

@@ -195,7 +195,7 @@ def test_nothing_is_left_of_a_stopped_server(start_postgres: StartPostgres, kill
     """
     server = start_postgres()
     everybody = processes(server)
-    segment = server._pid_file()[6].split()[1]
+    segment = postgres.pid_file(server.folder)[6].split()[1]
     if killed:
         server.kill()
 
@@ -251,6 +251,7 @@ def test_a_server_dies_with_the_process_that_started_it(postgres_server: Postgre
 
     assert [pid for pid in pids if not gone(int(pid))] == []
     # SIGKILL left no chance to tidy up.
+    postgres.remove_segment(Path(folder))
     shutil.rmtree(folder)
 
 

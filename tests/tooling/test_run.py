@@ -42,6 +42,16 @@ if "--version" in sys.argv:
 
 FAILING_PIP = QUICK_PIP + "else: sys.exit(1)"
 
+# Installs as little as a package can be: a folder.
+FOLDER_PIP = (
+    QUICK_PIP
+    + """
+if "--target" in sys.argv:
+    from pathlib import Path
+    Path(sys.argv[sys.argv.index("--target") + 1]).mkdir(parents=True)
+"""
+)
+
 # An installation that is killed while it writes, and takes its time to end. The next one finds nothing to do.
 SLOW_PIP = """
 import signal, sys, time
@@ -265,11 +275,25 @@ def test_a_killed_installation_keeps_the_lock_until_its_pip_is_gone(run: Run, tr
     assert (tree / "events").read_text().split() == ["began", "ended", "began", "ended"]
 
 
-def test_flask_version_must_be_a_version(run: Run) -> None:
+def test_versions_of_choice_come_before_the_pinned_ones(run: Run, tree: Path) -> None:
+    """
+    Each is installed apart, so that the next command without a choice finds the pinned one as it was.
+    """
+    (tree / "pip" / "__main__.py").write_text(FOLDER_PIP)
+    (tree / "example_app" / "demo.py").write_text("import os; print(os.environ.get('PYTHONPATH'))")
+
+    chosen, _ = run("demo", FLASK_VERSION="3.0.3", SQLALCHEMY_VERSION="2.0.58", PYTHONPATH="/theirs").communicate()
+
+    compat = tree / ".compat"
+    assert chosen.strip().split(":") == [f"{compat}/sqlalchemy-2.0.58", f"{compat}/flask-3.0.3", "/theirs"]
+
+
+@pytest.mark.parametrize("variable", ("FLASK_VERSION", "SQLALCHEMY_VERSION"))
+def test_a_version_of_choice_must_be_a_version(run: Run, variable: str) -> None:
     """
     It becomes part of a path and of a requirement, so nothing else is let in.
     """
-    process = run("demo", FLASK_VERSION="../../elsewhere")
+    process = run("demo", **{variable: "../../elsewhere"})
     _, message = process.communicate()
 
     assert (process.returncode, "not a version" in message) == (1, True)

@@ -1,0 +1,91 @@
+"""A PgBouncer in front of a PostgreSQL of ours, so that SQL is tested where a session is not one server connection."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self, TypeAlias
+
+from tests.postgres import PostgresServer, launch, on_some_port, private_folder, wait_until
+
+PoolMode: TypeAlias = Literal["session", "transaction", "statement"]
+
+# Debian's; it is not on the PATH of those who are not root.
+PROGRAM = Path("/usr/sbin/pgbouncer")
+
+SETTINGS = """\
+[databases]
+* = host=127.0.0.1 port={upstream_port} user=postgres
+
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = {pool_mode}
+default_pool_size = {pool_size}
+max_client_conn = 1000
+; the default keeps everybody out for fifteen seconds after a server came back
+server_login_retry = 0.1
+"""
+
+
+class PgBouncer:
+    """A pooler for every database of a server, ready when the constructor returns.
+
+    With transaction pooling a client has a server connection only until it
+    commits, so nothing that belongs to a session may be relied on. It dies with
+    the thread that started it.
+    """
+
+    def __init__(self, server: PostgresServer, *, pool_size: int = 4, pool_mode: PoolMode = "transaction") -> None:
+        self.port = 0
+        self.folder = private_folder()
+        self._settings = {"upstream_port": server.port, "pool_size": pool_size, "pool_mode": pool_mode}
+        try:
+            self.port = on_some_port(self._start, folder=self.folder)
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+
+    def url(self, database: str) -> str:
+        return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{database}"
+
+    def conninfo(self, database: str) -> str:
+        """The same address for psycopg itself."""
+        return f"host=127.0.0.1 port={self.port} user=postgres dbname={database}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def stop(self) -> None:
+        """Ends it and removes its folder; harmless when it is gone already."""
+        # It has nothing to put away, and newer ones take SIGTERM for "when the last client has left".
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _start(self, port: int) -> None:
+        settings = self.folder / "pgbouncer.ini"
+        settings.write_text(SETTINGS.format(port=port, **self._settings))
+        self._process = launch([str(PROGRAM), settings.name], folder=self.folder)
+        try:
+            wait_until(lambda: "process up" in self.log, self._process, folder=self.folder)
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            raise
