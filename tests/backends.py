@@ -14,6 +14,7 @@ import pytest
 import redis
 import valkey
 from redis._parsers import _RESP2Parser, _RESP3Parser
+from sqlalchemy import create_engine
 
 from example_app.servers import RedisServer, server_programs
 from flask_idempotency.engine.clock import Clock
@@ -21,6 +22,11 @@ from flask_idempotency.engine.ports import Store
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.stores.sql.database import Database
+from flask_idempotency.stores.sql.schema import metadata
+from flask_idempotency.stores.sql.store import SqlStore
+from tests.pgbouncer import PgBouncer
+from tests.postgres import PostgresServer
 from tests.services import REDIS_KINDS, RedisServers, connect
 from tests.tiered_backends import TIERED
 from tests.tls_front import TlsFront
@@ -149,6 +155,67 @@ def cluster(kind: str) -> Backend:
     return backend
 
 
+def make_tables(url: str) -> None:
+    engine = create_engine(url)
+    metadata.create_all(engine)
+    engine.dispose()
+
+
+def sqlite(request: pytest.FixtureRequest, ends: ExitStack) -> MakeStore:
+    folder: Path = request.getfixturevalue("tmp_path")
+    url = f"sqlite:///{folder / 'records.sqlite'}"
+    make_tables(url)
+    return stores_in(url, ends)
+
+
+def stores_in(url: str, ends: ExitStack, *, strategy: str = "insert") -> MakeStore:
+    def make(clock: Clock) -> Store:
+        store = SqlStore(Database(url), strategy=strategy, clock=clock)
+        ends.callback(store.close)
+        return store
+
+    return make
+
+
+class SqlDatabases:
+    """Databases with our tables on one server, by what they set for who connects. Made once: the contract needs no
+    empty ones."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self._made: dict[str, str] = {}
+
+    def get(self, isolation: str) -> str:
+        if isolation not in self._made:
+            name = f"contract_{len(self._made)}"
+            self._server.create_database(name)
+            make_tables(self._server.url(name))
+            engine = create_engine(self._server.url(name), isolation_level="AUTOCOMMIT")
+            with engine.connect() as connection:
+                connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_isolation = '{isolation}'")
+            engine.dispose()
+            self._made[isolation] = name
+        return self._made[isolation]
+
+
+@pytest.fixture(scope="session")
+def sql_databases(postgres_server: PostgresServer) -> SqlDatabases:
+    return SqlDatabases(postgres_server)
+
+
+def postgres(strategy: str, *, isolation: str = "read committed", pooled: bool = False) -> Backend:
+    """On a server by this strategy; pooled, behind a PgBouncer that hands out its connections by the transaction."""
+
+    def backend(request: pytest.FixtureRequest, ends: ExitStack) -> MakeStore:
+        databases: SqlDatabases = request.getfixturevalue("sql_databases")
+        server: PostgresServer | PgBouncer = request.getfixturevalue("pgbouncer" if pooled else "postgres_server")
+        return stores_in(server.url(databases.get(isolation)), ends, strategy=strategy)
+
+    return backend
+
+
+STRATEGIES = ("insert", "row_lock", "advisory")
+
 WAYS: dict[str, Connected] = {
     "url": by_url,
     "socket": by_socket,
@@ -165,6 +232,11 @@ BACKENDS: dict[str, Backend] = {
     **{f"{kind}-{way}": on(kind, connected) for kind in REDIS_KINDS for way, connected in WAYS.items()},
     **{f"{kind}-cluster": cluster(kind) for kind in REDIS_KINDS},
     **TIERED,
+    "sqlite": sqlite,
+    **{f"postgres-{strategy}": postgres(strategy) for strategy in STRATEGIES},
+    "postgres-repeatable-read": postgres("insert", isolation="repeatable read"),
+    "postgres-serializable": postgres("insert", isolation="serializable"),
+    **{f"pgbouncer-{strategy}": postgres(strategy, pooled=True) for strategy in STRATEGIES},
 }
 
 

@@ -1,0 +1,47 @@
+"""Writing what a claim found to be due, if the row still is what it found."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from sqlalchemy import Connection
+
+from flask_idempotency.engine.outcome import Unknown
+from flask_idempotency.engine.ports import StoreOutcome
+from flask_idempotency.stores.sql import statements
+from flask_idempotency.stores.sql.claims.verdict import Asked, Move
+from flask_idempotency.stores.sql.dialects import Dialect
+from flask_idempotency.stores.sql.rows import Row
+
+
+class Moves:
+    """Compare-and-set on state, token and fence, with the condition once more by the server's clock."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._reclaim = statements.reclaim(dialect)
+        self._take_over = statements.take_over(dialect)
+        self._quarantine = statements.quarantine(dialect)
+
+    def make(
+        self, connection: Connection, move: Move, row: Row, asked: Asked, *, fence: int | None = None
+    ) -> StoreOutcome | None:
+        """What came of it. None: somebody else was faster, or has the row locked; nothing was written.
+
+        `fence` is needed where the database has no sequence to take one from.
+        """
+        match move:
+            case Move.RECLAIM:
+                statement = self._reclaim
+            case Move.TAKE_OVER:
+                statement = self._take_over
+            case Move.QUARANTINE:
+                statement = self._quarantine
+            case unexpected:
+                assert_never(unexpected)
+        seen = {"seen_state": row.state, "seen_token": row.token, "seen_fence": row.fence, "my_fence": fence}
+        written = connection.execute(statement, {**asked.parameters, **seen}).one_or_none()
+        if written is None:
+            return None
+        if move is Move.QUARANTINE:
+            return Unknown(statements.LEASE_EXPIRED)
+        return asked.granted(*written)

@@ -1,0 +1,73 @@
+"""What a claim is told, given the row that is there: the same for every strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, Replayed, Unknown
+from flask_idempotency.engine.ports import StoreOutcome
+from flask_idempotency.engine.record import OnLapse
+from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.stores.sql.rows import Row, escape, unescape
+from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINE, QUARANTINED, TAKEOVER
+
+RETRY_SECONDS = 1.0
+"""What a claim is told that could not see to the end who holds the key: whoever does is at it this very moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A claim as statements need it."""
+
+    request: ClaimRequest
+    token: bytes
+    lease: int
+    parameters: dict[str, Any]
+
+    def granted(self, fence: int, attempt: int) -> Claimed[Grant]:
+        return Claimed(Grant(self.token, fence, attempt, self.lease / 1_000_000))
+
+
+class Move(Enum):
+    """What has to be written before there is an answer."""
+
+    RECLAIM = "reclaim"
+    TAKE_OVER = "take over"
+    QUARANTINE = "quarantine"
+
+
+def ask(request: ClaimRequest, token: bytes, *, lease: int, now: int | None) -> Asked:
+    about = request.about
+    parameters = {
+        "my_rid": request.key.rid,
+        "my_tid": request.key.tid,
+        "my_token": token,
+        "my_fingerprint": request.fingerprint,
+        "my_on_lapse": TAKEOVER if request.on_lapse is OnLapse.TAKEOVER else QUARANTINE,
+        "my_tenant": escape(about.tenant),
+        "my_principal": escape(about.principal),
+        "my_method": escape(about.method),
+        "my_operation": escape(about.operation),
+        "lease": lease,
+        "now": now,
+    }
+    return Asked(request, token, lease, parameters)
+
+
+def judge(row: Row, asked: Asked) -> StoreOutcome | Move:
+    """In the order that `Store.claim` promises, by the row and the time it was read at."""
+    if row.absent:
+        return Move.RECLAIM
+    if row.fingerprint != asked.request.fingerprint:
+        return Mismatched(first_seen=row.requested_at / 1_000_000)
+    if row.state in (COMPLETED, FAILED):
+        return Replayed(row.record())
+    if row.state == QUARANTINED:
+        return Unknown(unescape(row.reason or ""))
+    if row.token == asked.token:
+        return Claimed(Grant(row.token, row.fence, row.attempt, max(row.left, 0) / 1_000_000))
+    if not row.lapsed:
+        return InFlight(retry_after=row.left / 1_000_000)
+    return Move.TAKE_OVER if row.on_lapse == TAKEOVER else Move.QUARANTINE

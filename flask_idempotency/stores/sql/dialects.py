@@ -1,0 +1,72 @@
+"""What differs from one database to the next: how to ask it for the time, and how to wait no longer than is good."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, func, literal_column, select
+
+from flask_idempotency.engine.errors import ConfigurationError
+
+POSTGRESQL: Final = "postgresql"
+SQLITE: Final = "sqlite"
+
+PATIENCE_MS: Final = 2000
+"""How long a write waits for somebody else's lock on its row. Ours are held for a millisecond: after two seconds their
+holder is frozen, and a worker that waits for it is lost as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One kind of database. Times are whole microseconds since the epoch, by the server's clock."""
+
+    name: str
+    clock: str
+    greatest: str
+    """The function that tells the larger of two numbers."""
+
+    @property
+    def now(self) -> ColumnElement[int]:
+        """The server's time, unless whoever executes the statement says otherwise: tests do, production never."""
+        told = bindparam("now", type_=BigInteger)
+        return func.coalesce(told, literal_column(self.clock, BigInteger))
+
+    def moment(self, *, patient: bool) -> Select[Any]:
+        """One row: `now`, read once. Patient on PostgreSQL: this transaction waits for no lock longer than that.
+
+        Transaction-local, so that a pooler's next client does not inherit it. The function is volatile, so the planner
+        evaluates it although nobody looks at what it returns.
+        """
+        moment = select(self.now.label("now"))
+        if not patient or self.name != POSTGRESQL:
+            return moment
+        waits = ("'lock_timeout'", f"'{PATIENCE_MS}'", "true")
+        patience = func.set_config(*map(literal_column, waits))
+        return moment.add_columns(patience.label("patience"))
+
+
+DIALECTS: Final = {
+    POSTGRESQL: Dialect(
+        POSTGRESQL,
+        # Never now(): that is when the transaction began, and it may have waited for a lock since.
+        clock="(extract(epoch from clock_timestamp()) * 1000000)::bigint",
+        greatest="greatest",
+    ),
+    SQLITE: Dialect(
+        SQLITE,
+        # unixepoch('subsec') would need SQLite 3.42.
+        clock="cast((julianday('now') - 2440587.5) * 86400000000 as integer)",
+        greatest="max",
+    ),
+}
+
+
+def dialect_of(name: str) -> Dialect:
+    """What we know of this kind of database. Raises `ConfigurationError` for one that records cannot be kept in."""
+    if name not in DIALECTS:
+        raise ConfigurationError(
+            f"IDEMPOTENCY_STORE: records cannot be kept in {name}. Use PostgreSQL (postgresql+psycopg://…), SQLite "
+            "(sqlite:////path/to/file.db), or Redis."
+        )
+    return DIALECTS[name]

@@ -1,0 +1,76 @@
+"""What a database's refusals mean."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    NotSupportedError,
+    OperationalError,
+    ProgrammingError,
+    SQLAlchemyError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, StoreUnavailable
+
+CONTENDED: Final = frozenset({"40001", "40P01"})
+"""Serialization failure and deadlock: nothing was done, and once more may well succeed."""
+
+_LOCK_TIMEOUT: Final = "55P03"
+_NO_TABLE_OR_COLUMN: Final = frozenset({"42P01", "42703"})
+_NOT_PERMITTED: Final = "42501"
+_SQLITE_NO_TABLE: Final = ("no such table: idempotency_", "no such column: ", "has no column named ")
+
+
+def sqlstate(error: DBAPIError) -> str:
+    """The five characters by which PostgreSQL says what went wrong; empty elsewhere."""
+    for name in ("sqlstate", "pgcode"):  # psycopg 3, psycopg2
+        if found := getattr(error.orig, name, None):
+            return str(found)
+    return ""
+
+
+def contended(error: DBAPIError) -> bool:
+    return sqlstate(error) in CONTENDED
+
+
+def waited_in_vain(error: DBAPIError) -> bool:
+    """Whether somebody else held a lock for longer than our patience."""
+    return sqlstate(error) == _LOCK_TIMEOUT
+
+
+def explained(error: SQLAlchemyError) -> IdempotencyError | None:
+    """What the store says instead. None for what is a mistake of ours, and must look like one.
+
+    Not a word of the database's own text, which may quote what a row holds; the original is the cause.
+    """
+    if isinstance(error, PoolTimeout):
+        return StoreUnavailable("no connection to the database became free in time")
+    if not isinstance(error, DBAPIError):
+        return None
+    state = sqlstate(error)
+    if state in _NO_TABLE_OR_COLUMN or _sqlite_lacks_a_table(error):
+        return ConfigurationError(
+            "the database has no tables for idempotency records, or old ones: run `flask idempotency db upgrade`"
+        )
+    if state == _NOT_PERMITTED:
+        return ConfigurationError(
+            "the database's role may not use the tables of idempotency records: grant it SELECT, INSERT, UPDATE and "
+            "DELETE on idempotency_records and idempotency_facts, and USAGE on the sequence idempotency_fences"
+        )
+    # SQLITE_ERROR is what SQLite says to what it cannot parse.
+    if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
+        return None
+    if isinstance(error, ProgrammingError | IntegrityError | DataError | NotSupportedError):
+        return None
+    what = " ".join(filter(None, (type(error.orig).__name__, state)))
+    return StoreUnavailable(f"the database cannot decide ({what})")
+
+
+def _sqlite_lacks_a_table(error: DBAPIError) -> bool:
+    return isinstance(error, OperationalError) and any(text in str(error.orig) for text in _SQLITE_NO_TABLE)

@@ -1,0 +1,148 @@
+"""Row ⇄ record: what a row must look like to be one of ours, and how texts are written that a database refuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.record import About, OnLapse, Payload, Record, State
+from flask_idempotency.stores.sql.schema import (
+    COMPLETED,
+    FAILED,
+    PROCESSING,
+    QUARANTINED,
+    RELEASED,
+    STATES,
+    TAKEOVER,
+)
+from flask_idempotency.stores.sql.schema import QUARANTINE as QUARANTINE_ON_LAPSE
+
+TOKEN_BYTES: Final = 16
+FINGERPRINT_BYTES: Final = 17
+
+_STATES: Final = {
+    PROCESSING: State.PROCESSING,
+    COMPLETED: State.COMPLETED,
+    FAILED: State.COMPLETED,
+    QUARANTINED: State.QUARANTINED,
+}
+_RULES: Final = {TAKEOVER: OnLapse.TAKEOVER, QUARANTINE_ON_LAPSE: OnLapse.QUARANTINE}
+
+# PostgreSQL has no text with NUL, and no encoding has lone surrogates.
+_REFUSED = re.compile("[\0\ud800-\udfff␛]")
+_ESCAPED = re.compile("␛([0-9a-f]{4})")
+
+
+class Row(NamedTuple):
+    """A row as `statements.columns` selects it. Times are microseconds since the epoch, by the server's clock."""
+
+    state: str
+    token: bytes
+    fence: int
+    attempt: int
+    fingerprint: bytes
+    on_lapse: str
+    tenant: str
+    principal: str
+    method: str
+    operation: str
+    requested_at: int
+    lease_until: int | None
+    completed_at: int | None
+    expires_at: int | None
+    status: int | None
+    byte_size: int | None
+    answer: bytes | None
+    reason: str | None
+    now: int
+
+    @property
+    def absent(self) -> bool:
+        """Whether a claim finds nothing here: released, or an answer whose time is over."""
+        return gone(self.state, self.expires_at, self.now)
+
+    @property
+    def left(self) -> int:
+        """Microseconds until its lease or its answer's life ends; negative when past."""
+        return self._deadline - self.now
+
+    @property
+    def lapsed(self) -> bool:
+        return self.state == PROCESSING and self.left <= 0
+
+    @property
+    def _deadline(self) -> int:
+        deadline = self.lease_until if self.state in (PROCESSING, QUARANTINED) else self.expires_at
+        if deadline is None:
+            raise CorruptRecord("a record without a deadline cannot be ours")
+        return deadline
+
+    def record(self) -> Record:
+        payload = None
+        if self.answer is not None and self.status is not None and self.byte_size is not None:
+            payload = Payload(self.answer, self.status, self.state == COMPLETED, self.byte_size)
+        return Record(
+            state=_STATES[self.state],
+            token=self.token,
+            fence=self.fence,
+            attempt=self.attempt,
+            fingerprint=self.fingerprint,
+            on_lapse=_RULES[self.on_lapse],
+            about=About(*map(unescape, (self.tenant, self.principal, self.method, self.operation))),
+            requested_at=self.requested_at / 1_000_000,
+            deadline=self._deadline / 1_000_000,
+            remaining=self.left / 1_000_000,
+            completed_at=None if self.completed_at is None else self.completed_at / 1_000_000,
+            payload=payload,
+            reason=unescape(self.reason or ""),
+        )
+
+
+def row_of(columns: Sequence[Any]) -> Row:
+    """The row that these columns are. Raises `CorruptRecord` for what is not ours: it is never taken for absent."""
+    row = Row(*columns)
+    check_standing(row.state, row.token, row.expires_at)
+    if row.on_lapse not in _RULES or not _is_bytes(row.fingerprint, FINGERPRINT_BYTES):
+        raise CorruptRecord("the row's rule or its fingerprint is none of ours")
+    numbers = row.fence, row.attempt, row.requested_at, row._deadline
+    texts = row.tenant, row.principal, row.method, row.operation
+    if not (all(isinstance(number, int) for number in numbers) and all(isinstance(text, str) for text in texts)):
+        raise CorruptRecord("the row holds something else than numbers and texts where those belong")
+    if row.state in (COMPLETED, FAILED) and not _has_answer(row):
+        raise CorruptRecord("the row says that it is completed, and holds no answer")
+    return row
+
+
+def check_standing(state: object, token: object, expires_at: object) -> None:
+    """Raises `CorruptRecord` unless a row with these can be ours."""
+    if state not in STATES or not _is_bytes(token, TOKEN_BYTES):
+        raise CorruptRecord("the row's state or its token is none of ours")
+    if state in (COMPLETED, FAILED, RELEASED) and not isinstance(expires_at, int):
+        raise CorruptRecord("the row says that it has ended, and does not say until when it is kept")
+
+
+def gone(state: str, expires_at: int | None, now: int) -> bool:
+    """Whether a row in this state is absent to everybody who asks."""
+    if state == RELEASED:
+        return True
+    return state in (COMPLETED, FAILED) and expires_at is not None and expires_at <= now
+
+
+def escape(text: str) -> str:
+    """This text in letters that every database takes. No two texts become one."""
+    return _REFUSED.sub(lambda found: f"␛{ord(found[0]):04x}", text)
+
+
+def unescape(text: str) -> str:
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
+
+
+def _is_bytes(value: object, size: int) -> bool:
+    return isinstance(value, bytes) and len(value) == size
+
+
+def _has_answer(row: Row) -> bool:
+    numbers = row.completed_at, row.status, row.byte_size
+    return isinstance(row.answer, bytes) and all(isinstance(number, int) for number in numbers)
