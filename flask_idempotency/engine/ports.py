@@ -142,7 +142,10 @@ class Codec(Protocol):
 
 
 class Schema(Protocol):
-    """The tables of a store that keeps its records in a database which others look after as well."""
+    """The tables of a store that keeps its records in a database which others look after as well.
+
+    Every method raises `StoreUnavailable` when the database cannot be asked.
+    """
 
     def upgrade(self) -> list[str]:
         """Bring the tables to what this release needs. Returns what was done, one line each; nothing when they were."""
@@ -150,4 +153,8 @@ class Schema(Protocol):
 
     def faults(self) -> list[str]:
         """What is not as this release needs it, one sentence each, with its remedy. Changes nothing."""
+        ...
+
+    def advice(self) -> list[str]:
+        """What breaks no promise and would be better otherwise, one sentence each. Changes nothing."""
         ...

@@ -10,6 +10,9 @@ from typing import Any, Protocol
 import pytest
 from sqlalchemy import Engine, create_engine
 
+on_postgresql = pytest.mark.parametrize("database_url", ("postgresql",), indirect=True)
+on_sqlite = pytest.mark.parametrize("database_url", ("sqlite",), indirect=True)
+
 
 class MakeEngine(Protocol):
     def __call__(self, url: str | None = None, **options: Any) -> Engine: ...

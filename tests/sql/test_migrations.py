@@ -18,7 +18,7 @@ from flask_idempotency.stores.sql.migrations import LATEST, steps, upgrade, vers
 from flask_idempotency.stores.sql.migrations.steps import STEPS
 from flask_idempotency.stores.sql.structure import lacks
 from tests.sql.catalogue import Catalogue, catalogue
-from tests.sql.conftest import MakeEngine
+from tests.sql.conftest import MakeEngine, on_postgresql, on_sqlite
 from tests.tooling.processes import eventually
 
 CROWD = 8
@@ -261,20 +261,12 @@ def test_a_crowd_upgrades_once(make_engine: MakeEngine) -> None:
     assert [[]] * (CROWD - 1) == sorted(done)[:-1]
 
 
+@on_postgresql
 def test_the_second_waits_before_its_first_look(make_engine: MakeEngine) -> None:
     """
     What the first has not committed yet is invisible: without the wait, both would create the same table.
     """
-    engine = make_engine()
-    if engine.dialect.name == "sqlite":
-        with engine.connect() as first, first.begin():
-            upgrade(first)
-            with pytest.raises(OperationalError, match="locked") as refused:
-                upgrade(make_engine(connect_args={"timeout": 0}))
-        assert "BEGIN IMMEDIATE" == refused.value.statement
-        return
-
-    with ThreadPoolExecutor(1) as threads, engine.connect() as first, first.begin() as transaction:
+    with ThreadPoolExecutor(1) as threads, make_engine().connect() as first, first.begin() as transaction:
         upgrade(first)
         second = threads.submit(upgrade, make_engine())
         waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
@@ -284,13 +276,24 @@ def test_the_second_waits_before_its_first_look(make_engine: MakeEngine) -> None
         assert [] == second.result(30)
 
 
+@on_sqlite
+def test_the_second_asks_for_the_lock_before_its_first_look(make_engine: MakeEngine) -> None:
+    """
+    A transaction that had read first would fail at its first write, however patient it is.
+    """
+    with make_engine().connect() as first, first.begin():
+        upgrade(first)
+        with pytest.raises(OperationalError, match="locked") as refused:
+            upgrade(make_engine(connect_args={"timeout": 0}))
+
+    assert "BEGIN IMMEDIATE" == refused.value.statement
+
+
+@on_postgresql
 def test_no_lock_outlives_an_upgrade(engine: Engine) -> None:
     """
     Behind a pooler it would be somebody else's, and the next upgrade would wait for ever.
     """
-    if engine.dialect.name == "sqlite":
-        pytest.skip("SQLite's lock is its transaction")
-
     with engine.connect() as connection:
         upgrade(connection)
 

@@ -1,0 +1,106 @@
+"""Whether this database may be trusted with claims, and what to do when not.
+
+Reads only, in statements that need no transaction and leave nothing behind: a pooler may give each of them to another
+server connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from sqlalchemy import Connection, text
+
+from flask_idempotency.stores.sql.migrations import LATEST, version
+from flask_idempotency.stores.sql.structure import Lacks, lacks
+
+_UPGRADE: Final = "Run `flask idempotency db upgrade`"
+
+_DURABILITY: Final = text("SELECT current_setting('synchronous_commit')")
+_ISOLATION: Final = text("SELECT current_setting('default_transaction_isolation')")
+_JOURNAL: Final = text("PRAGMA journal_mode")
+_SYNCHRONOUS: Final = text("PRAGMA synchronous")
+
+# PRAGMA synchronous: what EXTRA is more than FULL matters to no log that is written ahead.
+_FULL: Final = 2
+
+
+def faults(connection: Connection) -> list[str]:
+    """Why nobody may claim here: a sentence for each reason, with its remedy. Empty when all is in order."""
+    return [*_schema(connection), *_durability(connection)]
+
+
+def advice(connection: Connection) -> list[str]:
+    """What does no harm to the promise, and is better otherwise."""
+    if connection.dialect.name == "postgresql":
+        isolation = connection.scalar(_ISOLATION)
+        if isolation != "read committed":
+            return [
+                f"default_transaction_isolation is {isolation!r} here: of two claims that meet, one may fail and have to "
+                "be repeated. Set it to 'read committed' for the role that the application connects as."
+            ]
+    return []
+
+
+def _schema(connection: Connection) -> Iterator[str]:
+    missing, reached = lacks(connection), version(connection)
+    if reached > LATEST:
+        yield (
+            f"The idempotency tables are at version {reached}, which is newer than this release knows ({LATEST}). "
+            "Install the release of flask-idempotency that made them, or a later one."
+        )
+    elif missing.tables:
+        yield _tables(missing.tables)
+    elif reached < LATEST:
+        yield (
+            f"The idempotency tables are at version {reached} and this release needs {LATEST}. {_UPGRADE}; "
+            "where Alembic makes the tables, add a revision that calls it, as docs/sql.md shows."
+        )
+    else:
+        yield from _parts(missing)
+
+
+def _tables(names: tuple[str, ...]) -> str:
+    remedy = f"{_UPGRADE}, or the migrations of the application where Alembic makes the tables."
+    if len(names) > 1:
+        return f"The idempotency tables are not in this database. {remedy}"
+    return f"The table {names[0]} is not in this database. {remedy}"
+
+
+def _parts(missing: Lacks) -> Iterator[str]:
+    for column in missing.columns:
+        # To add it would not bring back what was in it.
+        yield (
+            f"The column {column} is not in this database: the table was changed, or is not ours. "
+            f"Restore it, or give it another name and then {_UPGRADE.lower()}."
+        )
+    for index in missing.indexes:
+        yield f"The index {index} is not in this database: chores would read the whole table. {_UPGRADE}."
+    for sequence in missing.sequences:
+        yield f"The sequence {sequence} is not in this database: no claim can be granted. {_UPGRADE}."
+    if missing.seed:
+        yield (
+            "The fences of this database count from one: a worker of long ago could pass for a newer one. "
+            f"{_UPGRADE}: it lifts them to the clock."
+        )
+
+
+def _durability(connection: Connection) -> Iterator[str]:
+    if connection.dialect.name == "postgresql":
+        if connection.scalar(_DURABILITY) == "off":
+            yield (
+                "synchronous_commit is off here: a crash could lose a claim that was granted, and the payment would run "
+                "again. Set it to on for the role that the application connects as."
+            )
+    elif connection.dialect.name == "sqlite":
+        journal = connection.scalar(_JOURNAL)
+        if journal != "wal":
+            yield (
+                f"This SQLite database has journal_mode {journal}: readers and writers would keep each other waiting. "
+                "Run `PRAGMA journal_mode=WAL` on it once."
+            )
+        if (connection.scalar(_SYNCHRONOUS) or 0) < _FULL:
+            yield (
+                "This SQLite connection has PRAGMA synchronous below FULL: a power failure could lose a claim that was "
+                "granted, and the payment would run again. Set it to FULL where connections are made."
+            )

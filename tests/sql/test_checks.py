@@ -1,0 +1,298 @@
+"""What is wrong with a database is said in sentences that name the remedy, and nothing is changed by looking."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, create_engine, event, text
+
+from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.stores.sql.checks import advice, faults
+from flask_idempotency.stores.sql.migrations import upgrade
+from flask_idempotency.stores.sql.schema import metadata
+from flask_idempotency.stores.sql.sql_schema import SqlSchema
+from tests.sql.conftest import MakeEngine, on_postgresql, on_sqlite
+
+FENCE_FROM_ONE = {
+    "postgresql": "SELECT setval('idempotency_fences', 1, false)",
+    "sqlite": "UPDATE idempotency_facts SET value = 1 WHERE name = 'fence'",
+}
+UPGRADE = "Run `flask idempotency db upgrade`"
+
+
+class Holder:
+    """What has an engine, as the store's database does."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+
+@pytest.fixture
+def engine(make_engine: MakeEngine) -> Engine:
+    """With the tables, and everything in order."""
+    engine = make_engine()
+    if engine.dialect.name == "sqlite":
+        execute(engine, "PRAGMA journal_mode = WAL")
+    upgrade(engine)
+    return engine
+
+
+def execute(engine: Engine, *statements: str) -> None:
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+def found(engine: Engine) -> list[str]:
+    with engine.connect() as connection:
+        return faults(connection)
+
+
+def advised(engine: Engine) -> list[str]:
+    with engine.connect() as connection:
+        return advice(connection)
+
+
+def test_a_database_in_order_has_no_faults(engine: Engine) -> None:
+    """
+    As the upgrade leaves it.
+    """
+    assert ([], []) == (found(engine), advised(engine))
+
+
+def test_missing_tables_are_one_fault(engine: Engine) -> None:
+    """
+    Not one for each table, column and index of them.
+    """
+    metadata.drop_all(engine)
+
+    (fault,) = found(engine)
+
+    assert fault.startswith("The idempotency tables are not in this database. Run `flask idempotency db upgrade`, or")
+
+
+@pytest.mark.parametrize("table", ("idempotency_records", "idempotency_facts"))
+def test_a_missing_table_is_named(engine: Engine, table: str) -> None:
+    """
+    Somebody dropped it: the other one is still there.
+    """
+    execute(engine, f"DROP TABLE {table}")
+
+    (fault,) = found(engine)
+
+    assert fault.startswith(f"The table {table} is not in this database. {UPGRADE}")
+
+
+def test_an_older_schema_is_a_fault(engine: Engine) -> None:
+    """
+    Also one that Alembic made from the declaration, which has no version.
+    """
+    execute(engine, "DELETE FROM idempotency_facts WHERE name = 'schema_version'")
+
+    (fault,) = found(engine)
+
+    assert fault.startswith(f"The idempotency tables are at version 0 and this release needs 1. {UPGRADE}")
+
+
+def test_a_newer_schema_is_a_fault(engine: Engine) -> None:
+    """
+    And the only one: this release cannot say what else is right or wrong about it.
+    """
+    execute(engine, "UPDATE idempotency_facts SET value = 99 WHERE name = 'schema_version'")
+    execute(engine, "DROP INDEX idempotency_stale")
+
+    (fault,) = found(engine)
+
+    assert "version 99, which is newer than this release knows (1). Install the release" in fault
+
+
+def test_a_missing_column_is_a_fault_that_no_upgrade_mends(engine: Engine) -> None:
+    """
+    A column that were added anew would be empty, and what it held is what replays.
+    """
+    execute(engine, "ALTER TABLE idempotency_records RENAME COLUMN principal TO subject")
+    upgrade(engine)
+
+    (fault,) = found(engine)
+
+    assert fault.startswith("The column idempotency_records.principal is not in this database: ")
+    assert "Restore it" in fault
+
+
+@pytest.mark.parametrize("index", ("idempotency_stale", "idempotency_expiry"))
+def test_a_missing_index_is_a_fault(engine: Engine, index: str) -> None:
+    """
+    Chores would read the whole table.
+    """
+    execute(engine, f"DROP INDEX {index}")
+
+    (fault,) = found(engine)
+
+    assert f"The index {index} is not in this database" in fault
+    assert UPGRADE in fault
+
+
+@on_postgresql
+def test_a_missing_sequence_is_a_fault(engine: Engine) -> None:
+    """
+    Alembic's autogenerate does not make any.
+    """
+    execute(engine, "DROP SEQUENCE idempotency_fences")
+
+    (fault,) = found(engine)
+
+    assert fault.startswith("The sequence idempotency_fences is not in this database")
+
+
+def test_fences_that_count_from_one_are_a_fault(engine: Engine) -> None:
+    """
+    Whether the next is the first or not.
+    """
+    execute(engine, FENCE_FROM_ONE[engine.dialect.name])
+
+    (fault,) = found(engine)
+
+    assert fault.startswith("The fences of this database count from one")
+    upgrade(engine)
+    assert [] == found(engine)
+
+
+@on_postgresql
+def test_a_role_that_may_not_read_fences_is_no_fault_of_theirs(engine: Engine) -> None:
+    """
+    What cannot be seen is not reported as if it had been.
+    """
+    role = f"teller_{engine.url.database}"
+    execute(engine, f"CREATE ROLE {role}", f"GRANT SELECT ON idempotency_records, idempotency_facts TO {role}")
+    try:
+        with engine.begin() as connection:
+            connection.execute(text(f"SET LOCAL ROLE {role}"))
+            assert [] == faults(connection)
+    finally:
+        execute(engine, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+@on_postgresql
+def test_commits_that_may_be_lost_are_a_fault(engine: Engine, make_engine: MakeEngine) -> None:
+    """
+    A claim that was acknowledged and then forgotten is a payment that runs again.
+    """
+    careless = make_engine(connect_args={"options": "-c synchronous_commit=off"})
+
+    (fault,) = found(careless)
+
+    assert fault.startswith("synchronous_commit is off here")
+
+
+@on_sqlite
+def test_a_journal_that_is_not_written_ahead_is_a_fault(engine: Engine) -> None:
+    """
+    Readers and writers would keep each other waiting.
+    """
+    execute(engine, "PRAGMA journal_mode = DELETE")
+
+    (fault,) = found(engine)
+
+    assert "journal_mode delete" in fault
+
+
+@on_sqlite
+def test_a_log_that_is_not_flushed_is_a_fault(engine: Engine) -> None:
+    """
+    It is set for each connection, so that of the store is looked at.
+    """
+
+    with engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA synchronous = NORMAL")
+        (fault,) = faults(connection)
+
+    assert "PRAGMA synchronous below FULL" in fault
+
+
+@on_postgresql
+def test_another_isolation_is_advice_and_no_fault(engine: Engine, make_engine: MakeEngine) -> None:
+    """
+    It costs repetitions, not correctness.
+    """
+    strict = make_engine(connect_args={"options": "-c default_transaction_isolation=serializable"})
+
+    assert [] == found(strict)
+    (sentence,) = advised(strict)
+    assert sentence.startswith("default_transaction_isolation is 'serializable' here")
+
+
+def test_looking_changes_nothing(engine: Engine) -> None:
+    """
+    Only reads are sent: behind a pooler, whatever else was set would be somebody else's next.
+    """
+    sent: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2].split()[0]))
+
+    found(engine)
+    advised(engine)
+
+    assert {"SELECT", "PRAGMA"} >= set(sent)
+
+
+def test_the_port_does_all_of_it(make_engine: MakeEngine) -> None:
+    """
+    On an engine that commits each statement, as the store's is.
+    """
+    engine = make_engine(isolation_level="AUTOCOMMIT")
+    if engine.dialect.name == "sqlite":
+        execute(engine, "PRAGMA journal_mode = WAL")
+    schema = SqlSchema(Holder(engine))
+
+    before, done, after = schema.faults(), schema.upgrade(), schema.faults()
+
+    assert (1, 1, [], []) == (len(before), len(done), after, schema.advice())
+
+
+@pytest.mark.parametrize("verb", ("upgrade", "faults", "advice"))
+@pytest.mark.parametrize("password", ("s3cret", "a b/c@d"))
+@on_postgresql
+def test_a_database_that_is_down_is_told_without_its_password(
+    make_engine: MakeEngine, verb: str, password: str
+) -> None:
+    """
+    Drivers quote what they were given.
+    """
+    engine = make_engine()
+    url = engine.url.set(password=password, port=1)
+    schema = SqlSchema(Holder(make_engine(url.render_as_string(hide_password=False))))
+
+    with pytest.raises(StoreUnavailable, match=r"^The database 'test_\w+' on 127.0.0.1: ") as raised:
+        getattr(schema, verb)()
+
+    assert (False, True) == (password in str(raised.value), raised.value.__suppress_context__)
+
+
+@on_postgresql
+@pytest.mark.parametrize("spelling", ("a b/c@d", "a+b%2Fc%40d", "a%20b%2Fc%40d"))
+def test_what_a_driver_quotes_is_blotted_out(make_engine: MakeEngine, spelling: str) -> None:
+    """
+    However it spells the password.
+    """
+    engine = make_engine()
+    engine = make_engine(engine.url.set(password="a b/c@d").render_as_string(hide_password=False))
+
+    @event.listens_for(engine, "do_connect")
+    def refuse(*_: object) -> None:
+        raise psycopg.OperationalError(f'missing "=" after "{spelling}"\nin the connection string')
+
+    with pytest.raises(StoreUnavailable, match=r': missing "=" after "\*\*\*"$'):
+        SqlSchema(Holder(engine)).upgrade()
+
+
+def test_a_pooler_is_no_hindrance(pgbouncer_url: str) -> None:
+    """
+    Each statement may reach another server connection: the upgrade is one transaction, and a look needs none.
+    """
+    options = {"connect_args": {"prepare_threshold": None}, "isolation_level": "AUTOCOMMIT"}
+    engine = create_engine(pgbouncer_url, **options)
+    try:
+        schema = SqlSchema(Holder(engine))
+
+        assert (1, 1, []) == (len(schema.faults()), len(schema.upgrade()), schema.faults())
+    finally:
+        engine.dispose()

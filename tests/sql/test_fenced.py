@@ -1,0 +1,156 @@
+"""A worker that was paused past its lease does not overwrite its successor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import pytest
+from sqlalchemy import BigInteger, Engine, Update, delete, insert, select, text, update
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from flask_idempotency.sql import fenced
+
+MINE, THEIRS = 1_700_000_000_000_007, 1_700_000_000_000_008
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Account(Base):
+    __tablename__ = "accounts"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    balance: Mapped[int]
+    written_by: Mapped[int | None] = mapped_column(BigInteger)
+
+
+TABLE = Base.metadata.tables["accounts"]
+Builds: TypeAlias = Callable[[int, int], Update]
+
+
+def core(balance: int, fence: int) -> Update:
+    return fenced(update(TABLE).where(TABLE.c.id == 1).values(balance=balance), TABLE.c.written_by, fence)
+
+
+def core_with_a_dict(balance: int, fence: int) -> Update:
+    statement = update(TABLE).where(TABLE.c.id == 1).values({"balance": balance})
+    return fenced(statement, TABLE.c.written_by, fence)
+
+
+def orm(balance: int, fence: int) -> Update:
+    return fenced(update(Account).where(Account.id == 1).values(balance=balance), Account.written_by, fence)
+
+
+def orm_with_a_dict(balance: int, fence: int) -> Update:
+    statement = update(Account).where(Account.id == 1).values({Account.balance: balance})
+    return fenced(statement, Account.written_by, fence)
+
+
+def values_afterwards(balance: int, fence: int) -> Update:
+    return fenced(update(Account), Account.written_by, fence).where(Account.id == 1).values(balance=balance)
+
+
+every_way = pytest.mark.parametrize("build", (core, core_with_a_dict, orm, orm_with_a_dict, values_afterwards))
+
+
+@pytest.fixture
+def session(engine: Engine) -> Iterator[Session]:
+    """Two accounts that nobody has written to yet."""
+    Base.metadata.create_all(engine)
+    with Session(engine) as session:
+        session.execute(insert(Account), [{"id": number, "balance": 0} for number in (1, 2)])
+        session.commit()
+        yield session
+
+
+def rows(session: Session) -> list[tuple[Any, ...]]:
+    session.rollback()
+    return [tuple(row) for row in session.execute(select(TABLE).order_by(TABLE.c.id))]
+
+
+def matched(session: Session, statement: Update) -> int:
+    count: int = session.execute(statement).rowcount  # type: ignore[attr-defined]
+    session.commit()
+    return count
+
+
+@every_way
+def test_the_paused_worker_wakes_after_its_successor(session: Session, build: Builds) -> None:
+    """
+    It matches no row, so that it knows; and what its successor wrote stays.
+    """
+    successor = matched(session, build(200, THEIRS))
+    paused = matched(session, build(100, MINE))
+
+    assert (1, 0, [(1, 200, THEIRS), (2, 0, None)]) == (successor, paused, rows(session))
+
+
+@every_way
+def test_the_successor_writes_over_what_the_paused_worker_wrote(session: Session, build: Builds) -> None:
+    """
+    Fences rise: the later claim is the one that counts.
+    """
+    assert [1, 1] == [matched(session, build(100, MINE)), matched(session, build(200, THEIRS))]
+    assert (1, 200, THEIRS) == rows(session)[0]
+
+
+@every_way
+def test_the_same_attempt_writes_twice(session: Session, build: Builds) -> None:
+    """
+    A view may update one row in several steps.
+    """
+    assert [1, 1] == [matched(session, build(100, MINE)), matched(session, build(150, MINE))]
+
+
+def test_a_worker_that_was_paused_with_the_row_in_its_hands(engine: Engine, session: Session) -> None:
+    """
+    What its session read before it was paused is no reason to write.
+    """
+    account = session.get_one(Account, 1)
+    assert 0 == account.balance
+    session.rollback()
+    with Session(engine) as other:
+        assert 1 == matched(other, orm(200, THEIRS))
+
+    assert (0, (1, 200, THEIRS)) == (matched(session, orm(100, MINE)), rows(session)[0])
+
+
+def test_every_row_is_fenced_by_itself(session: Session) -> None:
+    """
+    One statement may touch rows of which only some have been written to since.
+    """
+    matched(session, orm(200, THEIRS))
+
+    assert 1 == matched(session, fenced(update(Account).values(balance=100), Account.written_by, MINE))
+    assert [(1, 200, THEIRS), (2, 100, MINE)] == rows(session)
+
+
+def test_the_fence_wins_over_another_value_for_its_column(session: Session) -> None:
+    """
+    A row that was written without a mark would be open to everybody.
+    """
+    matched(session, fenced(update(Account).values(balance=1, written_by=None), Account.written_by, MINE))
+
+    assert [MINE, MINE] == [row[2] for row in rows(session)]
+
+
+@pytest.mark.parametrize(
+    "statement", (insert(TABLE), delete(TABLE), select(TABLE), text("UPDATE accounts SET balance = 1"), TABLE)
+)
+def test_anything_but_an_update_is_refused(statement: Any) -> None:
+    """
+    There is no row yet to compare with, or nowhere to leave the mark.
+    """
+    with pytest.raises(TypeError, match=r"fenced\(\) takes an UPDATE"):
+        fenced(statement, TABLE.c.written_by, MINE)
+
+
+@pytest.mark.parametrize("fence", (None, "7", 7.0, True))
+def test_anything_but_a_whole_number_is_refused(fence: Any) -> None:
+    """
+    Compared with NULL, no row would match and no successor would be to blame.
+    """
+    with pytest.raises(TypeError, match="a whole number for a fence"):
+        fenced(update(TABLE), TABLE.c.written_by, fence)
