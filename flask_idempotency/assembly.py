@@ -128,11 +128,34 @@ def _redis_store(choice: Any) -> Store:
 
 
 def _sql_store(strategy: str | None, bind: str | ApplicationDatabase | None) -> Store:
-    raise ConfigurationError("IDEMPOTENCY_STORE: there is no store for postgresql URLs in this release.")
+    try:
+        from flask_idempotency.stores.sql.database import Database
+        from flask_idempotency.stores.sql.joint import JointStore
+        from flask_idempotency.stores.sql.store import SqlStore
+    except ModuleNotFoundError as error:
+        if error.name != "sqlalchemy":
+            raise
+        raise ConfigurationError(
+            "IDEMPOTENCY_STORE names a SQL database, and SQLAlchemy is not installed: pip install 'flask-idempotency[sql]'."
+        ) from error
+    if bind is None:
+        raise ConfigurationError("IDEMPOTENCY_STORE: flask-sqlalchemy:// is for a Flask application, and here is none.")
+    if isinstance(bind, str):
+        return SqlStore(Database(bind), strategy=strategy or "insert")
+    return JointStore(Database(bind.engine), sessions=bind.session, strategy=strategy or "insert")
 
 
 def _tiered(system: Store, redis_url: str) -> Store:
-    raise ConfigurationError("IDEMPOTENCY_REDIS_URL: there is no tiered store in this release.")
+    try:
+        from flask_idempotency.stores.redis.replays import RedisReplays
+        from flask_idempotency.stores.tiered import TieredStore
+    except ModuleNotFoundError as error:
+        if error.name != "redis":
+            raise
+        raise ConfigurationError(
+            "IDEMPOTENCY_REDIS_URL is set, and the redis package is not installed: pip install 'flask-idempotency[redis]'."
+        ) from error
+    return TieredStore(system, RedisReplays(redis_url))
 
 
 def _factory(path: str) -> Callable[[], Any]:

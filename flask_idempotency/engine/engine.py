@@ -61,6 +61,8 @@ class Engine:
         """
         if policy.effects == "transactional":
             policy.check(joint=self.transactions is not None)
+            if self.transactions is not None:
+                self.transactions.prepare()
         outcome, refused = self._ask((request, *former), policy)
         if not isinstance(outcome, InFlight):
             return outcome

@@ -114,6 +114,10 @@ class Transaction(Protocol):
 class Transactions(Protocol):
     """What a store can do besides, when it keeps its records in the database of the application's own session."""
 
+    def prepare(self) -> None:
+        """Called before the claim. Raises `ConfigurationError` when the session as it is would stand in its way."""
+        ...
+
     def join(
         self, keys: Sequence[StorageKey], token: bytes, *, operation: str, told: Callable[[], None]
     ) -> Transaction:

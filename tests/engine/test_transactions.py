@@ -36,6 +36,9 @@ class Book:
     committed: bool = False
     joinable: bool = True
 
+    def prepare(self) -> None:
+        return
+
     def join(self, keys: Sequence[StorageKey], token: bytes, *, operation: str, told: Callable[[], None]) -> Book:
         self.log.append("join")
         if not self.joinable:

@@ -115,6 +115,11 @@ def row_of(columns: Sequence[Any]) -> Row:
     return row
 
 
+def completed_row(columns: Any, answer: bytes) -> Row:
+    """The row that `statements.complete` has written, with the answer that it was given."""
+    return row_of(Row(answer=answer, **columns._mapping))
+
+
 def check_standing(state: object, token: object, expires_at: object) -> None:
     """Raises `CorruptRecord` unless a row with these can be ours."""
     if state not in STATES or not _is_bytes(token, TOKEN_BYTES):

@@ -84,10 +84,11 @@ def mark(dialect: Dialect) -> Update:
     return statement.values(on_lapse=_word(QUARANTINE))
 
 
-def complete(dialect: Dialect) -> Update:
+def complete(dialect: Dialect) -> ReturningUpdate[Any]:
     """The answer is there and will be kept this long. For the store's own connection or the application's transaction.
 
-    There the patience that it sets on PostgreSQL lasts until the transaction ends.
+    There the patience that it sets on PostgreSQL lasts until the transaction ends. Returns the row as it is now, but for
+    the answer, which whoever brings it has.
     """
     statement, now = _owners(dialect, PROCESSING, QUARANTINED)
     return statement.values(
@@ -99,7 +100,7 @@ def complete(dialect: Dialect) -> Update:
         byte_size=bindparam("my_byte_size", type_=BigInteger),
         answer=bindparam("my_answer", type_=LargeBinary),
         reason=null(),
-    )
+    ).returning(*(_r[name] for name in _ROW if name != "answer"), now.label("now"))
 
 
 def release(dialect: Dialect) -> Update:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Update
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from flask_idempotency.engine.clock import Clock, store_time
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
@@ -20,7 +21,14 @@ from flask_idempotency.stores.sql.claims.strategies import Strategy, strategy_of
 from flask_idempotency.stores.sql.claims.verdict import RETRY_SECONDS, Asked, Move, ask, judge
 from flask_idempotency.stores.sql.database import TRIES, Database
 from flask_idempotency.stores.sql.faults import waited_in_vain
-from flask_idempotency.stores.sql.rows import FINGERPRINT_BYTES, TOKEN_BYTES, check_standing, escape, gone, row_of
+from flask_idempotency.stores.sql.rows import (
+    FINGERPRINT_BYTES,
+    TOKEN_BYTES,
+    check_standing,
+    escape,
+    gone,
+    row_of,
+)
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINED
 from flask_idempotency.stores.sql.statements import Statements
 
@@ -113,7 +121,7 @@ class SqlStore:
 
     def _write(
         self,
-        statement: Update,
+        statement: Update | ReturningUpdate[Any],
         key: StorageKey,
         token: bytes,
         done: tuple[str, ...],
@@ -130,7 +138,7 @@ class SqlStore:
     def _write_on(
         self,
         connection: Connection,
-        statement: Update,
+        statement: Update | ReturningUpdate[Any],
         key: StorageKey,
         token: bytes,
         done: tuple[str, ...],

@@ -1,0 +1,129 @@
+"""Applications with a database of their own, whose records are in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from flask import Flask
+from flask.testing import FlaskClient
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import ForeignKey, event, func, insert, select
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from werkzeug.test import TestResponse
+
+from flask_idempotency.engine.events import Event
+from flask_idempotency.extension import Idempotency
+from flask_idempotency.signals import SIGNALS
+from flask_idempotency.stores.sql.schema import include_in, records
+
+SECRET = "for tests only"
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Account(Base):
+    __tablename__ = "accounts"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    balance: Mapped[int] = mapped_column(default=0)
+
+
+class Payment(Base):
+    __tablename__ = "payments"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    amount: Mapped[int]
+    # Deferred: what is wrong with a payment shows when it is committed, and not before.
+    account: Mapped[int] = mapped_column(ForeignKey("accounts.id", deferrable=True, initially="DEFERRED"), default=1)
+
+
+@dataclass
+class Shop:
+    """One application on one database."""
+
+    app: Flask
+    db: SQLAlchemy
+    idempotency: Idempotency
+    runs: list[Any] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def view(self, path: str = "/pay", **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        return self.app.post(path, **options)
+
+    def client(self) -> FlaskClient:
+        return self.app.test_client(use_cookies=False)
+
+    def post(self, path: str = "/pay", key: str | None = "k", **options: Any) -> TestResponse:
+        headers = {} if key is None else {"Idempotency-Key": key}
+        return self.client().post(path, headers=headers, buffered=True, **options)
+
+    def pay(self, amount: int = 100, **columns: Any) -> None:
+        """What a view does: write a row, and leave the commit to others."""
+        self.runs.append(amount)
+        self.db.session.add(Payment(amount=amount, **columns))
+
+    def payments(self) -> int:
+        """Payments that anybody can see."""
+        with self.db_engine.connect() as connection:
+            found: int = connection.execute(select(func.count()).select_from(Payment)).scalar_one()
+            return found
+
+    @property
+    def db_engine(self) -> Any:
+        with self.app.app_context():
+            return self.db.engine
+
+    @property
+    def store(self) -> Any:
+        """Whatever the application has built for itself."""
+        return self.app.extensions["idempotency"].hooks._guard._desk.engine._around.store
+
+    def record(self) -> Any:
+        """The only record that there is, released ones included, as a row; None for none."""
+        with self.db_engine.connect() as connection:
+            return connection.execute(select(records)).one_or_none()
+
+    def close(self) -> None:
+        self.db_engine.dispose()
+        self.store.close()
+
+    def told(self) -> list[str]:
+        return [type(event).__name__ for event in self.events]
+
+
+def open_shop(url: str, *, existing: bool = False, **config: Any) -> Shop:
+    """An application whose views are transactional, with an account to pay from. `existing`: the tables are there."""
+    app = Flask("shop")
+    app.config |= {
+        "SQLALCHEMY_DATABASE_URI": url,
+        "IDEMPOTENCY_STORE": "flask-sqlalchemy://",
+        "IDEMPOTENCY_SECRET": SECRET,
+        "IDEMPOTENCY_EFFECTS": "transactional",
+        **config,
+    }
+    db = SQLAlchemy(model_class=Base)
+    db.init_app(app)
+    idempotency = Idempotency(app)
+    shop = Shop(app, db, idempotency)
+    include_in(Base.metadata)
+    engine = shop.db_engine
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys = ON"))
+    if not existing:
+        Base.metadata.create_all(engine)
+        with engine.begin() as connection:
+            connection.execute(insert(Account).values(id=1))
+    for signal in set(SIGNALS.values()):
+        signal.connect(shop_listener(shop), app, weak=False)
+    return shop
+
+
+def shop_listener(shop: Shop) -> Callable[..., None]:
+    def listen(sender: Flask, event: Event) -> None:
+        shop.events.append(event)
+
+    return listen
