@@ -10,36 +10,8 @@ from typing import Any, Protocol
 import pytest
 from sqlalchemy import Engine, create_engine
 
-on_postgresql = pytest.mark.parametrize("database_url", ("postgresql",), indirect=True)
-on_sqlite = pytest.mark.parametrize("database_url", ("sqlite",), indirect=True)
-
-
-class MakeEngine(Protocol):
-    def __call__(self, url: str | None = None, **options: Any) -> Engine: ...
-
-
-@pytest.fixture(params=("postgresql", "sqlite"))
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Asking for this runs the test once on each kind of database."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'database.sqlite'}"
-    url: str = request.getfixturevalue("postgres_url")
-    return url
-
-
-@pytest.fixture
-def make_engine(database_url: str) -> Iterator[MakeEngine]:
-    """Engines on this database or another, disposed of at the end."""
-    with ExitStack() as engines:
-
-        def make(url: str | None = None, **options: Any) -> Engine:
-            engine = create_engine(url or database_url, **options)
-            engines.callback(engine.dispose)
-            return engine
-
-        yield make
-
-
-@pytest.fixture
-def engine(make_engine: MakeEngine) -> Engine:
-    return make_engine()
+from flask_idempotency.engine.clock import Clock
+from flask_idempotency.stores.sql.database import Database
+from flask_idempotency.stores.sql.schema import metadata
+from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.testing.clock import FrozenClock
