@@ -16,6 +16,19 @@ from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.clock import FrozenClock
 
+on_postgresql = pytest.mark.parametrize("database_url", ("postgresql",), indirect=True)
+on_sqlite = pytest.mark.parametrize("database_url", ("sqlite",), indirect=True)
+by_every_strategy = pytest.mark.parametrize(
+    ("database_url", "strategy"),
+    (("sqlite", "insert"), ("postgresql", "insert"), ("postgresql", "row_lock"), ("postgresql", "advisory")),
+    indirect=("database_url",),
+)
+by_every_lock = pytest.mark.parametrize(
+    ("database_url", "strategy"),
+    (("postgresql", "insert"), ("postgresql", "row_lock"), ("postgresql", "advisory")),
+    indirect=("database_url",),
+)
+
 
 class MakeEngine(Protocol):
     def __call__(self, url: str | None = None, **options: Any) -> Engine: ...
