@@ -16,7 +16,7 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.key import Identity
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.ports import Schema, Store
+from flask_idempotency.engine.ports import Schema, Store, Transactions
 from flask_idempotency.engine.waiting import WaitingRoom
 from flask_idempotency.settings import Settings
 from flask_idempotency.stores.memory import MemoryStore
@@ -46,18 +46,17 @@ class Built:
 
 def build(settings: Settings, *, observers: Observers, database: ApplicationDatabase | None = None) -> Built:
     """What these settings describe. Raises `ConfigurationError` for a store that cannot be made."""
-    store = build_store(
-        settings.store, redis_url=settings.redis_url, strategy=settings.claim_strategy, database=database
-    )
+    system = build_store(settings.store, strategy=settings.claim_strategy, database=database)
+    transactions: Transactions | None = getattr(system, "transactions", None)
     around = Surroundings(
-        store=store,
+        store=system if settings.redis_url is None else _tiered(system, settings.redis_url, transactions),
         codec=EnvelopeCodec(),
         renewer=LeaseRenewer(),
         waiting_room=WaitingRoom(settings.max_waiters),
         observers=observers,
-        transactions=getattr(store, "transactions", None),
+        transactions=transactions,
     )
-    return Built(Engine(around), schema=getattr(store, "schema", None))
+    return Built(Engine(around), schema=getattr(system, "schema", None))
 
 
 def identities(settings: Settings) -> tuple[Identity, ...]:
@@ -65,22 +64,8 @@ def identities(settings: Settings) -> tuple[Identity, ...]:
     return tuple(Identity(secret) for secret in settings.secrets)
 
 
-def build_store(
-    choice: Any,
-    *,
-    redis_url: str | None = None,
-    strategy: str | None = None,
-    database: ApplicationDatabase | None = None,
-) -> Store:
-    """A store from a URL, a `"package.module:factory"`, a Redis client, an object of SQLAlchemy's, or a `Store` as it is.
-
-    `redis_url` puts a cache of answers in front of a SQL store.
-    """
-    store = _system(choice, strategy, database)
-    return store if redis_url is None else _tiered(store, redis_url)
-
-
-def _system(choice: Any, strategy: str | None, database: ApplicationDatabase | None) -> Store:
+def build_store(choice: Any, *, strategy: str | None = None, database: ApplicationDatabase | None = None) -> Store:
+    """A store from a URL, a `"package.module:factory"`, a Redis client, or a `Store` as it is."""
     if not isinstance(choice, str):
         return _from_object(choice)
     scheme = urlsplit(choice).scheme
@@ -145,7 +130,7 @@ def _sql_store(strategy: str | None, bind: str | ApplicationDatabase | None) -> 
     return JointStore(Database(bind.engine), sessions=bind.session, strategy=strategy or "insert")
 
 
-def _tiered(system: Store, redis_url: str) -> Store:
+def _tiered(system: Store, redis_url: str, transactions: Transactions | None) -> Store:
     try:
         from flask_idempotency.stores.redis.replays import RedisReplays
         from flask_idempotency.stores.tiered import TieredStore
@@ -155,7 +140,10 @@ def _tiered(system: Store, redis_url: str) -> Store:
         raise ConfigurationError(
             "IDEMPOTENCY_REDIS_URL is set, and the redis package is not installed: pip install 'flask-idempotency[redis]'."
         ) from error
-    return TieredStore(system, RedisReplays(redis_url))
+    tiered = TieredStore(system, RedisReplays(redis_url))
+    if transactions is not None:
+        transactions.on_committed(tiered.committed)
+    return tiered
 
 
 def _factory(path: str) -> Callable[[], Any]:

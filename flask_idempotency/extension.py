@@ -15,7 +15,7 @@ from flask import Blueprint, Flask
 
 from flask_idempotency.assembly import build, identities
 from flask_idempotency.engine.engine import Engine
-from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.policy import Override
 from flask_idempotency.engine.ports import Schema
@@ -23,6 +23,7 @@ from flask_idempotency.engine.record import Record
 from flask_idempotency.settings import Settings, load_override, load_settings
 from flask_idempotency.signals import sender_for
 from flask_idempotency.web.application_database import ApplicationDatabase
+from flask_idempotency.web.cli import cli
 from flask_idempotency.web.current import idempotency_field
 from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.hooks import Hooks
@@ -78,7 +79,10 @@ class Idempotency:
         for warning in settings.warnings:
             _log.warning(warning)
         app.jinja_env.globals.setdefault("idempotency_field", idempotency_field)
-        app.extensions[EXTENSION] = self._guard(app, settings)
+        app.cli.add_command(cli)
+        state = app.extensions[EXTENSION] = self._guard(app, settings)
+        if state.schema is not None and state.engine is not None:
+            _look_at(state.schema)
 
     def _guard(self, app: Flask, settings: Settings) -> AppState:
         if not settings.enabled and not settings.may_be_joint:
@@ -130,3 +134,17 @@ class Idempotency:
         """The function that turns a problem into this application's own error format."""
         self._loaders.problem_renderer = renderer
         return renderer
+
+
+def _look_at(schema: Schema) -> None:
+    """Say what is wrong with the tables. No more than say: the very command that mends it must be able to start."""
+    try:
+        for fault in schema.faults():
+            _log.error(fault)
+        for advice in schema.advice():
+            _log.warning(advice)
+    except ConfigurationError:
+        # Flask-SQLAlchemy is set up after us. Whatever is wrong, the first request will say it.
+        return
+    except StoreUnavailable as error:
+        _log.warning("%s Keyed requests are refused until it answers.", error)

@@ -124,6 +124,10 @@ class Transactions(Protocol):
         """Watch over the session of the work that begins here. `told` hears of each commit that is not the claim's."""
         ...
 
+    def on_committed(self, told: Callable[[StorageKey, Record], None]) -> None:
+        """Have every record told that was completed in a transaction: after its commit, and never before."""
+        ...
+
     def commit(self) -> None:
         """Commit what work without a claim has written. Raises `NotCommitted`; then it is rolled back."""
         ...

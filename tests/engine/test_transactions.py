@@ -14,7 +14,7 @@ from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, Replayed, Unknown
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.ports import Store
-from flask_idempotency.engine.record import Payload, State
+from flask_idempotency.engine.record import Payload, Record, State
 from flask_idempotency.engine.result import Result
 from tests.engine.conftest import House
 
@@ -45,6 +45,9 @@ class Book:
             raise ConfigurationError("there is no session here")
         self.keys, self.token, self.told = tuple(keys), token, told
         return self
+
+    def on_committed(self, told: Callable[[StorageKey, Record], None]) -> None:
+        return
 
     def commit(self) -> None:
         self.log.append("commit")

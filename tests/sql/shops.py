@@ -89,7 +89,9 @@ class Shop:
 
     def close(self) -> None:
         self.db_engine.dispose()
-        self.store.close()
+        for store in (self.store, getattr(self.store, "_system", None)):
+            if hasattr(store, "close"):
+                store.close()
 
     def told(self) -> list[str]:
         return [type(event).__name__ for event in self.events]

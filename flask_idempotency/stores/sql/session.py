@@ -47,8 +47,7 @@ _watched: WeakSet[Any] = WeakSet()
 class SessionTransactions:
     """Implements `ports.Transactions` on a `scoped_session`, such as Flask-SQLAlchemy's `db.session`.
 
-    `sessions` returns it when it is needed: an application may set up its database after this. `committed` is told of
-    every record that was completed, once it is durable.
+    `sessions` returns it when it is needed: an application may set up its database after this.
     """
 
     def __init__(
@@ -57,13 +56,15 @@ class SessionTransactions:
         store: SqlStore,
         *,
         clock: Clock = store_time,
-        committed: Callable[[StorageKey, Record], None] | None = None,
     ) -> None:
         self._sessions = sessions
         self._store = store
         self._clock = clock
-        self._committed = committed
+        self._told: Callable[[StorageKey, Record], None] | None = None
         self._reported: set[str] = set()
+
+    def on_committed(self, told: Callable[[StorageKey, Record], None]) -> None:
+        self._told = told
 
     def prepare(self) -> None:
         """Raises `ConfigurationError` when the session stands in the way of a claim: on SQLite, once it has written.
@@ -127,9 +128,9 @@ class SessionTransactions:
         return self._store.read(key)
 
     def tell(self, completed: Sequence[tuple[StorageKey, Record]]) -> None:
-        if self._committed is not None:
+        if self._told is not None:
             for key, record in completed:
-                self._committed(key, record)
+                self._told(key, record)
 
     def connection(self, session: Session) -> Connection:
         """The one on which the session writes to the database of the records, in its transaction."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Update
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.dml import ReturningUpdate
 
@@ -30,6 +30,7 @@ from flask_idempotency.stores.sql.rows import (
     row_of,
 )
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINED
+from flask_idempotency.stores.sql.sql_schema import SqlSchema
 from flask_idempotency.stores.sql.statements import Statements
 
 
@@ -52,6 +53,11 @@ class SqlStore:
     @property
     def statements(self) -> Statements:
         return self._ready()[0]
+
+    @property
+    def schema(self) -> SqlSchema:
+        """The tables that this store needs, to look after them."""
+        return SqlSchema(self.database)
 
     def close(self) -> None:
         """Close the connections for records. Those of an application's own Engine are left alone."""
@@ -121,7 +127,7 @@ class SqlStore:
 
     def _write(
         self,
-        statement: Update | ReturningUpdate[Any],
+        statement: ReturningUpdate[Any],
         key: StorageKey,
         token: bytes,
         done: tuple[str, ...],
@@ -138,7 +144,7 @@ class SqlStore:
     def _write_on(
         self,
         connection: Connection,
-        statement: Update | ReturningUpdate[Any],
+        statement: ReturningUpdate[Any],
         key: StorageKey,
         token: bytes,
         done: tuple[str, ...],
@@ -149,7 +155,7 @@ class SqlStore:
         """An owner's write. Where it changed nothing, a second statement tells why: in a state of `done` it is done."""
         parameters = {"my_rid": key.rid, "my_token": token, "now": self._now(), **brought}
         for _ in range(TRIES):
-            if connection.execute(statement, parameters).rowcount:
+            if connection.execute(statement, parameters).one_or_none() is not None:
                 return
             found = connection.execute(self.statements.standing, parameters).one_or_none()
             if found is None or _absent(*found):

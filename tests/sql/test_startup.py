@@ -1,0 +1,133 @@
+"""From a setting to a working SQL store: which one is made, and what is said at start when it cannot work yet."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from flask import Flask
+from sqlalchemy import create_engine
+
+from example_app.servers import RedisServer
+from flask_idempotency import ConfigurationError, Idempotency
+from flask_idempotency.sql import upgrade
+from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.stores.tiered import TieredStore
+from tests.services import connect
+from tests.sql.shops import SECRET, Shop, open_shop
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'records.sqlite3'}"
+
+
+def make_app(store: str, **config: object) -> Flask:
+    app = Flask("shop")
+    app.config |= {"IDEMPOTENCY_STORE": store, "IDEMPOTENCY_SECRET": SECRET, **config}
+    Idempotency(app)
+    app.add_url_rule("/", view_func=lambda: "done", methods=["POST"])
+    return app
+
+
+def post(app: Flask) -> str | None:
+    answer = app.test_client(use_cookies=False).post("/", headers={"Idempotency-Key": "k"})
+    assert 200 == answer.status_code
+    return answer.headers.get("Idempotency-Replayed")
+
+
+def test_a_database_by_its_url(url: str) -> None:
+    """Records in a database of their own, for views whose effects are elsewhere."""
+    engine = create_engine(url)
+    upgrade(engine)
+    engine.dispose()
+    app = make_app(url)
+
+    assert [None, "true"] == [post(app), post(app)]
+
+
+def test_a_missing_schema_is_one_clear_sentence_at_start(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """And the application starts: the command that makes the tables is one of its own."""
+    with caplog.at_level(logging.WARNING, "flask_idempotency"):
+        app = make_app(url)
+
+    [line] = caplog.messages
+    assert "`flask idempotency db upgrade`" in line
+
+    result = app.test_cli_runner().invoke(args=["idempotency", "db", "upgrade"])
+
+    assert 0 == result.exit_code
+    assert [None, "true"] == [post(app), post(app)]
+
+
+def test_a_request_without_a_schema_is_refused_with_the_same_remedy(url: str) -> None:
+    """Never run: nobody could tell its retry."""
+    app = make_app(url, TESTING=True)
+
+    with pytest.raises(ConfigurationError, match="flask idempotency db upgrade"):
+        post(app)
+
+
+def test_an_application_starts_without_its_database(caplog: pytest.LogCaptureFixture) -> None:
+    """What is down may come back. The password is in no line of the log."""
+    with caplog.at_level(logging.WARNING, "flask_idempotency"):
+        make_app("postgresql+psycopg://shop:canary@127.0.0.1:1/shop")
+
+    assert any("Keyed requests are refused until it answers" in line for line in caplog.messages)
+    assert "canary" not in caplog.text
+
+
+def test_a_strategy_that_the_database_lacks_is_refused(url: str) -> None:
+    """SQLite would silently drop the words that make the lock."""
+    with pytest.raises(ConfigurationError, match="row_lock"):
+        make_app(url, IDEMPOTENCY_CLAIM_STRATEGY="row_lock")
+
+
+def test_transactional_effects_need_the_sessions_database(url: str) -> None:
+    """A database by its URL is not known to be that one."""
+    with pytest.raises(ConfigurationError, match="flask-sqlalchemy://"):
+        make_app(url, IDEMPOTENCY_EFFECTS="transactional")
+
+
+@pytest.fixture
+def tiered(url: str, redis_server: RedisServer) -> Iterator[Shop]:
+    shop = open_shop(url, IDEMPOTENCY_REDIS_URL=redis_server.url)
+    yield shop
+    shop.close()
+
+
+def test_a_redis_url_puts_a_cache_in_front(tiered: Shop) -> None:
+    """Of the SQL store that there would be without it."""
+    assert isinstance(tiered.store, TieredStore)
+    assert isinstance(tiered.store._system, SqlStore)
+
+
+def test_what_is_committed_is_cached_and_replayed_without_the_database(tiered: Shop, redis_server: RedisServer) -> None:
+    """As soon as the commit has returned: the first replay already asks Redis alone."""
+
+    @tiered.view()
+    def pay() -> str:
+        tiered.pay()
+        with connect(redis_server.url) as redis:
+            assert [] == redis.keys()
+        return "paid"
+
+    tiered.post()
+    tiered.store._system.claim = lambda *_, **__: pytest.fail("the database was asked")
+
+    assert "true" == tiered.post().headers["Idempotency-Replayed"]
+
+
+def test_what_was_not_committed_is_never_cached(tiered: Shop, redis_server: RedisServer) -> None:
+    """A deferred constraint refuses the commit: the answer that was ready is nowhere."""
+
+    @tiered.view()
+    def pay() -> str:
+        tiered.pay(account=404)
+        return "paid"
+
+    assert 500 == tiered.post().status_code
+    with connect(redis_server.url) as redis:
+        assert [] == redis.keys()
