@@ -67,7 +67,8 @@ def test_every_python_block_runs(block: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("flask_idempotency.assembly._redis_store", lambda choice: MemoryStore())
     monkeypatch.setenv("IDEMPOTENCY_SECRET", "documented")
 
-    exec(compile(ast.parse(block), "documentation", "exec"), surroundings())  # noqa: S102 - our own pages
+    code = compile(ast.parse(block), "documentation", "exec", dont_inherit=True)
+    exec(code, surroundings())  # noqa: S102 - our own pages
 
 
 def test_the_quickstart_runs_a_payment_once() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from sqlalchemy import (
+    BLANK_SCHEMA,
     BigInteger,
     CheckConstraint,
     Column,
@@ -57,7 +58,7 @@ class Tables(NamedTuple):
 
 
 def define(metadata: MetaData) -> Tables:
-    """Declare everything in this metadata."""
+    """Declare everything in this metadata, whose schema is the application's: ours is where the connection looks."""
     records = Table(
         RECORDS,
         metadata,
@@ -94,6 +95,7 @@ def define(metadata: MetaData) -> Tables:
             name="idempotency_answer",
         ),
         comment="One row for each idempotency key. Written by flask_idempotency only.",
+        schema=BLANK_SCHEMA,
     )
     stale = records.c.state == PROCESSING
     Index("idempotency_stale", records.c.lease_until, postgresql_where=stale, sqlite_where=stale)
@@ -105,8 +107,9 @@ def define(metadata: MetaData) -> Tables:
         Column("name", String(40), primary_key=True),
         Column("value", BigInteger, nullable=False),
         comment="The schema's version, and the last fence where the database has no sequences.",
+        schema=BLANK_SCHEMA,
     )
-    fences = Sequence(FENCES, data_type=BigInteger, cache=1, metadata=metadata)
+    fences = Sequence(FENCES, data_type=BigInteger, cache=1, metadata=metadata, schema=BLANK_SCHEMA)
     complete(records, facts, fences, version=VERSION)
     return Tables(records, facts, fences)
 
