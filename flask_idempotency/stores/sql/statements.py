@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import sqlalchemy
 from sqlalchemy import (
-    CTE,
     BigInteger,
     ColumnElement,
+    Insert,
     LargeBinary,
     Select,
     String,
-    Subquery,
     Text,
     Update,
     and_,
@@ -27,12 +27,9 @@ from sqlalchemy import (
     or_,
     select,
     true,
-    union_all,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
-from sqlalchemy.sql.selectable import CompoundSelect
 
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect
 from flask_idempotency.stores.sql.rows import Row
@@ -71,17 +68,17 @@ def standing(dialect: Dialect) -> Select[Any]:
     return select(_r.state, _r.token, _r.expires_at, dialect.now.label("now")).where(_is_mine())
 
 
-def renew(dialect: Dialect) -> Update:
+def renew(dialect: Dialect) -> ReturningUpdate[Any]:
     """The lease ends no sooner than this long from now; never sooner than it did."""
     statement, now = _owners(dialect, PROCESSING)
     longer: ColumnElement[int] = getattr(func, dialect.greatest)(_r.lease_until, now + _duration("lease"))
-    return statement.values(lease_until=longer)
+    return statement.values(lease_until=longer).returning(_r.fence)
 
 
-def mark(dialect: Dialect) -> Update:
+def mark(dialect: Dialect) -> ReturningUpdate[Any]:
     """From now on a lapse quarantines this row."""
     statement, _ = _owners(dialect, PROCESSING)
-    return statement.values(on_lapse=_word(QUARANTINE))
+    return statement.values(on_lapse=_word(QUARANTINE)).returning(_r.fence)
 
 
 def complete(dialect: Dialect) -> ReturningUpdate[Any]:
@@ -103,7 +100,7 @@ def complete(dialect: Dialect) -> ReturningUpdate[Any]:
     ).returning(*(_r[name] for name in _ROW if name != "answer"), now.label("now"))
 
 
-def release(dialect: Dialect) -> Update:
+def release(dialect: Dialect) -> ReturningUpdate[Any]:
     """The key is free again. The row stays for a day: it is absent to everybody but an auditor."""
     statement, now = _owners(dialect, PROCESSING, QUARANTINED)
     return statement.values(
@@ -111,34 +108,30 @@ def release(dialect: Dialect) -> Update:
         lease_until=null(),
         expires_at=now + literal_column(str(RELEASED_KEEP), BigInteger),
         reason=null(),
-    )
+    ).returning(_r.fence)
 
 
-def hold(dialect: Dialect) -> Update:
+def hold(dialect: Dialect) -> ReturningUpdate[Any]:
     """Nobody knows what happened, its owner included."""
     statement, _ = _owners(dialect, PROCESSING)
-    return statement.values(state=_word(QUARANTINED), reason=bindparam("my_reason", type_=Text))
+    return statement.values(state=_word(QUARANTINED), reason=bindparam("my_reason", type_=Text)).returning(_r.fence)
 
 
-def claim_or_read(dialect: Dialect) -> CompoundSelect[Any]:
-    """PostgreSQL: the row that this made, or the one that is there; the token tells which. No row at all is normal.
+def claim_or_read(dialect: Dialect) -> Select[Any]:
+    """PostgreSQL, always one row: the new row's fence in `granted`, or the row that is there; and `now`.
 
-    Then somebody else's row was committed after this statement's snapshot was taken: ask again. A key that is there
-    costs neither a fence nor an attempt to insert.
+    Neither is normal as well. Then somebody else's row was committed after this statement's snapshot was taken: ask
+    again. A key that is there costs neither a fence nor an attempt to insert.
     """
-    moment = dialect.moment(patient=True).cte("moment")
-    made_here = _insert_from(dialect, moment).returning(*(_r[name] for name in _ROW))
-    granted = made_here.cte("granted")
-    made = select(*(granted.c[name] for name in _ROW), moment.c.now).select_from(granted.join(moment, true()))
-    there = select(*(_r[name] for name in _ROW), moment.c.now).select_from(records.join(moment, true()))
-    return union_all(made, there.where(_is_mine(), ~exists(select(literal_column("1")).select_from(granted))))
+    granted = _insert(dialect).returning(_r.fence).cte("granted")
+    moment = select(dialect.now.label("now")).subquery("moment")
+    both = moment.outerjoin(granted, true()).outerjoin(records, _is_mine())
+    return select(granted.c.fence.label("granted"), *(_r[name] for name in _ROW), moment.c.now).select_from(both)
 
 
 def insert(dialect: Dialect) -> ReturningInsert[Any]:
     """The row of a key that had none. Returns nothing when somebody else was faster."""
-    moment = dialect.moment(patient=True).subquery("moment")
-    made: ReturningInsert[Any] = _insert_from(dialect, moment).returning(_r.fence, _r.attempt)
-    return made
+    return _insert(dialect).returning(_r.fence)
 
 
 def take_over(dialect: Dialect) -> ReturningUpdate[Any]:
@@ -259,7 +252,9 @@ def _regrant(
     ).returning(_r.fence, _r.attempt)
 
 
-def _insert_from(dialect: Dialect, moment: CTE | Subquery) -> Any:
+def _insert(dialect: Dialect) -> Insert:
+    # The patience is inside, where a replay does not come by: to set it takes a third as long as a replay.
+    moment = dialect.moment(patient=True).subquery("moment")
     values: dict[str, ColumnElement[Any]] = {
         "rid": bindparam("my_rid", type_=LargeBinary),
         "tid": bindparam("my_tid", type_=LargeBinary),
@@ -272,12 +267,8 @@ def _insert_from(dialect: Dialect, moment: CTE | Subquery) -> Any:
     # needs some WHERE before ON CONFLICT.
     unless_there = ~exists(select(literal_column("1")).select_from(records).where(_is_mine()))
     source = select(*values.values()).select_from(moment).where(unless_there)
-    made = _dialects_insert(dialect)(records).from_select(list(values), source)
-    return made.on_conflict_do_nothing(index_elements=[_r.rid])
-
-
-def _dialects_insert(dialect: Dialect) -> Any:
-    return postgresql.insert if dialect.name == POSTGRESQL else sqlite.insert
+    # As a suffix, because SQLAlchemy 2.0 compiles a statement with its own ON CONFLICT anew each time it is executed.
+    return sqlalchemy.insert(records).from_select(list(values), source.suffix_with("ON CONFLICT (rid) DO NOTHING"))
 
 
 class Statements:

@@ -95,16 +95,6 @@ class SqlStore:
     def hold(self, key: StorageKey, token: bytes, reason: str) -> None:
         self._write(self.statements.hold, key, token, (QUARANTINED,), {"my_reason": escape(reason)})
 
-    def complete_on(
-        self, connection: Connection, key: StorageKey, token: bytes, payload: Payload, *, keep: float
-    ) -> None:
-        """As `complete`, inside a transaction that is somebody else's to commit. What the driver raises stays as it is."""
-        self._write_on(connection, self.statements.complete, key, token, (COMPLETED, FAILED), answer_of(payload, keep))
-
-    def mark_on(self, connection: Connection, key: StorageKey, token: bytes) -> None:
-        """As `mark`, inside a transaction that is somebody else's to commit. What the driver raises stays as it is."""
-        self._write_on(connection, self.statements.mark, key, token, (QUARANTINED,), {})
-
     def read(self, key: StorageKey) -> Record | None:
         parameters = {"my_rid": key.rid, "now": self._now()}
         statement = self.statements.read

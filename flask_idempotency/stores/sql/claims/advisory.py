@@ -42,8 +42,8 @@ class Advisory:
     def _locked(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
         found = connection.execute(self._read, asked.parameters).one_or_none()
         if found is None:
-            inserted = connection.execute(self._insert, asked.parameters).one_or_none()
-            return None if inserted is None else asked.granted(*inserted)
+            fence = connection.execute(self._insert, asked.parameters).scalar_one_or_none()
+            return None if fence is None else asked.granted(fence, attempt=1)
         row = row_of(found)
         verdict = judge(row, asked)
         return self._moves.make(connection, verdict, row, asked) if isinstance(verdict, Move) else verdict

@@ -26,8 +26,10 @@ class Insert:
 
     def claim(self, connection: Connection, asked: Asked) -> StoreOutcome:
         for _ in range(TRIES):
-            found = connection.execute(self._claim_or_read, asked.parameters).one_or_none()
-            if found is None:
+            fence, *found = connection.execute(self._claim_or_read, asked.parameters).one()
+            if fence is not None:
+                return asked.granted(fence, attempt=1)
+            if found[0] is None:
                 # Somebody inserted the row after our snapshot was taken, so we neither made it nor see it.
                 continue
             row = row_of(found)
@@ -70,8 +72,8 @@ class InsertIntoFile:
         row = self._look(connection, asked)
         if row is None:
             parameters = {**asked.parameters, "my_fence": self._fence(connection, asked)}
-            inserted = connection.execute(self._insert, parameters).one_or_none()
-            return InFlight(RETRY_SECONDS) if inserted is None else asked.granted(*inserted)
+            granted = connection.execute(self._insert, parameters).scalar_one_or_none()
+            return InFlight(RETRY_SECONDS) if granted is None else asked.granted(granted, attempt=1)
         verdict = judge(row, asked)
         if not isinstance(verdict, Move):
             return verdict

@@ -44,4 +44,4 @@ class Moves:
             return None
         if move is Move.QUARANTINE:
             return Unknown(statements.LEASE_EXPIRED)
-        return asked.granted(*written)
+        return asked.granted(written.fence, attempt=written.attempt)

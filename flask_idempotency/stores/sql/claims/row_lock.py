@@ -45,8 +45,8 @@ class RowLock:
     def _absent_or_locked(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
         found = connection.execute(self._read, asked.parameters).one_or_none()
         if found is None:
-            inserted = connection.execute(self._insert, asked.parameters).one_or_none()
-            return None if inserted is None else asked.granted(*inserted)
+            fence = connection.execute(self._insert, asked.parameters).scalar_one_or_none()
+            return None if fence is None else asked.granted(fence, attempt=1)
         verdict = judge(row_of(found), asked)
         # What would have to be written is for whoever holds the lock to write.
         return None if isinstance(verdict, Move) else verdict

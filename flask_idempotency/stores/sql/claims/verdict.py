@@ -26,7 +26,7 @@ class Asked:
     lease: int
     parameters: dict[str, Any]
 
-    def granted(self, fence: int, attempt: int) -> Claimed[Grant]:
+    def granted(self, fence: int, *, attempt: int) -> Claimed[Grant]:
         return Claimed(Grant(self.token, fence, attempt, self.lease / 1_000_000))
 
 

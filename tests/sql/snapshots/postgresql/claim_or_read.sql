@@ -1,0 +1,8 @@
+WITH granted AS
+(INSERT INTO idempotency_records (rid, tid, state, fence, token, fingerprint, on_lapse, tenant, principal, method, operation, attempt, requested_at, lease_until) SELECT %(my_rid)s AS anon_1, %(my_tid)s AS anon_2, 'processing', nextval('idempotency_fences') AS next_value_1, %(my_token)s AS anon_3, %(my_fingerprint)s AS anon_4, %(my_on_lapse)s::VARCHAR AS anon_5, %(my_tenant)s::VARCHAR AS anon_6, %(my_principal)s::VARCHAR AS anon_7, %(my_method)s::VARCHAR AS anon_8, %(my_operation)s::VARCHAR AS anon_9, 1, moment.now AS now, moment.now + %(lease)s::BIGINT AS anon_10
+FROM (SELECT coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AS now, set_config('lock_timeout', '2000', true) AS patience) AS moment
+WHERE NOT (EXISTS (SELECT 1
+FROM idempotency_records
+WHERE idempotency_records.rid = %(my_rid)s)) ON CONFLICT (rid) DO NOTHING  RETURNING idempotency_records.fence)
+ SELECT granted.fence AS granted, idempotency_records.state, idempotency_records.token, idempotency_records.fence, idempotency_records.attempt, idempotency_records.fingerprint, idempotency_records.on_lapse, idempotency_records.tenant, idempotency_records.principal, idempotency_records.method, idempotency_records.operation, idempotency_records.requested_at, idempotency_records.lease_until, idempotency_records.completed_at, idempotency_records.expires_at, idempotency_records.status, idempotency_records.byte_size, idempotency_records.answer, idempotency_records.reason, moment.now
+FROM (SELECT coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AS now) AS moment LEFT OUTER JOIN granted ON true LEFT OUTER JOIN idempotency_records ON idempotency_records.rid = %(my_rid)s

@@ -1,0 +1,3 @@
+SELECT idempotency_records.state, idempotency_records.token, idempotency_records.fence, idempotency_records.attempt, idempotency_records.fingerprint, idempotency_records.on_lapse, idempotency_records.tenant, idempotency_records.principal, idempotency_records.method, idempotency_records.operation, idempotency_records.requested_at, idempotency_records.lease_until, idempotency_records.completed_at, idempotency_records.expires_at, idempotency_records.status, idempotency_records.byte_size, idempotency_records.answer, idempotency_records.reason, coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AS now
+FROM idempotency_records
+WHERE idempotency_records.rid = %(my_rid)s FOR UPDATE SKIP LOCKED

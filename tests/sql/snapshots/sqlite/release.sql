@@ -1,0 +1,1 @@
+UPDATE idempotency_records SET state='released', lease_until=NULL, expires_at=(coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) + 86400000000), reason=NULL WHERE idempotency_records.rid = ? AND idempotency_records.token = ? AND idempotency_records.state IN ('processing', 'quarantined') RETURNING fence

@@ -1,0 +1,1 @@
+UPDATE idempotency_records SET lease_until=max(idempotency_records.lease_until, coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) + ?) WHERE idempotency_records.rid = ? AND idempotency_records.token = ? AND idempotency_records.state IN ('processing') RETURNING fence
