@@ -47,6 +47,7 @@ def surroundings() -> dict[str, Any]:
     app.config["IDEMPOTENCY_SECRET"] = "documented"
     return {
         **vars(flask_idempotency),
+        "__name__": "documented",  # no package's: an instance folder goes where the test is
         "app": app,
         "blueprint": Blueprint("documented", "documentation"),
         "charge": lambda payment, key: {"charged": payment, "key": key},

@@ -15,6 +15,9 @@ from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.clock import FrozenClock
+from tests.sql.shops import open_, shop
+
+__all__ = ["open_", "shop"]
 
 on_postgresql = pytest.mark.parametrize("database_url", ("postgresql",), indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ("sqlite",), indirect=True)

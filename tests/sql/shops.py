@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
+import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 from flask_sqlalchemy import SQLAlchemy
@@ -89,9 +90,8 @@ class Shop:
 
     def close(self) -> None:
         self.db_engine.dispose()
-        for store in (self.store, getattr(self.store, "_system", None)):
-            if hasattr(store, "close"):
-                store.close()
+        store = self.store
+        getattr(store, "_system", store).close()
 
     def told(self) -> list[str]:
         return [type(event).__name__ for event in self.events]
@@ -129,3 +129,34 @@ def shop_listener(shop: Shop) -> Callable[..., None]:
         shop.events.append(event)
 
     return listen
+
+
+OpenShop: TypeAlias = Callable[..., Shop]
+
+
+@pytest.fixture
+def open_(database_url: str) -> Iterator[OpenShop]:
+    """Opens shops on the test's database: one on each kind, in turn."""
+    opened: list[Shop] = []
+
+    def open_one(**config: Any) -> Shop:
+        opened.append(open_shop(database_url, **config))
+        return opened[-1]
+
+    yield open_one
+    for shop in opened:
+        shop.close()
+
+
+@pytest.fixture
+def shop(open_: OpenShop) -> Shop:
+    return open_()
+
+
+def paying(shop: Shop) -> None:
+    """Give it the view that most tests are about."""
+
+    @shop.view()
+    def pay() -> tuple[str, int]:
+        shop.pay()
+        return "paid", 201

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, TypeAlias
+from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
 from flask import Flask, Response, abort
@@ -13,46 +11,10 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import event, text, update
 from sqlalchemy.exc import OperationalError
 
-from flask_idempotency import ConfigurationError, Idempotency, current_claim, idempotent
-from flask_idempotency.engine.errors import LeaseLost
+from flask_idempotency import ConfigurationError, Idempotency, current_claim
 from flask_idempotency.stores.sql.schema import records
-from tests.sql.shops import SECRET, Account, Payment, Shop, open_shop
-
-OpenShop: TypeAlias = Callable[..., Shop]
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database. Asking for this runs the test on each kind."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'shop.sqlite3'}"
-    url: str = request.getfixturevalue("postgres_url")
-    return url
-
-
-@pytest.fixture
-def open_(database: str) -> Iterator[OpenShop]:
-    opened: list[Shop] = []
-
-    def open_one(**config: Any) -> Shop:
-        opened.append(open_shop(database, **config))
-        return opened[-1]
-
-    yield open_one
-    for shop in opened:
-        shop.close()
-
-
-@pytest.fixture
-def shop(open_: OpenShop) -> Shop:
-    return open_()
-
-
-def paying(shop: Shop) -> None:
-    @shop.view()
-    def pay() -> tuple[str, int]:
-        shop.pay()
-        return "paid", 201
+from tests.sql.conftest import on_postgresql, on_sqlite
+from tests.sql.shops import SECRET, Account, OpenShop, Payment, Shop, paying
 
 
 def test_rows_and_record_are_there_together(shop: Shop) -> None:
@@ -203,234 +165,6 @@ def test_an_interrupted_view_leaves_nothing(shop: Shop) -> None:
     assert (200, 1) == (shop.post().status_code, shop.payments())
 
 
-class TestEarlyCommits:
-    """A view that commits by itself is noticed, and what it has committed is never repeated."""
-
-    def test_the_record_is_marked_in_the_same_commit(self, shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-        """From there on a vanished worker leaves an unknown outcome, and not a second payment."""
-        seen: list[tuple[int, str]] = []
-
-        @shop.view()
-        def pay() -> str:
-            if not seen:
-                seen.append((shop.payments(), shop.record().on_lapse))
-            shop.pay()
-            shop.db.session.commit()
-            if len(seen) == 1:
-                seen.append((shop.payments(), shop.record().on_lapse))
-            return "paid"
-
-        with caplog.at_level(logging.WARNING, "flask_idempotency"):
-            assert [200, 200] == [shop.post().status_code, shop.post().status_code]
-            shop.post(key="another")
-
-        assert [(0, "takeover"), (1, "quarantine")] == seen
-        assert 2 == shop.payments() == len(shop.runs)
-        assert 2 == shop.told().count("CommittedEarly")
-        assert 1 == sum("commits by itself" in line for line in caplog.messages)
-
-    def test_a_failure_afterwards_quarantines(self, shop: Shop) -> None:
-        """The key is not released: half of the work is in the database for good."""
-
-        @shop.view()
-        def pay() -> str:
-            shop.pay()
-            shop.db.session.commit()
-            raise RuntimeError("after the commit")
-
-        assert 500 == shop.post().status_code
-        again = shop.post()
-
-        assert (409, "outcome-unknown") == (again.status_code, again.get_json()["code"])
-        assert (1, 1) == (shop.payments(), len(shop.runs))
-
-    def test_a_refused_last_commit_quarantines(self, shop: Shop) -> None:
-        """Something was committed and the rest was not: nobody may tell the client that nothing remains."""
-
-        @shop.view()
-        def pay() -> str:
-            shop.pay()
-            shop.db.session.commit()
-            shop.pay(account=404)
-            return "paid"
-
-        answers = [shop.post(), shop.post()]
-
-        assert ["outcome-unknown"] * 2 == [answer.get_json()["code"] for answer in answers]
-        assert 1 == shop.payments()
-
-    def test_a_superseded_worker_cannot_commit_early_either(self, shop: Shop) -> None:
-        """Its own commit raises `LeaseLost`, and nothing is committed."""
-        raised = []
-
-        @shop.view()
-        def pay() -> str:
-            shop.pay()
-            with shop.db_engine.begin() as connection:
-                connection.execute(update(records).values(token=b"x" * 16))
-            try:
-                shop.db.session.commit()
-            except LeaseLost as error:
-                raised.append(error)
-                raise
-            return "paid"
-
-        # SQLite's one writer is the view once it has flushed: the theft must come first.
-        with shop.app.app_context():
-            shop.db.session.autoflush = False
-        answer = shop.post()
-
-        assert 1 == len(raised)
-        assert 0 == shop.payments()
-        assert 409 == answer.status_code
-
-    def test_another_session_of_the_same_kind_does_not_escape(self, shop: Shop) -> None:
-        """`db.session.remove()` and a session made by hand are still the application's."""
-
-        @shop.view()
-        def pay() -> str:
-            shop.db.session.remove()
-            with shop.db.session.session_factory() as session, session.begin():
-                session.add(Payment(amount=5))
-            return "paid"
-
-        shop.post()
-
-        assert "CommittedEarly" in shop.told()
-
-    def test_savepoints_are_no_commits(self, shop: Shop) -> None:
-        """They are part of the transaction that is still to come."""
-
-        @shop.view()
-        def pay() -> str:
-            with shop.db.session.begin_nested():
-                shop.pay()
-            nested = shop.db.session.begin_nested()
-            shop.pay()
-            nested.rollback()
-            return "paid"
-
-        assert 200 == shop.post().status_code
-        assert "CommittedEarly" not in shop.told()
-        assert 1 == shop.payments()
-
-    def test_a_rolled_back_early_commit_was_none(self, shop: Shop) -> None:
-        """The database refused it, so nothing is there that a retry could repeat."""
-
-        @shop.view()
-        def pay() -> str:
-            shop.pay(account=404 if len(shop.runs) == 0 else 1)
-            shop.db.session.commit()
-            return "paid"
-
-        assert [500, 200] == [shop.post().status_code, shop.post().status_code]
-        assert 1 == shop.payments()
-
-    def test_other_requests_commit_as_they_like(self, shop: Shop) -> None:
-        """On the same thread, after a claim: nobody watches over a view without one."""
-        paying(shop)
-
-        @shop.app.post("/plain")
-        @idempotent(effects="plain")
-        def plain() -> str:
-            shop.db.session.add(Payment(amount=7))
-            shop.db.session.commit()
-            return "done"
-
-        shop.post()
-        shop.post("/plain", key=None)
-
-        assert "CommittedEarly" not in shop.told()
-        assert 2 == shop.payments()
-
-
-class TestLostCommits:
-    """The reply to COMMIT is lost: the record knows what became of it."""
-
-    def test_it_was_committed(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The client gets its answer, as if nothing had happened."""
-        paying(shop)
-        broken_commit(shop, monkeypatch, applied=True)
-
-        answer = shop.post()
-
-        assert (201, b"paid") == (answer.status_code, answer.data)
-        assert (1, "completed") == (shop.payments(), shop.record().state)
-        assert "true" == shop.post().headers["Idempotency-Replayed"]
-
-    def test_it_was_not(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing is there, the key is free, and the client is told to try again."""
-        paying(shop)
-        broken_commit(shop, monkeypatch, applied=False)
-
-        refused, again = shop.post(), shop.post()
-
-        assert (503, "transaction-conflict") == (refused.status_code, refused.get_json()["code"])
-        assert (201, 1) == (again.status_code, shop.payments())
-
-
-def broken_commit(shop: Shop, monkeypatch: pytest.MonkeyPatch, *, applied: bool) -> None:
-    """The session's next COMMIT fails as when its connection breaks, after or before the server has carried it out."""
-    dialect = shop.db_engine.dialect
-    original = dialect.do_commit
-    failures = [OperationalError("COMMIT", {}, ConnectionError("broken"), connection_invalidated=True)]
-
-    def do_commit(connection: Any) -> None:
-        if not failures:
-            original(connection)
-            return
-        if applied:
-            original(connection)
-        raise failures.pop()
-
-    monkeypatch.setattr(dialect, "do_commit", do_commit)
-
-
-class TestWithoutAClaim:
-    """The commit is not the view's, so it must be somebody's."""
-
-    def test_without_a_key_rows_are_committed(self, shop: Shop) -> None:
-        """Each request by itself."""
-        paying(shop)
-
-        assert [201, 201] == [shop.post(key=None).status_code, shop.post(key=None).status_code]
-        assert (2, None) == (shop.payments(), shop.record())
-
-    def test_without_a_key_the_rows_of_an_error_are_not(self, shop: Shop) -> None:
-        """By the same rule as with one."""
-
-        @shop.view()
-        def pay() -> tuple[str, int]:
-            shop.pay()
-            shop.db.session.flush()
-            if shop.runs == [100, 100]:
-                current_claim.keep_rows()
-            return "declined", 402
-
-        assert [402, 402] == [shop.post(key=None).status_code, shop.post(key=None).status_code]
-        assert 1 == shop.payments()
-
-    def test_a_refused_commit_is_no_201(self, shop: Shop) -> None:
-        """Whether or not there is a key."""
-
-        @shop.view()
-        def pay() -> tuple[str, int]:
-            shop.pay(account=404)
-            return "paid", 201
-
-        answer = shop.post(key=None)
-
-        assert (500, 0) == (answer.status_code, shop.payments())
-
-    def test_switched_off_rows_are_committed_all_the_same(self, open_: OpenShop) -> None:
-        """IDEMPOTENCY_ENABLED=False takes away the protection and must not take away the payments."""
-        shop = open_(IDEMPOTENCY_ENABLED=False)
-        paying(shop)
-
-        assert [201, 201] == [shop.post().status_code, shop.post().status_code]
-        assert (2, None) == (shop.payments(), shop.record())
-
-
 def test_a_stream_is_committed_before_its_first_byte(shop: Shop) -> None:
     """What it will say is not known then, so retries are told that it was not kept; they never run."""
     seen = []
@@ -512,7 +246,7 @@ def test_a_rotation_commits_under_both_secrets(open_: OpenShop) -> None:
     assert 1 == shop.payments()
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@on_sqlite
 def test_a_session_that_has_the_writers_lock_is_named(open_: OpenShop) -> None:
     """On SQLite a hook that has written with the session would wait for the claim that waits for it."""
     shop = open_(PROPAGATE_EXCEPTIONS=True)
@@ -524,6 +258,49 @@ def test_a_session_that_has_the_writers_lock_is_named(open_: OpenShop) -> None:
 
     with pytest.raises(ConfigurationError, match=r"must end it: db\.session\.commit"):
         shop.post()
+
+
+@on_postgresql
+class TestSnapshots:
+    """A session that keeps its snapshot sees no claim that was made after it was taken."""
+
+    STRICT: ClassVar = {"SQLALCHEMY_ENGINE_OPTIONS": {"isolation_level": "REPEATABLE READ"}}
+
+    def test_one_that_begins_in_the_view_is_late_enough(self, open_: OpenShop) -> None:
+        """The claim is made before the view."""
+        shop = open_(**self.STRICT)
+        paying(shop)
+
+        assert [201, 201] == [shop.post().status_code, shop.post().status_code]
+        assert 1 == shop.payments()
+
+    def test_one_that_began_in_a_hook_is_named(self, open_: OpenShop) -> None:
+        """It could never complete its record."""
+        shop = open_(**self.STRICT, PROPAGATE_EXCEPTIONS=True)
+        paying(shop)
+
+        @shop.app.before_request
+        def authenticate() -> None:
+            shop.db.session.get(Account, 1)
+
+        with pytest.raises(ConfigurationError, match="would never see the view's claim"):
+            shop.post()
+
+    def test_one_that_a_renewal_has_overtaken_frees_the_key(self, open_: OpenShop) -> None:
+        """The record has changed since the snapshot: the commit is refused, nothing is there, and the retry may run."""
+        shop = open_(**self.STRICT)
+
+        @shop.view()
+        def pay() -> str:
+            shop.pay()
+            shop.db.session.flush()
+            if len(shop.runs) == 1:
+                with shop.db_engine.connect().execution_options(isolation_level="AUTOCOMMIT") as other:
+                    other.execute(update(records).values(lease_until=records.c.lease_until + 1))
+            return "paid"
+
+        assert [503, 200] == [shop.post().status_code, shop.post().status_code]
+        assert 1 == shop.payments()
 
 
 def test_a_hook_that_reads_with_the_session_is_no_hindrance(shop: Shop) -> None:
@@ -549,11 +326,11 @@ def test_an_application_without_flask_sqlalchemy_is_told_so() -> None:
         app.test_client(use_cookies=False).post("/", headers={"Idempotency-Key": "k"})
 
 
-def test_it_does_not_matter_which_extension_comes_first(database: str) -> None:
+def test_it_does_not_matter_which_extension_comes_first(database_url: str) -> None:
     """The database is looked for at the first request."""
     app = Flask(__name__)
     app.config |= {
-        "SQLALCHEMY_DATABASE_URI": database,
+        "SQLALCHEMY_DATABASE_URI": database_url,
         "IDEMPOTENCY_STORE": "flask-sqlalchemy://",
         "IDEMPOTENCY_SECRET": SECRET,
     }

@@ -25,6 +25,7 @@ from flask_idempotency.engine.clock import Clock, store_time
 from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, NotCommitted
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import Payload, Record, State
+from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.faults import sqlstate
 from flask_idempotency.stores.sql.rows import completed_row
 from flask_idempotency.stores.sql.schema import QUARANTINED
@@ -62,24 +63,32 @@ class SessionTransactions:
         self._clock = clock
         self._told: Callable[[StorageKey, Record], None] | None = None
         self._reported: set[str] = set()
+        self._keeps_snapshot: bool | None = None
 
     def on_committed(self, told: Callable[[StorageKey, Record], None]) -> None:
         self._told = told
 
     def prepare(self) -> None:
-        """Raises `ConfigurationError` when the session stands in the way of a claim: on SQLite, once it has written.
+        """Raises `ConfigurationError` when a transaction that the session has begun stands in the way of the claim.
 
-        There is one writer at a time. The claim is a transaction of its own, and would wait for the one that waits for it.
+        On SQLite there is one writer at a time, and the claim would wait for the one that waits for it. On PostgreSQL a
+        transaction that keeps its snapshot would never see the claim, and so could not complete it.
         """
         session: Session = self._sessions()()
-        if not session.in_transaction() or self._store.database.base.dialect.name != "sqlite":
-            return
-        connection = self.connection(session).connection.dbapi_connection
-        if getattr(connection, "in_transaction", False):
+        if session.in_transaction() and (hindrance := self._hindrance(self.connection(session))):
             raise ConfigurationError(
-                "db.session has begun a transaction before the view, so that SQLite could not take the view's claim. A "
-                "before_request hook that reads or writes with it must end it: db.session.commit(), or rollback()."
+                f"db.session has begun a transaction before the view, and {hindrance}. A before_request hook that uses it "
+                "must end it: db.session.commit(), or rollback()."
             )
+
+    def _hindrance(self, connection: Connection) -> str | None:
+        if connection.dialect.name == SQLITE:
+            writes = getattr(connection.connection.dbapi_connection, "in_transaction", False)
+            return "on SQLite the view's claim cannot be written beside it" if writes else None
+        if self._keeps_snapshot is None:
+            # Asked once: it is the engine's or the role's own setting.
+            self._keeps_snapshot = connection.get_isolation_level() in ("REPEATABLE READ", "SERIALIZABLE")
+        return "at its isolation level it would never see the view's claim" if self._keeps_snapshot else None
 
     def join(
         self, keys: Sequence[StorageKey], token: bytes, *, operation: str, told: Callable[[], None]
@@ -118,7 +127,7 @@ class SessionTransactions:
     def mark(self, connection: Connection, key: StorageKey, token: bytes) -> None:
         """Mark a record in this transaction. Raises `LeaseLost` when it is no longer the token's to be marked."""
         parameters = {"my_rid": key.rid, "my_token": token, "now": self._now()}
-        if connection.execute(self._store.statements.mark, parameters).rowcount:
+        if connection.execute(self._store.statements.mark, parameters).one_or_none() is not None:
             return
         standing = connection.execute(self._store.statements.standing, parameters).one_or_none()
         if standing is None or standing.token != token or standing.state != QUARANTINED:
@@ -128,9 +137,13 @@ class SessionTransactions:
         return self._store.read(key)
 
     def tell(self, completed: Sequence[tuple[StorageKey, Record]]) -> None:
-        if self._told is not None:
-            for key, record in completed:
-                self._told(key, record)
+        if (told := self._told) is None:
+            return
+        for key, record in completed:
+            try:
+                told(key, record)
+            except Exception:  # noqa: BLE001 - it is committed, whatever becomes of the news
+                _log.exception("who was told of a committed record failed")
 
     def connection(self, session: Session) -> Connection:
         """The one on which the session writes to the database of the records, in its transaction."""
@@ -183,9 +196,12 @@ class SessionTransaction:
             connection = self._owner.connection(session)
             completed = [(key, self._owner.complete(connection, key, self._token, payload, keep)) for key in self._keys]
             session.commit()
-        except LeaseLost:
+        except LeaseLost as error:
             _undo(session)
-            raise
+            if not self._is_held():
+                raise
+            # Nobody has taken it: this transaction's snapshot is older than the claim.
+            self._decide(error, otherwise)
         except Exception as error:  # noqa: BLE001 - whatever it is, only the record knows whether the commit was done
             _undo(session)
             self._decide(error, otherwise)
@@ -235,6 +251,10 @@ class SessionTransaction:
                 raise
             return
         raise NotCommitted(f"the commit failed ({type(error).__name__})", again=asks_again(error)) from error
+
+    def _is_held(self) -> bool:
+        record = self._owner.read(self._keys[0])
+        return record is not None and record.state is State.PROCESSING and record.token == self._token
 
     def _is_completed(self) -> bool:
         record = self._owner.read(self._keys[0])

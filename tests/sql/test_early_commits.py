@@ -1,0 +1,154 @@
+"""A view that commits by itself is noticed, and what it has committed is never repeated."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from sqlalchemy import update
+
+from flask_idempotency import idempotent
+from flask_idempotency.engine.errors import LeaseLost
+from flask_idempotency.stores.sql.schema import records
+from tests.sql.shops import Payment, Shop, paying
+
+
+class TestEarlyCommits:
+    """A view that commits by itself is noticed, and what it has committed is never repeated."""
+
+    def test_the_record_is_marked_in_the_same_commit(self, shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+        """From there on a vanished worker leaves an unknown outcome, and not a second payment."""
+        seen: list[tuple[int, str]] = []
+
+        @shop.view()
+        def pay() -> str:
+            if not seen:
+                seen.append((shop.payments(), shop.record().on_lapse))
+            shop.pay()
+            shop.db.session.commit()
+            if len(seen) == 1:
+                seen.append((shop.payments(), shop.record().on_lapse))
+            return "paid"
+
+        with caplog.at_level(logging.WARNING, "flask_idempotency"):
+            assert [200, 200] == [shop.post().status_code, shop.post().status_code]
+            shop.post(key="another")
+
+        assert [(0, "takeover"), (1, "quarantine")] == seen
+        assert 2 == shop.payments() == len(shop.runs)
+        assert 2 == shop.told().count("CommittedEarly")
+        assert 1 == sum("commits by itself" in line for line in caplog.messages)
+
+    def test_a_failure_afterwards_quarantines(self, shop: Shop) -> None:
+        """The key is not released: half of the work is in the database for good."""
+
+        @shop.view()
+        def pay() -> str:
+            shop.pay()
+            shop.db.session.commit()
+            raise RuntimeError("after the commit")
+
+        assert 500 == shop.post().status_code
+        again = shop.post()
+
+        assert (409, "outcome-unknown") == (again.status_code, again.get_json()["code"])
+        assert (1, 1) == (shop.payments(), len(shop.runs))
+
+    def test_a_refused_last_commit_quarantines(self, shop: Shop) -> None:
+        """Something was committed and the rest was not: nobody may tell the client that nothing remains."""
+
+        @shop.view()
+        def pay() -> str:
+            shop.pay()
+            shop.db.session.commit()
+            shop.pay(account=404)
+            return "paid"
+
+        answers = [shop.post(), shop.post()]
+
+        assert ["outcome-unknown"] * 2 == [answer.get_json()["code"] for answer in answers]
+        assert 1 == shop.payments()
+
+    def test_a_superseded_worker_cannot_commit_early_either(self, shop: Shop) -> None:
+        """Its own commit raises `LeaseLost`, and nothing is committed."""
+        raised = []
+
+        @shop.view()
+        def pay() -> str:
+            shop.pay()
+            with shop.db_engine.begin() as connection:
+                connection.execute(update(records).values(token=b"x" * 16))
+            try:
+                shop.db.session.commit()
+            except LeaseLost as error:
+                raised.append(error)
+                raise
+            return "paid"
+
+        # SQLite's one writer is the view once it has flushed: the theft must come first.
+        with shop.app.app_context():
+            shop.db.session.autoflush = False
+        answer = shop.post()
+
+        assert 1 == len(raised)
+        assert 0 == shop.payments()
+        assert 409 == answer.status_code
+
+    def test_another_session_of_the_same_kind_does_not_escape(self, shop: Shop) -> None:
+        """`db.session.remove()` and a session made by hand are still the application's."""
+
+        @shop.view()
+        def pay() -> str:
+            shop.db.session.remove()
+            with shop.db.session.session_factory() as session, session.begin():
+                session.add(Payment(amount=5))
+            return "paid"
+
+        shop.post()
+
+        assert "CommittedEarly" in shop.told()
+
+    def test_savepoints_are_no_commits(self, shop: Shop) -> None:
+        """They are part of the transaction that is still to come."""
+
+        @shop.view()
+        def pay() -> str:
+            with shop.db.session.begin_nested():
+                shop.pay()
+            nested = shop.db.session.begin_nested()
+            shop.pay()
+            nested.rollback()
+            return "paid"
+
+        assert 200 == shop.post().status_code
+        assert "CommittedEarly" not in shop.told()
+        assert 1 == shop.payments()
+
+    def test_a_rolled_back_early_commit_was_none(self, shop: Shop) -> None:
+        """The database refused it, so nothing is there that a retry could repeat."""
+
+        @shop.view()
+        def pay() -> str:
+            shop.pay(account=404 if len(shop.runs) == 0 else 1)
+            shop.db.session.commit()
+            return "paid"
+
+        assert [500, 200] == [shop.post().status_code, shop.post().status_code]
+        assert 1 == shop.payments()
+
+    def test_other_requests_commit_as_they_like(self, shop: Shop) -> None:
+        """On the same thread, after a claim: nobody watches over a view without one."""
+        paying(shop)
+
+        @shop.app.post("/plain")
+        @idempotent(effects="plain")
+        def plain() -> str:
+            shop.db.session.add(Payment(amount=7))
+            shop.db.session.commit()
+            return "done"
+
+        shop.post()
+        shop.post("/plain", key=None)
+
+        assert "CommittedEarly" not in shop.told()
+        assert 2 == shop.payments()

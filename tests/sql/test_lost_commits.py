@@ -1,0 +1,52 @@
+"""The reply to COMMIT is lost: the record knows what became of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from tests.sql.shops import Shop, paying
+
+
+class TestLostCommits:
+    """The reply to COMMIT is lost: the record knows what became of it."""
+
+    def test_it_was_committed(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The client gets its answer, as if nothing had happened."""
+        paying(shop)
+        broken_commit(shop, monkeypatch, applied=True)
+
+        answer = shop.post()
+
+        assert (201, b"paid") == (answer.status_code, answer.data)
+        assert (1, "completed") == (shop.payments(), shop.record().state)
+        assert "true" == shop.post().headers["Idempotency-Replayed"]
+
+    def test_it_was_not(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing is there, the key is free, and the client is told to try again."""
+        paying(shop)
+        broken_commit(shop, monkeypatch, applied=False)
+
+        refused, again = shop.post(), shop.post()
+
+        assert (503, "transaction-conflict") == (refused.status_code, refused.get_json()["code"])
+        assert (201, 1) == (again.status_code, shop.payments())
+
+
+def broken_commit(shop: Shop, monkeypatch: pytest.MonkeyPatch, *, applied: bool) -> None:
+    """The session's next COMMIT fails as when its connection breaks, after or before the server has carried it out."""
+    dialect = shop.db_engine.dialect
+    original = dialect.do_commit
+    failures = [OperationalError("COMMIT", {}, ConnectionError("broken"), connection_invalidated=True)]
+
+    def do_commit(connection: Any) -> None:
+        if not failures:
+            original(connection)
+            return
+        if applied:
+            original(connection)
+        raise failures.pop()
+
+    monkeypatch.setattr(dialect, "do_commit", do_commit)
