@@ -29,11 +29,11 @@ STRATEGIES: Final = {"insert": (Insert, InsertIntoFile), "row_lock": (RowLock,),
 def strategy_of(name: str, dialect: Dialect) -> Strategy:
     """This strategy for this database. Raises `ConfigurationError` where it could not keep its promise."""
     if name not in STRATEGIES:
-        raise ConfigurationError(f"IDEMPOTENCY_SQL_STRATEGY: {name!r} is none of {', '.join(STRATEGIES)}")
+        raise ConfigurationError(f"IDEMPOTENCY_CLAIM_STRATEGY: {name!r} is none of {', '.join(STRATEGIES)}")
     by_dialect = {which: kind for kind in STRATEGIES[name] for which in kind.dialects}
     if dialect.name not in by_dialect:
         raise ConfigurationError(
-            f"IDEMPOTENCY_SQL_STRATEGY: {name} works on {' and '.join(by_dialect)}, not on {dialect.name}. "
+            f"IDEMPOTENCY_CLAIM_STRATEGY: {name} works on {' and '.join(by_dialect)}, not on {dialect.name}. "
             "Take insert, which works on all."
         )
     return by_dialect[dialect.name](dialect)
