@@ -15,24 +15,28 @@ from example_app.gateway import gateway
 from example_app.payments import payments
 from flask_idempotency import Idempotency
 
+DATABASE = "sqlite:///example.sqlite3"
+
 idempotency = Idempotency(principal=auth.principal, tenant=auth.tenant)
 
-# "transactional" once the library has its SQL store: the record would then be committed together with the payment, and
-# a worker that vanishes could never leave an unknown outcome. Until then the view marks its point of no return.
-idempotency.configure(payments, required=True, effects="marked")
+# A payment and its record are committed together: a worker that vanishes leaves both or neither, and no unknown outcome.
+idempotency.configure(payments, required=True, effects="transactional")
 idempotency.configure(charges, profile="stripe")
 idempotency.configure(accounting, profile="x-idempotency")
 idempotency.configure(gateway, profile="playbook", ignore_fields=("/timestamp", "/trace_id"))
 
 
 def create_app(config: Mapping[str, Any] | None = None) -> Flask:
-    """The service. Configured by `config`, else by FLASK_… variables: FLASK_IDEMPOTENCY_STORE=redis://localhost."""
+    """The service. Configured by `config`, else by the environment: DATABASE_URL, IDEMPOTENCY_REDIS_URL and FLASK_…."""
     app = Flask(__name__)
     app.config.from_mapping(
-        SQLALCHEMY_DATABASE_URI="sqlite:///example.sqlite3",
+        SQLALCHEMY_DATABASE_URI=models.database_url(os.environ.get("DATABASE_URL") or DATABASE),
+        IDEMPOTENCY_STORE="flask-sqlalchemy://",
         DEMO_SIMULATE=simulate.wanted(),
         DEMO_WITNESS=os.path.join(app.instance_path, "witness.sqlite3"),
     )
+    if cache := os.environ.get("IDEMPOTENCY_REDIS_URL"):
+        app.config["IDEMPOTENCY_REDIS_URL"] = cache
     app.config.from_prefixed_env()
     app.config.from_mapping(config or {})
 

@@ -22,17 +22,17 @@ charges = Blueprint("charges", __name__, url_prefix="/v1")
 def create() -> dict[str, Any]:
     fields, metadata = form_body()
     wanted = ChargeInput().load(fields)
-    with simulate.execution():
-        charge = Charge(
-            tenant=caller().tenant,
-            amount=wanted["amount"],
-            currency=wanted["currency"],
-            description=wanted.get("description"),
-            customer=wanted.get("customer"),
-            captured=wanted["capture"],
-        )
-        db.session.add(charge)
-        db.session.commit()
+    simulate.execution_begins()
+    charge = Charge(
+        tenant=caller().tenant,
+        amount=wanted["amount"],
+        currency=wanted["currency"],
+        description=wanted.get("description"),
+        customer=wanted.get("customer"),
+        captured=wanted["capture"],
+    )
+    db.session.add(charge)
+    db.session.commit()
     return shown(charge, metadata)
 
 

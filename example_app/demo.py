@@ -1,6 +1,8 @@
-"""`python3 run.py demo`: the service with a Valkey and two workers of its own, and a tour of what it promises.
+"""`python3 run.py demo`: the service with two workers, a database and a Valkey of its own, and a tour of what it promises.
 
 python -m example_app.demo [--exit] [--port N]
+
+The database is a SQLite file, or a schema of its own in the PostgreSQL that DATABASE_URL names.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
+from example_app.databases import NoDatabase, tour_database
 from example_app.report import Finding, run, table
 from example_app.servers import DIE_WITH_PARENT, RedisServer, ServerFailed
 from example_app.shop import Shop
@@ -31,7 +34,7 @@ STOP_SECONDS = 5.0
 # Short, so that the tour need not wait half a minute for a dead worker's lease.
 LEASE_SECONDS = 2
 
-NOT_HERE_YET = 'Not in this tour, because not in this release: quotas, the janitor, effects="transactional".'
+NOT_HERE_YET = "Not in this tour, because not in this release: quotas, the janitor."
 
 TRY_THIS = """
 The service is at {url}, until you press Ctrl-C. Try, twice each:
@@ -43,9 +46,9 @@ The service is at {url}, until you press Ctrl-C. Try, twice each:
 
   curl -i {url}/payments -H 'Authorization: Bearer tok_alice' -H 'Idempotency-Key: mine-3' \\
        -H 'Content-Type: application/json' \\
-       -d '{{"account": "acc_1", "amount": 1, "currency": "EUR", "simulate": {{"crash": "before_commit"}}}}'
+       -d '{{"account": "acc_1", "amount": 1, "currency": "EUR", "simulate": {{"crash": "after_commit"}}}}'
 
-and then see what there is:
+(the third one kills its worker, and finds its payment made when it comes again), and then see what there is:
 
   curl {url}/payments -H 'Authorization: Bearer tok_alice'
 """
@@ -74,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ndemo: ended", file=sys.stderr)
         # Ctrl-C is how serving is meant to end; in mid-tour nothing has been shown.
-    except (CannotStart, ServerFailed) as problem:
+    except (CannotStart, NoDatabase, ServerFailed) as problem:
         print(f"demo: {problem}", file=sys.stderr)
     return code
 
@@ -103,19 +106,20 @@ def open_shop(running: ExitStack, port: int) -> Shop:
     """The service, ready to serve; `running` ends all of it, workers first."""
     refuse_taken(port)
     folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="idempotency-demo-")))
-    store = running.enter_context(RedisServer())
-    database = folder / "shop.sqlite3"
+    cache = running.enter_context(RedisServer())
+    database = running.enter_context(tour_database(os.environ.get("DATABASE_URL"), folder=folder))
     settings = {
-        "IDEMPOTENCY_STORE": store.url,
+        "IDEMPOTENCY_STORE": "flask-sqlalchemy://",
+        "IDEMPOTENCY_REDIS_URL": cache.url,
         "IDEMPOTENCY_SECRET": secrets.token_urlsafe(32),
         "IDEMPOTENCY_LEASE": LEASE_SECONDS,
-        "SQLALCHEMY_DATABASE_URI": f"sqlite:///{database}",
+        "SQLALCHEMY_DATABASE_URI": database,
         "DEMO_WITNESS": str(folder / "witness.sqlite3"),
     }
     # Flask reads FLASK_… variables as JSON.
     environment = {f"FLASK_{name}": json.dumps(value) for name, value in settings.items()}
     running.enter_context(gunicorn(port, {**os.environ, **environment, "DEMO_SIMULATE": "1"}, log=folder / "log"))
-    shop = Shop(port, database=database, store=store)
+    shop = Shop(port, database=database, cache=cache)
     running.callback(shop.close)
     return shop
 

@@ -17,15 +17,15 @@ gateway = Blueprint("gateway", __name__, url_prefix="/gateway")
 @gateway.post("/charges")
 def create() -> tuple[dict[str, Any], int]:
     wanted = json_body(GatewayChargeInput())
-    with simulate.execution():
-        charge = GatewayCharge(
-            tenant=caller().tenant,
-            account_id=wanted["account_id"],
-            amount=wanted["amount"],
-            currency=wanted["currency"],
-        )
-        db.session.add(charge)
-        db.session.commit()
+    simulate.execution_begins()
+    charge = GatewayCharge(
+        tenant=caller().tenant,
+        account_id=wanted["account_id"],
+        amount=wanted["amount"],
+        currency=wanted["currency"],
+    )
+    db.session.add(charge)
+    db.session.commit()
     return {
         "charge_id": charge.id,
         "account_id": charge.account_id,

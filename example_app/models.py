@@ -1,4 +1,4 @@
-"""The service's own rows. Nothing here knows of idempotency."""
+"""The service's own rows, and the database that they share with the records of idempotency keys."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import event
+from sqlalchemy import Connection, event, func, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import CreateTable
+
+from flask_idempotency.sql import upgrade
+
+# Advisory locks are numbers, and whoever else uses this database has some of their own: "payments" in ASCII.
+TABLES_LOCK = 0x7061796D656E7473
 
 
 class Base(DeclarativeBase):
@@ -71,15 +76,29 @@ class GatewayCharge(Model):
     id: Mapped[str] = mapped_column(primary_key=True, default=lambda: "gch_" + token_hex(8))
 
 
+def database_url(given: str) -> str:
+    """What operators and hosting services call a PostgreSQL, in the words of SQLAlchemy and with the driver we have."""
+    scheme, colon, rest = given.partition(":")
+    return f"postgresql+psycopg:{rest}" if scheme in ("postgres", "postgresql") else f"{scheme}{colon}{rest}"
+
+
 def install(app: Flask) -> None:
     db.init_app(app)
     with app.app_context():
         if db.engine.dialect.name == "sqlite":
             event.listen(db.engine, "connect", use_write_ahead_log)
+        upgrade(db.engine)
         with db.engine.begin() as connection:
-            # Not create_all: several workers start at once, and it looks before it creates.
-            for table in db.metadata.sorted_tables:
-                connection.execute(CreateTable(table, if_not_exists=True))
+            make_tables(connection)
+
+
+def make_tables(connection: Connection) -> None:
+    """Those that are not there. Not create_all: several workers start at once, and it looks before it creates."""
+    if connection.dialect.name == "postgresql":
+        # There IF NOT EXISTS looks before it creates as well.
+        connection.execute(select(func.pg_advisory_xact_lock(TABLES_LOCK)))
+    for table in db.metadata.sorted_tables:
+        connection.execute(CreateTable(table, if_not_exists=True))
 
 
 def use_write_ahead_log(connection: Any, _: Any) -> None:

@@ -1,4 +1,7 @@
-"""Payments in the default dialect: `Idempotency-Key` is required, errors are problem documents."""
+"""Payments in the default dialect: `Idempotency-Key` is required, errors are problem documents.
+
+No view commits: the library does, rows and record together, once the answer is final.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from example_app import simulate
 from example_app.auth import caller
 from example_app.models import Payment, db
 from example_app.schemas import PaymentInput, json_body
-from flask_idempotency import current_claim, idempotent
+from flask_idempotency import idempotent
 
 payments = Blueprint("payments", __name__, url_prefix="/payments")
 
@@ -19,10 +22,10 @@ payments = Blueprint("payments", __name__, url_prefix="/payments")
 @payments.post("")
 def create() -> tuple[dict[str, Any], int, dict[str, str]]:
     wanted = json_body(PaymentInput())
-    with simulate.execution():
-        payment = Payment(tenant=caller().tenant, principal=caller().principal, **wanted)
-        db.session.add(payment)
-        commit()
+    simulate.execution_begins()
+    payment = Payment(tenant=caller().tenant, principal=caller().principal, **wanted)
+    db.session.add(payment)
+    db.session.flush()  # gives it its id
     return shown(payment), 201, {"Location": url_for(".show", payment_id=payment.id)}
 
 
@@ -44,17 +47,10 @@ def change(payment_id: str) -> dict[str, Any]:
     if not changes:
         raise ValidationError("Say what to change.")
     payment = find(payment_id)
-    with simulate.execution():
-        for name, value in changes.items():
-            setattr(payment, name, value)
-        commit()
+    simulate.execution_begins()
+    for name, value in changes.items():
+        setattr(payment, name, value)
     return shown(payment)
-
-
-def commit() -> None:
-    # After this line a worker that vanishes leaves a key that nobody may run again; before it, the retry takes over.
-    current_claim.point_of_no_return()
-    db.session.commit()
 
 
 def find(payment_id: str) -> Payment:

@@ -13,8 +13,7 @@ import os
 import signal
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,10 @@ from uuid import uuid4
 
 from flask import Flask, Response, abort, current_app, g, request
 from marshmallow import Schema, fields, post_load, validate
+from sqlalchemy import event
 
 from example_app import problems
+from example_app.models import db
 
 WITNESS = "example-witness"
 # A worker has eight threads: a handful of long pauses must not be able to hold all of them.
@@ -35,6 +36,7 @@ class Fault:
     delay: float = 0.0
     status: int | None = None
     crash: str | None = None
+    """As SQLAlchemy names the moment: the last one before the commit is sent, or the first one after it has returned."""
 
 
 class FaultInput(Schema):
@@ -95,23 +97,18 @@ def take_wish(body: Any) -> None:
         g.fault = Wish().load({"simulate": body.pop("simulate")})["simulate"]
 
 
-@contextmanager
-def execution() -> Iterator[None]:
-    """Around the business code: counts it, and lets happen what the request wished for. Otherwise does nothing."""
+def execution_begins() -> None:
+    """Before the business code: counts it, and lets happen what the request wished for. Otherwise does nothing."""
     counting = witness()
-    if counting is None:
-        yield
+    if counting is None or counting.count(operation()) > 1:
         return
-    first = counting.count(operation()) == 1
-    fault = g.get("fault", Fault()) if first else Fault()
+    fault = g.get("fault", Fault())
     time.sleep(fault.delay)
     if fault.status is not None:
         abort(problems.problem(fault.status, "simulated", "As you wished."))
-    if fault.crash == "before_commit":
-        crash()
-    yield
-    if fault.crash == "after_commit":
-        crash()
+    if fault.crash is not None:
+        # In this request's session, wherever its commit happens: in the view, or after it where the library commits.
+        event.listen(db.session(), fault.crash, lambda session: crash(), once=True)
 
 
 def crash() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from example_app.report import Finding, table
+from tests.example_app.test_databases import schemas
 from tests.tooling.processes import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,7 @@ def demo(*arguments: str, temporary: Path, **environment: str) -> Iterator[subpr
     process = subprocess.Popen(
         [sys.executable, "-m", "example_app.demo", *arguments],
         cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(temporary), **environment},
+        env={**os.environ, "DATABASE_URL": "", "TMPDIR": str(temporary), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -61,7 +62,23 @@ def test_tour(port: int, tmp_path: Path) -> None:
     """
     `--exit` plays the whole tour, every promise is kept, and nothing is left on the disk.
     """
-    with demo("--exit", "--port", str(port), temporary=tmp_path) as process:
+    play_the_tour(port, tmp_path)
+
+
+@pytest.mark.slow
+def test_tour_on_postgresql(port: int, tmp_path: Path, postgres_url: str) -> None:
+    """
+    The same tour with DATABASE_URL, by the name that hosting services give it; nothing is left there either.
+    """
+    before = schemas(postgres_url)
+
+    play_the_tour(port, tmp_path, DATABASE_URL=postgres_url.replace("postgresql+psycopg:", "postgres:"))
+
+    assert before == schemas(postgres_url)
+
+
+def play_the_tour(port: int, tmp_path: Path, **environment: str) -> None:
+    with demo("--exit", "--port", str(port), temporary=tmp_path, **environment) as process:
         output, errors = process.communicate(timeout=DEMO_SECONDS)
 
     assert (0, "") == (process.returncode, errors), output
@@ -156,6 +173,19 @@ def test_port_in_use(tmp_path: Path) -> None:
     assert (1, "") == (process.returncode, output)
     assert errors.startswith(f"demo: port {taken} cannot be used")
     assert "--port 8001" in errors
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_no_database(port: int, tmp_path: Path) -> None:
+    """
+    A DATABASE_URL that leads nowhere is said so in one line, and nothing stays running.
+    """
+    nowhere = "postgresql://127.0.0.1:1/name"
+    with demo("--exit", "--port", str(port), temporary=tmp_path, DATABASE_URL=nowhere) as process:
+        output, errors = process.communicate(timeout=DEMO_SECONDS)
+
+    assert (1, "", 1) == (process.returncode, output, errors.count("\n")), errors
+    assert errors.startswith("demo: the tour needs")
     assert [] == list(tmp_path.iterdir())
 
 

@@ -5,9 +5,11 @@ import signal
 from typing import Any
 
 import pytest
+from sqlalchemy import func, select
 
 from example_app import simulate
-from tests.example_app.conftest import Customer, MakeApp
+from example_app.models import Payment, db
+from tests.example_app.conftest import Customer, MakeApp, on_records
 
 
 def test_off_by_default(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,9 +70,11 @@ def test_witness_is_not_the_store(make_app: MakeApp) -> None:
     """
     When the store forgets a key the request runs again, and the witness says so.
     """
-    Customer(make_app()).pay("key-1")
+    app = make_app()
+    Customer(app).pay("key-1")
+    on_records(app, "DELETE FROM idempotency_records")
 
-    again = Customer(make_app()).pay("key-1")  # another application: same files, another memory store
+    again = Customer(app).pay("key-1")
 
     assert (201, "2") == (again.status_code, again.headers["X-Executions"])
 
@@ -119,14 +123,16 @@ def test_delay(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("moment", "payments"), (("before_commit", 0), ("after_commit", 1)))
-def test_crash(customer: Customer, monkeypatch: pytest.MonkeyPatch, moment: str, payments: int) -> None:
+def test_crash(make_app: MakeApp, database: str, monkeypatch: pytest.MonkeyPatch, moment: str, payments: int) -> None:
     """
     The crash is a SIGKILL to the worker's own process, on the named side of the commit, with the execution counted.
     """
+    customer = Customer(make_app(SQLALCHEMY_DATABASE_URI=database))
     found: list[Any] = []
 
     def kill(pid: int, number: int) -> None:
-        found.extend((pid, number, len(customer.payments())))
+        with db.engine.connect() as connection:  # as others see it
+            found.extend((pid, number, connection.scalar(select(func.count()).select_from(Payment))))
 
     monkeypatch.setattr("example_app.simulate.os.kill", kill)
 
@@ -134,6 +140,20 @@ def test_crash(customer: Customer, monkeypatch: pytest.MonkeyPatch, moment: str,
 
     assert [os.getpid(), signal.SIGKILL, payments] == found
     assert "1" == answer.headers["X-Executions"]
+
+
+def test_crash_in_a_view_that_commits(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Wherever the commit is made, that is where it strikes, and only once.
+    """
+    found: list[int] = []
+    monkeypatch.setattr("example_app.simulate.os.kill", lambda pid, number: found.append(number))
+    body = {"account_id": "acc_1", "amount": 1, "currency": "EUR", "simulate": {"crash": "after_commit"}}
+
+    answers = [customer.send("POST", "/gateway/charges", key, body) for key in ("key-1", "key-1", "key-2")]
+
+    assert [201, 201, 201] == [answer.status_code for answer in answers]
+    assert [signal.SIGKILL] * 2 == found
 
 
 @pytest.mark.parametrize(

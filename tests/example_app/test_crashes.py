@@ -1,0 +1,77 @@
+"""Workers that are really killed, on either side of the commit, on each kind of database."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flask import Flask
+from sqlalchemy import func, select
+
+from example_app.models import GatewayCharge, Payment, db
+from tests.example_app.conftest import Customer, MakeApp, on_records
+from tests.example_app.crashing_worker import ask
+
+ROOT = Path(__file__).parents[2]
+WORKER_SECONDS = 60
+
+
+@pytest.fixture
+def app(make_app: MakeApp, database: str) -> Flask:
+    return make_app(SQLALCHEMY_DATABASE_URI=database)
+
+
+def crash(app: Flask, blueprint: str, moment: str) -> None:
+    """The request is sent to a worker, which is killed; its lease is over."""
+    names = ("SQLALCHEMY_DATABASE_URI", "DEMO_SIMULATE", "DEMO_WITNESS", "IDEMPOTENCY_SECRET")
+    config = json.dumps({name: app.config[name] for name in names})
+    worker = subprocess.run(
+        [sys.executable, "-m", "tests.example_app.crashing_worker", config, blueprint, moment],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=WORKER_SECONDS,
+    )
+    assert -signal.SIGKILL == worker.returncode, worker.stderr
+    on_records(app, "UPDATE idempotency_records SET lease_until = 0 WHERE state = 'processing'")
+
+
+def rows(app: Flask) -> int:
+    with app.app_context():
+        counts = [select(func.count()).select_from(model) for model in (Payment, GatewayCharge)]
+        return sum(db.session.scalars(count).one() for count in counts)
+
+
+@pytest.mark.parametrize(
+    ("moment", "left", "replayed", "executions"), (("before_commit", 0, None, "2"), ("after_commit", 1, "true", "1"))
+)
+def test_payment(app: Flask, moment: str, left: int, replayed: str | None, executions: str) -> None:
+    """
+    Its retry gets a 201 and there is one payment: a new one, or the one that was made.
+    """
+    crash(app, "payments", moment)
+    assert left == rows(app)
+
+    answers = [ask(Customer(app), "payments", moment) for _ in range(2)]
+
+    assert [201, 201] == [answer.status_code for answer in answers]
+    assert [replayed, "true"] == [answer.headers.get("Idempotency-Replayed") for answer in answers]
+    assert executions == answers[-1].headers["X-Executions"]
+    assert 1 == rows(app)
+
+
+@pytest.mark.parametrize(("moment", "left"), (("before_commit", 0), ("after_commit", 1)))
+def test_plain_view(app: Flask, moment: str, left: int) -> None:
+    """
+    Nobody knows what a view did that commits by itself: its retry is refused, and there is one charge at most.
+    """
+    crash(app, "gateway", moment)
+
+    answer = ask(Customer(app), "gateway", moment)
+
+    assert (409, "1") == (answer.status_code, answer.headers["X-Executions"])
+    assert left == rows(app)

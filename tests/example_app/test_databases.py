@@ -1,0 +1,177 @@
+"""Which database the service and the tour run on."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+from sqlalchemy import create_engine, inspect, text
+
+from example_app import models
+from example_app.app import create_app
+from example_app.databases import NoDatabase, tour_database
+from example_app.models import db
+from flask_idempotency import ConfigurationError
+from tests.example_app.conftest import Customer, MakeApp
+
+NOBODY_LISTENS = "redis://127.0.0.1:1/0"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    (
+        ("postgres://u:p@host:5/name?a=b", "postgresql+psycopg://u:p@host:5/name?a=b"),
+        ("postgresql://host/name", "postgresql+psycopg://host/name"),
+        ("postgresql+psycopg2://host/name", "postgresql+psycopg2://host/name"),
+        ("sqlite:///postgres://", "sqlite:///postgres://"),
+    ),
+)
+def test_spelling(given: str, expected: str) -> None:
+    """
+    PostgreSQL's usual names mean the driver that is installed; who names a driver gets that one.
+    """
+    assert expected == models.database_url(given)
+
+
+def test_database_url(make_app: MakeApp, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    DATABASE_URL is where payments and records are, and PATCH and the other views work there too.
+    """
+    monkeypatch.setenv("DATABASE_URL", postgres_url.replace("postgresql+psycopg:", "postgres:"))
+    config = make_app().config
+    names = ("SQLALCHEMY_ENGINE_OPTIONS", "IDEMPOTENCY_SECRET", "DEMO_WITNESS")
+    app = create_app({name: config[name] for name in names})
+    customer = Customer(app)
+
+    paid = [customer.pay("key-1") for _ in range(2)]
+    changed = customer.send("PATCH", paid[0].headers["Location"], "key-2", {"amount": 1})
+
+    with app.app_context():
+        assert "postgresql" == db.engine.dialect.name
+        assert inspect(db.engine).has_table("idempotency_records")
+    assert [201, 201, 200] == [answer.status_code for answer in (*paid, changed)]
+    assert 1 == len(customer.payments())
+
+
+@pytest.mark.parametrize("name", ("IDEMPOTENCY_REDIS_URL", "FLASK_IDEMPOTENCY_REDIS_URL"))
+def test_a_cache_that_is_gone(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """
+    IDEMPOTENCY_REDIS_URL puts a cache in front, and nothing depends on it.
+    """
+    monkeypatch.setenv(name, NOBODY_LISTENS)
+    app = make_app()
+    customer = Customer(app)
+
+    assert NOBODY_LISTENS == app.config["IDEMPOTENCY_REDIS_URL"]
+    assert [201, 201] == [customer.pay("key-1").status_code for _ in range(2)]
+    assert 1 == len(customer.payments())
+
+
+def test_records_elsewhere(make_app: MakeApp) -> None:
+    """
+    Payments cannot be committed together with a record in Redis or memory, and that is said, with the remedy.
+    """
+    customer = Customer(make_app(IDEMPOTENCY_STORE="memory://"))
+
+    with pytest.raises(ConfigurationError, match=r"payments\.create.*flask-sqlalchemy://"):
+        customer.pay("key-1")
+
+
+def test_workers_start_at_once(make_app: MakeApp, database: str) -> None:
+    """
+    Each makes the tables that are not there, and none trips over another.
+    """
+    barrier = Barrier(4)
+
+    def start(_: int) -> Customer:
+        barrier.wait(10)
+        return Customer(make_app(SQLALCHEMY_DATABASE_URI=database))
+
+    with ThreadPoolExecutor(4) as threads:
+        customers = list(threads.map(start, range(4)))
+
+    assert [201] * 4 == [customer.pay("key-1").status_code for customer in customers]
+    assert 1 == len(customers[0].payments())
+
+
+class TestTourDatabase:
+    def test_sqlite(self, tmp_path: Path) -> None:
+        """
+        A file in the folder that goes with the demo.
+        """
+        for given in (None, ""):
+            with tour_database(given, folder=tmp_path) as url:
+                assert f"sqlite:///{tmp_path / 'shop.sqlite3'}" == url
+
+    @pytest.mark.parametrize("spelled", ("postgres:", "postgresql:", "postgresql+psycopg:"))
+    def test_schema_of_its_own(self, postgres_url: str, tmp_path: Path, spelled: str) -> None:
+        """
+        In a database that others use the tour touches nothing of theirs, and nothing of it stays.
+        """
+        engine = create_engine(postgres_url)
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE payments (theirs integer)"))
+        before = schemas(postgres_url)
+
+        with tour_database(postgres_url.replace("postgresql+psycopg:", spelled), folder=tmp_path) as url:
+            ours = create_engine(url)
+            assert not inspect(ours).has_table("payments")
+            with ours.begin() as connection:
+                connection.execute(text("CREATE TABLE payments (ours integer)"))
+            ours.dispose()
+            assert 1 == len(schemas(postgres_url) - before)
+
+        assert before == schemas(postgres_url)
+        assert ["theirs"] == [column["name"] for column in inspect(engine).get_columns("payments")]
+        engine.dispose()
+
+    def test_options_are_kept(self, postgres_url: str, tmp_path: Path) -> None:
+        """
+        What else DATABASE_URL asks of its connections still holds.
+        """
+        with tour_database(f"{postgres_url}?options=-cwork_mem%3D9MB", folder=tmp_path) as url:
+            engine = create_engine(url)
+            with engine.connect() as connection:
+                assert "9MB" == connection.execute(text("SHOW work_mem")).scalar_one()
+            engine.dispose()
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        (
+            ("nonsense secret", "no URL"),
+            ("postgresql://u:secret@host:port/name", "no URL"),
+            ("sqlite:///file", "on PostgreSQL or"),
+            ("postgresql://u:secret@127.0.0.1:1/name", "schema of its own.*refused"),
+        ),
+    )
+    def test_refusals(self, tmp_path: Path, given: str, words: str) -> None:
+        """
+        What cannot be is said in one line, without the password.
+        """
+        with pytest.raises(NoDatabase, match=words) as caught, tour_database(given, folder=tmp_path):
+            pass
+
+        assert "secret" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    def test_role_without_the_right(self, postgres_url: str, tmp_path: Path) -> None:
+        """
+        A role that may not make schemas is told so, and nothing is written into somebody else's.
+        """
+        engine = create_engine(postgres_url)
+        with engine.begin() as connection:
+            connection.execute(text("DO $$BEGIN CREATE ROLE guest LOGIN; EXCEPTION WHEN duplicate_object THEN END$$"))
+        engine.dispose()
+        given = postgres_url.replace("postgres@", "guest@")
+
+        with pytest.raises(NoDatabase, match="permission denied"), tour_database(given, folder=tmp_path):
+            pass
+
+
+def schemas(url: str) -> set[str]:
+    engine = create_engine(url)
+    names = set(inspect(engine).get_schema_names())
+    engine.dispose()
+    return names
