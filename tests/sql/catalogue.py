@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, Engine, Row, text
+
+from flask_idempotency.stores.sql.migrations import version
 
 Catalogue = dict[str, list[tuple[object, ...]]]
 
@@ -42,3 +44,14 @@ def catalogue(connection: Connection) -> Catalogue:
 
 def _plain(row: Row[Any]) -> tuple[object, ...]:
     return tuple("".join(value.split()) if isinstance(value, str) else value for value in row)
+
+
+def found(engine: Engine) -> Catalogue:
+    with engine.connect() as connection:
+        return catalogue(connection)
+
+
+def reached(engine: Engine) -> int:
+    """The schema's version."""
+    with engine.connect() as connection:
+        return version(connection)

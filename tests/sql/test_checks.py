@@ -280,7 +280,7 @@ def test_what_a_driver_quotes_is_blotted_out(make_engine: MakeEngine, spelling: 
     def refuse(*_: object) -> None:
         raise psycopg.OperationalError(f'missing "=" after "{spelling}"\nin the connection string')
 
-    with pytest.raises(StoreUnavailable, match=r': missing "=" after "\*\*\*"$'):
+    with pytest.raises(StoreUnavailable, match=r': missing "=" after "\*\*\*"\.$'):
         SqlSchema(Holder(engine)).upgrade()
 
 

@@ -1,11 +1,8 @@
-"""The migrations make what is declared, once, whoever else is at it."""
+"""The migrations make what is declared, from wherever a database stands."""
 
 from __future__ import annotations
 
 import inspect
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from threading import Barrier
 
 import pytest
 from sqlalchemy import Engine, text
@@ -14,24 +11,11 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.stores.sql import migrations, schema
-from flask_idempotency.stores.sql.migrations import LATEST, steps, upgrade, version
+from flask_idempotency.stores.sql.migrations import LATEST, upgrade
 from flask_idempotency.stores.sql.migrations.steps import STEPS
 from flask_idempotency.stores.sql.structure import lacks
-from tests.sql.catalogue import Catalogue, catalogue
-from tests.sql.conftest import MakeEngine, on_postgresql, on_sqlite
-from tests.tooling.processes import eventually
-
-CROWD = 8
-
-
-def found(engine: Engine) -> Catalogue:
-    with engine.connect() as connection:
-        return catalogue(connection)
-
-
-def reached(engine: Engine) -> int:
-    with engine.connect() as connection:
-        return version(connection)
+from tests.sql.catalogue import found
+from tests.sql.conftest import MakeEngine, on_postgresql
 
 
 def last_fence(engine: Engine) -> int:
@@ -85,63 +69,6 @@ def test_migrations_do_not_follow_the_declaration() -> None:
     sources = [inspect.getsource(module) for name, module in vars(migrations).items() if name.startswith("m0")]
 
     assert [False] * len(STEPS) == [".schema" in source or "import schema" in source for source in sources]
-
-
-@pytest.mark.parametrize("isolation", (None, "AUTOCOMMIT", "SERIALIZABLE"))
-def test_an_engine_is_upgraded_at_once(make_engine: MakeEngine, isolation: str | None) -> None:
-    """
-    Whatever it does about transactions, what was done is committed and nothing is left open.
-    """
-    engine = make_engine(**({"isolation_level": isolation} if isolation else {}))
-
-    done = upgrade(engine)
-
-    assert (len(STEPS), [], LATEST) == (len(done), upgrade(engine), reached(make_engine()))
-
-
-def test_a_transaction_of_the_callers_stays_the_callers(engine: Engine) -> None:
-    """
-    Alembic commits the tables together with its own note of them, or not at all.
-    """
-    with engine.connect() as connection, connection.begin() as transaction:
-        upgrade(connection)
-        transaction.rollback()
-
-    assert 0 == reached(engine)
-
-    with engine.begin() as connection:
-        upgrade(connection)
-
-    assert LATEST == reached(engine)
-
-
-@pytest.mark.parametrize("isolation", (None, "AUTOCOMMIT"))
-def test_a_connection_without_a_transaction_gets_one(make_engine: MakeEngine, isolation: str | None) -> None:
-    """
-    What was said to be done is not rolled back when the connection is put away.
-    """
-    engine = make_engine(**({"isolation_level": isolation} if isolation else {}))
-    with engine.connect() as connection:
-        upgrade(connection)
-
-    assert LATEST == reached(engine)
-
-
-@pytest.mark.parametrize("isolation", (None, "AUTOCOMMIT"))
-def test_a_step_that_fails_leaves_nothing(
-    make_engine: MakeEngine, isolation: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """
-    Half a schema is never committed, and the connection serves whoever is next.
-    """
-    engine = make_engine(pool_size=1, max_overflow=0, **({"isolation_level": isolation} if isolation else {}))
-    with monkeypatch.context() as patch:
-        statements = (*STEPS[-1].statements[engine.dialect.name], "SELECT nothing FROM nowhere")
-        patch.setattr(steps, "STEPS", (replace(STEPS[-1], statements={engine.dialect.name: statements}),))
-        with pytest.raises(Exception, match="nowhere"), engine.connect() as connection:
-            upgrade(connection)
-
-    assert (0, True) == (reached(engine), bool(upgrade(engine)))
 
 
 def test_tables_that_others_made_are_taken_over(engine: Engine) -> None:
@@ -207,6 +134,34 @@ def test_fences_are_seeded_only_upwards(engine: Engine, ahead: bool) -> None:
     assert ahead == (last_fence(engine) == fence)
 
 
+@on_postgresql
+def test_a_sequence_that_hands_out_numbers_in_advance_is_mended(engine: Engine) -> None:
+    """
+    A later claim would get a lower fence from another session's store of them.
+    """
+    execute(engine, "CREATE SEQUENCE idempotency_fences CACHE 20")
+
+    upgrade(engine)
+
+    ((*_, cache, _),) = found(engine)["sequences"]
+    assert 1 == cache
+
+
+@on_postgresql
+def test_no_fence_is_granted_while_fences_are_lifted(make_engine: MakeEngine) -> None:
+    """
+    One that was granted between the look and the leap could be granted again.
+    """
+    engine, other = make_engine(), make_engine(connect_args={"options": "-c lock_timeout=1ms"})
+    upgrade(engine)
+    set_fence(engine, 1)
+    with engine.connect() as upgrading, upgrading.begin():
+        upgrade(upgrading)
+
+        with other.connect() as claiming, pytest.raises(OperationalError, match="lock timeout"):
+            claiming.scalar(text("SELECT nextval('idempotency_fences')"))
+
+
 def test_an_unseeded_fence_is_found_and_lifted(engine: Engine) -> None:
     """
     A sequence that somebody made by hand looks complete and counts from one.
@@ -242,59 +197,3 @@ def test_another_database_is_refused_by_name(engine: Engine, monkeypatch: pytest
 
     with pytest.raises(ConfigurationError, match="no schema for oracle in this release"):
         upgrade(engine)
-
-
-def test_a_crowd_upgrades_once(make_engine: MakeEngine) -> None:
-    """
-    Every container of a deployment runs it at start: one works, the others find it done.
-    """
-    barrier = Barrier(CROWD)
-
-    def run(engine: Engine) -> list[str]:
-        with engine.connect():
-            barrier.wait(30)
-        return upgrade(engine)
-
-    with ThreadPoolExecutor(CROWD) as threads:
-        done = list(threads.map(run, [make_engine() for _ in range(CROWD)]))
-
-    assert [[]] * (CROWD - 1) == sorted(done)[:-1]
-
-
-@on_postgresql
-def test_the_second_waits_before_its_first_look(make_engine: MakeEngine) -> None:
-    """
-    What the first has not committed yet is invisible: without the wait, both would create the same table.
-    """
-    with ThreadPoolExecutor(1) as threads, make_engine().connect() as first, first.begin() as transaction:
-        upgrade(first)
-        second = threads.submit(upgrade, make_engine())
-        waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-        assert eventually(lambda: first.scalar(waiting) == 1)
-        transaction.commit()
-
-        assert [] == second.result(30)
-
-
-@on_sqlite
-def test_the_second_asks_for_the_lock_before_its_first_look(make_engine: MakeEngine) -> None:
-    """
-    A transaction that had read first would fail at its first write, however patient it is.
-    """
-    with make_engine().connect() as first, first.begin():
-        upgrade(first)
-        with pytest.raises(OperationalError, match="locked") as refused:
-            upgrade(make_engine(connect_args={"timeout": 0}))
-
-    assert "BEGIN IMMEDIATE" == refused.value.statement
-
-
-@on_postgresql
-def test_no_lock_outlives_an_upgrade(engine: Engine) -> None:
-    """
-    Behind a pooler it would be somebody else's, and the next upgrade would wait for ever.
-    """
-    with engine.connect() as connection:
-        upgrade(connection)
-
-        assert 0 == connection.scalar(text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"))

@@ -51,7 +51,7 @@ class SqlSchema:
         except SQLAlchemyError as error:
             url = self._database.engine.url
             # The cause quotes statements and addresses, and stays out of every log.
-            raise StoreUnavailable(f"{_place(url)}: {_without_secrets(_said(error), url)}") from None
+            raise StoreUnavailable(f"{_place(url)}: {_without_secrets(_said(error), url)}.") from None
 
 
 def _place(url: URL) -> str:
@@ -59,8 +59,8 @@ def _place(url: URL) -> str:
 
 
 def _said(error: SQLAlchemyError) -> str:
-    """The first line: what follows quotes the statement."""
-    return str(getattr(error, "orig", None) or error).partition("\n")[0]
+    """The first line, without its full stop: what follows quotes the statement."""
+    return str(getattr(error, "orig", None) or error).partition("\n")[0].rstrip(".")
 
 
 def _without_secrets(words: str, url: URL) -> str:
