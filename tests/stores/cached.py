@@ -1,0 +1,47 @@
+"""Answers to cache, and a look at whether they are."""
+
+from __future__ import annotations
+
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.record import About, OnLapse, Payload, Record, State
+from flask_idempotency.stores.redis.replays import RedisReplays
+from flask_idempotency.stores.tiered import Missed
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing.contract.examples import ABOUT, FINGERPRINT, KEEP, PAYLOAD, a_key, a_token
+
+# More time than a cache gets otherwise: two busy cores would sometimes need it.
+PATIENT = "?socket_timeout=5&socket_connect_timeout=5"
+
+
+def completed(clock: FrozenClock, *, fence: int = 7, payload: Payload = PAYLOAD, about: About = ABOUT) -> Record:
+    """A record as a system of record has just told it, whose clock happens to be the cache's."""
+    return Record(
+        state=State.COMPLETED,
+        token=a_token(),
+        fence=fence,
+        attempt=1,
+        fingerprint=FINGERPRINT,
+        on_lapse=OnLapse.QUARANTINE,
+        about=about,
+        requested_at=clock.now - 10,
+        deadline=clock.now + KEEP,
+        remaining=KEEP,
+        completed_at=clock.now - 1,
+        payload=payload,
+    )
+
+
+def missed(cache: RedisReplays, key: StorageKey) -> int:
+    """When this key was looked for in vain, by the cache's clock."""
+    match cache.peek(key):
+        case Missed(at=int(at)):
+            return at
+        case found:
+            raise AssertionError(found)
+
+
+def filled(cache: RedisReplays, record: Record) -> StorageKey:
+    key = a_key()
+    cache.fill(key, record, missed_at=missed(cache, key))
+    assert record == cache.peek(key)
+    return key

@@ -1,0 +1,126 @@
+"""A record as bytes, made in Python: the same bytes that the scripts make, and the same record again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flask_idempotency.engine.record import About, OnLapse, Payload, Record, State
+from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.record import ABOUT_TEXT_BYTES, decode, encode
+from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.testing.clock import FrozenClock
+from flask_idempotency.testing.contract.examples import Standing, a_key, stand
+
+texts = st.text(st.characters(), max_size=200)
+milliseconds = st.integers(0, 2**41).map(lambda ms: ms / 1000)
+abouts = st.builds(About, tenant=texts, principal=texts, method=texts, operation=texts)
+payloads = st.builds(
+    Payload,
+    data=st.binary(max_size=300),
+    status=st.integers(0, 65535),
+    success=st.booleans(),
+    byte_size=st.integers(0, 2**60),
+)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> Record:
+    state, requested = draw(st.sampled_from(State)), draw(milliseconds)
+    completed = state is State.COMPLETED
+    return Record(
+        state=state,
+        token=draw(st.binary(min_size=16, max_size=16)),
+        fence=draw(st.integers(0, 2**56 - 1)),
+        attempt=draw(st.integers(0, 255)),
+        fingerprint=draw(st.binary(min_size=17, max_size=17)),
+        on_lapse=draw(st.sampled_from(OnLapse)),
+        about=draw(abouts),
+        requested_at=requested,
+        deadline=draw(milliseconds),
+        remaining=0.0,
+        completed_at=round(requested + draw(st.integers(0, 2**38)) / 1000, 3) if completed else None,
+        payload=draw(payloads) if completed else None,
+        reason=draw(st.text(max_size=50)) if state is State.QUARANTINED else "",
+    )
+
+
+A_RECORD = Record(
+    state=State.COMPLETED,
+    token=b"t" * 16,
+    fence=7,
+    attempt=1,
+    fingerprint=b"\1" * 17,
+    on_lapse=OnLapse.TAKEOVER,
+    about=About(),
+    requested_at=1000.0,
+    deadline=2000.0,
+    remaining=0.0,
+    completed_at=1001.0,
+    payload=Payload(b"", 204, True, 0),
+)
+
+
+@given(record=records())
+def test_every_record_survives(record: Record) -> None:
+    """
+    Field by field, whatever an application calls its tenants.
+    """
+    assert decode(encode(record), now=record.deadline) == record
+
+
+@given(record=records(), off=st.floats(-0.0004, 0.0004))
+def test_times_are_told_to_the_millisecond(record: Record, off: float) -> None:
+    """
+    A database counts in microseconds. What is between two milliseconds goes to the nearer one.
+    """
+    finer = replace(record, deadline=abs(record.deadline + off))
+
+    assert decode(encode(finer), now=0.0).deadline == pytest.approx(finer.deadline, abs=0.00051, rel=0)
+
+
+@pytest.mark.parametrize("standing", ("in flight", "completed", "quarantined", "lapsed, takeover"))
+def test_bytes_of_the_scripts_are_made_again(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, standing: Standing
+) -> None:
+    """
+    To the last bit: there is one format, and two who write it.
+    """
+    key = a_key()
+    clock.advance(0.123)
+    stand(store, clock, key, standing)
+    stored = redis_client.get(layout.keys(key)[0])
+    assert isinstance(stored, bytes)
+
+    assert encode(decode(stored, now=0.0)) == stored
+
+
+@pytest.mark.parametrize(
+    "record",
+    (
+        replace(A_RECORD, token=b"t" * 15),
+        replace(A_RECORD, fingerprint=b"\1" * 18),
+        replace(A_RECORD, attempt=256),
+        replace(A_RECORD, fence=2**56),
+        replace(A_RECORD, fence=-1),
+        replace(A_RECORD, completed_at=999.0),
+        replace(A_RECORD, deadline=float("inf")),
+        replace(A_RECORD, requested_at=float("nan")),
+        replace(A_RECORD, completed_at=None),
+        replace(A_RECORD, payload=None),
+        replace(A_RECORD, payload=Payload(b"", 65536, True, 0)),
+        replace(A_RECORD, payload=Payload(b"", 200, True, -1)),
+        replace(A_RECORD, about=About(principal="p" * (ABOUT_TEXT_BYTES + 1))),
+        replace(A_RECORD, state=State.QUARANTINED, reason="\ud800"),
+    ),
+)
+def test_what_does_not_fit_is_refused(record: Record) -> None:
+    """
+    Cut or wrapped round it would be another record.
+    """
+    with pytest.raises(ValueError, match=r"fit|completed|NaN|surrogates"):
+        encode(record)

@@ -1,0 +1,146 @@
+"""A cache that is spoilt, full, forgetful or gone: it has no answer then, and raises nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import redis
+
+from example_app.servers import RedisServer
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.record import Record
+from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.replays import RedisReplays
+from flask_idempotency.stores.tiered import Missed
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing.contract.examples import PAYLOAD, a_key
+from tests.services import StartRedis
+from tests.stores.cached import PATIENT, completed, filled, missed
+
+
+@pytest.fixture
+def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplays]:
+    cache = RedisReplays(redis_server.url + PATIENT, clock=clock)
+    yield cache
+    cache.close()
+
+
+def sealed(client: redis.Redis, key: StorageKey) -> bytes:
+    data = client.get(layout.replay(key))
+    assert isinstance(data, bytes)
+    return data
+
+
+@pytest.mark.parametrize("spoilt", ("a bit", "cut short", "the sum alone", "another key's", "of another type"))
+def test_what_cannot_be_read_is_dropped(
+    cache: RedisReplays, redis_client: redis.Redis, clock: FrozenClock, caplog: pytest.LogCaptureFixture, spoilt: str
+) -> None:
+    """
+    In a cache it is as good as absent, because the system of record still decides. It is logged, without the key.
+    """
+    key, other = filled(cache, completed(clock)), filled(cache, completed(clock))
+    data = sealed(redis_client, key)
+    match spoilt:
+        case "a bit":
+            redis_client.set(layout.replay(key), data[:90] + bytes([data[90] ^ 1]) + data[91:])
+        case "cut short":
+            redis_client.set(layout.replay(key), data[:-5])
+        case "the sum alone":
+            redis_client.set(layout.replay(key), data[:9])
+        case "another key's":
+            redis_client.set(layout.replay(key), sealed(redis_client, other))
+        case _:
+            redis_client.delete(layout.replay(key))
+            redis_client.lpush(layout.replay(key), "not ours")
+
+    assert isinstance(cache.peek(key), Missed)
+
+    assert not redis_client.exists(layout.replay(key))
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert layout.replay(key).decode() not in caplog.text
+    missed(cache, key)
+
+
+def test_a_server_that_forgot_the_scripts_is_told_again(
+    cache: RedisReplays, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """
+    Restarted, it knows neither scripts nor answers.
+    """
+    filled(cache, completed(clock))
+    redis_client.flushall()
+    redis_client.script_flush()
+
+    filled(cache, completed(clock))
+
+
+def test_a_full_one_still_replays(
+    start_redis: StartRedis, redis_kind: str, clock: FrozenClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    It takes no more answers, which is said once until it does, and nobody leaves it alone for that.
+    """
+    server = start_redis(redis_kind, "--maxmemory-policy", "noeviction")
+    cache = RedisReplays(server.url + PATIENT, clock=clock)
+    record = completed(clock)
+    key = filled(cache, record)
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("maxmemory", 1)
+        for _ in range(3):
+            another = a_key()
+            cache.fill(another, record, missed_at=missed(cache, another))
+        missed(cache, another)
+        assert record == cache.peek(key)
+        client.config_set("maxmemory", 0)
+    filled(cache, record)
+    cache.close()
+
+    assert [entry.levelname for entry in caplog.records] == ["WARNING"]
+    assert "takes no more of them" in caplog.text
+
+
+def test_any_eviction_policy_will_do(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> None:
+    """
+    What is evicted is asked of the system again.
+    """
+    server = start_redis(redis_kind, "--maxmemory-policy", "allkeys-lru", "--maxmemory", "3mb")
+    cache = RedisReplays(server.url + PATIENT, clock=clock)
+    large = completed(clock, payload=replace(PAYLOAD, data=bytes(100_000)))
+    keys = [filled(cache, large) for _ in range(40)]
+    found = [isinstance(cache.peek(key), Record) for key in keys]
+    cache.close()
+
+    assert {True, False} == set(found)
+
+
+def test_a_dead_server_is_no_error(
+    start_redis: StartRedis, redis_kind: str, clock: FrozenClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    It has nothing, and takes nothing; used again when it is back. Neither key nor password is logged.
+    """
+    caplog.set_level(logging.INFO, logger="flask_idempotency")
+    server, ticking = start_redis(redis_kind), FrozenClock()
+    url = server.url.replace("127.0.0.1", ":s3cret@127.0.0.1")
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("requirepass", "s3cret")
+    cache = RedisReplays(url + PATIENT, clock=clock, monotonic=ticking)
+    key = filled(cache, completed(clock))
+    server.kill()
+
+    assert Missed() == cache.peek(key)
+    cache.fill(key, completed(clock), missed_at=int(clock.now * 1_000_000))
+
+    server.restart()
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("requirepass", "s3cret")
+    assert Missed() == cache.peek(key)
+    ticking.advance(1)
+    filled(cache, completed(clock))
+    cache.close()
+    assert [entry.levelname for entry in caplog.records] == ["WARNING", "INFO"]
+    assert "s3cret" not in caplog.text
+    assert layout.replay(key).decode() not in caplog.text

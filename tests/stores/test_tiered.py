@@ -1,0 +1,301 @@
+"""Who is asked when, and that only what the system of record has committed is ever cached."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import redis
+
+from example_app.servers import RedisServer
+from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import InFlight, Mismatched, Replayed, Unknown
+from flask_idempotency.engine.record import Payload, Record
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.redis.replays import RedisReplays
+from flask_idempotency.stores.tiered import REMEMBERED_CLAIMS, TieredStore
+from flask_idempotency.testing import FaultyStore, FrozenClock, TcpProxy
+from flask_idempotency.testing.contract.examples import (
+    KEEP,
+    LEASE,
+    OTHER_FINGERPRINT,
+    OTHER_PAYLOAD,
+    PAYLOAD,
+    Standing,
+    a_key,
+    a_request,
+    a_token,
+    found,
+    stand,
+)
+from tests.stores.cached import PATIENT, completed
+from tests.tiered_backends import TellingStore
+
+MEETING_SECONDS = 30.0
+
+
+@pytest.fixture
+def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplays]:
+    cache = RedisReplays(redis_server.url + PATIENT, clock=clock)
+    yield cache
+    cache.close()
+
+
+@pytest.fixture
+def system(clock: FrozenClock) -> FaultyStore:
+    return FaultyStore(MemoryStore(clock))
+
+
+@pytest.fixture
+def store(system: FaultyStore, cache: RedisReplays) -> TieredStore:
+    return TieredStore(system, cache)
+
+
+@pytest.fixture
+def telling(clock: FrozenClock, cache: RedisReplays) -> TieredStore:
+    return TieredStore(TellingStore(clock), cache)
+
+
+def cached(cache: RedisReplays, key: StorageKey) -> bool:
+    return isinstance(cache.peek(key), Record)
+
+
+def test_the_first_request_asks_the_system_twice(
+    store: TieredStore, system: FaultyStore, clock: FrozenClock, redis_client: redis.Redis
+) -> None:
+    """
+    Once to claim and once to complete. An answer that nobody asks for again takes no memory of the cache.
+    """
+    stand(store, clock, a_key(), "completed")
+
+    assert (["claim", "complete"], 0) == (system.verbs(), redis_client.dbsize())
+
+
+def test_the_first_replay_asks_the_system_and_the_next_do_not(
+    store: TieredStore, system: FaultyStore, clock: FrozenClock
+) -> None:
+    """
+    All of them give the record that the system would give.
+    """
+    key = a_key()
+    stand(store, clock, key, "completed")
+    clock.advance(100)
+    expected = Replayed(found(system, key))
+    before = len(system.calls)
+
+    outcomes = [store.claim(a_request(key), token=a_token(), lease=LEASE) for _ in range(3)]
+
+    assert [expected] * 3 == outcomes
+    assert ["claim"] == system.verbs()[before:]
+
+
+def test_a_hot_replay_is_one_command_and_nothing_of_the_system(
+    redis_server: RedisServer, system: FaultyStore, clock: FrozenClock
+) -> None:
+    """
+    Counted where it passes; and so is the refusal of another request under the same key.
+    """
+    with TcpProxy(redis_server.port) as proxy:
+        cache = RedisReplays(f"redis://127.0.0.1:{proxy.port}/0{PATIENT}", clock=clock)
+        store, key = TieredStore(system, cache), a_key()
+        stand(store, clock, key, "completed")
+        first = store.claim(a_request(key), token=a_token(), lease=LEASE)
+        before = proxy.requests, proxy.chunks, len(system.calls)
+        hot = store.claim(a_request(key), token=a_token(), lease=LEASE)
+        other = store.claim(a_request(key, fingerprint=OTHER_FINGERPRINT), token=a_token(), lease=LEASE)
+        cache.close()
+
+        assert first == hot
+        assert Mismatched(first_seen=clock.now) == other
+        assert (before[0] + 2, before[1] + 2, before[2]) == (proxy.requests, proxy.chunks, len(system.calls))
+
+
+@pytest.mark.parametrize("standing", ("in flight", "quarantined", "lapsed, quarantine"))
+def test_what_is_not_completed_is_never_cached(
+    store: TieredStore, clock: FrozenClock, redis_client: redis.Redis, standing: Standing
+) -> None:
+    """
+    It would have two homes, and they would soon differ.
+    """
+    key = a_key()
+    stand(store, clock, key, standing)
+    outcomes = [
+        store.claim(a_request(key, fingerprint=fingerprint), token=a_token(), lease=LEASE)
+        for fingerprint in (a_request(key).fingerprint, OTHER_FINGERPRINT)
+    ]
+
+    assert isinstance(outcomes[0], InFlight | Unknown)
+    assert isinstance(outcomes[1], Mismatched)
+    assert redis_client.dbsize() == 0
+
+
+def test_reading_is_the_systems(store: TieredStore, clock: FrozenClock, cache: RedisReplays) -> None:
+    """
+    Whoever waits or looks into a record wants to know how it stands, not how it stood.
+    """
+    key = a_key()
+    cache.fill(key, completed(clock), missed_at=int(clock.now * 1_000_000))
+
+    assert store.read(key) is None
+
+
+def test_a_telling_system_has_its_answers_cached_at_once(
+    telling: TieredStore, cache: RedisReplays, clock: FrozenClock
+) -> None:
+    """
+    Without another statement: the first replay is hot already.
+    """
+    key = a_key()
+    token = stand(telling, clock, key, "in flight")
+    clock.advance(5)
+    telling.complete(key, token, PAYLOAD, keep=KEEP)
+
+    hot = cache.peek(key)
+
+    # Counted from the claim, before which the cache told the time: five seconds less than it could be, never more.
+    assert replace(found(telling, key), remaining=KEEP - 5) == hot
+
+
+def test_repeating_a_completion_caches_what_was_stored_first(
+    telling: TieredStore, cache: RedisReplays, clock: FrozenClock
+) -> None:
+    """
+    Its reply was lost. Another answer that comes with the repetition is nobody's.
+    """
+    key = a_key()
+    token = stand(telling, clock, key, "in flight")
+    TellingStore.complete(telling._system, key, token, PAYLOAD, keep=KEEP)  # type: ignore[arg-type]
+    telling.complete(key, token, OTHER_PAYLOAD, keep=KEEP)
+
+    assert found(telling, key) == cache.peek(key)
+    assert PAYLOAD == found(telling, key).payload
+
+
+def test_nothing_is_cached_before_the_system_has_committed(cache: RedisReplays, clock: FrozenClock) -> None:
+    """
+    However long the commit takes: an answer that is then rolled back must never have been replayed.
+    """
+    begun, commit = threading.Event(), threading.Event()
+
+    class Slow(TellingStore):
+        def complete_and_tell(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> Record:
+            record = super().complete_and_tell(key, token, payload, keep=keep)
+            begun.set()
+            assert commit.wait(MEETING_SECONDS)
+            return record
+
+    store, key = TieredStore(Slow(clock), cache), a_key()
+    token = stand(store, clock, key, "in flight")
+    owner = threading.Thread(target=lambda: store.complete(key, token, PAYLOAD, keep=KEEP))
+    owner.start()
+    assert begun.wait(MEETING_SECONDS)
+    seen = [cached(cache, key) for _ in range(20)]
+    commit.set()
+    owner.join(MEETING_SECONDS)
+
+    assert [False] * 20 == seen
+    assert cached(cache, key)
+
+
+@pytest.mark.parametrize("error", (LeaseLost, StoreUnavailable))
+def test_what_the_system_did_not_take_is_not_cached(
+    cache: RedisReplays, clock: FrozenClock, redis_client: redis.Redis, error: type[Exception]
+) -> None:
+    """
+    The caller hears what the system said; and when the owner repeats it, it is cached then.
+    """
+    errors = [error("as this test asked")]
+
+    class Refusing(TellingStore):
+        def complete_and_tell(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> Record:
+            if errors:
+                raise errors.pop()
+            return super().complete_and_tell(key, token, payload, keep=keep)
+
+    store, key = TieredStore(Refusing(clock), cache), a_key()
+    token = stand(store, clock, key, "in flight")
+    with pytest.raises(error):
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+    assert redis_client.dbsize() == 0
+
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+
+    assert cached(cache, key)
+
+
+def test_a_record_committed_elsewhere_is_cached_when_told(
+    store: TieredStore, system: FaultyStore, cache: RedisReplays, clock: FrozenClock
+) -> None:
+    """
+    In a transaction of the application, after the claim came through here.
+    """
+    key = a_key()
+    token = stand(store, clock, key, "in flight")
+    system.complete(key, token, PAYLOAD, keep=KEEP)
+    record = found(system, key)
+
+    store.committed(key, record)
+
+    assert record == cache.peek(key)
+
+
+def test_what_this_process_did_not_claim_waits_for_its_first_replay(
+    store: TieredStore, system: FaultyStore, cache: RedisReplays, clock: FrozenClock
+) -> None:
+    """
+    Nobody here knows what the cache's clock said before the system was asked.
+    """
+    key = a_key()
+    stand(system, clock, key, "completed")
+
+    store.committed(key, found(system, key))
+    assert not cached(cache, key)
+    store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    assert cached(cache, key)
+
+
+def test_a_commit_that_is_told_of_in_the_keys_next_life_is_not_cached(
+    store: TieredStore, system: FaultyStore, cache: RedisReplays, clock: FrozenClock
+) -> None:
+    """
+    The next owner's miss came after the question, and says nothing of this answer's end.
+    """
+    key = a_key()
+    system.complete(key, stand(store, clock, key, "in flight"), PAYLOAD, keep=KEEP)
+    late = found(system, key)
+    clock.advance(KEEP)
+    stand(store, clock, key, "in flight")
+
+    store.committed(key, late)
+
+    assert not cached(cache, key)
+
+
+def test_only_so_many_claims_are_remembered(telling: TieredStore, cache: RedisReplays, clock: FrozenClock) -> None:
+    """
+    The oldest is forgotten: a process that never completes what it claims must not grow for ever.
+    """
+    first, last = a_key(), a_key()
+    tokens = {first: stand(telling, clock, first, "in flight")}
+    for _ in range(REMEMBERED_CLAIMS - 1):
+        telling._remember(a_key(), a_token(), 0)
+    tokens[last] = stand(telling, clock, last, "in flight")
+    for key, token in tokens.items():
+        telling.complete(key, token, PAYLOAD, keep=KEEP)
+
+    assert (False, True) == (cached(cache, first), cached(cache, last))
+
+
+def test_settled_claims_are_not_remembered(telling: TieredStore, clock: FrozenClock) -> None:
+    """
+    Completed or released: their place is free.
+    """
+    stand(telling, clock, a_key(), "completed")
+    key = a_key()
+    telling.release(key, stand(telling, clock, key, "in flight"))
+
+    assert not telling._missed

@@ -1,0 +1,286 @@
+"""A cache that is late, killed, frozen, spoilt, emptied or wrong: the answers are those of the system alone."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
+from typing import Self
+
+import pytest
+import redis
+
+from example_app.servers import RedisServer
+from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import Claimed, InFlight, Replayed
+from flask_idempotency.engine.ports import Store
+from flask_idempotency.engine.record import Record
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.redis.replays import RedisReplays
+from flask_idempotency.stores.tiered import Missed, TieredStore
+from flask_idempotency.testing import FaultyStore, FrozenClock
+from flask_idempotency.testing.contract.examples import (
+    FINGERPRINT,
+    KEEP,
+    LEASE,
+    OTHER_FINGERPRINT,
+    OTHER_PAYLOAD,
+    PAYLOAD,
+    a_key,
+    a_request,
+    a_token,
+    found,
+    stand,
+)
+from tests.services import StartRedis
+from tests.stores.cached import PATIENT
+from tests.stores.weather import FATES, Fate, Weather
+from tests.tiered_backends import TellingStore
+
+A_KEY = a_key()
+
+
+@pytest.fixture
+def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplays]:
+    cache = RedisReplays(redis_server.url + PATIENT, clock=clock)
+    yield cache
+    cache.close()
+
+
+@pytest.fixture
+def system(clock: FrozenClock) -> FaultyStore:
+    return FaultyStore(MemoryStore(clock))
+
+
+@pytest.fixture
+def store(system: FaultyStore, cache: RedisReplays) -> TieredStore:
+    return TieredStore(system, cache)
+
+
+class HeldUp:
+    """A cache whose fills arrive when the test says so."""
+
+    def __init__(self, cache: RedisReplays) -> None:
+        self.peek = cache.peek
+        self._cache = cache
+        self._fills: list[Callable[[], None]] = []
+
+    def fill(self, key: StorageKey, record: Record, *, missed_at: int) -> None:
+        self._fills.append(lambda: self._cache.fill(key, record, missed_at=missed_at))
+
+    def arrive(self) -> None:
+        while self._fills:
+            self._fills.pop()()
+
+
+@pytest.mark.parametrize("settled", (False, True), ids=("in flight again", "completed again"))
+@pytest.mark.parametrize("telling", (False, True), ids=("replayed", "completed"))
+def test_a_fill_that_arrives_in_the_keys_next_life_does_not_bring_back_the_old_answer(
+    cache: RedisReplays, clock: FrozenClock, settled: bool, telling: bool
+) -> None:
+    """
+    It was stuck in front of a frozen server while the answer's life ended and the key was used again.
+    """
+    slow = HeldUp(cache)
+    system = TellingStore(clock) if telling else MemoryStore(clock)
+    late, store, key = TieredStore(system, slow), TieredStore(system, cache), a_key()
+    stand(late, clock, key, "completed")
+    late.claim(a_request(key), token=a_token(), lease=LEASE)
+    clock.advance(KEEP)
+    token = stand(store, clock, key, "in flight")
+    if settled:
+        store.complete(key, token, OTHER_PAYLOAD, keep=KEEP)
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    slow.arrive()
+
+    outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
+    assert Replayed(found(store, key)) == outcome if settled else isinstance(outcome, InFlight)
+
+
+def test_a_worker_killed_between_commit_and_fill_costs_one_more_look(cache: RedisReplays, clock: FrozenClock) -> None:
+    """
+    The next request, in another process, replays from the system, and fills in what is missing.
+    """
+    system = TellingStore(clock)
+    dying, watched = TieredStore(system, HeldUp(cache)), FaultyStore(system)
+    store, key = TieredStore(watched, cache), a_key()
+    stand(dying, clock, key, "completed")
+
+    outcomes = [store.claim(a_request(key), token=a_token(), lease=LEASE) for _ in range(2)]
+
+    assert [Replayed(found(system, key))] * 2 == outcomes
+    assert watched.verbs() == ["claim"]
+
+
+def test_an_answer_that_was_cached_and_spoilt_is_asked_for_again(
+    store: TieredStore, clock: FrozenClock, redis_client: redis.Redis
+) -> None:
+    """
+    The caller notices nothing, and the next finds it mended.
+    """
+    key = a_key()
+    stand(store, clock, key, "completed")
+    store.claim(a_request(key), token=a_token(), lease=LEASE)
+    (name,) = redis_client.keys()
+    redis_client.setrange(name, 70, b"\0\0\0")
+
+    outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    assert Replayed(found(store, key)) == outcome
+    assert redis_client.keys() == [name]
+
+
+class Broken:
+    """A cache with a bug."""
+
+    def peek(self, key: StorageKey) -> Record | Missed:
+        raise KeyError("what")
+
+    def fill(self, key: StorageKey, record: Record, *, missed_at: int) -> None:
+        raise KeyError("what")
+
+
+class BrokenFill(Broken):
+    def peek(self, key: StorageKey) -> Record | Missed:
+        return Missed(at=0)
+
+
+@pytest.mark.parametrize("broken", (Broken, BrokenFill))
+def test_a_bug_of_the_caches_is_logged_and_does_no_harm(
+    clock: FrozenClock, caplog: pytest.LogCaptureFixture, broken: type[Broken]
+) -> None:
+    """
+    A payment is not refused because its answer cannot be found sooner.
+    """
+    store, key = TieredStore(TellingStore(clock), broken()), a_key()
+    token = a_token()
+    assert isinstance(store.claim(a_request(key), token=token, lease=LEASE), Claimed)
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+
+    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+    assert {"ERROR"} == {record.levelname for record in caplog.records}
+    assert "KeyError" in caplog.text
+
+
+def test_the_systems_silence_is_not_covered_up(store: TieredStore, system: FaultyStore, clock: FrozenClock) -> None:
+    """
+    Only it grants. What is hot is replayed all the same, for that has happened.
+    """
+    hot = a_key()
+    stand(store, clock, hot, "completed")
+    store.claim(a_request(hot), token=a_token(), lease=LEASE)
+    system.down = True
+
+    with pytest.raises(StoreUnavailable):
+        store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+    assert isinstance(store.claim(a_request(hot), token=a_token(), lease=LEASE), Replayed)
+
+
+class FrozenServer:
+    """Accepts every connection, as the kernel does for a stopped process, and says nothing."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=100)
+        self._socket.setblocking(False)
+        self.url = f"redis://127.0.0.1:{self._socket.getsockname()[1]}/0"
+        self._accepted: list[socket.socket] = []
+
+    def connections(self) -> int:
+        """How many have come so far."""
+        with suppress(BlockingIOError):
+            while True:
+                self._accepted.append(self._socket.accept()[0])
+        return len(self._accepted)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for line in (self._socket, *self._accepted):
+            line.close()
+
+
+def test_a_frozen_server_is_waited_for_once_per_pause(clock: FrozenClock) -> None:
+    """
+    Of a hundred requests in each pause one waits, on one connection, for one time-out; the others do not notice.
+    """
+    ticking = FrozenClock()
+    with FrozenServer() as server:
+        cache = RedisReplays(server.url, clock=clock, monotonic=ticking)
+        store, waited = TieredStore(MemoryStore(clock), cache), []
+        for pause in (0, 1, 2, 4):
+            ticking.advance(pause)
+            for _ in range(100):
+                stand(store, clock, a_key(), "completed")
+            waited.append(server.connections())
+        cache.close()
+
+    assert [1, 2, 3, 4] == waited
+
+
+def test_a_stopped_server_does_no_harm_and_is_used_again(start_redis: StartRedis, redis_kind: str) -> None:
+    """
+    Stopped in the middle, by a debugger or by the host of its virtual machine, with an answer in it.
+    """
+    server, clock, ticking = start_redis(redis_kind), FrozenClock(), FrozenClock()
+    cache = RedisReplays(server.url, clock=clock, monotonic=ticking)
+    system = FaultyStore(MemoryStore(clock))
+    store, key = TieredStore(system, cache), a_key()
+    stand(store, clock, key, "completed")
+    store.claim(a_request(key), token=a_token(), lease=LEASE)
+    server.pause()
+    stopped = [store.claim(a_request(key), token=a_token(), lease=LEASE) for _ in range(10)]
+    server.resume()
+
+    assert [Replayed(found(system, key))] * 10 == stopped
+    for _ in range(100):
+        ticking.advance(60)
+        before = len(system.calls)
+        assert Replayed(found(store, key)) == store.claim(a_request(key), token=a_token(), lease=LEASE)
+        if system.verbs()[before:] == ["read"]:
+            break
+    cache.close()
+    assert system.verbs()[before:] == ["read"], "the cache was never used again"
+
+
+def story(store: Store, clock: FrozenClock) -> list[object]:
+    """What a key's two lives look like to those who ask."""
+    key, tokens = A_KEY, iter(bytes([number]) * 16 for number in range(100))
+
+    def ask(fingerprint: bytes = FINGERPRINT, token: bytes | None = None) -> object:
+        return store.claim(a_request(key, fingerprint=fingerprint), token=token or next(tokens), lease=LEASE)
+
+    told: list[object] = []
+    for payload in (PAYLOAD, OTHER_PAYLOAD):
+        owner = next(tokens)
+        told += [ask(token=owner), ask()]
+        store.complete(key, owner, payload, keep=KEEP)
+        told += [ask(), ask(), ask(OTHER_FINGERPRINT)]
+        clock.advance(KEEP - 1)
+        told += [ask(), ask(), ask(OTHER_FINGERPRINT)]
+        clock.advance(1)
+    return told
+
+
+@pytest.mark.parametrize("system", (MemoryStore, TellingStore))
+@pytest.mark.parametrize("fate", FATES)
+def test_whenever_it_strikes_the_story_is_the_same(
+    redis_server: RedisServer, system: type[MemoryStore], fate: Fate
+) -> None:
+    """
+    Before and after every command that the cache is sent, one at a time and ever after.
+    """
+    alone = FrozenClock()
+    expected = story(MemoryStore(alone), alone)
+
+    for nth in range(30):
+        for lasting in (False, True):
+            clock = FrozenClock()
+            with Weather.from_url(redis_server.url) as client:
+                client.flushall()
+                client.expect([*["fine"] * nth, fate], after=fate if lasting else "fine")
+                cache = RedisReplays(client, clock=clock, monotonic=count(step=60).__next__)
+                assert expected == story(TieredStore(system(clock), cache), clock), f"{fate} at command {nth}"

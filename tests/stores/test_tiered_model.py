@@ -1,0 +1,174 @@
+"""Any sequence of calls in any weather, against the system of record alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+
+import fakeredis
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from flask_idempotency.engine.errors import LeaseLost
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import Replayed
+from flask_idempotency.engine.ports import Store
+from flask_idempotency.engine.record import OnLapse, Payload, Record
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.replays import RedisReplays
+from flask_idempotency.stores.tiered import TieredStore
+from flask_idempotency.testing.clock import FrozenClock
+from flask_idempotency.testing.contract.examples import FINGERPRINT, OTHER_FINGERPRINT, a_key, a_request, a_token
+from tests.backends import OneAtATime
+from tests.stores.weather import FATES, Exposed, Fate
+from tests.tiered_backends import TellingStore
+
+KEYS = a_key(), a_key()
+keys = st.sampled_from(KEYS)
+durations = st.integers(1, 40)
+payloads = st.builds(
+    Payload,
+    data=st.binary(max_size=4),
+    status=st.sampled_from((200, 422)),
+    success=st.booleans(),
+    byte_size=st.integers(0, 200),
+)
+
+
+class FakeWeather(Exposed, OneAtATime):
+    pass
+
+
+class TieredMachine(RuleBasedStateMachine):
+    """Does the same to a tiered store and to a memory store of its own, in the same time, and compares all answers."""
+
+    tokens = Bundle("tokens")
+
+    @initialize(target=tokens, telling=st.booleans())
+    def begin(self, telling: bool) -> bytes:
+        self.clock = FrozenClock()
+        self.alone = MemoryStore(self.clock)
+        self.system = TellingStore(self.clock) if telling else MemoryStore(self.clock)
+        server = fakeredis.FakeServer()
+        self.client, self.onlooker = FakeWeather(server=server), OneAtATime(server=server)
+        self.new_process()
+        return a_token()
+
+    @rule()
+    def new_process(self) -> None:
+        """It remembers nothing of what the former one claimed."""
+        # Whenever it is asked the time, every pause is over: no failure spares the next call from failing.
+        cache = RedisReplays(self.client, clock=self.clock, monotonic=count(step=60).__next__)
+        self.store = TieredStore(self.system, cache)
+
+    @rule(target=tokens)
+    def another_token(self) -> bytes:
+        return a_token()
+
+    @rule(seconds=durations)
+    def time_passes(self, seconds: int) -> None:
+        self.clock.advance(seconds)
+
+    @rule(fates=st.lists(st.sampled_from(("fine", *FATES)), min_size=1, max_size=4))
+    def bad_weather(self, fates: list[Fate]) -> None:
+        self.client.expect(fates)
+
+    @rule()
+    def thaw(self) -> None:
+        self.client.thaw(self.clock.now)
+
+    @rule(key=keys)
+    def evict(self, key: StorageKey) -> None:
+        self.client.delete(layout.replay(key))
+
+    @rule(key=keys, place=st.integers(0, 120), byte=st.binary(min_size=1, max_size=1))
+    def spoil(self, key: StorageKey, place: int, byte: bytes) -> None:
+        """Anything but the entry's own deadline, which nothing else could tell."""
+        entry = self.client.get(layout.replay(key))
+        if isinstance(entry, bytes) and len(entry) > 7 + place:
+            self.client.setrange(layout.replay(key), 7 + place, byte)
+
+    @rule(
+        key=keys,
+        token=tokens,
+        fingerprint=st.sampled_from((FINGERPRINT, FINGERPRINT, OTHER_FINGERPRINT)),
+        on_lapse=st.sampled_from(OnLapse),
+        lease=durations,
+    )
+    def claim(self, key: StorageKey, token: bytes, fingerprint: bytes, on_lapse: OnLapse, lease: int) -> None:
+        request = a_request(key, fingerprint=fingerprint, on_lapse=on_lapse)
+        expected = self.alone.claim(request, token=token, lease=lease)
+        told = self.store.claim(request, token=token, lease=lease)
+        if isinstance(told, Replayed) and isinstance(expected, Replayed) and isinstance(self.system, TellingStore):
+            # Counted from the claim and not from the completion: it goes sooner from the cache, and never later.
+            assert 0 < told.answer.remaining <= expected.answer.remaining
+            told = Replayed(replace(told.answer, remaining=expected.answer.remaining))
+        assert expected == told
+
+    @rule(key=keys, token=tokens, payload=payloads, keep=durations)
+    def complete(self, key: StorageKey, token: bytes, payload: Payload, keep: int) -> None:
+        self.same(lambda store: store.complete(key, token, payload, keep=keep))
+
+    @rule(key=keys, token=tokens, payload=payloads)
+    def complete_and_ask(self, key: StorageKey, token: bytes, payload: Payload) -> None:
+        """The usual life: without it few records live for long enough to be cached."""
+        self.claim(key, token, FINGERPRINT, OnLapse.TAKEOVER, 30)
+        self.complete(key, token, payload, 30)
+        self.claim(key, token, FINGERPRINT, OnLapse.TAKEOVER, 30)
+
+    @rule(key=keys, token=tokens, payload=payloads, peeks=st.integers(1, 2))
+    def complete_and_freeze(self, key: StorageKey, token: bytes, payload: Payload, peeks: int) -> None:
+        """The same, with a server that stands still just as it is told the answer."""
+        fates: list[Fate] = ["fine"] * peeks
+        self.client.expect([*fates, "frozen"])
+        self.complete_and_ask(key, token, payload)
+
+    @rule(key=keys, token=tokens, lease=durations)
+    def renew(self, key: StorageKey, token: bytes, lease: int) -> None:
+        self.same(lambda store: store.renew(key, token, lease=lease))
+
+    @rule(key=keys, token=tokens)
+    def mark(self, key: StorageKey, token: bytes) -> None:
+        self.same(lambda store: store.mark(key, token))
+
+    @rule(key=keys, token=tokens)
+    def release(self, key: StorageKey, token: bytes) -> None:
+        self.same(lambda store: store.release(key, token))
+
+    @rule(key=keys, token=tokens)
+    def hold(self, key: StorageKey, token: bytes) -> None:
+        self.same(lambda store: store.hold(key, token, "lost"))
+
+    @invariant()
+    def nothing_is_cached_that_is_not_so(self) -> None:
+        """Looked at past all weather."""
+        if not hasattr(self, "client"):
+            return
+        for key in KEYS:
+            cached, record = RedisReplays(self.onlooker, clock=self.clock).peek(key), self.alone.read(key)
+            if isinstance(cached, Record):
+                assert record is not None
+                assert 0 < cached.remaining <= record.remaining
+                assert replace(cached, remaining=record.remaining) == record
+
+    def same(self, write: Callable[[Store], None]) -> None:
+        def lost(store: Store) -> bool:
+            try:
+                write(store)
+            except LeaseLost:
+                return True
+            return False
+
+        assert lost(self.alone) == lost(self.store)
+
+    def teardown(self) -> None:
+        if hasattr(self, "client"):
+            self.client.close()
+            self.onlooker.close()
+
+
+TestTiered = TieredMachine.TestCase
+TestTiered.settings = settings(max_examples=100, stateful_step_count=50, deadline=None, database=None)
