@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from flask import Flask
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
 
 from example_app.servers import RedisServer
 from flask_idempotency import ConfigurationError, Idempotency
@@ -89,6 +89,18 @@ def test_transactional_effects_need_the_sessions_database(url: str) -> None:
     """A database by its URL is not known to be that one."""
     with pytest.raises(ConfigurationError, match="flask-sqlalchemy://"):
         make_app(url, IDEMPOTENCY_EFFECTS="transactional")
+
+
+def test_a_database_that_may_lose_what_it_has_committed_is_refused(postgres_url: str) -> None:
+    """Not only warned of: a lost claim is a second payment."""
+    engine = create_engine(postgres_url)
+    upgrade(engine)
+    with engine.begin() as connection:
+        name = connection.execute(text("SELECT current_database()")).scalar_one()
+        connection.execute(text(f'ALTER DATABASE "{name}" SET synchronous_commit = off'))
+    engine.dispose()
+    with pytest.raises(ConfigurationError, match="synchronous_commit is off"):
+        post(make_app(postgres_url, TESTING=True))
 
 
 @pytest.fixture
