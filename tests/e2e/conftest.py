@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
 from example_app.servers import RedisServer
+from tests.e2e.books import Books
 from tests.e2e.ledger import Ledger
 from tests.e2e.processes import Fleet, Plan, Server
 from tests.e2e.proxy import Proxy
@@ -17,6 +19,10 @@ from tests.services import REDIS_KINDS, RedisServers, connect
 
 class Serve(Protocol):
     def __call__(self, choice: RedisServer | str | None = None, **plan: Any) -> Server: ...
+
+
+class Figures(Protocol):
+    def __call__(self, **figures: object) -> None: ...
 
 
 @pytest.fixture(scope="session")
@@ -73,6 +79,26 @@ def serve_once(ledger_server: RedisServer, store: RedisServer, served: list[Serv
             return served[-1]
 
         yield start
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def books(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Books]:
+    """A shop's database. Asking for this runs the test on each kind."""
+    sqlite = request.param == "sqlite"
+    books = Books(f"sqlite:///{tmp_path / 'shop.sqlite'}" if sqlite else request.getfixturevalue("postgres_url"))
+    yield books
+    books.close()
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Figures:
+    """Says what a test by chance has met: shown when it fails, and by `pytest -rP`."""
+
+    def tell(**figures: object) -> None:
+        lines = [f"{name.replace('_', ' ')}: {figure}" for name, figure in figures.items()]
+        request.node.add_report_section("call", "figures", "\n".join(lines))
+
+    return tell
 
 
 @pytest.fixture

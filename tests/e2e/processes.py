@@ -37,6 +37,8 @@ class Plan:
     lease: float = 30.0
     config: Mapping[str, Any] = field(default_factory=dict)
     arguments: Sequence[str] = ()
+    app: str = "tests.e2e.service:from_environment()"
+    """What gunicorn serves; waitress has the victim only."""
     name: str = ""
     """Tells two servers with otherwise equal plans apart."""
 
@@ -53,7 +55,7 @@ class Plan:
         if self.kind == "gthread":
             gunicorn += ["--threads", str(self.threads)]
         # Longer than any test: a worker that a test pauses must not be killed by its arbiter.
-        return [*gunicorn, "--timeout", "300", *self.arguments, "tests.e2e.service:from_environment()"]
+        return [*gunicorn, "--timeout", "300", *self.arguments, self.app]
 
 
 class Server:

@@ -1,0 +1,57 @@
+"""What a shop's database says, read behind the shop's back."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from sqlalchemy import create_engine, func, insert, select, text
+
+from flask_idempotency.sql import upgrade
+from tests.e2e.shop import ACCOUNTS, Account, Base, Payment
+
+
+class Books:
+    """The tables of one shop, made when this is."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        # One connection would be stale after a crash of the server.
+        self._engine = create_engine(url, pool_pre_ping=True, connect_args=_unprepared(url))
+        upgrade(self._engine)
+        Base.metadata.create_all(self._engine)
+        with self._engine.begin() as connection:
+            connection.execute(insert(Account), [{"id": number, "balance": 0} for number in range(ACCOUNTS)])
+
+    def payments(self) -> dict[str, list[str]]:
+        """The ids of all payments, by case."""
+        found = defaultdict(list)
+        with self._engine.connect() as connection:
+            for case, number in connection.execute(select(Payment.case, Payment.id)):
+                found[case].append(number)
+        return dict(found)
+
+    def balance(self) -> int:
+        """Of all accounts together."""
+        with self._engine.connect() as connection:
+            balance: int = connection.execute(select(func.sum(Account.balance))).scalar_one()
+            return balance
+
+    def records(self) -> Counter[str]:
+        """How many keys are in which state."""
+        with self._engine.connect() as connection:
+            rows = connection.execute(text("SELECT state, count(*) FROM idempotency_records GROUP BY state"))
+            return Counter({str(state): int(count) for state, count in rows})
+
+    def ask(self, question: str) -> int:
+        """A number that PostgreSQL knows about this database; what the question changes is committed."""
+        with self._engine.begin() as connection:
+            answer: int = connection.execute(text(question)).scalar_one()
+            return answer
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+def _unprepared(url: str) -> dict[str, object]:
+    # A pooler gives each transaction to another of its connections, which has not heard of what was prepared.
+    return {"prepare_threshold": None} if url.startswith("postgresql") else {}

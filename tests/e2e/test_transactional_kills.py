@@ -1,0 +1,94 @@
+"""Workers killed at any moment of a transactional request: one execution is kept, and everybody is told of that one."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+
+from tests.e2e.books import Books
+from tests.e2e.conftest import Figures, Serve
+from tests.e2e.ledger import Ledger
+from tests.e2e.processes import Server, kill
+from tests.e2e.purchases import Purchase, assert_paid_once
+from tests.e2e.shop import APPLICATION
+
+ROUNDS = 300
+LONGEST_SECONDS = 0.03
+"""A little longer than a request takes, so that some die after their answer as well."""
+
+LEAST_HITS = 60
+LEAST_REPEATS = 20
+"""Less would be no chaos: requests that lost their worker, and those among them whose view had been entered."""
+
+PRELOADED = ("--preload",)
+"""A worker is forked in a moment, and the library must not mind where from."""
+
+
+@pytest.fixture
+def shop(books: Books, serve_once: Serve) -> Server:
+    return serve_once(books.url, app=APPLICATION, workers=3, threads=2, lease=0.3, arguments=PRELOADED)
+
+
+@pytest.fixture
+def doom(ledger: Ledger) -> Iterator[Callable[[], str]]:
+    """A step for an attempt whose worker is then killed, some time after a point."""
+    ended = threading.Event()
+
+    def execute() -> None:
+        while (pid := int(ledger.awaited("told", ""))) and not ended.is_set():
+            threading.Timer(random.uniform(0, LONGEST_SECONDS), strike, [pid]).start()
+
+    def strike(pid: int) -> None:
+        with suppress(ProcessLookupError):  # another one's doom was also its own
+            kill(pid)
+
+    executioner = threading.Thread(target=execute, daemon=True)
+    executioner.start()
+    # From its beginning alone few would get as far as their commit: a new worker's first request is its slowest.
+    yield lambda: random.choice(["tell:began", "tell:claimed", "tell:flushed"])
+    ended.set()
+    ledger.note("told", "", 0)
+    executioner.join()
+
+
+@pytest.mark.slow
+def test_2_killed_at_any_moment_it_is_paid_once(
+    shop: Server, books: Books, ledger: Ledger, doom: Callable[[], str], figures: Figures
+) -> None:
+    """
+    Whenever a worker dies, its key ends with one row and one answer, and every answer ever given was that one.
+    """
+    purchases = [Purchase() for _ in range(ROUNDS)]
+    with ThreadPoolExecutor(8) as clients:
+        list(clients.map(lambda purchase: purchase.pay(shop.port, doom()), purchases))
+
+    hits = sum(purchase.lost > 0 for purchase in purchases)
+    ran_again = sum(ledger.runs(purchase.order.case) > 1 for purchase in purchases)
+    died_with_their_answer = sum(purchase.paid[0].replayed for purchase in purchases)
+    figures(rounds=ROUNDS, lost_their_worker=hits, ran_again=ran_again, died_with_their_answer=died_with_their_answer)
+    assert hits >= LEAST_HITS
+    assert ran_again >= LEAST_REPEATS
+    assert_paid_once(books, shop.port, purchases)
+
+
+def test_2_killed_at_a_point_it_is_paid_once(shop: Server, books: Books, ledger: Ledger) -> None:
+    """
+    Before the view, in it, just before its COMMIT and just after: one row, one answer, and as many runs as are needed.
+    """
+    purchases = {point: Purchase() for point in ("claimed", "flushed", "committing", "committed")}
+    replayed = {point: purchase.pay(shop.port, f"die:{point}").replayed for point, purchase in purchases.items()}
+
+    assert [purchase.lost for purchase in purchases.values()] == [1, 1, 1, 1]
+    assert {point: ledger.runs(purchase.order.case) for point, purchase in purchases.items()} == {
+        "claimed": 1,
+        "flushed": 2,
+        "committing": 2,
+        "committed": 1,
+    }
+    assert [point for point in purchases if replayed[point]] == ["committed"]
+    assert_paid_once(books, shop.port, list(purchases.values()))
