@@ -138,6 +138,7 @@ def gunicorn(port: int, environment: dict[str, str], *, log: Path) -> Iterator[N
     """Two workers with eight threads each, answering when the body runs."""
     server = [sys.executable, "-m", "gunicorn", "example_app.app:create_app()", "--bind", f"127.0.0.1:{port}"]
     server += ["--worker-class", "gthread", "--workers", "2", "--threads", "8", "--graceful-timeout", "2"]
+    server += ["--no-control-socket"]  # which would be in the home folder, and shared with every other gunicorn there
     launcher = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid())]
     with log.open("wb") as output:
         process = subprocess.Popen(
