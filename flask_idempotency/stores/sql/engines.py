@@ -44,8 +44,8 @@ def open_engines(bind: Bind) -> Engines:
             "Pass an Engine of SQLAlchemy's (none of its asyncio kin), a function that returns one, or a URL."
         )
     dialect = dialect_of(base.dialect.name)
-    if dialect.name == SQLITE:
-        _refuse_memory(base)
+    if _names_memory(base.url) or isinstance(base.pool, StaticPool | SingletonThreadPool):
+        raise _in_memory()
     return Engines(base, _engine_for_records(base, dialect), dialect, ours)
 
 
@@ -58,10 +58,10 @@ def _engine_from(bind: str | URL) -> Engine:
             "IDEMPOTENCY_STORE: this URL names no database. Write postgresql+psycopg://user:password@host/name or "
             "sqlite:////path/to/file.db; in a password, write / as %2F, @ as %40 and % as %25."
         ) from None
+    if _names_memory(url):
+        raise _in_memory()
     try:
-        # A database in memory has a pool without patience; what is wrong with it is said later.
-        patience: dict[str, Any] = {} if _names_memory(url) else {"pool_timeout": POOL_SECONDS}
-        return create_engine(url, connect_args=_connect_args(url), hide_parameters=True, **patience)
+        return create_engine(url, connect_args=_connect_args(url), pool_timeout=POOL_SECONDS, hide_parameters=True)
     except (NoSuchModuleError, ModuleNotFoundError):
         raise ConfigurationError(
             f"IDEMPOTENCY_STORE: there is no driver for {url.drivername}. Write postgresql+psycopg://… and install "
@@ -76,12 +76,11 @@ def _connect_args(url: URL) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if name not in url.query}
 
 
-def _refuse_memory(base: Engine) -> None:
-    if _names_memory(base.url) or isinstance(base.pool, StaticPool | SingletonThreadPool):
-        raise ConfigurationError(
-            "IDEMPOTENCY_STORE: a SQLite database in memory is one connection's own, and records need another. Name a "
-            "file, as in sqlite:////path/to/file.db; for tests there is memory://"
-        )
+def _in_memory() -> ConfigurationError:
+    return ConfigurationError(
+        "IDEMPOTENCY_STORE: a SQLite database in memory is one connection's own, and records need another. Name a "
+        "file, as in sqlite:////path/to/file.db; for tests there is memory://"
+    )
 
 
 def _names_memory(url: URL) -> bool:
