@@ -17,7 +17,7 @@ from flask_idempotency.assembly import build, identities
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.events import Observers
-from flask_idempotency.engine.policy import Override
+from flask_idempotency.engine.policy import Override, Policy
 from flask_idempotency.engine.ports import Schema
 from flask_idempotency.engine.record import Record
 from flask_idempotency.settings import Settings, load_override, load_settings
@@ -90,7 +90,7 @@ class Idempotency:
         observers = Observers([sender_for(app)])
         built = build(settings, observers=observers, database=ApplicationDatabase(app))
         joint = built.engine.transactions is not None
-        settings.policy.check(joint=joint)
+        self._refuse_what_cannot_hold(settings, joint=joint)
         desk = Desk(
             engine=built.engine,
             identities=identities(settings),
@@ -103,6 +103,15 @@ class Idempotency:
         if settings.enabled or joint:
             hooks.install()
         return AppState(settings, built.engine if settings.enabled else None, hooks, built.schema)
+
+    def _refuse_what_cannot_hold(self, settings: Settings, *, joint: bool) -> None:
+        """What is known by now: the policies of the application and of blueprints. Those of views are at their first use."""
+        faults = settings.policy.faults(joint=joint)
+        for blueprint, override in self._overrides.items():
+            effects = Policy(effects=override.get("effects", "plain"))
+            faults += [f"configure({blueprint.name!r}): {fault}" for fault in effects.faults(joint=joint)]
+        if faults:
+            raise ConfigurationError(*faults)
 
     def configure(self, blueprint: Blueprint, **policy: Any) -> None:
         """The policy of every view of this blueprint, and of those nested in it unless they say otherwise.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from flask import Flask
+from flask import Blueprint, Flask
 from sqlalchemy import create_engine, text
 
 from example_app.servers import RedisServer
@@ -89,6 +89,17 @@ def test_transactional_effects_need_the_sessions_database(url: str) -> None:
     """A database by its URL is not known to be that one."""
     with pytest.raises(ConfigurationError, match="flask-sqlalchemy://"):
         make_app(url, IDEMPOTENCY_EFFECTS="transactional")
+
+
+def test_a_blueprint_that_needs_it_is_refused_at_start_too() -> None:
+    """Not at the first payment. The sentence names the blueprint."""
+    idempotency = Idempotency()
+    idempotency.configure(Blueprint("payments", __name__), effects="transactional")
+    app = Flask("shop")
+    app.config |= {"IDEMPOTENCY_STORE": "memory://", "TESTING": True}
+
+    with pytest.raises(ConfigurationError, match=r"configure\('payments'\): effects=.*needs a SQL store"):
+        idempotency.init_app(app)
 
 
 def test_a_database_that_may_lose_what_it_has_committed_is_refused(postgres_url: str) -> None:
