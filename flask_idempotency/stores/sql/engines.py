@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from sqlalchemy import URL, Engine, SingletonThreadPool, StaticPool, create_engine, event, make_url
+from sqlalchemy import URL, Engine, Pool, SingletonThreadPool, StaticPool, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from flask_idempotency.engine.errors import ConfigurationError
@@ -22,6 +23,9 @@ POOL_SECONDS: Final = 5
 
 BUSY_MS: Final = 5000
 """SQLite has one writer at a time. As long as Python's own default."""
+
+_for_records: ContextVar[bool] = ContextVar("flask_idempotency_for_records", default=False)
+"""Whether the connection that is being made here is one of ours."""
 
 Bind: TypeAlias = str | URL | Engine | Callable[[], Engine]
 
@@ -95,6 +99,7 @@ def _engine_for_records(base: Engine, dialect: Dialect) -> Engine:
     pool = base.pool.recreate()
     # A stale connection is noticed by its first statement, and that is sent again. A ping would double every call.
     pool._pre_ping = False
+    _connect_in_time(base, pool)
     engine = create_engine(base.url, pool=pool, isolation_level="AUTOCOMMIT", hide_parameters=True)
     if dialect.name == SQLITE:
         event.listen(engine, "connect", _prepare_sqlite)
@@ -103,6 +108,29 @@ def _engine_for_records(base: Engine, dialect: Dialect) -> Engine:
         event.listen(engine, "connect", _prepare_psycopg)
     event.listen(engine, "connect", _insist_on_durability)
     return engine
+
+
+def _connect_in_time(base: Engine, pool: Pool) -> None:
+    """Have this pool give up on a server that accepts connections and says nothing, however long the application waits.
+
+    What the application says of its connections is in a closure of SQLAlchemy's, so ours are told apart as they are made.
+    """
+    wanted = _connect_args(base.url)
+    connect = pool._invoke_creator
+
+    def connect_for_records(rec: Any) -> Any:
+        before = _for_records.set(True)
+        try:
+            return connect(rec)
+        finally:
+            _for_records.reset(before)
+
+    def in_time(dialect: Any, record: object, arguments: Any, options: Any) -> Any:
+        return dialect.connect(*arguments, **{**wanted, **options}) if _for_records.get() else None
+
+    if wanted:
+        pool._creator = connect_for_records
+        event.listen(base, "do_connect", in_time)
 
 
 def _prepare_psycopg(connection: Any, record: object) -> None:
