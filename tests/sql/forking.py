@@ -13,8 +13,8 @@ from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
 
-CHILDREN = 4
-ROUNDS = 25
+CHILDREN = 3
+ROUNDS = 10
 
 
 def work(store: SqlStore) -> None:

@@ -267,6 +267,26 @@ def test_an_owner_that_comes_back_during_a_takeover_keeps_its_row(
     assert (token == found(store, key).token) == (strategy != "row_lock")
 
 
+@on_postgresql
+def test_what_is_written_over_is_what_was_read(
+    open_store: OpenStore, clock: FrozenClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Somebody has claimed and released the key in between: it looks the same, and is another one. So it is read again.
+    """
+    store, other, key = open_store(), open_store(), a_key()
+    other.release(key, stand(other, clock, key, "in flight"))
+
+    def use_it() -> None:
+        other.release(key, stand(other, clock, key, "in flight"))
+
+    meddle_after_reading(store, use_it, monkeypatch)
+    with sent(store) as statements:
+        granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+
+    assert 2 * ["WITH granted", "UPDATE idempotency_records"] == statements
+
+
 def meddle_after_reading(store: SqlStore, meddle: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something happens once, between a claim's look at the row and its write."""
     assert callable(meddle)
