@@ -299,6 +299,25 @@ def test_a_commit_is_on_the_disk(open_database: OpenDatabase, records_url: str) 
 
 
 @on_sqlite
+def test_a_file_in_use_is_opened_all_the_same(open_store: OpenStore, make_engine: MakeEngine) -> None:
+    """
+    To log ahead, SQLite needs the file to itself for a moment. Whoever looks must not wait for that; once it is free,
+    the next connection sees to it.
+    """
+    store = open_store()
+    with make_engine(isolation_level="AUTOCOMMIT").connect() as elsewhere:
+        elsewhere.execute(text("BEGIN IMMEDIATE"))
+        started = time.monotonic()
+        assert store.read(a_key()) is None
+        assert time.monotonic() - started < engines.BUSY_MS / 1000
+        elsewhere.execute(text("ROLLBACK"))
+    store.close()
+
+    with open_store().database.engine.connect() as connection:
+        assert "wal" == connection.exec_driver_sql("PRAGMA journal_mode").scalar_one()
+
+
+@on_sqlite
 def test_a_longer_patience_of_the_applications_stays(open_database: OpenDatabase, make_engine: MakeEngine) -> None:
     """
     Ours is the least, not the most.

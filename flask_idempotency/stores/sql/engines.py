@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -157,7 +159,10 @@ def _insist_on_durability(connection: Any, record: object) -> None:
 def _prepare_sqlite(connection: Any, record: object) -> None:
     cursor = connection.cursor()
     waits = cursor.execute("PRAGMA busy_timeout").fetchone()[0]
+    cursor.execute("PRAGMA busy_timeout=0")
+    # Refused as long as somebody writes, or where nobody may: then it stays as it is, and a later connection tries again.
+    with suppress(sqlite3.OperationalError):
+        cursor.execute("PRAGMA journal_mode=WAL").fetchone()
     cursor.execute(f"PRAGMA busy_timeout={max(waits, BUSY_MS)}")
-    cursor.execute("PRAGMA journal_mode=WAL").fetchone()
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.close()
