@@ -6,18 +6,21 @@ import contextlib
 import socket
 import threading
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 CHUNK_BYTES = 65536
 ACCEPT_SECONDS = 0.1
 JOIN_SECONDS = 5.0
+
+Loss: TypeAlias = Literal["request", "reply", "sender"]
 
 
 class TcpProxy:
     """Passes bytes between clients and one server on this machine, counts what clients send, and loses what it is told.
 
     A lost request never reaches the server. A lost reply means that the server has acted: the proxy waits for its
-    answer, and only then cuts the line. Both are recognised by `marker`, bytes that the request begins with or has near
+    answer, and only then cuts the line. A delayed request loses its sender at once, and arrives when nobody expects it
+    any more. All are recognised by `marker`, bytes that the request begins with or has near
     its beginning, because connecting takes requests of its own.
     """
 
@@ -25,7 +28,8 @@ class TcpProxy:
         self._upstream = ("127.0.0.1", port)
         self._marker = marker
         self._lock = threading.Lock()
-        self._losses: list[Literal["request", "reply"]] = []
+        self._losses: list[Loss] = []
+        self._delivery = threading.Event()
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._stopping = False
@@ -45,6 +49,15 @@ class TcpProxy:
         """The next marked request arrives and is acted upon; its reply is lost."""
         self._losses.append("reply")
 
+    def delay_request(self) -> None:
+        """The next marked request arrives only at `deliver`, and whoever sends it is cut off at once."""
+        self._delivery.clear()
+        self._losses.append("sender")
+
+    def deliver(self) -> None:
+        """Let a delayed request arrive."""
+        self._delivery.set()
+
     def cut(self) -> None:
         """Close every line that is open now, as a server does that restarts."""
         with self._lock:
@@ -60,6 +73,7 @@ class TcpProxy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stopping = True
+        self._delivery.set()
         self.cut()
         for thread in list(self._threads):
             thread.join(JOIN_SECONDS)
@@ -107,9 +121,12 @@ class TcpProxy:
                     return
                 if lost == "reply":
                     line.swallow_next = True
+                if lost == "sender":
+                    line.client.shutdown(socket.SHUT_RDWR)
+                    self._delivery.wait()
                 line.server.sendall(data)
 
-    def _note(self, data: bytes) -> Literal["request", "reply"] | None:
+    def _note(self, data: bytes) -> Loss | None:
         with self._lock:
             self.chunks += 1
             if self._marker not in data[:64]:
