@@ -6,6 +6,7 @@ import http.client
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from tests.e2e.books import Books
@@ -17,6 +18,8 @@ AMOUNT = 100
 
 PAUSE_SECONDS = 0.02
 """Between two attempts: shorter than any client's, so that retries meet what the first attempt has left half-done."""
+
+CHECKERS = 4
 
 _paces = threading.Event()
 
@@ -64,9 +67,10 @@ class Purchase:
 def assert_paid_once(books: Books, port: int, purchases: Sequence[Purchase]) -> None:
     """Each of them has one row and one answer, which tells of that row, whenever it was given; and nothing else is there."""
     payments = books.payments()
-    for purchase in purchases:
-        stored = ask(port, purchase.order.attempt())
-        assert stored.replayed
+    with ThreadPoolExecutor(CHECKERS) as checkers:
+        answers = list(checkers.map(lambda purchase: ask(port, purchase.order.attempt()), purchases))
+    for purchase, stored in zip(purchases, answers, strict=True):
+        assert (stored.status, stored.replayed) == (201, True)
         assert {answer.body for answer in purchase.paid} <= {stored.body}
         assert payments.get(purchase.order.case) == [stored.json["id"]]
     assert len(payments) == len(purchases)
@@ -95,6 +99,12 @@ class Crowd:
                 lambda: len(self._purchases) >= wanted or self._failure is not None, PATIENCE_SECONDS
             )
         assert done, f"fewer than {more} were paid in {PATIENCE_SECONDS:.0f} s"
+
+    def wait(self, seconds: float) -> None:
+        """Let so much time pass, unless a client fails."""
+        self._stopped.wait(seconds)
+        if self._failure is not None:
+            raise self._failure
 
     def so_far(self) -> list[Purchase]:
         with self._bought:

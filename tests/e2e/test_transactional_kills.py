@@ -57,6 +57,7 @@ def doom(ledger: Ledger) -> Iterator[Callable[[], str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_2_killed_at_any_moment_it_is_paid_once(
     shop: Server, books: Books, ledger: Ledger, doom: Callable[[], str], figures: Figures
 ) -> None:
