@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import redis
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flask_idempotency.engine.record import About, OnLapse, Payload, Record, State
@@ -65,6 +65,7 @@ A_RECORD = Record(
 )
 
 
+@settings(deadline=None)
 @given(record=records())
 def test_every_record_survives(record: Record) -> None:
     """
@@ -73,6 +74,7 @@ def test_every_record_survives(record: Record) -> None:
     assert decode(encode(record), now=record.deadline) == record
 
 
+@settings(deadline=None)
 @given(record=records(), off=st.floats(-0.0004, 0.0004))
 def test_times_are_told_to_the_millisecond(record: Record, off: float) -> None:
     """

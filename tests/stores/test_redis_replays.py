@@ -179,8 +179,9 @@ def test_only_what_is_completed_is_cached(cache: RedisReplays, redis_client: red
     """
     A record in flight that was replayed from a cache would be in flight for ever.
     """
+    at = int(clock.now * 1_000_000)
     for state in (State.PROCESSING, State.QUARANTINED):
-        cache.fill(a_key(), replace(completed(clock), state=state, payload=None), missed_at=0)
+        cache.fill(a_key(), replace(completed(clock), state=state, payload=None), missed_at=at)
 
     assert redis_client.dbsize() == 0
 
