@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import redis
 
-from benchmarks import hot_spots, in_process, memory, million, serving, trips
+from benchmarks import hot_spots, in_process, memory, million, serving, sql, trips
 from benchmarks.cases import OURS, OURS_MEMORY, PATHS, our_cases
 from benchmarks.machine import BUSY, Cores, choose_cores, describe, is_idle, pin, pinned
 from benchmarks.table import Section
 from example_app.servers import RedisServer
 from flask_idempotency.stores.memory import MemoryStore
 
-PARTS = ("requests", "trips", "serving", "memory")
+PARTS = ("requests", "trips", "serving", "memory", "sql")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -57,6 +58,13 @@ def _parser() -> argparse.ArgumentParser:
         help="a Redis or Valkey of yours instead of the embedded one; its database must be empty, and is emptied afterwards",
     )
     parser.add_argument(
+        "--database-url",
+        metavar="URL",
+        default=os.environ.get("DATABASE_URL"),
+        help="a PostgreSQL of yours instead of the tests' one, for SQLAlchemy with psycopg; its database must be empty, and "
+        "is emptied afterwards (default: DATABASE_URL)",
+    )
+    parser.add_argument(
         "--million", action="store_true", help="only this: claims among 1 M live keys (takes minutes and 1.5 GB)"
     )
     parser.add_argument(
@@ -67,6 +75,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--on-memory", action="store_true", help="with --profile: on the memory store, without redis-py"
+    )
+    parser.add_argument(
+        "--on-sql",
+        choices=sql.PROFILED,
+        help="with --profile: on PostgreSQL, or on SQLite where there is none, with this strategy or these effects",
     )
     return parser
 
@@ -79,13 +92,16 @@ def _chosen(options: argparse.Namespace, client: redis.Redis, url: str, cores: C
         yield lambda: [million.section(cores)]
         return
     if options.profile:
-        yield lambda: _profiled(options, url)
+        yield lambda: _profiled(options, url, cores)
         return
     parts: dict[str, Make] = {
         "requests": lambda: [in_process.section(client, url, rounds=options.rounds, requests=options.requests)],
         "trips": lambda: [trips.section(url)],
         "serving": lambda: [serving.section(url, cores, rounds=_serving_rounds(options), seconds=options.seconds)],
         "memory": lambda: [memory.section(client, url)],
+        "sql": lambda: sql.sections(
+            options.database_url, client, url, cores, rounds=options.rounds, requests=options.requests
+        ),
     }
     for name in options.part or PARTS:
         yield parts[name]
@@ -96,7 +112,10 @@ def _serving_rounds(options: argparse.Namespace) -> int:
     return max(1, int(options.rounds) // 3)
 
 
-def _profiled(options: argparse.Namespace, url: str) -> list[Section]:
+def _profiled(options: argparse.Namespace, url: str, cores: Cores) -> list[Section]:
+    if options.on_sql:
+        with sql.one_case(options.on_sql, options.profile, options.database_url, url, cores) as case:
+            return hot_spots.sections(case, requests=options.requests * 10)
     name: str
     store: object
     name, store = (OURS_MEMORY, MemoryStore()) if options.on_memory else (OURS, url)

@@ -43,6 +43,12 @@ class Timing:
     def added_to(self, floor: Timing) -> float:
         return median(mine - its for mine, its in zip(self.medians, floor.medians, strict=True))
 
+    def processor_ratio_to(self, floor: Timing) -> float:
+        return median(mine / its for mine, its in zip(self.processor, floor.processor, strict=True))
+
+    def processor_added_to(self, floor: Timing) -> float:
+        return median(mine - its for mine, its in zip(self.processor, floor.processor, strict=True))
+
 
 def quantile(taken: Sequence[float], part: float) -> float:
     ordered = sorted(taken)
