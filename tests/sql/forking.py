@@ -10,6 +10,7 @@ from sqlalchemy import text
 
 from flask_idempotency.engine.outcome import Claimed
 from flask_idempotency.stores.sql.database import Database
+from flask_idempotency.stores.sql.dialects import POSTGRESQL
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
 
@@ -27,11 +28,18 @@ def work(store: SqlStore) -> None:
         assert (token, PAYLOAD) == (record.token, record.payload)
 
 
+def server_session(database: Database) -> int:
+    if database.dialect.name != POSTGRESQL:
+        return 0
+    number: int = database.run(lambda connection: connection.execute(text("SELECT pg_backend_pid()")).scalar_one())
+    return number
+
+
 def main(url: str) -> None:
     database = Database(url)
     store = SqlStore(database)
     work(store)
-    pool = database.engine.pool
+    pool, session = database.engine.pool, server_session(database)
     # As a thread does that opens the database at the moment of the fork, and is not there to give the lock back.
     database._lock.acquire()
     children = []
@@ -49,7 +57,8 @@ def main(url: str) -> None:
     busy.start()
     ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     busy.join()
-    assert database.engine.pool is pool
+    # A child that closed what it inherited would have told the server good-bye in our name.
+    assert (pool, session) == (database.engine.pool, server_session(database))
     work(store)
     with database.engine.connect() as connection:
         completed = connection.execute(text("SELECT count(*) FROM idempotency_records")).scalar_one()

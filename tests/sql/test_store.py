@@ -73,6 +73,21 @@ def test_a_lease_ends_by_the_servers_clock(open_store: OpenStore, strategy: str)
     assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), InFlight)
 
 
+@by_every_strategy
+def test_a_refusal_takes_no_number(open_store: OpenStore, clock: FrozenClock, strategy: str) -> None:
+    """
+    Nor does it try to insert: either would be written to disk for every replay.
+    """
+    store, key = open_store(strategy=strategy), a_key()
+    stand(store, clock, key, "completed")
+    fence = found(store, key).fence
+    clock.advance(-1)
+    for _ in range(3):
+        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+
+    assert fence + 1 == granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE)).fence
+
+
 @on_postgresql
 @pytest.mark.parametrize("first", STRATEGIES)
 @pytest.mark.parametrize("second", STRATEGIES)
