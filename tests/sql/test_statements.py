@@ -26,6 +26,7 @@ STATEMENTS: dict[Callable[[Dialect], Any], tuple[str, ...]] = {
     statements.renew: BOTH,
     statements.mark: BOTH,
     statements.complete: BOTH,
+    statements.complete_and_tell: BOTH,
     statements.release: BOTH,
     statements.hold: BOTH,
     statements.insert: BOTH,

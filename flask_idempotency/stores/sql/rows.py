@@ -116,7 +116,7 @@ def row_of(columns: Sequence[Any]) -> Row:
 
 
 def completed_row(columns: Any, answer: bytes) -> Row:
-    """The row that `statements.complete` has written, with the answer that it was given."""
+    """The row that `statements.complete_and_tell` has written, with the answer that it was given."""
     return row_of(Row(answer=answer, **columns._mapping))
 
 

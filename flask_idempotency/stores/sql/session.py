@@ -119,7 +119,7 @@ class SessionTransactions:
     def complete(self, connection: Connection, key: StorageKey, token: bytes, payload: Payload, keep: float) -> Record:
         """Complete a record in this transaction. Raises `LeaseLost` when it is no longer the token's."""
         parameters = {"my_rid": key.rid, "my_token": token, "now": self._now(), **answer_of(payload, keep=keep)}
-        found = connection.execute(self._store.statements.complete, parameters).one_or_none()
+        found = connection.execute(self._store.statements.complete_and_tell, parameters).one_or_none()
         if found is None:
             raise LeaseLost("the record belongs to somebody else, or is gone")
         return completed_row(found, payload.data).record()

@@ -82,22 +82,17 @@ def mark(dialect: Dialect) -> ReturningUpdate[Any]:
 
 
 def complete(dialect: Dialect) -> ReturningUpdate[Any]:
-    """The answer is there and will be kept this long. For the store's own connection or the application's transaction.
+    """The answer is there and will be kept this long. For the store's own connection."""
+    return _complete(dialect)[0].returning(_r.fence)
 
-    There the patience that it sets on PostgreSQL lasts until the transaction ends. Returns the row as it is now, but for
-    the answer, which whoever brings it has.
+
+def complete_and_tell(dialect: Dialect) -> ReturningUpdate[Any]:
+    """The same for the application's transaction: the patience that it sets on PostgreSQL lasts until that ends.
+
+    Returns the row as it is now, but for the answer, which whoever brings it has.
     """
-    statement, now = _owners(dialect, PROCESSING, QUARANTINED)
-    return statement.values(
-        state=bindparam("my_state", type_=String),
-        lease_until=null(),
-        completed_at=now,
-        expires_at=now + _duration("keep"),
-        status=bindparam("my_status", type_=_r.status.type),
-        byte_size=bindparam("my_byte_size", type_=BigInteger),
-        answer=bindparam("my_answer", type_=LargeBinary),
-        reason=null(),
-    ).returning(*(_r[name] for name in _ROW if name != "answer"), now.label("now"))
+    statement, now = _complete(dialect)
+    return statement.returning(*(_r[name] for name in _ROW if name != "answer"), now.label("now"))
 
 
 def release(dialect: Dialect) -> ReturningUpdate[Any]:
@@ -200,6 +195,21 @@ def _owners(dialect: Dialect, *states: str) -> tuple[Update, ColumnElement[int]]
     return update(records).where(_r.rid == moment.c.rid, owned), moment.c.now
 
 
+def _complete(dialect: Dialect) -> tuple[Update, ColumnElement[int]]:
+    statement, now = _owners(dialect, PROCESSING, QUARANTINED)
+    completed = statement.values(
+        state=bindparam("my_state", type_=String),
+        lease_until=null(),
+        completed_at=now,
+        expires_at=now + _duration("keep"),
+        status=bindparam("my_status", type_=_r.status.type),
+        byte_size=bindparam("my_byte_size", type_=BigInteger),
+        answer=bindparam("my_answer", type_=LargeBinary),
+        reason=null(),
+    )
+    return completed, now
+
+
 def _if_as_seen(dialect: Dialect, condition: ColumnElement[bool]) -> Update:
     """An update of the row if it still is what was read, and this holds by the server's clock.
 
@@ -280,5 +290,6 @@ class Statements:
         self.renew = renew(dialect)
         self.mark = mark(dialect)
         self.complete = complete(dialect)
+        self.complete_and_tell = complete_and_tell(dialect)
         self.release = release(dialect)
         self.hold = hold(dialect)

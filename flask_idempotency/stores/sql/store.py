@@ -162,7 +162,7 @@ class SqlStore:
 
 
 def answer_of(payload: Payload, keep: float) -> dict[str, Any]:
-    """The parameters of `statements.complete`, but for `my_rid`, `my_token` and `now`."""
+    """The parameters of `statements.complete` and `complete_and_tell`, but for `my_rid`, `my_token` and `now`."""
     return {
         "my_state": COMPLETED if payload.success else FAILED,
         "my_status": payload.status,
