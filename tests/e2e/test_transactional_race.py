@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from threading import Barrier
 from typing import Any, TypeAlias
 
@@ -55,9 +55,9 @@ def race(serve_once: Serve, ledger: Ledger, figures: Figures) -> Iterator[Race]:
             run(wires, purchases)
 
             figures(**Counter(f"{answer.status} {answer.code}" for buy in purchases for answer in buy.answers))
+            assert [ledger.runs(buy.order.case) for buy in purchases] == [1] * ROUNDS
             assert {len(buy.paid) for buy in purchases} == {CLIENTS}
             assert {told for buy in purchases for told in buy.refusals} == {(409, "in-flight")}
-            assert [ledger.runs(buy.order.case) for buy in purchases] == [1] * ROUNDS
             assert {sum(not answer.replayed for answer in buy.paid) for buy in purchases} == {1}
             assert_paid_once(books, shops[0].port, purchases)
 
@@ -105,9 +105,7 @@ def test_31_duplicates_behind_a_pooler_pay_once(
     The same where 32 clients share four connections to PostgreSQL, and get another one for every transaction.
     """
     pooler = start_pgbouncer(postgres_server, pool_size=POOL_SIZE)
-    with postgres_server.database() as name:
-        books = Books(postgres_server.url(name))
+    with postgres_server.database() as name, closing(Books(postgres_server.url(name))) as books:
         race(books, strategy, pooler.url(name))
 
         assert books.ask(LOCKS_OF_SESSIONS) == 0
-        books.close()
