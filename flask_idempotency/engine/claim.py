@@ -138,6 +138,8 @@ class Claim:
         store could not be told: in both cases let the exception end the view *before* the effect.
         """
         if self._held.on_lapse is OnLapse.TAKEOVER and not self._past_point:
+            if self._transaction is not None:
+                self._transaction.before_mark()
             for key in self._held.keys:
                 self._around.store.mark(key, self._held.token)
         self._past_point = True
@@ -216,7 +218,6 @@ class Claim:
         return self._held.policy.lease / 3
 
     def _commit(self, transaction: Transaction, payload: Payload, event: Event) -> None:
-        undo = Settlement(self._undo, Quarantined(*self._who, reason=NOT_COMMITTED) if self.past_point else None)
         try:
             self._begin_to_settle()
             transaction.settle(payload, keep=self._held.policy.keep, otherwise=self._undo)
@@ -225,11 +226,12 @@ class Claim:
             self._tell(LeaseExpired(*self._who))
             raise
         except NotCommitted:
-            self._tell(undo.event or Released(*self._who, reason=NOT_COMMITTED))
+            kind = Quarantined if self.past_point else Released
+            self._tell(kind(*self._who, reason=NOT_COMMITTED))
             raise
         except StoreUnavailable as error:
             # Safe either way: what was committed after all is completed, and cannot be undone.
-            self._pending, self._pending_since = undo, self._around.monotonic()
+            self._pending, self._pending_since = Settlement(self._undo), self._around.monotonic()
             self._around.renewer.watch(self, after=RETRY_SECONDS)
             self._tell(SettlementDelayed(*self._who, error=type(error).__name__))
             raise

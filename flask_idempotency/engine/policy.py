@@ -116,6 +116,11 @@ class Policy:
                 'effects="transactional" and on_store_down="allow" exclude each other: the store is the database that '
                 "the view needs, so there is nothing to run on without it. Leave on_store_down as it is."
             )
+        if self.effects == "transactional" and any(status < 400 for status in self.release_statuses):
+            faults.append(
+                'effects="transactional" and release_statuses below 400 exclude each other: the rows of a released answer '
+                "are rolled back, and it would tell its client otherwise."
+            )
         if self.lease <= 0 or self.keep <= 0 or self.max_runtime <= 0:
             faults.append("lease, keep and max_runtime must be longer than 0 seconds.")
         if self.max_runtime < self.lease:

@@ -85,7 +85,10 @@ class Transaction(Protocol):
 
     @property
     def committed_early(self) -> bool:
-        """Whether the work has committed by itself, so that what it wrote can no longer be rolled back."""
+        """Whether the work has committed by itself, so that what it wrote can no longer be rolled back.
+
+        Also true where it tried to, and nobody can tell whether it has. May ask the database.
+        """
         ...
 
     def settle(self, payload: Payload, *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
@@ -100,6 +103,10 @@ class Transaction(Protocol):
 
     def roll_back(self) -> None:
         """Nothing of what the work wrote and did not commit remains. Never raises: a dead connection remembers nothing."""
+        ...
+
+    def before_mark(self) -> None:
+        """Raises `ConfigurationError` when the session as it is would keep the record from being marked."""
         ...
 
     def leave(self) -> None:
@@ -129,11 +136,18 @@ class Transactions(Protocol):
         ...
 
     def commit(self) -> None:
-        """Commit what work without a claim has written. Raises `NotCommitted`; then it is rolled back."""
+        """Commit what work without a claim has written.
+
+        Raises `NotCommitted`: then it is rolled back; and `StoreUnavailable` when nobody can tell.
+        """
         ...
 
     def roll_back(self) -> None:
-        """Roll back what work without a claim has written. Never raises."""
+        """Roll back what work without a claim has written."""
+        ...
+
+    def unsaved(self) -> bool:
+        """Whether something was written here that nobody will commit."""
         ...
 
 

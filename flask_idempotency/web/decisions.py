@@ -14,12 +14,25 @@ _log = logging.getLogger("flask_idempotency")
 
 
 def decide(visit: Visit, *, response: Response | None, status: int, error: BaseException | None) -> Decision:
-    """What the policy says. Where the application's own `decide` fails, nobody knows, and the key is quarantined."""
+    """What the policy says. Where the application's own `decide` fails, nobody knows, and the key is quarantined.
+
+    Unless nothing will be left of the work: then it is released. And an answer whose rows the view wants kept is kept with
+    them, for they must not be written twice.
+    """
+    beyond = past_point(visit)
     try:
-        return visit.policy.decision(response=response, status=status, error=error, past_point=past_point(visit))
+        decision = visit.policy.decision(response=response, status=status, error=error, past_point=beyond)
     except Exception:  # noqa: BLE001 - an application's own function may raise anything
-        _log.exception("`decide` failed for %s: its key is quarantined", visit.operation)
-        return Decision.QUARANTINE
+        decision = Decision.RELEASE if transactional(visit) and not beyond else Decision.QUARANTINE
+        _log.exception("`decide` failed for %s: its key is %sd", visit.operation, decision.value)
+    if decision is Decision.RELEASE and transactional(visit) and visit.keeps_rows and error is None:
+        return Decision.KEEP
+    return decision
+
+
+def with_rows(visit: Visit, *, status: int, error: BaseException | None) -> bool:
+    """Whether the rows of a transactional view are to be committed. `status` is the worse of the view's and its hooks'."""
+    return status < 400 or (visit.keeps_rows and error is None)
 
 
 def vanished(visit: Visit) -> Decision:

@@ -15,7 +15,14 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.wrappers import Response
 
 from flask_idempotency.engine.engine import Outcome, Replay
-from flask_idempotency.engine.errors import CorruptRecord, InvalidKey, LeaseLost, NotCommitted, StoreUnavailable
+from flask_idempotency.engine.errors import (
+    CorruptRecord,
+    IdempotencyError,
+    InvalidKey,
+    LeaseLost,
+    NotCommitted,
+    StoreUnavailable,
+)
 from flask_idempotency.engine.events import RecordCorrupt, ReplayForbidden, ReplayServed, StoreFailed
 from flask_idempotency.engine.key import Scope, one_key, parse_key
 from flask_idempotency.engine.outcome import Claimed, InFlight, Mismatched, Replayed, Unknown
@@ -25,13 +32,14 @@ from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.engine.result import Result
 from flask_idempotency.web.answers import Answer, Answers
 from flask_idempotency.web.bodies import FORM_TYPES, TruncatedBody, read_body
-from flask_idempotency.web.decisions import decide, past_point, transactional, vanished
+from flask_idempotency.web.decisions import decide, transactional, vanished, with_rows
 from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.loaders import load_principal, load_tenant
 from flask_idempotency.web.outages import OutageLog
-from flask_idempotency.web.problems import CONFLICT_RETRY_SECONDS, Problem, failure, refusal
+from flask_idempotency.web.problems import Problem, failure, refusal
 from flask_idempotency.web.requests import client_keys, fingerprints
 from flask_idempotency.web.responses import capture
+from flask_idempotency.web.rows import Rows
 from flask_idempotency.web.streams import End, Orphans
 from flask_idempotency.web.visit import Phase, Visit
 
@@ -47,6 +55,7 @@ class Guard:
         self._app = app
         self._desk = desk
         self._answers = Answers(app, desk.loaders, docs_url=desk.settings.docs_url)
+        self.rows = Rows(desk, self._answers)
         self._outages = OutageLog()
         self.orphans: Orphans = deque()
 
@@ -72,6 +81,7 @@ class Guard:
 
     def captured(self, visit: Visit, response: Response) -> None:
         """The answer as the view and its `after_this_request` functions leave it, before any other hook has touched it."""
+        visit.status = response.status_code
         if visit.phase is Phase.ANSWERED and visit.answer is not None:
             visit.answer.put_over(response)
         elif visit.phase is Phase.UNPROTECTED:
@@ -82,6 +92,8 @@ class Guard:
     def finished(self, visit: Visit, response: Response) -> None:
         """All hooks have run and the session is saved: settle, or put another answer over one that is not ours to give."""
         if visit.capture is None:
+            if transactional(visit):
+                self._uncaptured(visit, response)
             return
         # A hook that turns a 200 into a 500 means it: what it commits, for one, is not committed.
         status = max(visit.capture.head.status, response.status_code)
@@ -104,29 +116,15 @@ class Guard:
         if result is None or status >= 500 > result.status:
             result = replace(visit.capture.tombstone, status=status)
         try:
-            self._settle(visit, visit.decision, result, reason=f"status-{status}")
+            rows = with_rows(visit, status=status, error=failed)
+            self._settle(visit, visit.decision, result, reason=f"status-{status}", rows=rows)
         except LeaseLost:
             self._answer_instead(visit, response)
         except (NotCommitted, StoreUnavailable) as error:
-            self._not_committed(visit, response, error)
+            self.rows.not_committed(visit, response, error)
         else:
-            if visit.claim is not None and visit.decision is Decision.RELEASE and visit.claim.asks_again(failed):
-                conflict = Problem("transaction-conflict", retry_after=CONFLICT_RETRY_SECONDS)
-                self._answers.problem(conflict, visit.policy).put_over(response, lost=visit.capture)
-
-    def unclaimed(self, visit: Visit, response: Response) -> None:
-        """A transactional view has run without a claim: without a key, say. Its rows are still ours to commit."""
-        visit.phase = Phase.DONE
-        transactions = self._desk.engine.transactions
-        if transactions is None:
-            return
-        if response.status_code >= 400 and not visit.keeps_rows:
-            transactions.roll_back()
-            return
-        try:
-            transactions.commit()
-        except NotCommitted as error:
-            self._not_committed(visit, response, error)
+            if transactional(visit) and visit.decision is not Decision.KEEP:
+                self.rows.rolled_back(visit, response, failed)
 
     def interrupted(self, visit: Visit, error: BaseException | None) -> None:
         """The request ended without an answer of the view's: it was propagated, torn down, or a later hook failed.
@@ -291,7 +289,7 @@ class Guard:
         except (NotCommitted, StoreUnavailable) as error:
             _log.warning("%s was not committed (%s)", visit.operation, type(error).__name__)
 
-    def _settle(self, visit: Visit, decision: Decision, result: Result, *, reason: str) -> None:
+    def _settle(self, visit: Visit, decision: Decision, result: Result, *, reason: str, rows: bool = False) -> None:
         """Settle once, whatever is called again. Raises `LeaseLost`; if the work is transactional, also `NotCommitted` and
         `StoreUnavailable`; and nothing else."""
         visit.phase = Phase.DONE
@@ -302,7 +300,7 @@ class Guard:
         try:
             match decision:
                 case Decision.KEEP:
-                    visit.claim.complete(result, with_rows=result.status < 400 or visit.keeps_rows)
+                    visit.claim.complete(result, with_rows=rows)
                 case Decision.RELEASE:
                     visit.claim.release(reason)
                 case Decision.QUARANTINE:
@@ -313,16 +311,17 @@ class Guard:
             raise
         except Exception as error:
             if visit.claim.transactional:
-                raise StoreUnavailable("the work could not be settled") from error
+                why = error if isinstance(error, IdempotencyError) else type(error).__name__
+                raise StoreUnavailable(f"the work could not be settled: {why}") from error
             # The record stays claimed, and lapses as its policy says.
             _log.exception("%s could not be settled", visit.operation)
 
-    def _not_committed(self, visit: Visit, response: Response, error: NotCommitted | StoreUnavailable) -> None:
-        """The work is done and not kept, or nobody can tell: its answer would be a false promise."""
-        _log.error("%s was answered, but is not known to be committed", visit.operation, exc_info=error)
-        unknown = isinstance(error, NotCommitted) and past_point(visit)
-        problem = refusal(Unknown(reason="not-committed")) if unknown else failure(error)
-        self._answers.problem(problem, visit.policy).put_over(response, lost=visit.capture)
+    def _uncaptured(self, visit: Visit, response: Response) -> None:
+        """The application has left out its after_request functions, and with them ours: what it answers is not known."""
+        _log.error("%s was answered without after_request functions, so it was not committed", visit.operation)
+        visit.decision = Decision.RELEASE
+        self._settle_quietly(visit, Decision.RELEASE, Result(status=500, kept=False), reason="uncaptured")
+        self.rows.rolled_back(visit, response, None)
 
     def _answer_instead(self, visit: Visit, response: Response) -> None:
         """This claim was lost: what its view answered may contradict what the key's callers are told from now on."""

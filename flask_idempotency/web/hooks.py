@@ -130,19 +130,23 @@ class Hooks:
             return
         if visit.phase is Phase.CLAIMED and visit.context == context_id():
             self._guard.finished(visit, response)
-        elif visit.policy.effects == "transactional" and visit.phase in (Phase.UNKEYED, Phase.UNPROTECTED):
-            self._guard.unclaimed(visit, response)
         elif visit.phase is Phase.NEW and visit.reached and 200 <= response.status_code < 300:
             self._warn_once(
                 visit,
                 "%s has answered without entering @claim_here, so its key was not looked at and a retry runs it again. "
                 "A decorator above calls what is below @claim_here, or has answered itself.",
             )
+        if visit.policy.effects == "transactional" and (
+            visit.phase in (Phase.UNKEYED, Phase.UNPROTECTED) or (visit.phase is Phase.NEW and visit.reached)
+        ):
+            self._guard.rows.unclaimed(visit, response)
 
     def teardown(self, visit: Visit, error: BaseException | None) -> None:
         """Settle what nothing else has settled. Runs twice for some streams, and for every popped copy of the context."""
         if visit.phase is Phase.CLAIMED and visit.context == context_id():
             self._guard.interrupted(visit, error)
+        elif visit.phase is Phase.DONE and visit.policy.effects == "transactional":
+            self._guard.rows.left_over(visit)
 
     def _enter(self, visit: Visit) -> Response | None:
         visit.context = context_id()

@@ -86,6 +86,8 @@ class Visit:
     result: Result | None = None
     decision: Decision | None = None
     error: BaseException | None = None
+    status: int = 0
+    """Of the answer as the view left it."""
     keeps_rows: bool = False
     """Whether the view wants its rows committed even with an error for an answer."""
     escaped: bool = False

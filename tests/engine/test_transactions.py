@@ -39,6 +39,12 @@ class Book:
     def prepare(self) -> None:
         return
 
+    def before_mark(self) -> None:
+        self.log.append("before mark")
+
+    def unsaved(self) -> bool:
+        return False
+
     def join(self, keys: Sequence[StorageKey], token: bytes, *, operation: str, told: Callable[[], None]) -> Book:
         self.log.append("join")
         if not self.joinable:

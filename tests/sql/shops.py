@@ -11,6 +11,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import ForeignKey, event, func, insert, select
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from werkzeug.test import TestResponse
 
@@ -160,3 +161,20 @@ def paying(shop: Shop) -> None:
     def pay() -> tuple[str, int]:
         shop.pay()
         return "paid", 201
+
+
+def broken_commit(shop: Shop, monkeypatch: pytest.MonkeyPatch, *, applied: bool) -> None:
+    """The session's next COMMIT fails as when its connection breaks, after or before the server has carried it out."""
+    dialect = shop.db_engine.dialect
+    original = dialect.do_commit
+    failures = [OperationalError("COMMIT", {}, ConnectionError("broken"), connection_invalidated=True)]
+
+    def do_commit(connection: Any) -> None:
+        if not failures:
+            original(connection)
+            return
+        if applied:
+            original(connection)
+        raise failures.pop()
+
+    monkeypatch.setattr(dialect, "do_commit", do_commit)

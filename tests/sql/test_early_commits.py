@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import event, text, update
+from sqlalchemy.orm import Session
 
 from flask_idempotency import idempotent
-from flask_idempotency.engine.errors import LeaseLost
+from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.stores.sql.schema import records
-from tests.sql.shops import Payment, Shop, paying
+from tests.sql.shops import Payment, Shop, broken_commit, paying
 
 
 class TestEarlyCommits:
@@ -152,3 +153,103 @@ class TestEarlyCommits:
 
         assert "CommittedEarly" not in shop.told()
         assert 2 == shop.payments()
+
+    def test_whoever_fails_after_it_does_not_hide_it(self, shop: Shop) -> None:
+        """A listener of the application's own raises: the rows are there all the same."""
+        failures = [RuntimeError("the search index is away")]
+
+        def index(session: Session) -> None:
+            if failures:
+                raise failures.pop()
+
+        event.listen(shop.db.session, "after_commit", index)
+
+        @shop.view()
+        def pay() -> str:
+            shop.pay()
+            shop.db.session.commit()
+            return "paid"
+
+        answers = [shop.post(), shop.post()]
+
+        assert [500, 409] == [answer.status_code for answer in answers]
+        assert 1 == shop.payments()
+
+    def test_an_interrupt_after_it_does_not_hide_it(self, shop: Shop) -> None:
+        """A server that ends its worker raises SystemExit wherever the worker is."""
+        interrupts = [SystemExit(1)]
+
+        def interrupt(session: Session) -> None:
+            if interrupts:
+                raise interrupts.pop()
+
+        event.listen(shop.db.session, "after_commit", interrupt)
+
+        @shop.view()
+        def pay() -> str:
+            shop.pay()
+            shop.db.session.commit()
+            return "paid"
+
+        with pytest.raises(SystemExit):
+            shop.post()
+
+        assert (409, 1) == (shop.post().status_code, shop.payments())
+
+    @pytest.mark.parametrize("how", ["on the connection", "as a statement"])
+    def test_below_the_session_it_is_noticed_as_well(self, shop: Shop, how: str) -> None:
+        """What commits is the connection, whoever asks it to."""
+
+        @shop.view()
+        def pay() -> str:
+            shop.pay()
+            shop.db.session.flush()
+            if how == "on the connection":
+                shop.db.session.connection().commit()
+            else:
+                shop.db.session.execute(text("COMMIT"))
+            raise RuntimeError("after the commit")
+
+        answers = [shop.post(), shop.post()]
+
+        assert [500, 409] == [answer.status_code for answer in answers]
+        assert 1 == shop.payments()
+
+    @pytest.mark.parametrize(("applied", "statuses"), [(True, [500, 409]), (False, [503, 200])])
+    def test_when_its_reply_is_lost_the_record_is_asked(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch, applied: bool, statuses: list[int]
+    ) -> None:
+        """It was committed with the record's mark, or neither was."""
+
+        @shop.view()
+        def pay() -> str:
+            shop.pay()
+            shop.db.session.commit()
+            return "paid"
+
+        broken_commit(shop, monkeypatch, applied=applied)
+
+        assert statuses == [shop.post().status_code, shop.post().status_code]
+        assert 1 == shop.payments()
+
+    def test_when_nobody_answers_it_counts_as_committed(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A key that is quarantined for nothing costs a question; one that is released for nothing, a payment."""
+
+        @shop.view()
+        def pay() -> str:
+            shop.pay()
+            shop.db.session.commit()
+            return "paid"
+
+        broken_commit(shop, monkeypatch, applied=True)
+        read = type(shop.store).read
+        monkeypatch.setattr(type(shop.store), "read", unavailable)
+        first = shop.post()
+        monkeypatch.setattr(type(shop.store), "read", read)
+
+        assert [500, 409] == [first.status_code, shop.post().status_code]
+        assert 1 == shop.payments()
+
+
+def unavailable(*_: object) -> None:
+    raise StoreUnavailable("nobody answers")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from sqlalchemy.exc import OperationalError
 
-from tests.sql.shops import Shop, paying
+from tests.sql.shops import Shop, broken_commit, paying
 
 
 class TestLostCommits:
@@ -33,20 +30,3 @@ class TestLostCommits:
 
         assert (503, "transaction-conflict") == (refused.status_code, refused.get_json()["code"])
         assert (201, 1) == (again.status_code, shop.payments())
-
-
-def broken_commit(shop: Shop, monkeypatch: pytest.MonkeyPatch, *, applied: bool) -> None:
-    """The session's next COMMIT fails as when its connection breaks, after or before the server has carried it out."""
-    dialect = shop.db_engine.dialect
-    original = dialect.do_commit
-    failures = [OperationalError("COMMIT", {}, ConnectionError("broken"), connection_invalidated=True)]
-
-    def do_commit(connection: Any) -> None:
-        if not failures:
-            original(connection)
-            return
-        if applied:
-            original(connection)
-        raise failures.pop()
-
-    monkeypatch.setattr(dialect, "do_commit", do_commit)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from flask_idempotency import current_claim
-from tests.sql.shops import OpenShop, Shop, paying
+from tests.sql.shops import OpenShop, Shop, broken_commit, paying
 
 
 def test_without_a_key_rows_are_committed(shop: Shop) -> None:
@@ -49,3 +51,14 @@ def test_switched_off_rows_are_committed_all_the_same(open_: OpenShop) -> None:
 
     assert [201, 201] == [shop.post().status_code, shop.post().status_code]
     assert (2, None) == (shop.payments(), shop.record())
+
+
+def test_a_commit_whose_reply_is_lost_asks_for_no_repetition(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a key a retry would pay again, so nobody may be told that it is safe."""
+    paying(shop)
+    broken_commit(shop, monkeypatch, applied=True)
+
+    answer = shop.post(key=None)
+
+    assert (409, "outcome-unknown") == (answer.status_code, answer.get_json()["code"])
+    assert "Retry-After" not in answer.headers

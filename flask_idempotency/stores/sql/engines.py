@@ -52,7 +52,7 @@ def open_engines(bind: Bind) -> Engines:
     dialect = dialect_of(base.dialect.name)
     if _names_memory(base.url) or isinstance(base.pool, StaticPool | SingletonThreadPool):
         raise _in_memory()
-    return Engines(base, _engine_for_records(base, dialect), dialect, ours)
+    return Engines(base, _engine_for_records(base, dialect, ours=ours), dialect, ours)
 
 
 def _engine_from(bind: str | URL) -> Engine:
@@ -96,18 +96,22 @@ def _names_memory(url: URL) -> bool:
     return name in ("", ":memory:") or "memory" in (url.query.get("mode"), *name.split("=")) or ":memory:" in name
 
 
-def _engine_for_records(base: Engine, dialect: Dialect) -> Engine:
+def _engine_for_records(base: Engine, dialect: Dialect, *, ours: bool) -> Engine:
     # A new pool with the same way to connect, and with whatever the application hooked into the old one.
     pool = base.pool.recreate()
     # A stale connection is noticed by its first statement, and that is sent again. A ping would double every call.
     pool._pre_ping = False
     _connect_in_time(base, pool)
+    # Behind the application's own and before SQLAlchemy's, which could not change a transaction that has begun.
+    event.listen(pool, "connect", _end_transaction)
     engine = create_engine(base.url, pool=pool, isolation_level="AUTOCOMMIT", hide_parameters=True)
     if dialect.name == SQLITE:
         event.listen(engine, "connect", _prepare_sqlite)
         return engine
     if engine.driver == "psycopg":
-        event.listen(engine, "connect", _prepare_psycopg)
+        event.listen(engine, "connect", _keep_time)
+        if ours:
+            event.listen(engine, "connect", _never_prepare)
     event.listen(engine, "connect", _insist_on_durability)
     return engine
 
@@ -135,10 +139,21 @@ def _connect_in_time(base: Engine, pool: Pool) -> None:
         event.listen(base, "do_connect", in_time)
 
 
-def _prepare_psycopg(connection: Any, record: object) -> None:
-    # PgBouncer gives the next statement to another server connection, which has not heard of what was prepared.
-    connection.prepare_threshold = None
+def _end_transaction(connection: Any, record: object) -> None:
+    """What the application has set up with a statement, `SET search_path` say, is part of a transaction until now."""
+    connection.commit()
+
+
+def _keep_time(connection: Any, record: object) -> None:
     give_up_on_silence(connection)
+
+
+def _never_prepare(connection: Any, record: object) -> None:
+    """PgBouncer gives the next statement to another server connection, which has not heard of what was prepared.
+
+    An application's own Engine does as the application has chosen for it: its sessions are behind the same PgBouncer.
+    """
+    connection.prepare_threshold = None
 
 
 def _insist_on_durability(connection: Any, record: object) -> None:
@@ -147,6 +162,7 @@ def _insist_on_durability(connection: Any, record: object) -> None:
     cursor = connection.cursor()
     cursor.execute("SELECT current_setting('synchronous_commit')")
     if cursor.fetchone()[0] == "off":
+        connection.close()
         raise ConfigurationError(
             "IDEMPOTENCY_STORE: synchronous_commit is off in this database, so a crash of it could lose a claim that was "
             "granted, and run a payment again. Set it to on for the role that the application connects as: "

@@ -22,6 +22,8 @@ CONTENDED: Final = frozenset({"40001", "40P01"})
 """Serialization failure and deadlock: nothing was done, and once more may well succeed."""
 
 _LOCK_TIMEOUT: Final = "55P03"
+_AGAIN: Final = CONTENDED | {_LOCK_TIMEOUT}
+_BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _NO_TABLE_OR_COLUMN: Final = frozenset({"42P01", "42703"})
 _NOT_PERMITTED: Final = "42501"
 _SQLITE_NO_TABLE: Final = ("no such table: idempotency_", "no such column: ", "has no column named ")
@@ -41,7 +43,39 @@ def contended(error: DBAPIError) -> bool:
 
 def waited_in_vain(error: DBAPIError) -> bool:
     """Whether somebody else held a lock for longer than our patience."""
-    return sqlstate(error) == _LOCK_TIMEOUT
+    return sqlstate(error) == _LOCK_TIMEOUT or _is_busy(error)
+
+
+def asks_again(error: BaseException) -> bool:
+    """Whether this is the database's way of saying that the same work may succeed if it is only repeated.
+
+    It chose between transactions, and not this one; or the connection broke, and nothing of the transaction is left.
+    """
+    found = _of_driver(error)
+    if found is None:
+        return False
+    return found.connection_invalidated or _is_busy(found) or sqlstate(found) in _AGAIN
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a commit that raised this was certainly not done. Not so when the connection broke, or was ended."""
+    found = _of_driver(error)
+    if found is None:
+        return True
+    if found.connection_invalidated:
+        return False
+    return isinstance(found.orig, sqlite3.Error) or sqlstate(found)[:2] not in ("", "08", "57")
+
+
+def _of_driver(error: BaseException | None) -> DBAPIError | None:
+    while error is not None and not isinstance(error, DBAPIError):
+        error = error.__cause__
+    return error
+
+
+def _is_busy(error: DBAPIError) -> bool:
+    # The low byte: SQLITE_BUSY_SNAPSHOT and its like are kinds of it.
+    return isinstance(error.orig, sqlite3.Error) and getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _BUSY
 
 
 def explained(error: SQLAlchemyError) -> IdempotencyError | None:

@@ -11,38 +11,29 @@ bind or a connection of the view's own writes is an effect like any other.
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
-from typing import Any
-from weakref import WeakSet, ref
+from contextlib import suppress
+from typing import Any, Final
 
-from sqlalchemy import Connection, event
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
 
 from flask_idempotency.engine.clock import Clock, store_time
-from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, NotCommitted
+from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, NotCommitted, StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import Payload, Record, State
+from flask_idempotency.engine.record import Payload, Record
 from flask_idempotency.stores.sql.dialects import SQLITE
-from flask_idempotency.stores.sql.faults import sqlstate
+from flask_idempotency.stores.sql.faults import asks_again, is_refusal
 from flask_idempotency.stores.sql.rows import completed_row
 from flask_idempotency.stores.sql.schema import QUARANTINED
 from flask_idempotency.stores.sql.store import SqlStore, answer_of
+from flask_idempotency.stores.sql.transaction import SessionTransaction, is_writing, refuse_autocommit, undo
+from flask_idempotency.stores.sql.watch import join_here, joined_here, watch
+
+SHORTEST_SECONDS: Final = 0.001
+"""Of a renewal that is not meant to renew anything: a lease is never shortened."""
 
 _log = logging.getLogger("flask_idempotency")
-
-_AGAIN = frozenset({"40001", "40P01", "55P03"})
-"""Serialization failure, deadlock, lock not available: the database chose between transactions, and not this one. A
-connection that broke says the same: nothing of its transaction is left."""
-
-_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
-
-_joined: ContextVar[ref[SessionTransaction] | None] = ContextVar("flask_idempotency_joined", default=None)
-"""Weak: a worker thread's context outlives its requests, and must not remember the claim of one that went astray."""
-
-_watched: WeakSet[Any] = WeakSet()
 
 
 class SessionTransactions:
@@ -74,7 +65,7 @@ class SessionTransactions:
         On SQLite there is one writer at a time, and the claim would wait for the one that waits for it. On PostgreSQL a
         transaction that keeps its snapshot would never see the claim, and so could not complete it.
         """
-        session: Session = self._sessions()()
+        session = self.session()
         if session.in_transaction() and (hindrance := self._hindrance(self.connection(session))):
             raise ConfigurationError(
                 f"db.session has begun a transaction before the view, and {hindrance}. A before_request hook that uses it "
@@ -82,9 +73,9 @@ class SessionTransactions:
             )
 
     def _hindrance(self, connection: Connection) -> str | None:
+        refuse_autocommit(connection)
         if connection.dialect.name == SQLITE:
-            writes = getattr(connection.connection.dbapi_connection, "in_transaction", False)
-            return "on SQLite the view's claim cannot be written beside it" if writes else None
+            return "on SQLite the view's claim cannot be written beside it" if is_writing(connection) else None
         if self._keeps_snapshot is None:
             # Asked once: it is the engine's or the role's own setting.
             self._keeps_snapshot = connection.get_isolation_level() in ("REPEATABLE READ", "SERIALIZABLE")
@@ -95,34 +86,71 @@ class SessionTransactions:
     ) -> SessionTransaction:
         """Watch over the session in this context, until the transaction is left."""
         sessions = self._sessions()
-        _watch(sessions.session_factory)
+        session: Session = sessions()
+        self._refuse_inner(session)
+        watch(sessions.session_factory, self._store.database.base)
 
         def early() -> None:
             self._report(operation)
             told()
 
-        transaction = SessionTransaction(self, tuple(keys), token, factory=sessions.session_factory, early=early)
-        _joined.set(ref(transaction))
+        transaction = SessionTransaction(
+            self, tuple(keys), token, session=session, factory=sessions.session_factory, early=early
+        )
+        join_here(transaction)
         return transaction
 
     def commit(self) -> None:
-        session = self._sessions()()
+        session = self.session()
+        self._refuse_inner(session)
         try:
             session.commit()
         except Exception as error:
-            _undo(session)
-            raise NotCommitted(f"the commit failed ({type(error).__name__})", again=asks_again(error)) from error
+            undo(session)
+            name = type(error).__name__
+            if not is_refusal(error):
+                raise StoreUnavailable(f"nobody knows whether the commit was done ({name})") from error
+            raise NotCommitted(f"the commit failed ({name})", again=asks_again(error)) from error
 
     def roll_back(self) -> None:
-        _undo(self._sessions()())
+        session = self.session()
+        self._refuse_inner(session)
+        undo(session)
 
-    def complete(self, connection: Connection, key: StorageKey, token: bytes, payload: Payload, keep: float) -> Record:
-        """Complete a record in this transaction. Raises `LeaseLost` when it is no longer the token's."""
-        parameters = {"my_rid": key.rid, "my_token": token, "now": self._now(), **answer_of(payload, keep=keep)}
-        found = connection.execute(self._store.statements.complete_and_tell, parameters).one_or_none()
+    def unsaved(self) -> bool:
+        sessions = self._sessions()
+        if not sessions.registry.has():
+            return False
+        session: Session = sessions()
+        return bool(session.new or session.dirty or session.deleted)
+
+    def session(self) -> Session:
+        """The one that views write with, here and now."""
+        session: Session = self._sessions()()
+        return session
+
+    def _refuse_inner(self, session: Session) -> None:
+        outer = joined_here()
+        if isinstance(outer, SessionTransaction) and not outer.over and outer.session is session:
+            raise ConfigurationError(
+                "a transactional view was called from within another one, on the same session: what one commits or rolls "
+                "back would be the other's. Call it over HTTP, or in an application context of its own."
+            )
+
+    def complete(
+        self, connection: Connection, key: StorageKey, token: bytes, payload: Payload, keep: float
+    ) -> Record | None:
+        """Complete a record in this transaction, and tell what it is then if anybody wants to know.
+
+        Raises `LeaseLost` when it is no longer the token's.
+        """
+        statements = self._store.statements
+        statement = statements.complete if self._told is None else statements.complete_and_tell
+        parameters = {"my_rid": key.rid, "my_token": token, "now": self._now(), **answer_of(payload, keep)}
+        found = connection.execute(statement, parameters).one_or_none()
         if found is None:
             raise LeaseLost("the record belongs to somebody else, or is gone")
-        return completed_row(found, payload.data).record()
+        return None if self._told is None else completed_row(found, payload.data).record()
 
     def mark(self, connection: Connection, key: StorageKey, token: bytes) -> None:
         """Mark a record in this transaction. Raises `LeaseLost` when it is no longer the token's to be marked."""
@@ -133,15 +161,20 @@ class SessionTransactions:
         if standing is None or standing.token != token or standing.state != QUARANTINED:
             raise LeaseLost("the record belongs to somebody else, or is settled")
 
-    def read(self, key: StorageKey) -> Record | None:
+    def settled(self, key: StorageKey, token: bytes) -> Record | None:
+        """The record, once no transaction is on its way any more that has written to it."""
+        if self._store.database.dialect.name != SQLITE:
+            # A write waits for one whose COMMIT has arrived and not ended; a read would see what was before it.
+            with suppress(LeaseLost):
+                self._store.renew(key, token, lease=SHORTEST_SECONDS)
         return self._store.read(key)
 
-    def tell(self, completed: Sequence[tuple[StorageKey, Record]]) -> None:
-        if (told := self._told) is None:
-            return
+    def tell(self, completed: Sequence[tuple[StorageKey, Record | None]]) -> None:
         for key, record in completed:
+            if self._told is None or record is None:
+                continue
             try:
-                told(key, record)
+                self._told(key, record)
             except Exception:  # noqa: BLE001 - it is committed, whatever becomes of the news
                 _log.exception("who was told of a committed record failed")
 
@@ -163,158 +196,3 @@ class SessionTransactions:
                 "flush() to see generated values): the rows are committed together with the answer.",
                 operation,
             )
-
-
-class SessionTransaction:
-    """Implements `ports.Transaction` for one claim."""
-
-    def __init__(
-        self,
-        owner: SessionTransactions,
-        keys: tuple[StorageKey, ...],
-        token: bytes,
-        *,
-        factory: Any,
-        early: Callable[[], None],
-    ) -> None:
-        self.committed_early = False
-        self.factory = factory
-        self._owner = owner
-        self._keys = keys
-        self._token = token
-        self._early = early
-        self._settling = False
-        self._marked = False
-        self._outer = _joined.get()
-
-    def settle(self, payload: Payload, *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
-        self._settling = True
-        session = self._owner._sessions()()
-        try:
-            # The application's rows first: what they violate shows before the record is touched, and locked.
-            session.flush()
-            connection = self._owner.connection(session)
-            completed = [(key, self._owner.complete(connection, key, self._token, payload, keep)) for key in self._keys]
-            session.commit()
-        except LeaseLost as error:
-            _undo(session)
-            if not self._is_held():
-                raise
-            # Nobody has taken it: this transaction's snapshot is older than the claim.
-            self._decide(error, otherwise)
-        except Exception as error:  # noqa: BLE001 - whatever it is, only the record knows whether the commit was done
-            _undo(session)
-            self._decide(error, otherwise)
-        else:
-            self._owner.tell(completed)
-
-    def roll_back(self) -> None:
-        self._settling = True
-        _undo(self._owner._sessions()())
-
-    def leave(self) -> None:
-        if _here() is self:
-            _joined.set(self._outer)
-
-    def asks_again(self, error: BaseException) -> bool:
-        return asks_again(error)
-
-    def before_commit(self, session: Session) -> None:
-        """Somebody is about to commit: unless it is us, the record must know of it in the same commit.
-
-        Raises `LeaseLost` when the claim is no longer this one's: then nothing is committed.
-        """
-        if self._settling or session.in_nested_transaction():
-            return
-        connection = self._owner.connection(session)
-        for key in self._keys:
-            self._owner.mark(connection, key, self._token)
-        self._marked = True
-
-    def after_commit(self) -> None:
-        if self._marked and not self._settling:
-            self._marked = False
-            self.committed_early = True
-            self._early()
-
-    def after_rollback(self) -> None:
-        self._marked = False
-
-    def _decide(self, error: Exception, otherwise: Callable[[StorageKey], None]) -> None:
-        """The commit failed, or its reply was lost. The record knows, and whoever changes it next learns which it was."""
-        try:
-            # Waits for a transaction that is still being ended: whatever it held of the record is decided then.
-            for key in reversed(self._keys):
-                otherwise(key)
-        except LeaseLost:
-            if not self._is_completed():
-                raise
-            return
-        raise NotCommitted(f"the commit failed ({type(error).__name__})", again=asks_again(error)) from error
-
-    def _is_held(self) -> bool:
-        record = self._owner.read(self._keys[0])
-        return record is not None and record.state is State.PROCESSING and record.token == self._token
-
-    def _is_completed(self) -> bool:
-        record = self._owner.read(self._keys[0])
-        return record is not None and record.state is State.COMPLETED and record.token == self._token
-
-
-def asks_again(error: BaseException) -> bool:
-    """Whether this error is a database's way of saying that the same work may succeed if it is only repeated."""
-    while not isinstance(error, DBAPIError):
-        if error.__cause__ is None:
-            return False
-        error = error.__cause__
-    if error.connection_invalidated:
-        return True
-    if isinstance(error.orig, sqlite3.Error):
-        # The low byte: SQLITE_BUSY_SNAPSHOT and its like are kinds of it.
-        return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _BUSY
-    return sqlstate(error) in _AGAIN
-
-
-def _watch(factory: Any) -> None:
-    """Have every commit and rollback of these sessions told to the transaction that is joined where it happens.
-
-    Of every session of the factory and not of one: a view may take another one, and must not escape by that.
-    """
-    if factory in _watched:
-        return
-    _watched.add(factory)
-
-    def here() -> SessionTransaction | None:
-        joined = _here()
-        return joined if joined is not None and joined.factory is factory else None
-
-    def before_commit(session: Session) -> None:
-        if (joined := here()) is not None:
-            joined.before_commit(session)
-
-    def after_commit(session: Session) -> None:
-        if (joined := here()) is not None:
-            joined.after_commit()
-
-    def after_rollback(session: Session) -> None:
-        if (joined := here()) is not None:
-            joined.after_rollback()
-
-    event.listen(factory, "before_commit", before_commit)
-    event.listen(factory, "after_commit", after_commit)
-    event.listen(factory, "after_rollback", after_rollback)
-
-
-def _here() -> SessionTransaction | None:
-    """The transaction that the code which runs here has joined."""
-    joined = _joined.get()
-    return None if joined is None else joined()
-
-
-def _undo(session: Session) -> None:
-    """Roll back. A connection that cannot even do that is thrown away, and its server rolls back by itself."""
-    try:
-        session.rollback()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the connection is of no use any more
-        _log.warning("a session could not be rolled back (%s): its connection is closed", type(error).__name__)
-        session.invalidate()

@@ -1,0 +1,238 @@
+"""One claim's share in the application's session: its record is completed in the session's own transaction."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
+
+from flask_idempotency.engine.errors import (
+    ConfigurationError,
+    IdempotencyError,
+    LeaseLost,
+    NotCommitted,
+    StoreUnavailable,
+)
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.record import OnLapse, Payload, Record, State
+from flask_idempotency.stores.sql.dialects import SQLITE
+from flask_idempotency.stores.sql.faults import asks_again
+from flask_idempotency.stores.sql.watch import Joined, join_here, joined_here
+
+_log = logging.getLogger("flask_idempotency")
+
+
+class Records(Protocol):
+    """The store, as far as it writes in somebody else's transaction, and tells what came of that."""
+
+    def session(self) -> Session: ...
+
+    def connection(self, session: Session) -> Connection: ...
+
+    def complete(
+        self, connection: Connection, key: StorageKey, token: bytes, payload: Payload, keep: float
+    ) -> Record | None: ...
+
+    def mark(self, connection: Connection, key: StorageKey, token: bytes) -> None: ...
+
+    def settled(self, key: StorageKey, token: bytes) -> Record | None: ...
+
+    def tell(self, completed: Sequence[tuple[StorageKey, Record | None]]) -> None: ...
+
+
+class SessionTransaction:
+    """Implements `ports.Transaction`."""
+
+    def __init__(
+        self,
+        records: Records,
+        keys: tuple[StorageKey, ...],
+        token: bytes,
+        *,
+        session: Session,
+        factory: Any,
+        early: Callable[[], None],
+    ) -> None:
+        self.session = session
+        self.factory = factory
+        self.over = False
+        """Whether what happens to the session is none of this claim's concern any more."""
+        self._records = records
+        self._keys = keys
+        self._token = token
+        self._told_early = early
+        self._early = False
+        self._in_doubt = False
+        """Whether a commit of the view's was on its way, and nobody has said that it arrived."""
+        self._committing = False
+        self._connections: WeakSet[Connection] = WeakSet()
+        self._pools: set[int] = set()
+        self._outer: Joined | None = joined_here()
+
+    @property
+    def committed_early(self) -> bool:
+        if self._in_doubt:
+            self._ask_the_record()
+        return self._early or self._in_doubt
+
+    def settle(self, payload: Payload, *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
+        self.over = True
+        session = self._records.session()
+        try:
+            connection = self._records.connection(session)
+            refuse_autocommit(connection)
+            # The application's rows first: what they violate shows before the record is touched, and locked.
+            session.flush()
+            completed = [
+                (key, self._records.complete(connection, key, self._token, payload, keep)) for key in self._keys
+            ]
+            session.commit()
+        except LeaseLost as error:
+            undo(session)
+            if not self._is_held():
+                raise
+            _log.warning(
+                "a session that keeps its snapshot did not see its own claim: its work is rolled back, and may be repeated. "
+                "Use READ COMMITTED for views whose effects are transactional"
+            )
+            self._decide(error, otherwise, again=True)
+        except ConfigurationError:
+            undo(session)
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, only the record knows whether the commit was done
+            undo(session)
+            self._decide(error, otherwise, again=asks_again(error))
+        else:
+            self._records.tell(completed)
+
+    def roll_back(self) -> None:
+        self.over = True
+        undo(self._records.session())
+
+    def leave(self) -> None:
+        self.over = True
+        if joined_here() is self:
+            join_here(self._outer)
+
+    def asks_again(self, error: BaseException) -> bool:
+        return asks_again(error)
+
+    def before_mark(self) -> None:
+        session = self._records.session()
+        if session.in_transaction() and is_writing(self._records.connection(session)):
+            raise ConfigurationError(
+                "point_of_no_return(): on SQLite there is one writer at a time, and that is db.session by now. Call it "
+                "before the first flush or query that writes."
+            )
+
+    def begun(self, connection: Connection) -> None:
+        """The session has begun to use this connection."""
+        self._pools.add(id(connection.engine.pool))
+        if not self.over:
+            self._connections.add(connection)
+            refuse_autocommit(connection)
+
+    def before_commit(self, session: Session) -> None:
+        """Somebody is about to commit: the record must know of it in the same commit.
+
+        Raises `LeaseLost` when the claim is no longer this one's: then nothing is committed.
+        """
+        if not (self.over or session.in_nested_transaction()):
+            self._mark(self._records.connection(session))
+
+    def before_connection_commit(self, connection: Connection) -> None:
+        """The same, below the session: `db.session.connection().commit()`."""
+        if not (self.over or self._committing) and connection in self._connections:
+            self._mark(connection)
+            self._committing = False  # no session will say that it has ended
+
+    def after_commit(self) -> None:
+        if self._committing and not self.over:
+            self._committing = self._in_doubt = False
+            self._has_committed()
+
+    def after_rollback(self) -> None:
+        # Of a commit that failed: but whether it did, nobody but the record can tell.
+        self._committing = False
+
+    def _mark(self, connection: Connection) -> None:
+        for key in self._keys:
+            self._records.mark(connection, key, self._token)
+        self._in_doubt = self._committing = True
+
+    def _has_committed(self) -> None:
+        if not self._early:
+            self._early = True
+            self._told_early()
+
+    def _ask_the_record(self) -> None:
+        """The mark is in the record if the commit was done. Where nobody answers it stays in doubt, which is as bad."""
+        if self._committing:
+            # What is left of that transaction would keep the record locked, and nothing was written since.
+            undo(self._records.session())
+            self._committing = False
+        try:
+            record = self._records.settled(self._keys[0], self._token)
+        except IdempotencyError:
+            return
+        self._in_doubt = False
+        if record is not None and record.token == self._token and record.on_lapse is OnLapse.QUARANTINE:
+            self._has_committed()
+
+    def _decide(self, error: Exception, otherwise: Callable[[StorageKey], None], *, again: bool) -> None:
+        """The commit failed, or its reply was lost. The record knows, and whoever changes it next learns which it was."""
+        name = type(error.__cause__ or error).__name__
+        try:
+            # Waits for a transaction that is still being ended: whatever it held of the record is decided then.
+            for key in reversed(self._keys):
+                otherwise(key)
+        except LeaseLost:
+            if not self._is_completed():
+                raise
+            _log.warning("a commit was done, although its reply was lost (%s)", name)
+            if len(self._pools) > 1:
+                # They are committed one after the other, and the database of the record was not the last.
+                _log.error("the session has committed to one database, and failed to commit to another (%s)", name)
+                raise StoreUnavailable("a commit failed on one of the session's databases") from error
+            return
+        raise NotCommitted(f"the commit failed ({name})", again=again) from error
+
+    def _is_held(self) -> bool:
+        record = self._records.settled(self._keys[0], self._token)
+        return record is not None and record.state is State.PROCESSING and record.token == self._token
+
+    def _is_completed(self) -> bool:
+        record = self._records.settled(self._keys[0], self._token)
+        return record is not None and record.state is State.COMPLETED and record.token == self._token
+
+
+def refuse_autocommit(connection: Connection) -> None:
+    """Raises `ConfigurationError` when what is written here is committed at once, so that nothing can be rolled back."""
+    driver: Any = connection.connection.dbapi_connection
+    at_once = getattr(driver, "autocommit", False) is True
+    if connection.dialect.name == SQLITE:
+        at_once = at_once or (driver.isolation_level is None and not driver.in_transaction)
+    if at_once:
+        raise ConfigurationError(
+            "db.session commits every statement at once (its isolation level is AUTOCOMMIT), so nothing can be committed "
+            "together with a record. Use another level for it, or other effects than transactional."
+        )
+
+
+def is_writing(connection: Connection) -> bool:
+    """Whether SQLite's one writer is this connection, or may be."""
+    driver = connection.connection.dbapi_connection
+    return connection.dialect.name == SQLITE and bool(getattr(driver, "in_transaction", False))
+
+
+def undo(session: Session) -> None:
+    """Roll back. A connection that cannot even do that is thrown away, and its server rolls back by itself."""
+    try:
+        session.rollback()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the connection is of no use any more
+        _log.warning("a session could not be rolled back (%s): its connection is closed", type(error).__name__)
+        session.invalidate()

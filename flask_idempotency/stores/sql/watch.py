@@ -1,0 +1,98 @@
+"""Who is told when a session, or its connection, begins and commits: the transaction that is joined where it happens.
+
+Every session of a factory is watched and not one, and their engine with them: a view may take another session, or commit
+on the connection beneath it, and must not escape by that.
+"""
+
+from __future__ import annotations
+
+import re
+from contextvars import ContextVar
+from typing import Any, Protocol
+from weakref import WeakSet, ref
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.orm import Session
+
+
+class Joined(Protocol):
+    """A claim's transaction, as far as it is told what happens to its session."""
+
+    factory: Any
+
+    def begun(self, connection: Connection) -> None: ...
+
+    def before_commit(self, session: Session) -> None: ...
+
+    def before_connection_commit(self, connection: Connection) -> None: ...
+
+    def after_commit(self) -> None: ...
+
+    def after_rollback(self) -> None: ...
+
+
+_joined: ContextVar[ref[Joined] | None] = ContextVar("flask_idempotency_joined", default=None)
+"""Weak: a worker thread's context outlives its requests, and must not remember the claim of one that went astray."""
+
+_COMMIT = re.compile(r"\s*(?:COMMIT|END)\b", re.IGNORECASE)
+
+_factories: WeakSet[Any] = WeakSet()
+_engines: WeakSet[Engine] = WeakSet()
+
+
+def joined_here() -> Joined | None:
+    """The transaction that the code which runs here has joined."""
+    joined = _joined.get()
+    return None if joined is None else joined()
+
+
+def join_here(joined: Joined | None) -> None:
+    _joined.set(None if joined is None else ref(joined))
+
+
+def watch(factory: Any, engine: Engine) -> None:
+    """From now on. Harmless when repeated, by any number of applications that share the two."""
+    if factory not in _factories:
+        _factories.add(factory)
+        _watch_sessions(factory)
+    if engine not in _engines:
+        _engines.add(engine)
+        event.listen(engine, "commit", _connection_commits)
+        event.listen(engine, "before_cursor_execute", _statement_commits)
+
+
+def _watch_sessions(factory: Any) -> None:
+    def here() -> Joined | None:
+        joined = joined_here()
+        return joined if joined is not None and joined.factory is factory else None
+
+    def after_begin(session: Session, transaction: Any, connection: Connection) -> None:
+        if (joined := here()) is not None:
+            joined.begun(connection)
+
+    def before_commit(session: Session) -> None:
+        if (joined := here()) is not None:
+            joined.before_commit(session)
+
+    def after_commit(session: Session) -> None:
+        if (joined := here()) is not None:
+            joined.after_commit()
+
+    def after_rollback(session: Session) -> None:
+        if (joined := here()) is not None:
+            joined.after_rollback()
+
+    for listener in (after_begin, before_commit, after_commit, after_rollback):
+        event.listen(factory, listener.__name__, listener)
+
+
+def _connection_commits(connection: Connection) -> None:
+    if (joined := joined_here()) is not None:
+        joined.before_connection_commit(connection)
+
+
+def _statement_commits(
+    connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
+) -> None:
+    if _COMMIT.match(statement) and (joined := joined_here()) is not None:
+        joined.before_connection_commit(connection)
