@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Protocol, runtime_checkable
 
+from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, Mismatched, Replayed
 from flask_idempotency.engine.ports import Store, StoreOutcome
@@ -26,6 +28,15 @@ class Missed:
     """The cache has no answer for this key. `at` is the time by its own clock, or None when it did not say."""
 
     at: int | None = None
+
+
+@runtime_checkable
+class Identified(Protocol):
+    """A system of record that can be told from others, so that they may share a cache."""
+
+    def identity(self) -> bytes:
+        """The same in every process, and nobody else's. May ask the system, and raise when it does not answer."""
+        ...
 
 
 class ReplayCache(Protocol):
@@ -60,6 +71,9 @@ class TieredStore:
     one, or, if the system is `Telling`, when it has completed one. So the cache may be wiped, frozen or gone at any
     instant, and the system is asked more often: that is all. What the cache does wrong is logged and never raised.
 
+    A cache may be shared by systems that are `Identified`, each of which finds its own answers only. Until a system has
+    said which one it is, its cache is left alone; what it said is kept as long as this object, in forked children too.
+
     Time ends a record in both, each by its own clock. A cache whose clock is set back replays for so much longer; one
     that stands before a system restored from a backup must be emptied.
     """
@@ -67,6 +81,9 @@ class TieredStore:
     def __init__(self, system: Store, cache: ReplayCache) -> None:
         self._system = system
         self._telling = system if isinstance(system, Telling) else None
+        self._identified = system if isinstance(system, Identified) else None
+        self._identity: bytes | None = None
+        self._answers, self._warned = True, False
         self._cache = cache
         self._missed: OrderedDict[bytes, int] = OrderedDict()
 
@@ -77,6 +94,7 @@ class TieredStore:
                 return Mismatched(first_seen=found.requested_at)
             return Replayed(found)
         outcome = self._system.claim(request, token=token, lease=lease)
+        self._answers = True
         if found.at is not None:
             match outcome:
                 case Replayed(record):
@@ -120,17 +138,48 @@ class TieredStore:
         return self._system.read(key)
 
     def _peek(self, key: StorageKey) -> Record | Missed:
+        place = self._place(key)
+        if place is None:
+            return Missed()
         try:
-            return self._cache.peek(key)
+            return self._cache.peek(place)
         except Exception:  # noqa: BLE001 - whatever it is, the system of record can do without
             _log.exception("The cache of answers failed: the system of record is asked")
             return Missed()
 
     def _fill(self, key: StorageKey, record: Record, missed_at: int) -> None:
+        place = self._place(key)
+        if place is None:
+            return
         try:
-            self._cache.fill(key, record, missed_at=missed_at)
+            self._cache.fill(place, record, missed_at=missed_at)
         except Exception:  # noqa: BLE001 - the record is committed, and its owner must hear so
             _log.exception("The cache of answers failed: the system of record will be asked again")
+
+    def _place(self, key: StorageKey) -> StorageKey | None:
+        """What this key is called in the cache. None as long as it is not known whose answers to look for."""
+        if self._identified is None:
+            return key
+        if self._identity is None:
+            self._identity = self._ask_identity(self._identified)
+        if self._identity is None:
+            return None
+        return replace(key, rid=sha256(self._identity + key.rid).digest())
+
+    def _ask_identity(self, identified: Identified) -> bytes | None:
+        # Whoever waited for a system that is down would wait once more for the claim itself.
+        if not self._answers:
+            return None
+        try:
+            return identified.identity()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the cache can do without
+            self._answers = False
+            if not self._warned:
+                self._warned = True
+                # Others may quote what nobody should read.
+                why = error if isinstance(error, IdempotencyError) else type(error).__name__
+                _log.warning("It is not known whose answers to look for in the cache: the system is asked (%s)", why)
+            return None
 
     def _remember(self, key: StorageKey, token: bytes, missed_at: int) -> None:
         self._missed[key.rid + token] = missed_at

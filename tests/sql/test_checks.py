@@ -157,6 +157,20 @@ def test_fences_that_count_from_one_are_a_fault(engine: Engine) -> None:
     assert [] == found(engine)
 
 
+def test_a_database_without_a_number_is_a_fault(engine: Engine) -> None:
+    """
+    Its answers could not be told from those of others in a Redis that they share.
+    """
+    execute(engine, "DELETE FROM idempotency_facts WHERE name = 'store'")
+
+    (fault,) = found(engine)
+
+    assert fault.startswith("This database has no number to tell its answers by")
+    assert UPGRADE in fault
+    upgrade(engine)
+    assert [] == found(engine)
+
+
 @on_postgresql
 def test_a_role_that_may_not_read_fences_is_no_fault_of_theirs(engine: Engine) -> None:
     """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, text
@@ -11,6 +13,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.stores.sql import migrations, schema
+from flask_idempotency.stores.sql.identity import identity
 from flask_idempotency.stores.sql.migrations import LATEST, upgrade
 from flask_idempotency.stores.sql.migrations.steps import STEPS
 from flask_idempotency.stores.sql.structure import lacks
@@ -34,6 +37,17 @@ def set_fence(engine: Engine, fence: int) -> None:
     )
     with engine.begin() as connection:
         connection.execute(text(statement), {"fence": fence})
+
+
+def number(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return int.from_bytes(identity(connection), "big")
+
+
+def documented_update() -> str:
+    page = Path(__file__).parents[2] / "docs" / "sql.md"
+    (line,) = [line for line in page.read_text("utf-8").splitlines() if line.startswith("UPDATE idempotency_facts")]
+    return line
 
 
 def execute(engine: Engine, statement: str) -> None:
@@ -175,6 +189,64 @@ def test_an_unseeded_fence_is_found_and_lifted(engine: Engine) -> None:
 
     with engine.connect() as connection:
         assert not lacks(connection)
+
+
+@pytest.mark.parametrize("make", (upgrade, schema.metadata.create_all))
+def test_every_database_gets_a_number_of_its_own(engine: Engine, make: Callable[[Engine], object]) -> None:
+    """
+    By whichever way it is made: sixty-three random bits, so no two are alike. Eight of them say that they vary, that
+    none is negative, and that the high bits are used.
+    """
+    numbers = set()
+    for _ in range(8):
+        make(engine)
+        numbers.add(number(engine))
+        schema.metadata.drop_all(engine)
+
+    assert 8 == len(numbers)
+    assert 2**55 < max(numbers) < 2**63
+
+
+def test_a_databases_number_is_never_changed(engine: Engine) -> None:
+    """
+    Not by an upgrade that has other things to mend either: what was cached under the old one would be lost.
+    """
+    upgrade(engine)
+    before = number(engine)
+    execute(engine, "DROP INDEX idempotency_stale")
+
+    upgrade(engine)
+
+    assert before == number(engine)
+
+
+def test_a_copy_may_be_given_another_number(engine: Engine) -> None:
+    """
+    By the statement of docs/sql.md, which shows PostgreSQL's way and, behind it, SQLite's.
+    """
+    upgrade(engine)
+    before = number(engine)
+    statement, _, sqlite = documented_update().partition(";  -- on SQLite: value = ")
+    if engine.dialect.name == "sqlite":
+        statement = statement.replace("(random() * 9e15)::bigint", sqlite)
+
+    execute(engine, statement.replace(":", "\\:"))
+
+    assert before != number(engine)
+
+
+def test_tables_that_have_no_number_get_one(engine: Engine) -> None:
+    """
+    Somebody deleted it, or copied the records alone.
+    """
+    upgrade(engine)
+    execute(engine, "DELETE FROM idempotency_facts WHERE name = 'store'")
+    with engine.connect() as connection:
+        assert lacks(connection).store
+
+    upgrade(engine)
+
+    assert number(engine) >= 0
 
 
 def test_a_newer_schema_is_left_alone(engine: Engine) -> None:

@@ -16,7 +16,8 @@ from flask_idempotency.sql import upgrade
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.stores.tiered import TieredStore
 from tests.services import connect
-from tests.sql.shops import SECRET, Shop, open_shop
+from tests.sql.counting import sent
+from tests.sql.shops import SECRET, Shop, open_shop, paying
 
 
 @pytest.fixture
@@ -154,3 +155,58 @@ def test_what_was_not_committed_is_never_cached(tiered: Shop, redis_server: Redi
     assert 500 == tiered.post().status_code
     with connect(redis_server.url) as redis:
         assert [] == redis.keys()
+
+
+@pytest.mark.parametrize("made_by", ("create_all", "upgrade"))
+def test_two_databases_may_share_a_redis(tmp_path: Path, redis_server: RedisServer, made_by: str) -> None:
+    """Of one application with one secret, such as one for each region: neither replays what the other has done."""
+    shops = []
+    for name in ("north", "south"):
+        url = f"sqlite:///{tmp_path / name}.sqlite3"
+        if made_by == "upgrade":
+            engine = create_engine(url)
+            upgrade(engine)
+            engine.dispose()
+        shops.append(open_shop(url, IDEMPOTENCY_REDIS_URL=redis_server.url))
+        paying(shops[-1])
+
+    answers = [shop.post() for _ in range(2) for shop in shops]
+
+    assert [None, None, "true", "true"] == [answer.headers.get("Idempotency-Replayed") for answer in answers]
+    assert [1, 1] == [shop.payments() for shop in shops]
+    for shop in shops:
+        shop.close()
+
+
+def test_a_hot_replay_is_not_one_statement(tiered: Shop, url: str, redis_server: RedisServer) -> None:
+    """Neither in the process that gave the answer nor, after its first request, in any other."""
+    other = open_shop(url, existing=True, IDEMPOTENCY_REDIS_URL=redis_server.url)
+    for shop in (tiered, other):
+        paying(shop)
+        shop.post()
+        with sent(shop.store._system) as statements:
+            assert "true" == shop.post().headers["Idempotency-Replayed"]
+        assert [] == statements
+    other.close()
+
+
+def test_a_database_without_a_number_is_served_without_the_cache(
+    tiered: Shop, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the log says what to do, once. When it is done, the next answer is cached."""
+    with tiered.db_engine.begin() as connection:
+        connection.execute(text("DELETE FROM idempotency_facts WHERE name = 'store'"))
+    paying(tiered)
+
+    answers = [tiered.post().headers.get("Idempotency-Replayed") for _ in range(2)]
+
+    assert ([None, "true"], 1) == (answers, tiered.payments())
+    with connect(redis_server.url) as redis:
+        assert [] == redis.keys()
+    assert 1 == caplog.text.count("run `flask idempotency db upgrade`")
+
+    upgrade(tiered.db_engine)
+    tiered.post()
+
+    with connect(redis_server.url) as redis:
+        assert 1 == len(redis.keys())

@@ -12,7 +12,8 @@ import redis
 from example_app.servers import RedisServer
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import InFlight, Mismatched, Replayed, Unknown
+from flask_idempotency.engine.outcome import Claimed, InFlight, Mismatched, Replayed, Unknown
+from flask_idempotency.engine.ports import StoreOutcome
 from flask_idempotency.engine.record import Payload, Record
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.replays import RedisReplays
@@ -57,6 +58,21 @@ def store(system: FaultyStore, cache: RedisReplays) -> TieredStore:
 @pytest.fixture
 def telling(clock: FrozenClock, cache: RedisReplays) -> TieredStore:
     return TieredStore(TellingStore(clock), cache)
+
+
+class NamedStore(TellingStore):
+    """A system of record that knows its name, unless it is told to fail, and counts who asks."""
+
+    def __init__(self, clock: FrozenClock, name: bytes) -> None:
+        super().__init__(clock)
+        self.name: bytes | Exception = name
+        self.asked = 0
+
+    def identity(self) -> bytes:
+        self.asked += 1
+        if isinstance(self.name, Exception):
+            raise self.name
+        return self.name
 
 
 def cached(cache: RedisReplays, key: StorageKey) -> bool:
@@ -299,3 +315,93 @@ def test_settled_claims_are_not_remembered(telling: TieredStore, clock: FrozenCl
     telling.release(key, stand(telling, clock, key, "in flight"))
 
     assert not telling._missed
+
+
+def test_systems_that_share_a_cache_find_their_own_answers_only(cache: RedisReplays, clock: FrozenClock) -> None:
+    """
+    The same key of the same tenant with the same secret: in the other system it is free.
+    """
+    first, second = (TieredStore(NamedStore(clock, name), cache) for name in (b"first", b"second"))
+    key = a_key()
+    stand(first, clock, key, "completed")
+
+    outcome = second.claim(a_request(key, fingerprint=OTHER_FINGERPRINT), token=a_token(), lease=LEASE)
+
+    assert isinstance(outcome, Claimed)
+    assert isinstance(first.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+
+
+def test_processes_of_one_system_share_their_answers(cache: RedisReplays, clock: FrozenClock) -> None:
+    """
+    What one has completed is hot in every other.
+    """
+    system = NamedStore(clock, b"the one")
+    key = a_key()
+    stand(TieredStore(system, cache), clock, key, "completed")
+    system.claim = lambda *_, **__: pytest.fail("the system was asked")  # type: ignore[method-assign]
+
+    outcome = TieredStore(system, cache).claim(a_request(key), token=a_token(), lease=LEASE)
+
+    assert isinstance(outcome, Replayed)
+
+
+def test_a_system_is_asked_for_its_identity_once(cache: RedisReplays, clock: FrozenClock) -> None:
+    """
+    A hot replay must not cost a question.
+    """
+    system = NamedStore(clock, b"the one")
+    store = TieredStore(system, cache)
+    for _ in range(3):
+        key = a_key()
+        stand(store, clock, key, "completed")
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    assert 1 == system.asked
+
+
+@pytest.mark.parametrize("error", (StoreUnavailable("it is down"), RuntimeError("s3cret")))
+def test_nobodys_answers_are_looked_for_while_it_is_not_known_whose(
+    cache: RedisReplays,
+    clock: FrozenClock,
+    redis_client: redis.Redis,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    """
+    The system is asked, and nothing is cached. When it has said which one it is, the next answer is hot.
+    """
+    system = NamedStore(clock, b"the one")
+    system.name = error
+    store, key = TieredStore(system, cache), a_key()
+    stand(store, clock, key, "completed")
+    assert 0 == redis_client.dbsize()
+    system.name = b"the one"
+
+    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+    assert 1 == redis_client.dbsize()
+    assert "it is not known whose answers" in caplog.text.lower()
+    assert "s3cret" not in caplog.text
+
+
+def test_a_system_that_is_down_is_not_waited_for_twice(cache: RedisReplays, clock: FrozenClock) -> None:
+    """
+    Each claim finds out by itself that it still is; the question is put again after one got an answer.
+    """
+    system, claim = NamedStore(clock, b"the one"), NamedStore.claim
+    system.name = StoreUnavailable("it is down")
+    store = TieredStore(system, cache)
+
+    def refuse(*_: object, **__: object) -> StoreOutcome:
+        raise StoreUnavailable("it is down")
+
+    system.claim = refuse  # type: ignore[method-assign]
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable):
+            store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+    assert 1 == system.asked
+
+    system.claim = claim.__get__(system)  # type: ignore[method-assign]
+    for _ in range(2):
+        store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+
+    assert 2 == system.asked

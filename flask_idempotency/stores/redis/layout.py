@@ -4,7 +4,8 @@
     idm1:{p02b0}:i          sorted set: records in flight, by the end of their lease in milliseconds
     idm1:{p02b0}:z          sorted set: quarantined records, by when they were, in milliseconds
     idm1:{p02b0}:m          hash: what the whole partition must remember; `fence`, the last one given out
-    idm1:{p02b0}:c:<rid>    a cached answer of another store, see `replays.py`; the only one that may be lost
+    idm1:{p02b0}:c:<rid>    a cached answer of another store, see `replays.py`; the only one that may be lost. The
+                            store's identity is mixed into this rid, see `stores/tiered.py`
 
 All keys of one record share their hash tag, so that a script may touch them on Redis Cluster. Nothing that a client
 sent is in one: `rid` and `tid` are keyed digests, written in base64 for URLs: in base32 Python

@@ -10,6 +10,13 @@ from sqlalchemy import DDL, Sequence, Table, event
 # that room on the page keeps both versions there.
 _STORAGE: Final = "ALTER TABLE %(fullname)s SET (fillfactor = 80), ALTER COLUMN answer SET STORAGE EXTERNAL"
 _VERSION: Final = "INSERT INTO %(fullname)s (name, value) VALUES ('schema_version', %(version)s)"
+# Random, so that no two databases have the same: answers in a Redis that they share are told apart by it.
+_STORE_POSTGRESQL: Final = (
+    "INSERT INTO %(fullname)s (name, value) SELECT 'store',"
+    " ('x' || left(hex, 12) || right(hex, 4))::bit(64)::bigint & 9223372036854775807"
+    " FROM replace(gen_random_uuid()::text, '-', '') AS hex"
+)
+_STORE_SQLITE: Final = "INSERT INTO %(fullname)s (name, value) VALUES ('store', random() & 9223372036854775807)"
 # From the clock and not from one, so that fences rise even over tables that were dropped and made anew.
 _FENCE_FACT: Final = (
     "INSERT INTO %(fullname)s (name, value)"
@@ -19,9 +26,11 @@ _FENCE_SEQUENCE: Final = "SELECT setval('%(name)s', (extract(epoch FROM clock_ti
 
 
 def complete(records: Table, facts: Table, fences: Sequence, *, version: int) -> None:
-    """From now on `create_all` also sets how rows are stored, and writes the version and the first fence."""
+    """From now on `create_all` also sets how rows are stored, and writes version, store number and first fence."""
     _after(records, _STORAGE, dialect="postgresql")
     _after(facts, _VERSION, version=version)
+    _after(facts, _STORE_POSTGRESQL, dialect="postgresql")
+    _after(facts, _STORE_SQLITE, dialect="sqlite")
     _after(facts, _FENCE_FACT, dialect="sqlite")
     _after(fences, _FENCE_SEQUENCE, dialect="postgresql", name=fences.name)
 

@@ -83,6 +83,11 @@ def _parts(missing: Lacks) -> Iterator[str]:
             "The fences of this database count from one: a worker of long ago could pass for a newer one. "
             f"{_UPGRADE}: it lifts them to the clock."
         )
+    if missing.store:
+        yield (
+            "This database has no number to tell its answers by in a Redis that others use as well: every retry asks SQL. "
+            f"{_UPGRADE}: it adds one."
+        )
 
 
 def _durability(connection: Connection) -> Iterator[str]:

@@ -106,7 +106,7 @@ def define(metadata: MetaData) -> Tables:
         metadata,
         Column("name", String(40), primary_key=True),
         Column("value", BigInteger, nullable=False),
-        comment="The schema's version, and the last fence where the database has no sequences.",
+        comment="The schema's version, the store's own number, and the last fence where there are no sequences.",
         schema=BLANK_SCHEMA,
     )
     fences = Sequence(FENCES, data_type=BigInteger, cache=1, metadata=metadata, schema=BLANK_SCHEMA)

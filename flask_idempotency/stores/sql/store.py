@@ -21,6 +21,7 @@ from flask_idempotency.stores.sql.claims.strategies import Strategy, strategy_of
 from flask_idempotency.stores.sql.claims.verdict import RETRY_SECONDS, Asked, Move, ask, judge
 from flask_idempotency.stores.sql.database import TRIES, Database
 from flask_idempotency.stores.sql.faults import waited_in_vain
+from flask_idempotency.stores.sql.identity import identity
 from flask_idempotency.stores.sql.rows import (
     FINGERPRINT_BYTES,
     TOKEN_BYTES,
@@ -58,6 +59,10 @@ class SqlStore:
     def schema(self) -> SqlSchema:
         """The tables that this store needs, to look after them."""
         return SqlSchema(self.database)
+
+    def identity(self) -> bytes:
+        """What tells this database from every other. Asks it."""
+        return self.database.run(identity)
 
     def close(self) -> None:
         """Close the connections for records. Those of an application's own Engine are left alone."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from sqlalchemy import Connection, Inspector, inspect, text
 
-from flask_idempotency.stores.sql.schema import FENCES, metadata
+from flask_idempotency.stores.sql.schema import FACTS, FENCES, metadata
 
 # The clock passed this in 2001. A sequence that started from one will never get there.
 _SEEDED: Final = 10**15
@@ -21,6 +21,7 @@ _UNSEEDED_SEQUENCE: Final = text(
 _UNSEEDED_FACT: Final = text(
     "SELECT NOT EXISTS (SELECT 1 FROM idempotency_facts WHERE name = 'fence' AND value >= :seeded)"
 )
+_NAMELESS: Final = text("SELECT NOT EXISTS (SELECT 1 FROM idempotency_facts WHERE name = 'store')")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class Lacks:
     sequences: tuple[str, ...] = ()
     seed: bool = False
     """Fences would start from one, below those that were granted before."""
+    store: bool = False
+    """There is no number to tell this database from others by."""
 
     def __bool__(self) -> bool:
         return any(getattr(self, field.name) for field in fields(self))
@@ -49,6 +52,7 @@ def lacks(connection: Connection) -> Lacks:
         indexes=tuple(_indexes(catalogue, tables)),
         sequences=sequences,
         seed=not (tables or sequences) and _unseeded(connection),
+        store=FACTS not in tables and bool(connection.scalar(_NAMELESS)),
     )
 
 

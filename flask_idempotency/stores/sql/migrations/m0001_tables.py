@@ -1,4 +1,4 @@
-"""The tables, their indexes, and where fences come from."""
+"""The tables, their indexes, a number for the store, and where fences come from."""
 
 from __future__ import annotations
 
@@ -70,7 +70,21 @@ _COMMENTS: Final = (
     "COMMENT ON COLUMN idempotency_records.answer IS 'status, headers and body, as the codec sealed them'",
     "COMMENT ON COLUMN idempotency_records.reason IS 'why it is quarantined'",
     "COMMENT ON TABLE idempotency_facts IS"
-    " 'The schema''s version, and the last fence where the database has no sequences.'",
+    " 'The schema''s version, the store''s own number, and the last fence where there are no sequences.'",
+)
+
+# Random, so that no two databases have the same, and never changed: answers in a Redis that they share are told apart by
+# it. In a version 4 UUID the first twelve digits and the last four are random, every bit of them.
+_POSTGRESQL_STORE: Final = (
+    "INSERT INTO idempotency_facts (name, value)"
+    " SELECT 'store', ('x' || left(hex, 12) || right(hex, 4))::bit(64)::bigint & 9223372036854775807"
+    " FROM replace(gen_random_uuid()::text, '-', '') AS hex"
+    " ON CONFLICT (name) DO NOTHING"
+)
+
+_SQLITE_STORE: Final = (
+    "INSERT INTO idempotency_facts (name, value) VALUES ('store', random() & 9223372036854775807)"
+    " ON CONFLICT (name) DO NOTHING"
 )
 
 _POSTGRESQL_FENCES: Final = (
@@ -92,7 +106,7 @@ _SQLITE_FENCES: Final = (
 
 STEP: Final = Step(
     number=1,
-    what="the tables idempotency_records and idempotency_facts, their indexes, and the source of fences",
+    what="idempotency_records and idempotency_facts with indexes, a number for the store, and the source of fences",
     statements={
         "postgresql": (
             _RECORDS.format(bytes="BYTEA"),
@@ -102,8 +116,9 @@ STEP: Final = Step(
             # A record is written twice and grows in between: room on the page keeps both versions there.
             # Answers arrive compressed; the server would only try again.
             "ALTER TABLE idempotency_records SET (fillfactor = 80), ALTER COLUMN answer SET STORAGE EXTERNAL",
+            _POSTGRESQL_STORE,
             *_POSTGRESQL_FENCES,
         ),
-        "sqlite": (_RECORDS.format(bytes="BLOB"), _FACTS, *_INDEXES, *_SQLITE_FENCES),
+        "sqlite": (_RECORDS.format(bytes="BLOB"), _FACTS, *_INDEXES, _SQLITE_STORE, *_SQLITE_FENCES),
     },
 )
