@@ -20,6 +20,7 @@ from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.sql.claims.strategies import Strategy, strategy_of
 from flask_idempotency.stores.sql.claims.verdict import RETRY_SECONDS, Asked, Move, ask, judge
 from flask_idempotency.stores.sql.database import TRIES, Database
+from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.faults import waited_in_vain
 from flask_idempotency.stores.sql.identity import identity
 from flask_idempotency.stores.sql.rows import (
@@ -185,5 +186,8 @@ def _absent(state: str, token: bytes, expires_at: int | None, now: int) -> bool:
 def _at_least(connection: Connection, statements: Statements, asked: Asked) -> StoreOutcome:
     """What can be said without a lock: somebody holds one, and does not move."""
     found = connection.execute(statements.read, asked.parameters).one_or_none()
+    if found is None and connection.dialect.name == SQLITE:
+        # Its one lock is everybody's: whoever holds it need not be at this key.
+        raise StoreUnavailable("somebody else has been writing to the database for too long")
     verdict = Move.RECLAIM if found is None else judge(row_of(found), asked)
     return InFlight(RETRY_SECONDS) if isinstance(verdict, Move) else verdict
