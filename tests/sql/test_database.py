@@ -282,6 +282,18 @@ def test_nothing_is_prepared(open_database: OpenDatabase, records_url: str) -> N
     assert 0 == database.run(lambda connection: connection.execute(prepared).scalar_one())
 
 
+@on_postgresql
+@pytest.mark.parametrize("threshold", [None, 5])
+def test_an_applications_engine_prepares_as_the_application_wants(
+    make_engine: MakeEngine, open_database: OpenDatabase, records_url: str, threshold: int | None
+) -> None:
+    """Its sessions are behind the same pooler, if there is one, and half of a replay is planning."""
+    database = open_database(make_engine(records_url, connect_args={"prepare_threshold": threshold}))
+
+    with database.engine.connect() as connection:
+        assert threshold == connection.connection.dbapi_connection.prepare_threshold  # type: ignore[union-attr]
+
+
 @on_sqlite
 def test_a_commit_is_on_the_disk(open_database: OpenDatabase, records_url: str) -> None:
     """
