@@ -21,10 +21,10 @@ UPGRADE = "Run `flask idempotency db upgrade`"
 
 
 class Holder:
-    """What has an engine, as the store's database does."""
+    """What has engines, as the store's database does: one and the same, here."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+        self.engine = self.base = engine
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 from flask import Flask, Response, abort
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import event, text, update
+from sqlalchemy import create_engine, event, text, update
 from sqlalchemy.exc import OperationalError
 
 from flask_idempotency import ConfigurationError, Idempotency, current_claim
@@ -219,6 +219,22 @@ def a_conflict(shop: Shop) -> Exception:
             other.exec_driver_sql(wanted)
         holder.rollback()
         return caught.value
+
+
+@on_postgresql
+def test_a_database_that_went_away_asks_for_another_try(shop: Shop) -> None:
+    """The view could not even connect: nothing is there, and the retry may find the database back."""
+    away = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/nothing")
+
+    @shop.view()
+    def pay() -> str:
+        shop.pay()
+        if len(shop.runs) == 1:
+            away.connect()
+        return "paid"
+
+    assert [503, 200] == [shop.post().status_code, shop.post().status_code]
+    assert 1 == shop.payments()
 
 
 def test_views_of_other_effects_commit_by_themselves(open_: OpenShop) -> None:

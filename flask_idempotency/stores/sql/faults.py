@@ -54,7 +54,7 @@ def asks_again(error: BaseException) -> bool:
     found = _of_driver(error)
     if found is None:
         return False
-    return found.connection_invalidated or _is_busy(found) or sqlstate(found) in _AGAIN
+    return found.connection_invalidated or _is_busy(found) or sqlstate(found) in _AGAIN or _is_absence(found)
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -71,6 +71,14 @@ def _of_driver(error: BaseException | None) -> DBAPIError | None:
     while error is not None and not isinstance(error, DBAPIError):
         error = error.__cause__
     return error
+
+
+def _is_absence(error: DBAPIError) -> bool:
+    """Whether there was no server to talk to, or it was just going: what fails to connect has no state at all."""
+    if not isinstance(error, OperationalError) or isinstance(error.orig, sqlite3.Error):
+        return False
+    state = sqlstate(error)
+    return not state or state.startswith(("08", "57P"))
 
 
 def _is_busy(error: DBAPIError) -> bool:

@@ -16,7 +16,10 @@ from flask_idempotency.stores.sql import checks, migrations
 _HIDDEN: Final = "***"
 
 
-class HasEngine(Protocol):
+class HasEngines(Protocol):
+    @property
+    def base(self) -> Engine: ...
+
     @property
     def engine(self) -> Engine: ...
 
@@ -24,12 +27,13 @@ class HasEngine(Protocol):
 class SqlSchema:
     """Raises `StoreUnavailable`, with the database's own words for it, when it cannot be asked or changed."""
 
-    def __init__(self, database: HasEngine) -> None:
+    def __init__(self, database: HasEngines) -> None:
         self._database = database
 
     def upgrade(self) -> list[str]:
+        # Connections for records give up on what takes its time, such as another upgrade, or an index of a large table.
         with self._told():
-            return migrations.upgrade(self._database.engine)
+            return migrations.upgrade(self._database.base)
 
     def faults(self) -> list[str]:
         with self._connection() as connection:

@@ -9,6 +9,8 @@ from typing import Any, Final
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from flask_idempotency.stores.sql.migrations.patience import FOR_EVER, waiting
+
 # "idempote" in ASCII: the whole application shares one space of advisory locks.
 _LOCK: Final = 0x6964656D706F7465
 
@@ -24,7 +26,8 @@ def alone(connection: Connection) -> Iterator[None]:
         ours = _begin(connection)
         try:
             if connection.dialect.name == "postgresql":
-                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+                with waiting(connection, FOR_EVER):
+                    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
             yield
         except BaseException:
             if ours:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from flask_idempotency.stores.sql.migrations.step import Step
+from flask_idempotency.stores.sql.migrations.step import Step, Where
 
 _RECORDS: Final = """\
 CREATE TABLE IF NOT EXISTS idempotency_records (
@@ -50,28 +50,70 @@ CREATE TABLE IF NOT EXISTS idempotency_facts (
     PRIMARY KEY (name)
 )"""
 
-_INDEXES: Final = (
-    "CREATE INDEX IF NOT EXISTS idempotency_stale ON idempotency_records (lease_until) WHERE state = 'processing'",
-    "CREATE INDEX IF NOT EXISTS idempotency_expiry ON idempotency_records (expires_at) WHERE expires_at IS NOT NULL",
+# A record is written twice and grows in between: room on the page keeps both versions there.
+# Answers arrive compressed; the server would only try again.
+_POSTGRESQL_STORAGE: Final = Where(
+    "SELECT attstorage <> 'e' OR NOT coalesce(reloptions, '{}') @> '{fillfactor=80}'"
+    " FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid AND attname = 'answer'"
+    " WHERE pg_class.oid = to_regclass('idempotency_records')",
+    ("ALTER TABLE idempotency_records SET (fillfactor = 80), ALTER COLUMN answer SET STORAGE EXTERNAL",),
 )
 
-_COMMENTS: Final = (
-    "COMMENT ON TABLE idempotency_records IS 'One row for each idempotency key. Written by flask_idempotency only.'",
-    "COMMENT ON COLUMN idempotency_records.rid IS 'HMAC of scope and client key: leads back to neither'",
-    "COMMENT ON COLUMN idempotency_records.tid IS 'HMAC of namespace and tenant'",
-    "COMMENT ON COLUMN idempotency_records.token IS 'random, one for each claim; compared, never ordered'",
-    "COMMENT ON COLUMN idempotency_records.fence IS 'rises with every claim, for ever'",
-    "COMMENT ON COLUMN idempotency_records.on_lapse IS 'what becomes of it when its lease ends unsettled'",
-    "COMMENT ON COLUMN idempotency_records.operation IS 'the route, by its endpoint'",
-    "COMMENT ON COLUMN idempotency_records.lease_until IS 'while processing or quarantined'",
-    "COMMENT ON COLUMN idempotency_records.expires_at IS"
-    " 'never set while processing or quarantined: time does not end those'",
-    "COMMENT ON COLUMN idempotency_records.byte_size IS 'of the plain answer: what quotas count'",
-    "COMMENT ON COLUMN idempotency_records.answer IS 'status, headers and body, as the codec sealed them'",
-    "COMMENT ON COLUMN idempotency_records.reason IS 'why it is quarantined'",
-    "COMMENT ON TABLE idempotency_facts IS"
-    " 'The schema''s version, the store''s own number, and the last fence where there are no sequences.'",
-)
+_INDEXES: Final = {
+    "idempotency_stale": "(lease_until) WHERE state = 'processing'",
+    "idempotency_expiry": "(expires_at) WHERE expires_at IS NOT NULL",
+}
+
+
+def _index(name: str) -> str:
+    return f"CREATE INDEX IF NOT EXISTS {name} ON idempotency_records {_INDEXES[name]}"
+
+
+def _postgresql_index(name: str) -> Where:
+    # Even with IF NOT EXISTS it waits for all who write to the table, and everybody for it.
+    look = (
+        "SELECT NOT EXISTS (SELECT 1 FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"  # noqa: S608 - our own words
+        f" WHERE indrelid = to_regclass('idempotency_records') AND relname = '{name}')"
+    )
+    return Where(look, (_index(name),))
+
+
+_TABLE_COMMENTS: Final = {
+    "idempotency_records": "One row for each idempotency key. Written by flask_idempotency only.",
+    "idempotency_facts": "The schema''s version, the store''s own number, and the last fence where there are no sequences.",
+}
+
+_COLUMN_COMMENTS: Final = {
+    "rid": "HMAC of scope and client key: leads back to neither",
+    "tid": "HMAC of namespace and tenant",
+    "token": "random, one for each claim; compared, never ordered",
+    "fence": "rises with every claim, for ever",
+    "on_lapse": "what becomes of it when its lease ends unsettled",
+    "operation": "the route, by its endpoint",
+    "lease_until": "while processing or quarantined",
+    "expires_at": "never set while processing or quarantined: time does not end those",
+    "byte_size": "of the plain answer: what quotas count",
+    "answer": "status, headers and body, as the codec sealed them",
+    "reason": "why it is quarantined",
+}
+
+
+def _table_comment(table: str) -> Where:
+    words = _TABLE_COMMENTS[table]
+    return Where(
+        f"SELECT obj_description(to_regclass('{table}'), 'pg_class') IS DISTINCT FROM '{words}'",  # noqa: S608
+        (f"COMMENT ON TABLE {table} IS '{words}'",),
+    )
+
+
+def _column_comment(column: str) -> Where:
+    words = _COLUMN_COMMENTS[column]
+    return Where(
+        f"SELECT col_description(attrelid, attnum) IS DISTINCT FROM '{words}' FROM pg_attribute"  # noqa: S608
+        f" WHERE attrelid = to_regclass('idempotency_records') AND attname = '{column}'",
+        (f"COMMENT ON COLUMN idempotency_records.{column} IS '{words}'",),
+    )
+
 
 # Random, so that no two databases have the same, and never changed: answers in a Redis that they share are told apart by
 # it. In a version 4 UUID the first twelve digits and the last four are random, every bit of them.
@@ -89,13 +131,20 @@ _SQLITE_STORE: Final = (
 
 _POSTGRESQL_FENCES: Final = (
     "CREATE SEQUENCE IF NOT EXISTS idempotency_fences AS BIGINT",
-    # A session that fetches numbers in advance hands a later claim a lower fence. Until we commit, this statement also
-    # keeps everybody from taking one: setval could otherwise fall below a fence that was granted in the meantime.
-    "ALTER SEQUENCE idempotency_fences CACHE 1",
-    # From the clock and not from one, so that fences rise even over tables that were dropped and made anew.
-    "SELECT setval('idempotency_fences', clock.us) FROM idempotency_fences AS fences,"
-    " (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us) AS clock"
-    " WHERE fences.last_value < clock.us",
+    Where(
+        # The clock passed this in 2001: whatever is below it counts from one.
+        "SELECT seqcache <> 1 OR last_value < 1000000000000000 FROM pg_sequence, idempotency_fences"
+        " WHERE seqrelid = to_regclass('idempotency_fences')",
+        (
+            # A session that fetches numbers in advance hands a later claim a lower fence. Until we commit, this statement
+            # also keeps everybody from taking one: setval could otherwise fall below a fence that was granted meanwhile.
+            "ALTER SEQUENCE idempotency_fences CACHE 1",
+            # From the clock and not from one, so that fences rise even over tables that were dropped and made anew.
+            "SELECT setval('idempotency_fences', clock.us) FROM idempotency_fences AS fences,"
+            " (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us) AS clock"
+            " WHERE fences.last_value < clock.us",
+        ),
+    ),
 )
 
 _SQLITE_FENCES: Final = (
@@ -111,14 +160,14 @@ STEP: Final = Step(
         "postgresql": (
             _RECORDS.format(bytes="BYTEA"),
             _FACTS,
-            *_INDEXES,
-            *_COMMENTS,
-            # A record is written twice and grows in between: room on the page keeps both versions there.
-            # Answers arrive compressed; the server would only try again.
-            "ALTER TABLE idempotency_records SET (fillfactor = 80), ALTER COLUMN answer SET STORAGE EXTERNAL",
+            # First, for it takes the strongest lock: who has less and asks for more may wait for others who wait for it.
+            _POSTGRESQL_STORAGE,
+            *map(_postgresql_index, _INDEXES),
+            *map(_table_comment, _TABLE_COMMENTS),
+            *map(_column_comment, _COLUMN_COMMENTS),
             _POSTGRESQL_STORE,
             *_POSTGRESQL_FENCES,
         ),
-        "sqlite": (_RECORDS.format(bytes="BLOB"), _FACTS, *_INDEXES, _SQLITE_STORE, *_SQLITE_FENCES),
+        "sqlite": (_RECORDS.format(bytes="BLOB"), _FACTS, *map(_index, _INDEXES), _SQLITE_STORE, *_SQLITE_FENCES),
     },
 )

@@ -10,6 +10,7 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.stores.sql import structure
 from flask_idempotency.stores.sql.migrations import m0001_tables
 from flask_idempotency.stores.sql.migrations.alone import alone
+from flask_idempotency.stores.sql.migrations.patience import gives_way
 from flask_idempotency.stores.sql.migrations.step import Step
 
 STEPS: Final = (m0001_tables.STEP,)
@@ -28,10 +29,11 @@ def upgrade(bind: Engine | Connection) -> list[str]:
     Safe to run again and in several processes at once: one works, the others wait and find nothing left to do. On an
     engine it happens in a transaction of its own; on a connection, such as Alembic's `op.get_bind()`, in the one that
     is under way, for its owner to commit. A schema newer than this release is left alone.
+
+    Raises `StoreUnavailable` when somebody else's transaction keeps a lock for long that this needs.
     """
     if isinstance(bind, Engine):
-        with bind.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-            return _upgrade(connection)
+        return _upgrade_engine(bind)
     return _upgrade(bind)
 
 
@@ -42,13 +44,28 @@ def version(connection: Connection) -> int:
     return connection.scalar(_READ_VERSION) or 0
 
 
-def _upgrade(connection: Connection) -> list[str]:
-    dialect = connection.dialect.name
+def _upgrade_engine(engine: Engine) -> list[str]:
+    _refuse_others(engine.dialect.name)
+    with engine.connect() as connection:
+        # Where nothing is left to do, as in most deployments, it takes no lock to see that: steps only add.
+        if not _steps_for(connection):
+            return []
+    with engine.connect() as connection:
+        # What the application set up as it connected may have begun a transaction, in which no mode can be changed.
+        connection.connection.commit()
+        return _upgrade(connection.execution_options(isolation_level="AUTOCOMMIT"))
+
+
+def _refuse_others(dialect: str) -> None:
     if dialect not in STEPS[0].statements:
         raise ConfigurationError(
             f"There is no schema for {dialect} in this release: use PostgreSQL or SQLite for IDEMPOTENCY_STORE."
         )
-    with alone(connection):
+
+
+def _upgrade(connection: Connection) -> list[str]:
+    _refuse_others(connection.dialect.name)
+    with alone(connection), gives_way(connection):
         done = [step.run(connection) for step in _steps_for(connection)]
         if done:
             connection.execute(_WRITE_VERSION, {"version": LATEST})
