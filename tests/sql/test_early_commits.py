@@ -6,12 +6,13 @@ import logging
 
 import pytest
 from sqlalchemy import event, text, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from flask_idempotency import idempotent
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.stores.sql.schema import records
-from tests.sql.shops import Payment, Shop, broken_commit, paying
+from tests.sql.shops import Account, Payment, Shop, broken_commit, paying
 
 
 class TestEarlyCommits:
@@ -108,6 +109,39 @@ class TestEarlyCommits:
         shop.post()
 
         assert "CommittedEarly" in shop.told()
+
+    def test_to_end_what_was_only_read_is_no_commit(self, shop: Shop) -> None:
+        """Nothing of it will be there twice."""
+
+        @shop.view()
+        def pay() -> str:
+            shop.db.session.get(Account, 1)
+            shop.db.session.commit()
+            shop.pay()
+            shop.db.session.flush()
+            with shop.db.session.session_factory() as session:
+                session.get(Account, 1)
+                session.commit()
+            return "paid"
+
+        assert 200 == shop.post().status_code
+        assert "CommittedEarly" not in shop.told()
+        assert 1 == shop.payments()
+
+    def test_another_sessions_failed_commit_costs_this_one_nothing(self, shop: Shop) -> None:
+        """Only what failed is rolled back."""
+
+        @shop.view()
+        def pay() -> str:
+            other = shop.db.session.session_factory()
+            other.add(Payment(amount=5, account=404))
+            with pytest.raises(IntegrityError):
+                other.commit()
+            shop.pay()
+            return "paid"
+
+        assert (200, 1) == (shop.post().status_code, shop.payments())
+        assert "CommittedEarly" not in shop.told()
 
     def test_savepoints_are_no_commits(self, shop: Shop) -> None:
         """They are part of the transaction that is still to come."""

@@ -36,6 +36,7 @@ STATEMENTS: dict[Callable[[Dialect], Any], tuple[str, ...]] = {
     statements.claim_or_read: ONLY_POSTGRESQL,
     statements.read_locked: ONLY_POSTGRESQL,
     statements.advisory_lock: ONLY_POSTGRESQL,
+    statements.has_written: ONLY_POSTGRESQL,
     statements.next_fence: ONLY_SQLITE,
 }
 EVERY = [(statement, database) for statement, databases in STATEMENTS.items() for database in databases]

@@ -161,6 +161,13 @@ class SessionTransactions:
         if standing is None or standing.token != token or standing.state != QUARANTINED:
             raise LeaseLost("the record belongs to somebody else, or is settled")
 
+    def has_written(self, connection: Connection) -> bool:
+        """Whether there is anything to commit here. A view that only ends what it has read commits nothing."""
+        if connection.dialect.name == SQLITE:
+            return is_writing(connection)
+        written: bool = connection.execute(self._store.statements.has_written).scalar_one()
+        return written
+
     def settled(self, key: StorageKey, token: bytes) -> Record | None:
         """The record, once no transaction is on its way any more that has written to it."""
         if self._store.database.dialect.name != SQLITE:

@@ -165,6 +165,11 @@ def advisory_lock(dialect: Dialect) -> Select[Any]:
     return select(lock.label("locked")).select_from(moment)
 
 
+def has_written(dialect: Dialect) -> Select[Any]:
+    """PostgreSQL: whether this transaction has been given a number, as each is that writes."""
+    return select(func.txid_current_if_assigned().is_not(None))
+
+
 def next_fence(dialect: Dialect) -> ReturningUpdate[Any]:
     """SQLite: the next number, inside the transaction that grants it. From the clock if that is ahead."""
     risen = getattr(func, dialect.greatest)(facts.c.value + literal_column("1"), dialect.now)
@@ -291,5 +296,6 @@ class Statements:
         self.mark = mark(dialect)
         self.complete = complete(dialect)
         self.complete_and_tell = complete_and_tell(dialect)
+        self.has_written = has_written(dialect)
         self.release = release(dialect)
         self.hold = hold(dialect)

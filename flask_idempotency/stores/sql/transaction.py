@@ -39,6 +39,8 @@ class Records(Protocol):
 
     def mark(self, connection: Connection, key: StorageKey, token: bytes) -> None: ...
 
+    def has_written(self, connection: Connection) -> bool: ...
+
     def settled(self, key: StorageKey, token: bytes) -> Record | None: ...
 
     def tell(self, completed: Sequence[tuple[StorageKey, Record | None]]) -> None: ...
@@ -68,7 +70,8 @@ class SessionTransaction:
         self._early = False
         self._in_doubt = False
         """Whether a commit of the view's was on its way, and nobody has said that it arrived."""
-        self._committing = False
+        self._committing: Session | None = None
+        """The session whose commit is on its way."""
         self._connections: WeakSet[Connection] = WeakSet()
         self._pools: set[int] = set()
         self._outer: Joined | None = joined_here()
@@ -141,28 +144,34 @@ class SessionTransaction:
 
         Raises `LeaseLost` when the claim is no longer this one's: then nothing is committed.
         """
-        if not (self.over or session.in_nested_transaction()):
-            self._mark(self._records.connection(session))
+        if self.over or session.in_nested_transaction():
+            return
+        connection = self._records.connection(session)
+        if session.new or session.dirty or session.deleted or self._records.has_written(connection):
+            self._mark(connection)
+            self._committing = session
 
     def before_connection_commit(self, connection: Connection) -> None:
         """The same, below the session: `db.session.connection().commit()`."""
-        if not (self.over or self._committing) and connection in self._connections:
+        if self.over or self._committing is not None or connection not in self._connections:
+            return
+        if self._records.has_written(connection):
             self._mark(connection)
-            self._committing = False  # no session will say that it has ended
 
-    def after_commit(self) -> None:
-        if self._committing and not self.over:
-            self._committing = self._in_doubt = False
+    def after_commit(self, session: Session) -> None:
+        if session is self._committing and not self.over:
+            self._committing, self._in_doubt = None, False
             self._has_committed()
 
-    def after_rollback(self) -> None:
+    def after_rollback(self, session: Session) -> None:
         # Of a commit that failed: but whether it did, nobody but the record can tell.
-        self._committing = False
+        if session is self._committing:
+            self._committing = None
 
     def _mark(self, connection: Connection) -> None:
         for key in self._keys:
             self._records.mark(connection, key, self._token)
-        self._in_doubt = self._committing = True
+        self._in_doubt = True
 
     def _has_committed(self) -> None:
         if not self._early:
@@ -171,10 +180,10 @@ class SessionTransaction:
 
     def _ask_the_record(self) -> None:
         """The mark is in the record if the commit was done. Where nobody answers it stays in doubt, which is as bad."""
-        if self._committing:
-            # What is left of that transaction would keep the record locked, and nothing was written since.
-            undo(self._records.session())
-            self._committing = False
+        if self._committing is not None:
+            # What is left of that transaction would keep the record locked, and nothing was written with it since.
+            undo(self._committing)
+            self._committing = None
         try:
             record = self._records.settled(self._keys[0], self._token)
         except IdempotencyError:

@@ -26,9 +26,9 @@ class Joined(Protocol):
 
     def before_connection_commit(self, connection: Connection) -> None: ...
 
-    def after_commit(self) -> None: ...
+    def after_commit(self, session: Session) -> None: ...
 
-    def after_rollback(self) -> None: ...
+    def after_rollback(self, session: Session) -> None: ...
 
 
 _joined: ContextVar[ref[Joined] | None] = ContextVar("flask_idempotency_joined", default=None)
@@ -76,11 +76,11 @@ def _watch_sessions(factory: Any) -> None:
 
     def after_commit(session: Session) -> None:
         if (joined := here()) is not None:
-            joined.after_commit()
+            joined.after_commit(session)
 
     def after_rollback(session: Session) -> None:
         if (joined := here()) is not None:
-            joined.after_rollback()
+            joined.after_rollback(session)
 
     for listener in (after_begin, before_commit, after_commit, after_rollback):
         event.listen(factory, listener.__name__, listener)
