@@ -101,6 +101,13 @@ class Transaction(Protocol):
         """
         ...
 
+    def commit(self) -> None:
+        """Commit what work without a claim has written.
+
+        Raises `NotCommitted`: then it is rolled back; and `StoreUnavailable` when nobody can tell.
+        """
+        ...
+
     def roll_back(self) -> None:
         """Nothing of what the work wrote and did not commit remains. Never raises: a dead connection remembers nothing."""
         ...
@@ -128,22 +135,15 @@ class Transactions(Protocol):
     def join(
         self, keys: Sequence[StorageKey], token: bytes, *, operation: str, told: Callable[[], None]
     ) -> Transaction:
-        """Watch over the session of the work that begins here. `told` hears of each commit that is not the claim's."""
+        """Watch over the session of the work that begins here. `told` hears of the first commit that is not the claim's.
+
+        Without keys: of work that has no claim, and is to be committed all the same. Raises `ConfigurationError` inside
+        other such work on the same session.
+        """
         ...
 
     def on_committed(self, told: Callable[[StorageKey, Record], None]) -> None:
         """Have every record told that was completed in a transaction: after its commit, and never before."""
-        ...
-
-    def commit(self) -> None:
-        """Commit what work without a claim has written.
-
-        Raises `NotCommitted`: then it is rolled back; and `StoreUnavailable` when nobody can tell.
-        """
-        ...
-
-    def roll_back(self) -> None:
-        """Roll back what work without a claim has written."""
         ...
 
     def unsaved(self) -> bool:

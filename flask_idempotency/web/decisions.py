@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from werkzeug.wrappers import Response
 
 from flask_idempotency.engine.policy import Decision
 from flask_idempotency.engine.record import OnLapse
 from flask_idempotency.web.visit import Visit
+
+ELSEWHERE: Final = frozenset({307, 308})
+"""The same request goes elsewhere: such an answer promises nothing of what was done here."""
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -32,7 +36,7 @@ def decide(visit: Visit, *, response: Response | None, status: int, error: BaseE
 
 def with_rows(visit: Visit, *, status: int, error: BaseException | None) -> bool:
     """Whether the rows of a transactional view are to be committed. `status` is the worse of the view's and its hooks'."""
-    return status < 400 or (visit.keeps_rows and error is None)
+    return (status < 400 and status not in ELSEWHERE) or (visit.keeps_rows and error is None)
 
 
 def vanished(visit: Visit) -> Decision:

@@ -64,9 +64,10 @@ class Guard:
         self.hear_orphans()
         if not self._desk.settings.enabled:
             visit.phase = Phase.UNKEYED
-            return None
-        answer = self._asked(visit, request)
+        answer = self._asked(visit, request) if self._desk.settings.enabled else None
         if answer is None:
+            if visit.phase is Phase.UNKEYED:
+                self.rows.begin(visit)
             return None
         visit.phase, visit.answer = Phase.ANSWERED, answer
         return answer.response
@@ -113,7 +114,8 @@ class Guard:
                 tee.mute()
             visit.end = End.CLOSED
         result = visit.capture.result if visit.tee is None else visit.result
-        if result is None or status >= 500 > result.status:
+        # A hook has the last word on how it ended: what it made an error of must not be replayed as a success.
+        if result is None or status >= (400 if transactional(visit) else 500) > result.status:
             result = replace(visit.capture.tombstone, status=status)
         try:
             rows = with_rows(visit, status=status, error=failed)

@@ -147,6 +147,8 @@ class Hooks:
             self._guard.interrupted(visit, error)
         elif visit.phase is Phase.DONE and visit.policy.effects == "transactional":
             self._guard.rows.left_over(visit)
+        if visit.unclaimed is not None and visit.context == context_id():
+            visit.unclaimed.leave()
 
     def _enter(self, visit: Visit) -> Response | None:
         visit.context = context_id()

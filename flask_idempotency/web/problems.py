@@ -135,13 +135,13 @@ _ROWS = (
         status=503,
         title="Idempotency records cannot be reached",
         detail=(
-            "It cannot be told whether this request was handled before, so it was not run. Send it again with the same "
-            "key."
+            "It cannot be told whether this request has been carried out. Send it again with the same key: it is not "
+            "carried out twice."
         ),
         guide=(
-            "The service could not reach the place where it remembers idempotency keys. This attempt did nothing; an "
-            "earlier attempt may have. It is safe to retry with the same key, and only with the same key, after "
-            "Retry-After."
+            "The service could not reach the place where it remembers idempotency keys. Most such requests were not "
+            "begun; where records and changes are kept together, one may have been, and then either both were kept or "
+            "neither. It is safe to retry with the same key, and only with the same key, after Retry-After."
         ),
         retry=True,
         stripe_type="api_error",
@@ -158,6 +158,19 @@ _ROWS = (
             "service's log says how."
         ),
         retry=True,
+        stripe_type="api_error",
+    ),
+    ProblemType(
+        code="commit-unknown",
+        status=500,
+        title="Nobody knows whether the request's changes were kept",
+        detail="The database did not say whether it has kept this request's changes, and the request carries no key.",
+        guide=(
+            "The request was carried out, and when its changes were to be made permanent the database did not answer any "
+            "more. They may be there or not. Without an idempotency key a repetition cannot be recognised, and may do "
+            "them again: look up first whether they are there. Requests that carry a key never get this answer."
+        ),
+        retry=False,
         stripe_type="api_error",
     ),
     ProblemType(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
 
 from werkzeug.wrappers import Response
 
@@ -11,13 +10,10 @@ from flask_idempotency.engine.errors import NotCommitted, StoreUnavailable
 from flask_idempotency.engine.outcome import Unknown
 from flask_idempotency.engine.policy import Decision
 from flask_idempotency.web.answers import Answers
-from flask_idempotency.web.decisions import past_point, with_rows
+from flask_idempotency.web.decisions import ELSEWHERE, past_point, with_rows
 from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.problems import CONFLICT_RETRY_SECONDS, Problem, failure, refusal
 from flask_idempotency.web.visit import Phase, Visit
-
-ELSEWHERE: Final = frozenset({307, 308})
-"""The same request goes elsewhere: such an answer promises nothing of what was done here."""
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -29,21 +25,31 @@ class Rows:
         self._desk = desk
         self._answers = answers
 
-    def unclaimed(self, visit: Visit, response: Response) -> None:
-        """A transactional view has run without a claim: without a key, say. Its rows are still ours to commit."""
-        visit.phase = Phase.DONE
+    def begin(self, visit: Visit) -> None:
+        """A transactional view is about to run without a claim: without a key, say."""
         transactions = self._desk.engine.transactions
-        if transactions is None:
-            return
-        if not with_rows(visit, status=max(visit.status, response.status_code), error=visit.error):
-            transactions.roll_back()
+        if transactions is not None and visit.policy.effects == "transactional":
+            visit.unclaimed = transactions.join((), b"", operation=visit.operation, told=_nothing)
+
+    def unclaimed(self, visit: Visit, response: Response) -> None:
+        """It has run. Its rows are still ours to commit."""
+        visit.phase = Phase.DONE
+        if visit.unclaimed is None:
+            self.begin(visit)
+        transaction = visit.unclaimed
+        if transaction is None:
             return
         try:
-            transactions.commit()
+            if with_rows(visit, status=max(visit.status, response.status_code), error=visit.error):
+                transaction.commit()
+            else:
+                transaction.roll_back()
         except NotCommitted as error:
             self.not_committed(visit, response, error)
         except StoreUnavailable as error:
-            self.not_committed(visit, response, error, problem=refusal(Unknown(reason="not-committed")))
+            self.not_committed(visit, response, error, problem=Problem("commit-unknown"))
+        finally:
+            transaction.leave()
 
     def left_over(self, visit: Visit) -> None:
         """Say so when something was written after the rows were committed: by a stream, say. It will not be."""
@@ -83,3 +89,7 @@ class Rows:
 
     def _put_over(self, visit: Visit, response: Response, problem: Problem) -> None:
         self._answers.problem(problem, visit.policy).put_over(response, lost=visit.capture)
+
+
+def _nothing() -> None:
+    """What work without a claim commits by itself is its own affair."""

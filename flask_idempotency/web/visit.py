@@ -18,6 +18,7 @@ from werkzeug.wrappers import Response
 from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.key import Identity
 from flask_idempotency.engine.policy import Decision, Policy
+from flask_idempotency.engine.ports import Transaction
 from flask_idempotency.engine.result import Result
 from flask_idempotency.web.answers import Answer
 from flask_idempotency.web.bodies import Body
@@ -88,6 +89,8 @@ class Visit:
     error: BaseException | None = None
     status: int = 0
     """Of the answer as the view left it."""
+    unclaimed: Transaction | None = None
+    """Of a transactional view that runs without a claim."""
     keeps_rows: bool = False
     """Whether the view wants its rows committed even with an error for an answer."""
     escaped: bool = False

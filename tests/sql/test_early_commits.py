@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from flask_idempotency import idempotent
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.stores.sql.schema import records
-from tests.sql.shops import Account, Payment, Shop, broken_commit, paying
+from tests.sql.shops import Account, OpenShop, Payment, Shop, broken_commit, paying
 
 
 class TestEarlyCommits:
@@ -187,6 +187,59 @@ class TestEarlyCommits:
 
         assert "CommittedEarly" not in shop.told()
         assert 2 == shop.payments()
+
+    @pytest.mark.parametrize("key", ["k", None])
+    @pytest.mark.parametrize("end", ["raises", "declines"])
+    def test_a_savepoint_that_comes_first_is_none_either(self, shop: Shop, key: str | None, end: str) -> None:
+        """Python's sqlite3 would begin no transaction for it, and commit when it is released."""
+
+        @shop.view()
+        def pay() -> tuple[str, int]:
+            with shop.db.session.begin_nested():
+                shop.pay()
+            if end == "raises":
+                raise RuntimeError("after the savepoint")
+            return "declined", 400
+
+        shop.post(key=key)
+
+        assert 0 == shop.payments()
+
+    def test_one_that_never_went_out_takes_nothing_along(self, shop: Shop) -> None:
+        """A validator of the application's refused the flush before it, and the view went on."""
+        bad = [Payment(amount=-1)]
+
+        def validate(session: Session, context: object, instances: object) -> None:
+            if any(payment.amount < 0 for payment in session.new if isinstance(payment, Payment)):
+                raise ValueError("no negative payments")
+
+        event.listen(shop.db.session, "before_flush", validate)
+
+        @shop.view()
+        def pay() -> tuple[str, int]:
+            shop.pay()
+            shop.db.session.flush()
+            shop.db.session.add(bad[0])
+            with pytest.raises(ValueError, match="negative"):
+                shop.db.session.commit()
+            shop.db.session.expunge(bad[0])
+            shop.pay()
+            return "paid", 201
+
+        assert (201, 2) == (shop.post().status_code, shop.payments())
+
+    def test_one_that_failed_is_told_from_a_policy_that_never_takes_over(self, open_: OpenShop) -> None:
+        """The record would be quarantined when its lease ends anyway: that says nothing of a commit."""
+        shop = open_(IDEMPOTENCY_ON_ABANDONED="quarantine")
+
+        @shop.view()
+        def pay() -> str:
+            shop.pay(account=404 if not shop.runs else 1)
+            shop.db.session.commit()
+            return "paid"
+
+        assert [500, 200] == [shop.post().status_code, shop.post().status_code]
+        assert 1 == shop.payments()
 
     def test_whoever_fails_after_it_does_not_hide_it(self, shop: Shop) -> None:
         """A listener of the application's own raises: the rows are there all the same."""

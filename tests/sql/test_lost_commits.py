@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sql.shops import Shop, broken_commit, paying
+from tests.sql.shops import OpenShop, Shop, broken_commit, paying
 
 
 class TestLostCommits:
@@ -30,3 +30,13 @@ class TestLostCommits:
 
         assert (503, "transaction-conflict") == (refused.status_code, refused.get_json()["code"])
         assert (201, 1) == (again.status_code, shop.payments())
+
+    def test_it_was_committed_and_its_answer_has_expired(
+        self, open_: OpenShop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """By the time that anybody asks: that it was committed has not changed."""
+        shop = open_(IDEMPOTENCY_KEEP=0.001)
+        paying(shop)
+        broken_commit(shop, monkeypatch, applied=True)
+
+        assert (201, 1) == (shop.post().status_code, shop.payments())

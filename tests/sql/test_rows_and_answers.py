@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
 from flask import Response, stream_with_context
-from sqlalchemy import event
+from sqlalchemy import event, text
 
 from flask_idempotency import ConfigurationError, claim_here, current_claim, idempotent
 from tests.sql.shops import OpenShop, Payment, Shop, paying
@@ -68,6 +69,21 @@ def test_the_worse_status_of_view_and_hooks_counts(shop: Shop, key: str | None, 
         return response
 
     assert (hook, 0) == (shop.post(key=key).status_code, shop.payments())
+
+
+def test_what_a_hook_made_an_error_of_is_not_replayed_as_a_success(shop: Shop) -> None:
+    """The rows were rolled back: whoever asks again must not hear that they are there."""
+    refusals = [422]
+    paying(shop)
+
+    @shop.app.after_request
+    def refuse(response: Response) -> Response:
+        if refusals:
+            response.status_code = refusals.pop()
+        return response
+
+    assert [422, 422] == [shop.post().status_code, shop.post().status_code]
+    assert (0, "failed", 422) == (shop.payments(), shop.record().state, shop.record().status)
 
 
 @pytest.mark.parametrize("status", [409, 401, 503])
@@ -211,3 +227,21 @@ def test_an_application_may_set_up_its_connections_by_statements(open_: OpenShop
     event.listen(shop.db_engine, "connect", prepare)
 
     assert [201, 201] == [shop.post().status_code, shop.post().status_code]
+
+
+def test_a_second_bind_may_commit_as_it_likes(open_: OpenShop, tmp_path: Path) -> None:
+    """It holds no records: only the session's connection to theirs must keep what is written until it is settled."""
+    statistics = {"url": f"sqlite:///{tmp_path / 'statistics.sqlite3'}", "isolation_level": "AUTOCOMMIT"}
+    shop = open_(SQLALCHEMY_BINDS={"statistics": statistics})
+
+    @shop.view()
+    def pay() -> tuple[str, int]:
+        with shop.app.app_context():
+            engine = shop.db.engines["statistics"]
+        shop.db.session.execute(text("SELECT 1"), bind_arguments={"bind": engine})
+        shop.pay()
+        return "paid", 201
+
+    assert (201, 1) == (shop.post().status_code, shop.payments())
+    with shop.app.app_context():
+        shop.db.engines["statistics"].dispose()

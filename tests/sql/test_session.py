@@ -301,7 +301,36 @@ class TestSnapshots:
         def authenticate() -> None:
             shop.db.session.get(Account, 1)
 
-        with pytest.raises(ConfigurationError, match="would never see the view's claim"):
+        with pytest.raises(ConfigurationError, match="would never see the claim"):
+            shop.post()
+
+    def test_each_transaction_is_looked_at(self, open_: OpenShop) -> None:
+        """One request at a stricter level says nothing of the next."""
+        shop = open_(PROPAGATE_EXCEPTIONS=True)
+        paying(shop)
+        levels = ["READ COMMITTED", "SERIALIZABLE", "READ COMMITTED"]
+
+        @shop.app.before_request
+        def authenticate() -> None:
+            shop.db.session.connection(execution_options={"isolation_level": levels.pop(0)})
+            shop.db.session.get(Account, 1)
+
+        assert 201 == shop.post(key="1").status_code
+        with pytest.raises(ConfigurationError, match="would never see the claim"):
+            shop.post(key="2")
+        assert 201 == shop.post(key="3").status_code
+
+    def test_one_cannot_mark_its_record(self, open_: OpenShop) -> None:
+        """The mark would come after its snapshot, and its commit be refused for that: said before the effect."""
+        shop = open_(**self.STRICT, PROPAGATE_EXCEPTIONS=True)
+
+        @shop.view()
+        def pay() -> str:
+            shop.db.session.get(Account, 1)
+            current_claim.point_of_no_return()
+            return "paid"
+
+        with pytest.raises(ConfigurationError, match=r"point_of_no_return\(\)"):
             shop.post()
 
     def test_one_that_a_renewal_has_overtaken_frees_the_key(self, open_: OpenShop) -> None:

@@ -25,6 +25,7 @@ STATEMENTS: dict[Callable[[Dialect], Any], tuple[str, ...]] = {
     statements.standing: BOTH,
     statements.renew: BOTH,
     statements.mark: BOTH,
+    statements.mark_early: BOTH,
     statements.complete: BOTH,
     statements.complete_and_tell: BOTH,
     statements.release: BOTH,

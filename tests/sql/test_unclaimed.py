@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.orm import Session
 
 from flask_idempotency import current_claim
 from tests.sql.shops import OpenShop, Shop, broken_commit, paying
@@ -60,5 +62,49 @@ def test_a_commit_whose_reply_is_lost_asks_for_no_repetition(shop: Shop, monkeyp
 
     answer = shop.post(key=None)
 
-    assert (409, "outcome-unknown") == (answer.status_code, answer.get_json()["code"])
+    assert (500, "commit-unknown") == (answer.status_code, answer.get_json()["code"])
     assert "Retry-After" not in answer.headers
+
+
+def test_whoever_fails_after_the_commit_does_not_make_it_undone(shop: Shop) -> None:
+    """The rows are there: nobody may be told that nothing was kept."""
+    paying(shop)
+
+    def index(session: Session) -> None:
+        raise RuntimeError("the search index is away")
+
+    event.listen(shop.db.session, "after_commit", index)
+
+    answer = shop.post(key=None)
+
+    assert ("commit-unknown", 1) == (answer.get_json()["code"], shop.payments())
+
+
+def test_a_redirect_of_the_same_request_commits_nothing(shop: Shop) -> None:
+    """With a key and without: the request goes elsewhere."""
+
+    @shop.view()
+    def pay() -> tuple[str, int, dict[str, str]]:
+        shop.pay()
+        return "", 307, {"Location": "/elsewhere"}
+
+    assert [307, 307] == [shop.post(key=key).status_code for key in ("k", None)]
+    assert 0 == shop.payments()
+
+
+@pytest.mark.parametrize("key", ["k", None])
+def test_nothing_is_called_from_within_it_on_the_same_session(shop: Shop, key: str | None) -> None:
+    """The inner one's commit would be this one's too, whether or not it has a key."""
+
+    @shop.view("/inner")
+    def inner() -> str:
+        return "inner"
+
+    @shop.view()
+    def pay() -> tuple[str, int]:
+        shop.pay()
+        shop.db.session.flush()
+        shop.post("/inner", key=key)
+        return "half-way", 500
+
+    assert (500, 0) == (shop.post(key=None).status_code, shop.payments())

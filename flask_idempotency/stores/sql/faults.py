@@ -58,11 +58,10 @@ def asks_again(error: BaseException) -> bool:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether a commit that raised this was certainly not done. Not so when the connection broke, or was ended."""
+    """Whether a commit that raised this was certainly not done. Not so when the connection broke, or was ended; nor when
+    it was no database that said it, but somebody who was told of the commit."""
     found = _of_driver(error)
-    if found is None:
-        return True
-    if found.connection_invalidated:
+    if found is None or found.connection_invalidated:
         return False
     return isinstance(found.orig, sqlite3.Error) or sqlstate(found)[:2] not in ("", "08", "57")
 

@@ -15,19 +15,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
 from flask_idempotency.engine.clock import Clock, store_time
-from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, NotCommitted, StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, LeaseLost
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import Payload, Record
 from flask_idempotency.stores.sql.dialects import SQLITE
-from flask_idempotency.stores.sql.faults import asks_again, is_refusal
 from flask_idempotency.stores.sql.rows import completed_row
-from flask_idempotency.stores.sql.schema import QUARANTINED
+from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINED
 from flask_idempotency.stores.sql.store import SqlStore, answer_of
-from flask_idempotency.stores.sql.transaction import SessionTransaction, is_writing, refuse_autocommit, undo
+from flask_idempotency.stores.sql.transaction import SessionTransaction, is_writing, refuse_autocommit
 from flask_idempotency.stores.sql.watch import join_here, joined_here, watch
 
 SHORTEST_SECONDS: Final = 0.001
@@ -54,7 +54,7 @@ class SessionTransactions:
         self._clock = clock
         self._told: Callable[[StorageKey, Record], None] | None = None
         self._reported: set[str] = set()
-        self._keeps_snapshot: bool | None = None
+        self._snapshots: dict[str, bool] = {}
 
     def on_committed(self, told: Callable[[StorageKey, Record], None]) -> None:
         self._told = told
@@ -66,20 +66,25 @@ class SessionTransactions:
         transaction that keeps its snapshot would never see the claim, and so could not complete it.
         """
         session = self.session()
-        if session.in_transaction() and (hindrance := self._hindrance(self.connection(session))):
+        if session.in_transaction() and (hindrance := self.hindrance(self.connection(session))):
             raise ConfigurationError(
                 f"db.session has begun a transaction before the view, and {hindrance}. A before_request hook that uses it "
                 "must end it: db.session.commit(), or rollback()."
             )
 
-    def _hindrance(self, connection: Connection) -> str | None:
+    def hindrance(self, connection: Connection) -> str | None:
+        """Why the record cannot be written to beside what the session has begun on this connection."""
         refuse_autocommit(connection)
         if connection.dialect.name == SQLITE:
-            return "on SQLite the view's claim cannot be written beside it" if is_writing(connection) else None
-        if self._keeps_snapshot is None:
-            # Asked once: it is the engine's or the role's own setting.
-            self._keeps_snapshot = connection.get_isolation_level() in ("REPEATABLE READ", "SERIALIZABLE")
-        return "at its isolation level it would never see the view's claim" if self._keeps_snapshot else None
+            return "on SQLite the claim cannot be written beside it" if is_writing(connection) else None
+        return "at its isolation level it would never see the claim" if self._keeps_snapshot(connection) else None
+
+    def _keeps_snapshot(self, connection: Connection) -> bool:
+        # What the driver was told, or None for the role's own setting: each is asked for once.
+        told = str(getattr(connection.connection.dbapi_connection, "isolation_level", None))
+        if told not in self._snapshots:
+            self._snapshots[told] = connection.get_isolation_level() in ("REPEATABLE READ", "SERIALIZABLE")
+        return self._snapshots[told]
 
     def join(
         self, keys: Sequence[StorageKey], token: bytes, *, operation: str, told: Callable[[], None]
@@ -99,23 +104,6 @@ class SessionTransactions:
         )
         join_here(transaction)
         return transaction
-
-    def commit(self) -> None:
-        session = self.session()
-        self._refuse_inner(session)
-        try:
-            session.commit()
-        except Exception as error:
-            undo(session)
-            name = type(error).__name__
-            if not is_refusal(error):
-                raise StoreUnavailable(f"nobody knows whether the commit was done ({name})") from error
-            raise NotCommitted(f"the commit failed ({name})", again=asks_again(error)) from error
-
-    def roll_back(self) -> None:
-        session = self.session()
-        self._refuse_inner(session)
-        undo(session)
 
     def unsaved(self) -> bool:
         sessions = self._sessions()
@@ -155,11 +143,22 @@ class SessionTransactions:
     def mark(self, connection: Connection, key: StorageKey, token: bytes) -> None:
         """Mark a record in this transaction. Raises `LeaseLost` when it is no longer the token's to be marked."""
         parameters = {"my_rid": key.rid, "my_token": token, "now": self._now()}
-        if connection.execute(self._store.statements.mark, parameters).one_or_none() is not None:
+        if connection.execute(self._store.statements.mark_early, parameters).one_or_none() is not None:
             return
         standing = connection.execute(self._store.statements.standing, parameters).one_or_none()
         if standing is None or standing.token != token or standing.state != QUARANTINED:
             raise LeaseLost("the record belongs to somebody else, or is settled")
+
+    def is_base(self, engine: Engine) -> bool:
+        """Whether connections of this engine lead to the records."""
+        return engine.pool is self._store.database.base.pool
+
+    def is_ours(self, session: Session) -> bool:
+        """Whether this session writes to the database of the records: another application may share the factory."""
+        try:
+            return self.is_base(session.get_bind().engine)
+        except UnboundExecutionError:
+            return True
 
     def has_written(self, connection: Connection) -> bool:
         """Whether there is anything to commit here. A view that only ends what it has read commits nothing."""
@@ -175,6 +174,13 @@ class SessionTransactions:
             with suppress(LeaseLost):
                 self._store.renew(key, token, lease=SHORTEST_SECONDS)
         return self._store.read(key)
+
+    def is_completed(self, key: StorageKey, token: bytes) -> bool:
+        """Whether this token has completed the record, though the answer's life may be over by now."""
+        parameters = {"my_rid": key.rid, "now": self._now()}
+        statement = self._store.statements.standing
+        found = self._store.database.run(lambda connection: connection.execute(statement, parameters).one_or_none())
+        return found is not None and found.token == token and found.state in (COMPLETED, FAILED)
 
     def tell(self, completed: Sequence[tuple[StorageKey, Record | None]]) -> None:
         for key, record in completed:

@@ -53,6 +53,7 @@ RELEASED_KEEP: Final = 86_400_000_000
 """A released row answers nobody's request; a day is for whoever asks what became of the key."""
 
 LEASE_EXPIRED: Final = "lease-expired"
+COMMITTED_EARLY: Final = "committed-early"
 
 _ROW = Row._fields[:-1]
 _r = records.c
@@ -79,6 +80,12 @@ def mark(dialect: Dialect) -> ReturningUpdate[Any]:
     """From now on a lapse quarantines this row."""
     statement, _ = _owners(dialect, PROCESSING)
     return statement.values(on_lapse=_word(QUARANTINE)).returning(_r.fence)
+
+
+def mark_early(dialect: Dialect) -> ReturningUpdate[Any]:
+    """The same, in a transaction that its owner's work commits by itself: whether it has is then told by the reason."""
+    statement, _ = _owners(dialect, PROCESSING)
+    return statement.values(on_lapse=_word(QUARANTINE), reason=_word(COMMITTED_EARLY)).returning(_r.fence)
 
 
 def complete(dialect: Dialect) -> ReturningUpdate[Any]:
@@ -294,6 +301,7 @@ class Statements:
         self.standing = standing(dialect)
         self.renew = renew(dialect)
         self.mark = mark(dialect)
+        self.mark_early = mark_early(dialect)
         self.complete = complete(dialect)
         self.complete_and_tell = complete_and_tell(dialect)
         self.has_written = has_written(dialect)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from flask_idempotency.engine.errors import (
@@ -18,9 +18,10 @@ from flask_idempotency.engine.errors import (
     StoreUnavailable,
 )
 from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import OnLapse, Payload, Record, State
+from flask_idempotency.engine.record import Payload, Record, State
 from flask_idempotency.stores.sql.dialects import SQLITE
-from flask_idempotency.stores.sql.faults import asks_again
+from flask_idempotency.stores.sql.faults import asks_again, is_refusal
+from flask_idempotency.stores.sql.statements import COMMITTED_EARLY
 from flask_idempotency.stores.sql.watch import Joined, join_here, joined_here
 
 _log = logging.getLogger("flask_idempotency")
@@ -41,7 +42,15 @@ class Records(Protocol):
 
     def has_written(self, connection: Connection) -> bool: ...
 
+    def is_base(self, engine: Engine) -> bool: ...
+
+    def is_ours(self, session: Session) -> bool: ...
+
+    def hindrance(self, connection: Connection) -> str | None: ...
+
     def settled(self, key: StorageKey, token: bytes) -> Record | None: ...
+
+    def is_completed(self, key: StorageKey, token: bytes) -> bool: ...
 
     def tell(self, completed: Sequence[tuple[StorageKey, Record | None]]) -> None: ...
 
@@ -70,6 +79,7 @@ class SessionTransaction:
         self._early = False
         self._in_doubt = False
         """Whether a commit of the view's was on its way, and nobody has said that it arrived."""
+        self._marked = False
         self._committing: Session | None = None
         """The session whose commit is on its way."""
         self._connections: WeakSet[Connection] = WeakSet()
@@ -112,6 +122,22 @@ class SessionTransaction:
         else:
             self._records.tell(completed)
 
+    def commit(self) -> None:
+        self.over = True
+        session = self._records.session()
+        try:
+            session.flush()
+        except Exception as error:
+            undo(session)
+            raise NotCommitted(_failed(error), again=asks_again(error)) from error
+        try:
+            session.commit()
+        except Exception as error:
+            undo(session)
+            if not is_refusal(error):
+                raise StoreUnavailable(f"nobody knows whether the commit was done ({_name(error)})") from error
+            raise NotCommitted(_failed(error), again=asks_again(error)) from error
+
     def roll_back(self) -> None:
         self.over = True
         undo(self._records.session())
@@ -126,16 +152,16 @@ class SessionTransaction:
 
     def before_mark(self) -> None:
         session = self._records.session()
-        if session.in_transaction() and is_writing(self._records.connection(session)):
+        if session.in_transaction() and (hindrance := self._records.hindrance(self._records.connection(session))):
             raise ConfigurationError(
-                "point_of_no_return(): on SQLite there is one writer at a time, and that is db.session by now. Call it "
-                "before the first flush or query that writes."
+                f"point_of_no_return(): db.session has begun a transaction, and {hindrance}. Call it before the first "
+                "flush, and on PostgreSQL use READ COMMITTED."
             )
 
     def begun(self, connection: Connection) -> None:
         """The session has begun to use this connection."""
         self._pools.add(id(connection.engine.pool))
-        if not self.over:
+        if not self.over and self._records.is_base(connection.engine):
             self._connections.add(connection)
             refuse_autocommit(connection)
 
@@ -144,7 +170,7 @@ class SessionTransaction:
 
         Raises `LeaseLost` when the claim is no longer this one's: then nothing is committed.
         """
-        if self.over or session.in_nested_transaction():
+        if self.over or not self._keys or session.in_nested_transaction() or not self._records.is_ours(session):
             return
         connection = self._records.connection(session)
         if session.new or session.dirty or session.deleted or self._records.has_written(connection):
@@ -152,15 +178,16 @@ class SessionTransaction:
             self._committing = session
 
     def before_connection_commit(self, connection: Connection) -> None:
-        """The same, below the session: `db.session.connection().commit()`."""
-        if self.over or self._committing is not None or connection not in self._connections:
+        """A COMMIT is going out: the session's, or one from below it, as `db.session.connection().commit()` is."""
+        if self.over or not self._keys or connection not in self._connections:
             return
-        if self._records.has_written(connection):
+        if self._committing is None and self._records.has_written(connection):
             self._mark(connection)
+        self._in_doubt = self._marked
 
     def after_commit(self, session: Session) -> None:
         if session is self._committing and not self.over:
-            self._committing, self._in_doubt = None, False
+            self._committing, self._in_doubt, self._marked = None, False, False
             self._has_committed()
 
     def after_rollback(self, session: Session) -> None:
@@ -171,7 +198,7 @@ class SessionTransaction:
     def _mark(self, connection: Connection) -> None:
         for key in self._keys:
             self._records.mark(connection, key, self._token)
-        self._in_doubt = True
+        self._marked = True
 
     def _has_committed(self) -> None:
         if not self._early:
@@ -181,42 +208,53 @@ class SessionTransaction:
     def _ask_the_record(self) -> None:
         """The mark is in the record if the commit was done. Where nobody answers it stays in doubt, which is as bad."""
         if self._committing is not None:
-            # What is left of that transaction would keep the record locked, and nothing was written with it since.
+            # Its COMMIT went out and failed, so that the session can do nothing more; but its lock may still be held.
             undo(self._committing)
             self._committing = None
         try:
             record = self._records.settled(self._keys[0], self._token)
         except IdempotencyError:
             return
-        self._in_doubt = False
-        if record is not None and record.token == self._token and record.on_lapse is OnLapse.QUARANTINE:
+        self._in_doubt = self._marked = False
+        if record is not None and record.token == self._token and _says_so(record):
             self._has_committed()
 
     def _decide(self, error: Exception, otherwise: Callable[[StorageKey], None], *, again: bool) -> None:
         """The commit failed, or its reply was lost. The record knows, and whoever changes it next learns which it was."""
-        name = type(error.__cause__ or error).__name__
+        lost: LeaseLost | None = None
         try:
             # Waits for a transaction that is still being ended: whatever it held of the record is decided then.
             for key in reversed(self._keys):
                 otherwise(key)
-        except LeaseLost:
-            if not self._is_completed():
-                raise
-            _log.warning("a commit was done, although its reply was lost (%s)", name)
-            if len(self._pools) > 1:
-                # They are committed one after the other, and the database of the record was not the last.
-                _log.error("the session has committed to one database, and failed to commit to another (%s)", name)
-                raise StoreUnavailable("a commit failed on one of the session's databases") from error
-            return
-        raise NotCommitted(f"the commit failed ({name})", again=again) from error
+        except LeaseLost as refused:
+            lost = refused
+        if not self._records.is_completed(self._keys[0], self._token):
+            if lost is not None:
+                raise lost
+            raise NotCommitted(_failed(error), again=again) from error
+        _log.warning("a commit was done, although its reply was lost (%s)", _name(error))
+        if len(self._pools) > 1:
+            # They are committed one after the other, and the database of the record was not the last.
+            _log.error("the session has committed to one database, and failed to commit to another (%s)", _name(error))
+            raise StoreUnavailable("a commit failed on one of the session's databases") from error
 
     def _is_held(self) -> bool:
         record = self._records.settled(self._keys[0], self._token)
         return record is not None and record.state is State.PROCESSING and record.token == self._token
 
-    def _is_completed(self) -> bool:
-        record = self._records.settled(self._keys[0], self._token)
-        return record is not None and record.state is State.COMPLETED and record.token == self._token
+
+def _says_so(record: Record) -> bool:
+    # A lapse may have put its own reason over the mark's since.
+    return record.reason == COMMITTED_EARLY or record.state is State.QUARANTINED
+
+
+def _failed(error: Exception) -> str:
+    return f"the commit failed ({_name(error)})"
+
+
+def _name(error: Exception) -> str:
+    """What may be logged: its text quotes what was to be written."""
+    return type(error.__cause__ or error).__name__
 
 
 def refuse_autocommit(connection: Connection) -> None:

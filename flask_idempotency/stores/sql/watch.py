@@ -14,11 +14,14 @@ from weakref import WeakSet, ref
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session
 
+from flask_idempotency.stores.sql.dialects import SQLITE
+
 
 class Joined(Protocol):
     """A claim's transaction, as far as it is told what happens to its session."""
 
     factory: Any
+    over: bool
 
     def begun(self, connection: Connection) -> None: ...
 
@@ -58,6 +61,7 @@ def watch(factory: Any, engine: Engine) -> None:
     if engine not in _engines:
         _engines.add(engine)
         event.listen(engine, "commit", _connection_commits)
+        event.listen(engine, "savepoint", _savepoint_begins)
         event.listen(engine, "before_cursor_execute", _statement_commits)
 
 
@@ -89,6 +93,16 @@ def _watch_sessions(factory: Any) -> None:
 def _connection_commits(connection: Connection) -> None:
     if (joined := joined_here()) is not None:
         joined.before_connection_commit(connection)
+
+
+def _savepoint_begins(connection: Connection, name: str) -> None:
+    """Python's sqlite3 begins a transaction before it writes, and not before a savepoint: to release one that comes first
+    would commit what was written since."""
+    joined = joined_here()
+    if joined is None or joined.over or connection.dialect.name != SQLITE:
+        return
+    if not getattr(connection.connection.dbapi_connection, "in_transaction", True):
+        connection.exec_driver_sql("BEGIN")
 
 
 def _statement_commits(
