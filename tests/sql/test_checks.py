@@ -298,6 +298,53 @@ def test_what_a_driver_quotes_is_blotted_out(make_engine: MakeEngine, spelling: 
         SqlSchema(Holder(engine)).upgrade()
 
 
+@pytest.mark.parametrize(
+    "password", ("p@ss/w", "p@ss", "p@s?s", "p@s?x=s", "p@ss:5/w", "p@/ss", "p@[s]/w", "p@ss#w", "p/@ss", "p@s?a=1&&")
+)
+def test_no_piece_of_a_password_is_taken_for_a_place(password: str) -> None:
+    """
+    A URL is split at its first @. What drivers quote as host and database is then the rest of the password.
+    """
+    engine = create_engine(f"postgresql+psycopg://shop:{password}@db/shop")
+
+    @event.listens_for(engine, "do_connect")
+    def refuse(*_: object) -> None:
+        raise psycopg.OperationalError(f'failed to resolve "{engine.url.host}", or no "{engine.url.database}"')
+
+    with pytest.raises(StoreUnavailable) as raised:
+        SqlSchema(Holder(engine)).faults()
+
+    assert (
+        "The database (not named here, because its URL may be torn in the middle of a password: write @ in it as %40, "
+        "/ as %2F, ? as %3F and % as %25): OperationalError."
+    ) == str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    (
+        ("postgresql+psycopg://shop:p%40ss%2Fw@db.example-1.net/shop_2", "'shop_2' on db.example-1.net"),
+        ("postgresql+psycopg://shop:p/w@[::1]:1/shop", "'shop' on ::1"),
+        ("postgresql+psycopg://shop:p@/shop?host=/run/postgresql", "'shop'"),
+        ("sqlite:////srv/me@home/missing/records.db", "'/srv/me@home/missing/records.db'"),
+    ),
+)
+def test_a_place_is_named_that_can_be_no_password(url: str, place: str) -> None:
+    """
+    An operator with three databases needs to know which.
+    """
+    engine = create_engine(url)
+
+    @event.listens_for(engine, "do_connect")
+    def refuse(*_: object) -> None:
+        raise engine.dialect.loaded_dbapi.OperationalError("no answer")
+
+    with pytest.raises(StoreUnavailable) as raised:
+        SqlSchema(Holder(engine)).faults()
+
+    assert f"The database {place}: no answer." == str(raised.value)
+
+
 def test_a_pooler_is_no_hindrance(pgbouncer_url: str) -> None:
     """
     Each statement may reach another server connection: the upgrade is one transaction, and a look needs none.

@@ -80,6 +80,16 @@ def test_an_application_starts_without_its_database(caplog: pytest.LogCaptureFix
     assert "canary" not in caplog.text
 
 
+def test_a_password_that_tears_its_url_is_not_logged_in_pieces(caplog: pytest.LogCaptureFixture) -> None:
+    """Everything behind its first @ is taken for host and database. The log says what to write instead."""
+    with caplog.at_level(logging.WARNING, "flask_idempotency"):
+        make_app("postgresql+psycopg://shop:can@127.0.0.1:1/canary@db/shop")
+
+    [line] = caplog.messages
+    assert "write @ in it as %40" in line
+    assert (False, False) == ("canary" in caplog.text, "127.0.0.1" in caplog.text)
+
+
 def test_a_strategy_that_the_database_lacks_is_refused(url: str) -> None:
     """SQLite would silently drop the words that make the lock."""
     with pytest.raises(ConfigurationError, match="row_lock"):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol
-from urllib.parse import quote, quote_plus
+from typing import Protocol
 
-from sqlalchemy import URL, Connection, Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.stores.sql import checks, migrations
-
-_HIDDEN: Final = "***"
+from flask_idempotency.stores.sql.complaint import complaint
 
 
 class HasEngines(Protocol):
@@ -53,23 +51,5 @@ class SqlSchema:
         try:
             yield
         except SQLAlchemyError as error:
-            url = self._database.engine.url
             # The cause quotes statements and addresses, and stays out of every log.
-            raise StoreUnavailable(f"{_place(url)}: {_without_secrets(_said(error), url)}.") from None
-
-
-def _place(url: URL) -> str:
-    return f"The database {url.database!r}" if url.host is None else f"The database {url.database!r} on {url.host}"
-
-
-def _said(error: SQLAlchemyError) -> str:
-    """The first line, without its full stop: what follows quotes the statement."""
-    return str(getattr(error, "orig", None) or error).partition("\n")[0].rstrip(".")
-
-
-def _without_secrets(words: str, url: URL) -> str:
-    secrets = [str(url.password or ""), *(str(value) for name, value in url.query.items() if "pass" in name)]
-    for secret in filter(None, secrets):
-        for spelling in (secret, quote(secret, safe=""), quote_plus(secret)):
-            words = words.replace(spelling, _HIDDEN)
-    return words
+            raise StoreUnavailable(complaint(error, self._database.engine.url)) from None
