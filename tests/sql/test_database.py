@@ -8,12 +8,14 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool, StaticPool, create_engine, event, make_url, text
+from sqlalchemy import Connection, Engine, NullPool, StaticPool, create_engine, event, make_url, text
+from sqlalchemy.exc import OperationalError
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.outcome import Claimed
@@ -421,6 +423,37 @@ def test_a_mistake_of_ours_is_not_an_outage_on_sqlite_either(open_store: OpenSto
         open_store().database.run(lambda connection: connection.execute(text("SELEKT 1")))
 
     assert not isinstance(caught.value, StoreUnavailable)
+
+
+def test_a_database_without_our_tables_is_one_sentence_and_no_statement(
+    open_database: OpenDatabase, database_url: str
+) -> None:
+    """
+    In the log of every request, until somebody reads it: the SQL behind it says nothing more.
+    """
+    store = SqlStore(open_database(database_url))
+
+    with pytest.raises(ConfigurationError, match="run `flask idempotency db upgrade`") as caught:
+        store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+
+    logged = "".join(traceback.format_exception(caught.value))
+    assert (False, False) == ("INSERT INTO" in logged, "sqlalchemy" in logged)
+
+
+def test_an_outage_has_its_cause(open_database: OpenDatabase, database_url: str) -> None:
+    """
+    What the driver has met is what mends it.
+    """
+    database = open_database(database_url)
+    refused = OperationalError("SELECT 1", {}, ConnectionError("broken"))
+
+    def work(connection: Connection) -> None:
+        raise refused
+
+    with pytest.raises(StoreUnavailable) as caught:
+        database.run(work)
+
+    assert refused is caught.value.__cause__
 
 
 @on_postgresql

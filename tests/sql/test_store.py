@@ -276,15 +276,15 @@ def test_an_error_says_nothing_of_what_was_stored(
     open_store: OpenStore, make_engine: MakeEngine, strategy: str
 ) -> None:
     """
-    A traceback ends up in logs; tokens, principals and answers must not.
+    A traceback ends up in logs, and what it hides in error trackers; tokens, principals and answers must not.
     """
     metadata.drop_all(make_engine())
     with pytest.raises(ConfigurationError) as caught:
         open_store(strategy=strategy).claim(a_request(a_key()), token=b"secret-token-16b", lease=LEASE)
 
-    chain, error = "", caught.value.__cause__
+    chain, error = "", caught.value.__context__
     while error is not None:
-        chain, error = chain + str(error), error.__cause__
+        chain, error = chain + str(error), error.__context__
     assert chain
     assert "secret-token" not in chain
     assert "alice" not in chain

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, Pool
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.stores.sql.dialects import Dialect
 from flask_idempotency.stores.sql.engines import Bind, Engines, open_engines
 from flask_idempotency.stores.sql.faults import contended, explained
@@ -71,10 +71,10 @@ class Database:
                     return work(connection)
             except DBAPIError as error:
                 if not _may_be_repeated(error, failed):
-                    raise (explained(error) or error) from error
+                    _give_up(error)
                 failed = error
             except SQLAlchemyError as error:
-                raise (explained(error) or error) from error
+                _give_up(error)
         raise StoreUnavailable("others were faster, time after time") from failed
 
     def close(self) -> None:
@@ -116,6 +116,16 @@ def _after_fork() -> None:
 # Once and not per database: what is registered here stays for as long as the process does.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def _give_up(error: SQLAlchemyError) -> NoReturn:
+    told = explained(error)
+    if told is None:
+        raise error
+    if isinstance(told, ConfigurationError):
+        # The remedy is the last line of a log. Above it would be the statement, which says nothing more.
+        raise told from None
+    raise told from error
 
 
 def _may_be_repeated(error: DBAPIError, before: DBAPIError | None) -> bool:

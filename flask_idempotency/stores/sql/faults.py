@@ -88,7 +88,7 @@ def _is_busy(error: DBAPIError) -> bool:
 def explained(error: SQLAlchemyError) -> IdempotencyError | None:
     """What the store says instead. None for what is a mistake of ours, and must look like one.
 
-    Not a word of the database's own text, which may quote what a row holds; the original is the cause.
+    Not a word of the database's own text, which may quote what a row holds.
     """
     if isinstance(error, PoolTimeout):
         return StoreUnavailable("no connection to the database became free in time")
