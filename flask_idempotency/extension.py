@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from flask import Blueprint, Flask
@@ -81,8 +82,9 @@ class Idempotency:
         app.jinja_env.globals.setdefault("idempotency_field", idempotency_field)
         app.cli.add_command(cli)
         state = app.extensions[EXTENSION] = self._guard(app, settings)
-        if state.schema is not None and state.engine is not None:
-            _look_at(state.schema)
+        if state.schema is not None and state.hooks is not None and not _look_at(state.schema):
+            # Flask-SQLAlchemy is set up after us: whatever is wrong is said at the first request.
+            state.hooks.at_first = partial(_look_at, state.schema)
 
     def _guard(self, app: Flask, settings: Settings) -> AppState:
         if not settings.enabled and not settings.may_be_joint:
@@ -145,15 +147,18 @@ class Idempotency:
         return renderer
 
 
-def _look_at(schema: Schema) -> None:
-    """Say what is wrong with the tables. No more than say: the very command that mends it must be able to start."""
+def _look_at(schema: Schema) -> bool:
+    """Say what is wrong with the tables. No more than say: the very command that mends it must be able to start.
+
+    Returns False when it is not known yet which database they are in.
+    """
     try:
         for fault in schema.faults():
             _log.error(fault)
         for advice in schema.advice():
             _log.warning(advice)
     except ConfigurationError:
-        # Flask-SQLAlchemy is set up after us. Whatever is wrong, the first request will say it.
-        return
+        return False
     except StoreUnavailable as error:
         _log.warning("%s Keyed requests are refused until it answers.", error)
+    return True

@@ -42,6 +42,8 @@ class Hooks:
         self._tail = LastHook(app.before_request_funcs, self._slot, self.tail, newest_only=True)
         self._capture = LastHook(app.after_request_funcs, self._slot, self.capture)
         self._teardown = LastHook(app.teardown_request_funcs, self._slot, self.teardown)
+        self.at_first: Callable[[], Any] | None = None
+        """Called once, before the first request is looked at."""
         self._checked = False
         self._warned: set[str] = set()
 
@@ -55,6 +57,8 @@ class Hooks:
         """Note that this request may be keyed. Reads no body and calls no store: it may stand before authentication."""
         if not self._checked:
             self._policies.check_all()
+            if self.at_first is not None:
+                self.at_first()
             self._checked = True
         asked = request._get_current_object()  # type: ignore[attr-defined]
         rule = asked.url_rule

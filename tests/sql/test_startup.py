@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from flask import Blueprint, Flask
+from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import create_engine, text
 
 from example_app.servers import RedisServer
@@ -61,6 +62,51 @@ def test_a_missing_schema_is_one_clear_sentence_at_start(url: str, caplog: pytes
 
     assert 0 == result.exit_code
     assert [None, "true"] == [post(app), post(app)]
+
+
+def test_a_role_without_rights_is_told_which_at_start_and_by_the_command(
+    postgres_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is no outage: nobody has to wait for an answer, and somebody has to grant."""
+    owner = create_engine(postgres_url)
+    upgrade(owner)
+    role = f"guest_{owner.url.database}"
+    with owner.begin() as connection:
+        connection.execute(text(f"CREATE ROLE {role} LOGIN"))
+    with caplog.at_level(logging.WARNING, "flask_idempotency"):
+        app = make_app(owner.url.set(username=role).render_as_string())
+
+    result = app.test_cli_runner().invoke(args=["idempotency", "db", "check"])
+
+    with owner.begin() as connection:
+        connection.execute(text(f"DROP ROLE {role}"))
+    owner.dispose()
+    [line] = caplog.messages
+    assert "grant it SELECT, INSERT, UPDATE and DELETE on idempotency_records and idempotency_facts" in line
+    assert (1, True) == (result.exit_code, line in result.output)
+
+
+def test_it_is_said_at_the_first_request_when_the_database_comes_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Flask-SQLAlchemy may be set up after us: nobody knows the database before."""
+    app = Flask("shop")
+    app.config |= {
+        "SQLALCHEMY_DATABASE_URI": f"sqlite:///{tmp_path / 'later.sqlite3'}",
+        "IDEMPOTENCY_STORE": "flask-sqlalchemy://",
+        "IDEMPOTENCY_SECRET": SECRET,
+    }
+    Idempotency(app)
+    assert [] == caplog.messages
+    db = SQLAlchemy(app)
+
+    app.test_client().get("/")
+    app.test_client().get("/")
+
+    [line] = caplog.messages
+    assert "`flask idempotency db upgrade`" in line
+    with app.app_context():
+        db.engine.dispose()
 
 
 def test_a_request_without_a_schema_is_refused_with_the_same_remedy(url: str) -> None:
