@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
 
-from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.stores.sql.checks import advice, faults
+from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.migrations import upgrade
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.sql_schema import SqlSchema
+from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.testing.contract.examples import a_key
 from tests.sql.conftest import MakeEngine, on_postgresql, on_sqlite
 
 FENCE_FROM_ONE = {
@@ -171,19 +176,101 @@ def test_a_database_without_a_number_is_a_fault(engine: Engine) -> None:
     assert [] == found(engine)
 
 
-@on_postgresql
-def test_a_role_that_may_not_read_fences_is_no_fault_of_theirs(engine: Engine) -> None:
-    """
-    What cannot be seen is not reported as if it had been.
-    """
+@pytest.fixture
+def teller(engine: Engine, make_engine: MakeEngine) -> Iterator[Engine]:
+    """The same database, for a role that may do what docs/sql.md asks for, and no more."""
     role = f"teller_{engine.url.database}"
-    execute(engine, f"CREATE ROLE {role}", f"GRANT SELECT ON idempotency_records, idempotency_facts TO {role}")
-    try:
-        with engine.begin() as connection:
-            connection.execute(text(f"SET LOCAL ROLE {role}"))
-            assert [] == faults(connection)
-    finally:
-        execute(engine, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+    execute(
+        engine,
+        f"CREATE ROLE {role} LOGIN",
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency_records, idempotency_facts TO {role}",
+        f"GRANT USAGE ON SEQUENCE idempotency_fences TO {role}",
+    )
+    yield make_engine(engine.url.set(username=role).render_as_string(), isolation_level="AUTOCOMMIT")
+    execute(engine, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def revoke(engine: Engine, rights: str, *, of: Engine) -> None:
+    execute(engine, f"REVOKE {rights} FROM {of.url.username}")
+
+
+@on_postgresql
+def test_a_role_with_the_rights_that_are_documented_is_in_order(teller: Engine) -> None:
+    """
+    It need not be the tables' owner, nor read the sequence.
+    """
+    assert [] == found(teller)
+
+
+@on_postgresql
+def test_whoever_may_change_the_sequence_may_count(engine: Engine, teller: Engine) -> None:
+    """
+    PostgreSQL asks for one of two rights.
+    """
+    revoke(engine, "USAGE ON SEQUENCE idempotency_fences", of=teller)
+    execute(engine, f"GRANT UPDATE ON SEQUENCE idempotency_fences TO {teller.url.username}")
+
+    assert [] == found(teller)
+
+
+@on_postgresql
+@pytest.mark.parametrize("table", ("idempotency_records", "idempotency_facts"))
+@pytest.mark.parametrize("right", ("SELECT", "INSERT", "UPDATE", "DELETE"))
+def test_each_right_that_a_role_lacks_is_named(engine: Engine, teller: Engine, right: str, table: str) -> None:
+    """
+    Whatever docs/sql.md asks for: what is not missed today is missed by some request to come.
+    """
+    revoke(engine, f"{right} ON {table}", of=teller)
+
+    (fault,) = found(teller)
+
+    assert fault.startswith("The database's role may not use the tables of idempotency records: grant it SELECT, ")
+    assert fault.endswith(f"It lacks {right} on {table}.")
+
+
+@on_postgresql
+def test_a_role_that_may_not_count_is_told_so(engine: Engine, teller: Engine) -> None:
+    """
+    And not that fences start from one: what cannot be seen is not reported as if it had been.
+    """
+    revoke(engine, "USAGE ON SEQUENCE idempotency_fences", of=teller)
+
+    (fault,) = found(teller)
+
+    assert fault.endswith("It lacks USAGE on idempotency_fences.")
+
+
+@on_postgresql
+def test_a_role_without_any_right_is_told_what_a_request_would_be(engine: Engine, teller: Engine) -> None:
+    """
+    In the same words. That its version cannot be read is no outage.
+    """
+    execute(engine, f"DROP OWNED BY {teller.url.username}")
+    store = SqlStore(Database(teller))
+
+    (fault,) = SqlSchema(Holder(teller)).faults()
+    with pytest.raises(ConfigurationError) as raised:
+        store.read(a_key())
+    store.close()
+
+    assert fault == (
+        f"T{str(raised.value)[1:]}. It lacks SELECT, INSERT, UPDATE, DELETE on idempotency_records; "
+        "SELECT, INSERT, UPDATE, DELETE on idempotency_facts; USAGE on idempotency_fences."
+    )
+
+
+@on_postgresql
+def test_what_else_is_wrong_is_said_to_a_role_that_may_read(engine: Engine, teller: Engine) -> None:
+    """
+    One look shows all there is to mend.
+    """
+    execute(engine, "DROP INDEX idempotency_stale")
+    revoke(engine, "DELETE ON idempotency_records", of=teller)
+
+    rights, index = found(teller)
+
+    assert rights.endswith("It lacks DELETE on idempotency_records.")
+    assert index.startswith("The index idempotency_stale ")
 
 
 @on_postgresql

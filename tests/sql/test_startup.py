@@ -74,10 +74,11 @@ def test_a_role_without_rights_is_told_which_at_start_and_by_the_command(
     with owner.begin() as connection:
         connection.execute(text(f"CREATE ROLE {role} LOGIN"))
     with caplog.at_level(logging.WARNING, "flask_idempotency"):
-        app = make_app(owner.url.set(username=role).render_as_string())
+        shop = open_shop(owner.url.set(username=role).render_as_string(), existing=True)
 
-    result = app.test_cli_runner().invoke(args=["idempotency", "db", "check"])
+    result = shop.app.test_cli_runner().invoke(args=["idempotency", "db", "check"])
 
+    shop.close()
     with owner.begin() as connection:
         connection.execute(text(f"DROP ROLE {role}"))
     owner.dispose()

@@ -11,7 +11,9 @@ from typing import Final
 
 from sqlalchemy import Connection, text
 
+from flask_idempotency.stores.sql import rights
 from flask_idempotency.stores.sql.migrations import LATEST, version
+from flask_idempotency.stores.sql.schema import FACTS
 from flask_idempotency.stores.sql.structure import Lacks, lacks
 
 _UPGRADE: Final = "Run `flask idempotency db upgrade`"
@@ -27,7 +29,10 @@ _FULL: Final = 2
 
 def faults(connection: Connection) -> list[str]:
     """Why nobody may claim here: a sentence for each reason, with its remedy. Empty when all is in order."""
-    return [*_schema(connection), *_durability(connection)]
+    lacking = rights.lacking(connection)
+    # The schema's version is a fact: whoever may not read it would be refused, and told nothing.
+    schema = _schema(connection) if "SELECT" not in lacking.get(FACTS, ()) else ()
+    return [*_rights(lacking), *schema, *_durability(connection)]
 
 
 def advice(connection: Connection) -> list[str]:
@@ -40,6 +45,12 @@ def advice(connection: Connection) -> list[str]:
                 "be repeated. Set it to 'read committed' for the role that the application connects as."
             ]
     return []
+
+
+def _rights(lacking: dict[str, list[str]]) -> Iterator[str]:
+    if lacking:
+        named = "; ".join(f"{', '.join(found)} on {name}" for name, found in lacking.items())
+        yield f"{rights.REMEDY[0].upper()}{rights.REMEDY[1:]}. It lacks {named}."
 
 
 def _schema(connection: Connection) -> Iterator[str]:

@@ -17,6 +17,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, StoreUnavailable
+from flask_idempotency.stores.sql import rights
 
 CONTENDED: Final = frozenset({"40001", "40P01"})
 """Serialization failure and deadlock: nothing was done, and once more may well succeed."""
@@ -100,10 +101,7 @@ def explained(error: SQLAlchemyError) -> IdempotencyError | None:
             "the database has no tables for idempotency records, or old ones: run `flask idempotency db upgrade`"
         )
     if state == _NOT_PERMITTED:
-        return ConfigurationError(
-            "the database's role may not use the tables of idempotency records: grant it SELECT, INSERT, UPDATE and "
-            "DELETE on idempotency_records and idempotency_facts, and USAGE on the sequence idempotency_fences"
-        )
+        return ConfigurationError(rights.REMEDY)
     # SQLITE_ERROR is what SQLite says to what it cannot parse.
     if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
         return None
