@@ -11,7 +11,7 @@ JANITOR = [f"flask_idempotency.{name}" for name in find_packages(include=["janit
 EXTRAS = {
     "redis": ["redis>=6.4,<9"],
     "sql": ["flask-sqlalchemy>=3.1,<4", "SQLAlchemy>=2.0,<2.2"],
-    "postgresql": ["flask-sqlalchemy>=3.1,<4", "SQLAlchemy>=2.0,<2.2", "psycopg>=3.2,<4"],
+    "postgresql": ["flask-sqlalchemy>=3.1,<4", "SQLAlchemy>=2.0,<2.2", "psycopg[binary]>=3.2,<4"],
     "crypto": ["cryptography>=43"],
     "celery": ["celery>=5.6.3,<6"],
     "client": ["httpx>=0.27,<1", "requests>=2.32,<3"],

@@ -83,3 +83,25 @@ def test_the_quickstart_runs_a_payment_once() -> None:
 
     assert [201, 201] == [answer.status_code for answer in answers]
     assert [None, "true"] == [answer.headers.get("Idempotency-Replayed") for answer in answers]
+
+
+def test_what_the_transactional_page_says_is_enough_to_pay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its application and the ways to its tables: ours and the application's own, neither of which makes the other's."""
+    page = (HERE / "transactional.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    names = surroundings()
+    exec(compile(BLOCK.findall(page)[0], "documentation", "exec", dont_inherit=True), names)  # noqa: S102 - our own page
+    app, db = names["app"], names["db"]
+
+    assert "`flask idempotency db upgrade`" in page
+    assert 0 == app.test_cli_runner().invoke(args=["idempotency", "db", "upgrade"]).exit_code
+    assert "`db.create_all()`" in page
+    with app.app_context():
+        db.create_all()
+    client = app.test_client()
+    answers = [client.post("/payments", json={"amount": 5}, headers={"Idempotency-Key": "k"}) for _ in range(2)]
+    with app.app_context():
+        db.engine.dispose()
+
+    assert [201, 201] == [answer.status_code for answer in answers]
+    assert answers[0].json == answers[1].json

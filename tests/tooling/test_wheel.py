@@ -96,6 +96,18 @@ def test_the_base_asks_for_little(wheel: Path) -> None:
     assert base == {"flask", "marshmallow"}
 
 
+def test_what_the_documentation_installs_for_postgresql_can_connect(wheel: Path) -> None:
+    """
+    Plain psycopg has no libpq, and fails at its import where the system has none either.
+    """
+    needed = metadata(wheel).get_all("Requires-Dist", [])
+    drivers = [
+        requirement for requirement in needed if requirement.startswith("psycopg") and "postgresql" in requirement
+    ]
+
+    assert ["psycopg[binary]"] == [driver.partition("<")[0].partition(">")[0] for driver in drivers]
+
+
 def test_all_is_the_sum_of_the_extras(wheel: Path) -> None:
     """
     `flask-idempotency[all]` leaves no feature out.
