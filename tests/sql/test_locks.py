@@ -39,7 +39,7 @@ PATIENCE_MS = 100
 LOCK, LOOK = "SELECT pg_advisory_xact_lock", "SELECT idempotency_records.state,"
 AGAIN = {
     "insert": ["WITH granted", "WITH granted"],
-    "row_lock": [LOOK, LOOK, "INSERT INTO", LOOK],
+    "row_lock": [LOOK, "INSERT INTO", LOOK],
     "advisory": [LOCK, LOOK, "INSERT INTO", LOCK, LOOK],
 }
 """What a claim sends that finds neither a place for its row nor the row, and looks again."""

@@ -1,4 +1,4 @@
-"""The strategy that locks the row before it looks: for tables that other tools of the house lock as well."""
+"""The strategy that locks the row before it writes to it: for tables that other tools of the house lock as well."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from flask_idempotency.stores.sql.rows import row_of
 
 
 class RowLock:
-    """One short transaction for each claim. A row that is locked is not waited for, and may be read all the same."""
+    """One short transaction for each claim. A row that is locked is not waited for, and may be read all the same.
+
+    So absent and locked are told apart, which `SKIP LOCKED` by itself does not; and a replay writes nothing.
+    """
 
     dialects = (POSTGRESQL,)
 
@@ -35,18 +38,18 @@ class RowLock:
         return InFlight(RETRY_SECONDS)
 
     def _once(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
-        locked = connection.execute(self._read_locked, asked.parameters).one_or_none()
-        if locked is None:
-            return self._absent_or_locked(connection, asked)
-        row = row_of(locked)
-        verdict = judge(row, asked)
-        return self._moves.make(connection, verdict, row, asked) if isinstance(verdict, Move) else verdict
-
-    def _absent_or_locked(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
         found = connection.execute(self._read, asked.parameters).one_or_none()
         if found is None:
             fence = connection.execute(self._insert, asked.parameters).scalar_one_or_none()
             return None if fence is None else asked.granted(fence, attempt=1)
         verdict = judge(row_of(found), asked)
-        # What would have to be written is for whoever holds the lock to write.
-        return None if isinstance(verdict, Move) else verdict
+        return self._locked(connection, asked) if isinstance(verdict, Move) else verdict
+
+    def _locked(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
+        """What is to be written is written under the row's lock. Who does not get it leaves that to whoever has it."""
+        found = connection.execute(self._read_locked, asked.parameters).one_or_none()
+        if found is None:
+            return None
+        row = row_of(found)
+        verdict = judge(row, asked)
+        return self._moves.make(connection, verdict, row, asked) if isinstance(verdict, Move) else verdict
