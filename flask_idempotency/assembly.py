@@ -47,6 +47,10 @@ class Built:
 def build(settings: Settings, *, observers: Observers, database: ApplicationDatabase | None = None) -> Built:
     """What these settings describe. Raises `ConfigurationError` for a store that cannot be made."""
     system = build_store(settings.store, strategy=settings.claim_strategy, database=database)
+    if settings.claim_strategy is not None and system is settings.store:
+        raise ConfigurationError(
+            "IDEMPOTENCY_CLAIM_STRATEGY: the store is an object, and was given its way to claim when it was made. Remove this."
+        )
     transactions: Transactions | None = getattr(system, "transactions", None)
     around = Surroundings(
         store=system if settings.redis_url is None else _tiered(system, settings.redis_url, transactions),

@@ -14,6 +14,7 @@ from sqlalchemy import create_engine, text
 from example_app.servers import RedisServer
 from flask_idempotency import ConfigurationError, Idempotency
 from flask_idempotency.sql import upgrade
+from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.stores.tiered import TieredStore
 from tests.services import connect
@@ -153,6 +154,16 @@ def test_a_strategy_that_the_database_lacks_is_refused(url: str) -> None:
     """SQLite would silently drop the words that make the lock."""
     with pytest.raises(ConfigurationError, match="row_lock"):
         make_app(url, IDEMPOTENCY_CLAIM_STRATEGY="row_lock")
+
+
+def test_a_strategy_beside_a_store_that_is_made_already_is_refused() -> None:
+    """It would be ignored, and pass for a promise."""
+    app = Flask("shop")
+    app.config |= {"IDEMPOTENCY_STORE": MemoryStore(), "IDEMPOTENCY_SECRET": SECRET}
+    app.config["IDEMPOTENCY_CLAIM_STRATEGY"] = "advisory"
+
+    with pytest.raises(ConfigurationError, match="IDEMPOTENCY_CLAIM_STRATEGY: the store is an object"):
+        Idempotency(app)
 
 
 def test_transactional_effects_need_the_sessions_database(url: str) -> None:

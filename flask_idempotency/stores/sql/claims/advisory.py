@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from flask_idempotency.engine.outcome import InFlight
 from flask_idempotency.engine.ports import StoreOutcome
 from flask_idempotency.stores.sql import statements
 from flask_idempotency.stores.sql.claims.moves import Moves
-from flask_idempotency.stores.sql.claims.verdict import RETRY_SECONDS, Asked, Move, judge
-from flask_idempotency.stores.sql.database import TRIES
+from flask_idempotency.stores.sql.claims.turns import take_turns
+from flask_idempotency.stores.sql.claims.verdict import Asked
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect
 from flask_idempotency.stores.sql.rows import row_of
 
@@ -25,28 +24,18 @@ class Advisory:
     def __init__(self, dialect: Dialect) -> None:
         self._lock = statements.advisory_lock(dialect)
         self._read = statements.read(dialect)
-        self._insert = statements.insert(dialect)
         self._moves = Moves(dialect)
 
     def claim(self, connection: Connection, asked: Asked) -> StoreOutcome:
-        connection = connection.execution_options(isolation_level="READ COMMITTED")
-        for _ in range(TRIES):
-            with connection.begin():
-                connection.execute(self._lock, {**asked.parameters, "my_number": number_of(asked.request.key.rid)})
-                # In a statement of its own: the one that waited for the lock sees what was there before it waited.
-                outcome = self._locked(connection, asked)
-            if outcome is not None:
-                return outcome
-        return InFlight(RETRY_SECONDS)
+        return take_turns(connection, lambda transaction: self._once(transaction, asked))
 
-    def _locked(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
+    def _once(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
+        connection.execute(self._lock, {**asked.parameters, "my_number": number_of(asked.request.key.rid)})
+        # In a statement of its own: the one that waited for the lock sees what was there before it waited.
         found = connection.execute(self._read, asked.parameters).one_or_none()
         if found is None:
-            fence = connection.execute(self._insert, asked.parameters).scalar_one_or_none()
-            return None if fence is None else asked.granted(fence, attempt=1)
-        row = row_of(found)
-        verdict = judge(row, asked)
-        return self._moves.make(connection, verdict, row, asked) if isinstance(verdict, Move) else verdict
+            return self._moves.insert(connection, asked)
+        return self._moves.carry_out(connection, row_of(found), asked)
 
 
 def number_of(rid: bytes) -> int:

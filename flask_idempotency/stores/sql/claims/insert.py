@@ -49,7 +49,6 @@ class InsertIntoFile:
 
     def __init__(self, dialect: Dialect) -> None:
         self._read = statements.read(dialect)
-        self._insert = statements.insert(dialect)
         self._next_fence = statements.next_fence(dialect)
         self._moves = Moves(dialect)
 
@@ -71,14 +70,13 @@ class InsertIntoFile:
     def _write(self, connection: Connection, asked: Asked) -> StoreOutcome:
         row = self._look(connection, asked)
         if row is None:
-            parameters = {**asked.parameters, "my_fence": self._fence(connection, asked)}
-            granted = connection.execute(self._insert, parameters).scalar_one_or_none()
-            return InFlight(RETRY_SECONDS) if granted is None else asked.granted(granted, attempt=1)
+            fence = self._fence(connection, asked)
+            return self._moves.insert(connection, asked, fence=fence) or InFlight(RETRY_SECONDS)
         verdict = judge(row, asked)
         if not isinstance(verdict, Move):
             return verdict
-        fence = None if verdict is Move.QUARANTINE else self._fence(connection, asked)
-        return self._moves.make(connection, verdict, row, asked, fence=fence) or InFlight(RETRY_SECONDS)
+        risen = None if verdict is Move.QUARANTINE else self._fence(connection, asked)
+        return self._moves.make(connection, verdict, row, asked, fence=risen) or InFlight(RETRY_SECONDS)
 
     def _fence(self, connection: Connection, asked: Asked) -> int:
         fence: int | None = connection.execute(self._next_fence, asked.parameters).scalar_one_or_none()

@@ -1,4 +1,4 @@
-"""Writing what a claim found to be due, if the row still is what it found."""
+"""Writing what a claim found to be due, if there still is no row, or the row still is what it found."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from flask_idempotency.engine.outcome import Unknown
 from flask_idempotency.engine.ports import StoreOutcome
 from flask_idempotency.stores.sql import statements
-from flask_idempotency.stores.sql.claims.verdict import Asked, Move
+from flask_idempotency.stores.sql.claims.verdict import Asked, Move, judge
 from flask_idempotency.stores.sql.dialects import Dialect
 from flask_idempotency.stores.sql.rows import Row
 
@@ -18,9 +18,20 @@ class Moves:
     """Compare-and-set on state, token and fence, with the condition once more by the server's clock."""
 
     def __init__(self, dialect: Dialect) -> None:
+        self._insert = statements.insert(dialect)
         self._reclaim = statements.reclaim(dialect)
         self._take_over = statements.take_over(dialect)
         self._quarantine = statements.quarantine(dialect)
+
+    def insert(self, connection: Connection, asked: Asked, *, fence: int | None = None) -> StoreOutcome | None:
+        """The first claim of a key that has no row. None: somebody else was faster."""
+        granted = connection.execute(self._insert, {**asked.parameters, "my_fence": fence}).scalar_one_or_none()
+        return None if granted is None else asked.granted(granted, attempt=1)
+
+    def carry_out(self, connection: Connection, row: Row, asked: Asked) -> StoreOutcome | None:
+        """What this row means for who asks, written where that has to be. None as for `make`."""
+        verdict = judge(row, asked)
+        return self.make(connection, verdict, row, asked) if isinstance(verdict, Move) else verdict
 
     def make(
         self, connection: Connection, move: Move, row: Row, asked: Asked, *, fence: int | None = None
