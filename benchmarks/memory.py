@@ -34,7 +34,7 @@ def _overhead() -> Row:
     metadata = (("Content-Type", "application/json"), ("Location", LOCATION))
     result = Result(status=201, metadata=metadata, body=ANSWER)
     plain = len("201") + sum(len(name) + len(value) for name, value in metadata) + len(ANSWER)
-    overhead = len(EnvelopeCodec(compression=None).seal(result)) - plain
+    overhead = len(EnvelopeCodec(compression=None).wrap(result)) - plain
     verdict = at_most("≤ 64 B on top", overhead, budgets.OVERHEAD_BYTES)
     return Row("a stored answer before compression", {"answer": plain, "on top": overhead}, [verdict])
 

@@ -14,7 +14,7 @@ from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.record import TRANSITIONS, State
 from flask_idempotency.schema import NOT_YET, DeploymentSchema, PolicySchema
 from flask_idempotency.signals import SIGNALS
-from flask_idempotency.web.problems import PROBLEMS, ProblemType
+from flask_idempotency.web.problem_types import PROBLEMS, ProblemType
 
 HERE = Path(__file__).parent
 NOTICE = "<!-- Written by docs/generate.py from the code. Change the code, then run it. -->\n"

@@ -22,6 +22,9 @@ from typing import Final
 
 from flask_idempotency.codec.compression import COMPRESSIONS, READERS, Compression
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.ports import Binding
+from flask_idempotency.engine.record import Payload
 from flask_idempotency.engine.result import Result
 
 VERSION: Final = 1
@@ -45,7 +48,24 @@ class EnvelopeCodec:
         self._compression = compression
         self._max_bytes = max_bytes
 
-    def seal(self, result: Result) -> bytes:
+    def prepare(self, key: StorageKey) -> None:
+        """Nothing is needed: the envelope is not encrypted."""
+
+    def forget(self, key: StorageKey) -> None:
+        """There is nothing to forget."""
+
+    def seal(self, result: Result, binding: Binding) -> Payload:
+        return Payload(self.wrap(result), result.status, result.status < 400, result.byte_size)
+
+    def open(self, payload: Payload, binding: Binding) -> Result:
+        if payload.sealed_by is not None:
+            raise CorruptRecord(
+                "the answer is encrypted, and this application has no key ring: set IDEMPOTENCY_KEY_RING"
+            )
+        return self.unwrap(payload.data)
+
+    def wrap(self, result: Result) -> bytes:
+        """The envelope of this result. Raises `NotStorable`."""
         content = _written(result)
         if len(content) > self._max_bytes:
             raise NotStorable(f"the answer takes {len(content)} bytes; {self._max_bytes} are allowed")
@@ -53,7 +73,8 @@ class EnvelopeCodec:
         head = bytes((VERSION << 4 | method << 1 | (0 if result.kept else _TOMBSTONE),))
         return head + _checksum(head, content) + content
 
-    def open(self, data: bytes) -> Result:
+    def unwrap(self, data: bytes) -> Result:
+        """The result in this envelope. Raises `CorruptRecord` unless it is exactly what `wrap` once made."""
         if len(data) < _HEADER:
             raise CorruptRecord("the envelope is cut short")
         head, checksum, content = data[:1], data[1:_HEADER], data[_HEADER:]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from flask_idempotency.engine.errors import LeaseLost, NotCommitted, NotStorable, StoreUnavailable
+from flask_idempotency.engine.errors import LeaseLost, NotCommitted, StoreUnavailable
 from flask_idempotency.engine.events import (
     CommittedEarly,
     Completed,
@@ -26,9 +26,10 @@ from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.lease import RETRY_SECONDS, LeaseRenewer
 from flask_idempotency.engine.outcome import Grant
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.ports import Codec, Store, Transaction, Transactions
-from flask_idempotency.engine.record import OnLapse, Payload
+from flask_idempotency.engine.ports import Binding, Codec, Store, Transaction, Transactions
+from flask_idempotency.engine.record import OnLapse
 from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.sealing import Sealing
 from flask_idempotency.engine.waiting import WaitingRoom
 
 NOT_COMMITTED = "not-committed"
@@ -52,15 +53,18 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What is held, and on which terms. `keys` has one entry, or one more for each secret still being rotated out."""
+    """What is held, and on which terms. `bindings` has one entry, or one more for each secret still being rotated out."""
 
-    keys: tuple[StorageKey, ...]
+    bindings: tuple[Binding, ...]
     token: bytes = field(repr=False)
-    fingerprint: bytes = field(repr=False)
     policy: Policy
     on_lapse: OnLapse
     record: str
     operation: str
+
+    @property
+    def keys(self) -> tuple[StorageKey, ...]:
+        return tuple(binding.key for binding in self.bindings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ class Settlement:
     """How a claim ends: the write that each of its keys needs, and what to tell when the store has taken it."""
 
     write: Callable[[StorageKey], None]
-    event: Event | None = None
+    event: Callable[[], Event] | None = None
 
 
 class Claim:
@@ -95,6 +99,11 @@ class Claim:
         self.fence = grant.fence
         self.attempt = grant.attempt
 
+    def prepare(self) -> None:
+        """Have at hand what storing the result needs. Raises `StoreUnavailable` before the work, and not after it."""
+        for key in self._held.keys:
+            self._around.codec.prepare(key)
+
     def keep_alive(self) -> None:
         """Have the lease renewed until the claim is settled, or has run for `max_runtime`."""
         self._around.renewer.watch(self, after=self._held.policy.lease / 3)
@@ -114,17 +123,17 @@ class Claim:
     @property
     def key(self) -> StorageKey:
         """The record's key under the newest secret."""
-        return self._held.keys[0]
+        return self._held.bindings[0].key
 
     @property
     def oldest_key(self) -> StorageKey:
         """The record's key under the oldest secret in use: what must stay the same while secrets rotate."""
-        return self._held.keys[-1]
+        return self._held.bindings[-1].key
 
     @property
     def fingerprint(self) -> bytes:
         """Of the request that holds the claim, under the newest secret."""
-        return self._held.fingerprint
+        return self._held.bindings[0].fingerprint
 
     @property
     def past_point(self) -> bool:
@@ -153,26 +162,23 @@ class Claim:
 
         The rows of transactional work are committed with it, or rolled back before it if it is to be kept without them.
         """
-        result, data = self._sealed(result)
-        payload = Payload(data=data, status=result.status, success=result.status < 400, byte_size=result.byte_size)
-        token, keep = self._held.token, self._held.policy.keep
-        event = Completed(*self._who, status=result.status, kept=result.kept, byte_size=len(data))
+        store, token, keep = self._around.store, self._held.token, self._held.policy.keep
+        sealing = Sealing(self._around.codec, self._held.bindings, result)
         if self._transaction is not None and with_rows:
-            self._commit(self._transaction, payload, event)
+            self._commit(self._transaction, sealing)
         else:
-            self._settle(
-                Settlement(lambda key: self._around.store.complete(key, token, payload, keep=keep), event),
-            )
+            write = sealing.writing(lambda key, payload: store.complete(key, token, payload, keep=keep))
+            self._settle(Settlement(write, lambda: self._completed(sealing)))
 
     def release(self, reason: str) -> None:
         """Nothing happened that must not happen twice: the key may run again."""
-        self._settle(Settlement(self._give_back, Released(*self._who, reason=reason)))
+        self._settle(Settlement(self._give_back, lambda: Released(*self._who, reason=reason)))
 
     def hold(self, reason: str) -> None:
         """Nobody can tell what happened: quarantine the key until somebody settles it."""
-        token = self._held.token
+        store, token = self._around.store, self._held.token
         self._settle(
-            Settlement(lambda key: self._around.store.hold(key, token, reason), Quarantined(*self._who, reason=reason))
+            Settlement(lambda key: store.hold(key, token, reason), lambda: Quarantined(*self._who, reason=reason))
         )
 
     def give_back(self) -> None:
@@ -217,10 +223,12 @@ class Claim:
             self._tell(RenewalFailed(*self._who, error=type(error).__name__))
         return self._held.policy.lease / 3
 
-    def _commit(self, transaction: Transaction, payload: Payload, event: Event) -> None:
+    def _commit(self, transaction: Transaction, sealing: Sealing) -> None:
         try:
             self._begin_to_settle()
-            transaction.settle(payload, keep=self._held.policy.keep, otherwise=self._undo)
+            sealing.committing(
+                lambda payloads: transaction.settle(payloads, keep=self._held.policy.keep, otherwise=self._undo)
+            )
         except LeaseLost:
             transaction.roll_back()
             self._tell(LeaseExpired(*self._who))
@@ -238,7 +246,7 @@ class Claim:
         finally:
             transaction.leave()
             self._around.waiting_room.wake(self.key)
-        self._tell(event)
+        self._tell(self._completed(sealing))
 
     def _undo(self, key: StorageKey) -> None:
         """Settle the record of work that was not committed. Raises `LeaseLost` where it was committed after all."""
@@ -292,7 +300,7 @@ class Claim:
         finally:
             self._around.waiting_room.wake(self.key)
         if settlement.event is not None:
-            self._tell(settlement.event)
+            self._tell(settlement.event())
 
     def _give_back(self, key: StorageKey) -> None:
         self._around.store.release(key, self._held.token)
@@ -302,12 +310,8 @@ class Claim:
         with suppress(LeaseLost):
             self._give_back(key)
 
-    def _sealed(self, result: Result) -> tuple[Result, bytes]:
-        try:
-            return result, self._around.codec.seal(result)
-        except NotStorable:
-            bare = Result(status=result.status, kept=False)
-            return bare, self._around.codec.seal(bare)
+    def _completed(self, sealing: Sealing) -> Event:
+        return Completed(*self._who, status=sealing.status, kept=sealing.kept, byte_size=sealing.byte_size)
 
     @property
     def _who(self) -> tuple[str, str]:

@@ -13,15 +13,28 @@ from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.events import (
     ClaimGranted,
     ConflictRefused,
+    ErasedRefused,
     MismatchRefused,
+    QuotaRefused,
     RecordCorrupt,
     StoreFailed,
     UnknownRefused,
 )
-from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, Replayed, Unknown
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import (
+    Claimed,
+    Erased,
+    Grant,
+    InFlight,
+    Mismatched,
+    OverQuota,
+    Replayed,
+    Unknown,
+)
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.ports import StoreOutcome
-from flask_idempotency.engine.record import Record, State
+from flask_idempotency.engine.ports import Binding, StoreOutcome
+from flask_idempotency.engine.quota import Quota
+from flask_idempotency.engine.record import CORRUPT, ERASED, Record, State
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.engine.result import Result
 
@@ -40,7 +53,16 @@ class Replay:
     result: Result
 
 
-Outcome: TypeAlias = Claimed[Claim] | Replayed[Replay] | InFlight | Mismatched | Unknown
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """The same request under every secret in use, newest first, and the terms on which it is asked."""
+
+    requests: tuple[ClaimRequest, ...]
+    policy: Policy
+    quota: Quota | None
+
+
+Outcome: TypeAlias = Claimed[Claim] | Replayed[Replay] | InFlight | Mismatched | Unknown | OverQuota | Erased
 
 
 class Engine:
@@ -50,8 +72,15 @@ class Engine:
         self._around = around
         self.transactions = around.transactions
 
-    def claim(self, request: ClaimRequest, policy: Policy, *, former: Sequence[ClaimRequest] = ()) -> Outcome:
-        """Claim the key, waiting for another's answer if the policy says so.
+    def claim(
+        self,
+        request: ClaimRequest,
+        policy: Policy,
+        *,
+        former: Sequence[ClaimRequest] = (),
+        quota: Quota | None = None,
+    ) -> Outcome:
+        """Claim the key, waiting for another's answer if the policy says so. A new key has to stay within the quota.
 
         `former` is the same request under each older secret that is being rotated out, newest first. All are claimed,
         oldest first, so that releases which know only one of the secrets still exclude each other.
@@ -63,12 +92,13 @@ class Engine:
             policy.check(joint=self.transactions is not None)
             if self.transactions is not None:
                 self.transactions.prepare()
-        outcome, refused = self._ask((request, *former), policy)
+        asking = _Asking((request, *former), policy, quota)
+        outcome, refused = self._ask(asking)
         if not isinstance(outcome, InFlight):
             return outcome
         waited = 0.0
         if policy.in_flight == "wait":
-            outcome, waited = self._wait((request, *former), policy, outcome, refused)
+            outcome, waited = self._wait(asking, outcome, refused)
         if isinstance(outcome, InFlight):
             self._around.observers(ConflictRefused(request.key.label, request.about.operation, waited=waited))
         return outcome
@@ -81,75 +111,91 @@ class Engine:
                 # The store has forgotten this claim, and somebody used the key for another request.
                 return Unknown(reason="lease-lost")
             case Record(state=State.COMPLETED):
-                return Replayed(self._opened(record, claim.key.label))
+                return self._replayed(record, claim.key)
             case Record(state=State.PROCESSING):
                 return InFlight(retry_after=max(record.remaining, 0.0))
             case Record() | None:
                 return Unknown(reason="lease-lost")
 
-    def _ask(self, requests: tuple[ClaimRequest, ...], policy: Policy) -> tuple[Outcome, ClaimRequest]:
+    def condemn(self, claim_key: StorageKey, replay: Replay) -> None:
+        """Whoever was to give this answer again found that it cannot be given: quarantine its record, and tell."""
+        if replay.record.payload is not None:
+            self._around.store.condemn(claim_key, replay.record.payload)
+        self._around.observers(RecordCorrupt(claim_key.label, replay.record.about.operation))
+
+    def _ask(self, asking: _Asking) -> tuple[Outcome, ClaimRequest]:
         """One classification, under every secret in use, and which of these requests decided it."""
         token = secrets.token_bytes(TOKEN_BYTES)
         asked_at = self._around.monotonic()
         granted: list[Grant] = []
-        for asked, request in enumerate(reversed(requests), start=1):
+        for request in reversed(asking.requests):
             try:
-                outcome = self._around.store.claim(request, token=token, lease=policy.lease)
+                outcome = self._around.store.claim(request, token=token, lease=asking.policy.lease, quota=asking.quota)
             except CorruptRecord:
                 # It was read, so it was not granted.
                 if granted:
-                    self._claim(requests[-len(granted) :], _NOTHING, token, policy, asked_at).give_back()
+                    self._claim(asking, granted, token, asked_at).give_back()
+                self._around.observers(RecordCorrupt(asking.requests[0].key.label, request.about.operation))
                 raise
             except BaseException:
                 # It may have been granted all the same, and its work will not be begun.
-                self._claim(requests[-asked:], _NOTHING, token, policy, asked_at).abandon()
+                self._claim(asking, [*granted, _NOTHING], token, asked_at).abandon()
                 raise
             if not isinstance(outcome, Claimed):
                 if granted:
-                    self._claim(requests[-len(granted) :], _NOTHING, token, policy, asked_at).give_back()
-                return self._refusal(outcome, requests[0]), request
+                    self._claim(asking, granted, token, asked_at).give_back()
+                return self._refusal(outcome, request, label=asking.requests[0].key.label), request
             granted.append(outcome.held)
-        grant = max(granted, key=lambda grant: grant.fence)
-        claim = self._claim(requests, grant, token, policy, asked_at)
-        return Claimed(self._won(claim, requests[0], policy)), requests[0]
+        claim = self._claim(asking, granted, token, asked_at)
+        return Claimed(self._won(claim, asking)), asking.requests[0]
 
-    def _won(self, claim: Claim, request: ClaimRequest, policy: Policy) -> Claim:
-        label, operation = request.key.label, request.about.operation
-        self._around.observers(ClaimGranted(label, operation, fence=claim.fence, attempt=claim.attempt))
-        if policy.effects == "transactional" and self.transactions is not None:
-            try:
+    def _won(self, claim: Claim, asking: _Asking) -> Claim:
+        request = asking.requests[0]
+        who = request.key.label, request.about.operation
+        try:
+            claim.prepare()
+            self._around.observers(ClaimGranted(*who, fence=claim.fence, attempt=claim.attempt))
+            if asking.policy.effects == "transactional" and self.transactions is not None:
                 claim.join(self.transactions)
-            except BaseException:
-                claim.give_back()
-                raise
+        except BaseException:
+            claim.give_back()
+            raise
         claim.keep_alive()
         return claim
 
-    def _claim(
-        self, requests: tuple[ClaimRequest, ...], grant: Grant, token: bytes, policy: Policy, asked_at: float
-    ) -> Claim:
+    def _claim(self, asking: _Asking, grants: list[Grant], token: bytes, asked_at: float) -> Claim:
+        """The claim of what was granted: of the oldest secrets first, as they were asked for."""
+        requests = asking.requests[-len(grants) :]
         newest = requests[0]
         held = Held(
-            keys=tuple(request.key for request in requests),
+            bindings=tuple(
+                Binding(request.key, token, grant.fence, request.fingerprint)
+                for request, grant in zip(requests, reversed(grants), strict=True)
+            ),
             token=token,
-            fingerprint=newest.fingerprint,
-            policy=policy,
+            policy=asking.policy,
             on_lapse=newest.on_lapse,
             record=newest.key.label,
             operation=newest.about.operation,
         )
+        grant = max(grants, key=lambda grant: grant.fence)
         return Claim(held, grant, self._around, asked_at=asked_at)
 
-    def _refusal(self, outcome: StoreOutcome, request: ClaimRequest) -> Outcome:
-        label, operation = request.key.label, request.about.operation
+    def _refusal(self, outcome: StoreOutcome, request: ClaimRequest, *, label: str) -> Outcome:
+        who = label, request.about.operation
         match outcome:
             case Replayed(record):
-                return Replayed(self._opened(record, label))
+                return self._replayed(record, request.key, label=label)
             case Mismatched():
-                self._around.observers(MismatchRefused(label, operation))
+                self._around.observers(MismatchRefused(*who))
                 return outcome
             case Unknown(reason):
-                self._around.observers(UnknownRefused(label, operation, reason=reason))
+                if reason == CORRUPT:
+                    raise CorruptRecord("the record was quarantined when it could not be read")
+                self._around.observers(UnknownRefused(*who, reason=reason))
+                return outcome
+            case OverQuota(limit):
+                self._around.observers(QuotaRefused(*who, limit=limit))
                 return outcome
             case InFlight():
                 return outcome
@@ -158,28 +204,50 @@ class Engine:
             case unexpected:
                 assert_never(unexpected)
 
-    def _opened(self, record: Record, label: str) -> Replay:
+    def _replayed(self, record: Record, key: StorageKey, *, label: str = "") -> Outcome:
+        who = label or key.label, record.about.operation
         try:
-            if record.payload is None:
+            return self._opened(record, key, who) or self._erased(who)
+        except CorruptRecord as error:
+            payload = record.payload
+            if payload is not None:
+                self._around.store.condemn(key, payload)
+                fresh = self._around.store.read(key)
+                if fresh is not None and fresh.state is State.COMPLETED and fresh.payload != payload:
+                    # Not what the store holds, or no longer: a cache was damaged, or the answer has a new key since.
+                    return self._opened(fresh, key, who) or self._erased(who)
+            raise error
+
+    def _erased(self, who: tuple[str, str]) -> Erased:
+        self._around.observers(ErasedRefused(*who))
+        return Erased()
+
+    def _opened(self, record: Record, key: StorageKey, who: tuple[str, str]) -> Replayed[Replay] | None:
+        """The answer of a completed record. None: it was erased."""
+        payload = record.payload
+        if record.erased or (payload is not None and payload.sealed_by == ERASED):
+            return None
+        binding = Binding(key, record.token, record.fence, record.fingerprint)
+        try:
+            if payload is None:
                 raise CorruptRecord("a completed record has no payload")
-            return Replay(record, self._around.codec.open(record.payload.data))
+            return Replayed(Replay(record, self._around.codec.open(payload, binding)))
         except CorruptRecord:
-            self._around.observers(RecordCorrupt(label, record.about.operation))
+            self._around.observers(RecordCorrupt(*who))
             raise
 
-    def _wait(
-        self, requests: tuple[ClaimRequest, ...], policy: Policy, outcome: Outcome, refused: ClaimRequest
-    ) -> tuple[Outcome, float]:
+    def _wait(self, asking: _Asking, outcome: Outcome, refused: ClaimRequest) -> tuple[Outcome, float]:
         """Look, never write, until the key is settled or the time is up; then ask again, as anybody else would.
 
         A store that stops answering ends the wait with what was known: the work is being done elsewhere.
         """
         began = self._around.monotonic()
-        with self._around.waiting_room.seat(requests[0].key) as settled:
+        newest = asking.requests[0]
+        with self._around.waiting_room.seat(newest.key) as settled:
             if settled is None:
                 return outcome, 0.0
             poll = FIRST_POLL_SECONDS
-            while (left := began + policy.wait - self._around.monotonic()) > 0:
+            while (left := began + asking.policy.wait - self._around.monotonic()) > 0:
                 settled.wait(min(poll, left))
                 settled.clear()
                 poll = min(poll * random.uniform(1.3, 1.7), LAST_POLL_SECONDS)  # noqa: S311 - spreads a herd, hides nothing
@@ -188,9 +256,9 @@ class Engine:
                     if record is not None and record.state is State.PROCESSING and record.remaining > 0:
                         outcome = InFlight(retry_after=record.remaining)
                         continue
-                    outcome, refused = self._ask(requests, policy)
+                    outcome, refused = self._ask(asking)
                 except StoreUnavailable as error:
-                    who = requests[0].key.label, requests[0].about.operation
+                    who = newest.key.label, newest.about.operation
                     self._around.observers(StoreFailed(*who, error=type(error).__name__, unprotected=False))
                     break
                 if not isinstance(outcome, InFlight):

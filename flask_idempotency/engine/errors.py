@@ -37,6 +37,17 @@ class CorruptRecord(IdempotencyError):
     """A stored record cannot be read. It is never to be taken for an absent one: that would run a payment again."""
 
 
+class DataKeyGone(IdempotencyError):
+    """The store does not hold the data key that a payload is sealed with, so it has not stored the payload.
+
+    `erased`: the tenant's answers were erased after this key was first used. Otherwise the store has lost its memory.
+    """
+
+    def __init__(self, text: str, *, erased: bool) -> None:
+        super().__init__(text)
+        self.erased = erased
+
+
 class NotStorable(IdempotencyError):
     """A result cannot be kept in a form that could be replayed; the text says why."""
 

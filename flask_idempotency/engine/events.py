@@ -54,6 +54,18 @@ class UnknownRefused(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaRefused(Event):
+    """The tenant has as much as it may. `limit` says of what: `records`, `bytes`, `in-flight` or `new-keys`."""
+
+    limit: str
+
+
+@dataclass(frozen=True, slots=True)
+class ErasedRefused(Event):
+    """A retry met an answer that was erased with its tenant's data key. It was refused, never run."""
+
+
+@dataclass(frozen=True, slots=True)
 class Completed(Event):
     """A result is durable. `kept` is False for a tombstone; `byte_size` is what the store was given."""
 
@@ -123,7 +135,8 @@ class StoreFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class RecordCorrupt(Event):
-    """A stored answer could not be opened. The retry was refused, never run."""
+    """A stored record could not be read, or its answer not be opened. The retry was refused, never run, and the record is
+    quarantined."""
 
 
 @dataclass(frozen=True, slots=True)

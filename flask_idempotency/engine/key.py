@@ -14,6 +14,9 @@ from struct import Struct
 
 from flask_idempotency.engine.errors import InvalidKey
 
+TID_BYTES = 16
+"""Enough that no two tenants share one by accident or by design: it is keyed. It is stored with every record."""
+
 _COUNT, _LENGTH = Struct(">H"), Struct(">I")
 _VISIBLE = re.compile(r"[!-~]+")
 _QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
@@ -22,7 +25,11 @@ _UUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 
 @dataclass(frozen=True, slots=True)
 class StorageKey:
-    """Names a record without containing anything a client sent. `tid` stands for the tenant: it decides the partition."""
+    """Names a record without containing anything a client sent.
+
+    `rid` has 32 bytes; `tid` has 16 and stands for the tenant: it decides the partition, and names what is counted and
+    sealed per tenant.
+    """
 
     rid: bytes
     tid: bytes
@@ -116,10 +123,18 @@ class Identity:
 
     def storage_key(self, scope: Scope, client_key: str) -> StorageKey:
         """Injective: no two (scope, key) pairs share a storage key, whatever characters they contain."""
-        owner = (scope.namespace.encode("utf-8", "surrogatepass"), _optional(scope.tenant))
+        owner = _owner(scope.namespace, scope.tenant)
         request = (_optional(scope.principal), _optional(scope.operation), client_key.encode("utf-8", "surrogatepass"))
         rid = _mac(self._record, encode(*owner, *request))
-        return StorageKey(rid, tid=_mac(self._tenant, encode(*owner)), label=_mac(self._log, rid)[:4].hex())
+        return StorageKey(rid, tid=self._tid(owner), label=_mac(self._log, rid)[:4].hex())
+
+    def tenant_id(self, namespace: str, tenant: str | None) -> bytes:
+        """The `tid` of every storage key of this tenant."""
+        return self._tid(_owner(namespace, tenant))
+
+    def pseudonym(self, name: str) -> str:
+        """What stands for a tenant or a principal where their names must not: always the same, and leads back to neither."""
+        return _base32(_mac(self._log, encode(b"name", name.encode("utf-8", "surrogatepass")))[:15])
 
     def fingerprint(self, *parts: bytes) -> bytes:
         """A keyed digest of these parts: 32 bytes. `fingerprint.py` says which parts."""
@@ -128,6 +143,13 @@ class Identity:
     def downstream_key(self, key: StorageKey, name: str) -> str:
         """An idempotency key for a call made on behalf of this one: the same over all attempts, another for each name."""
         return _base32(_mac(self._downstream, encode(key.rid, name.encode())))
+
+    def _tid(self, owner: tuple[bytes, bytes]) -> bytes:
+        return _mac(self._tenant, encode(*owner))[:TID_BYTES]
+
+
+def _owner(namespace: str, tenant: str | None) -> tuple[bytes, bytes]:
+    return namespace.encode("utf-8", "surrogatepass"), _optional(tenant)
 
 
 def _subkey(secret: bytes, purpose: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """How asking for a claim can end: values, not exceptions.
 
-The same five answers are given twice. A store fills them with a `Grant` and a `Record`; the engine, one floor up, with a
+The same answers are given twice. A store fills them with a `Grant` and a `Record`; the engine, one floor up, with a
 `Claim` that can be settled and a `Result` that can be replayed.
 """
 
@@ -57,3 +57,21 @@ class Unknown:
     """Nobody knows what became of the work. It will not run again until somebody settles it."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OverQuota:
+    """The tenant has as much as it may, so a new key is not granted. Nothing was written; known keys still pass."""
+
+    limit: str
+    """A key of `quota.LIMITS`: the first limit that is reached."""
+    allowed: int
+    retry_after: float = 0.0
+    """Seconds until something of it may be free again, as far as the store can tell; 0 where it cannot."""
+    window: float | None = None
+    """Of a limit on new keys: its length in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """Done before, by the same request, and its answer was erased with its tenant's data key. It never runs again."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, Replayed, Unknown
+from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, OverQuota, Replayed, Unknown
+from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Payload, Record
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.engine.result import Result
 
-StoreOutcome: TypeAlias = Claimed[Grant] | Replayed[Record] | InFlight | Mismatched | Unknown
+StoreOutcome: TypeAlias = Claimed[Grant] | Replayed[Record] | InFlight | Mismatched | Unknown | OverQuota
 
 
 class Store(Protocol):
@@ -25,9 +27,12 @@ class Store(Protocol):
     Every method raises `StoreUnavailable` when the store cannot answer; then nobody knows whether it acted. So each is
     idempotent per token: repeating it after a lost reply ends as once would have. Writes by a token that is no longer
     the record's raise `LeaseLost` and change nothing.
+
+    A record that cannot be read raises `CorruptRecord` and is never taken for absent: a claim that meets one leaves it
+    where time does not end it.
     """
 
-    def claim(self, request: ClaimRequest, *, token: bytes, lease: float) -> StoreOutcome:
+    def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
         """Classify the key and, when it is free, take it: one atomic step.
 
         In this order: an expired record is absent; another fingerprint is `Mismatched`; COMPLETED is `Replayed`;
@@ -36,6 +41,11 @@ class Store(Protocol):
         Anything but `Claimed`, and the quarantining of a lapsed record, writes nothing. `Claimed` again is as granted
         before: same fence, and no more lease than is left. A take-over writes the new owner's request into the record,
         except when the key was first used.
+
+        With a quota, an absent key is granted only if its tenant stays within it, and is `OverQuota` else: decided in the
+        same step, limit by limit in the order of `quota.LIMITS`. What the tenant's own limits say (`Ledger.limit`) goes
+        before what is passed here. The record is counted from then on; one that is taken over stays as it was. A store
+        that cannot count raises `ConfigurationError`.
         """
         ...
 
@@ -56,7 +66,11 @@ class Store(Protocol):
     def complete(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> None:
         """The result is durable and replayable for `keep` seconds. Accepted late and from quarantine, by the token.
 
-        Repeated by the same token it changes nothing: what was stored first stays.
+        Repeated by the same token it changes nothing: what was stored first stays. The life of a counted record ends at
+        the next edge of a bucket (`quota.bucket_edge_ms`), so up to a thirty-second later.
+
+        A payload that is sealed is stored only while the tenant's data key of that number is there, and if the answers of
+        its tenant have not been erased since the key was first used; else raises `DataKeyGone`. Number 0 needs no key.
         """
         ...
 
@@ -75,6 +89,14 @@ class Store(Protocol):
         """The record as it stands, or None when absent or expired. Never writes."""
         ...
 
+    def condemn(self, key: StorageKey, payload: Payload) -> None:
+        """Quarantine a completed record that holds this very payload, because nobody can open it.
+
+        Its reason is `record.CORRUPT`, its payload and its token stay, and time ends it no more. Anything else that is
+        there by now, also another payload, stays as it is.
+        """
+        ...
+
 
 class Transaction(Protocol):
     """The application's own database transaction, as far as one claim's work writes through it.
@@ -91,8 +113,11 @@ class Transaction(Protocol):
         """
         ...
 
-    def settle(self, payload: Payload, *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
+    def settle(self, payloads: Sequence[Payload], *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
         """Commit the application's rows and the completed records together. All are durable when it returns.
+
+        There is one payload for each key that was joined, in their order. Raises `DataKeyGone` as `Store.complete` does:
+        then nothing is committed or rolled back, and it may be called again with other payloads.
 
         Else none is. Raises `LeaseLost` when the claim is no longer this token's. When the database refuses the commit,
         or does not say whether it is done, `otherwise` is called to settle each record in another way; it raises
@@ -151,15 +176,33 @@ class Transactions(Protocol):
         ...
 
 
-class Codec(Protocol):
-    """Result ⇄ bytes."""
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Which record an answer belongs to. A sealed one opens in no other: not in another tenant's, not in a later one."""
 
-    def seal(self, result: Result) -> bytes:
+    key: StorageKey
+    token: bytes = field(repr=False)
+    fence: int
+    fingerprint: bytes = field(repr=False)
+
+
+class Codec(Protocol):
+    """Result ⇄ payload. Every method raises `StoreUnavailable` when the keys it needs cannot be had for the moment."""
+
+    def prepare(self, key: StorageKey) -> None:
+        """Have at hand whatever sealing for this key needs, so that it cannot fail once the work is done."""
+        ...
+
+    def seal(self, result: Result, binding: Binding) -> Payload:
         """Raises `NotStorable` for what could not be opened again unchanged."""
         ...
 
-    def open(self, data: bytes) -> Result:
-        """Raises `CorruptRecord` unless `data` is exactly what `seal` once made."""
+    def open(self, payload: Payload, binding: Binding) -> Result:
+        """Raises `CorruptRecord` unless the payload is exactly what `seal` once made for this binding."""
+        ...
+
+    def forget(self, key: StorageKey) -> None:
+        """The store has said that a key this has sealed with is gone. What `seal` makes from now on has another."""
         ...
 
 

@@ -41,6 +41,7 @@ TRANSITIONS: Mapping[tuple[State | None, str], tuple[State | None, str]] = Mappi
         (State.PROCESSING, "release"): (None, "owner's token; the key may run again"),
         (State.QUARANTINED, "complete"): (State.COMPLETED, "the late owner's token"),
         (State.QUARANTINED, "release"): (None, "the late owner's token: it alone knows that nothing happened"),
+        (State.COMPLETED, "condemn"): (State.QUARANTINED, "whoever finds that its answer cannot be opened"),
         (State.COMPLETED, "expire"): (None, "time; COMPLETED is the only state that time ends"),
     }
 )
@@ -64,6 +65,23 @@ NOBODY = About()
 
 
 @dataclass(frozen=True, slots=True)
+class SealedBy:
+    """Which key opens an answer. Read from the record, never found by trying."""
+
+    kid: str
+    """The key of the ring that wraps the data key."""
+    number: int
+    """Of the tenant's data key, from 1 on and never used again. 0: there is none, and nothing to open."""
+
+
+ERASED = SealedBy(kid="", number=0)
+"""What a late worker leaves whose tenant's answers have been erased meanwhile: done, and nothing more."""
+
+CORRUPT = "corrupt"
+"""The reason of a quarantine that a record got into because it could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
 class Payload:
     """What a store keeps of a result: opaque bytes, and the few clear facts that it may show or count."""
 
@@ -72,6 +90,8 @@ class Payload:
     success: bool
     byte_size: int
     """Size of the plain result before compression or sealing: what quotas count."""
+    sealed_by: SealedBy | None = None
+    """None: it is not encrypted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +114,7 @@ class Record:
     payload: Payload | None = None
     reason: str = ""
     """Why it is quarantined: a short code such as `lease-expired`."""
+    counted: bool = False
+    """Whether it is in its tenant's ledger."""
+    erased: bool = False
+    """Whether the data key that would open its answer was destroyed, by the store's word when it told this."""

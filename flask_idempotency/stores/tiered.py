@@ -13,6 +13,7 @@ from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, Mismatched, Replayed
 from flask_idempotency.engine.ports import Store, StoreOutcome
+from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Payload, Record
 from flask_idempotency.engine.request import ClaimRequest
 
@@ -54,6 +55,10 @@ class ReplayCache(Protocol):
         """
         ...
 
+    def forget(self, key: StorageKey) -> None:
+        """Drop what is kept for this key."""
+        ...
+
 
 @runtime_checkable
 class Telling(Protocol):
@@ -87,13 +92,13 @@ class TieredStore:
         self._cache = cache
         self._missed: OrderedDict[bytes, int] = OrderedDict()
 
-    def claim(self, request: ClaimRequest, *, token: bytes, lease: float) -> StoreOutcome:
+    def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
         found = self._peek(request.key)
         if isinstance(found, Record):
             if found.fingerprint != request.fingerprint:
                 return Mismatched(first_seen=found.requested_at)
             return Replayed(found)
-        outcome = self._system.claim(request, token=token, lease=lease)
+        outcome = self._system.claim(request, token=token, lease=lease, quota=quota)
         self._answers = True
         if found.at is not None:
             match outcome:
@@ -137,6 +142,11 @@ class TieredStore:
     def read(self, key: StorageKey) -> Record | None:
         return self._system.read(key)
 
+    def condemn(self, key: StorageKey, payload: Payload) -> None:
+        # The damage may be the cache's alone; the system compares, and knows.
+        self._forget(key)
+        self._system.condemn(key, payload)
+
     def _peek(self, key: StorageKey) -> Record | Missed:
         place = self._place(key)
         if place is None:
@@ -155,6 +165,15 @@ class TieredStore:
             self._cache.fill(place, record, missed_at=missed_at)
         except Exception:  # noqa: BLE001 - the record is committed, and its owner must hear so
             _log.exception("The cache of answers failed: the system of record will be asked again")
+
+    def _forget(self, key: StorageKey) -> None:
+        place = self._place(key)
+        if place is None:
+            return
+        try:
+            self._cache.forget(place)
+        except Exception:  # noqa: BLE001 - what it still holds opens for nobody, or will be found out again
+            _log.exception("The cache of answers failed: what it holds stays until its time is over")
 
     def _place(self, key: StorageKey) -> StorageKey | None:
         """What this key is called in the cache. None as long as it is not known whose answers to look for."""

@@ -10,16 +10,17 @@ from typing import Literal, TypeAlias, TypeVar
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.ports import Store, StoreOutcome
+from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Payload, Record
 from flask_idempotency.engine.request import ClaimRequest
 
 AnswerT = TypeVar("AnswerT")
-Verb: TypeAlias = Literal["claim", "renew", "mark", "complete", "release", "hold", "read"]
+Verb: TypeAlias = Literal["claim", "renew", "mark", "complete", "release", "hold", "read", "condemn"]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call that a store was asked to make. `token` is None for `read`."""
+    """One call that a store was asked to make. `token` is None for `read` and `condemn`."""
 
     verb: Verb
     key: StorageKey
@@ -61,9 +62,9 @@ class FaultyStore:
         """What the store was asked to do so far, in order."""
         return [call.verb for call in self.calls]
 
-    def claim(self, request: ClaimRequest, *, token: bytes, lease: float) -> StoreOutcome:
+    def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
         call = Call("claim", request.key, token)
-        return self._pass(call, lambda: self._store.claim(request, token=token, lease=lease))
+        return self._pass(call, lambda: self._store.claim(request, token=token, lease=lease, quota=quota))
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
         self._pass(Call("renew", key, token), lambda: self._store.renew(key, token, lease=lease))
@@ -82,6 +83,9 @@ class FaultyStore:
 
     def read(self, key: StorageKey) -> Record | None:
         return self._pass(Call("read", key, None), lambda: self._store.read(key))
+
+    def condemn(self, key: StorageKey, payload: Payload) -> None:
+        self._pass(Call("condemn", key, None), lambda: self._store.condemn(key, payload))
 
     def _pass(self, call: Call, ask: Callable[[], AnswerT]) -> AnswerT:
         lost = self._note(call)

@@ -25,7 +25,7 @@ from flask_idempotency.engine.errors import (
 )
 from flask_idempotency.engine.events import RecordCorrupt, ReplayForbidden, ReplayServed, StoreFailed
 from flask_idempotency.engine.key import Scope, one_key, parse_key
-from flask_idempotency.engine.outcome import Claimed, InFlight, Mismatched, Replayed, Unknown
+from flask_idempotency.engine.outcome import Claimed, Erased, InFlight, Mismatched, OverQuota, Replayed, Unknown
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.engine.record import About
 from flask_idempotency.engine.request import ClaimRequest
@@ -203,7 +203,7 @@ class Guard:
         match outcome:
             case Replayed(replay):
                 return self._replay(visit, replay)
-            case InFlight() | Mismatched() | Unknown():
+            case InFlight() | Mismatched() | Unknown() | OverQuota() | Erased():
                 return self._answers.problem(refusal(outcome), visit.policy)
             case Claimed():
                 raise AssertionError("a granted claim has no answer yet")

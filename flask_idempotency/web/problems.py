@@ -1,21 +1,20 @@
-"""Outcomes and errors → problem documents, as one table. No key, record, payload or principal appears in any."""
+"""Outcomes and errors → problem documents. No key, record, payload or principal appears in any."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import Any, Protocol, assert_never
 
 from werkzeug.datastructures import Headers
 from werkzeug.wrappers import Response
 
 from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, InvalidKey, NotCommitted, StoreUnavailable
-from flask_idempotency.engine.outcome import InFlight, Mismatched, Unknown
+from flask_idempotency.engine.outcome import Erased, InFlight, Mismatched, OverQuota, Unknown
 from flask_idempotency.profiles import Profile
+from flask_idempotency.web.problem_types import PROBLEMS, ProblemType
 
 RETRY_AFTER_CAP_SECONDS = 5
 """A lease is renewed while the work runs, so what is left of it says when the owner was last seen, not when it will be
@@ -28,225 +27,8 @@ CONFLICT_RETRY_SECONDS = 1
 """The least that the header can say: the other transaction is over, or it would not have won."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProblemType:
-    """One row of the table: what every problem with this code has in common."""
-
-    code: str
-    status: int | None
-    """None: the status of the first answer."""
-    title: str
-    detail: str
-    guide: str
-    """For the problem's page: what happened, is it safe to retry, what to do."""
-    retry: bool
-    """Whether the same request under the same key, sent again by a machine, can end better."""
-    stripe_type: str = "invalid_request_error"
-    stripe_code: str | None = None
-    playbook_code: str | None = None
-
-
-_ROWS = (
-    ProblemType(
-        code="missing-key",
-        status=400,
-        title="Idempotency key missing",
-        detail="This operation needs an idempotency key and the request carries none. Nothing was done.",
-        guide=(
-            "The operation only accepts requests that carry an idempotency key, and this one had none. Nothing was "
-            "done. Draw one fresh key (a random UUID is good) for each thing that you want to happen once, store it "
-            "before you send, and send the same key with every attempt."
-        ),
-        retry=False,
-    ),
-    ProblemType(
-        code="invalid-key",
-        status=400,
-        title="Idempotency key not valid",
-        detail="The request's idempotency key cannot be used. Nothing was done.",
-        guide=(
-            "The key was empty, too long, sent twice, or not in the format that this operation asks for; `detail` says "
-            "which. Nothing was done. Retrying the same request cannot help: send a valid key. One header line, "
-            "visible ASCII characters, at most the length that the API documents."
-        ),
-        retry=False,
-    ),
-    ProblemType(
-        code="truncated-body",
-        status=400,
-        title="Request body incomplete",
-        detail="The body ended before the announced Content-Length. Nothing was done; send the request again.",
-        guide=(
-            "Fewer bytes arrived than the Content-Length announced, so the connection was cut on the way. Nothing was "
-            "done and the key was not used. Send the whole request again with the same key. If it happens every time, "
-            "the client or a proxy computes Content-Length wrongly."
-        ),
-        retry=True,
-    ),
-    ProblemType(
-        code="in-flight",
-        status=409,
-        title="The first request is still running",
-        detail="A request with this idempotency key is being worked on. Ask again with the same key to get its answer.",
-        guide=(
-            "An earlier attempt with this key has not finished. This attempt did nothing. Wait for as long as "
-            "Retry-After says and send the same request with the same key: it is answered with the first attempt's "
-            "answer once that exists. Never switch to a new key while you wait: that would start a second run."
-        ),
-        retry=True,
-        stripe_code="idempotency_key_in_use",
-        playbook_code="request_in_progress",
-    ),
-    ProblemType(
-        code="key-reused",
-        status=422,
-        title="Idempotency key used for another request",
-        detail=(
-            "This idempotency key belongs to a request with another method, path, query or payload. Nothing was done."
-        ),
-        guide=(
-            "The key was first used with a different method, path, query or payload. This request was not carried out, "
-            "and the first one is untouched. Retrying cannot help. If you meant to repeat the first request, send "
-            "exactly what was sent then; if this is a new one, give it a key of its own."
-        ),
-        retry=False,
-        stripe_type="idempotency_error",
-        playbook_code="idempotency_payload_mismatch",
-    ),
-    ProblemType(
-        code="outcome-unknown",
-        status=409,
-        title="Nobody knows whether the first request was carried out",
-        detail=(
-            "The worker that handled this idempotency key vanished before it could say what it had done. The request "
-            "will not run again until that is settled."
-        ),
-        guide=(
-            "The first attempt was interrupted, and it may or may not have had its effect. It is not run again, "
-            "because that could do it twice. Automatic retries will get this same answer until the service has found "
-            "out. Do not send the request under a new key; look up whether it took effect, or ask the service's "
-            "operator, who can look at what happened. Once that is settled, the same key gets the real answer."
-        ),
-        retry=False,
-        stripe_type="api_error",
-    ),
-    ProblemType(
-        code="store-unavailable",
-        status=503,
-        title="Idempotency records cannot be reached",
-        detail=(
-            "It cannot be told whether this request has been carried out. Send it again with the same key: it is not "
-            "carried out twice."
-        ),
-        guide=(
-            "The service could not reach the place where it remembers idempotency keys. Most such requests were not "
-            "begun; where records and changes are kept together, one may have been, and then either both were kept or "
-            "neither. It is safe to retry with the same key, and only with the same key, after Retry-After."
-        ),
-        retry=True,
-        stripe_type="api_error",
-    ),
-    ProblemType(
-        code="not-committed",
-        status=500,
-        title="The database refused the request's changes",
-        detail="Nothing of this request was kept: its changes were rolled back, and its idempotency key is free again.",
-        guide=(
-            "The request was carried out up to the point where its changes were to be made permanent, and the database "
-            "refused that. Nothing of it remains, and the key is free: sending the request again with the same key is "
-            "safe and runs it anew. If it ends the same way again, the request contradicts what is stored; the "
-            "service's log says how."
-        ),
-        retry=True,
-        stripe_type="api_error",
-    ),
-    ProblemType(
-        code="commit-unknown",
-        status=500,
-        title="Nobody knows whether the request's changes were kept",
-        detail="The database did not say whether it has kept this request's changes, and the request carries no key.",
-        guide=(
-            "The request was carried out, and when its changes were to be made permanent the database did not answer any "
-            "more. They may be there or not. Without an idempotency key a repetition cannot be recognised, and may do "
-            "them again: look up first whether they are there. Requests that carry a key never get this answer."
-        ),
-        retry=False,
-        stripe_type="api_error",
-    ),
-    ProblemType(
-        code="transaction-conflict",
-        status=503,
-        title="Another request changed the same data at the same moment",
-        detail="Nothing of this request was kept: its changes were rolled back. Send it again with the same key.",
-        guide=(
-            "The database ended this request's transaction to let another one finish: a serialization failure, a "
-            "deadlock, or a lock that was not to be had in time. Nothing of it remains and its key is free. It is "
-            "safe to retry with the same key after Retry-After, and will usually succeed."
-        ),
-        retry=True,
-        stripe_type="api_error",
-    ),
-    ProblemType(
-        code="response-not-kept",
-        status=None,
-        title="Done before; the answer's body was not kept",
-        detail=(
-            "This request was carried out when it was first sent, with this status. Its answer was too large or could "
-            "not be stored, so the body cannot be given again."
-        ),
-        guide=(
-            "The request was carried out once, and this attempt did nothing. The status and the headers are those of "
-            "the first answer; its body was too large to keep, or was cut off on the way. Retrying gets this same "
-            "answer. Read the resource's present state with a GET, at Location if there is one."
-        ),
-        retry=False,
-        stripe_type="api_error",
-    ),
-    ProblemType(
-        code="replay-forbidden",
-        status=403,
-        title="The stored answer may not be shown",
-        detail=(
-            "This request was handled before, and its answer may no longer be given to this caller. Nothing was done."
-        ),
-        guide=(
-            "An answer is stored for this key, but the caller has since lost the permission to see it. The request was "
-            "not run again and the answer stays stored. Retrying helps only after the permission has been restored."
-        ),
-        retry=False,
-    ),
-    ProblemType(
-        code="principal-required",
-        status=403,
-        title="The caller is unknown",
-        detail="Idempotency keys are accepted from identified callers only. Nothing was done.",
-        guide=(
-            "Keys belong to callers, and this request does not say who is calling. Nothing was done and the key was "
-            "not used. Authenticate, then send the request again; the same key may be used."
-        ),
-        retry=False,
-    ),
-    ProblemType(
-        code="record-corrupt",
-        status=500,
-        title="The stored answer cannot be read",
-        detail=(
-            "This request was handled before, and the record of its answer is damaged. It was not run again; the "
-            "service's operator has to look at it."
-        ),
-        guide=(
-            "The record of this key exists but cannot be read: it was damaged or changed, or the key that sealed it is "
-            "gone. The request was not run again, because it has been carried out before. Automatic retries get this "
-            "same answer. Do not send the request under a new key; look up whether it took effect, or ask the "
-            "operator."
-        ),
-        retry=False,
-        stripe_type="api_error",
-    ),
-)
-
-PROBLEMS: Mapping[str, ProblemType] = MappingProxyType({row.code: row for row in _ROWS})
-"""Every problem that this package answers with, by code. The pages under docs/problems are made from it."""
+QUOTA_RETRY_SECONDS = 60
+"""Where the store cannot tell when something will be free: a caller that is over its quota is in no hurry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +54,7 @@ class Renderer(Protocol):
     ) -> Response: ...
 
 
-def refusal(outcome: InFlight | Mismatched | Unknown) -> Problem:
+def refusal(outcome: InFlight | Mismatched | Unknown | OverQuota | Erased) -> Problem:
     """The problem that tells a caller why its request is not run."""
     match outcome:
         case InFlight(retry_after):
@@ -282,6 +64,10 @@ def refusal(outcome: InFlight | Mismatched | Unknown) -> Problem:
             return Problem("key-reused", f"It was first seen at {seen:%Y-%m-%dT%H:%M:%SZ}.")
         case Unknown():
             return Problem("outcome-unknown")
+        case OverQuota(retry_after=retry_after):
+            return Problem("over-quota", retry_after=retry_after or QUOTA_RETRY_SECONDS)
+        case Erased():
+            return Problem("answer-erased")
         case unexpected:
             assert_never(unexpected)
 

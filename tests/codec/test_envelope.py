@@ -54,8 +54,8 @@ def test_golden_envelopes_open_for_ever(name: str) -> None:
     """
     data = bytes.fromhex((GOLDEN / f"{name}.hex").read_text())
 
-    assert EXAMPLES[name] == CODEC.open(data)
-    assert EXAMPLES[name] == PLAIN.open(data)
+    assert EXAMPLES[name] == CODEC.unwrap(data)
+    assert EXAMPLES[name] == PLAIN.unwrap(data)
 
 
 def test_every_golden_envelope_is_tested() -> None:
@@ -70,7 +70,7 @@ def test_plain_envelopes_are_written_as_ever(name: str) -> None:
     """
     During a roll-out the old release opens what the new one writes. Compressed bytes may vary with zlib's version.
     """
-    assert (GOLDEN / f"{name}.hex").read_text().split() == [CODEC.seal(EXAMPLES[name]).hex()]
+    assert (GOLDEN / f"{name}.hex").read_text().split() == [CODEC.wrap(EXAMPLES[name]).hex()]
 
 
 @given(RESULTS)
@@ -82,9 +82,9 @@ def test_opening_gives_what_was_sealed(result: Result) -> None:
     """
     Duplicates, order, blanks, and an empty body: all the same.
     """
-    assert result == CODEC.open(CODEC.seal(result))
-    assert result == PLAIN.open(PLAIN.seal(result))
-    assert result.without_body() == CODEC.open(CODEC.seal(result.without_body()))
+    assert result == CODEC.unwrap(CODEC.wrap(result))
+    assert result == PLAIN.unwrap(PLAIN.wrap(result))
+    assert result.without_body() == CODEC.unwrap(CODEC.wrap(result.without_body()))
 
 
 @given(st.binary())
@@ -96,7 +96,7 @@ def test_any_bytes_are_a_corrupt_record(data: bytes) -> None:
     Nothing but CorruptRecord: another exception might pass for an absent record, and run a payment again.
     """
     with pytest.raises(CorruptRecord):
-        CODEC.open(data)
+        CODEC.unwrap(data)
 
 
 @given(RESULTS, st.data())
@@ -104,11 +104,11 @@ def test_flipped_bits_are_found(result: Result, data: st.DataObject) -> None:
     """
     One damaged byte anywhere, flags included, and the envelope does not open.
     """
-    sealed = bytearray(CODEC.seal(result))
+    sealed = bytearray(CODEC.wrap(result))
     sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= data.draw(st.integers(1, 255))
 
     with pytest.raises(CorruptRecord):
-        CODEC.open(bytes(sealed))
+        CODEC.unwrap(bytes(sealed))
 
 
 @given(RESULTS, st.data())
@@ -116,12 +116,12 @@ def test_cut_or_lengthened_envelopes_are_found(result: Result, data: st.DataObje
     """
     Half an answer is no answer, nor is one with something behind it.
     """
-    sealed = CODEC.seal(result)
+    sealed = CODEC.wrap(result)
 
     with pytest.raises(CorruptRecord):
-        CODEC.open(sealed[: data.draw(st.integers(0, len(sealed) - 1))])
+        CODEC.unwrap(sealed[: data.draw(st.integers(0, len(sealed) - 1))])
     with pytest.raises(CorruptRecord):
-        CODEC.open(sealed + data.draw(st.binary(min_size=1)))
+        CODEC.unwrap(sealed + data.draw(st.binary(min_size=1)))
 
 
 @given(
@@ -134,11 +134,11 @@ def test_good_checksum_around_anything_is_not_enough(content: bytes, head: int) 
     """
     data = envelope(content, head)
     try:
-        result = PLAIN.open(data)
+        result = PLAIN.unwrap(data)
     except CorruptRecord:
         return
 
-    assert data == PLAIN.seal(result)
+    assert data == PLAIN.wrap(result)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_malformed_content_is_corrupt(content: bytes) -> None:
     CR, LF and NUL are refused on the way out of the store too: a store may be written to by others.
     """
     with pytest.raises(CorruptRecord):
-        CODEC.open(envelope(content))
+        CODEC.unwrap(envelope(content))
 
 
 @pytest.mark.parametrize("head", (0x00, 0x20, 0xF0, 0x1E, 0x14))
@@ -177,7 +177,7 @@ def test_unknown_versions_and_compressions_are_corrupt(head: int) -> None:
     A later release's envelope is not an absent record.
     """
     with pytest.raises(CorruptRecord, match="not known"):
-        CODEC.open(envelope(b"200\r\n\r\n", head))
+        CODEC.unwrap(envelope(b"200\r\n\r\n", head))
 
 
 def test_tombstone_with_a_body_is_corrupt() -> None:
@@ -185,9 +185,9 @@ def test_tombstone_with_a_body_is_corrupt() -> None:
     One of the two would be a lie.
     """
     with pytest.raises(CorruptRecord):
-        CODEC.open(envelope(b"200\r\n\r\nbody", 0x11))
+        CODEC.unwrap(envelope(b"200\r\n\r\nbody", 0x11))
     with pytest.raises(NotStorable):
-        CODEC.seal(Result(200, body=b"body", kept=False))
+        CODEC.wrap(Result(200, body=b"body", kept=False))
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_unanswerable_results_are_not_storable(result: Result) -> None:
     What could not be replayed unchanged is refused while the first caller can still be served.
     """
     with pytest.raises(NotStorable):
-        CODEC.seal(result)
+        CODEC.wrap(result)
 
 
 def test_large_answers_are_compressed_and_small_ones_are_not() -> None:
@@ -226,9 +226,9 @@ def test_large_answers_are_compressed_and_small_ones_are_not() -> None:
     at_limit = Result(200, body=b"x" * (1024 - len(b"200\r\n\r\n")))
     above = Result(200, body=at_limit.body + b"x")
 
-    assert len(PLAIN.seal(at_limit)) == len(CODEC.seal(at_limit))
-    assert len(CODEC.seal(above)) < 50
-    assert len(PLAIN.seal(above)) == 1024 + 1 + 5
+    assert len(PLAIN.wrap(at_limit)) == len(CODEC.wrap(at_limit))
+    assert len(CODEC.wrap(above)) < 50
+    assert len(PLAIN.wrap(above)) == 1024 + 1 + 5
 
 
 def test_what_does_not_shrink_stays_as_it_is() -> None:
@@ -237,7 +237,7 @@ def test_what_does_not_shrink_stays_as_it_is() -> None:
     """
     noise = Result(200, body=b"".join(zlib.crc32(i.to_bytes(4, "big")).to_bytes(4, "big") for i in range(999)))
 
-    assert PLAIN.seal(noise) == CODEC.seal(noise)
+    assert PLAIN.wrap(noise) == CODEC.wrap(noise)
 
 
 def test_compression_can_be_left_out() -> None:
@@ -246,7 +246,7 @@ def test_compression_can_be_left_out() -> None:
     """
     result = Result(200, body=b"x" * 5000)
 
-    assert len(PLAIN.seal(result)) > 5000
+    assert len(PLAIN.wrap(result)) > 5000
 
 
 def test_bombs_are_refused_without_being_unfolded() -> None:
@@ -256,7 +256,7 @@ def test_bombs_are_refused_without_being_unfolded() -> None:
     bomb = envelope(zlib.compress(b"200\r\n\r\n" + b"\0" * 100_000_000, 9), 0x12)
 
     with pytest.raises(CorruptRecord, match="more than"):
-        CODEC.open(bomb)
+        CODEC.unwrap(bomb)
 
 
 def test_compressed_content_must_end_where_it_ends() -> None:
@@ -265,10 +265,10 @@ def test_compressed_content_must_end_where_it_ends() -> None:
     """
     content = zlib.compress(b"200\r\n\r\nbody")
 
-    assert Result(200, body=b"body") == CODEC.open(envelope(content, 0x12))
+    assert Result(200, body=b"body") == CODEC.unwrap(envelope(content, 0x12))
     for damaged in (content[:-1], content + b"x", content[:4], b"", b"x" + content):
         with pytest.raises(CorruptRecord):
-            CODEC.open(envelope(damaged, 0x12))
+            CODEC.unwrap(envelope(damaged, 0x12))
 
 
 def test_nothing_is_sealed_that_would_not_open() -> None:
@@ -278,9 +278,9 @@ def test_nothing_is_sealed_that_would_not_open() -> None:
     small = EnvelopeCodec(max_bytes=100)
     fits = Result(200, body=b"x" * (100 - len(b"200\r\n\r\n")))
 
-    assert fits == small.open(small.seal(fits))
+    assert fits == small.unwrap(small.wrap(fits))
     with pytest.raises(NotStorable):
-        small.seal(Result(200, body=fits.body + b"x"))
+        small.wrap(Result(200, body=fits.body + b"x"))
 
 
 @given(RESULTS)
@@ -291,8 +291,8 @@ def test_an_envelope_takes_no_more_than_the_answer_on_the_wire(result: Result) -
     lines = "".join(f"{name}: {value}\r\n" for name, value in result.metadata).encode("latin-1")
     wire = len(f"HTTP/1.1 {result.status} {result.reason}\r\n") + len(lines) + 2 + len(result.body)
 
-    assert len(PLAIN.seal(result)) + 61 <= wire + 64
-    assert len(CODEC.seal(result)) <= len(PLAIN.seal(result))
+    assert len(PLAIN.wrap(result)) + 61 <= wire + 64
+    assert len(CODEC.wrap(result)) <= len(PLAIN.wrap(result))
 
 
 def test_compressions_keep_their_numbers() -> None:

@@ -233,7 +233,7 @@ def test_no_client_byte_reaches_a_storage_key(parts: Parts) -> None:
     """
     key, other = stored(parts, Identity(b"secret")), stored(parts, Identity(b"another"))
 
-    assert (32, 32) == (len(key.rid), len(key.tid))
+    assert (32, 16) == (len(key.rid), len(key.tid))
     assert key.rid != other.rid
     assert "StorageKey(…)" == repr(key)
 

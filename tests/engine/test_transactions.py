@@ -67,10 +67,10 @@ class Book:
     def asks_again(self, error: BaseException) -> bool:
         return isinstance(error, NotCommitted) and error.again
 
-    def settle(self, payload: Payload, *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
+    def settle(self, payloads: Sequence[Payload], *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
         self.log.append("settle")
         if self.refusal is None or self.committed:
-            for key in self.keys:
+            for key, payload in zip(self.keys, payloads, strict=True):
                 self.store.complete(key, self.token, payload, keep=keep)
         if self.refusal is None:
             return

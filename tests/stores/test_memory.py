@@ -133,7 +133,7 @@ def test_without_a_clock_it_keeps_its_own_steady_time(monkeypatch: pytest.Monkey
 
 
 def held(store: MemoryStore) -> int:
-    return len(store._records)
+    return len(store._room.records)
 
 
 def complete_one(store: MemoryStore, key: StorageKey | None = None) -> StorageKey:

@@ -222,7 +222,7 @@ def test_a_stored_answer_takes_little_memory(store: RedisStore, redis_client: re
     A 2 KB JSON answer takes at most 1.1 KB of Redis, its key and Redis' own bookkeeping included.
     """
     result = answer_of_two_kilobytes()
-    data = EnvelopeCodec(compression=Zlib()).seal(result)
+    data = EnvelopeCodec(compression=Zlib()).wrap(result)
     key, token = a_key(), a_token()
     about = About(tenant="acme", principal="alice", method="POST", operation="payments.create")
     granted(store.claim(a_request(key, about=about), token=token, lease=LEASE))

@@ -64,6 +64,7 @@ class HeldUp:
 
     def __init__(self, cache: RedisReplays) -> None:
         self.peek = cache.peek
+        self.forget = cache.forget
         self._cache = cache
         self._fills: list[Callable[[], None]] = []
 
@@ -140,6 +141,9 @@ class Broken:
         raise KeyError("what")
 
     def fill(self, key: StorageKey, record: Record, *, missed_at: int) -> None:
+        raise KeyError("what")
+
+    def forget(self, key: StorageKey) -> None:
         raise KeyError("what")
 
 

@@ -45,7 +45,7 @@ def test_a_module_without_a_floor_fails(tree: Path) -> None:
     (
         ("flask_idempotency/engine/clock.py", "flask_idempotency.stores"),
         ("flask_idempotency/engine/clock.py", "flask"),
-        ("flask_idempotency/stores/memory.py", "flask_idempotency.codec"),
+        ("flask_idempotency/stores/memory/store.py", "flask_idempotency.codec"),
         ("flask_idempotency/codec/envelope.py", "flask_idempotency.web"),
         ("flask_idempotency/web/guard.py", "flask_idempotency.extension"),
         ("flask_idempotency/web/guard.py", "flask_idempotency.testing"),

@@ -63,7 +63,7 @@ class Remembering:
         assert self.captured is not None
         assert self.captured.result is not None
         codec = EnvelopeCodec()
-        return codec.open(codec.seal(self.captured.result))
+        return codec.unwrap(codec.wrap(self.captured.result))
 
     def post(self, *, read: bool = True) -> Sent:
         return self._sent({}, read=read)

@@ -186,7 +186,7 @@ def test_a_record_that_cannot_be_opened_is_500_and_never_a_second_run(monkeypatc
     world = paying(new_world())
     world.post()
 
-    def corrupt(self: EnvelopeCodec, data: bytes) -> Any:
+    def corrupt(self: EnvelopeCodec, *sealed: Any) -> Any:
         raise CorruptRecord("damaged")
 
     monkeypatch.setattr(EnvelopeCodec, "open", corrupt)

@@ -552,7 +552,7 @@ def test_p55_a_stored_header_that_would_split_the_response_is_never_sent(
 
     world.post()
     poisoned = Result(200, metadata=(("Link", text),), body=b"paid")
-    monkeypatch.setattr(EnvelopeCodec, "open", lambda self, data: poisoned)
+    monkeypatch.setattr(EnvelopeCodec, "open", lambda self, *sealed: poisoned)
     again = world.post()
 
     assert 500 == again.status_code

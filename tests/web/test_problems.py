@@ -21,7 +21,8 @@ from flask_idempotency.engine.errors import (
 from flask_idempotency.engine.outcome import InFlight, Mismatched, Unknown
 from flask_idempotency.profiles import PROFILES
 from flask_idempotency.schema import DOCS_URL
-from flask_idempotency.web.problems import PROBLEMS, Problem, failure, refusal, render
+from flask_idempotency.web.problem_types import PROBLEMS
+from flask_idempotency.web.problems import Problem, failure, refusal, render
 
 CODES = tuple(PROBLEMS)
 
@@ -276,7 +277,14 @@ def test_the_stripe_client_repeats_what_may_end_better_and_nothing_else(service:
 
 
 def test_what_a_machine_may_repeat() -> None:
-    repeatable = {"in-flight", "not-committed", "store-unavailable", "transaction-conflict", "truncated-body"}
+    repeatable = {
+        "in-flight",
+        "not-committed",
+        "over-quota",
+        "store-unavailable",
+        "transaction-conflict",
+        "truncated-body",
+    }
 
     assert repeatable == {code for code in CODES if PROBLEMS[code].retry}
 

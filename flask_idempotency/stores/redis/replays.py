@@ -78,6 +78,9 @@ class RedisReplays:
         if len(sealed) <= LARGEST_BYTES:
             self._guarded(self._keep, layout.replay(key), missed_at, left, sealed)
 
+    def forget(self, key: StorageKey) -> None:
+        self._guarded(self._drop, layout.replay(key))
+
     def _look(self, name: bytes) -> Any:
         try:
             return self._run(scripts.PEEK, name)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from flask_idempotency.engine.clock import Clock, store_time
-from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, Replayed, Unknown
 from flask_idempotency.engine.ports import StoreOutcome
+from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import OnLapse, Payload, Record, State
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.stores.durations import microseconds
@@ -59,7 +60,9 @@ class RedisStore:
         if self._owned:
             self._client.close()
 
-    def claim(self, request: ClaimRequest, *, token: bytes, lease: float) -> StoreOutcome:
+    def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
+        if quota is not None:
+            raise ConfigurationError("this store cannot count yet")
         if len(token) != TOKEN_BYTES or len(request.fingerprint) != FINGERPRINT_BYTES:
             raise ValueError(f"a token has {TOKEN_BYTES} bytes and a fingerprint {FINGERPRINT_BYTES}")
         if self._eviction.possible:
@@ -111,6 +114,9 @@ class RedisStore:
             return None
         record = decode(answer[1], now=answer[0] / 1_000_000)
         return None if record.state is State.COMPLETED and record.remaining <= 0 else record
+
+    def condemn(self, key: StorageKey, payload: Payload) -> None:
+        """Follows with the next change of this store."""
 
     def _run(self, script: Script, key: StorageKey, *arguments: bytes | int) -> Any:
         told = self._clock()

@@ -10,10 +10,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from flask_idempotency.engine.clock import Clock, store_time
-from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import InFlight
 from flask_idempotency.engine.ports import StoreOutcome
+from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Payload, Record
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.stores.durations import microseconds
@@ -69,7 +70,9 @@ class SqlStore:
         """Close the connections for records. Those of an application's own Engine are left alone."""
         self.database.close()
 
-    def claim(self, request: ClaimRequest, *, token: bytes, lease: float) -> StoreOutcome:
+    def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
+        if quota is not None:
+            raise ConfigurationError("this store cannot count yet")
         if len(token) != TOKEN_BYTES or len(request.fingerprint) != FINGERPRINT_BYTES:
             raise ValueError(f"a token has {TOKEN_BYTES} bytes and a fingerprint {FINGERPRINT_BYTES}")
         asked = ask(request, token, lease=microseconds(lease), now=self._now())
@@ -109,6 +112,9 @@ class SqlStore:
             return None
         row = row_of(found)
         return None if row.absent else row.record()
+
+    def condemn(self, key: StorageKey, payload: Payload) -> None:
+        """Follows with the next change of this store."""
 
     def _now(self) -> int | None:
         told = self._clock()

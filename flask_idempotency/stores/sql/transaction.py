@@ -92,7 +92,7 @@ class SessionTransaction:
             self._ask_the_record()
         return self._early or self._in_doubt
 
-    def settle(self, payload: Payload, *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
+    def settle(self, payloads: Sequence[Payload], *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
         self.over = True
         session = self._records.session()
         try:
@@ -101,7 +101,8 @@ class SessionTransaction:
             # The application's rows first: what they violate shows before the record is touched, and locked.
             session.flush()
             completed = [
-                (key, self._records.complete(connection, key, self._token, payload, keep)) for key in self._keys
+                (key, self._records.complete(connection, key, self._token, payload, keep))
+                for key, payload in zip(self._keys, payloads, strict=True)
             ]
             session.commit()
         except LeaseLost as error:

@@ -26,7 +26,7 @@ Standing: TypeAlias = Literal["in flight", "completed", "quarantined", "lapsed, 
 
 
 def a_key(*, tid: bytes | None = None) -> StorageKey:
-    return StorageKey(rid=secrets.token_bytes(32), tid=tid or secrets.token_bytes(32))
+    return StorageKey(rid=secrets.token_bytes(32), tid=tid or secrets.token_bytes(16))
 
 
 def a_token() -> bytes:

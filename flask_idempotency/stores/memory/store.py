@@ -9,14 +9,18 @@ from dataclasses import replace
 from itertools import count
 from weakref import WeakSet
 
-from flask_idempotency.engine.clock import Clock, SteadyClock, store_time
+from flask_idempotency.engine.clock import Clock, store_time
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, Replayed, Unknown
 from flask_idempotency.engine.ports import StoreOutcome
-from flask_idempotency.engine.record import OnLapse, Payload, Record, State
+from flask_idempotency.engine.quota import Quota, bucket_edge_ms, bucket_width_ms
+from flask_idempotency.engine.record import CORRUPT, OnLapse, Payload, Record, State
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.stores.durations import microseconds
+from flask_idempotency.stores.memory.ledger import MemoryLedger
+from flask_idempotency.stores.memory.room import Room, is_over
+from flask_idempotency.stores.memory.shelf import MemoryAnswers, MemoryShelf
 
 # Two would do, one for the record that a claim adds and one to catch up; eight catches up sooner.
 DROPPED_PER_CLAIM = 8
@@ -29,10 +33,10 @@ class MemoryStore:
     """
 
     def __init__(self, clock: Clock = store_time) -> None:
-        self._clock = clock
-        self._own_time = SteadyClock()
-        self._lock = threading.Lock()
-        self._records: dict[StorageKey, Record] = {}
+        self._room = Room(clock)
+        self.ledger = MemoryLedger(self._room)
+        self.data_keys = MemoryShelf(self._room)
+        self.answers = MemoryAnswers(self._room, self.data_keys)
         self._expiries: list[tuple[float, int, StorageKey]] = []
         self._order = count()
         self._last_fence = 0
@@ -40,20 +44,20 @@ class MemoryStore:
 
     def after_fork(self) -> None:
         """In a child: the thread that held the lock while its parent forked is not here to give it back."""
-        self._lock = threading.Lock()
+        self._room.lock = threading.Lock()
 
-    def claim(self, request: ClaimRequest, *, token: bytes, lease: float) -> StoreOutcome:
+    def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
         seconds = _seconds(lease)
-        with self._lock:
-            now = self._now()
+        with self._room.lock:
+            now = self._room.now()
             self._drop_expired(now)
-            record = self._live(request.key, now)
+            record = self._room.live(request.key, now)
             if record is None:
-                return self._grant(request, token, now, seconds, attempt=1, requested_at=now)
+                return self._admit(request, token, now, seconds, quota)
             if record.fingerprint != request.fingerprint:
                 return Mismatched(first_seen=record.requested_at)
             if record.state is State.COMPLETED:
-                return Replayed(_as_of(record, now))
+                return Replayed(self._told(request.key, record, now))
             if record.state is State.QUARANTINED:
                 return Unknown(record.reason)
             if record.token == token:
@@ -61,68 +65,65 @@ class MemoryStore:
             if record.deadline > now:
                 return InFlight(retry_after=record.deadline - now)
             if record.on_lapse is OnLapse.TAKEOVER:
-                first, attempt = record.requested_at, record.attempt + 1
-                return self._grant(request, token, now, seconds, attempt=attempt, requested_at=first)
+                return self._grant(request, token, now, seconds, before=record, counted=record.counted)
             return Unknown(self._quarantine(request.key, record, "lease-expired"))
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
         seconds = _seconds(lease)
-        with self._lock:
-            now = self._now()
+        with self._room.lock:
+            now = self._room.now()
             record = self._owned(key, token, now)
             if record.state is State.PROCESSING:
-                self._records[key] = replace(record, deadline=max(record.deadline, now + seconds))
+                self._put(key, replace(record, deadline=max(record.deadline, now + seconds)))
 
     def mark(self, key: StorageKey, token: bytes) -> None:
-        with self._lock:
-            record = self._unsettled(key, token, self._now())
+        with self._room.lock:
+            record = self._unsettled(key, token, self._room.now())
             if record.state is State.PROCESSING:
-                self._records[key] = replace(record, on_lapse=OnLapse.QUARANTINE)
+                self._put(key, replace(record, on_lapse=OnLapse.QUARANTINE))
 
     def complete(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> None:
         seconds = _seconds(keep)
-        with self._lock:
-            now = self._now()
+        with self._room.lock:
+            now = self._room.now()
             record = self._owned(key, token, now)
             if record.state is State.COMPLETED:
                 return
-            deadline = now + seconds
-            self._records[key] = replace(
+            self.data_keys.check(key.tid, record, payload)
+            deadline = _edge(now, seconds) if record.counted else now + seconds
+            completed = replace(
                 record, state=State.COMPLETED, deadline=deadline, completed_at=now, payload=payload, reason=""
             )
+            self._put(key, completed)
             heapq.heappush(self._expiries, (deadline, next(self._order), key))
 
     def release(self, key: StorageKey, token: bytes) -> None:
-        with self._lock:
-            now = self._now()
-            if self._live(key, now) is not None:
+        with self._room.lock:
+            now = self._room.now()
+            if self._room.live(key, now) is not None:
                 self._unsettled(key, token, now)
-                del self._records[key]
+                self._put(key, None)
 
     def hold(self, key: StorageKey, token: bytes, reason: str) -> None:
-        with self._lock:
-            record = self._unsettled(key, token, self._now())
+        with self._room.lock:
+            record = self._unsettled(key, token, self._room.now())
             if record.state is State.PROCESSING:
                 self._quarantine(key, record, reason)
 
     def read(self, key: StorageKey) -> Record | None:
-        with self._lock:
-            now = self._now()
-            record = self._live(key, now)
-            return None if record is None else _as_of(record, now)
+        with self._room.lock:
+            now = self._room.now()
+            record = self._room.live(key, now)
+            return None if record is None else self._told(key, record, now)
 
-    def _now(self) -> float:
-        told = self._clock()
-        return self._own_time() if told is None else told
-
-    def _live(self, key: StorageKey, now: float) -> Record | None:
-        record = self._records.get(key)
-        if record is not None and record.state is State.COMPLETED and record.deadline <= now:
-            return None
-        return record
+    def condemn(self, key: StorageKey, payload: Payload) -> None:
+        with self._room.lock:
+            record = self._room.live(key, self._room.now())
+            if record is not None and record.state is State.COMPLETED and record.payload == payload:
+                self._quarantine(key, record, CORRUPT)
 
     def _owned(self, key: StorageKey, token: bytes, now: float) -> Record:
-        record = self._live(key, now)
+        record = self._room.live(key, now)
         if record is None or record.token != token:
             raise LeaseLost("the record belongs to somebody else, or is gone")
         return record
@@ -133,8 +134,26 @@ class MemoryStore:
             raise LeaseLost("the record is completed")
         return record
 
+    def _admit(
+        self, request: ClaimRequest, token: bytes, now: float, lease: float, quota: Quota | None
+    ) -> StoreOutcome:
+        if quota is None:
+            return self._grant(request, token, now, lease)
+        refused = self.ledger.refuses(request.key.tid, quota, now)
+        if refused is not None:
+            return refused
+        self.ledger.admitted(request.key.tid, quota, now)
+        return self._grant(request, token, now, lease, counted=True)
+
     def _grant(
-        self, request: ClaimRequest, token: bytes, now: float, lease: float, *, attempt: int, requested_at: float
+        self,
+        request: ClaimRequest,
+        token: bytes,
+        now: float,
+        lease: float,
+        *,
+        before: Record | None = None,
+        counted: bool = False,
     ) -> Claimed[Grant]:
         # From the clock and not from one: a store that was made anew must not hand out an old fence again.
         self._last_fence = max(self._last_fence + 1, int(now * 1_000_000))
@@ -142,20 +161,34 @@ class MemoryStore:
             state=State.PROCESSING,
             token=token,
             fence=self._last_fence,
-            attempt=attempt,
+            attempt=1 if before is None else before.attempt + 1,
             fingerprint=request.fingerprint,
             on_lapse=request.on_lapse,
             about=request.about,
-            requested_at=requested_at,
+            requested_at=now if before is None else before.requested_at,
             deadline=now + lease,
             remaining=lease,
+            counted=counted,
         )
-        self._records[request.key] = record
+        self._put(request.key, record)
         return Claimed(_grant_of(record, now))
 
     def _quarantine(self, key: StorageKey, record: Record, reason: str) -> str:
-        self._records[key] = replace(record, state=State.QUARANTINED, reason=reason)
+        self._put(key, replace(record, state=State.QUARANTINED, reason=reason))
         return reason
+
+    def _put(self, key: StorageKey, record: Record | None) -> None:
+        """The one place where a record changes, so that the ledger cannot miss it."""
+        before = self._room.records.pop(key, None)
+        if before is not None and before.counted:
+            self.ledger.left(key, before)
+        if record is not None:
+            self._room.records[key] = record
+            if record.counted:
+                self.ledger.entered(key, record)
+
+    def _told(self, key: StorageKey, record: Record, now: float) -> Record:
+        return self.data_keys.told(key, replace(record, remaining=record.deadline - now))
 
     def _drop_expired(self, now: float) -> None:
         """Forget a few expired records, so that a store in use does not grow for ever and no claim pays for all."""
@@ -163,8 +196,9 @@ class MemoryStore:
             if not self._expiries or self._expiries[0][0] > now:
                 return
             _, _, key = heapq.heappop(self._expiries)
-            if key in self._records and self._live(key, now) is None:
-                del self._records[key]
+            record = self._room.records.get(key)
+            if record is not None and is_over(record, now):
+                self._put(key, None)
 
 
 _stores: WeakSet[MemoryStore] = WeakSet()
@@ -184,8 +218,9 @@ def _seconds(duration: float) -> float:
     return microseconds(duration) / 1_000_000
 
 
-def _as_of(record: Record, now: float) -> Record:
-    return replace(record, remaining=record.deadline - now)
+def _edge(now: float, keep: float) -> float:
+    width = bucket_width_ms(keep)
+    return bucket_edge_ms(int(now * 1_000_000), round(keep * 1_000_000), width_ms=width) / 1000
 
 
 def _grant_of(record: Record, now: float) -> Grant:

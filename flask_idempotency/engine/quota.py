@@ -1,0 +1,123 @@
+"""How much of a store one tenant may take, and how stores count it so that the count cannot drift.
+
+What is kept for a while is counted by the edge of the bucket in which its life ends, and ends exactly at that edge: when
+the edge has passed, everything that was counted under it is over. Nothing needs to be counted down for it, and a ledger
+is as long as there are buckets, not keys. (The design, and those that drift: correctness.md, section 4.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+from flask_idempotency.engine.errors import ConfigurationError
+
+BUCKETS_PER_LIFE: Final = 32
+"""Lives end up to a thirty-second later than asked, and there are 64 buckets at most for each length of life."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewKeys:
+    """`count` keys that were not there before, in each window of `seconds`. Windows are aligned to the store's clock.
+
+    So twice as many may come in a short while, half at the end of one window and half at the beginning of the next.
+    """
+
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What one tenant may have at once. None is no limit. Known keys always pass: a limit is on new ones only."""
+
+    records: int | None = None
+    """Live records: in progress, quarantined, and answers whose life has not ended."""
+    bytes: int | None = None
+    """Stored bytes of plain answers. Reached, no new key is granted; answers of those in flight are still kept."""
+    in_flight: int | None = None
+    """Claims whose lease is running. A worker that vanished holds its place until then, and no longer."""
+    new_keys: NewKeys | None = None
+
+    @property
+    def unlimited(self) -> bool:
+        return all(getattr(self, limit.name) is None for limit in fields(self))
+
+    def overlaid(self, other: Quota | None) -> Quota:
+        """This quota with the limits that the other one names."""
+        if other is None:
+            return self
+        named = {limit.name: getattr(other, limit.name) for limit in fields(other)}
+        return Quota(**{name: getattr(self, name) if value is None else value for name, value in named.items()})
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{name} must be a whole number from 0 up, or None, not {value!r}"
+            for name, value in (("records", self.records), ("bytes", self.bytes), ("in_flight", self.in_flight))
+            if value is not None and not _is_count(value)
+        ]
+        if self.new_keys is not None and not _is_rate(self.new_keys):
+            faults.append("new_keys must be NewKeys(count, seconds): a whole number from 0 up, and seconds above 0")
+        if faults:
+            raise ConfigurationError(*(f"Quota: {fault}." for fault in faults))
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one tenant has now, of what is counted. Claims granted without a quota are not."""
+
+    records: int = 0
+    bytes: int = 0
+    in_flight: int = 0
+    new_keys: int = 0
+    """In the window that is open now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """What a ledger said and a recount of the records did not. Zero for ever, unless records were deleted by hand."""
+
+    records: int = 0
+    bytes: int = 0
+    unsettled: int = 0
+    busy: int = field(default=0, compare=False)
+    """Buckets that changed while they were counted, and so were left alone this time."""
+
+    @property
+    def none(self) -> bool:
+        return self == Drift()
+
+
+def bucket_width_ms(keep: float) -> int:
+    """The width of the buckets in which lives of `keep` seconds end: a power of two of milliseconds, for exact sums."""
+    return 1 << max(int(keep * 1000 / BUCKETS_PER_LIFE), 1).bit_length() - 1
+
+
+def bucket_edge_ms(now_us: int, keep_us: int, *, width_ms: int) -> int:
+    """When a life of `keep_us` that begins now ends, in whole milliseconds: at the next edge after it would have."""
+    width_us = width_ms * 1000
+    return -(-(now_us + keep_us) // width_us) * width_ms
+
+
+def window_of(now_us: int, rate: NewKeys) -> tuple[int, int]:
+    """The number of the window that is open now, and the microseconds until it closes."""
+    length = max(round(rate.seconds * 1_000_000), 1)
+    return now_us // length, length - now_us % length
+
+
+LIMITS: Final[Mapping[str, str]] = {
+    "records": "live records",
+    "bytes": "stored bytes",
+    "in-flight": "requests in flight",
+    "new-keys": "new keys in this window",
+}
+"""By the name that an `OverQuota` gives, in the order in which they are looked at: what each counts."""
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_rate(rate: NewKeys) -> bool:
+    return _is_count(rate.count) and 0 < rate.seconds < 1e10

@@ -1,0 +1,139 @@
+"""What a store can do besides being one: keep data keys, show all its answers, and tell what each tenant has.
+
+Each is a small port of its own, and an attribute of the stores that have it. What needs one asks for it where everything
+is put together, and refuses to start without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.quota import Drift, Quota, Usage
+from flask_idempotency.engine.record import Payload, Record
+
+
+@dataclass(frozen=True, slots=True)
+class DataKey:
+    """A tenant's key, as the store keeps it: wrapped by a key of the ring, and of use to nobody without that."""
+
+    number: int
+    kid: str
+    wrapped: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyShelf:
+    """The data keys of one tenant, and which store they are in. All of it is read in one look."""
+
+    store: bytes
+    """The same for as long as the store remembers this tenant, and nobody else's."""
+    keys: tuple[DataKey, ...] = ()
+    """The lowest number first."""
+    last: int = 0
+    """The highest number that was ever given. The next key has the next one."""
+
+
+class DataKeys(Protocol):
+    """Keeps the wrapped data keys of tenants, next to the records that are sealed with them. Found as `data_keys`.
+
+    Every method raises `StoreUnavailable` when the store cannot answer.
+    """
+
+    def shelf(self, tid: bytes) -> KeyShelf:
+        """This tenant's data keys. Those that were destroyed are not among them."""
+        ...
+
+    def add(self, tid: bytes, key: DataKey, *, store: bytes) -> bool:
+        """Keep one more, if its number is the next and the store still is this one. False: look again."""
+        ...
+
+    def retire(self, tid: bytes, number: int) -> None:
+        """Forget a key that no record is sealed with any more. Harmless when it has gone already."""
+        ...
+
+    def destroy(self, tid: bytes) -> int:
+        """Erase the answers of this tenant: every data key it has is gone when this returns, and how many that were.
+
+        From now on records that are completed are told as `erased`, whether they were sealed or not; and none whose key
+        was first used before now can be completed with an answer. Harmless when repeated.
+        """
+        ...
+
+    def count(self) -> Mapping[str, int]:
+        """How many data keys there are under each key of the ring, by its id."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A completed record, met on a walk through the store."""
+
+    key: StorageKey
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some of all answers. `after` is where the next page begins; None after the last one."""
+
+    answers: tuple[Answer, ...]
+    after: bytes | None
+
+
+class Answers(Protocol):
+    """Every completed record, for chores that seal them anew or erase them. Found as `answers`.
+
+    A record that is there from the beginning of a walk to its end is met at least once. One that cannot be read is passed
+    over.
+    """
+
+    def walk(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
+        """Those of this tenant, if one is named; and not those sealed under this key of the ring.
+
+        About `limit` records are looked at for one page, so a page may be empty and not the last.
+        """
+        ...
+
+    def replace(self, key: StorageKey, old: Payload, new: Payload) -> bool:
+        """Put this payload in the place of that one, and leave everything else, its expiry too. False: it is not there.
+
+        As for `Store.complete`, the data key of the new one must be there; else raises `DataKeyGone`.
+        """
+        ...
+
+    def count(self) -> Mapping[str, int]:
+        """How many completed records there are under each key of the ring, by its id; plain ones under an empty id.
+
+        Includes those whose life has ended and that have not been removed yet.
+        """
+        ...
+
+
+class Ledger(Protocol):
+    """What each tenant has, as claims and completions count it. Found as `ledger`."""
+
+    def usage(self, tid: bytes) -> Usage:
+        """What this tenant has now."""
+        ...
+
+    def limits(self, tid: bytes) -> Quota:
+        """The tenant's own limits, as an operator has set them. What is None there is as the application says."""
+        ...
+
+    def limit(self, tid: bytes, quota: Quota) -> None:
+        """Set the tenant's own limits, all of them. An unlimited quota takes them back."""
+        ...
+
+    def tenants(self) -> Sequence[bytes]:
+        """The `tid` of everybody who has a ledger."""
+        ...
+
+    def reconcile(self, tid: bytes) -> Drift:
+        """Count this tenant's records again, put the ledger right, and say by how much it was wrong.
+
+        Others may claim and complete meanwhile: what they change is left alone, and not mistaken for a drift.
+        """
+        ...
