@@ -117,11 +117,10 @@ class Engine:
             case Record() | None:
                 return Unknown(reason="lease-lost")
 
-    def condemn(self, claim_key: StorageKey, replay: Replay) -> None:
+    def condemn(self, key: StorageKey, replay: Replay) -> None:
         """Whoever was to give this answer again found that it cannot be given: quarantine its record, and tell."""
-        if replay.record.payload is not None:
-            self._around.store.condemn(claim_key, replay.record.payload)
-        self._around.observers(RecordCorrupt(claim_key.label, replay.record.about.operation))
+        self._condemn(key, replay.record)
+        self._around.observers(RecordCorrupt(key.label, replay.record.about.operation))
 
     def _ask(self, asking: _Asking) -> tuple[Outcome, ClaimRequest]:
         """One classification, under every secret in use, and which of these requests decided it."""
@@ -207,34 +206,43 @@ class Engine:
     def _replayed(self, record: Record, key: StorageKey, *, label: str = "") -> Outcome:
         who = label or key.label, record.about.operation
         try:
-            return self._opened(record, key, who) or self._erased(who)
+            return self._opened(record, key) or self._erased(who)
         except CorruptRecord as error:
-            payload = record.payload
-            if payload is not None:
-                self._around.store.condemn(key, payload)
-                fresh = self._around.store.read(key)
-                if fresh is not None and fresh.state is State.COMPLETED and fresh.payload != payload:
-                    # Not what the store holds, or no longer: a cache was damaged, or the answer has a new key since.
-                    return self._opened(fresh, key, who) or self._erased(who)
-            raise error
+            self._around.observers(RecordCorrupt(*who))
+            return self._looked_again(record, key, who, error)
+
+    def _looked_again(self, record: Record, key: StorageKey, who: tuple[str, str], error: CorruptRecord) -> Outcome:
+        """What cannot be opened may not be what the store holds, or no longer: a cache was damaged, the answer was sealed
+        anew, its tenant was erased. If it is, nobody shall be given it, and nobody run it again."""
+        store = self._around.store
+        fresh = store.read(key)
+        if fresh is not None and fresh.state is State.COMPLETED and fresh.token == record.token:
+            if fresh.erased:
+                return self._erased(who)
+            if fresh.payload != record.payload:
+                # Compared by the store, so that this only makes a cache forget.
+                self._condemn(key, record)
+                return self._replayed(fresh, key, label=who[0])
+        self._condemn(key, record)
+        raise error
+
+    def _condemn(self, key: StorageKey, record: Record) -> None:
+        if record.payload is not None:
+            self._around.store.condemn(key, record.payload)
 
     def _erased(self, who: tuple[str, str]) -> Erased:
         self._around.observers(ErasedRefused(*who))
         return Erased()
 
-    def _opened(self, record: Record, key: StorageKey, who: tuple[str, str]) -> Replayed[Replay] | None:
+    def _opened(self, record: Record, key: StorageKey) -> Replayed[Replay] | None:
         """The answer of a completed record. None: it was erased."""
         payload = record.payload
-        if record.erased or (payload is not None and payload.sealed_by == ERASED):
+        if payload is None:
+            raise CorruptRecord("a completed record has no payload")
+        if record.erased or payload.sealed_by == ERASED:
             return None
         binding = Binding(key, record.token, record.fence, record.fingerprint)
-        try:
-            if payload is None:
-                raise CorruptRecord("a completed record has no payload")
-            return Replayed(Replay(record, self._around.codec.open(payload, binding)))
-        except CorruptRecord:
-            self._around.observers(RecordCorrupt(*who))
-            raise
+        return Replayed(Replay(record, self._around.codec.open(payload, binding)))
 
     def _wait(self, asking: _Asking, outcome: Outcome, refused: ClaimRequest) -> tuple[Outcome, float]:
         """Look, never write, until the key is settled or the time is up; then ask again, as anybody else would.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.quota import Drift, Quota, Usage
@@ -137,3 +137,27 @@ class Ledger(Protocol):
         Others may claim and complete meanwhile: what they change is left alone, and not mistaken for a drift.
         """
         ...
+
+
+@runtime_checkable
+class KeepsDataKeys(Protocol):
+    """A store in which tenants' data keys may be kept."""
+
+    @property
+    def data_keys(self) -> DataKeys: ...
+
+
+@runtime_checkable
+class ShowsAnswers(Protocol):
+    """A store that can be walked through."""
+
+    @property
+    def answers(self) -> Answers: ...
+
+
+@runtime_checkable
+class Counts(Protocol):
+    """A store that can hold tenants to quotas."""
+
+    @property
+    def ledger(self) -> Ledger: ...

@@ -6,11 +6,11 @@ import pytest
 
 from flask_idempotency.engine.ports import Store
 from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract import StoreContract
+from flask_idempotency.testing.contract import AnswersContract, DataKeysContract, LedgerContract, StoreContract
 from tests.backends import MakeStore
 
 
-class TestStores(StoreContract):
+class TestStores(StoreContract, DataKeysContract, AnswersContract, LedgerContract):
     @pytest.fixture
     def store(self, make_store: MakeStore, clock: FrozenClock) -> Store:
         return make_store(clock)

@@ -6,7 +6,11 @@
             return MyStore(clock=clock)
 
 The store must take its time from `clock`, a `FrozenClock` that stands still unless a test advances it. It need not be
-empty: every test works on keys of its own. Times are compared to two milliseconds, the coarsest a store may count in.
+empty: every test works on keys of its own, and of tenants of its own. Times are compared to two milliseconds, the
+coarsest a store may count in.
+
+A store that can do more than that subclasses more: `DataKeysContract` when it keeps data keys, `AnswersContract` when it
+can be walked through, `LedgerContract` when it counts.
 """
 
 import pytest
@@ -14,11 +18,14 @@ import pytest
 # Before the imports below, or their assertions would fail without saying what they compared.
 pytest.register_assert_rewrite(
     *(f"{__name__}.{part}" for part in ("claiming", "fencing", "keeping", "lapsing", "machine", "owning", "racing")),
-    *(f"{__name__}.{part}" for part in ("examples", "settling")),
+    *(f"{__name__}.{part}" for part in ("condemning", "counting", "erasing", "examples", "settling", "walking")),
 )
 
 from flask_idempotency.testing.clock import FrozenClock  # noqa: E402
 from flask_idempotency.testing.contract.claiming import Claiming  # noqa: E402
+from flask_idempotency.testing.contract.condemning import Condemning  # noqa: E402
+from flask_idempotency.testing.contract.counting import LedgerContract  # noqa: E402
+from flask_idempotency.testing.contract.erasing import DataKeysContract  # noqa: E402
 from flask_idempotency.testing.contract.fencing import Fencing  # noqa: E402
 from flask_idempotency.testing.contract.keeping import Keeping  # noqa: E402
 from flask_idempotency.testing.contract.lapsing import Lapsing  # noqa: E402
@@ -26,11 +33,12 @@ from flask_idempotency.testing.contract.machine import Modelled  # noqa: E402
 from flask_idempotency.testing.contract.owning import Owning  # noqa: E402
 from flask_idempotency.testing.contract.racing import Racing  # noqa: E402
 from flask_idempotency.testing.contract.settling import Settling  # noqa: E402
+from flask_idempotency.testing.contract.walking import AnswersContract  # noqa: E402
 
-__all__ = ["StoreContract"]
+__all__ = ["AnswersContract", "DataKeysContract", "LedgerContract", "StoreContract"]
 
 
-class StoreContract(Claiming, Owning, Settling, Lapsing, Keeping, Fencing, Racing, Modelled):
+class StoreContract(Claiming, Owning, Settling, Lapsing, Keeping, Fencing, Racing, Condemning, Modelled):
     """The specification of `flask_idempotency.engine.ports.Store`. Override `store`; the rest is here."""
 
     @pytest.fixture

@@ -1,0 +1,240 @@
+"""Tenants' data keys, kept beside the records that are sealed with them."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Protocol
+
+import pytest
+
+from flask_idempotency.engine.errors import DataKeyGone, LeaseLost
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import Replayed
+from flask_idempotency.engine.ports import Store
+from flask_idempotency.engine.record import ERASED, Payload, Record, SealedBy, State
+from flask_idempotency.engine.upkeep import DataKey, DataKeys
+from flask_idempotency.testing.clock import FrozenClock
+from flask_idempotency.testing.contract.examples import (
+    KEEP,
+    LEASE,
+    PAYLOAD,
+    a_key,
+    a_request,
+    a_token,
+    found,
+    granted,
+    stand,
+)
+
+WRAPPED = bytes(range(256))
+SEALED = replace(PAYLOAD, sealed_by=SealedBy("2026-11", 1))
+
+
+class DataKeyStore(Store, Protocol):
+    """A store that keeps data keys."""
+
+    @property
+    def data_keys(self) -> DataKeys: ...
+
+
+def add(store: DataKeyStore, tid: bytes, number: int = 1, kid: str = "2026-11") -> bool:
+    shelf = store.data_keys.shelf(tid)
+    return store.data_keys.add(tid, DataKey(number, kid, WRAPPED), store=shelf.store)
+
+
+def complete(store: DataKeyStore, key: StorageKey, payload: Payload = SEALED) -> None:
+    token = a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    store.complete(key, token, payload, keep=KEEP)
+
+
+def replayed(store: DataKeyStore, key: StorageKey) -> Record:
+    outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
+    assert isinstance(outcome, Replayed)
+    return outcome.answer
+
+
+class DataKeysContract:
+    """The specification of `upkeep.DataKeys`. Override `store`."""
+
+    @pytest.fixture
+    def clock(self) -> FrozenClock:
+        return FrozenClock()
+
+    def test_a_tenant_begins_without_keys(self, store: DataKeyStore) -> None:
+        """And the first one has number 1."""
+        shelf = store.data_keys.shelf(a_key().tid)
+
+        assert (shelf.keys, shelf.last) == ((), 0)
+
+    def test_a_key_is_told_as_it_was_given(self, store: DataKeyStore) -> None:
+        """Every byte of it, and to nobody but its tenant."""
+        tid, other = a_key().tid, a_key().tid
+
+        assert add(store, tid)
+        assert ((DataKey(1, "2026-11", WRAPPED),), 1) == (
+            store.data_keys.shelf(tid).keys,
+            store.data_keys.shelf(tid).last,
+        )
+        assert store.data_keys.shelf(other).keys == ()
+
+    def test_keys_are_numbered_in_turn(self, store: DataKeyStore) -> None:
+        """Who brings another number than the next has not seen the last."""
+        tid = a_key().tid
+
+        assert [add(store, tid, number) for number in (2, 1, 1, 2, 4)] == [False, True, False, True, False]
+        assert [key.number for key in store.data_keys.shelf(tid).keys] == [1, 2]
+
+    def test_of_several_who_add_the_same_number_one_does(self, store: DataKeyStore) -> None:
+        """The others look again, and find the key that is there."""
+        tid, start, added = a_key().tid, threading.Barrier(6), list[bool]()
+
+        def work() -> None:
+            start.wait()
+            added.append(add(store, tid))
+
+        threads = [threading.Thread(target=work) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert ([each for each in added if each], len(store.data_keys.shelf(tid).keys)) == ([True], 1)
+
+    def test_the_store_is_told_from_others_and_always_the_same(self, store: DataKeyStore) -> None:
+        """What was wrapped for this store cannot be unwrapped for another; and a key for another is not added here."""
+        tid = a_key().tid
+        add(store, tid)
+        shelf = store.data_keys.shelf(tid)
+
+        assert (shelf.store, True) == (store.data_keys.shelf(tid).store, len(shelf.store) >= 8)
+        assert not store.data_keys.add(tid, DataKey(2, "2026-11", WRAPPED), store=shelf.store + b"x")
+
+    def test_a_retired_key_is_gone_and_its_number_is_not_given_again(self, store: DataKeyStore) -> None:
+        """Harmless when repeated, and for a number that never was."""
+        tid = a_key().tid
+        add(store, tid)
+        for number in (1, 1, 7):
+            store.data_keys.retire(tid, number)
+
+        assert (store.data_keys.shelf(tid).keys, store.data_keys.shelf(tid).last) == ((), 1)
+        assert [add(store, tid, number) for number in (1, 2)] == [False, True]
+
+    def test_an_answer_is_stored_while_its_data_key_is_there(self, store: DataKeyStore) -> None:
+        """And told with the key that opens it."""
+        key = a_key()
+        add(store, key.tid)
+        complete(store, key)
+
+        assert (replayed(store, key).payload, replayed(store, key).erased) == (SEALED, False)
+
+    def test_an_answer_whose_data_key_is_not_there_is_not_stored(self, store: DataKeyStore) -> None:
+        """The store has lost it: nobody could open the answer. Its owner seals it anew, and then it is."""
+        key, token = a_key(), a_token()
+        granted(store.claim(a_request(key), token=token, lease=LEASE))
+        before = found(store, key)
+        with pytest.raises(DataKeyGone) as refused:
+            store.complete(key, token, SEALED, keep=KEEP)
+
+        assert (False, before) == (refused.value.erased, found(store, key))
+        add(store, key.tid)
+        store.complete(key, token, SEALED, keep=KEEP)
+        assert replayed(store, key).payload == SEALED
+
+    def test_a_completion_that_is_repeated_after_its_key_has_gone_is_done(self, store: DataKeyStore) -> None:
+        """What was stored first stays: its owner must not be told to do it again."""
+        key, token = a_key(), a_token()
+        add(store, key.tid)
+        granted(store.claim(a_request(key), token=token, lease=LEASE))
+        store.complete(key, token, SEALED, keep=KEEP)
+        store.data_keys.retire(key.tid, 1)
+        store.complete(key, token, SEALED, keep=KEEP)
+
+        assert found(store, key).payload == SEALED
+
+    def test_destroyed_keys_are_gone_and_their_numbers_too(self, store: DataKeyStore) -> None:
+        """How many it were is told; again, it is none."""
+        tid = a_key().tid
+        add(store, tid), add(store, tid, 2)
+
+        assert (store.data_keys.destroy(tid), store.data_keys.destroy(tid)) == (2, 0)
+        assert (store.data_keys.shelf(tid).keys, store.data_keys.shelf(tid).last) == ((), 2)
+
+    @pytest.mark.parametrize("payload", (SEALED, PAYLOAD), ids=("sealed", "plain"))
+    def test_the_answers_of_an_erased_tenant_are_told_as_erased(
+        self, store: DataKeyStore, clock: FrozenClock, payload: Payload
+    ) -> None:
+        """At once and to everybody, plain ones too; and those of other tenants are not."""
+        key, other = a_key(), a_key()
+        add(store, key.tid), add(store, other.tid)
+        complete(store, key, payload)
+        complete(store, other, payload)
+        store.data_keys.destroy(key.tid)
+
+        assert (replayed(store, key).erased, found(store, key).erased) == (True, True)
+        assert (replayed(store, other).erased, found(store, other).erased) == (False, False)
+
+    def test_an_erased_answer_lives_as_long_as_it_would_have(self, store: DataKeyStore, clock: FrozenClock) -> None:
+        """Its key never runs again until then, and is free afterwards."""
+        key = a_key()
+        add(store, key.tid)
+        complete(store, key)
+        store.data_keys.destroy(key.tid)
+        clock.advance(KEEP - 0.125)
+        assert replayed(store, key).erased
+        clock.advance(0.125)
+
+        granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+
+    @pytest.mark.parametrize("standing", ("in flight", "quarantined", "lapsed, takeover"))
+    def test_a_late_worker_cannot_bring_back_an_erased_tenant(
+        self, store: DataKeyStore, clock: FrozenClock, standing: str
+    ) -> None:
+        """Not with the old key, not with a new one. That the work was done may still be said."""
+        key = a_key()
+        add(store, key.tid)
+        token = stand(store, clock, key, standing)  # type: ignore[arg-type]
+        store.data_keys.destroy(key.tid)
+        clock.advance(1)
+        add(store, key.tid, 2)
+        for number in (1, 2):
+            with pytest.raises(DataKeyGone) as refused:
+                store.complete(key, token, replace(PAYLOAD, sealed_by=SealedBy("2026-11", number)), keep=KEEP)
+            assert refused.value.erased
+        store.complete(key, token, Payload(b"", 201, True, 0, ERASED), keep=KEEP)
+
+        assert State.COMPLETED is found(store, key).state
+
+    def test_an_erased_tenant_may_come_back(self, store: DataKeyStore, clock: FrozenClock) -> None:
+        """With keys that were not used before, and answers that are its own."""
+        key, tid = a_key(), a_key().tid
+        add(store, tid)
+        store.data_keys.destroy(tid)
+        clock.advance(1)
+        key = a_key(tid=tid)
+        add(store, tid, 2)
+        payload = replace(PAYLOAD, sealed_by=SealedBy("2026-11", 2))
+        complete(store, key, payload)
+
+        assert (payload, False) == (replayed(store, key).payload, replayed(store, key).erased)
+
+    def test_a_loser_hears_that_it_has_lost_and_nothing_of_keys(self, store: DataKeyStore, clock: FrozenClock) -> None:
+        """Another token, or a record that is gone: sealing anew would not help."""
+        key = a_key()
+        stand(store, clock, key, "in flight")
+        with pytest.raises(LeaseLost):
+            store.complete(key, a_token(), SEALED, keep=KEEP)
+        with pytest.raises(LeaseLost):
+            store.complete(a_key(), a_token(), SEALED, keep=KEEP)
+
+    def test_data_keys_are_counted_by_the_key_of_the_ring(self, store: DataKeyStore) -> None:
+        """So that somebody may know when a key of the ring is needed no more."""
+        tid, kid = a_key().tid, a_token().hex()
+        add(store, tid, 1, kid), add(store, tid, 2, kid)
+        other = a_key().tid
+        add(store, other, 1, kid)
+
+        assert store.data_keys.count()[kid] == 3
+        store.data_keys.destroy(other)
+        assert store.data_keys.count()[kid] == 2
