@@ -69,8 +69,9 @@ class Store(Protocol):
         Repeated by the same token it changes nothing: what was stored first stays. The life of a counted record ends at
         the next edge of a bucket (`quota.bucket_edge_ms`), so up to a thirty-second later.
 
-        A payload that is sealed is stored only while the tenant's data key of that number is there, and if the answers of
-        its tenant have not been erased since the key was first used; else raises `DataKeyGone`. Number 0 needs no key.
+        A payload that is sealed is stored only while the tenant's data key of that number is there and not closed, and if
+        the answers of its tenant have not been erased since the key was first used; else raises `DataKeyGone`. Number 0
+        needs no key.
         """
         ...
 

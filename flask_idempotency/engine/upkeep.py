@@ -22,6 +22,8 @@ class DataKey:
     number: int
     kid: str
     wrapped: bytes = field(repr=False)
+    closed_for: float | None = None
+    """Seconds since it was closed, by the store's clock: it opens what it has sealed, and seals no more. None: it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,20 @@ class DataKeys(Protocol):
         """Keep one more, if its number is the next and the store still is this one. False: look again."""
         ...
 
+    def close(self, tid: bytes, number: int) -> None:
+        """From now on no answer is stored that this key has sealed: `DataKeyGone`, as if it were not there.
+
+        Whatever is on its way at this moment may still arrive, so it is not retired at once. Harmless when repeated: it
+        stays closed since when it was first.
+        """
+        ...
+
     def retire(self, tid: bytes, number: int) -> None:
-        """Forget a key that no record is sealed with any more. Harmless when it has gone already."""
+        """Forget a closed key that no record is sealed with any more. Harmless when it has gone; an open one stays."""
+        ...
+
+    def others(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
+        """Every tenant's data keys, by `tid`, that other keys of the ring wrap than this one."""
         ...
 
     def destroy(self, tid: bytes) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from flask_idempotency.engine.errors import DataKeyGone
 from flask_idempotency.engine.key import StorageKey
@@ -16,7 +16,8 @@ from flask_idempotency.stores.memory.room import Room
 
 @dataclass(slots=True)
 class _Tenant:
-    keys: dict[int, DataKey]
+    keys: dict[int, DataKey] = field(default_factory=dict)
+    closed: dict[int, float] = field(default_factory=dict)
     last: int = 0
     destroyed: int = 0
     erased_at: float | None = None
@@ -33,7 +34,7 @@ class MemoryShelf:
     def shelf(self, tid: bytes) -> KeyShelf:
         with self._room.lock:
             tenant = self._of(tid)
-            return KeyShelf(self._store, tuple(tenant.keys.values()), tenant.last)
+            return KeyShelf(self._store, tuple(self._as_of_now(tenant)), tenant.last)
 
     def add(self, tid: bytes, key: DataKey, *, store: bytes) -> bool:
         with self._room.lock:
@@ -44,15 +45,30 @@ class MemoryShelf:
             tenant.last = key.number
             return True
 
+    def close(self, tid: bytes, number: int) -> None:
+        with self._room.lock:
+            tenant = self._of(tid)
+            if number in tenant.keys:
+                tenant.closed.setdefault(number, self._room.now())
+
     def retire(self, tid: bytes, number: int) -> None:
         with self._room.lock:
-            self._of(tid).keys.pop(number, None)
+            tenant = self._of(tid)
+            if tenant.closed.pop(number, None) is not None:
+                del tenant.keys[number]
+
+    def others(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
+        with self._room.lock:
+            return [
+                (tid, key) for tid, each in self._tenants.items() for key in self._as_of_now(each) if key.kid != kid
+            ]
 
     def destroy(self, tid: bytes) -> int:
         with self._room.lock:
             tenant = self._of(tid)
             gone = len(tenant.keys)
             tenant.keys.clear()
+            tenant.closed.clear()
             tenant.destroyed, tenant.erased_at = tenant.last, self._room.now()
             return gone
 
@@ -69,8 +85,8 @@ class MemoryShelf:
         tenant = self._of(tid)
         if tenant.erased_at is not None and record.requested_at <= tenant.erased_at:
             raise DataKeyGone("the tenant's answers were erased since the key was first used", erased=True)
-        if payload.sealed_by.number not in tenant.keys:
-            raise DataKeyGone("there is no data key of this number", erased=False)
+        if payload.sealed_by.number not in tenant.keys or payload.sealed_by.number in tenant.closed:
+            raise DataKeyGone("there is no open data key of this number", erased=False)
 
     def told(self, key: StorageKey, record: Record) -> Record:
         """This record, with what is known of the key that it was sealed with."""
@@ -81,8 +97,14 @@ class MemoryShelf:
         erased = record.requested_at <= tenant.erased_at if by is None else by.number <= tenant.destroyed
         return replace(record, erased=True) if erased else record
 
+    def _as_of_now(self, tenant: _Tenant) -> Iterator[DataKey]:
+        now = self._room.now()
+        for number, key in tenant.keys.items():
+            closed = tenant.closed.get(number)
+            yield key if closed is None else replace(key, closed_for=now - closed)
+
     def _of(self, tid: bytes) -> _Tenant:
-        return self._tenants.setdefault(tid, _Tenant({}))
+        return self._tenants.setdefault(tid, _Tenant())
 
 
 class MemoryAnswers:

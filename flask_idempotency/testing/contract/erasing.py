@@ -24,6 +24,7 @@ from flask_idempotency.testing.contract.examples import (
     a_token,
     found,
     granted,
+    near,
     stand,
 )
 
@@ -111,10 +112,42 @@ class DataKeysContract:
         assert (shelf.store, True) == (store.data_keys.shelf(tid).store, len(shelf.store) >= 8)
         assert not store.data_keys.add(tid, DataKey(2, "2026-11", WRAPPED), store=shelf.store + b"x")
 
+    def test_a_closed_key_opens_and_seals_no_more(self, store: DataKeyStore, clock: FrozenClock) -> None:
+        """It is told since when; and its owner seals with another."""
+        key, token = a_key(), a_token()
+        add(store, key.tid), add(store, key.tid, 2)
+        granted(store.claim(a_request(key), token=token, lease=LEASE))
+        store.data_keys.close(key.tid, 1)
+        clock.advance(10)
+        for number in (1, 7):
+            store.data_keys.close(key.tid, number)
+        with pytest.raises(DataKeyGone) as refused:
+            store.complete(key, token, SEALED, keep=KEEP)
+        closed, still_open = store.data_keys.shelf(key.tid).keys
+
+        assert (refused.value.erased, still_open.closed_for) == (False, None)
+        assert (1, near(10), WRAPPED) == (closed.number, closed.closed_for, closed.wrapped)
+        store.complete(key, token, replace(PAYLOAD, sealed_by=SealedBy("2026-11", 2)), keep=KEEP)
+
+    def test_keys_under_other_keys_of_the_ring_are_found(self, store: DataKeyStore, clock: FrozenClock) -> None:
+        """With their tenants, closed or not, so that they can be closed and retired."""
+        tid, other, kid = a_key().tid, a_key().tid, a_token().hex()
+        add(store, tid, 1, "2025-11"), add(store, tid, 2, kid), add(store, other, 1, "2025-11")
+        store.data_keys.close(other, 1)
+        clock.advance(5)
+        found_here = {tenant: key for tenant, key in store.data_keys.others(kid) if tenant in (tid, other)}
+
+        assert {tid: DataKey(1, "2025-11", WRAPPED)} == {tid: found_here.pop(tid)}
+        assert (1, near(5)) == (found_here[other].number, found_here[other].closed_for)
+        assert [key.number for tenant, key in store.data_keys.others("2025-11") if tenant == tid] == [2]
+
     def test_a_retired_key_is_gone_and_its_number_is_not_given_again(self, store: DataKeyStore) -> None:
-        """Harmless when repeated, and for a number that never was."""
+        """Harmless when repeated, and for a number that never was. One that may still seal is not retired."""
         tid = a_key().tid
         add(store, tid)
+        store.data_keys.retire(tid, 1)
+        assert [key.number for key in store.data_keys.shelf(tid).keys] == [1]
+        store.data_keys.close(tid, 1)
         for number in (1, 1, 7):
             store.data_keys.retire(tid, number)
 
@@ -148,6 +181,7 @@ class DataKeysContract:
         add(store, key.tid)
         granted(store.claim(a_request(key), token=token, lease=LEASE))
         store.complete(key, token, SEALED, keep=KEEP)
+        store.data_keys.close(key.tid, 1)
         store.data_keys.retire(key.tid, 1)
         store.complete(key, token, SEALED, keep=KEEP)
 
