@@ -1,0 +1,226 @@
+"""Keys that wrap keys: what a key service must offer, and a ring that is read from the application's own configuration.
+
+Nothing here says a key in an error, a log or a repr. The id of a key, its kid, is no secret.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from base64 import b64decode, b64encode
+from binascii import Error as NotBase64
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime
+from importlib import import_module
+from inspect import getattr_static
+from pathlib import Path
+from typing import Final, Protocol, cast
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from flask_idempotency.codec.key_file import read_private
+from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord
+
+KEY_BYTES: Final = 32
+NONCE_BYTES: Final = 12
+KID: Final = re.compile(r"[A-Za-z0-9._-]{1,32}")
+
+_WRAPPED: Final = 1
+_HOW = "Make one with `flask idempotency keys generate`."
+_TAKEN = {"env", "file"}
+"""As the id of a key they would make one line of a ring pass for the place of another."""
+_LOOKS_LIKE_A_RING = re.compile(r"[,+/=]|:.{40}")
+_FACTORY = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASCII)
+
+
+class KeyProvider(Protocol):
+    """Wraps data keys, so that a store can keep them. A key that wraps need never leave the service that has it.
+
+    `wrap` and `unwrap` raise `StoreUnavailable` when the service does not answer. `context` is not secret; what was
+    wrapped with one must not be unwrapped with another. Called from several threads at once.
+    """
+
+    @property
+    def newest(self) -> str:
+        """The id of the key that wraps from now on. Asked for every answer, so it must be at hand."""
+        ...
+
+    def kids(self) -> Sequence[str]:
+        """The ids of all keys that unwrap, newest first. Each matches `KID`."""
+        ...
+
+    def wrap(self, kid: str, key: bytes, *, context: bytes) -> bytes: ...
+
+    def unwrap(self, kid: str, wrapped: bytes, *, context: bytes) -> bytes:
+        """Raises `CorruptRecord` when there is no such key, or when this is not what it once wrapped in this context."""
+        ...
+
+
+class KeyRing:
+    """Implements `KeyProvider` with AES-256-GCM and keys that this process holds. Stateless once made.
+
+    A wrapped key is a byte that says 1, a nonce of 12 bytes, and the key encrypted with its tag: 61 bytes for 32. Nonces
+    are random, which is safe for 2³² wrapped keys under one key of the ring: a number that no one has tenants for.
+    """
+
+    def __init__(self, keys: Mapping[str, bytes]) -> None:
+        """The newest first. Raises `ConfigurationError`."""
+        faults = [fault for kid, key in keys.items() for fault in _faults(kid, key)]
+        if not keys:
+            faults = [f"The key ring is empty. {_HOW}"]
+        if faults:
+            raise ConfigurationError(*faults)
+        self._ciphers = {kid: AESGCM(key) for kid, key in keys.items()}
+        self._kids = tuple(keys)
+
+    def __repr__(self) -> str:
+        return f"KeyRing({', '.join(self._kids)})"
+
+    @property
+    def newest(self) -> str:
+        return self._kids[0]
+
+    def kids(self) -> Sequence[str]:
+        return self._kids
+
+    def wrap(self, kid: str, key: bytes, *, context: bytes) -> bytes:
+        nonce = os.urandom(NONCE_BYTES)
+        return bytes((_WRAPPED,)) + nonce + self._cipher(kid).encrypt(nonce, key, context)
+
+    def unwrap(self, kid: str, wrapped: bytes, *, context: bytes) -> bytes:
+        cipher = self._cipher(kid)
+        if wrapped[:1] != bytes((_WRAPPED,)):
+            raise CorruptRecord(f"a data key under {kid!r} is wrapped in a way that is not known to this release")
+        try:
+            return cipher.decrypt(wrapped[1 : 1 + NONCE_BYTES], wrapped[1 + NONCE_BYTES :], context)
+        except (InvalidTag, ValueError) as error:
+            raise CorruptRecord(
+                f"the key {kid!r} of the ring does not open a data key that names it: either the store was damaged, or "
+                f"IDEMPOTENCY_KEY_RING has another key under this id here than where it was wrapped"
+            ) from error
+
+    def _cipher(self, kid: str) -> AESGCM:
+        if kid not in self._ciphers:
+            raise CorruptRecord(
+                f"the key {kid!r} is not in the ring: put it back into IDEMPOTENCY_KEY_RING, after the newest"
+            )
+        return self._ciphers[kid]
+
+
+def load_ring(source: object) -> KeyProvider:
+    """The provider that this setting names. Raises `ConfigurationError`, which never says a key.
+
+    A mapping of ids to keys in base64, newest first; the same as text, `id:key,id:key`; `env:NAME` of a variable that
+    holds such a text; `file:/path` of a file that has one `id:key` on a line; `package.module:factory`, which is called
+    and gives any of these; or a `KeyProvider`, which is used as it is.
+    """
+    if isinstance(source, Mapping):
+        return _ring((str(kid), text) for kid, text in source.items())
+    if isinstance(source, str):
+        return _named(source.strip())
+    missing = [name for name in ("newest", "kids", "wrap", "unwrap") if getattr_static(source, name, None) is None]
+    if missing:
+        raise ConfigurationError(
+            f"A key provider needs newest, kids, wrap and unwrap; a {type(source).__name__} has no {', '.join(missing)}."
+        )
+    return cast("KeyProvider", source)
+
+
+def generate(kid: str | None = None, *, today: date | None = None) -> str:
+    """A new key as one line of a ring, `id:key`. Its id is the date unless one is given."""
+    kid = (today or datetime.now(UTC).date()).isoformat() if kid is None else kid
+    key = os.urandom(KEY_BYTES)
+    if faults := _faults(kid, key):
+        raise ConfigurationError(*faults)
+    return f"{kid}:{b64encode(key).decode('ascii')}"
+
+
+def _named(source: str) -> KeyProvider:
+    if source.startswith("env:"):
+        name = source.removeprefix("env:")
+        if not os.environ.get(name, "").strip():
+            raise ConfigurationError(f"The key ring is to be in the environment variable {name}, which is not set.")
+        return _written(os.environ[name].split(","))
+    if source.startswith("file:"):
+        return _written(read_private(Path(source.removeprefix("file:"))).splitlines())
+    factory = None if _LOOKS_LIKE_A_RING.search(source) else _FACTORY.fullmatch(source)
+    if factory is None:
+        return _written(source.split(","))
+    return _made_by(factory[1], factory[2])
+
+
+def _made_by(module: str, name: str) -> KeyProvider:
+    # `name` may be what somebody's shell has left of a key. It is not said.
+    try:
+        factory = getattr(import_module(module), name, None)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"The key ring is to come from the module {module}, which cannot be imported ({type(error).__name__})."
+        ) from error
+    if not callable(factory):
+        raise ConfigurationError(f"The key ring is to come from a function in {module} that is not there.")
+    made = factory()
+    if isinstance(made, str):
+        # Not another factory's name: two of them could call each other for ever.
+        return _written(made.split(","))
+    return load_ring(made)
+
+
+def _written(lines: Iterable[str]) -> KeyRing:
+    pairs: list[tuple[str, object]] = []
+    faults = []
+    for number, line in enumerate(lines, 1):
+        if not (text := line.strip()) or text.startswith("#"):
+            continue
+        kid, separator, key = text.partition(":")
+        if separator:
+            pairs.append((kid.strip(), key.strip()))
+        else:
+            faults.append(f"Entry {number} of the key ring is not of the form id:key. {_HOW}")
+    if faults:
+        raise ConfigurationError(*faults)
+    return _ring(pairs)
+
+
+def _ring(pairs: Iterable[tuple[str, object]]) -> KeyRing:
+    keys: dict[str, bytes] = {}
+    faults = []
+    for kid, text in pairs:
+        key = _decoded(text)
+        if kid in keys:
+            faults.append(f"The key ring has two keys with the id {_shown(kid)}. Give the new one an id of its own.")
+        elif key is None:
+            faults.append(f"The key {_shown(kid)} of the ring is not {KEY_BYTES} bytes in base64. {_HOW}")
+        else:
+            keys[kid] = key
+            faults += _faults(kid, key)
+    if faults:
+        raise ConfigurationError(*faults)
+    return KeyRing(keys)
+
+
+def _decoded(text: object) -> bytes | None:
+    try:
+        return b64decode(text.strip(), validate=True) if isinstance(text, str) else None
+    except (NotBase64, ValueError):
+        return None
+
+
+def _faults(kid: str, key: bytes) -> list[str]:
+    faults = []
+    if not KID.fullmatch(kid) or kid in _TAKEN:
+        faults.append(
+            f"The id of a key is 1 to 32 letters, digits, dots, hyphens or underscores, and not env or file; "
+            f"{_shown(kid)} will not do."
+        )
+    if len(key) != KEY_BYTES:
+        faults.append(f"The key {_shown(kid)} of the ring has not {KEY_BYTES} bytes. {_HOW}")
+    elif not any(key):
+        faults.append(f"The key {_shown(kid)} of the ring is all zeros. {_HOW}")
+    return faults
+
+
+def _shown(kid: str) -> str:
+    """The id, if it is one: what stands in its place may be the key, written the wrong way round."""
+    return repr(kid) if KID.fullmatch(kid) else "(not shown)"

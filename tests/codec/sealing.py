@@ -1,0 +1,82 @@
+"""What the tests of encryption seal, with which keys, and for whom."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flask_idempotency.codec.data_keys import DataKeyring
+from flask_idempotency.codec.encryption import EncryptedCodec
+from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.codec.keyring import KeyProvider, KeyRing
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.ports import Binding
+from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.upkeep import DataKeys
+from flask_idempotency.stores.memory import MemoryStore
+
+OLD, NEW = bytes(range(32)), bytes(range(32, 64))
+RING = KeyRing({"new": NEW, "old": OLD})
+TENANT, OTHER_TENANT = b"tenant-one-tid..", b"tenant-two-tid.."
+KEY = StorageKey(rid=b"r" * 32, tid=TENANT)
+BINDING = Binding(KEY, token=b"token-of-owner..", fence=17, fingerprint=b"f" * 32)
+RESULT = Result(201, "", (("Content-Type", "application/json"), ("Location", "/payments/1")), b'{"id":"pay_1"}')
+PLAIN = EnvelopeCodec(compression=None)
+
+
+def text(key: bytes) -> str:
+    return b64encode(key).decode("ascii")
+
+
+@dataclass
+class Monotonic:
+    """Time passes by assignment."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Service:
+    """A provider elsewhere: counts what it is asked, and fails when told to."""
+
+    def __init__(self, ring: KeyRing = RING) -> None:
+        self.ring = ring
+        self.error: Exception | None = None
+        self.asked: list[str] = []
+
+    @property
+    def newest(self) -> str:
+        return self.ring.newest
+
+    def kids(self) -> tuple[str, ...]:
+        return tuple(self.ring.kids())
+
+    def wrap(self, kid: str, key: bytes, *, context: bytes) -> bytes:
+        self._ask("wrap")
+        return self.ring.wrap(kid, key, context=context)
+
+    def unwrap(self, kid: str, wrapped: bytes, *, context: bytes) -> bytes:
+        self._ask("unwrap")
+        return self.ring.unwrap(kid, wrapped, context=context)
+
+    def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        if self.error is not None:
+            raise self.error
+
+
+def keyring(
+    shelf: DataKeys | None = None, *, provider: KeyProvider = RING, monotonic: Callable[[], float] | None = None
+) -> DataKeyring:
+    """The data keys as one process knows them."""
+    return DataKeyring(provider, shelf or MemoryStore().data_keys, monotonic=monotonic or Monotonic())
+
+
+def codec(
+    shelf: DataKeys | None = None, *, provider: KeyProvider = RING, plain_allowed: bool = True, sealing: bool = True
+) -> EncryptedCodec:
+    """One process's codec."""
+    return EncryptedCodec(PLAIN, keyring(shelf, provider=provider), plain_allowed=plain_allowed, sealing=sealing)
