@@ -17,14 +17,17 @@ import pytest
 
 # Before the imports below, or their assertions would fail without saying what they compared.
 pytest.register_assert_rewrite(
-    *(f"{__name__}.{part}" for part in ("claiming", "fencing", "keeping", "lapsing", "machine", "owning", "racing")),
-    *(f"{__name__}.{part}" for part in ("condemning", "counting", "erasing", "examples", "settling", "walking")),
+    *(
+        f"{__name__}.{part}"
+        for part in ("claiming", "fencing", "keeping", "lapsing", "machine", "owning", "racing", "walking")
+    ),
+    *(f"{__name__}.{part}" for part in ("condemning", "counting", "erasing", "examples", "recounting", "settling")),
 )
 
 from flask_idempotency.testing.clock import FrozenClock  # noqa: E402
 from flask_idempotency.testing.contract.claiming import Claiming  # noqa: E402
 from flask_idempotency.testing.contract.condemning import Condemning  # noqa: E402
-from flask_idempotency.testing.contract.counting import LedgerContract  # noqa: E402
+from flask_idempotency.testing.contract.counting import Counting  # noqa: E402
 from flask_idempotency.testing.contract.erasing import DataKeysContract  # noqa: E402
 from flask_idempotency.testing.contract.fencing import Fencing  # noqa: E402
 from flask_idempotency.testing.contract.keeping import Keeping  # noqa: E402
@@ -32,6 +35,7 @@ from flask_idempotency.testing.contract.lapsing import Lapsing  # noqa: E402
 from flask_idempotency.testing.contract.machine import Modelled  # noqa: E402
 from flask_idempotency.testing.contract.owning import Owning  # noqa: E402
 from flask_idempotency.testing.contract.racing import Racing  # noqa: E402
+from flask_idempotency.testing.contract.recounting import Recounted  # noqa: E402
 from flask_idempotency.testing.contract.settling import Settling  # noqa: E402
 from flask_idempotency.testing.contract.walking import AnswersContract  # noqa: E402
 
@@ -40,6 +44,14 @@ __all__ = ["AnswersContract", "DataKeysContract", "LedgerContract", "StoreContra
 
 class StoreContract(Claiming, Owning, Settling, Lapsing, Keeping, Fencing, Racing, Condemning, Modelled):
     """The specification of `flask_idempotency.engine.ports.Store`. Override `store`; the rest is here."""
+
+    @pytest.fixture
+    def clock(self) -> FrozenClock:
+        return FrozenClock()
+
+
+class LedgerContract(Counting, Recounted):
+    """The specification of `flask_idempotency.engine.upkeep.Ledger`, and of claims with a quota. Override `store`."""
 
     @pytest.fixture
     def clock(self) -> FrozenClock:

@@ -68,12 +68,8 @@ class Tenant:
         return self.store.ledger.usage(self.tid)
 
 
-class LedgerContract:
-    """The specification of `upkeep.Ledger`, and of `claim` with a quota. Override `store`."""
-
-    @pytest.fixture
-    def clock(self) -> FrozenClock:
-        return FrozenClock()
+class Counting:
+    """Who is counted when, and who is refused."""
 
     @pytest.fixture
     def tenant(self, store: LedgerStore) -> Tenant:
