@@ -75,6 +75,8 @@ def _default(name: str, plain: Policy) -> str:
         return ", ".join(f"`{header}: {value}`" for header, value in plain.replayed_header)
     if name in ("decide", "form_field"):
         return "none"
+    if name == "max_request_body":
+        return "what Flask allows"
     return _shown(getattr(plain, name))
 
 

@@ -17,12 +17,13 @@ from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.key import Identity
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.engine.ports import Schema, Store, Transactions
+from flask_idempotency.engine.upkeep import Answers, DataKeys, Ledger
 from flask_idempotency.engine.waiting import WaitingRoom
 from flask_idempotency.settings import Settings
 from flask_idempotency.stores.memory import MemoryStore
 
 _FACTORY = re.compile(r"[\w.]+:\w+")
-_PORT = ("claim", "renew", "mark", "complete", "release", "hold", "read")
+_PORT = ("claim", "renew", "mark", "complete", "release", "hold", "read", "condemn")
 _REDIS_SCHEMES = frozenset({"redis", "rediss", "unix"})
 _SQL_SCHEMES = frozenset({"sqlite", "postgresql", "postgres"})
 _OF_APPLICATION = "flask-sqlalchemy"
@@ -41,7 +42,10 @@ class Built:
     """An engine, and what its store can do besides being one."""
 
     engine: Engine
-    schema: Schema | None
+    schema: Schema | None = None
+    ledger: Ledger | None = None
+    data_keys: DataKeys | None = None
+    answers: Answers | None = None
 
 
 def build(settings: Settings, *, observers: Observers, database: ApplicationDatabase | None = None) -> Built:
@@ -60,7 +64,13 @@ def build(settings: Settings, *, observers: Observers, database: ApplicationData
         observers=observers,
         transactions=transactions,
     )
-    return Built(Engine(around), schema=getattr(system, "schema", None))
+    return Built(
+        Engine(around),
+        schema=getattr(system, "schema", None),
+        ledger=getattr(system, "ledger", None),
+        data_keys=getattr(system, "data_keys", None),
+        answers=getattr(system, "answers", None),
+    )
 
 
 def identities(settings: Settings) -> tuple[Identity, ...]:

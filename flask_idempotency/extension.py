@@ -20,6 +20,7 @@ from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.policy import Override, Policy
 from flask_idempotency.engine.ports import Schema
+from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Record
 from flask_idempotency.settings import Settings, load_override, load_settings
 from flask_idempotency.signals import sender_for
@@ -28,7 +29,7 @@ from flask_idempotency.web.cli import cli
 from flask_idempotency.web.current import idempotency_field
 from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.hooks import Hooks
-from flask_idempotency.web.loaders import Loaders
+from flask_idempotency.web.loaders import Loaders, check_counted
 from flask_idempotency.web.policies import Policies
 
 EXTENSION = "idempotency"
@@ -36,6 +37,7 @@ EXTENSION = "idempotency"
 _log = logging.getLogger("flask_idempotency")
 
 LoaderT = TypeVar("LoaderT", bound="Callable[[], str | None]")
+QuotaLoaderT = TypeVar("QuotaLoaderT", bound="Callable[[str | None], Quota | None]")
 GuardT = TypeVar("GuardT", bound="Callable[[Record], bool]")
 
 
@@ -93,6 +95,7 @@ class Idempotency:
         built = build(settings, observers=observers, database=ApplicationDatabase(app))
         joint = built.engine.transactions is not None
         self._refuse_what_cannot_hold(settings, joint=joint)
+        check_counted(self._loaders, settings.quota, counts=built.ledger is not None)
         desk = Desk(
             engine=built.engine,
             identities=identities(settings),
@@ -100,6 +103,7 @@ class Idempotency:
             policies=Policies(app, base=settings.policy, overrides=self._overrides, joint=joint),
             loaders=self._loaders,
             observers=observers,
+            counts=built.ledger is not None,
         )
         hooks = Hooks(app, desk)
         if settings.enabled or joint:
@@ -134,6 +138,15 @@ class Idempotency:
     def tenant_loader(self, loader: LoaderT) -> LoaderT:
         """The function that returns the tenant on whose behalf the current request acts, or None."""
         self._loaders.tenant = loader
+        return loader
+
+    def quota_loader(self, loader: QuotaLoaderT) -> QuotaLoaderT:
+        """The function that returns what a tenant may have, or None for what `IDEMPOTENCY_QUOTA_*` says.
+
+        It is given the tenant, or None for no tenant, on every keyed request, so let it be quick. Limits that it leaves out
+        are those of the configuration. Registering it has everything counted, even where no limit is set.
+        """
+        self._loaders.quota = loader
         return loader
 
     def replay_guard(self, guard: GuardT) -> GuardT:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from secrets import token_bytes
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ from marshmallow import Schema, ValidationError
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import POLICY_FIELDS, Override, Policy, merge
 from flask_idempotency.engine.ports import Store
+from flask_idempotency.engine.quota import Quota
 from flask_idempotency.profiles import spelled_out
 from flask_idempotency.schema import DOCS_URL, MEMORY, NOT_YET, DeploymentSchema, PolicySchema
 
@@ -44,6 +45,8 @@ class Settings:
     docs_url: str = DOCS_URL
     allow_anonymous: bool = True
     max_waiters: int = 2
+    quota: Quota | None = None
+    """What each tenant may have, unless something says otherwise of one. None: nothing is counted."""
     enabled: bool = True
     warnings: tuple[str, ...] = ()
     """What is allowed and unwise, one sentence each, for whoever starts the application to log."""
@@ -124,9 +127,16 @@ def load_settings(
         namespace=loaded.get("namespace", app_name),
         secrets=secrets,
         policy=policy,
+        quota=_quota(loaded),
         warnings=tuple(warnings),
         **deployment,
     )
+
+
+def _quota(loaded: Mapping[str, Any]) -> Quota | None:
+    limits = {limit.name: loaded.get(f"quota_{limit.name}") for limit in fields(Quota)}
+    quota = Quota(**limits)
+    return None if quota.unlimited else quota
 
 
 def _load(

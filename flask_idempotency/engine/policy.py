@@ -55,6 +55,7 @@ class Policy:
     release_statuses: frozenset[int] = frozenset()
     decide: Decide | None = None
     max_body: int = 256 * 1024
+    max_request_body: int | None = None
     keep_headers: frozenset[str] = frozenset()
     fingerprint: Literal["canonical", "raw"] = "canonical"
     ignore_fields: tuple[str, ...] = ()

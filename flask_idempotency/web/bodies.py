@@ -34,6 +34,10 @@ class TruncatedBody(IdempotencyError):
     """The client sent less than it announced. To be answered with 400, before any claim."""
 
 
+class BodyTooLarge(IdempotencyError):
+    """The body is longer than the policy allows. To be answered with 413, before any claim."""
+
+
 class BodyConsumed(ConfigurationError):
     """The application read the body before it could be fingerprinted, and kept no copy. The text names the remedy."""
 
@@ -93,8 +97,11 @@ def watch_body(request: Request) -> None:
         request.environ["wsgi.input"] = Counted(source)
 
 
-def read_body(request: Request) -> Body:
+def read_body(request: Request, *, most: int | None = None) -> Body:
     """The whole body, read once per request however often it is asked for.
+
+    One that has more than `most` bytes raises `BodyTooLarge`: as soon as that is known, so before the first byte is read
+    when it was announced.
 
     Afterwards the view finds it in `request.stream` and `wsgi.input` as if it had never been read. Raises
     `TruncatedBody`, `BodyConsumed`, and Werkzeug's `RequestEntityTooLarge` for a chunked body over the limit. A body
@@ -102,7 +109,12 @@ def read_body(request: Request) -> Body:
     """
     body: Body | None = request.environ.get(_ENVIRON_KEY)
     if body is None:
-        body = request.environ[_ENVIRON_KEY] = _kept_by_a_hook(request) or _read(request)
+        if most is not None and (request.content_length or 0) > most:
+            raise BodyTooLarge
+        body = _kept_by_a_hook(request) or _read(request, most)
+        if most is not None and (body.length or 0) > most:
+            raise BodyTooLarge
+        request.environ[_ENVIRON_KEY] = body
     return body
 
 
@@ -130,7 +142,7 @@ def _kept_by_a_hook(request: Request) -> Body | None:
     return Body(length=len(cached), stream=io.BytesIO(cached))
 
 
-def _read(request: Request) -> Body:
+def _read(request: Request, most: int | None) -> Body:
     touched, length = "stream" in request.__dict__, request.content_length
     endless = "wsgi.input_terminated" not in request.environ
     try:
@@ -139,7 +151,8 @@ def _read(request: Request) -> Body:
         return Body(length=length)
     servers = _is_servers(stream, request)
     _check_untouched(request, stream, servers=servers, touched=touched)
-    spool, size = _copied(_pieces(stream, request, length if servers and endless else None))
+    pieces = _pieces(stream, request, length if servers and endless else None)
+    spool, size = _copied(pieces if most is None else _within(pieces, most))
     if servers:
         _check_length(request, size)
     _put_back(request, spool, servers=servers, touched=touched)
@@ -208,6 +221,15 @@ def _pieces(stream: IO[bytes], request: Request, length: int | None) -> Iterator
             return
         yield piece
         left = None if left is None else left - len(piece)
+
+
+def _within(pieces: Iterator[bytes], most: int) -> Iterator[bytes]:
+    """The same, until they are more than that."""
+    for piece in pieces:
+        most -= len(piece)
+        if most < 0:
+            raise BodyTooLarge
+        yield piece
 
 
 def _put_back(request: Request, spool: IO[bytes], *, servers: bool, touched: bool) -> None:

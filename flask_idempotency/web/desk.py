@@ -25,3 +25,5 @@ class Desk:
     policies: Policies
     loaders: Loaders
     observers: Observers
+    counts: bool = False
+    """Whether the store can count what each tenant has."""

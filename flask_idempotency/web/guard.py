@@ -1,4 +1,4 @@
-"""The one place that turns outcomes into answers, and ended work into settled claims."""
+"""The one place that has keys claimed before views run, and turns ended work into settled claims."""
 
 from __future__ import annotations
 
@@ -14,30 +14,14 @@ from flask import Flask, Request
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.wrappers import Response
 
-from flask_idempotency.engine.engine import Outcome, Replay
-from flask_idempotency.engine.errors import (
-    CorruptRecord,
-    IdempotencyError,
-    InvalidKey,
-    LeaseLost,
-    NotCommitted,
-    StoreUnavailable,
-)
-from flask_idempotency.engine.events import RecordCorrupt, ReplayForbidden, ReplayServed, StoreFailed
-from flask_idempotency.engine.key import Scope, one_key, parse_key
-from flask_idempotency.engine.outcome import Claimed, Erased, InFlight, Mismatched, OverQuota, Replayed, Unknown
-from flask_idempotency.engine.policy import Decision, Policy
-from flask_idempotency.engine.record import About
-from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, LeaseLost, NotCommitted, StoreUnavailable
+from flask_idempotency.engine.policy import Decision
 from flask_idempotency.engine.result import Result
-from flask_idempotency.web.answers import Answer, Answers
-from flask_idempotency.web.bodies import FORM_TYPES, TruncatedBody, read_body
+from flask_idempotency.web.answers import Answers
+from flask_idempotency.web.asking import Asking
 from flask_idempotency.web.decisions import decide, transactional, vanished, with_rows
 from flask_idempotency.web.desk import Desk
-from flask_idempotency.web.loaders import load_principal, load_tenant
-from flask_idempotency.web.outages import OutageLog
-from flask_idempotency.web.problems import Problem, failure, refusal
-from flask_idempotency.web.requests import client_keys, fingerprints
+from flask_idempotency.web.problems import failure
 from flask_idempotency.web.responses import capture
 from flask_idempotency.web.rows import Rows
 from flask_idempotency.web.streams import End, Orphans
@@ -52,11 +36,10 @@ class Guard:
     """Asks for claims and settles them, for one application. What belongs to one request is in its visit."""
 
     def __init__(self, app: Flask, desk: Desk) -> None:
-        self._app = app
         self._desk = desk
         self._answers = Answers(app, desk.loaders, docs_url=desk.settings.docs_url)
         self.rows = Rows(desk, self._answers)
-        self._outages = OutageLog()
+        self._asking = Asking(app, desk, self._answers)
         self.orphans: Orphans = deque()
 
     def enter(self, visit: Visit, request: Request) -> Response | None:
@@ -64,7 +47,7 @@ class Guard:
         self.hear_orphans()
         if not self._desk.settings.enabled:
             visit.phase = Phase.UNKEYED
-        answer = self._asked(visit, request) if self._desk.settings.enabled else None
+        answer = self._asking.ask(visit, request) if self._desk.settings.enabled else None
         if answer is None:
             if visit.phase is Phase.UNKEYED:
                 self.rows.begin(visit)
@@ -144,96 +127,6 @@ class Guard:
         else:
             decision, reason = vanished(visit), "worker-interrupted"
         self._settle_quietly(visit, decision, Result(status=500, kept=False), reason=reason)
-
-    def _asked(self, visit: Visit, request: Request) -> Answer | None:
-        policy = visit.policy
-        try:
-            client_key = _client_key(request, policy)
-            if policy.form_field is not None and request.mimetype in FORM_TYPES:
-                visit.body = read_body(request)  # the key was looked for in it
-            if client_key is None:
-                visit.phase = Phase.UNKEYED
-                return self._answers.problem(Problem("missing-key"), policy) if policy.required else None
-            visit.client_key = client_key
-            visit.tenant = load_tenant(self._desk.loaders, self._app)
-            visit.principal = load_principal(self._desk.loaders, request, self._app)
-            if visit.principal is None and not self._desk.settings.allow_anonymous:
-                return self._answers.problem(Problem("principal-required"), policy)
-            requests = self._claim_requests(visit, request)
-        except InvalidKey as error:
-            return self._answers.problem(failure(error), policy)
-        except TruncatedBody:
-            return self._answers.problem(Problem("truncated-body"), policy)
-        visit.record = requests[0].key.label
-        return self._claimed(visit, requests)
-
-    def _claim_requests(self, visit: Visit, request: Request) -> list[ClaimRequest]:
-        """The same request under every secret in use, newest first."""
-        policy, operation = visit.policy, visit.operation
-        scope = Scope(
-            namespace=self._desk.settings.namespace,
-            tenant=visit.tenant,
-            principal=visit.principal,
-            operation=operation if policy.scope == "operation" else None,
-        )
-        about = About(visit.tenant or "", visit.principal or "", request.method, operation)
-        identities = self._desk.identities
-        visit.body = read_body(request)
-        # Asked each time: an application may set them after the extension was set up.
-        by_host = self._app.url_map.host_matching or self._app.subdomain_matching
-        asked = fingerprints(request, policy, identities, by_host=by_host)
-        return [
-            ClaimRequest(identity.storage_key(scope, visit.client_key), fingerprint, policy.on_lapse, about)
-            for identity, fingerprint in zip(identities, asked, strict=True)
-        ]
-
-    def _claimed(self, visit: Visit, requests: list[ClaimRequest]) -> Answer | None:
-        try:
-            outcome = self._desk.engine.claim(requests[0], visit.policy, former=requests[1:])
-        except StoreUnavailable as error:
-            return self._store_failed(visit, error)
-        except CorruptRecord as error:
-            return self._answers.problem(failure(error), visit.policy)
-        if isinstance(outcome, Claimed):
-            visit.claim, visit.oldest, visit.phase = outcome.held, self._desk.identities[-1], Phase.CLAIMED
-            return None
-        return self._answer(visit, outcome)
-
-    def _answer(self, visit: Visit, outcome: Outcome) -> Answer:
-        match outcome:
-            case Replayed(replay):
-                return self._replay(visit, replay)
-            case InFlight() | Mismatched() | Unknown() | OverQuota() | Erased():
-                return self._answers.problem(refusal(outcome), visit.policy)
-            case Claimed():
-                raise AssertionError("a granted claim has no answer yet")
-            case unexpected:
-                assert_never(unexpected)
-
-    def _replay(self, visit: Visit, replay: Replay) -> Answer:
-        observers, who = self._desk.observers, (visit.record, visit.operation)
-        guard = self._desk.loaders.replay_guard
-        if guard is not None and not self._app.ensure_sync(guard)(replay.record):
-            observers(ReplayForbidden(*who))
-            return self._answers.problem(Problem("replay-forbidden"), visit.policy)
-        try:
-            answer = self._answers.replay(replay.result, visit.policy)
-        except CorruptRecord as error:
-            observers(RecordCorrupt(*who))
-            return self._answers.problem(failure(error), visit.policy)
-        observers(ReplayServed(*who, status=replay.result.status, kept=replay.result.kept))
-        return answer
-
-    def _store_failed(self, visit: Visit, error: StoreUnavailable) -> Answer | None:
-        name = type(error.__cause__ or error).__name__
-        allowed = visit.policy.on_store_down == "allow"
-        self._desk.observers(StoreFailed(visit.record, visit.operation, error=name, unprotected=allowed))
-        if not allowed:
-            self._outages.refused(visit.operation, error)
-            return self._answers.problem(failure(error), visit.policy)
-        _log.warning("%s runs unprotected: the store did not answer (%s)", visit.operation, name)
-        visit.phase = Phase.UNPROTECTED
-        return None
 
     def _capture(self, visit: Visit, response: Response) -> None:
         earlier = visit.tee() if visit.tee is not None else None
@@ -330,14 +223,7 @@ class Guard:
         if visit.claim is None:
             return
         try:
-            answer = self._answer(visit, self._desk.engine.successor(visit.claim))
+            answer = self._asking.answer(visit, self._desk.engine.successor(visit.claim), [visit.claim.key])
         except (StoreUnavailable, CorruptRecord) as error:
             answer = self._answers.problem(failure(error), visit.policy)
         answer.put_over(response, lost=visit.capture)
-
-
-def _client_key(request: Request, policy: Policy) -> str | None:
-    """The key that the request carries. Raises `InvalidKey` when it is malformed, or when several differ."""
-    values = client_keys(request, policy)
-    parse = partial(parse_key, max_length=policy.max_key_length, key_format=policy.key_format)
-    return one_key(values, parse) if values else None

@@ -24,6 +24,7 @@ from werkzeug.wrappers import Response
 from flask_idempotency.web.bodies import FORM_TYPES, Closing, watch_body
 from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.guard import Guard
+from flask_idempotency.web.loaders import check_counted
 from flask_idempotency.web.policies import Resolved
 from flask_idempotency.web.visit import Phase, Visit, context, context_id, slot
 
@@ -35,6 +36,7 @@ class Hooks:
 
     def __init__(self, app: Flask, desk: Desk) -> None:
         self._app = app
+        self._desk = desk
         self._policies = desk.policies
         self._enabled = desk.settings.enabled
         self._guard = Guard(app, desk)
@@ -57,6 +59,7 @@ class Hooks:
         """Note that this request may be keyed. Reads no body and calls no store: it may stand before authentication."""
         if not self._checked:
             self._policies.check_all()
+            check_counted(self._desk.loaders, self._desk.settings.quota, counts=self._desk.counts)
             if self.at_first is not None:
                 self.at_first()
             self._checked = True

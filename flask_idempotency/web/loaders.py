@@ -11,6 +11,7 @@ from typing import Any
 from flask import Flask, Request
 
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Record
 
 Loader = Callable[[], "str | None"]
@@ -19,11 +20,12 @@ Loader = Callable[[], "str | None"]
 class Loaders:
     """What an application registered on the extension. Set while it is being set up, only read afterwards."""
 
-    __slots__ = ("principal", "problem_renderer", "replay_guard", "tenant")
+    __slots__ = ("principal", "problem_renderer", "quota", "replay_guard", "tenant")
 
     def __init__(self, *, principal: Loader | None = None, tenant: Loader | None = None) -> None:
         self.principal = principal
         self.tenant = tenant
+        self.quota: Callable[[str | None], Quota | None] | None = None
         self.replay_guard: Callable[[Record], bool] | None = None
         self.problem_renderer: Callable[[Any], Any] | None = None
 
@@ -52,6 +54,28 @@ def load_principal(loaders: Loaders, request: Request, app: Flask) -> str | None
 def load_tenant(loaders: Loaders, app: Flask) -> str | None:
     """The tenant on whose behalf this request acts, or None."""
     return None if loaders.tenant is None else _checked(app.ensure_sync(loaders.tenant)(), "tenant_loader")
+
+
+def load_quota(loaders: Loaders, default: Quota | None, tenant: str | None, app: Flask) -> Quota | None:
+    """What this tenant may have: the default, and over it what the loader says. None: nothing is to be counted."""
+    if loaders.quota is None:
+        return default
+    own = app.ensure_sync(loaders.quota)(tenant)
+    if own is not None and not isinstance(own, Quota):
+        raise ConfigurationError(
+            f"The quota_loader returned a {type(own).__name__}. It must return a Quota, or None for the default."
+        )
+    return (default or Quota()).overlaid(own)
+
+
+def check_counted(loaders: Loaders, default: Quota | None, *, counts: bool) -> None:
+    """Raises `ConfigurationError` for quotas over a store that counts nothing."""
+    if not counts and (default is not None or loaders.quota is not None):
+        named = "A quota_loader is registered" if default is None else "IDEMPOTENCY_QUOTA_* is set"
+        raise ConfigurationError(
+            f"{named}, and the store cannot count what each tenant has: it has no `ledger`. Remove the quotas, or use a "
+            "memory, Redis or SQL store of this package."
+        )
 
 
 def _checked(value: Any, loader: str) -> str | None:

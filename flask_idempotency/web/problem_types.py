@@ -63,6 +63,18 @@ _ROWS = (
         retry=True,
     ),
     ProblemType(
+        code="request-too-large",
+        status=413,
+        title="Request body too large",
+        detail="The body is larger than this operation accepts with an idempotency key. Nothing was done.",
+        guide=(
+            "The request's body is longer than the operation allows for requests that carry an idempotency key. It was not "
+            "read to its end, nothing was done and the key was not used. Retrying the same request cannot help: send less, "
+            "or in several requests, each with a key of its own."
+        ),
+        retry=False,
+    ),
+    ProblemType(
         code="in-flight",
         status=409,
         title="The first request is still running",
@@ -199,13 +211,13 @@ _ROWS = (
     ProblemType(
         code="over-quota",
         status=429,
-        title="Too many idempotency keys",
-        detail="The tenant has as many as it may, so no new one is accepted for now. Nothing was done.",
+        title="No more new idempotency keys for now",
+        detail="The tenant has as much as it may, so no new idempotency key is accepted for now. Nothing was done.",
         guide=(
             "The tenant of this request has reached a limit on idempotency keys: on live records, on stored bytes, on "
-            "requests in flight or on new keys in a while; `RateLimit` says which. Nothing was done and the key was not "
-            "used. Keys that were used before still work: retries are always answered. Send the same request with the "
-            "same key again after Retry-After."
+            "requests in flight or on new keys in a while; `detail` and the `RateLimit` field say which. Nothing was done "
+            "and the key was not used. Keys that were used before still work: retries are always answered. Send the same "
+            "request with the same key again after Retry-After."
         ),
         retry=True,
         stripe_type="rate_limit_error",

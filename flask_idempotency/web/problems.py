@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Protocol, assert_never
 
 from werkzeug.datastructures import Headers
@@ -13,6 +15,7 @@ from werkzeug.wrappers import Response
 
 from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, InvalidKey, NotCommitted, StoreUnavailable
 from flask_idempotency.engine.outcome import Erased, InFlight, Mismatched, OverQuota, Unknown
+from flask_idempotency.engine.quota import LIMITS
 from flask_idempotency.profiles import Profile
 from flask_idempotency.web.problem_types import PROBLEMS, ProblemType
 
@@ -30,6 +33,9 @@ CONFLICT_RETRY_SECONDS = 1
 QUOTA_RETRY_SECONDS = 60
 """Where the store cannot tell when something will be free: a caller that is over its quota is in no hurry."""
 
+QUOTA_UNITS: Mapping[str, str] = MappingProxyType({"bytes": "content-bytes", "in-flight": "concurrent-requests"})
+"""How `RateLimit-Policy` says what a limit counts, where that is not requests."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -40,6 +46,8 @@ class Problem:
     """Added to the row's detail: what is wrong with the key, when it was first seen. Never a value the client sent."""
     status: int | None = None
     retry_after: float | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    """What HTTP says about it besides, in fields of its own."""
 
     def __post_init__(self) -> None:
         if self.status is None and PROBLEMS[self.code].status is None:
@@ -58,14 +66,14 @@ def refusal(outcome: InFlight | Mismatched | Unknown | OverQuota | Erased) -> Pr
     """The problem that tells a caller why its request is not run."""
     match outcome:
         case InFlight(retry_after):
-            return Problem("in-flight", retry_after=retry_after)
+            return Problem("in-flight", retry_after=min(retry_after, RETRY_AFTER_CAP_SECONDS))
         case Mismatched(first_seen):
             seen = datetime.fromtimestamp(int(first_seen), UTC)
             return Problem("key-reused", f"It was first seen at {seen:%Y-%m-%dT%H:%M:%SZ}.")
         case Unknown():
             return Problem("outcome-unknown")
-        case OverQuota(retry_after=retry_after):
-            return Problem("over-quota", retry_after=retry_after or QUOTA_RETRY_SECONDS)
+        case OverQuota():
+            return _over_quota(outcome)
         case Erased():
             return Problem("answer-erased")
         case unexpected:
@@ -102,6 +110,7 @@ def render(problem: Problem, *, profile: Profile, docs_url: str, response_class:
     ]
     if problem.retry_after is not None:
         headers.append(("Retry-After", str(_whole_seconds(problem.retry_after))))
+    headers += problem.headers
     document: dict[str, Any]
     match profile.body:
         case "problem":
@@ -131,6 +140,26 @@ def _underscored(code: str) -> str:
     return code.replace("-", "_")
 
 
+def _over_quota(outcome: OverQuota) -> Problem:
+    """Fields as in draft-ietf-httpapi-ratelimit-headers: the one limit that is reached, and when to look again."""
+    seconds = outcome.retry_after or QUOTA_RETRY_SECONDS
+    if outcome.limit == "in-flight":
+        # As for one key: a lease says when the owner was last seen, and most work ends long before.
+        seconds = min(seconds, RETRY_AFTER_CAP_SECONDS)
+    policy = f'"{outcome.limit}";q={outcome.allowed}'
+    if outcome.limit in QUOTA_UNITS:
+        policy += f';qu="{QUOTA_UNITS[outcome.limit]}"'
+    if outcome.window is not None:
+        policy += f";w={_whole_seconds(outcome.window)}"
+    state = f'"{outcome.limit}";r=0;t={_whole_seconds(seconds)}'
+    return Problem(
+        "over-quota",
+        f"The limit is on {LIMITS[outcome.limit]}: {outcome.allowed}.",
+        retry_after=seconds,
+        headers=(("RateLimit-Policy", policy), ("RateLimit", state)),
+    )
+
+
 def _whole_seconds(seconds: float) -> int:
     # Zero would invite a client to ask again at once, for as long as the work runs.
-    return max(1, min(math.ceil(seconds), RETRY_AFTER_CAP_SECONDS))
+    return max(1, math.ceil(seconds))

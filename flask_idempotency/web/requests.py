@@ -32,7 +32,7 @@ def client_keys(request: Request, policy: Policy) -> list[str]:
     """`header_keys`, and the values of the form field that may carry the key: only then is a body read and parsed."""
     keys = header_keys(request, policy)
     if policy.form_field is not None and request.mimetype in FORM_TYPES:
-        form = _form(request, read_body(request))
+        form = _form(request, read_body(request, most=policy.max_request_body))
         keys += form.values(policy.form_field) if form is not None else []
     return keys
 
@@ -54,7 +54,7 @@ def fingerprints(
         headers=[
             (name, value) for name in policy.fingerprint_headers if (value := request.headers.get(name)) is not None
         ],
-        body=_body_digest(request, policy, read_body(request)),
+        body=_body_digest(request, policy, read_body(request, most=policy.max_request_body)),
     )
     return tuple(map(digest, identities))
 

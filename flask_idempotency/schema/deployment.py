@@ -1,0 +1,90 @@
+"""What a deployment sets, and no endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from marshmallow import fields, validate
+
+from flask_idempotency.schema.fields import Rate, count
+from flask_idempotency.schema.policy import PolicySchema
+
+MEMORY = "memory://"
+DOCS_URL = "https://flask-idempotency.readthedocs.io/problems/"
+
+
+class DeploymentSchema(PolicySchema):
+    """What changes with the deployment, not with the endpoint: configuration only."""
+
+    store = fields.Raw(
+        metadata={"doc": 'A URL, a `Store` object, or `"package.module:factory"`.', "default": "memory://"}
+    )
+    redis_url = fields.String(
+        metadata={
+            "doc": "With a SQL store: a Redis or Valkey that answers replays in its place. It may lose everything at any "
+            "time; SQL alone grants.",
+            "default": "none",
+        }
+    )
+    claim_strategy = fields.String(
+        validate=validate.OneOf(["insert", "row_lock", "advisory"], error="must be one of: {choices}."),
+        metadata={
+            "doc": "How a SQL store claims a key. `row_lock` and `advisory` are for PostgreSQL.",
+            "default": "insert",
+        },
+    )
+    namespace = fields.String(
+        validate=validate.Length(min=1, error="must not be empty."),
+        metadata={
+            "doc": "Keeps applications apart in one store. Changing it makes every key new.",
+            "default": "the application's name",
+        },
+    )
+    secret = fields.Raw(
+        metadata={
+            "doc": "Derives every storage key: a string, or a list of them, oldest last, during a rotation.",
+            "default": "derived from `SECRET_KEY`, with a warning",
+        }
+    )
+    docs_url = fields.String(metadata={"doc": "Where the `type` of a problem points to.", "default": DOCS_URL})
+    allow_anonymous = fields.Boolean(
+        metadata={"doc": "Whether requests that nobody signed in for may use keys.", "default": True}
+    )
+    quota_records = count(
+        allow_none=True,
+        metadata={
+            "doc": "Most live records of one tenant: in progress, quarantined, and answers whose life has not ended.",
+            "default": "no limit",
+        },
+    )
+    quota_bytes = count(
+        allow_none=True,
+        metadata={"doc": "Most bytes of stored answers of one tenant, as they were sent.", "default": "no limit"},
+    )
+    quota_in_flight = count(
+        allow_none=True,
+        metadata={"doc": "Most requests of one tenant that run at once under keys.", "default": "no limit"},
+    )
+    quota_new_keys = Rate(
+        allow_none=True,
+        metadata={
+            "doc": "Most new keys of one tenant in each window: `(count, seconds)`.",
+            "default": "no limit",
+        },
+    )
+    max_waiters = count(
+        metadata={
+            "doc": "Most duplicates that wait at once in one process. Aim at a quarter of its threads.",
+            "default": 2,
+        },
+    )
+    enabled = fields.Boolean(
+        metadata={"doc": "False leaves the application exactly as if the extension were not there.", "default": True}
+    )
+
+
+NOT_YET: Mapping[str, str] = {
+    "encryption": "encryption at rest",
+    "key_ring": "encryption at rest",
+}
+"""Settings of the contract that this release does not carry out. Silence would pass for a promise, so each is refused."""

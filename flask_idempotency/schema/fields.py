@@ -1,0 +1,167 @@
+"""The types of values in configuration: what each accepts, and what becomes of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from marshmallow import ValidationError, fields, validate
+
+from flask_idempotency.engine.fingerprint import check_pointer
+from flask_idempotency.engine.quota import NewKeys
+from flask_idempotency.profiles import faults_of_kept
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_STATUS_CLASS = re.compile(r"([1-5])xx", re.IGNORECASE)
+
+MAX_WINDOW_SECONDS = 366 * 24 * 3600.0
+
+
+def count(*, least: int = 0, **options: Any) -> fields.Integer:
+    """A whole number, from this one up. True is none."""
+    error = "must not be negative." if least == 0 else f"must be at least {least}."
+    return fields.Integer(strict=True, validate=validate.Range(min=least, error=error), **options)
+
+
+def positive() -> validate.Range:
+    """For durations that must not be 0."""
+    return validate.Range(min=0, min_inclusive=False, error="must be more than 0.")
+
+
+class Seconds(fields.Field[float]):
+    """A duration in seconds, written as a number or a `timedelta`."""
+
+    def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any) -> float:
+        if isinstance(value, timedelta):
+            return value.total_seconds()
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValidationError("must be a number of seconds or a timedelta.")
+        return float(value)
+
+
+class HeaderNames(fields.Field[tuple[str, ...]]):
+    """One header name, or several: the first is the one in use, the rest are aliases."""
+
+    def _deserialize(
+        self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any
+    ) -> tuple[str, ...]:
+        names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+        if not all(isinstance(name, str) and _TOKEN.fullmatch(name) for name in names):
+            raise ValidationError("must be a header name such as Idempotency-Key, or a list of them.")
+        return names
+
+
+class KeptHeaders(fields.Field[frozenset[str]]):
+    """Names of response headers to keep, in lower case. What belongs to one caller is refused, not ignored."""
+
+    def _deserialize(
+        self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any
+    ) -> frozenset[str]:
+        names = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
+        if not all(isinstance(name, str) for name in names):
+            raise ValidationError("must be a header name, or a list of them.")
+        if faults := faults_of_kept(names):
+            raise ValidationError(faults)
+        return frozenset(name.lower() for name in names)
+
+
+class HeaderPairs(fields.Field[tuple[tuple[str, str], ...]]):
+    """The headers that mark a replay: one name (its value is then `true`), or a mapping of names to values."""
+
+    def _deserialize(
+        self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any
+    ) -> tuple[tuple[str, str], ...]:
+        pairs = {value: "true"} if isinstance(value, str) else dict(value) if isinstance(value, Mapping) else None
+        if pairs is None or not all(
+            isinstance(name, str) and _TOKEN.fullmatch(name) and isinstance(text, str) and _is_header_text(text)
+            for name, text in pairs.items()
+        ):
+            raise ValidationError("must be a header name, or a mapping of header names to values.")
+        return tuple(pairs.items())
+
+
+class Statuses(fields.Field[frozenset[int]]):
+    """HTTP statuses: numbers, and classes such as "5xx"."""
+
+    def _deserialize(
+        self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any
+    ) -> frozenset[int]:
+        if isinstance(value, str | int) or not isinstance(value, Iterable):
+            value = (value,)
+        return frozenset(status for item in value for status in _statuses(item))
+
+
+class Methods(fields.Field[frozenset[str]]):
+    """HTTP methods in scope. GET, HEAD and OPTIONS are safe to repeat by definition (RFC 9110) and never in scope."""
+
+    def _deserialize(
+        self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any
+    ) -> frozenset[str]:
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise ValidationError('must be a list of methods such as ["POST", "PATCH"].')
+        methods = frozenset(str(method).upper() for method in value)
+        if safe := methods & {"GET", "HEAD", "OPTIONS", "TRACE"}:
+            raise ValidationError(
+                f"must not contain {', '.join(sorted(safe))}: such requests are safe to repeat anyway."
+            )
+        return methods
+
+
+class Pointers(fields.Field[tuple[str, ...]]):
+    """JSON Pointers (RFC 6901) of members that may change from one retry to the next."""
+
+    def _deserialize(
+        self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any
+    ) -> tuple[str, ...]:
+        pointers = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+        if not all(isinstance(pointer, str) for pointer in pointers):
+            raise ValidationError('must be a JSON Pointer such as "/sent_at", or a list of them.')
+        for pointer in pointers:
+            try:
+                check_pointer(pointer)
+            except ValueError as error:
+                raise ValidationError(str(error)) from error
+        return pointers
+
+
+class CallableField(fields.Field[Callable[..., Any]]):
+    """A function."""
+
+    def _deserialize(
+        self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any
+    ) -> Callable[..., Any]:
+        if not callable(value):
+            raise ValidationError("must be a function.")
+        return value  # type: ignore[no-any-return]
+
+
+class Rate(fields.Field[NewKeys]):
+    """So many in each so long: a pair of a whole number and a duration."""
+
+    def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any) -> NewKeys:
+        if isinstance(value, NewKeys):
+            value = (value.count, value.seconds)
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) != 2:
+            raise ValidationError("must be a pair: how many keys, and in each how many seconds, such as (1000, 3600).")
+        number, length = value
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise ValidationError("must begin with a whole number of keys, from 0 up.")
+        seconds = Seconds().deserialize(length) or 0.0
+        if not 0 < seconds <= MAX_WINDOW_SECONDS:
+            raise ValidationError("must end with a window of more than 0 seconds and not more than a year.")
+        return NewKeys(number, seconds)
+
+
+def _is_header_text(text: str) -> bool:
+    return all(" " <= char <= "~" for char in text)
+
+
+def _statuses(item: Any) -> Iterable[int]:
+    if isinstance(item, str) and (match := _STATUS_CLASS.fullmatch(item)):
+        return range(int(match[1]) * 100, int(match[1]) * 100 + 100)
+    if isinstance(item, int) and not isinstance(item, bool) and 100 <= item <= 599:
+        return (item,)
+    raise ValidationError('must contain statuses from 100 to 599, or classes such as "5xx".')

@@ -1,0 +1,150 @@
+"""From a request to a claim, or to the answer that it gets in its view's place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import assert_never
+
+from flask import Flask, Request
+
+from flask_idempotency.engine.engine import Outcome, Replay
+from flask_idempotency.engine.errors import CorruptRecord, InvalidKey, StoreUnavailable
+from flask_idempotency.engine.events import ReplayForbidden, ReplayServed, StoreFailed
+from flask_idempotency.engine.key import Scope, StorageKey, one_key, parse_key
+from flask_idempotency.engine.outcome import Claimed, Erased, InFlight, Mismatched, OverQuota, Replayed, Unknown
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.record import About
+from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.web.answers import Answer, Answers
+from flask_idempotency.web.bodies import FORM_TYPES, BodyTooLarge, TruncatedBody, read_body
+from flask_idempotency.web.desk import Desk
+from flask_idempotency.web.loaders import load_principal, load_quota, load_tenant
+from flask_idempotency.web.outages import OutageLog
+from flask_idempotency.web.problems import Problem, failure, refusal
+from flask_idempotency.web.requests import client_keys, fingerprints
+from flask_idempotency.web.visit import Phase, Visit
+
+_log = logging.getLogger("flask_idempotency")
+
+
+class Asking:
+    """Asks for claims, for one application. Nothing of any request stays here."""
+
+    def __init__(self, app: Flask, desk: Desk, answers: Answers) -> None:
+        self._app = app
+        self._desk = desk
+        self._answers = answers
+        self._outages = OutageLog()
+
+    def ask(self, visit: Visit, request: Request) -> Answer | None:
+        """The answer to give in the view's place. None: the view is to run, and the visit's phase says on what terms."""
+        policy = visit.policy
+        try:
+            client_key = _client_key(request, policy)
+            if policy.form_field is not None and request.mimetype in FORM_TYPES:
+                # The key was looked for in it.
+                visit.body = read_body(request, most=policy.max_request_body)
+            if client_key is None:
+                visit.phase = Phase.UNKEYED
+                return self._answers.problem(Problem("missing-key"), policy) if policy.required else None
+            visit.client_key = client_key
+            visit.tenant = load_tenant(self._desk.loaders, self._app)
+            visit.principal = load_principal(self._desk.loaders, request, self._app)
+            if visit.principal is None and not self._desk.settings.allow_anonymous:
+                return self._answers.problem(Problem("principal-required"), policy)
+            requests = self._claim_requests(visit, request)
+        except InvalidKey as error:
+            return self._answers.problem(failure(error), policy)
+        except TruncatedBody:
+            return self._answers.problem(Problem("truncated-body"), policy)
+        except BodyTooLarge:
+            return self._answers.problem(Problem("request-too-large"), policy)
+        visit.record = requests[0].key.label
+        return self._claimed(visit, requests)
+
+    def answer(self, visit: Visit, outcome: Outcome, keys: Sequence[StorageKey]) -> Answer:
+        """What is said of an outcome that is no claim. `keys` are those under which its record may be."""
+        match outcome:
+            case Replayed(replay):
+                return self._replay(visit, replay, keys)
+            case InFlight() | Mismatched() | Unknown() | OverQuota() | Erased():
+                return self._answers.problem(refusal(outcome), visit.policy)
+            case Claimed():
+                raise AssertionError("a granted claim has no answer yet")
+            case unexpected:
+                assert_never(unexpected)
+
+    def _claim_requests(self, visit: Visit, request: Request) -> list[ClaimRequest]:
+        """The same request under every secret in use, newest first."""
+        policy, operation = visit.policy, visit.operation
+        scope = Scope(
+            namespace=self._desk.settings.namespace,
+            tenant=visit.tenant,
+            principal=visit.principal,
+            operation=operation if policy.scope == "operation" else None,
+        )
+        about = About(visit.tenant or "", visit.principal or "", request.method, operation)
+        identities = self._desk.identities
+        visit.body = read_body(request, most=policy.max_request_body)
+        # Asked each time: an application may set them after the extension was set up.
+        by_host = self._app.url_map.host_matching or self._app.subdomain_matching
+        asked = fingerprints(request, policy, identities, by_host=by_host)
+        return [
+            ClaimRequest(identity.storage_key(scope, visit.client_key), fingerprint, policy.on_lapse, about)
+            for identity, fingerprint in zip(identities, asked, strict=True)
+        ]
+
+    def _claimed(self, visit: Visit, requests: list[ClaimRequest]) -> Answer | None:
+        quota = load_quota(self._desk.loaders, self._desk.settings.quota, visit.tenant, self._app)
+        try:
+            outcome = self._desk.engine.claim(requests[0], visit.policy, former=requests[1:], quota=quota)
+        except StoreUnavailable as error:
+            return self._store_failed(visit, error)
+        except CorruptRecord as error:
+            return self._answers.problem(failure(error), visit.policy)
+        if isinstance(outcome, Claimed):
+            visit.claim, visit.oldest, visit.phase = outcome.held, self._desk.identities[-1], Phase.CLAIMED
+            return None
+        return self.answer(visit, outcome, [request.key for request in requests])
+
+    def _replay(self, visit: Visit, replay: Replay, keys: Sequence[StorageKey]) -> Answer:
+        observers, who = self._desk.observers, (visit.record, visit.operation)
+        guard = self._desk.loaders.replay_guard
+        if guard is not None and not self._app.ensure_sync(guard)(replay.record):
+            observers(ReplayForbidden(*who))
+            return self._answers.problem(Problem("replay-forbidden"), visit.policy)
+        try:
+            answer = self._answers.replay(replay.result, visit.policy)
+        except CorruptRecord as error:
+            self._condemn(keys, replay)
+            return self._answers.problem(failure(error), visit.policy)
+        observers(ReplayServed(*who, status=replay.result.status, kept=replay.result.kept))
+        return answer
+
+    def _condemn(self, keys: Sequence[StorageKey], replay: Replay) -> None:
+        try:
+            for key in keys:  # it is under one of them, and all others are left as they are
+                self._desk.engine.condemn(key, replay)
+        except StoreUnavailable as error:
+            # The next retry will find it out again.
+            _log.warning("a record that cannot be read could not be quarantined (%s)", type(error).__name__)
+
+    def _store_failed(self, visit: Visit, error: StoreUnavailable) -> Answer | None:
+        name = type(error.__cause__ or error).__name__
+        allowed = visit.policy.on_store_down == "allow"
+        self._desk.observers(StoreFailed(visit.record, visit.operation, error=name, unprotected=allowed))
+        if not allowed:
+            self._outages.refused(visit.operation, error)
+            return self._answers.problem(failure(error), visit.policy)
+        _log.warning("%s runs unprotected: the store did not answer (%s)", visit.operation, name)
+        visit.phase = Phase.UNPROTECTED
+        return None
+
+
+def _client_key(request: Request, policy: Policy) -> str | None:
+    """The key that the request carries. Raises `InvalidKey` when it is malformed, or when several differ."""
+    values = client_keys(request, policy)
+    parse = partial(parse_key, max_length=policy.max_key_length, key_format=policy.key_format)
+    return one_key(values, parse) if values else None
