@@ -1,0 +1,124 @@
+"""Sealing answers anew, so that an old key of the ring may go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final, Protocol
+
+from flask_idempotency.engine.errors import CorruptRecord, DataKeyGone
+from flask_idempotency.engine.ports import Binding, Codec
+from flask_idempotency.engine.record import ERASED, Record
+from flask_idempotency.engine.upkeep import Answer, Answers, DataKeys
+
+BATCH: Final = 500
+"""Answers that are looked at in one page: some hundred milliseconds of work, after which somebody else may have a turn."""
+
+GRACE_SECONDS: Final = 300.0
+"""How long a closed key stays at least: longer than any completion is on its way that began before it was closed."""
+
+
+class Sealed(Protocol):
+    """The key of the ring that new answers are sealed under."""
+
+    @property
+    def newest(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """What one run has done. An old key of the ring may go when `keys status` finds nothing under it any more."""
+
+    resealed: int = 0
+    passed_over: int = 0
+    """Changed or removed by somebody else meanwhile, or erased: nothing to do."""
+    unreadable: int = 0
+    """Cannot be opened, so they stay as they are. A retry of their keys quarantines them."""
+    closed: int = 0
+    """Data keys that seal no more from now on."""
+    retired: int = 0
+    """Data keys that are gone: nothing was sealed with them any more."""
+
+    @property
+    def done(self) -> bool:
+        """Whether everything that can be opened is sealed under the newest key."""
+        return self.resealed == 0 and self.closed == 0
+
+
+class _Outcome(Enum):
+    RESEALED = "resealed"
+    PASSED_OVER = "passed_over"
+    UNREADABLE = "unreadable"
+
+
+def rotate(
+    answers: Answers,
+    data_keys: DataKeys,
+    codec: Codec,
+    ring: Sealed,
+    *,
+    batch: int = BATCH,
+    grace: float = GRACE_SECONDS,
+    pause: Callable[[], None] = lambda: None,
+) -> Rotation:
+    """Seal every answer anew that is not sealed under the newest key of the ring, plain ones too.
+
+    Requests go on meanwhile and find every answer, sealed in the old way or in the new one; each keeps its expiry. What is
+    completed under an old key from now on is sealed with a new one by whoever completes it. `pause` is called after every
+    page. Run it once more after `grace` seconds, and it retires the data keys that are needed no more.
+
+    Raises `StoreUnavailable` when the store or the provider of keys does not answer; what was done until then stays.
+    """
+    newest = ring.newest
+    old = data_keys.others(newest)
+    report = Rotation()
+    for tid, key in old:
+        if key.closed_for is None:
+            data_keys.close(tid, key.number)
+            report = replace(report, closed=report.closed + 1)
+    used: set[tuple[bytes, int]] = set()
+    after: bytes | None = b""
+    while after is not None:
+        page = answers.walk(after=after, limit=batch, other_than=newest)
+        for answer in page.answers:
+            outcome = _reseal(answer, answers, codec)
+            report = replace(report, **{outcome.value: getattr(report, outcome.value) + 1})
+            if outcome is not _Outcome.RESEALED:
+                used |= _used_by(answer)
+        after = page.after
+        if after is not None:
+            pause()
+    for tid, key in old:
+        if key.closed_for is not None and key.closed_for >= grace and (tid, key.number) not in used:
+            data_keys.retire(tid, key.number)
+            report = replace(report, retired=report.retired + 1)
+    return report
+
+
+def _reseal(answer: Answer, answers: Answers, codec: Codec) -> _Outcome:
+    record, payload = answer.record, answer.record.payload
+    if payload is None or record.erased or payload.sealed_by == ERASED:
+        return _Outcome.PASSED_OVER
+    binding = _binding(answer)
+    try:
+        result = codec.open(payload, binding)
+    except CorruptRecord:
+        return _Outcome.UNREADABLE
+    for _ in range(2):
+        try:
+            anew = codec.seal(result, binding)
+            return _Outcome.RESEALED if answers.replace(answer.key, payload, anew) else _Outcome.PASSED_OVER
+        except DataKeyGone:
+            codec.forget(answer.key)
+    return _Outcome.PASSED_OVER
+
+
+def _binding(answer: Answer) -> Binding:
+    record: Record = answer.record
+    return Binding(answer.key, record.token, record.fence, record.fingerprint)
+
+
+def _used_by(answer: Answer) -> set[tuple[bytes, int]]:
+    payload = answer.record.payload
+    return set() if payload is None or payload.sealed_by is None else {(answer.key.tid, payload.sealed_by.number)}

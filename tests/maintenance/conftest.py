@@ -1,0 +1,85 @@
+"""A store, and a codec whose ring a test can turn."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from flask_idempotency.codec.data_keys import DataKeyring
+from flask_idempotency.codec.encryption import EncryptedCodec
+from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.codec.keyring import KeyRing
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.engine.ports import Binding
+from flask_idempotency.engine.quota import Quota
+from flask_idempotency.engine.record import Record
+from flask_idempotency.engine.result import Result
+from flask_idempotency.maintenance.rotate import Rotation, rotate
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing.contract.examples import KEEP, LEASE, a_key, a_request, a_token, found
+
+KEYS = {kid: os.urandom(32) for kid in ("2024", "2025", "2026")}
+ANSWER = Result(201, metadata=(("Location", "/payments/1"),), body=b"paid")
+
+
+class Office:
+    """One process: its ring, its codec, and the store it shares with others."""
+
+    def __init__(self, store: MemoryStore, clock: FrozenClock, kids: Sequence[str] | None = ("2025",)) -> None:
+        self.store, self.clock = store, clock
+        self.turn(kids)
+
+    def turn(self, kids: Sequence[str] | None) -> None:
+        """A restart with this ring, the newest key first; or with encryption off."""
+        self.ring = KeyRing({kid: KEYS[kid] for kid in kids or ("2025",)})
+        keys = DataKeyring(self.ring, self.store.data_keys, monotonic=lambda: self.clock.now)
+        self.codec = EncryptedCodec(EnvelopeCodec(compression=None), keys, sealing=kids is not None)
+
+    def claim(self, key: StorageKey | None = None, *, quota: Quota | None = None) -> tuple[StorageKey, bytes, Binding]:
+        key, token = key or a_key(), a_token()
+        request = a_request(key)
+        outcome = self.store.claim(request, token=token, lease=LEASE, quota=quota)
+        assert isinstance(outcome, Claimed)
+        return key, token, Binding(key, token, outcome.held.fence, request.fingerprint)
+
+    def answer(
+        self, result: Result = ANSWER, *, key: StorageKey | None = None, quota: Quota | None = None
+    ) -> StorageKey:
+        """A key that has been answered, in this process's way."""
+        key, token, binding = self.claim(key, quota=quota)
+        self.store.complete(key, token, self.codec.seal(result, binding), keep=KEEP)
+        return key
+
+    def opened(self, key: StorageKey) -> Result:
+        record = found(self.store, key)
+        assert record.payload is not None
+        return self.codec.open(record.payload, Binding(key, record.token, record.fence, record.fingerprint))
+
+    def damage(self, key: StorageKey) -> Record:
+        """Somebody else wrote to the store."""
+        record = found(self.store, key)
+        assert record.payload is not None
+        assert self.store.answers.replace(key, record.payload, replace(record.payload, data=record.payload.data[::-1]))
+        return found(self.store, key)
+
+    def kid(self, key: StorageKey) -> str | None:
+        payload = found(self.store, key).payload
+        return None if payload is None or payload.sealed_by is None else payload.sealed_by.kid
+
+    def rotate(self, *, batch: int = 2, grace: float = 0.0) -> Rotation:
+        return rotate(self.store.answers, self.store.data_keys, self.codec, self.ring, batch=batch, grace=grace)
+
+
+@pytest.fixture
+def clock() -> FrozenClock:
+    return FrozenClock()
+
+
+@pytest.fixture
+def office(clock: FrozenClock) -> Office:
+    return Office(MemoryStore(clock), clock)

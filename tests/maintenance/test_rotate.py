@@ -1,0 +1,222 @@
+"""Answers are sealed anew under the newest key of the ring, while everybody goes on."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from flask_idempotency.engine.errors import DataKeyGone, StoreUnavailable
+from flask_idempotency.engine.ports import Binding, Codec
+from flask_idempotency.engine.quota import Drift, Quota
+from flask_idempotency.engine.record import Payload
+from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.sealing import Sealing
+from flask_idempotency.maintenance.rotate import GRACE_SECONDS, Rotation, rotate
+from flask_idempotency.testing.contract.examples import KEEP, a_key, found
+from tests.maintenance.conftest import ANSWER, Office
+
+
+def test_every_answer_is_sealed_under_the_newest_key_and_reads_as_before(office: Office) -> None:
+    """
+    Of several tenants, in pages of two; the old key is not needed any more afterwards.
+    """
+    keys = [office.answer(replace(ANSWER, body=b"%d" % number)) for number in range(5)]
+    office.turn(("2026", "2025"))
+    report = office.rotate()
+
+    assert (5, 5, 0, 0) == (report.resealed, report.closed, report.passed_over, report.unreadable)
+    assert {"2026": 5} == office.store.answers.count()
+    office.turn(("2026",))
+    assert [b"%d" % number for number in range(5)] == [office.opened(key).body for key in keys]
+
+
+def test_nothing_but_the_seal_changes(office: Office) -> None:
+    """
+    Expiry, token, fence, the clear facts, and what the ledger has counted.
+    """
+    key = office.answer(quota=Quota())
+    before, usage = found(office.store, key), office.store.ledger.usage(key.tid)
+    office.turn(("2026", "2025"))
+    office.rotate()
+    after = found(office.store, key)
+
+    assert after.payload is not None
+    assert before.payload is not None
+    assert before == replace(after, payload=before.payload)
+    assert replace(after.payload, data=before.payload.data, sealed_by=before.payload.sealed_by) == before.payload
+    assert (usage, Drift()) == (office.store.ledger.usage(key.tid), office.store.ledger.reconcile(key.tid))
+
+
+def test_a_second_run_finds_nothing_to_do(office: Office) -> None:
+    """
+    And says so.
+    """
+    office.answer()
+    office.turn(("2026", "2025"))
+
+    assert [False, True, True] == [office.rotate(grace=60).done for _ in range(3)]
+    assert Rotation() == office.rotate(grace=60)
+
+
+def test_plain_answers_are_sealed_when_encryption_was_switched_on(office: Office) -> None:
+    """
+    At rest means those that are there already, too.
+    """
+    office.turn(None)
+    key = office.answer()
+    assert office.kid(key) is None
+    office.turn(("2025",))
+    office.rotate()
+
+    assert ("2025", ANSWER) == (office.kid(key), office.opened(key))
+
+
+def test_old_data_keys_go_only_when_nothing_can_be_on_its_way_any_more(office: Office) -> None:
+    """
+    Closed at once, retired a while later, by a run that has met no answer under them.
+    """
+    key = office.answer()
+    office.turn(("2026", "2025"))
+    assert (1, 0) == (office.rotate(grace=GRACE_SECONDS).closed, office.rotate(grace=GRACE_SECONDS).retired)
+    office.clock.advance(GRACE_SECONDS - 1)
+    assert (0, 2) == (office.rotate(grace=GRACE_SECONDS).retired, len(office.store.data_keys.shelf(key.tid).keys))
+    office.clock.advance(1)
+    assert 1 == office.rotate(grace=GRACE_SECONDS).retired
+    assert {"2026": 1} == office.store.data_keys.count()
+
+
+def test_a_data_key_stays_while_an_answer_under_it_cannot_be_sealed_anew(office: Office) -> None:
+    """
+    Whoever can mend the answer will need it. The answer is left as it is: a chore quarantines nothing.
+    """
+    key = office.answer()
+    damaged = office.damage(key)
+    office.turn(("2026", "2025"))
+    reports = [office.rotate() for _ in range(3)]
+
+    assert [(0, 1, 0)] * 3 == [(each.resealed, each.unreadable, each.retired) for each in reports]
+    assert damaged == found(office.store, key)
+
+
+def test_a_worker_that_seals_under_the_old_key_meanwhile_seals_again(office: Office) -> None:
+    """
+    It has that key in mind, and runs a release that still has the old ring: it is refused, and makes a new one.
+    """
+    old = Office(office.store, office.clock, ("2025",))
+    key, token, binding = old.claim()
+    payload = old.codec.seal(ANSWER, binding)
+    office.turn(("2026", "2025"))
+    office.rotate()
+    with pytest.raises(DataKeyGone):
+        old.store.complete(key, token, payload, keep=KEEP)
+    sealing = Sealing(old.codec, [binding], ANSWER)
+    sealing.writing(lambda key, payload: old.store.complete(key, token, payload, keep=KEEP))(key)
+
+    assert ANSWER == office.opened(key)
+    assert 1 == office.rotate().resealed
+    assert ("2026", ANSWER) == (office.kid(key), office.opened(key))
+
+
+def test_an_answer_that_somebody_else_changes_meanwhile_is_left_to_them(office: Office) -> None:
+    """
+    Expired, erased, or sealed anew by another run.
+    """
+    gone, anew = office.answer(), office.answer(key=a_key())
+    office.turn(("2026", "2025"))
+
+    class Slow:
+        """Between the look and the write, the rest of the world goes on."""
+
+        prepare, forget, seal = office.codec.prepare, office.codec.forget, office.codec.seal
+
+        def open(self, payload: Payload, binding: Binding) -> Result:
+            result = office.codec.open(payload, binding)
+            if binding.key == gone:
+                office.store.data_keys.destroy(gone.tid)
+            elif payload.sealed_by is not None and payload.sealed_by.kid == "2025":
+                again = office.codec.seal(replace(result, body=b"newer"), binding)
+                office.store.answers.replace(anew, payload, again)
+            return result
+
+    slow: Codec = Slow()
+    report = rotate(office.store.answers, office.store.data_keys, slow, office.ring, grace=0.0)
+
+    assert (0, 2) == (report.resealed, report.passed_over)
+    assert (True, b"newer") == (found(office.store, gone).erased, office.opened(anew).body)
+
+
+def test_erased_answers_are_not_opened(office: Office) -> None:
+    """
+    There is no key to do it with.
+    """
+    key = office.answer()
+    office.store.data_keys.destroy(key.tid)
+    office.turn(("2026", "2025"))
+
+    assert (0, 1, 0) == (lambda report: (report.resealed, report.passed_over, report.unreadable))(office.rotate())
+
+
+def test_no_replay_fails_while_it_runs(office: Office) -> None:
+    """
+    Answers are read all the time, by a process that keeps data keys in mind; each is there, and opens.
+    """
+    keys = [office.answer(replace(ANSWER, body=b"%d" % number)) for number in range(60)]
+    reader = Office(office.store, office.clock, ("2025", "2026"))
+    office.turn(("2026", "2025"))
+    over, reads = threading.Event(), list[int]()
+    errors: list[Exception] = []
+
+    def read() -> None:
+        while not over.is_set():
+            for number, key in enumerate(keys):
+                try:
+                    assert reader.opened(key).body == b"%d" % number
+                except Exception as error:  # noqa: BLE001 - whatever it is, it is told below
+                    errors.append(error)
+                reads.append(number)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    runs = [office.rotate(batch=7) for _ in range(3)]
+    over.set()
+    thread.join()
+
+    assert ([], True) == (errors, len(reads) >= 0)
+    assert (60, True) == (runs[0].resealed, runs[-1].done)
+
+
+def test_two_runs_at_once_do_it_once(office: Office) -> None:
+    """
+    A beat that fires twice, a janitor too many.
+    """
+    keys = [office.answer() for _ in range(30)]
+    office.turn(("2026", "2025"))
+    reports: list[Rotation] = []
+    threads = [threading.Thread(target=lambda: reports.append(office.rotate(batch=3))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert 30 == sum(report.resealed for report in reports)
+    assert {ANSWER.body} == {office.opened(key).body for key in keys}
+
+
+def test_a_run_that_was_killed_is_finished_by_the_next(office: Office) -> None:
+    """
+    Wherever it stopped, every answer is there in one form or the other.
+    """
+    keys = [office.answer() for _ in range(6)]
+    office.turn(("2026", "2025"))
+
+    def killed() -> None:
+        raise StoreUnavailable("killed here")
+
+    with pytest.raises(StoreUnavailable):
+        rotate(office.store.answers, office.store.data_keys, office.codec, office.ring, batch=2, pause=killed)
+    assert {"2025": 4, "2026": 2} == office.store.answers.count()
+    assert [ANSWER] * 6 == [office.opened(key) for key in keys]
+
+    assert 4 == office.rotate().resealed
