@@ -23,8 +23,8 @@ TRIES: Final = 8
 Answered = TypeVar("Answered")
 
 _LABEL: Final = b"flask_idempotency/data-key/1"
-_SEALING: Final = 0
-"""No key has this number. The key to seal with is remembered under it."""
+_SEALING: Final = None
+"""The key to seal with is remembered under no number, so that no answer can name it by one that it has not."""
 
 
 class DataKeyring:
@@ -53,7 +53,7 @@ class DataKeyring:
             self._learn_to_seal(tid)
 
     def for_sealing(self, tid: bytes) -> OpenKey:
-        """The tenant's newest data key under the newest key of the ring, made if there is none.
+        """The tenant's newest data key under the newest key of the ring that is not closed, made if there is none.
 
         Under *this process's* newest: during a rotation another process has another, and neither must outbid the other.
         A shelf that is damaged is `StoreUnavailable` here: the answer to be sealed is not what is corrupt.
@@ -92,7 +92,8 @@ class DataKeyring:
     def _found_or_made(self, tid: bytes, kid: str) -> OpenKey:
         for _ in range(TRIES):
             shelf = self._shelf.shelf(tid)
-            newest = max((key for key in shelf.keys if key.kid == kid), key=lambda key: key.number, default=None)
+            usable = [key for key in shelf.keys if key.kid == kid and key.closed_for is None]
+            newest = max(usable, key=lambda key: key.number, default=None)
             if newest is not None:
                 return self._unwrapped(tid, newest, shelf)
             made = self._made(tid, kid, shelf)

@@ -20,12 +20,15 @@ def read_private(path: Path) -> str:
     try:
         # Not to wait for whoever opens the other end of a pipe.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ConfigurationError(f"The key file {path} cannot be read ({type(error).__name__}).") from error
-    with open(descriptor, "rb") as file:
+    try:
         # Asked of what is open, not of the name, which may stand for something else by now.
         _refuse_shared(path, os.fstat(descriptor))
-        data = file.read(MAX_BYTES + 1)
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(data) > MAX_BYTES:
         raise ConfigurationError(f"The key file {path} is larger than {MAX_BYTES} bytes: it is no key file.")
     try:

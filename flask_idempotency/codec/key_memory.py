@@ -18,7 +18,7 @@ key in memory, counted from when it was unwrapped, if another one comes after it
 MEMORY_KEYS: Final = 4096
 """About two megabytes. A tenant beyond that costs a look into the store, and an unwrapping, for each answer."""
 
-Name: TypeAlias = "tuple[bytes, int]"
+Name: TypeAlias = "tuple[bytes, int | None]"
 
 
 @dataclass(frozen=True, slots=True)

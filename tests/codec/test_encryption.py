@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import hmac
+import traceback
+from base64 import b64encode
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from flask_idempotency.codec.encryption import EncryptedCodec
+from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.key import StorageKey, encode
 from flask_idempotency.engine.ports import Binding
 from flask_idempotency.engine.record import ERASED, Payload, SealedBy
 from flask_idempotency.engine.result import Result
-from tests.codec.sealing import BINDING, KEY, OTHER_TENANT, PLAIN, RESULT, codec
+from flask_idempotency.stores.memory import MemoryStore
+from tests.codec.sealing import (
+    BINDING,
+    KEY,
+    NEW,
+    OLD,
+    OTHER_TENANT,
+    PLAIN,
+    RESULT,
+    RING,
+    TENANT,
+    codec,
+    keyring,
+)
 from tests.codec.test_envelope import RESULTS
 
 CODEC = codec()
@@ -123,3 +141,163 @@ def test_every_field_is_tampered_with() -> None:
 
     assert bound == {*BINDINGS, "key", "label"}  # a key is its rid and tid; a label is for people
     assert clear == {name.partition(".")[0] for name in PAYLOADS if "," not in name} | {"data"}
+
+
+def test_answers_cannot_change_places() -> None:
+    """
+    Two records of one tenant with the same clear facts: each opens in its own, and neither in the other's.
+    """
+    other = replace(BINDING, key=StorageKey(b"s" * 32, TENANT))
+    theirs = replace(RESULT, body=b'{"id":"pay_2"}')
+    sealed = CODEC.seal(theirs, other)
+
+    assert replace(SEALED, data=b"") == replace(sealed, data=b"")
+    assert theirs == CODEC.open(sealed, other)
+    assert_corrupt(sealed, BINDING)
+    assert_corrupt(SEALED, other)
+
+
+def test_an_answer_of_an_earlier_life_of_the_record_does_not_come_back() -> None:
+    """
+    The key expired and was used again: a new fence and a new token, and the old answer is not the new one's.
+    """
+    later = replace(BINDING, fence=BINDING.fence + 1, token=b"token-of-another")
+
+    assert_corrupt(SEALED, later)
+
+
+def test_an_answer_of_another_store_does_not_open() -> None:
+    """
+    Not even with the same data key: somebody copied records and keys from a test system into this one.
+    """
+    here, there = MemoryStore().data_keys, MemoryStore().data_keys
+    sealed = codec(there).seal(RESULT, BINDING)
+    copied = there.shelf(TENANT).keys[0]
+    assert here.add(TENANT, copied, store=here.shelf(TENANT).store)
+
+    assert_corrupt(sealed, opened_by=codec(here))
+
+
+def test_the_inner_answer_must_say_what_the_record_says() -> None:
+    """
+    Both are authentic, so one of them was sealed by a release that was wrong.
+    """
+
+    class Lying(EnvelopeCodec):
+        def seal(self, result: Result, binding: Binding) -> Payload:
+            return replace(super().seal(result, binding), status=500)
+
+    shelf = MemoryStore().data_keys
+    sealed = EncryptedCodec(Lying(), keyring(shelf)).seal(RESULT, BINDING)
+
+    with pytest.raises(CorruptRecord, match="same status"):
+        codec(shelf).open(sealed, BINDING)
+
+
+@pytest.mark.parametrize("head", [head for head in range(256) if head != 0x21])
+def test_other_formats_are_not_known(head: int) -> None:
+    """
+    Nor another algorithm: what this release does not know is corrupt, not absent.
+    """
+    with pytest.raises(CorruptRecord, match="not known to this release"):
+        CODEC.open(replace(SEALED, data=bytes((head,)) + SEALED.data[1:]), BINDING)
+
+
+@given(st.binary(max_size=100))
+@example(b"")
+@example(b"\x21")
+@example(b"\x21" + bytes(27))
+@example(b"\x21" + bytes(28))
+def test_any_bytes_are_a_corrupt_record(data: bytes) -> None:
+    """
+    Nothing but CorruptRecord: another exception might pass for an absent record, and run a payment again.
+    """
+    assert_corrupt(replace(SEALED, data=data))
+    assert_corrupt(replace(SEALED, data=b"\x21" + data))
+
+
+@given(st.binary(max_size=60))
+def test_authentic_bytes_that_are_no_envelope_are_corrupt(content: bytes) -> None:
+    """
+    Sealed with the right key, and still not what this release seals.
+    """
+
+    class Anything(EnvelopeCodec):
+        def seal(self, result: Result, binding: Binding) -> Payload:
+            return replace(super().seal(result, binding), data=content)
+
+    shelf = MemoryStore().data_keys
+
+    assert_corrupt(EncryptedCodec(Anything(), keyring(shelf)).seal(RESULT, BINDING), opened_by=codec(shelf))
+
+
+@given(
+    st.builds(
+        Payload,
+        data=st.binary(max_size=40) | st.just(SEALED.data),
+        status=st.integers() | st.just(SEALED.status),
+        success=st.booleans(),
+        byte_size=st.integers() | st.just(SEALED.byte_size),
+        sealed_by=st.builds(SealedBy, st.sampled_from(("new", "old", "", "\ud800")) | st.text(), st.integers(-1, 3)),
+    ),
+    st.builds(
+        Binding,
+        key=st.just(KEY) | st.builds(StorageKey, st.binary(), st.sampled_from((TENANT, b""))),
+        token=st.just(BINDING.token) | st.binary(),
+        fence=st.integers(),
+        fingerprint=st.just(BINDING.fingerprint) | st.binary(),
+    ),
+)
+def test_any_record_is_a_corrupt_record(payload: Payload, binding: Binding) -> None:
+    """
+    Whatever a store tells, in fields that it does not check.
+    """
+    assume((payload, binding) != (SEALED, BINDING))
+    assert_corrupt(payload, binding)
+
+
+def test_the_key_of_a_record_is_derived_as_the_standard_says() -> None:
+    """
+    HKDF-Expand for one block is one HMAC (RFC 5869): what another implementation needs to read our records.
+    """
+    shelf = MemoryStore().data_keys
+    data_key = keyring(shelf).for_sealing(TENANT)
+    sealed = codec(shelf).seal(RESULT, BINDING)
+    info = encode(b"flask_idempotency/record-key/1", KEY.rid, b"17", BINDING.token)
+    bound = encode(
+        *(b"flask_idempotency/answer/2", b"\x21", shelf.shelf(TENANT).store, TENANT, KEY.rid, b"17", BINDING.token),
+        *(b"completed", BINDING.fingerprint, b"new", b"1", b"201", b"\1", str(RESULT.byte_size).encode()),
+    )
+    key = hmac.digest(data_key.key, info + b"\1", "sha256")
+
+    assert PLAIN.wrap(RESULT) == AESGCM(key).decrypt(sealed.data[1:13], sealed.data[13:], bound)
+
+
+def test_nothing_secret_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """
+    Not in a repr, an error, or a log, of whatever kind: an answer and the keys to it, raw, in hex, or in base64.
+    """
+    caplog.set_level(0)
+    shelf = MemoryStore().data_keys
+    data_keys = keyring(shelf)
+    sealing = EncryptedCodec(PLAIN, data_keys)
+    canary = Result(201, "", (("X-Canary", "canary-header"),), b"canary-body")
+    sealed = sealing.seal(canary, BINDING)
+    key = data_keys.for_sealing(TENANT)
+    told = [*map(repr, (sealing, data_keys, sealed, BINDING, key, RING, canary, shelf.shelf(TENANT)))]
+    for payload, binding in (
+        *((payload, BINDING) for payload in PAYLOADS.values()),
+        *((sealed, binding) for binding in BINDINGS.values()),
+        *((replace(sealed, data=sealed.data[:length]), BINDING) for length in (0, 1, 28, 29, 60)),
+    ):
+        try:
+            sealing.open(payload, binding)
+        except CorruptRecord as error:
+            told += traceback.format_exception(error)
+    shown = "".join([*told, *caplog.messages])
+
+    for secret in (NEW, OLD, key.key, key.wrapped, sealed.data, canary.body, BINDING.token, BINDING.fingerprint):
+        for form in (repr(secret)[2:-1], secret.hex(), b64encode(secret).decode()):
+            assert form not in shown
+    assert "canary-header" not in shown
+    assert 15 <= len(told)

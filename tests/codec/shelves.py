@@ -1,0 +1,64 @@
+"""A shelf of data keys that tests may damage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flask_idempotency.codec.data_keys import DataKeyring
+from flask_idempotency.codec.keyring import KeyProvider, KeyRing
+from flask_idempotency.engine.upkeep import DataKey, KeyShelf
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.memory.shelf import MemoryShelf
+from tests.codec.sealing import NEW, OLD, RING, Monotonic
+
+OLD_FIRST = KeyRing({"old": OLD, "new": NEW})
+
+
+def as_it_is(shelf: KeyShelf) -> KeyShelf:
+    return shelf
+
+
+@dataclass
+class Shelf:
+    """A store's shelf that counts, can be silent, and can be changed by somebody with rights to it."""
+
+    inner: MemoryShelf = field(default_factory=lambda: MemoryStore().data_keys)
+    looks: int = 0
+    error: Exception | None = None
+    changed: Callable[[KeyShelf], KeyShelf] = as_it_is
+    refuses: int = 0
+
+    def shelf(self, tid: bytes) -> KeyShelf:
+        self.looks += 1
+        if self.error is not None:
+            raise self.error
+        return self.changed(self.inner.shelf(tid))
+
+    def add(self, tid: bytes, key: DataKey, *, store: bytes) -> bool:
+        if self.refuses:
+            self.refuses -= 1
+            return False
+        return self.inner.add(tid, key, store=store)
+
+    def close(self, tid: bytes, number: int) -> None:
+        self.inner.close(tid, number)
+
+    def retire(self, tid: bytes, number: int) -> None:
+        self.inner.retire(tid, number)
+
+    def others(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
+        return self.inner.others(kid)
+
+    def destroy(self, tid: bytes) -> int:
+        return self.inner.destroy(tid)
+
+    def count(self) -> Mapping[str, int]:
+        return self.inner.count()
+
+
+def ring_on(
+    shelf: Shelf, provider: KeyProvider = RING, monotonic: Monotonic | None = None, *, limit: int = 4096
+) -> DataKeyring:
+    """The data keys as another process knows them."""
+    return DataKeyring(provider, shelf, monotonic=monotonic or Monotonic(), limit=limit)

@@ -1,0 +1,266 @@
+"""Data keys are made once, and found by their number."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from flask_idempotency.codec.data_keys import TRIES
+from flask_idempotency.codec.key_memory import OpenKey
+from flask_idempotency.codec.keyring import KeyRing
+from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, StoreUnavailable
+from flask_idempotency.engine.record import SealedBy
+from flask_idempotency.engine.upkeep import DataKey, KeyShelf
+from tests.codec.sealing import NEW, OLD, OTHER_TENANT, RING, TENANT, Service, keyring
+from tests.codec.shelves import OLD_FIRST, Shelf, ring_on
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+def test_the_first_key_of_a_tenant_is_made(shelf: Shelf) -> None:
+    """
+    Each tenant has its own, under the newest key of the ring; what the store has of it is wrapped.
+    """
+    ours, theirs = (ring_on(shelf).for_sealing(tid) for tid in (TENANT, OTHER_TENANT))
+    stored = shelf.inner.shelf(TENANT).keys[0]
+
+    assert (1, "new", 32) == (ours.number, ours.kid, len(ours.key))
+    assert ours.key != theirs.key
+    assert (1, "new", ours.wrapped) == (stored.number, stored.kid, stored.wrapped)
+    assert ours.key not in stored.wrapped
+
+
+def test_another_process_has_the_same_keys(shelf: Shelf) -> None:
+    """
+    To seal, and to open what was sealed elsewhere.
+    """
+    made = ring_on(shelf).for_sealing(TENANT)
+
+    assert made == ring_on(shelf).for_sealing(TENANT)
+    assert made == ring_on(shelf).for_opening(TENANT, SealedBy("new", 1))
+
+
+def test_processes_with_other_newest_keys_leave_each_other_alone(shelf: Shelf) -> None:
+    """
+    In the middle of a rotation each finds its own again, and no third is made: else every minute would add two.
+    """
+    keys = [ring_on(shelf, ring).for_sealing(TENANT) for ring in (OLD_FIRST, RING, OLD_FIRST, RING)]
+
+    assert [1, 2, 1, 2] == [key.number for key in keys]
+    assert keys[1] == ring_on(shelf, OLD_FIRST).for_opening(TENANT, SealedBy("new", 2))
+
+
+def test_the_highest_number_seals(shelf: Shelf) -> None:
+    """
+    An operator who adds a key means it to be used.
+    """
+    first = ring_on(shelf).for_sealing(TENANT)
+    made = ring_on(shelf)._made(TENANT, "new", shelf.inner.shelf(TENANT))
+    assert shelf.add(TENANT, DataKey(2, "new", made.wrapped), store=first.store)
+
+    assert made == ring_on(shelf).for_sealing(TENANT)
+
+
+def test_closed_keys_open_and_do_not_seal(shelf: Shelf) -> None:
+    """
+    A store would not take what they seal: a new one is made, and what they sealed still opens.
+    """
+    first = ring_on(shelf).for_sealing(TENANT)
+    shelf.inner.close(TENANT, 1)
+
+    assert 2 == ring_on(shelf).for_sealing(TENANT).number
+    assert first == ring_on(shelf).for_opening(TENANT, SealedBy("new", 1))
+
+
+def test_many_threads_make_one_key(shelf: Shelf) -> None:
+    """
+    All that ask at the same moment get the one that was added, and no other is on the shelf.
+    """
+    threads = 16
+    barrier = threading.Barrier(threads, timeout=30)
+    rings = [ring_on(shelf) for _ in range(4)]  # four processes of four threads
+
+    def ask(index: int) -> OpenKey:
+        barrier.wait()
+        return rings[index % 4].for_sealing(TENANT)
+
+    with ThreadPoolExecutor(threads) as pool:
+        keys = list(pool.map(ask, range(threads)))
+
+    assert 1 == len({key.key for key in keys})
+    assert [1] == [key.number for key in shelf.inner.shelf(TENANT).keys]
+
+
+def test_whoever_is_too_late_looks_again(shelf: Shelf) -> None:
+    """
+    A few times; a shelf that never takes a key is a store that does not work.
+    """
+    shelf.refuses = TRIES - 1
+    assert 1 == ring_on(shelf).for_sealing(TENANT).number
+
+    shelf.refuses = TRIES
+    with pytest.raises(StoreUnavailable):
+        ring_on(shelf).for_sealing(OTHER_TENANT)
+
+
+def test_numbers_go_on_from_the_last_that_was_given(shelf: Shelf) -> None:
+    """
+    After all keys were destroyed, too; and the destroyed one is gone.
+    """
+    ring = ring_on(shelf)
+    ring.for_sealing(TENANT)
+    shelf.inner.destroy(TENANT)
+    ring.forget(TENANT)
+
+    assert 2 == ring.for_sealing(TENANT).number
+    with pytest.raises(CorruptRecord, match="data key 1"):
+        ring.for_opening(TENANT, SealedBy("new", 1))
+
+
+@pytest.mark.parametrize("error", (StoreUnavailable("away"), OSError("away"), ValueError("secret canary")))
+def test_a_provider_that_fails_is_unavailable(shelf: Shelf, error: Exception) -> None:
+    """
+    Whatever it raises says nothing about the record: least of all that it is corrupt, for that would be final.
+    """
+    service = Service()
+    ring_on(shelf).for_sealing(TENANT)
+    service.error = error
+
+    asking = ring_on(shelf, service)
+    for ask in (
+        lambda: asking.prepare(TENANT),
+        lambda: asking.for_sealing(OTHER_TENANT),
+        lambda: asking.for_opening(TENANT, SealedBy("new", 1)),
+    ):
+        with pytest.raises(StoreUnavailable) as caught:
+            ask()
+        assert "canary" not in str(caught.value)
+
+
+def test_a_provider_that_garbles_keys_is_found_out(shelf: Shelf) -> None:
+    """
+    Before anything is sealed with a key that could never be had again: nothing is on the shelf.
+    """
+
+    class Garbling(Service):
+        def wrap(self, kid: str, key: bytes, *, context: bytes) -> bytes:
+            return super().wrap(kid, key[::-1], context=context)
+
+    with pytest.raises(StoreUnavailable, match="trusted"):
+        ring_on(shelf, Garbling()).for_sealing(TENANT)
+    assert () == shelf.inner.shelf(TENANT).keys
+
+
+@pytest.mark.parametrize("answer", (b"", b"short", None, "text" * 8))
+def test_a_provider_that_unwraps_no_key_is_found_out(shelf: Shelf, answer: object) -> None:
+    """
+    Whatever it gives back, nothing is sealed with it or opened.
+    """
+
+    class Careless(Service):
+        def unwrap(self, kid: str, wrapped: bytes, *, context: bytes) -> bytes:
+            return answer  # type: ignore[return-value]
+
+    ring_on(shelf).for_sealing(TENANT)
+
+    with pytest.raises(StoreUnavailable):
+        ring_on(shelf, Careless()).for_sealing(TENANT)
+    with pytest.raises((CorruptRecord, StoreUnavailable)):
+        ring_on(shelf, Careless()).for_opening(TENANT, SealedBy("new", 1))
+
+
+def test_a_provider_with_an_impossible_id_is_a_fault_of_the_configuration(shelf: Shelf) -> None:
+    """
+    It would not fit where the store keeps it.
+    """
+    service = Service(KeyRing({"new": NEW}))
+    service.__class__ = type("Long", (Service,), {"newest": "n" * 33})
+
+    with pytest.raises(ConfigurationError, match="must match"):
+        ring_on(shelf, service).for_sealing(TENANT)
+
+
+def rewrapped(key: DataKey) -> DataKey:
+    return replace(key, wrapped=RING.wrap("new", b"z" * 32, context=b"another"))
+
+
+TAMPERED: dict[str, Callable[[KeyShelf], KeyShelf]] = {
+    "other number": lambda shelf: replace(shelf, keys=tuple(replace(key, number=2) for key in shelf.keys)),
+    "other id": lambda shelf: replace(shelf, keys=tuple(replace(key, kid="old") for key in shelf.keys)),
+    "other store": lambda shelf: replace(shelf, store=b"another store..."),
+    "other wrapped": lambda shelf: replace(shelf, keys=tuple(map(rewrapped, shelf.keys))),
+    "unknown id": lambda shelf: replace(shelf, keys=tuple(replace(key, kid="none") for key in shelf.keys)),
+    "cut": lambda shelf: replace(shelf, keys=tuple(replace(key, wrapped=key.wrapped[:-1]) for key in shelf.keys)),
+    "gone": lambda shelf: replace(shelf, keys=()),
+}
+
+
+@pytest.mark.parametrize("change", TAMPERED.values(), ids=TAMPERED)
+def test_a_shelf_that_was_tampered_with_opens_nothing(shelf: Shelf, change: Callable[[KeyShelf], KeyShelf]) -> None:
+    """
+    A wrapped key is bound to its store, tenant, number and id, so it cannot be put in another's place.
+    """
+    ring_on(shelf).for_sealing(TENANT)
+    shelf.changed = change
+    record = change(shelf.inner.shelf(TENANT)).keys or shelf.inner.shelf(TENANT).keys
+
+    with pytest.raises(CorruptRecord):
+        ring_on(shelf).for_opening(TENANT, SealedBy(record[0].kid, record[0].number))
+
+
+def test_a_key_of_another_tenant_does_not_serve(shelf: Shelf) -> None:
+    """
+    Though it has the same number and is wrapped by the same key.
+    """
+    ring_on(shelf).for_sealing(TENANT)
+    theirs = shelf.inner.shelf(TENANT)
+    shelf.changed = lambda _: theirs
+
+    with pytest.raises(CorruptRecord):
+        ring_on(shelf).for_opening(OTHER_TENANT, SealedBy("new", 1))
+    with pytest.raises(StoreUnavailable, match="nothing can be sealed"):
+        ring_on(shelf).for_sealing(OTHER_TENANT)
+
+
+@pytest.mark.parametrize(
+    ("by", "says"),
+    (
+        (SealedBy("old", 1), "same key of the ring"),
+        (SealedBy("new", 2), "data key 2"),
+        (SealedBy("", 0), "which key"),
+        (SealedBy("new", 0), "which key"),
+        (SealedBy("new", -1), "which key"),
+        (SealedBy("a\nb", 1), "which key"),
+        (SealedBy("\ud800", 1), "which key"),
+    ),
+)
+def test_an_answer_that_names_no_key_is_corrupt(shelf: Shelf, by: SealedBy, says: str) -> None:
+    """
+    Whether the right one is remembered or not; no other is tried.
+    """
+    ring = ring_on(shelf)
+    ring.for_sealing(TENANT)
+
+    for asked in (ring, ring_on(shelf)):
+        with pytest.raises(CorruptRecord, match=says):
+            asked.for_opening(TENANT, by)
+
+
+def test_nothing_secret_is_shown(shelf: Shelf) -> None:
+    """
+    A repr ends up in logs.
+    """
+    ring = ring_on(shelf)
+    key = ring.for_sealing(TENANT)
+
+    shown = "".join(map(repr, (key, ring, ring._memory, shelf.inner.shelf(TENANT))))
+    assert not any(repr(secret)[2:-1] in shown for secret in (key.key, key.wrapped, NEW, OLD))
+    assert "OpenKey(kid='new', number=1)" == repr(key)
+    assert keyring().for_sealing(TENANT).key != key.key

@@ -1,0 +1,306 @@
+"""Where the keys that wrap keys come from, and what is refused. No error says a key."""
+
+from __future__ import annotations
+
+import os
+from base64 import b64decode
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flask_idempotency.codec.keyring import KeyRing, generate, load_ring
+from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord
+from tests.codec.sealing import NEW, OLD, RING, Service, text
+
+CONTEXT = b"whose key it is"
+WRITTEN = f"new:{text(NEW)},old:{text(OLD)}"
+LINES = f"# since spring\nnew:{text(NEW)}\n\n  old: {text(OLD)} \n"
+WRAPPED = RING.wrap("old", b"k" * 32, context=CONTEXT)
+
+
+def opens(ring: object, kid: str = "old") -> bool:
+    """Whether this ring has the keys of the tests, in their order."""
+    loaded = load_ring(ring)
+    unwrapped = loaded.unwrap(kid, WRAPPED, context=CONTEXT)
+    return ("new", ["new", "old"], b"k" * 32) == (loaded.newest, list(loaded.kids()), unwrapped)
+
+
+def private(path: Path, content: str = LINES) -> Path:
+    path.write_text(content)
+    path.chmod(0o600)
+    return path
+
+
+def ring_as_text() -> str:
+    return WRITTEN
+
+
+def ring_as_provider() -> Service:
+    return Service()
+
+
+def another_name() -> str:
+    return f"{__name__}:another_name"
+
+
+NO_FUNCTION = 1
+
+
+def test_a_ring_in_the_configuration() -> None:
+    """
+    As a mapping or as one text, the newest first.
+    """
+    assert opens({"new": text(NEW), "old": text(OLD)})
+    assert opens(WRITTEN)
+    assert opens(f"  new: {text(NEW)} , old:{text(OLD)} ,\n")
+
+
+def test_a_ring_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Under a name that the configuration gives.
+    """
+    monkeypatch.setenv("PAYMENT_KEYS", WRITTEN)
+
+    assert opens("env:PAYMENT_KEYS")
+
+
+@pytest.mark.parametrize("value", (None, "", "  "))
+def test_an_environment_without_a_ring_is_refused(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    """
+    The text says which variable it is.
+    """
+    monkeypatch.delenv("PAYMENT_KEYS", raising=False)
+    if value is not None:
+        monkeypatch.setenv("PAYMENT_KEYS", value)
+
+    with pytest.raises(ConfigurationError, match="PAYMENT_KEYS"):
+        load_ring("env:PAYMENT_KEYS")
+
+
+def test_a_ring_in_a_file(tmp_path: Path) -> None:
+    """
+    A key on each line; comments and blanks are passed over. A link of one's own may lead to it.
+    """
+    file = private(tmp_path / "keys")
+    (tmp_path / "link").symlink_to(file)
+
+    assert opens(f"file:{file}")
+    assert opens(f"file:{tmp_path / 'link'}")
+
+
+@pytest.mark.parametrize("mode", (0o640, 0o604, 0o620, 0o602, 0o610, 0o644, 0o777))
+def test_a_file_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
+    """
+    To read or to write: the text says what to run.
+    """
+    file = private(tmp_path / "keys")
+    file.chmod(mode)
+
+    with pytest.raises(ConfigurationError, match=f"chmod 600 {file}"):
+        load_ring(f"file:{file}")
+
+
+def test_a_link_that_another_user_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    He may turn it to another file of ours at any time.
+    """
+    file = private(tmp_path / "keys")
+    (tmp_path / "link").symlink_to(file)
+    owner = os.lstat(tmp_path / "link").st_uid
+    real, stranger = os.lstat, list(os.lstat(tmp_path / "link"))
+    stranger[4] = owner + 4711
+    monkeypatch.setattr(os, "geteuid", lambda: owner)
+    monkeypatch.setattr(
+        os, "lstat", lambda path: os.stat_result(stranger) if str(path).endswith("link") else real(path)
+    )
+
+    with pytest.raises(ConfigurationError, match="link"):
+        load_ring(f"file:{tmp_path / 'link'}")
+    assert opens(f"file:{file}")
+
+
+def test_what_is_no_key_file_is_refused(tmp_path: Path) -> None:
+    """
+    Nothing there, a folder, a pipe that nobody writes to, too much, and what is not text.
+    """
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    private(tmp_path / "large", "#" * 65537)
+    (tmp_path / "bytes").write_bytes(b"new:\xff")
+    (tmp_path / "bytes").chmod(0o600)
+    tmp_path.chmod(0o700)
+
+    for name in ("nothing", "", "pipe", "large", "bytes", "\0"):
+        with pytest.raises(ConfigurationError, match="key file"):
+            load_ring(f"file:{tmp_path / name}")
+
+
+def test_a_ring_that_a_function_makes() -> None:
+    """
+    Named as `package.module:function`: as text, or a provider.
+    """
+    assert opens(f"{__name__}:ring_as_text")
+    assert opens(f"{__name__}:ring_as_provider")
+
+
+@pytest.mark.parametrize(
+    "source",
+    (
+        f"{__name__}:not_there",
+        f"{__name__}:NO_FUNCTION",
+        f"{__name__}:another_name",
+        "no_such_package.no_such_module:factory",
+    ),
+)
+def test_a_function_that_makes_no_ring_is_refused(source: str) -> None:
+    """
+    Also one that only names another: two of them could do so for ever.
+    """
+    with pytest.raises(ConfigurationError):
+        load_ring(source)
+
+
+def test_a_provider_is_used_as_it_is() -> None:
+    """
+    Whatever class it has; and one that lacks something is told what.
+    """
+    service = Service()
+
+    assert load_ring(service) is service
+    for nothing in (None, 5, b"bytes", object()):
+        with pytest.raises(ConfigurationError, match="newest, kids, wrap, unwrap"):
+            load_ring(nothing)
+
+
+# Parts of keys that would be worth something to a reader of logs; none may be told.
+CANARY = "c2VjcmV0LWNhbmFyeS1zZWNyZXQtY2FuYXJ5LXNlY3JldA=="
+
+FAULTY = {
+    "nothing": "",
+    "only commas": ",,",
+    "no id": CANARY,
+    "empty id": f":{CANARY}",
+    "too short": "new:c2VjcmV0",
+    "too long": f"new:{CANARY}",
+    "not base64": f"new:{CANARY[:-4]}!!",
+    "cut": f"new:{text(b'c2VjcmV0' * 4)[:-1]}",
+    "cut to a name": "new:c2VjcmV0LWNhbmFyeS1",
+    "all zeros": f"new:{text(bytes(32))}",
+    "the wrong way round": f"{CANARY}:new",
+    "twice": f"new:{text(b'c2VjcmV0' * 4)},new:{CANARY}",
+    "id too long": f"{'n' * 33}:{text(NEW)}",
+    "id with a blank": f"n w:{text(NEW)}",
+    "id that is a source": f"new:{text(NEW)},env:{text(OLD)}",
+    "id that is a file": f"new:{text(NEW)},file:{text(OLD)}",
+    "no separator": f"new:{text(NEW)},{CANARY}",
+}
+
+
+@pytest.mark.parametrize("source", FAULTY.values(), ids=FAULTY)
+def test_a_faulty_ring_is_refused_and_not_shown(source: str) -> None:
+    """
+    The text says what to do, and nothing that may have been a key: not even one that stands in the place of an id.
+    """
+    with pytest.raises(ConfigurationError) as caught:
+        load_ring(source)
+
+    told = "".join([*caught.value.faults, str(caught.value), repr(caught.value), repr(caught.value.__cause__)])
+    assert not any(part in told for part in (CANARY[:8], "c2VjcmV0", text(NEW)[:8], text(OLD)[:8], "secret-canary"))
+    assert told
+
+
+@pytest.mark.parametrize("value", (NEW, 5, None, text(NEW)[:-2]))
+def test_a_mapping_holds_text(value: object) -> None:
+    """
+    Keys in base64, and nothing else.
+    """
+    with pytest.raises(ConfigurationError, match="base64"):
+        load_ring({"new": value})
+
+
+@given(st.text())
+def test_any_text_is_a_ring_or_refused(source: str) -> None:
+    """
+    With one kind of error, whatever it is.
+    """
+    with pytest.raises(ConfigurationError):
+        load_ring({"new": source})
+    with pytest.raises(ConfigurationError):
+        load_ring(f"new:{source}")
+
+
+def test_a_generated_key_is_a_line_of_a_ring() -> None:
+    """
+    Its id is the day unless one is given, and no two keys are the same.
+    """
+    line = generate(today=date(2026, 11, 21))
+    kid, _, key = line.partition(":")
+
+    assert ("2026-11-21", 32) == (kid, len(b64decode(key)))
+    assert line != generate(today=date(2026, 11, 21))
+    assert ["2026-11-21"] == list(load_ring(line).kids())
+    assert "march" == load_ring(generate("march")).newest
+    assert date.fromisoformat(load_ring(generate()).newest) <= datetime.now(UTC).date()
+    with pytest.raises(ConfigurationError):
+        generate("no id")
+
+
+def test_a_wrapped_key_opens_under_its_own_id_and_context_only() -> None:
+    """
+    Every bit of it matters, and so does all that is left out or added.
+    """
+    assert b"k" * 32 == RING.unwrap("old", WRAPPED, context=CONTEXT)
+    assert 61 == len(WRAPPED)
+    for kid, wrapped, context in (
+        ("new", WRAPPED, CONTEXT),
+        ("old", WRAPPED, b"whose else"),
+        *(("old", WRAPPED[:length], CONTEXT) for length in range(len(WRAPPED))),
+        ("old", WRAPPED + b"\0", CONTEXT),
+    ):
+        with pytest.raises(CorruptRecord, match=kid):
+            RING.unwrap(kid, wrapped, context=context)
+    for place in range(len(WRAPPED)):
+        for bit in range(8):
+            damaged = bytearray(WRAPPED)
+            damaged[place] ^= 1 << bit
+            with pytest.raises(CorruptRecord):
+                RING.unwrap("old", bytes(damaged), context=CONTEXT)
+
+
+@given(st.binary())
+def test_any_bytes_are_no_wrapped_key(wrapped: bytes) -> None:
+    """
+    And nothing but CorruptRecord says so.
+    """
+    with pytest.raises(CorruptRecord):
+        RING.unwrap("old", wrapped, context=CONTEXT)
+    with pytest.raises(CorruptRecord):
+        RING.unwrap("old", b"\x01" + wrapped, context=CONTEXT)
+
+
+def test_an_unknown_key_is_named_with_the_remedy() -> None:
+    """
+    Which key is missing is no secret, and the one thing an operator must know.
+    """
+    ring = KeyRing({"new": NEW})
+
+    with pytest.raises(CorruptRecord, match=r"'old' is not in the ring: put it back into IDEMPOTENCY_KEY_RING"):
+        ring.unwrap("old", WRAPPED, context=CONTEXT)
+    with pytest.raises(CorruptRecord, match="another key under this id"):
+        KeyRing({"old": NEW}).unwrap("old", WRAPPED, context=CONTEXT)
+
+
+def test_wrapping_twice_gives_two_texts() -> None:
+    """
+    A nonce that came again would give away both keys.
+    """
+    assert RING.wrap("new", OLD, context=CONTEXT) != RING.wrap("new", OLD, context=CONTEXT)
+
+
+def test_a_ring_says_its_ids_and_no_keys() -> None:
+    """
+    A repr ends up in logs.
+    """
+    assert "KeyRing(new, old)" == repr(RING) == str(RING)

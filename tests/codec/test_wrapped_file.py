@@ -1,0 +1,224 @@
+"""A ring in a file that is worth nothing without its passphrase."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flask_idempotency.codec import wrapped_file
+from flask_idempotency.codec.keyring import load_ring
+from flask_idempotency.codec.wrapped_file import WrappedFile
+from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord
+
+PASSPHRASE = "correct horse battery"
+CHEAP = 2**14
+CONTEXT = b"whose key it is"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ring.json"
+
+
+def test_a_file_is_made_and_wraps(path: Path) -> None:
+    """
+    What was wrapped opens again after a restart.
+    """
+    wrapped = WrappedFile.make(path, PASSPHRASE, "spring", cost=CHEAP).wrap("spring", b"k" * 32, context=CONTEXT)
+    again = load_ring(WrappedFile(path, PASSPHRASE))
+
+    assert b"k" * 32 == again.unwrap("spring", wrapped, context=CONTEXT)
+    assert ("spring", ["spring"]) == (again.newest, list(again.kids()))
+    with pytest.raises(CorruptRecord):
+        again.unwrap("spring", wrapped, context=b"whose else")
+
+
+def test_keys_come_and_go(path: Path) -> None:
+    """
+    A key is known before it is the newest, and gone when nothing needs it; what the others wrapped still opens.
+    """
+    wrapped = WrappedFile.make(path, PASSPHRASE, "spring", cost=CHEAP).wrap("spring", b"k" * 32, context=CONTEXT)
+
+    assert ("spring", "summer") == WrappedFile.add(path, PASSPHRASE, "summer", newest=False).kids()
+    assert ("summer", "spring") == WrappedFile.arrange(path, PASSPHRASE, ["summer", "spring"]).kids()
+    assert ("autumn", "summer", "spring") == WrappedFile.add(path, PASSPHRASE, "autumn").kids()
+    assert b"k" * 32 == WrappedFile(path, PASSPHRASE).unwrap("spring", wrapped, context=CONTEXT)
+    assert ("autumn",) == WrappedFile.arrange(path, PASSPHRASE, ["autumn"]).kids()
+    with pytest.raises(CorruptRecord, match="spring"):
+        WrappedFile(path, PASSPHRASE).unwrap("spring", wrapped, context=CONTEXT)
+
+
+def test_only_its_owner_can_read_it(path: Path) -> None:
+    """
+    From its first byte on, whatever the umask; and a file that others can read is refused.
+    """
+    before = os.umask(0)
+    try:
+        WrappedFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
+        WrappedFile.add(path, PASSPHRASE, "summer")
+    finally:
+        os.umask(before)
+
+    assert 0o600 == stat.S_IMODE(path.stat().st_mode)
+    assert [path.name] == os.listdir(path.parent)
+    path.chmod(0o640)
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        WrappedFile(path, PASSPHRASE)
+
+
+def test_refusals_change_nothing(path: Path) -> None:
+    """
+    A second file in its place, a second key of an id, an id that is none, an arrangement that loses or invents keys.
+    """
+    WrappedFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
+    before = path.read_bytes()
+
+    with pytest.raises(ConfigurationError, match="already"):
+        WrappedFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
+    for kid in ("spring", "no id", "env"):
+        with pytest.raises(ConfigurationError):
+            WrappedFile.add(path, PASSPHRASE, kid)
+    for kids in ([], ["summer"], ["spring", "spring"]):
+        with pytest.raises(ConfigurationError, match="spring"):
+            WrappedFile.arrange(path, PASSPHRASE, kids)
+    assert before == path.read_bytes()
+    assert [path.name] == os.listdir(path.parent)
+
+
+@pytest.mark.parametrize(("passphrase", "cost"), (("too short", CHEAP), (PASSPHRASE, 2**13), (PASSPHRASE, 2**14 + 1)))
+def test_weak_files_are_not_made(path: Path, passphrase: str, cost: int) -> None:
+    """
+    Whoever has the file can guess without being seen.
+    """
+    with pytest.raises(ConfigurationError):
+        WrappedFile.make(path, passphrase, "spring", cost=cost)
+    assert not path.exists()
+
+
+def test_another_passphrase_does_not_open_it(path: Path) -> None:
+    """
+    And neither is told, nor what is in the file.
+    """
+    WrappedFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
+
+    with pytest.raises(ConfigurationError, match="passphrase is another") as caught:
+        WrappedFile(path, "wrong horse battery")
+    assert "horse" not in repr(caught.value)
+    assert f"WrappedFile({str(path)!r}: spring)" == repr(WrappedFile(path, PASSPHRASE))
+
+
+def swap(content: Any) -> None:
+    content["keys"].reverse()
+
+
+def rename(content: Any) -> None:
+    content["keys"][0]["kid"] = "winter"
+
+
+def shorten(content: Any) -> None:
+    content["keys"].pop()
+
+
+def salt(content: Any) -> None:
+    first, rest = content["scrypt"]["salt"][0], content["scrypt"]["salt"][1:]
+    content["scrypt"]["salt"] = ("B" if first == "A" else "A") + rest
+
+
+CHANGES = (swap, rename, shorten, salt)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_file_does_not_open(path: Path, change: Any) -> None:
+    """
+    No key of it can take another's place, or be left out.
+    """
+    WrappedFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
+    WrappedFile.add(path, PASSPHRASE, "summer")
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+    with pytest.raises(ConfigurationError, match="file was changed"):
+        WrappedFile(path, PASSPHRASE)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    (
+        ("n", 2**13),
+        ("n", 2**21),
+        ("n", 2**14 + 1),
+        ("n", "16384"),
+        ("n", None),
+        ("r", 2**20),
+        ("p", 2**20),
+        ("salt", ""),
+        ("salt", 5),
+        ("salt", "é"),
+    ),
+)
+def test_costs_are_bounded_before_they_are_paid(
+    path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object
+) -> None:
+    """
+    Who can write the file cannot have us take all memory, nor make guessing cheap.
+    """
+    WrappedFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
+    content = json.loads(path.read_text())
+    content["scrypt"][name] = value
+    path.write_text(json.dumps(content))
+    monkeypatch.setattr(wrapped_file, "Scrypt", None)
+
+    with pytest.raises(ConfigurationError, match="not one that this release can read"):
+        WrappedFile(path, PASSPHRASE)
+
+
+@pytest.mark.parametrize(
+    "content",
+    (
+        "",
+        "{",
+        "[]",
+        "5",
+        "{}",
+        '{"format": 1}',
+        '{"format": 1, "scrypt": 5, "keys": []}',
+        "[" * 60000,
+    ),
+)
+def test_any_text_is_refused(path: Path, content: str) -> None:
+    """
+    With the one kind of error that start-up reports.
+    """
+    path.write_text(content)
+    path.chmod(0o600)
+
+    with pytest.raises(ConfigurationError, match="not one that this release can read"):
+        WrappedFile(path, PASSPHRASE)
+
+
+@pytest.mark.parametrize("keys", ([], [5], [{}], [{"kid": "a"}], [{"kid": "\ud800", "wrapped": ""}], 5))
+def test_any_keys_are_refused(path: Path, keys: object) -> None:
+    """
+    Also those that are nearly in the right form.
+    """
+    WrappedFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
+    content = json.loads(path.read_text())
+    content["keys"] = keys
+    path.write_text(json.dumps(content))
+
+    with pytest.raises(ConfigurationError):
+        WrappedFile(path, PASSPHRASE)
+
+
+def test_the_default_cost_is_what_is_recommended() -> None:
+    """
+    Read from a file that is made with it: too slow to do more than once.
+    """
+    assert 2**17 == wrapped_file.COST
+    assert wrapped_file.COST in wrapped_file.COSTS
