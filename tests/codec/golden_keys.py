@@ -1,0 +1,65 @@
+"""The examples of encrypted answers in golden/, with all that is needed to open them and to seal them again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flask_idempotency.codec.data_keys import DataKeyring
+from flask_idempotency.codec.encryption import EncryptedCodec
+from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.codec.keyring import KeyProvider, KeyRing
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.ports import Binding
+from flask_idempotency.engine.record import Payload, SealedBy
+from flask_idempotency.engine.upkeep import DataKey, KeyShelf
+from tests.codec.shelves import Shelf
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """One example, as a store would tell it."""
+
+    ring: KeyProvider
+    shelf: KeyShelf
+    binding: Binding
+    payload: Payload
+
+    def codec(self) -> EncryptedCodec:
+        """What opens it; and seals it to the byte again, since its nonce is not random."""
+        shelf = Shelf(changed=lambda _: self.shelf)
+        nonce = self.payload.data[1:13]
+        return EncryptedCodec(
+            EnvelopeCodec(compression=None), DataKeyring(self.ring, shelf), randomness=lambda size: nonce[:size]
+        )
+
+
+def golden(name: str) -> Sealed:
+    """The example of this name."""
+    content: dict[str, Any] = json.loads((GOLDEN / f"{name}.json").read_text())
+    key, record, payload = content["data_key"], content["record"], content["payload"]
+    return Sealed(
+        ring=KeyRing({kid: bytes.fromhex(ring_key) for kid, ring_key in content["ring"].items()}),
+        shelf=KeyShelf(
+            bytes.fromhex(key["store"]),
+            (DataKey(key["number"], key["kid"], bytes.fromhex(key["wrapped"])),),
+            key["number"],
+        ),
+        binding=Binding(
+            StorageKey(bytes.fromhex(record["rid"]), bytes.fromhex(record["tid"])),
+            bytes.fromhex(record["token"]),
+            record["fence"],
+            bytes.fromhex(record["fingerprint"]),
+        ),
+        payload=Payload(
+            bytes.fromhex(payload["data"]),
+            payload["status"],
+            payload["success"],
+            payload["byte_size"],
+            SealedBy(payload["kid"], payload["number"]),
+        ),
+    )
