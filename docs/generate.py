@@ -12,7 +12,7 @@ from pathlib import Path
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.record import TRANSITIONS, State
-from flask_idempotency.schema import NOT_YET, DeploymentSchema, PolicySchema
+from flask_idempotency.schema import DeploymentSchema, PolicySchema
 from flask_idempotency.signals import SIGNALS
 from flask_idempotency.web.problem_types import PROBLEMS, ProblemType
 
@@ -53,7 +53,6 @@ def configuration() -> str:
         for name, field in DeploymentSchema().fields.items()
         if name not in PolicySchema().fields
     ]
-    later = [(f"`IDEMPOTENCY_{name.upper()}`", what) for name, what in NOT_YET.items()]
     return (
         f"# Configuration\n\n{NOTICE}\n"
         "An unknown `IDEMPOTENCY_*` key is an error with a suggestion, and all faults are reported together when the "
@@ -65,8 +64,6 @@ def configuration() -> str:
         + _table(("keyword", "default", "meaning"), policy)
         + "\n## Deployment\n\nConfiguration or `Idempotency(…)` only.\n\n"
         + _table(("key", "default", "meaning"), deployment)
-        + "\n## Not in this release\n\nRefused, because silence would pass for a promise.\n\n"
-        + _table(("key", "waits for"), later)
     )
 
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from flask_idempotency.codec.compression import COMPRESSIONS
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.claim import Surroundings
 from flask_idempotency.engine.engine import Engine
@@ -16,10 +17,11 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.key import Identity
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.ports import Schema, Store, Transactions
-from flask_idempotency.engine.upkeep import Answers, DataKeys, Ledger
+from flask_idempotency.engine.ports import Codec, Schema, Store, Transactions
+from flask_idempotency.engine.upkeep import Answers, Counts, DataKeys, KeepsDataKeys, Ledger, ShowsAnswers
 from flask_idempotency.engine.waiting import WaitingRoom
 from flask_idempotency.settings import Settings
+from flask_idempotency.settings.encryption import NO_DATA_KEYS
 from flask_idempotency.stores.memory import MemoryStore
 
 _FACTORY = re.compile(r"[\w.]+:\w+")
@@ -39,9 +41,10 @@ class ApplicationDatabase(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An engine, and what its store can do besides being one."""
+    """An engine with its codec, and what its store can do besides being one."""
 
     engine: Engine
+    codec: Codec
     schema: Schema | None = None
     ledger: Ledger | None = None
     data_keys: DataKeys | None = None
@@ -56,9 +59,13 @@ def build(settings: Settings, *, observers: Observers, database: ApplicationData
             "IDEMPOTENCY_CLAIM_STRATEGY: the store is an object, and was given its way to claim when it was made. Remove this."
         )
     transactions: Transactions | None = getattr(system, "transactions", None)
+    store = system if settings.redis_url is None else _tiered(system, settings.redis_url, transactions)
+    # Of the tiered store, where there is one: what is erased or sealed anew must leave the cache too.
+    data_keys = store.data_keys if isinstance(store, KeepsDataKeys) else None
+    codec = _codec(settings, data_keys, store=type(system).__name__)
     around = Surroundings(
-        store=system if settings.redis_url is None else _tiered(system, settings.redis_url, transactions),
-        codec=EnvelopeCodec(),
+        store=store,
+        codec=codec,
         renewer=LeaseRenewer(),
         waiting_room=WaitingRoom(settings.max_waiters),
         observers=observers,
@@ -66,10 +73,29 @@ def build(settings: Settings, *, observers: Observers, database: ApplicationData
     )
     return Built(
         Engine(around),
+        codec,
         schema=getattr(system, "schema", None),
-        ledger=getattr(system, "ledger", None),
-        data_keys=getattr(system, "data_keys", None),
-        answers=getattr(system, "answers", None),
+        ledger=store.ledger if isinstance(store, Counts) else None,
+        data_keys=data_keys,
+        answers=store.answers if isinstance(store, ShowsAnswers) else None,
+    )
+
+
+def _codec(settings: Settings, data_keys: DataKeys | None, *, store: str) -> Codec:
+    envelope = EnvelopeCodec(compression=COMPRESSIONS[settings.compression] if settings.compression else None)
+    if data_keys is None and settings.encryption != "off":
+        raise ConfigurationError(NO_DATA_KEYS.format(mode=settings.encryption, store=store))
+    if data_keys is None or settings.key_ring is None:
+        return envelope
+    # Needs a package that is optional; whoever has a ring has it.
+    from flask_idempotency.codec.data_keys import DataKeyring
+    from flask_idempotency.codec.encryption import EncryptedCodec
+
+    return EncryptedCodec(
+        envelope,
+        DataKeyring(settings.key_ring, data_keys),
+        sealing=settings.encryption != "off",
+        plain_allowed=settings.encryption != "required",
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from flask import Blueprint, Flask
 
-from flask_idempotency.assembly import build, identities
+from flask_idempotency.assembly import Built, build, identities
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.events import Observers
@@ -22,7 +22,7 @@ from flask_idempotency.engine.policy import Override, Policy
 from flask_idempotency.engine.ports import Schema
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Record
-from flask_idempotency.settings import Settings, load_override, load_settings
+from flask_idempotency.settings import Settings, in_one_line, load_override, load_settings
 from flask_idempotency.signals import sender_for
 from flask_idempotency.web.application_database import ApplicationDatabase
 from flask_idempotency.web.cli import cli
@@ -46,10 +46,19 @@ class AppState:
     """What one application has: found in `app.extensions["idempotency"]`."""
 
     settings: Settings
-    engine: Engine | None
-    hooks: Hooks | None
-    schema: Schema | None
-    """The tables of a SQL store, for `flask idempotency db`."""
+    hooks: Hooks | None = None
+    built: Built | None = None
+    """What was put together for it: of use to the command line also where the guard is switched off."""
+
+    @property
+    def engine(self) -> Engine | None:
+        """None where the guard is switched off."""
+        return self.built.engine if self.built is not None and self.settings.enabled else None
+
+    @property
+    def schema(self) -> Schema | None:
+        """The tables of a SQL store."""
+        return None if self.built is None else self.built.schema
 
 
 class Idempotency:
@@ -78,19 +87,26 @@ class Idempotency:
         """Guard this application. The order in which blueprints, hooks and other extensions are added does not matter."""
         if EXTENSION in app.extensions:
             raise ConfigurationError("Idempotency is already set up on this application: call init_app once per app.")
-        settings = load_settings(app.config, self._settings, app_name=app.name, lenient=app.debug or app.testing)
+        settings = load_settings(
+            app.config,
+            self._settings,
+            app_name=app.name,
+            lenient=app.debug or app.testing,
+            identified=self._loaders.principal is not None or hasattr(app, "login_manager"),
+        )
         for warning in settings.warnings:
             _log.warning(warning)
         app.jinja_env.globals.setdefault("idempotency_field", idempotency_field)
         app.cli.add_command(cli)
         state = app.extensions[EXTENSION] = self._guard(app, settings)
+        _log.info("%s: %s", app.name, in_one_line(settings, quota_loader=self._loaders.quota is not None))
         if state.schema is not None and state.hooks is not None and not _look_at(state.schema):
             # Flask-SQLAlchemy is set up after us: whatever is wrong is said at the first request.
             state.hooks.at_first = partial(_look_at, state.schema)
 
     def _guard(self, app: Flask, settings: Settings) -> AppState:
         if not settings.enabled and not settings.may_be_joint:
-            return AppState(settings, None, None, None)
+            return AppState(settings)
         observers = Observers([sender_for(app)])
         built = build(settings, observers=observers, database=ApplicationDatabase(app))
         joint = built.engine.transactions is not None
@@ -108,7 +124,7 @@ class Idempotency:
         hooks = Hooks(app, desk)
         if settings.enabled or joint:
             hooks.install()
-        return AppState(settings, built.engine if settings.enabled else None, hooks, built.schema)
+        return AppState(settings, hooks, built)
 
     def _refuse_what_cannot_hold(self, settings: Settings, *, joint: bool) -> None:
         """What is known by now: the policies of the application and of blueprints. Those of views are at their first use."""

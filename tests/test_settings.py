@@ -10,7 +10,7 @@ import pytest
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import POLICY_FIELDS, Policy, merge
 from flask_idempotency.profiles import PROFILES
-from flask_idempotency.schema import NOT_YET, DeploymentSchema, PolicySchema
+from flask_idempotency.schema import DeploymentSchema, PolicySchema
 from flask_idempotency.settings import Settings, derived_secret, load_override, load_settings
 
 BASE = {"IDEMPOTENCY_STORE": "redis://127.0.0.1", "IDEMPOTENCY_SECRET": "s"}
@@ -123,12 +123,6 @@ def test_an_unknown_keyword_is_refused_where_it_was_written() -> None:
 def test_arguments_override_configuration() -> None:
     """`Idempotency(app, lease=…)` is nearer to the code than IDEMPOTENCY_LEASE."""
     assert 5.0 == load({"IDEMPOTENCY_LEASE": 60}, lease=5).policy.lease
-
-
-@pytest.mark.parametrize("name", sorted(set(NOT_YET)))
-def test_what_this_release_does_not_do_is_refused(name: str) -> None:
-    """A quota that is configured and not enforced would be worse than none."""
-    assert "is not in this release" in faults({f"IDEMPOTENCY_{name.upper()}": "on"})
 
 
 def test_encryption_off_is_no_promise_and_is_accepted() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from marshmallow import fields, validate
 
 from flask_idempotency.schema.fields import Rate, count
@@ -46,6 +44,44 @@ class DeploymentSchema(PolicySchema):
             "default": "derived from `SECRET_KEY`, with a warning",
         }
     )
+    encryption = fields.String(
+        validate=validate.OneOf(["off", "on", "required"], error="must be one of: {choices}."),
+        metadata={
+            "doc": "Whether answers are encrypted in the store. `required` refuses to start with anything missing that "
+            "this takes, and opens no answer that is not encrypted.",
+            "default": "off",
+        },
+    )
+    key_ring = fields.Raw(
+        allow_none=True,
+        metadata={
+            "doc": "The keys that wrap the data keys of tenants, newest first: `env:NAME`, `file:/path`, "
+            '`"package.module:factory"`, a mapping of ids to keys, or a `KeyProvider`. With encryption off it opens what '
+            "was encrypted before.",
+            "default": "none",
+        },
+    )
+    compression = fields.String(
+        validate=validate.OneOf(["zlib", "off"], error="must be one of: {choices}."),
+        metadata={
+            "doc": "How answers above 1 KiB are made smaller.",
+            "default": "`zlib`; `off` with encryption, because lengths tell something",
+        },
+    )
+    audit_names = fields.String(
+        validate=validate.OneOf(["clear", "hashed"], error="must be one of: {choices}."),
+        metadata={
+            "doc": "How a record names its tenant and principal. `hashed`: by a keyed hash that leads back to nobody; a "
+            "`replay_guard` is shown that as well.",
+            "default": "`clear`; `hashed` when encryption is required",
+        },
+    )
+    allow_plaintext_transport = fields.Boolean(
+        metadata={
+            "doc": "Lets `required` start where the store is, or may be, reached over a network without TLS.",
+            "default": False,
+        }
+    )
     docs_url = fields.String(metadata={"doc": "Where the `type` of a problem points to.", "default": DOCS_URL})
     allow_anonymous = fields.Boolean(
         metadata={"doc": "Whether requests that nobody signed in for may use keys.", "default": True}
@@ -81,10 +117,3 @@ class DeploymentSchema(PolicySchema):
     enabled = fields.Boolean(
         metadata={"doc": "False leaves the application exactly as if the extension were not there.", "default": True}
     )
-
-
-NOT_YET: Mapping[str, str] = {
-    "encryption": "encryption at rest",
-    "key_ring": "encryption at rest",
-}
-"""Settings of the contract that this release does not carry out. Silence would pass for a promise, so each is refused."""

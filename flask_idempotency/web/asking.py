@@ -85,8 +85,8 @@ class Asking:
             principal=visit.principal,
             operation=operation if policy.scope == "operation" else None,
         )
-        about = About(visit.tenant or "", visit.principal or "", request.method, operation)
         identities = self._desk.identities
+        about = About(self._named(visit.tenant), self._named(visit.principal), request.method, operation)
         visit.body = read_body(request, most=policy.max_request_body)
         # Asked each time: an application may set them after the extension was set up.
         by_host = self._app.url_map.host_matching or self._app.subdomain_matching
@@ -95,6 +95,12 @@ class Asking:
             ClaimRequest(identity.storage_key(scope, visit.client_key), fingerprint, policy.on_lapse, about)
             for identity, fingerprint in zip(identities, asked, strict=True)
         ]
+
+    def _named(self, name: str | None) -> str:
+        """What a record says of a tenant or a principal."""
+        if name is None:
+            return ""
+        return self._desk.identities[0].pseudonym(name) if self._desk.settings.hashed_names else name
 
     def _claimed(self, visit: Visit, requests: list[ClaimRequest]) -> Answer | None:
         quota = load_quota(self._desk.loaders, self._desk.settings.quota, visit.tenant, self._app)

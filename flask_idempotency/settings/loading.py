@@ -1,0 +1,160 @@
+"""From what was written to `Settings`, with every fault at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, Final
+
+from marshmallow import Schema, ValidationError
+
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.policy import POLICY_FIELDS, Override, Policy, merge
+from flask_idempotency.engine.quota import Quota
+from flask_idempotency.profiles import spelled_out
+from flask_idempotency.schema import MEMORY, DeploymentSchema, PolicySchema
+from flask_idempotency.settings.encryption import faults_of_encryption, load_ring
+from flask_idempotency.settings.secrets import load_secrets
+from flask_idempotency.settings.settings import REDIS_SCHEMES, Settings
+
+PREFIX: Final = "IDEMPOTENCY_"
+
+_OF_SQL: Final = {
+    "redis_url": ("a cache in front of the records", "Set IDEMPOTENCY_STORE to flask-sqlalchemy://, or remove this."),
+    "claim_strategy": ("the way in which a claim is made", "Remove this."),
+}
+_AS_THEY_ARE: Final = (
+    "redis_url",
+    "claim_strategy",
+    "docs_url",
+    "allow_anonymous",
+    "max_waiters",
+    "encryption",
+    "enabled",
+)
+"""Settings whose default is that of `Settings`."""
+
+
+def load_override(values: Mapping[str, Any], *, where: str) -> Override:
+    """These policy keywords, checked and typed. A profile brings its own values, below the ones named beside it.
+
+    Raises `ConfigurationError` with every fault; `where` says in its text which call they were written in.
+    """
+    loaded, faults = _load(PolicySchema(), values, spell=lambda name: f"{where}: {name}")
+    if faults:
+        raise ConfigurationError(*faults)
+    return spelled_out(loaded)
+
+
+def load_settings(
+    config: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    *,
+    app_name: str,
+    lenient: bool,
+    identified: bool = True,
+) -> Settings:
+    """The application's settings: `IDEMPOTENCY_*` configuration, overlaid by what was passed to `Idempotency(…)`.
+
+    `lenient` is for debug and testing: a derived secret and the memory store need no warning there. `identified`: whether
+    something says who a caller is. Raises `ConfigurationError` with every fault of all of it.
+    """
+    configured = {name[len(PREFIX) :].lower(): value for name, value in config.items() if name.startswith(PREFIX)}
+    schema = DeploymentSchema()
+    of_config, faults = _load(schema, configured, spell=lambda name: PREFIX + name.upper())
+    of_call, more_faults = _load(schema, arguments, spell=lambda name: f"Idempotency({name}=…)")
+    loaded = {**of_config, **of_call}
+    loaded.setdefault("store", MEMORY)
+    in_memory = str(loaded["store"]).startswith("memory:")
+    secrets, warnings = load_secrets(
+        loaded.get("secret"), config.get("SECRET_KEY"), in_memory=in_memory, lenient=lenient
+    )
+    if in_memory and not lenient:
+        warnings.append(
+            "IDEMPOTENCY_STORE is memory://: keys are forgotten at every restart and unknown to every other process. "
+            "Set it to flask-sqlalchemy:// or a redis:// URL before this application moves money."
+        )
+    key_ring, faults_of_ring = load_ring(loaded.get("key_ring"))
+    policy = merge(Policy(), spelled_out({name: value for name, value in loaded.items() if name in POLICY_FIELDS}))
+    faults = [
+        *faults,
+        *more_faults,
+        *_faults_of_secret(loaded, secrets),
+        *faults_of_ring,
+        *faults_of_encryption(loaded, config, identified=identified),
+        *_faults_of_place(loaded, policy, in_memory=in_memory),
+    ]
+    if faults:
+        raise ConfigurationError(*faults)
+    mode = loaded.get("encryption", "off")
+    # The length of a compressed answer tells what its parts have in common, and encryption does not hide a length.
+    compression = loaded.get("compression", "zlib" if mode == "off" else "off")
+    return Settings(
+        store=loaded["store"],
+        namespace=loaded.get("namespace", app_name),
+        secrets=secrets,
+        policy=policy,
+        quota=_quota(loaded),
+        key_ring=key_ring,
+        compression=None if compression == "off" else compression,
+        hashed_names=loaded.get("audit_names", "hashed" if mode == "required" else "clear") == "hashed",
+        plaintext_transport=loaded.get("allow_plaintext_transport", False),
+        warnings=tuple(warnings),
+        **{name: loaded[name] for name in _AS_THEY_ARE if name in loaded},
+    )
+
+
+def _faults_of_secret(loaded: Mapping[str, Any], secrets: tuple[bytes, ...]) -> list[str]:
+    if secrets or (loaded.get("encryption") == "required" and loaded.get("secret") is None):
+        return []
+    return [
+        "IDEMPOTENCY_SECRET: must be a non-empty string or a list of them. "
+        "Set it (or SECRET_KEY) to a long random value that is kept outside the store."
+    ]
+
+
+def _faults_of_place(loaded: Mapping[str, Any], policy: Policy, *, in_memory: bool) -> list[str]:
+    """What only records in SQL can have."""
+    elsewhere = in_memory or str(loaded["store"]).startswith(REDIS_SCHEMES)
+    faults = policy.faults(joint=not elsewhere)
+    if elsewhere:
+        faults += [
+            f"IDEMPOTENCY_{name.upper()}: {of_sql} is a matter of SQL stores, and IDEMPOTENCY_STORE is none. {remedy}"
+            for name, (of_sql, remedy) in _OF_SQL.items()
+            if name in loaded
+        ]
+    return faults
+
+
+def _quota(loaded: Mapping[str, Any]) -> Quota | None:
+    limits = {limit.name: loaded.get(f"quota_{limit.name}") for limit in fields(Quota)}
+    quota = Quota(**limits)
+    return None if quota.unlimited else quota
+
+
+def _load(
+    schema: Schema, values: Mapping[str, Any], *, spell: Callable[[str], str]
+) -> tuple[dict[str, Any], list[str]]:
+    """What the schema makes of these values, and one sentence for each that it refuses."""
+    known = {name: value for name, value in values.items() if name in schema.fields}
+    faults = [_unknown(name, schema, spell) for name in values if name not in schema.fields]
+    try:
+        loaded: dict[str, Any] = schema.load(known)
+    except ValidationError as error:
+        messages = error.messages if isinstance(error.messages, dict) else {}
+        faults += [f"{spell(name)}: {' '.join(_flat(found))}" for name, found in messages.items()]
+        loaded = dict(error.valid_data) if isinstance(error.valid_data, dict) else {}
+    return loaded, faults
+
+
+def _unknown(name: str, schema: Schema, spell: Callable[[str], str]) -> str:
+    close = difflib.get_close_matches(name, list(schema.fields), n=1, cutoff=0.6)
+    hint = f" Did you mean {spell(close[0])}?" if close else ""
+    return f"{spell(name)}: there is no such setting.{hint}"
+
+
+def _flat(messages: Any) -> list[str]:
+    if isinstance(messages, Mapping):
+        return [text for value in messages.values() for text in _flat(value)]
+    return [str(message) for message in messages] if isinstance(messages, list) else [str(messages)]

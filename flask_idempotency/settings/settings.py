@@ -1,0 +1,53 @@
+"""Everything one application configured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.ports import Store
+from flask_idempotency.engine.quota import Quota
+from flask_idempotency.schema import DOCS_URL, MEMORY
+
+if TYPE_CHECKING:
+    from flask_idempotency.codec.keyring import KeyProvider  # needs a package that is optional
+
+REDIS_SCHEMES = ("redis:", "rediss:", "unix:", "redis+")
+
+StoreChoice: TypeAlias = "str | Store | Callable[[], Store]"
+Encryption: TypeAlias = Literal["off", "on", "required"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Frozen, and never shown whole: it holds secrets. `secrets` has the newest first."""
+
+    store: StoreChoice = field(repr=False)
+    namespace: str
+    secrets: tuple[bytes, ...] = field(repr=False)
+    policy: Policy
+    redis_url: str | None = field(default=None, repr=False)
+    claim_strategy: str | None = None
+    docs_url: str = DOCS_URL
+    allow_anonymous: bool = True
+    max_waiters: int = 2
+    quota: Quota | None = None
+    """What each tenant may have, unless something says otherwise of one. None: nothing is counted."""
+    encryption: Encryption = "off"
+    key_ring: KeyProvider | None = field(default=None, repr=False)
+    """Also without encryption it may be there: what was sealed before still opens."""
+    compression: str | None = "zlib"
+    hashed_names: bool = False
+    """Whether records name tenants and principals by what leads back to nobody."""
+    plaintext_transport: bool = False
+    """Whether `required` leaves it to others how the store is reached."""
+    enabled: bool = True
+    warnings: tuple[str, ...] = ()
+    """What is allowed and unwise, one sentence each, for whoever starts the application to log."""
+
+    @property
+    def may_be_joint(self) -> bool:
+        """Whether the store may turn out to be in the database of the application's own session."""
+        return not str(self.store).startswith((MEMORY, *REDIS_SCHEMES))

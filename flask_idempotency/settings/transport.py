@@ -1,0 +1,125 @@
+"""Whether what is sent to a store can be read on its way. A URL is read here and never said: it may hold a password."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+from flask_idempotency.stores.memory import MemoryStore
+
+_ENCRYPTED: Final = frozenset({"require", "verify-ca", "verify-full"})
+_WAIVE: Final = "or, if something else protects the way there, set IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT to True."
+
+
+def transport_fault(setting: str, choice: Any, config: Mapping[str, Any]) -> str | None:
+    """Why what is sent to this store may be read on its way, with a remedy. None: it cannot, or never leaves the machine."""
+    if isinstance(choice, MemoryStore):
+        return None
+    if not isinstance(choice, str):
+        return _opaque(setting, f"{type(choice).__name__} object")
+    if choice.startswith("flask-sqlalchemy:"):
+        return _of_application(config)
+    if _is_ambiguous(choice):
+        return _opaque(setting, "URL that can be read in two ways")
+    scheme = urlsplit(choice).scheme.partition("+")[0]
+    if scheme == "redis":
+        return _of_redis(setting, choice)
+    if scheme in ("postgresql", "postgres"):
+        return _of_postgresql(setting, choice, {})
+    if scheme in ("memory", "sqlite", "rediss", "unix"):
+        return None
+    return _opaque(setting, "store that a function makes")
+
+
+def _is_ambiguous(url: str) -> bool:
+    """Whether a driver may find another host in it than we do: where a password was not encoded, say."""
+    try:
+        authority = urlsplit(url).netloc
+    except ValueError:
+        return True
+    return "@" in url.partition("//")[2][len(authority) :]
+
+
+def _of_redis(setting: str, url: str) -> str | None:
+    parts = urlsplit(url)
+    # Where the URL names no host before its path, redis-py takes one from behind the question mark.
+    if _is_here(parts.hostname or _last(url, "host") or "localhost"):
+        return None
+    return (
+        f"{setting}: names a Redis on another machine without TLS, and IDEMPOTENCY_ENCRYPTION is required. Use rediss:// or "
+        f"unix://, {_WAIVE}"
+    )
+
+
+def _of_application(config: Mapping[str, Any]) -> str | None:
+    setting = "SQLALCHEMY_DATABASE_URI"
+    options = config.get("SQLALCHEMY_ENGINE_OPTIONS") or {}
+    url = config.get(setting) or options.get("url")
+    if url is None:
+        return (
+            f"{setting}: is not set, so nobody can tell how its database is reached. Set it before init_app, {_WAIVE}"
+        )
+    if {"creator", "pool"} & options.keys():
+        return _opaque("SQLALCHEMY_ENGINE_OPTIONS", "database connection that a function makes")
+    if _is_ambiguous(str(url)):
+        return _opaque(setting, "URL that can be read in two ways")
+    scheme = str(url).partition(":")[0].partition("+")[0]
+    if scheme in ("postgresql", "postgres"):
+        return _of_postgresql(setting, str(url), options.get("connect_args") or {})
+    return None if scheme == "sqlite" else _opaque(setting, "database of this kind")
+
+
+def _of_postgresql(setting: str, url: str, connect_args: Mapping[str, Any]) -> str | None:
+    """As libpq finds its way: what the driver is given goes before what the URL says, and that before the environment."""
+
+    def said(name: str, variable: str) -> str:
+        return str(connect_args.get(name) or _last(url, name) or os.environ.get(variable, ""))
+
+    if said("service", "PGSERVICE") or connect_args.get("dsn") or connect_args.get("conninfo"):
+        return _opaque(setting, "PostgreSQL service")
+    if said("sslmode", "PGSSLMODE") in _ENCRYPTED:
+        return None
+    named = connect_args.get("host") or _all(url, "host") or urlsplit(url).hostname or os.environ.get("PGHOST", "")
+    hosts = [*_hosts(named), *_hosts(said("hostaddr", "PGHOSTADDR"))]
+    if all(_is_here(host) for host in hosts):
+        return None
+    return (
+        f"{setting}: names a PostgreSQL on another machine without TLS, and IDEMPOTENCY_ENCRYPTION is required. Add "
+        f"sslmode=verify-full (or verify-ca, or require), {_WAIVE}"
+    )
+
+
+def _opaque(setting: str, kind: str) -> str:
+    return (
+        f"{setting}: nobody can tell from a {kind} whether it is reached over TLS, and IDEMPOTENCY_ENCRYPTION is required. "
+        f"Use a URL, {_WAIVE}"
+    )
+
+
+def _hosts(named: str | Sequence[str]) -> list[str]:
+    """libpq takes several, each of which may be the one."""
+    several = named.split(",") if isinstance(named, str) else [host for each in named for host in each.split(",")]
+    return [host for host in several if host]
+
+
+def _is_here(host: str) -> bool:
+    """Whether it is this machine: by name, by address, or as the folder of a socket."""
+    if host.startswith(("/", "@")) or host == "localhost":
+        return True
+    for address in (host, host.rpartition(":")[0]):  # libpq's hosts may carry a port here
+        try:
+            return ip_address(address.strip("[]")).is_loopback
+        except ValueError:
+            continue
+    return host.rpartition(":")[0] == "localhost"
+
+
+def _all(url: str, name: str) -> list[str]:
+    return parse_qs(urlsplit(url).query).get(name, [])
+
+
+def _last(url: str, name: str) -> str:
+    return (_all(url, name) or [""])[-1]

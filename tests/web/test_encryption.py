@@ -1,0 +1,267 @@
+"""Encryption at rest, from the settings to what is in the store."""
+
+from __future__ import annotations
+
+import logging
+from base64 import b64encode
+from typing import Any
+
+import pytest
+from flask import Flask, request
+from flask_login import LoginManager  # type: ignore[import-untyped]
+
+from flask_idempotency import Idempotency, current_claim
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.record import Payload, State
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FaultyStore
+from tests.web.apps import World, is_replay, new_world, who
+
+RING = {"2026-11": b64encode(b"n" * 32).decode(), "2025-11": b64encode(b"o" * 32).decode()}
+CARD = "4242 4242 4242 4242"
+
+
+def shop(encryption: str = "on", *, store: Any = None, **settings: Any) -> World:
+    settings = {"key_ring": RING, "allow_plaintext_transport": True, **settings}
+    world = new_world(Flask("tests.web.app"), store=store, init=False, encryption=encryption, **settings)
+    world.idempotency.tenant_loader(lambda: "acme")
+    world.idempotency.init_app(world.app)
+
+    @world.view()
+    def pay() -> tuple[str, int, dict[str, str]]:
+        world.runs.append(1)
+        return CARD * 100, 201, {"Location": "/payments/17"}
+
+    return world
+
+
+def payload(world: World) -> Payload:
+    record = world.record()
+    assert record is not None
+    assert record.payload is not None
+    return record.payload
+
+
+@pytest.mark.parametrize("mode", ("on", "required"))
+def test_what_is_stored_says_nothing_and_is_replayed(mode: str) -> None:
+    """
+    Status, headers and body are sealed together, under the newest key of the ring.
+    """
+    world = shop(mode)
+
+    first, again = world.post(), world.post()
+
+    assert (True, first.data, "/payments/17") == (is_replay(again), again.data, again.headers["Location"])
+    stored = payload(world)
+    assert stored.sealed_by is not None
+    assert "2026-11" == stored.sealed_by.kid
+    assert CARD.encode() not in stored.data
+    assert len(stored.data) > len(CARD) * 100, "it is not compressed"
+
+
+def test_off_is_plain_and_small() -> None:
+    """
+    A ring alone encrypts nothing.
+    """
+    world = shop("off")
+
+    world.post()
+
+    assert None is payload(world).sealed_by
+    assert len(payload(world).data) < len(CARD) * 20
+
+
+def test_what_was_sealed_still_opens_after_it_is_switched_off() -> None:
+    """
+    As long as the ring is there.
+    """
+    before = shop()
+    before.post()
+    after = shop("off", store=before.store)
+
+    assert (True, []) == (is_replay(after.post()), after.runs)
+
+
+def test_without_its_ring_it_is_corrupt_and_never_run() -> None:
+    before = shop()
+    before.post()
+    after = shop("off", store=before.store, key_ring=None)
+
+    assert (500, "record-corrupt") == ((answer := after.post()).status_code, answer.get_json()["code"])
+    assert [] == after.runs
+
+
+def test_required_opens_no_answer_that_is_not_sealed() -> None:
+    """
+    Who can write to the store could put one there. `on` does, while those of before are still alive.
+    """
+    before = shop("off")
+    before.post()
+
+    assert is_replay(shop("on", store=before.store).post())
+    refused = shop("required", store=before.store).post()
+
+    assert (500, "record-corrupt") == (refused.status_code, refused.get_json()["code"])
+
+
+@pytest.mark.parametrize("mode", ("off", "on", "required"))
+def test_names_are_in_clear_unless_they_are_hashed(mode: str) -> None:
+    """
+    Hashed when encryption is required: the same for the same name, and under the newest secret.
+    """
+    world = shop(mode)
+    world.post()
+
+    record = world.record()
+    assert record is not None
+    names = (record.about.tenant, record.about.principal)
+    identity = Identity(b"s")
+    hashed = (identity.pseudonym("acme"), identity.pseudonym("alice"))
+    assert (hashed if mode == "required" else ("acme", "alice")) == names
+
+
+def test_the_view_is_told_real_names_in_any_case() -> None:
+    """
+    What is hashed is the record.
+    """
+    world = shop("required")
+    told: list[Any] = []
+
+    @world.view("/who")
+    def tell() -> str:
+        told.append((current_claim.tenant, current_claim.principal))
+        return "ok"
+
+    world.post("/who")
+
+    assert [("acme", "alice")] == told
+
+
+def test_nobody_is_not_hashed_into_somebody() -> None:
+    world = new_world(init=False, audit_names="hashed", principal=lambda: None)
+    world.idempotency.init_app(world.app)
+    world.view()(lambda: "ok")
+
+    world.post()
+
+    record = world.record()
+    assert record is not None
+    assert ("", "") == (record.about.tenant, record.about.principal)
+
+
+def test_a_store_that_keeps_no_data_keys_is_refused() -> None:
+    """
+    Made by a function too, once it has been called.
+    """
+    for store in (FaultyStore(MemoryStore()), "tests.web.test_encryption:bare"):
+        with pytest.raises(ConfigurationError, match=r"the store \(FaultyStore\) cannot keep the data keys"):
+            Idempotency(Flask("shop"), store=store, secret="s", encryption="on", key_ring=RING)
+
+
+def bare() -> FaultyStore:
+    """What is named above."""
+    return FaultyStore(MemoryStore())
+
+
+@pytest.mark.parametrize("how", ("argument", "decorator", "flask-login"))
+def test_required_is_content_with_whoever_names_the_caller(how: str) -> None:
+    """
+    As long as that is known when the application is set up.
+    """
+    app, settings = Flask("shop"), {"encryption": "required", "secret": "s", "store": MemoryStore(), "key_ring": RING}
+    app.config["SECRET_KEY"] = "s"
+    idempotency = Idempotency(principal=who if how == "argument" else None, **settings)  # type: ignore[arg-type]
+    if how == "decorator":
+        idempotency.principal_loader(who)
+    if how == "flask-login":
+        LoginManager(app)
+
+    idempotency.init_app(app)
+
+
+def test_required_without_anybody_who_names_the_caller_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="nothing says who a caller is"):
+        Idempotency(Flask("shop"), encryption="required", secret="s", store=MemoryStore(), key_ring=RING)
+
+
+def test_the_start_says_what_is_on(caplog: pytest.LogCaptureFixture) -> None:
+    """
+    At INFO, once, with no key and no secret.
+    """
+    with caplog.at_level(logging.INFO, logger="flask_idempotency"):
+        shop("required", secret="canary", quota_records=5)
+
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    assert line.startswith("tests.web.app: store FaultyMemory; encryption required, newest key 2026-11, 2 in the ring")
+    assert "quotas records 5" in line
+    assert not any(secret in caplog.text for secret in ("canary", *RING.values()))
+
+
+def test_erased_answers_are_410_and_new_keys_are_sealed_anew() -> None:
+    """
+    Crypto-shredding, as a client sees it.
+    """
+    world = shop()
+    world.post(key="before")
+    world.store.data_keys.destroy(world.store.calls[-1].key.tid)
+    world.clock.advance(1)
+
+    answers = [world.post(key=key) for key in ("before", "after", "after")]
+
+    assert [410, 201, 201] == [answer.status_code for answer in answers]
+    assert (True, 2, State.COMPLETED) == (is_replay(answers[2]), len(world.runs), world.state())
+
+
+HOSTILE = (
+    "a:b", "a", "b:c", "c", "a:b:c", "{a}", "a}{b", "{", "}", "a\0b", "a\0", "\0", "a\r\nb", "a\nb", "a%b", "%00", "%", "*",
+    "ä", "a\u0308", "\u202e", "😀", "\ud800", " ", "a ", "None", "x" * 10_000, "x" * 9_999,
+)  # fmt: skip
+"""Each could be taken for two of the others, or for something that a store means by it."""
+
+
+def test_hostile_tenants_principals_and_keys_never_meet() -> None:
+    """
+    Each pair runs once and is replayed to nobody else: through loaders, over HTTP, with encryption and quotas.
+    """
+    world = new_world(
+        init=False, encryption="required", key_ring=RING, allow_plaintext_transport=True, quota_records=1000
+    )
+    callers = [(tenant, principal) for tenant in (*HOSTILE, None) for principal in (*HOSTILE[:12], None)]
+    world.idempotency.tenant_loader(lambda: callers[int(request.headers["X-Caller"])][0])
+    world.idempotency.principal_loader(lambda: callers[int(request.headers["X-Caller"])][1])
+    world.idempotency.init_app(world.app)
+
+    @world.view()
+    def pay() -> str:
+        world.runs.append(request.headers["X-Caller"])
+        return request.headers["X-Caller"]
+
+    def answers() -> list[tuple[str, bool]]:
+        sent = [world.post(key="a:b", headers={"X-Caller": str(number)}) for number in range(len(callers))]
+        return [(answer.get_data(as_text=True), is_replay(answer)) for answer in sent]
+
+    assert [(str(number), False) for number in range(len(callers))] == answers()
+    assert [(str(number), True) for number in range(len(callers))] == answers()
+    claims = [call.key for call in world.store.calls if call.verb == "claim"]
+    assert (len(callers), len(HOSTILE) + 1) == (len({key.rid for key in claims}), len({key.tid for key in claims}))
+
+
+def test_hostile_keys_never_meet_either() -> None:
+    """
+    Those that a header can carry, bare and quoted.
+    """
+    world = new_world()
+    keys = [
+        f'"{key}"' for key in ("a:b", "a", "b", "{a}", "a}{b", "a%00b", "%", "*", "a,b", "a;b", "x" * 255, "x" * 254)
+    ]
+
+    @world.view()
+    def pay() -> str:
+        world.runs.append(1)
+        return str(len(world.runs))
+
+    first = [world.post(key=key).data for key in keys]
+
+    assert len(keys) == len(set(first))
+    assert first == [world.post(key=key).data for key in keys]
