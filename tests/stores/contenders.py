@@ -15,7 +15,7 @@ MEETING_SECONDS = 30.0
 
 
 def round_key(number: int) -> StorageKey:
-    return StorageKey(rid=hashlib.sha256(b"%d" % number).digest(), tid=bytes(32))
+    return StorageKey(rid=hashlib.sha256(b"%d" % number).digest(), tid=bytes(16))
 
 
 def contend(url: str, rounds: int, threads: int, barrier: Any, results: Any) -> None:

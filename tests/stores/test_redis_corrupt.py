@@ -29,13 +29,13 @@ from flask_idempotency.testing.contract.examples import (
 def spoil(data: bytes, spoilt: str) -> bytes:
     match spoilt:
         case "newer format":
-            return bytes([data[0] | 0xF0]) + data[1:]
+            return bytes([data[0] | 0xE0]) + data[1:]
         case "unknown state":
-            return bytes([data[0] & 0xF3]) + data[1:]
+            return bytes([data[0] & 0xE7]) + data[1:]
         case "cut short":
             return data[:40]
         case "no longer ends":
-            return data[:61] + b"\xff\xff\xff" + data[64:]
+            return data[:77] + b"\xff\xff\xff" + data[80:]
         case _:
             return b""
 
@@ -178,7 +178,8 @@ def test_a_reason_that_is_no_text_is_corrupt(store: RedisStore, redis_client: re
     """
     key = a_key()
     stand(store, clock, key, "quarantined")
-    redis_client.append(layout.keys(key)[0], b"\xff")
+    record = layout.keys(key)[0]
+    redis_client.setrange(record, redis_client.strlen(record) - 1, b"\xff")
 
     with pytest.raises(CorruptRecord):
         store.claim(a_request(key), token=a_token(), lease=LEASE)

@@ -9,12 +9,14 @@ import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flask_idempotency.engine.record import About, OnLapse, Payload, Record, State
+from flask_idempotency.engine.record import ERASED, About, OnLapse, Payload, Record, SealedBy, State
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.record import ABOUT_TEXT_BYTES, decode, encode
+from flask_idempotency.stores.redis.record import ABOUT_TEXT_BYTES, decode, encode, tid_of
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import Standing, a_key, stand
+
+TID = bytes(range(16))
 
 texts = st.text(st.characters(), max_size=200)
 milliseconds = st.integers(0, 2**41).map(lambda ms: ms / 1000)
@@ -25,13 +27,16 @@ payloads = st.builds(
     status=st.integers(0, 65535),
     success=st.booleans(),
     byte_size=st.integers(0, 2**60),
+    sealed_by=st.none()
+    | st.just(ERASED)
+    | st.builds(SealedBy, kid=st.text(max_size=200), number=st.integers(0, 2**40)),
 )
 
 
 @st.composite
 def records(draw: st.DrawFn) -> Record:
     state, requested = draw(st.sampled_from(State)), draw(milliseconds)
-    completed = state is State.COMPLETED
+    completed = state is State.COMPLETED or (state is State.QUARANTINED and draw(st.booleans()))
     return Record(
         state=state,
         token=draw(st.binary(min_size=16, max_size=16)),
@@ -45,7 +50,8 @@ def records(draw: st.DrawFn) -> Record:
         remaining=0.0,
         completed_at=round(requested + draw(st.integers(0, 2**38)) / 1000, 3) if completed else None,
         payload=draw(payloads) if completed else None,
-        reason=draw(st.text(max_size=50)) if state is State.QUARANTINED else "",
+        reason=draw(st.text(max_size=200)) if state is State.QUARANTINED else "",
+        counted=draw(st.booleans()),
     )
 
 
@@ -71,7 +77,7 @@ def test_every_record_survives(record: Record) -> None:
     """
     Field by field, whatever an application calls its tenants.
     """
-    assert decode(encode(record), now=record.deadline) == record
+    assert decode(encode(record, tid=TID), now=record.deadline) == record
 
 
 @settings(deadline=None)
@@ -82,7 +88,7 @@ def test_times_are_told_to_the_millisecond(record: Record, off: float) -> None:
     """
     finer = replace(record, deadline=abs(record.deadline + off))
 
-    assert decode(encode(finer), now=0.0).deadline == pytest.approx(finer.deadline, abs=0.00051, rel=0)
+    assert decode(encode(finer, tid=TID), now=0.0).deadline == pytest.approx(finer.deadline, abs=0.00051, rel=0)
 
 
 @pytest.mark.parametrize("standing", ("in flight", "completed", "quarantined", "lapsed, takeover"))
@@ -98,7 +104,8 @@ def test_bytes_of_the_scripts_are_made_again(
     stored = redis_client.get(layout.keys(key)[0])
     assert isinstance(stored, bytes)
 
-    assert encode(decode(stored, now=0.0)) == stored
+    assert encode(decode(stored, now=0.0), tid=key.tid) == stored
+    assert tid_of(stored) == key.tid
 
 
 @pytest.mark.parametrize(
@@ -117,7 +124,10 @@ def test_bytes_of_the_scripts_are_made_again(
         replace(A_RECORD, payload=Payload(b"", 65536, True, 0)),
         replace(A_RECORD, payload=Payload(b"", 200, True, -1)),
         replace(A_RECORD, about=About(principal="p" * (ABOUT_TEXT_BYTES + 1))),
+        replace(A_RECORD, payload=Payload(b"", 200, True, 0, SealedBy("k", -1))),
+        replace(A_RECORD, payload=Payload(b"", 200, True, 0, SealedBy("\ud800", 1))),
         replace(A_RECORD, state=State.QUARANTINED, reason="\ud800"),
+        replace(A_RECORD, erased=True),
     ),
 )
 def test_what_does_not_fit_is_refused(record: Record) -> None:
@@ -125,4 +135,4 @@ def test_what_does_not_fit_is_refused(record: Record) -> None:
     Cut or wrapped round it would be another record.
     """
     with pytest.raises(ValueError, match=r"fit|completed|NaN|surrogates"):
-        encode(record)
+        encode(record, tid=TID)

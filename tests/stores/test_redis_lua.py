@@ -13,9 +13,13 @@ FOLDER = files("flask_idempotency.stores.redis").joinpath("lua")
 SCRIPTS = sorted(path.name for path in FOLDER.iterdir())
 
 # redis.call's commands: all of them in Redis 6.2 and in every later Redis and Valkey.
-COMMANDS = {"GET", "SET", "DEL", "PERSIST", "TIME", "HGET", "HSET", "ZADD", "ZREM", "ZCARD"}
+COMMANDS = {
+    *("GET", "GETRANGE", "SET", "DEL", "EXISTS", "PERSIST", "TIME"),
+    *("HGET", "HSET", "HSETNX", "HMGET", "HDEL", "HKEYS", "HEXISTS", "HGETALL"),
+    *("ZADD", "ZREM", "ZCARD", "ZSCORE", "ZCOUNT", "ZRANGEBYSCORE"),
+}
 # Not struct, bit, cjson, cmsgpack, os, io: missing or different on one server or another.
-GLOBALS = {"redis", "KEYS", "ARGV", "string", "math", "tonumber", "ipairs", "unpack"}
+GLOBALS = {"redis", "KEYS", "ARGV", "string", "math", "tonumber", "type", "ipairs", "pairs", "unpack"}
 KEYWORD = re.compile(
     r"\b(and|break|do|elseif|else|end|false|for|function|if|in|local|nil|not|or|repeat|return|then|true|until|while)\b"
 )
@@ -35,13 +39,17 @@ def declared(text: str) -> set[str]:
     return names - {""}
 
 
+def declared_at_the_head() -> set[str]:
+    return declared(scripts.fields()).union(*(declared(code(f"{prelude}.lua")) for prelude in scripts.PRELUDES))
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_name_is_declared(name: str) -> None:
     """
     A global that is assigned poisons every later script on some servers; one that is misspelt is nil on others.
     """
     text = code(name)
-    prelude = declared(code("record.lua"))
+    prelude = declared_at_the_head()
     used = set(re.findall(r"(?<![\w.:])[A-Za-z_]\w*(?!\w*\s*=[^=])", re.sub(r"(?<=[{,\n])\s*\w+ = ", " ", text)))
 
     undeclared = used - GLOBALS - prelude - declared(text)
@@ -54,7 +62,7 @@ def test_nothing_is_assigned_that_was_not_declared(name: str) -> None:
     `x = 1` without `local` makes a global, wherever it stands.
     """
     text = code(name)
-    names = declared(text) | declared(code("record.lua"))
+    names = declared(text) | declared_at_the_head()
     tables = re.sub(r"\{[^{}]*\}", "", text, flags=re.DOTALL)
     assigned = set(re.findall(r"^\s*([A-Za-z_]\w*)\s*=[^=]", tables, flags=re.MULTILINE))
 
@@ -83,6 +91,6 @@ def test_every_transition_has_its_script() -> None:
     """
     And every script its transition.
     """
-    transitions = {name.removesuffix(".lua") for name in SCRIPTS} - {"record"}
+    transitions = {name.removesuffix(".lua") for name in SCRIPTS} - {*scripts.PRELUDES}
 
     assert transitions == {name.lower() for name, value in vars(scripts).items() if isinstance(value, scripts.Script)}

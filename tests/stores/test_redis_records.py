@@ -35,7 +35,7 @@ from flask_idempotency.testing.contract.examples import (
     stand,
 )
 
-KEY_OF_OURS = re.compile(rb"idm1:\{p[0-9a-f]{4}\}:(r:[A-Za-z0-9_-]{43}|i|z|m)")
+KEY_OF_OURS = re.compile(rb"idm1:\{p[0-9a-f]{4}\}:(r:[A-Za-z0-9_-]{43}|i|z|m|[fqk]:[A-Za-z0-9_-]{22})")
 
 
 def all_keys(client: redis.Redis) -> list[bytes]:
@@ -58,10 +58,10 @@ def test_nothing_that_a_client_sent_is_in_a_key(store: RedisStore, redis_client:
     assert all(map(KEY_OF_OURS.fullmatch, keys))
 
 
-@given(rid=st.binary(min_size=32, max_size=32), tid=st.binary(min_size=32, max_size=32))
+@given(rid=st.binary(min_size=32, max_size=32), tid=st.binary(min_size=16, max_size=16))
 def test_every_key_has_the_layouts_form(rid: bytes, tid: bytes) -> None:
     """
-    All four of one record's keys, and with the same hash tag: they are in one slot of a Cluster.
+    All seven of one record's keys, and with the same hash tag: they are in one slot of a Cluster.
     """
     keys = layout.keys(StorageKey(rid=rid, tid=tid))
 
@@ -73,9 +73,10 @@ def test_the_partition_is_part_of_the_format() -> None:
     """
     Records of older releases must be found where they are.
     """
-    keys = layout.keys(StorageKey(rid=bytes(32), tid=b"\xff\xff" + bytes(30)))
+    keys = layout.keys(StorageKey(rid=bytes(32), tid=b"\xff\xff" + bytes(14)))
+    tenants = tuple(b"idm1:{p03ff}:%b:__8" % kind + b"A" * 19 for kind in (b"f", b"q", b"k"))
 
-    assert keys == (b"idm1:{p03ff}:r:" + b"A" * 43, b"idm1:{p03ff}:i", b"idm1:{p03ff}:z", b"idm1:{p03ff}:m")
+    assert keys == (b"idm1:{p03ff}:r:" + b"A" * 43, b"idm1:{p03ff}:i", b"idm1:{p03ff}:z", b"idm1:{p03ff}:m", *tenants)
 
 
 @pytest.mark.parametrize("standing", ("in flight", "quarantined", "lapsed, quarantine"))
@@ -115,7 +116,7 @@ def test_the_indexes_hold_what_needs_looking_after(
     In flight by the end of the lease, renewed or not; quarantined by when; completed and released in neither.
     """
     key = a_key()
-    _, in_flight, quarantined, _ = layout.keys(key)
+    in_flight, quarantined = layout.keys(key)[1:3]
     name = layout.name(layout.keys(key))
 
     def indexes() -> tuple[object, object]:
@@ -237,13 +238,13 @@ def test_a_stored_answer_takes_little_memory(store: RedisStore, redis_client: re
 
 def test_a_record_adds_little_to_its_payload(store: RedisStore, redis_client: redis.Redis) -> None:
     """
-    61 bytes of header, and a length for each thing that may be long.
+    77 bytes of header, one that says that it is not sealed, and a length for each thing that may be long.
     """
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key, about=About()), token=token, lease=LEASE))
     store.complete(key, token, Payload(b"x" * 100, 200, True, 100), keep=KEEP)
 
-    assert redis_client.strlen(layout.keys(key)[0]) == 61 + 3 + 4 + 1 + 100
+    assert redis_client.strlen(layout.keys(key)[0]) == 77 + 3 + 4 + 1 + 1 + 100
 
 
 @given(data=st.binary(max_size=60), text=st.text(max_size=300))
@@ -252,9 +253,9 @@ def test_whom_it_is_about_is_told_apart_from_the_rest(data: bytes, text: str) ->
     Lengths stand before texts: no text can end one early.
     """
     about = About(tenant=text, principal="p", method="", operation=text)
-    first = bytes([1 << 4 | 1 << 2])
+    first = bytes([1 << 5 | 1 << 3])
 
-    assert decode(first + bytes(60) + about_bytes(about) + data, now=0.0).about == about
+    assert decode(first + bytes(76) + about_bytes(about) + data, now=0.0).about == about
 
 
 @pytest.mark.parametrize("letter", ("p", "ü", "…", "🦊", "\ud800"), ids=ascii)
@@ -278,7 +279,7 @@ def test_a_text_that_just_fits_is_kept_whole(size: int, cut: bool) -> None:
     """
     To the byte.
     """
-    data = bytes([1 << 4 | 1 << 2]) + bytes(60) + about_bytes(About(operation="o" * size))
+    data = bytes([1 << 5 | 1 << 3]) + bytes(76) + about_bytes(About(operation="o" * size))
 
     assert (decode(data, now=0.0).about.operation != "o" * size) == cut
 
@@ -300,14 +301,17 @@ def test_attempts_are_counted_to_255(store: RedisStore, redis_client: redis.Redi
     assert attempts == [255, 255, 255]
 
 
-@pytest.mark.parametrize(("token", "fingerprint"), ((b"short", b"\1" * 17), (b"t" * 16, b"\1" * 32)))
+@pytest.mark.parametrize(
+    ("token", "fingerprint", "tid"),
+    ((b"short", b"\1" * 17, bytes(16)), (b"t" * 16, b"\1" * 32, bytes(16)), (b"t" * 16, b"\1" * 17, bytes(32))),
+)
 def test_what_does_not_fit_the_header_is_refused(
-    store: RedisStore, redis_client: redis.Redis, token: bytes, fingerprint: bytes
+    store: RedisStore, redis_client: redis.Redis, token: bytes, fingerprint: bytes, tid: bytes
 ) -> None:
     """
     Written nevertheless it would shift every field behind it.
     """
     with pytest.raises(ValueError, match="16 bytes"):
-        store.claim(a_request(a_key(), fingerprint=fingerprint), token=token, lease=LEASE)
+        store.claim(a_request(a_key(tid=tid), fingerprint=fingerprint), token=token, lease=LEASE)
 
     assert all_keys(redis_client) == []

@@ -45,11 +45,11 @@ def test_what_cannot_be_read_is_dropped(
     data = sealed(redis_client, key)
     match spoilt:
         case "a bit":
-            redis_client.set(layout.replay(key), data[:90] + bytes([data[90] ^ 1]) + data[91:])
+            redis_client.set(layout.replay(key), data[:100] + bytes([data[100] ^ 1]) + data[101:])
         case "cut short":
             redis_client.set(layout.replay(key), data[:-5])
         case "the sum alone":
-            redis_client.set(layout.replay(key), data[:9])
+            redis_client.set(layout.replay(key), data[:18])
         case "another key's":
             redis_client.set(layout.replay(key), sealed(redis_client, other))
         case _:

@@ -1,11 +1,16 @@
-"""Where a record lives. The only place where a Redis key is spelt.
+"""Where a record lives, and what else. The only place where a Redis key, or a field of one, is spelt.
 
     idm1:{p02b0}:r:<rid>    the record: one string, see `record.py`
     idm1:{p02b0}:i          sorted set: records in flight, by the end of their lease in milliseconds
     idm1:{p02b0}:z          sorted set: quarantined records, by when they were, in milliseconds
-    idm1:{p02b0}:m          hash: what the whole partition must remember; `fence`, the last one given out
-    idm1:{p02b0}:c:<rid>    a cached answer of another store, see `replays.py`; the only one that may be lost. The
-                            store's identity is mixed into this rid, see `stores/tiered.py`
+    idm1:{p02b0}:m          hash: what the whole partition must remember; see below
+    idm1:{p02b0}:f:<tid>    sorted set: the tenant's counted records that are in flight, by the end of their lease in
+                            milliseconds, and those that are quarantined, by 0
+    idm1:{p02b0}:q:<tid>    hash: the tenant's ledger of what is completed, and its limits; see below
+    idm1:{p02b0}:k:<tid>    hash: the tenant's data keys; see below
+    idm1:{p02b0}:c:<rid>    a cached answer of another store, see `replays.py`; these may be lost. The store's identity
+                            is mixed into this rid, see `stores/tiered.py`
+    idm1:{p02b0}:e:<tid>    when the tenant's cached answers were erased, by the cache's clock in microseconds
 
 All keys of one record share their hash tag, so that a script may touch them on Redis Cluster. Nothing that a client
 sent is in one: `rid` and `tid` are keyed digests, written in base64 for URLs: in base32 Python
@@ -14,8 +19,9 @@ takes ten times as long, and in hex every key and every index is a third longer.
 
 from __future__ import annotations
 
-from binascii import b2a_base64
-from typing import TypeAlias
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Mapping
+from typing import Final, TypeAlias
 
 from flask_idempotency.engine.key import StorageKey
 
@@ -25,20 +31,45 @@ PARTITIONS = 1024
 Many, so that a Cluster can spread them and a tenant shares its fences and indexes with few others.
 """
 
-_FOR_URLS = bytes.maketrans(b"+/", b"-_")
+FIELDS: Final[Mapping[str, str]] = {
+    # Of the partition's memory: the last fence given out, and the id by which this store is told from others.
+    "FENCE": "fence",
+    "STORE": "id",
+    # Of a ledger. `records bytes lowest-edge` of all buckets; `length number count` of the window of new keys, its
+    # length in microseconds; `records,bytes,in-flight,new-keys,microseconds,seconds` as the operator has set them, empty
+    # where there is no limit; and before the edge of a bucket, in milliseconds, its `records bytes`.
+    "TOTALS": "t",
+    "WINDOW": "w",
+    "LIMITS": "l",
+    "BUCKET": "b",
+    # Of data keys, besides one field for each, which is its number and has its wrapping key's id, one byte before it that
+    # says how long that is, and the wrapped key. The highest number ever; `number microseconds` of the last erasure; and
+    # before a number, since when it is closed, in microseconds.
+    "LAST": "last",
+    "SHRED": "shred",
+    "CLOSED": "x",
+}
+"""The fields of all hashes, by what scripts call them."""
 
-Keys: TypeAlias = tuple[bytes, bytes, bytes, bytes]
+_FOR_URLS = bytes.maketrans(b"+/", b"-_")
+_FROM_URLS = bytes.maketrans(b"-_", b"+/")
+
+Keys: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]
 
 
 def keys(key: StorageKey) -> Keys:
-    """The record, the two indexes and the partition's memory: what every script is given, in this order."""
-    prefix = _prefix(key)
-    return prefix + b"r:" + _rid(key), prefix + b"i", prefix + b"z", prefix + b"m"
-
-
-def replay(key: StorageKey) -> bytes:
-    """Where the answer that another store gave for this key is cached."""
-    return _prefix(key) + b"c:" + _rid(key)
+    """What every script on a record is given, in this order: the record, the two indexes and the partition's memory;
+    and its tenant's unsettled records, ledger and data keys."""
+    prefix, tid = _prefix(key.tid), _text(key.tid)
+    return (
+        prefix + b"r:" + _text(key.rid),
+        prefix + b"i",
+        prefix + b"z",
+        prefix + b"m",
+        prefix + b"f:" + tid,
+        prefix + b"q:" + tid,
+        prefix + b"k:" + tid,
+    )
 
 
 def name(keys: Keys) -> bytes:
@@ -46,9 +77,84 @@ def name(keys: Keys) -> bytes:
     return keys[0].rpartition(b":")[2]
 
 
-def _prefix(key: StorageKey) -> bytes:
-    return b"idm1:{p%04x}:" % (int.from_bytes(key.tid[:2], "big") % PARTITIONS)
+def record(tid: bytes, name: bytes) -> bytes:
+    """The record that the indexes of this tenant's partition call so."""
+    return _prefix(tid) + b"r:" + name
 
 
-def _rid(key: StorageKey) -> bytes:
-    return b2a_base64(key.rid, newline=False).translate(_FOR_URLS, b"=")
+def rid(record: bytes) -> bytes:
+    """The `rid` in a record's key. Raises `ValueError` where none is."""
+    return _bytes(record.rpartition(b":")[2])
+
+
+def tid(key: bytes) -> bytes:
+    """The `tid` in the key of a ledger, or of anything else that a tenant has one of. Raises `ValueError` where none is."""
+    return _bytes(key.rpartition(b":")[2])
+
+
+def partition(key: bytes) -> bytes:
+    """What all keys of one partition have in common, and no other."""
+    return key[: key.find(b"}")]
+
+
+def indexes(tid: bytes) -> tuple[bytes, bytes]:
+    """Of the tenant's partition: records in flight, and quarantined ones."""
+    prefix = _prefix(tid)
+    return prefix + b"i", prefix + b"z"
+
+
+def memory(tid: bytes) -> bytes:
+    """What the tenant's partition remembers."""
+    return _prefix(tid) + b"m"
+
+
+def unsettled(tid: bytes) -> bytes:
+    """The tenant's counted records that are not completed."""
+    return _prefix(tid) + b"f:" + _text(tid)
+
+
+def ledger(tid: bytes) -> bytes:
+    """What the tenant has of completed records, and what it may have."""
+    return _prefix(tid) + b"q:" + _text(tid)
+
+
+def data_keys(tid: bytes) -> bytes:
+    """The tenant's data keys."""
+    return _prefix(tid) + b"k:" + _text(tid)
+
+
+def records_of(tid: bytes | None) -> bytes:
+    """A pattern for SCAN: the records of this tenant's partition, or all."""
+    return (b"idm1:{*}:" if tid is None else _prefix(tid)) + b"r:*"
+
+
+EVERY_LEDGER: Final = b"idm1:{*}:[fq]:*"
+EVERY_SHELF: Final = b"idm1:{*}:k:*"
+"""Patterns for SCAN."""
+
+
+def replay(key: StorageKey) -> bytes:
+    """Where the answer that another store gave for this key is cached."""
+    return _prefix(key.tid) + b"c:" + _text(key.rid)
+
+
+def erasure(tid: bytes) -> bytes:
+    """When the tenant's cached answers were erased."""
+    return _prefix(tid) + b"e:" + _text(tid)
+
+
+def replays_of(tid: bytes) -> bytes:
+    """A pattern for SCAN: the cached answers of this tenant's partition."""
+    return _prefix(tid) + b"c:*"
+
+
+def _prefix(tid: bytes) -> bytes:
+    return b"idm1:{p%04x}:" % (int.from_bytes(tid[:2], "big") % PARTITIONS)
+
+
+def _text(data: bytes) -> bytes:
+    return b2a_base64(data, newline=False).translate(_FOR_URLS, b"=")
+
+
+def _bytes(text: bytes) -> bytes:
+    return a2b_base64(text.translate(_FROM_URLS) + b"=" * (-len(text) % 4))

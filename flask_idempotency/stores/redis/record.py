@@ -1,6 +1,6 @@
-"""A record as one string: 61 bytes of header, whom it is about, and what came of it.
+"""A record as one string: 77 bytes of header, whom it is about, and what came of it.
 
-     0     1  format (high four bits), state (two), taken over when lapsed (one), success (one)
+     0     1  format (high three bits), state (two), taken over when lapsed, success, counted (one each)
      1    16  token
     17     7  fence
     24     1  attempt, never above 255
@@ -9,8 +9,14 @@
     48     6  deadline       │ milliseconds, big-endian
     54     5  duration       ┘
     59     2  status
-    61   3+n  about: length, then tenant, principal, method and operation, each after its length
-          m   completed: byte_size and the payload; quarantined: the reason; processing: nothing
+    61    16  tid
+    77   3+n  about: length, then tenant, principal, method and operation, each after its length
+          m   completed: byte_size, the key that it is sealed by, and the payload
+              quarantined: the reason after its length; where a completed record was condemned, the same as before after it
+              processing: nothing
+
+A length takes as few bytes as it needs, seven bits in each. So does the key's number, to which one is added; after it
+comes the key's id, after its length. An answer that is not sealed has a zero there and nothing else.
 
 `lua/record.lua` writes what is read here. One string, because a hash of the same fields takes half as much again, and
 because a string of which half is there cannot exist.
@@ -22,7 +28,8 @@ from struct import Struct
 from struct import error as StructError
 
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.record import About, OnLapse, Payload, Record, State
+from flask_idempotency.engine.key import TID_BYTES
+from flask_idempotency.engine.record import About, OnLapse, Payload, Record, SealedBy, State
 
 TOKEN_BYTES = 16
 FINGERPRINT_BYTES = 17
@@ -32,7 +39,8 @@ auditor its beginning will do, and to refuse the payment for its sake would not.
 
 _CUT = "…".encode()
 _FORMAT = 1
-_HEADER = Struct(">B16s7sB17s6s6s5sH3s")
+_HEADER = Struct(">B16s7sB17s6s6s5sH16s3s")
+_TID = slice(61, 61 + TID_BYTES)
 _SHORT = [bytes((number,)) for number in range(128)]
 _STATES = {1: State.PROCESSING, 2: State.COMPLETED, 3: State.QUARANTINED}
 _NUMBERS = {state: number for number, state in _STATES.items()}
@@ -45,8 +53,23 @@ def about_bytes(about: About) -> bytes:
 
 
 def payload_bytes(payload: Payload) -> bytes:
-    """The part of a payload that scripts do not look at."""
-    return _length(payload.byte_size) + payload.data
+    """The part of a payload that scripts compare and do not read. Raises `ValueError` for one that does not fit."""
+    if payload.sealed_by is None:
+        return _length(payload.byte_size) + b"\0" + payload.data
+    by, kid = payload.sealed_by, payload.sealed_by.kid.encode()
+    if by.number < 0:
+        raise ValueError("a data key's number that is below zero does not fit")
+    return b"".join((_length(payload.byte_size), _length(by.number + 1), _length(len(kid)), kid, payload.data))
+
+
+def reason_bytes(reason: str) -> bytes:
+    """As it stands in a record, its length before it. One that is too long is cut, as texts about a request are."""
+    return _text(reason)
+
+
+def tid_of(data: bytes) -> bytes:
+    """Whose record these bytes are, which `decode` has read."""
+    return data[_TID]
 
 
 def reason_of(data: bytes) -> str:
@@ -65,31 +88,34 @@ def decode(data: bytes, *, now: float) -> Record:
         raise CorruptRecord("the bytes in Redis are not a record") from error
 
 
-def encode(record: Record) -> bytes:
-    """The bytes that make `decode` tell this record again, its times to the millisecond.
+def encode(record: Record, *, tid: bytes) -> bytes:
+    """The bytes that make `decode` tell this record again, its times to the millisecond; and of which tenant.
 
     Raises `ValueError` for one that does not fit: nothing is cut or rounded down here to make it.
     """
-    fits = len(record.token) == TOKEN_BYTES and len(record.fingerprint) == FINGERPRINT_BYTES
+    sizes = len(record.token), len(record.fingerprint), len(tid)
+    fits = sizes == (TOKEN_BYTES, FINGERPRINT_BYTES, TID_BYTES) and not record.erased
     if not fits or any(len(text.encode("utf-8", "surrogatepass")) > ABOUT_TEXT_BYTES for text in _texts(record.about)):
-        raise ValueError("a token, a fingerprint or a text does not fit")
+        raise ValueError("a token, a fingerprint, a tenant or a text does not fit, or that it was erased")
     try:
-        return _encode(record)
+        return _encode(record, tid)
     except (OverflowError, StructError) as error:
         raise ValueError("a number does not fit") from error
 
 
-def _encode(record: Record) -> bytes:
+def _encode(record: Record, tid: bytes) -> bytes:
     payload, requested = record.payload, round(record.requested_at * 1000)
     success, duration, status, tail = False, 0, 0, b""
-    if record.state is State.COMPLETED:
+    if record.state is State.QUARANTINED:
+        reason = record.reason.encode()
+        tail = _length(len(reason)) + reason
+    if record.state is State.COMPLETED or payload is not None:
         if payload is None or record.completed_at is None or payload.byte_size < 0:
             raise ValueError("a completed record has a result, and a time")
-        success, status, tail = payload.success, payload.status, payload_bytes(payload)
+        success, status, tail = payload.success, payload.status, tail + payload_bytes(payload)
         duration = round(record.completed_at * 1000) - requested
-    elif record.state is State.QUARANTINED:
-        tail = record.reason.encode()
-    first = _FORMAT << 4 | _NUMBERS[record.state] << 2 | (record.on_lapse is OnLapse.TAKEOVER) << 1 | success
+    takeover = record.on_lapse is OnLapse.TAKEOVER
+    first = _FORMAT << 5 | _NUMBERS[record.state] << 3 | takeover << 2 | success << 1 | record.counted
     about = about_bytes(record.about)
     header = _HEADER.pack(
         first,
@@ -101,6 +127,7 @@ def _encode(record: Record) -> bytes:
         round(record.deadline * 1000).to_bytes(6, "big"),
         duration.to_bytes(5, "big"),
         status,
+        tid,
         about[:3],
     )
     return header + about[3:] + tail
@@ -109,20 +136,23 @@ def _encode(record: Record) -> bytes:
 def _decode(data: bytes, now: float) -> Record:
     if len(data) < _HEADER.size:
         raise CorruptRecord("the record in Redis is cut short")
-    first, token, fence, attempt, fingerprint, requested, ends, took, status, about_size = _HEADER.unpack_from(data)
-    if first >> 4 != _FORMAT:
-        raise CorruptRecord(f"record format {first >> 4} is not known to this release")
-    state = _STATES[first >> 2 & 3]
+    first, token, fence, attempt, fingerprint, requested, ends, took, status, _, about_size = _HEADER.unpack_from(data)
+    if first >> 5 != _FORMAT:
+        raise CorruptRecord(f"record format {first >> 5} is not known to this release")
+    state = _STATES[first >> 3 & 3]
     tail = _HEADER.size + int.from_bytes(about_size, "big")
     requested_ms, deadline = int.from_bytes(requested, "big"), int.from_bytes(ends, "big") / 1000
     completed_at = payload = None
-    reason = ""
-    if state is State.COMPLETED:
+    reason, start = "", tail
+    if state is State.QUARANTINED:
+        size, at = _read_length(data, tail)
+        start = at + size
+        if start > len(data):
+            raise CorruptRecord("the reason of the quarantine in Redis is cut short")
+        reason = reason_of(data[at:start])
+    if state is State.COMPLETED or (state is State.QUARANTINED and start < len(data)):
         completed_at = (requested_ms + int.from_bytes(took, "big")) / 1000
-        byte_size, start = _read_length(data, tail)
-        payload = Payload(data[start:], status, first & 1 == 1, byte_size)
-    elif state is State.QUARANTINED:
-        reason = reason_of(data[tail:])
+        payload = _payload(data, start, status, first & 2 == 2)
     # By position: this is on every replay's path, and names cost a microsecond.
     return Record(
         state,
@@ -130,7 +160,7 @@ def _decode(data: bytes, now: float) -> Record:
         int.from_bytes(fence, "big"),
         attempt,
         fingerprint,
-        OnLapse.TAKEOVER if first & 2 else OnLapse.QUARANTINE,
+        OnLapse.TAKEOVER if first & 4 else OnLapse.QUARANTINE,
         _about(data, tail),
         requested_ms / 1000,
         deadline,
@@ -138,7 +168,20 @@ def _decode(data: bytes, now: float) -> Record:
         completed_at,
         payload,
         reason,
+        first & 1 == 1,
     )
+
+
+def _payload(data: bytes, at: int, status: int, success: bool) -> Payload:
+    byte_size, start = _read_length(data, at)
+    if not data[start]:
+        return Payload(data[start + 1 :], status, success, byte_size)
+    number, start = _read_length(data, start)
+    size, start = _read_length(data, start)
+    end = start + size
+    if end > len(data):
+        raise CorruptRecord("the record in Redis is cut short")
+    return Payload(data[end:], status, success, byte_size, SealedBy(data[start:end].decode(), number - 1))
 
 
 def _about(data: bytes, end: int) -> About:

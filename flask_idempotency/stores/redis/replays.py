@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
 from flask_idempotency.engine.clock import Clock, store_time
-from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import Record
 from flask_idempotency.stores.durations import microseconds
@@ -18,12 +18,17 @@ from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.breaker import Breaker
 from flask_idempotency.stores.redis.client import BorrowedLine, Errors, Line, OwnLine, make_cache_client
 from flask_idempotency.stores.redis.record import decode, encode
+from flask_idempotency.stores.redis.scan import Scan
 from flask_idempotency.stores.redis.scripts import Script
+from flask_idempotency.stores.redis.server import Server
 from flask_idempotency.stores.tiered import Missed
 
 LARGEST_BYTES = 1 << 20
 """Records above this are left to the system of record. One of this size takes 10 ms on a gigabit line: well within the
 time-outs that a cache has, and not long for others that wait for the same Redis."""
+
+REMEMBERED_MS = 90 * 86_400_000
+"""For how long it is known when a tenant was erased: as long as an answer may be kept that was on its way then."""
 
 _SUM_BYTES = 4
 
@@ -44,9 +49,11 @@ class RedisReplays:
         self._owned = isinstance(server, str)
         self._client = make_cache_client(server) if isinstance(server, str) else server
         self._errors = Errors(self._client)
+        self._failures: tuple[type[Exception], ...] = (*self._errors.unavailable, StoreUnavailable)
         self._line: Line = OwnLine(self._client) if self._owned else BorrowedLine(self._client)
         self._breaker = Breaker("The Redis that caches answers", monotonic=monotonic)
         self._refusing = False
+        self._scan = Scan(Server(self._client, owned=self._owned, clock=clock))
 
     def close(self) -> None:
         """Close the connections of a client that was made from a URL. Another's client is left alone."""
@@ -54,8 +61,8 @@ class RedisReplays:
             self._client.close()
 
     def peek(self, key: StorageKey) -> Record | Missed:
-        name = layout.replay(key)
-        match self._guarded(self._look, name):
+        names = layout.replay(key), layout.erasure(key.tid)
+        match self._guarded(self._look, names):
             case [int(now)]:
                 return Missed(at=now)
             case [int(now), int(left), bytes(sealed)]:
@@ -64,7 +71,7 @@ class RedisReplays:
                 except CorruptRecord as error:
                     # In a store corruption is never absence. In a cache it is: the system of record still decides.
                     _log.error("An answer cached in Redis was dropped: %s", error)
-                    self._guarded(self._drop, name)
+                    self._guarded(self._drop, names[0])
                     return Missed(at=now)
             case _:
                 return Missed()
@@ -73,26 +80,42 @@ class RedisReplays:
         try:
             sealed, left = _sealed(key, record), microseconds(record.remaining)
         except ValueError:
-            # Too long a text about it, too many attempts, over already: rare, and the system of record copes.
+            # Too long a text about it, too many attempts, over already, erased: rare, and the system of record copes.
             return
         if len(sealed) <= LARGEST_BYTES:
-            self._guarded(self._keep, layout.replay(key), missed_at, left, sealed)
+            names = layout.replay(key), layout.erasure(key.tid)
+            self._guarded(self._keep, names, missed_at, left, sealed)
 
     def forget(self, key: StorageKey) -> None:
         self._guarded(self._drop, layout.replay(key))
 
-    def _look(self, name: bytes) -> Any:
+    def erase(self, tid: bytes) -> bool:
+        """From now on nothing is replayed that was kept for this tenant so far. False: it did not answer.
+
+        Nor is what a system of record has told until now, and is still on its way to be kept.
+        """
+        return bool(self._guarded(self._erase, tid))
+
+    def _erase(self, tid: bytes) -> bool:
+        self._run(scripts.ERASE, (layout.erasure(tid),), REMEMBERED_MS)
+        # What is erased must not wait for its end; and what says that it was may be evicted before it.
+        for names in self._scan.all(layout.replays_of(tid)):
+            if names:
+                self._run(scripts.DROP, names, tid)
+        return True
+
+    def _look(self, names: Sequence[bytes]) -> Any:
         try:
-            return self._run(scripts.PEEK, name)
+            return self._run(scripts.PEEK, names)
         except self._errors.refused as error:
             if "WRONGTYPE" not in str(error):
                 raise
             _log.error("Something that is not ours was in the place of an answer cached in Redis, and was dropped")
-            return self._drop(name)
+            return self._drop(*names)
 
-    def _keep(self, name: bytes, *arguments: bytes | int) -> None:
+    def _keep(self, names: Sequence[bytes], *arguments: bytes | int) -> None:
         try:
-            self._run(scripts.FILL, name, *arguments)
+            self._run(scripts.FILL, names, *arguments)
             self._refusing = False
         except self._errors.refused as error:
             # Full, or a replica, or for others to write to. It does answer, so it may still be asked.
@@ -100,8 +123,8 @@ class RedisReplays:
                 self._refusing = True
                 _log.warning("The Redis that caches answers takes no more of them (%s)", type(error).__name__)
 
-    def _drop(self, name: bytes) -> None:
-        self._line("DEL", name)
+    def _drop(self, *names: bytes) -> None:
+        self._line("DEL", *names)
 
     def _guarded(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         """What Redis returned, or None when it does not answer or is being left alone."""
@@ -110,26 +133,26 @@ class RedisReplays:
             return None
         try:
             answer = ask(*arguments)
-        except self._errors.unavailable as error:
+        except self._failures as error:
             # Not the error's text: it may quote the command, and so the key.
             self._breaker.failed(turn, type(error).__name__)
             return None
         self._breaker.succeeded(turn)
         return answer
 
-    def _run(self, script: Script, name: bytes, *arguments: bytes | int) -> Any:
+    def _run(self, script: Script, names: Sequence[bytes], *arguments: bytes | int) -> Any:
         told = self._clock()
         now = b"" if told is None else round(told * 1_000_000)
         try:
-            return self._line("EVALSHA", script.sha, 1, name, now, *arguments)
+            return self._line("EVALSHA", script.sha, len(names), *names, now, *arguments)
         except self._errors.no_script:
-            return self._line("EVAL", script.text, 1, name, now, *arguments)
+            return self._line("EVAL", script.text, len(names), *names, now, *arguments)
 
 
 def _sealed(key: StorageKey, record: Record) -> bytes:
     if record.payload is None:
         raise ValueError("only what is completed may be replayed")
-    data = encode(record)
+    data = encode(record, tid=key.tid)
     return data + _sum(key, data)
 
 

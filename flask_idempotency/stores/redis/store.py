@@ -5,26 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 from flask_idempotency.engine.clock import Clock, store_time
-from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, LeaseLost, StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, Replayed, Unknown
+from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
+from flask_idempotency.engine.key import TID_BYTES, StorageKey
+from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, OverQuota, Replayed, Unknown
 from flask_idempotency.engine.ports import StoreOutcome
-from flask_idempotency.engine.quota import Quota
+from flask_idempotency.engine.quota import Quota, bucket_width_ms
 from flask_idempotency.engine.record import OnLapse, Payload, Record, State
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.client import BorrowedLine, Errors, Line, OwnLine, make_client
+from flask_idempotency.stores.redis.answers import RedisAnswers
+from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.eviction import Eviction
+from flask_idempotency.stores.redis.ledger import RedisLedger, limits_of
 from flask_idempotency.stores.redis.record import (
     FINGERPRINT_BYTES,
     TOKEN_BYTES,
     about_bytes,
     decode,
     payload_bytes,
+    reason_bytes,
     reason_of,
 )
 from flask_idempotency.stores.redis.scripts import Script
+from flask_idempotency.stores.redis.server import Server, corrupt
+from flask_idempotency.stores.redis.shelf import RedisShelf, refused_for_want_of_a_key, told
+
+_SIZES = TOKEN_BYTES, FINGERPRINT_BYTES, TID_BYTES
 
 
 class RedisStore:
@@ -40,12 +47,13 @@ class RedisStore:
     """
 
     def __init__(self, server: Any, *, clock: Clock = store_time) -> None:
-        self._clock = clock
         self._owned = isinstance(server, str)
         self._client = make_client(server) if isinstance(server, str) else server
-        self._errors = Errors(self._client)
-        self._line: Line = OwnLine(self._client) if self._owned else BorrowedLine(self._client)
-        self._eviction = Eviction(self._client, self._errors)
+        self._server = Server(self._client, owned=self._owned, clock=clock)
+        self._eviction = Eviction(self._client, self._server.errors)
+        self.ledger = RedisLedger(self._server)
+        self.data_keys = RedisShelf(self._server)
+        self.answers = RedisAnswers(self._server)
 
     def check(self) -> None:
         """Raises `ConfigurationError` when this Redis may evict records.
@@ -61,34 +69,39 @@ class RedisStore:
             self._client.close()
 
     def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
-        if quota is not None:
-            raise ConfigurationError("this store cannot count yet")
-        if len(token) != TOKEN_BYTES or len(request.fingerprint) != FINGERPRINT_BYTES:
-            raise ValueError(f"a token has {TOKEN_BYTES} bytes and a fingerprint {FINGERPRINT_BYTES}")
+        if (len(token), len(request.fingerprint), len(request.key.tid)) != _SIZES:
+            raise ValueError(
+                f"a token has {TOKEN_BYTES} bytes, a fingerprint {FINGERPRINT_BYTES} and a tenant's id {TID_BYTES}"
+            )
         if self._eviction.possible:
             self._eviction.refuse_claims()
-        answer = self._run(
+        keys = layout.keys(request.key)
+        answer = self._server.run(
             scripts.CLAIM,
-            request.key,
+            keys,
+            layout.name(keys),
             token,
             request.fingerprint,
             int(request.on_lapse is OnLapse.TAKEOVER),
-            about_bytes(request.about),
+            request.key.tid + about_bytes(request.about),
             microseconds(lease),
+            *(() if quota is None else limits_of(quota)),
         )
         match answer:
             case [b"CLAIMED", fence, attempt, left]:
                 return Claimed(Grant(token, fence, attempt, lease=left / 1_000_000))
-            case [b"REPLAYED", record, now]:
-                return Replayed(decode(record, now=now / 1_000_000))
+            case [b"REPLAYED", data, now, *erasure]:
+                return Replayed(self._trusted(keys, data, now, *erasure))
             case [b"IN-FLIGHT", left]:
                 return InFlight(retry_after=left / 1_000_000)
             case [b"MISMATCHED", first_seen]:
                 return Mismatched(first_seen=first_seen / 1000)
             case [b"UNKNOWN", reason]:
                 return Unknown(reason_of(reason))
+            case [b"OVER-QUOTA", limit, allowed, left, window]:
+                return OverQuota(limit.decode(), int(allowed), left / 1_000_000, window / 1_000_000 if window else None)
             case _:
-                raise _corrupt()
+                raise corrupt()
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
         _settled(self._run(scripts.RENEW, key, token, microseconds(lease)))
@@ -97,8 +110,9 @@ class RedisStore:
         _settled(self._run(scripts.MARK, key, token))
 
     def complete(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> None:
-        facts = microseconds(keep), int(payload.success), payload.status
-        _settled(self._run(scripts.COMPLETE, key, token, *facts, payload_bytes(payload)))
+        number = 0 if payload.sealed_by is None else payload.sealed_by.number
+        facts = int(payload.success), payload.status, payload_bytes(payload), number
+        _settled(self._run(scripts.COMPLETE, key, token, microseconds(keep), *facts, bucket_width_ms(keep)))
 
     def release(self, key: StorageKey, token: bytes) -> None:
         answer = self._run(scripts.RELEASE, key, token)
@@ -106,33 +120,29 @@ class RedisStore:
             _settled(answer)
 
     def hold(self, key: StorageKey, token: bytes, reason: str) -> None:
-        _settled(self._run(scripts.HOLD, key, token, reason.encode()))
+        _settled(self._run(scripts.HOLD, key, token, reason_bytes(reason)))
 
     def read(self, key: StorageKey) -> Record | None:
-        answer = self._run(scripts.READ, key)
-        if len(answer) < 2 or answer[1] is None:
+        now, data, *erasure = self._server.run(scripts.READ, layout.keys(key))
+        if data is None:
             return None
-        record = decode(answer[1], now=answer[0] / 1_000_000)
+        record = told(decode(data, now=now / 1_000_000), *erasure)
         return None if record.state is State.COMPLETED and record.remaining <= 0 else record
 
     def condemn(self, key: StorageKey, payload: Payload) -> None:
-        """Follows with the next change of this store."""
+        self._run(scripts.CONDEMN, key, int(payload.success), payload.status, payload_bytes(payload))
 
     def _run(self, script: Script, key: StorageKey, *arguments: bytes | int) -> Any:
-        told = self._clock()
-        now = b"" if told is None else round(told * 1_000_000)
         keys = layout.keys(key)
-        rest = (4, *keys, now, layout.name(keys), *arguments)
+        return self._server.run(script, keys, layout.name(keys), *arguments)
+
+    def _trusted(self, keys: layout.Keys, data: bytes, now: int, erasure: bytes | None = None) -> Record:
         try:
-            try:
-                return self._line("EVALSHA", script.sha, *rest)
-            except self._errors.no_script:
-                # EVAL and not SCRIPT LOAD: the server may restart, or a fail-over happen, between two commands.
-                return self._line("EVAL", script.text, *rest)
-        except self._errors.unavailable as error:
-            if "WRONGTYPE" in str(error):
-                raise _corrupt() from error
-            raise StoreUnavailable(f"Redis cannot decide ({type(error).__name__})") from error
+            return told(decode(data, now=now / 1_000_000), erasure)
+        except CorruptRecord:
+            # Scripts read less of a record than this: to them it was one that time ends.
+            self._server.run(scripts.DISTRUST, keys, layout.name(keys), data)
+            raise
 
 
 def _settled(answer: bytes) -> None:
@@ -144,8 +154,4 @@ def _settled(answer: bytes) -> None:
         case b"LOST":
             raise LeaseLost("the record belongs to somebody else, or is completed")
         case _:
-            raise _corrupt()
-
-
-def _corrupt() -> CorruptRecord:
-    return CorruptRecord("what Redis holds for this key was not written by this release, or not by us")
+            raise refused_for_want_of_a_key(answer) or corrupt()

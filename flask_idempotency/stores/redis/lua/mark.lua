@@ -14,7 +14,7 @@ if record.state == COMPLETED then
 end
 if record.state == PROCESSING and record.takeover then
   write_even_when_full()
-  local first = first_byte(PROCESSING, false, false)
+  local first = first_byte(PROCESSING, false, false, record.counted)
   redis.call('SET', KEYS[1], rewritten(record, first, record.deadline, NO_RESULT, ''))
 end
 return 'DONE'

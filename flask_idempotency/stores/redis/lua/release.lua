@@ -12,6 +12,6 @@ end
 if record.state == COMPLETED then
   return 'LOST'
 end
-leave_index(record, name)
+leave_indexes(record, name)
 redis.call('DEL', KEYS[1])
 return 'DONE'

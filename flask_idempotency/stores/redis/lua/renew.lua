@@ -12,9 +12,15 @@ if not record then
 end
 local deadline = ms_after(now, lease)
 if record.state == PROCESSING and deadline > record.deadline then
+  if record.counted then
+    expect_sorted_set(KEYS[5])
+  end
   write_even_when_full()
   redis.call('ZADD', KEYS[2], decimal(deadline), name)
-  local first = first_byte(PROCESSING, record.takeover, false)
+  if record.counted then
+    redis.call('ZADD', KEYS[5], decimal(deadline), name)
+  end
+  local first = first_byte(PROCESSING, record.takeover, false, record.counted)
   redis.call('SET', KEYS[1], rewritten(record, first, deadline, NO_RESULT, ''))
 end
 return 'DONE'

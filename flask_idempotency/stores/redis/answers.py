@@ -1,0 +1,92 @@
+"""A walk through all answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.record import Payload, Record, State
+from flask_idempotency.engine.upkeep import Answer, Page
+from flask_idempotency.stores.redis import layout, scripts
+from flask_idempotency.stores.redis.record import decode, payload_bytes, tid_of
+from flask_idempotency.stores.redis.scan import BATCH, Scan
+from flask_idempotency.stores.redis.server import Server, corrupt
+from flask_idempotency.stores.redis.shelf import refused_for_want_of_a_key, told
+
+
+class RedisAnswers:
+    """Implements `upkeep.Answers`.
+
+    A walk is one of SCAN: where a primary is replaced meanwhile it may miss some. Whoever must not miss one counts
+    afterwards, and walks again.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._scan = Scan(server)
+
+    def walk(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
+        names, following = self._scan.page(layout.records_of(tid), after=after, count=min(limit, BATCH))
+        met = [
+            answer
+            for answer in self._met(names)
+            if answer.record.remaining > 0
+            and tid in (None, answer.key.tid)
+            and (other_than is None or _kid(answer.record) != other_than)
+        ]
+        return Page(tuple(self._told(met)), after=following)
+
+    def replace(self, key: StorageKey, old: Payload, new: Payload) -> bool:
+        keys = layout.keys(key)
+        facts = (int(old.success), old.status, payload_bytes(old), int(new.success), new.status, payload_bytes(new))
+        number = 0 if new.sealed_by is None else new.sealed_by.number
+        answer = self._server.run(scripts.REPLACE, keys, layout.name(keys), *facts, number)
+        if gone := refused_for_want_of_a_key(answer):
+            raise gone
+        if answer == b"CORRUPT":
+            raise corrupt()
+        return bool(answer == b"DONE")
+
+    def count(self) -> Mapping[str, int]:
+        seen = set[bytes]()
+        counts = Counter[str]()
+        for names in self._scan.all(layout.records_of(None)):
+            for answer in self._met(names):
+                if answer.key.rid not in seen:
+                    seen.add(answer.key.rid)
+                    counts[_kid(answer.record)] += 1
+        return counts
+
+    def _met(self, names: Sequence[bytes]) -> Iterator[Answer]:
+        """The completed records under these names, as far as they can be read."""
+        for _, group in groupby(sorted(names), layout.partition):
+            keys = list(group)
+            now, *found = self._server.run(scripts.SURVEY, keys)
+            for key, data in zip(keys, found, strict=True):
+                answer = _answer(key, data, now)
+                if answer is not None:
+                    yield answer
+
+    def _told(self, answers: Sequence[Answer]) -> Iterator[Answer]:
+        erasures = dict[bytes, bytes | None]()
+        for answer in answers:
+            tid = answer.key.tid
+            if tid not in erasures:
+                erasures[tid] = self._server.ask("HGET", layout.data_keys(tid), layout.FIELDS["SHRED"])
+            yield Answer(answer.key, told(answer.record, erasures[tid]))
+
+
+def _answer(key: bytes, data: bytes, now: int) -> Answer | None:
+    try:
+        record = decode(data, now=now / 1_000_000)
+        rid = layout.rid(key)
+    except (CorruptRecord, ValueError):
+        return None
+    return Answer(StorageKey(rid, tid_of(data)), record) if record.state is State.COMPLETED else None
+
+
+def _kid(record: Record) -> str:
+    return "" if record.payload is None or record.payload.sealed_by is None else record.payload.sealed_by.kid

@@ -1,0 +1,147 @@
+"""What each tenant has, as scripts count it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+
+from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, window_of
+from flask_idempotency.stores.redis import layout, scripts
+from flask_idempotency.stores.redis.scan import BATCH, Scan
+from flask_idempotency.stores.redis.server import Server, corrupt
+
+_TOTALS, _WINDOW, _LIMITS, _BUCKET = (layout.FIELDS[name].encode() for name in ("TOTALS", "WINDOW", "LIMITS", "BUCKET"))
+
+
+class RedisLedger:
+    """Implements `upkeep.Ledger`."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._scan = Scan(server)
+
+    def usage(self, tid: bytes) -> Usage:
+        keys = layout.unsettled(tid), layout.ledger(tid)
+        now, unsettled, in_flight, told = self._server.run(scripts.USAGE, keys)
+        fields = dict(zip(told[::2], told[1::2], strict=True))
+        ended = [_counts(text, 2) for edge, text in _buckets(fields) if edge * 1000 <= now]
+        records, stored, _ = _counts(fields.get(_TOTALS, b"0 0 0"), 3)
+        return Usage(
+            records=unsettled + max(records - sum(count for count, _ in ended), 0),
+            bytes=max(stored - sum(size for _, size in ended), 0),
+            in_flight=in_flight,
+            new_keys=_new_keys(fields.get(_WINDOW), now),
+        )
+
+    def limits(self, tid: bytes) -> Quota:
+        text = self._server.ask("HGET", layout.ledger(tid), _LIMITS)
+        return Quota() if text is None else _read(text)
+
+    def limit(self, tid: bytes, quota: Quota) -> None:
+        if quota.unlimited:
+            self._server.ask("HDEL", layout.ledger(tid), _LIMITS)
+            return
+        seconds = "" if quota.new_keys is None else repr(quota.new_keys.seconds)
+        self._server.ask("HSET", layout.ledger(tid), _LIMITS, ",".join((*map(str, limits_of(quota)), seconds)))
+
+    def tenants(self) -> Sequence[bytes]:
+        found = {layout.tid(name): None for names in self._scan.all(layout.EVERY_LEDGER) for name in names}
+        return tuple(found)
+
+    def reconcile(self, tid: bytes) -> Drift:
+        unsettled = self._mend(tid)
+        records, stored, busy = self._balance(tid)
+        return Drift(records, stored, unsettled, busy)
+
+    def _mend(self, tid: bytes) -> int:
+        """Look at each record that is unsettled, or is counted as if it were. What comes later is counted right."""
+        in_flight, quarantined = layout.indexes(tid)
+        # In this order: a record moves from the first of the indexes to the second and never back.
+        names = {
+            name: None
+            for index in (layout.unsettled(tid), in_flight, quarantined)
+            for name in self._server.ask("ZRANGE", index, 0, -1)
+        }
+        drift, left = 0, iter(names)
+        while batch := list(islice(left, BATCH)):
+            keys = layout.unsettled(tid), *(layout.record(tid, name) for name in batch)
+            taken, put = self._server.run(scripts.MEND, keys, tid, *batch)
+            drift += taken - put
+        return drift
+
+    def _balance(self, tid: bytes) -> tuple[int, int, int]:
+        """Count what is completed by buckets, and correct those that nobody has changed while they were counted."""
+        ledger = layout.ledger(tid)
+        said = dict(_buckets(self._fields(ledger)))
+        counted = self._counted(tid)
+        edges = sorted(said.keys() | counted.keys())
+        told = [(b"%d" % edge, said.get(edge, b""), counted.get(edge, b"")) for edge in edges]
+        records, stored, busy = self._server.run(scripts.BALANCE, (ledger,), *(text for each in told for text in each))
+        return records, stored, busy
+
+    def _fields(self, ledger: bytes) -> Mapping[bytes, bytes]:
+        told = self._server.ask("HGETALL", ledger)
+        # Some clients have made a mapping of it, and others have not.
+        return told if isinstance(told, dict) else dict(zip(told[::2], told[1::2], strict=True))
+
+    def _counted(self, tid: bytes) -> dict[int, bytes]:
+        counts = dict[int, tuple[int, int]]()
+        for names in self._records(tid):
+            told = self._server.run(scripts.TALLY, names, tid)
+            for edge, size in zip(told[::2], told[1::2], strict=True):
+                count, stored = counts.get(edge, (0, 0))
+                counts[edge] = count + 1, stored + size
+        return {edge: b"%d %d" % count for edge, count in counts.items()}
+
+    def _records(self, tid: bytes) -> Iterator[list[bytes]]:
+        """The records of the tenant's partition, each once. SCAN may meet some twice."""
+        seen = set[bytes]()
+        for names in self._scan.all(layout.records_of(tid)):
+            fresh = [name for name in dict.fromkeys(names) if name not in seen]
+            seen.update(fresh)
+            if fresh:
+                yield fresh
+
+
+def limits_of(quota: Quota) -> tuple[int | str, int | str, int | str, int | str, int | str]:
+    """A quota as scripts are told of it: empty where there is no limit, and the window in microseconds."""
+    rate = quota.new_keys
+    return (
+        "" if quota.records is None else quota.records,
+        "" if quota.bytes is None else quota.bytes,
+        "" if quota.in_flight is None else quota.in_flight,
+        "" if rate is None else rate.count,
+        "" if rate is None else max(round(rate.seconds * 1_000_000), 1),
+    )
+
+
+def _read(text: bytes) -> Quota:
+    try:
+        *limits, count, _, seconds = (part or None for part in text.decode().split(","))
+        records, stored, in_flight = (None if limit is None else int(limit) for limit in limits)
+        rate = None if count is None or seconds is None else NewKeys(int(count), float(seconds))
+    except ValueError as error:
+        raise CorruptRecord("the limits that Redis holds for a tenant cannot be read: set them again") from error
+    return Quota(records, stored, in_flight, rate)
+
+
+def _buckets(fields: Mapping[bytes, bytes]) -> Iterator[tuple[int, bytes]]:
+    for field, text in fields.items():
+        edge = field.removeprefix(_BUCKET)
+        if field.startswith(_BUCKET) and edge.isdigit():
+            yield int(edge), text
+
+
+def _counts(text: bytes, count: int) -> list[int]:
+    parts = text.split(b" ")
+    if len(parts) != count or not all(part.isdigit() for part in parts):
+        raise corrupt()
+    return [int(part) for part in parts]
+
+
+def _new_keys(window: bytes | None, now: int) -> int:
+    if window is None:
+        return 0
+    length, number, count = _counts(window, 3)
+    return count if length and window_of(now, NewKeys(0, length / 1_000_000))[0] == number else 0
