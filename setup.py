@@ -31,6 +31,8 @@ setup(
     packages=[*find_packages(include=["flask_idempotency", "flask_idempotency.*"]), *JANITOR],
     package_dir={"flask_idempotency.janitor": "janitor"},
     package_data={"": ["py.typed", "lua/*.lua"]},
+    # Found even where the application cannot start: the first key of a ring is made before there is a ring.
+    entry_points={"flask.commands": ["idempotency = flask_idempotency.web.cli:cli"]},
     install_requires=["flask>=3.0,<4", "marshmallow>=4.0,<5"],
     extras_require={**EXTRAS, "all": sorted({requirement for extra in EXTRAS.values() for requirement in extra})},
     classifiers=[

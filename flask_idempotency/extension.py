@@ -46,6 +46,7 @@ class AppState:
     """What one application has: found in `app.extensions["idempotency"]`."""
 
     settings: Settings
+    loaders: Loaders
     hooks: Hooks | None = None
     built: Built | None = None
     """What was put together for it: of use to the command line also where the guard is switched off."""
@@ -106,7 +107,7 @@ class Idempotency:
 
     def _guard(self, app: Flask, settings: Settings) -> AppState:
         if not settings.enabled and not settings.may_be_joint:
-            return AppState(settings)
+            return AppState(settings, self._loaders)
         observers = Observers([sender_for(app)])
         built = build(settings, observers=observers, database=ApplicationDatabase(app))
         joint = built.engine.transactions is not None
@@ -124,7 +125,7 @@ class Idempotency:
         hooks = Hooks(app, desk)
         if settings.enabled or joint:
             hooks.install()
-        return AppState(settings, hooks, built)
+        return AppState(settings, self._loaders, hooks, built)
 
     def _refuse_what_cannot_hold(self, settings: Settings, *, joint: bool) -> None:
         """What is known by now: the policies of the application and of blueprints. Those of views are at their first use."""

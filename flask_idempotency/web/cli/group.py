@@ -1,0 +1,91 @@
+"""What all commands share: their group, their options, the application they are about, and how they give up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn, TypeVar
+
+import click
+from flask import current_app
+from flask.cli import AppGroup
+
+from flask_idempotency.assembly import Built, identities
+from flask_idempotency.engine.errors import IdempotencyError
+from flask_idempotency.engine.key import Identity
+from flask_idempotency.settings import Settings
+
+NOT_IN_ORDER: Final = 1
+UNKNOWN: Final = 2
+
+cli = AppGroup("idempotency", help="Look after the records of idempotency keys.")
+"""Stateless, so that one object serves every application."""
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+as_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object, for machines.")
+
+
+class Refused(IdempotencyError):
+    """The command cannot be carried out here; the text says why, and what to do. Nothing was done."""
+
+
+def state() -> Any:
+    """What the application of this command has: `extension.AppState`."""
+    found = current_app.extensions.get("idempotency")
+    if found is None:
+        raise IdempotencyError("Idempotency is not set up on this application: call init_app first.")
+    return found
+
+
+def built() -> Built:
+    """The parts that the application's guard works with."""
+    parts: Built | None = state().built
+    if parts is None:
+        raise Refused("IDEMPOTENCY_ENABLED is False, so this application has no store to look into.")
+    return parts
+
+
+def settings() -> Settings:
+    chosen: Settings = state().settings
+    return chosen
+
+
+def tids(tenant: str | None) -> list[bytes]:
+    """What stands for this tenant in the store, under every secret in use, the newest first."""
+    return [who.tenant_id(settings().namespace, tenant) for who in identities(settings())]
+
+
+def pseudonym(tenant: str | None) -> str:
+    """What stands for this tenant in a log."""
+    newest: Identity = identities(settings())[0]
+    return "-" if tenant is None else newest.pseudonym(tenant)
+
+
+@contextmanager
+def giving_up(*, as_json: bool) -> Iterator[None]:
+    """Whatever we raise on purpose ends the command with one sentence, and no traceback."""
+    try:
+        yield
+    except Refused as error:
+        _end(str(error), NOT_IN_ORDER, as_json=as_json)
+    except IdempotencyError as error:
+        _end(str(error), UNKNOWN, as_json=as_json)
+
+
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Columns under their names, as wide as they have to be."""
+    lines = [head, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def _end(why: str, code: int, *, as_json: bool) -> NoReturn:
+    if as_json:
+        click.echo(json.dumps({"error": why}))
+    else:
+        click.echo(f"Error: {why}", err=True)
+    raise SystemExit(code)

@@ -1,0 +1,176 @@
+"""`flask idempotency keys …`: keys that are made, and what stands under each."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from flask import Flask
+
+from flask_idempotency import Idempotency
+from flask_idempotency.codec.keyring import load_ring
+from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.operations import KeysReport, KeyStatus, keys_status
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FaultyStore
+from flask_idempotency.web.cli import cli
+from tests.web.apps import World, new_world
+
+OLD, NEW = (b64encode(letter * 32).decode() for letter in (b"o", b"n"))
+
+
+def shop(ring: Mapping[str, str] | None, *, store: Any = None, encryption: str = "on", **settings: Any) -> World:
+    world = new_world(Flask("tests.web.app"), store=store, encryption=encryption, key_ring=ring, **settings)
+    world.view()(lambda: "paid")
+    return world
+
+
+def run(world: World, *arguments: str) -> Result:
+    return world.app.test_cli_runner().invoke(args=["idempotency", *arguments])
+
+
+def disabled() -> World:
+    """Switched off, and with a store that nobody else needs."""
+    world = new_world(Flask("tests.web.app"), init=False)
+    Idempotency(world.app, enabled=False, secret="s")
+    return world
+
+
+def test_generate_prints_one_line_of_a_ring_and_no_two_alike() -> None:
+    """
+    With today's date for an id; and needs no application, for the first key is made before there is a ring.
+    """
+    lines = [CliRunner().invoke(cli, ["keys", "generate"]).output for _ in range(2)]
+
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d:[A-Za-z0-9+/]{43}=\n", line) for line in lines)
+    assert lines[0] != lines[1]
+    assert 32 == len(b64decode(lines[0].partition(":")[2]))
+    assert lines[0].partition(":")[0] == load_ring(lines[0]).newest
+
+
+def test_generate_takes_an_id_and_refuses_what_is_none() -> None:
+    named = CliRunner().invoke(cli, ["keys", "generate", "--kid", "spring"])
+    wrong = CliRunner().invoke(cli, ["keys", "generate", "--kid", "a:b"])
+
+    assert (0, True) == (named.exit_code, named.output.startswith("spring:"))
+    assert (2, "", True) == (wrong.exit_code, wrong.stdout, wrong.stderr.startswith("Error: The id of a key is"))
+
+
+def test_status_says_what_stands_under_each_key_and_which_may_go() -> None:
+    """
+    After a rotation of the ring the old key stays until nothing is sealed under it.
+    """
+    before = shop({"old": OLD})
+    before.post(key="a")
+    world = shop({"new": NEW, "old": OLD, "spare": b64encode(b"s" * 32).decode()}, store=before.store)
+    world.post(key="b")
+
+    told = run(world, "keys", "status")
+
+    assert 0 == told.exit_code
+    assert [
+        "key    records  data keys",
+        "new    1        1          newest",
+        "old    1        1          in use",
+        "spare  0        0          may go: nothing is sealed under it",
+        "0 records are not encrypted.",
+    ] == told.output.splitlines()
+
+
+def test_a_key_that_the_ring_has_not_is_a_fault() -> None:
+    """
+    Nobody can open what it has sealed: exit code 1, for whoever watches.
+    """
+    before = shop({"old": OLD})
+    before.post()
+
+    told = run(shop({"new": NEW}, store=before.store), "keys", "status", "--json")
+
+    assert (1, {"in_order": False, "plain_records": 0}) == (
+        told.exit_code,
+        {name: value for name, value in json.loads(told.stdout).items() if name != "keys"},
+    )
+    assert [("new", True, True, False), ("old", False, False, False)] == [
+        (key["kid"], key["known"], key["newest"], key["may_go"]) for key in json.loads(told.stdout)["keys"]
+    ]
+    assert "NOT IN THE RING" in run(shop({"new": NEW}, store=before.store), "keys", "status").output
+
+
+def test_plain_records_are_counted_too() -> None:
+    """
+    `required` may be set when there are none.
+    """
+    before = shop(None, encryption="off")
+    before.post()
+
+    assert "1 records are not encrypted." in run(shop({"new": NEW}, store=before.store), "keys", "status").output
+
+
+@pytest.mark.parametrize(
+    ("world", "remedy"),
+    (
+        pytest.param(lambda: shop(None, encryption="off"), "set IDEMPOTENCY_KEY_RING", id="no ring"),
+        pytest.param(
+            lambda: shop({"a": OLD}, store=FaultyStore(MemoryStore()), encryption="off"),
+            "keeps no data keys",
+            id="store",
+        ),
+        pytest.param(disabled, "IDEMPOTENCY_ENABLED is False", id="disabled"),
+    ),
+)
+def test_where_nothing_is_encrypted_it_says_so(world: Any, remedy: str) -> None:
+    told = run(world(), "keys", "status")
+
+    assert (1, "", True) == (told.exit_code, told.stdout, remedy in told.stderr)
+
+
+def test_a_store_that_is_down_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Nobody can tell, which is neither in order nor not.
+    """
+    world = shop({"a": OLD})
+
+    def down() -> Mapping[str, int]:
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(world.store.data_keys, "count", down)
+
+    told = run(world, "keys", "status", "--json")
+
+    assert (2, {"error": "no answer"}) == (told.exit_code, json.loads(told.stdout))
+
+
+def test_no_command_says_a_key() -> None:
+    world = shop({"new": NEW, "old": OLD})
+    world.post()
+
+    said = run(world, "keys", "status").output + run(world, "keys", "status", "--json").output
+
+    assert not any(key in said for key in (NEW, OLD))
+
+
+@pytest.mark.parametrize(
+    ("records", "data_keys", "goes"),
+    ((0, 0, True), (1, 0, False), (0, 1, False)),
+    ids=("nothing", "a record", "a data key"),
+)
+def test_an_old_key_may_go_when_nothing_at_all_is_left_under_it(records: int, data_keys: int, goes: bool) -> None:
+    """
+    A data key without a record may seal one any moment.
+    """
+    assert goes is KeyStatus("old", records, data_keys, newest=False, known=True).may_go
+    assert not KeyStatus("new", 0, 0, newest=True, known=True).may_go
+    assert not KeyStatus("lost", 0, 0, newest=False, known=False).may_go
+
+
+def test_the_verb_needs_no_flask() -> None:
+    store = MemoryStore()
+
+    assert KeysReport((KeyStatus("a", 0, 0, newest=True, known=True),), 0) == keys_status(
+        load_ring({"a": OLD}), store.answers, store.data_keys
+    )
