@@ -98,6 +98,27 @@ def test_many_threads_make_one_key(shelf: Shelf) -> None:
     assert [1] == [key.number for key in shelf.inner.shelf(TENANT).keys]
 
 
+def test_of_all_that_find_none_one_makes_the_key(shelf: Shelf) -> None:
+    """
+    Eight processes have seen an empty shelf before any of them adds a key; seven look again and use the eighth's.
+    """
+    processes = 8
+    barrier = threading.Barrier(processes, timeout=30)
+
+    def together(found: KeyShelf) -> KeyShelf:
+        if not found.keys:
+            barrier.wait()
+        return found
+
+    shelf.changed = together
+    with ThreadPoolExecutor(processes) as pool:
+        keys = list(pool.map(lambda _: ring_on(shelf).for_sealing(TENANT), range(processes)))
+
+    assert 1 == len({key.key for key in keys})
+    assert [1] == [key.number for key in shelf.inner.shelf(TENANT).keys]
+    assert 2 * processes - 1 == shelf.looks
+
+
 def test_whoever_is_too_late_looks_again(shelf: Shelf) -> None:
     """
     A few times; a shelf that never takes a key is a store that does not work.

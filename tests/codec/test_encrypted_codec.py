@@ -12,8 +12,11 @@ from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable, StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import SealedBy
+from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.engine.record import OnLapse, SealedBy
+from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.sealing import Sealing
 from flask_idempotency.engine.upkeep import DataKeys
 from flask_idempotency.stores.memory import MemoryStore
 from tests.codec.sealing import (
@@ -177,3 +180,25 @@ def test_compression_is_the_envelopes_and_may_be_left_out() -> None:
     assert len(codec().seal(long, BINDING).data) > 5000
     assert len(compressing.seal(long, BINDING).data) < 200
     assert long == compressing.open(compressing.seal(long, BINDING), BINDING)
+
+
+def test_a_store_that_lost_its_data_keys_gets_an_answer_that_it_can_keep() -> None:
+    """
+    It says so when the answer is stored; then that is sealed with a new key, and opens everywhere.
+    """
+    store = MemoryStore()
+    sealing = codec(store.data_keys)
+    sealing.prepare(KEY)
+    store.data_keys.close(TENANT, 1)
+    token = b"token-of-owner.."
+    claimed = store.claim(ClaimRequest(KEY, BINDING.fingerprint, OnLapse.TAKEOVER), token=token, lease=30)
+    assert isinstance(claimed, Claimed)
+    binding = replace(BINDING, token=token, fence=claimed.held.fence)
+
+    Sealing(sealing, [binding], RESULT).writing(lambda key, payload: store.complete(key, token, payload, keep=60))(KEY)
+    record = store.read(KEY)
+
+    assert record is not None
+    assert record.payload is not None
+    assert SealedBy("new", 2) == record.payload.sealed_by
+    assert RESULT == codec(store.data_keys).open(record.payload, binding)
