@@ -6,11 +6,13 @@ import json
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from flask import Flask
+from flask.cli import FlaskGroup
 
 from flask_idempotency import Idempotency
 from flask_idempotency.codec.keyring import load_ring
@@ -51,6 +53,21 @@ def test_generate_prints_one_line_of_a_ring_and_no_two_alike() -> None:
     assert lines[0] != lines[1]
     assert 32 == len(b64decode(lines[0].partition(":")[2]))
     assert lines[0].partition(":")[0] == load_ring(lines[0]).newest
+
+
+def test_generate_is_there_where_the_application_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    For want of the very ring that this key is for: as a plug-in of `flask`, it does not wait for the application.
+    """
+    plug_in = EntryPoint("idempotency", "flask_idempotency.web.cli:cli", "flask.commands")
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [plug_in])
+
+    def create_app() -> Flask:
+        return shop(None, encryption="required").app
+
+    told = CliRunner().invoke(FlaskGroup(create_app=create_app), ["idempotency", "keys", "generate", "--kid", "first"])
+
+    assert (0, True) == (told.exit_code, told.output.startswith("first:"))
 
 
 def test_generate_takes_an_id_and_refuses_what_is_none() -> None:
