@@ -121,6 +121,24 @@ def test_old_keys_leave_memory_when_another_comes() -> None:
     assert memory.get((TENANT, 1), within=FINISHING_SECONDS) is None
 
 
+def test_a_key_that_was_learnt_again_shields_no_older_one() -> None:
+    """
+    It was the first to come; it is no longer the oldest.
+    """
+    time = Monotonic()
+    memory = KeyMemory(monotonic=time)
+    key = OpenKey(b"k" * 32, "new", 1, b"store", b"wrapped")
+    for number in (1, 2):
+        memory.put((TENANT, number), key, since=time.now)
+    time.now += FINISHING_SECONDS - 1
+    memory.put((TENANT, 1), key, since=time.now)
+    time.now += 1
+    memory.put((TENANT, 3), key, since=time.now)
+
+    held = [memory.get((TENANT, number), within=2 * FINISHING_SECONDS) is not None for number in (1, 2, 3)]
+    assert [True, False, True] == held
+
+
 def test_age_counts_from_the_question(shelf: Shelf) -> None:
     """
     A provider that takes half a minute to answer gives a key that is half a minute old.

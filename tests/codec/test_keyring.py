@@ -189,7 +189,7 @@ FAULTY = {
     "cut to a name": "new:c2VjcmV0LWNhbmFyeS1",
     "all zeros": f"new:{text(bytes(32))}",
     "the wrong way round": f"{CANARY}:new",
-    "twice": f"new:{text(b'c2VjcmV0' * 4)},new:{CANARY}",
+    "twice": f"new:{text(NEW)},old:{text(OLD)},new:{text(b'c2VjcmV0' * 4)}",
     "id too long": f"{'n' * 33}:{text(NEW)}",
     "id with a blank": f"n w:{text(NEW)}",
     "id that is a source": f"new:{text(NEW)},env:{text(OLD)}",
