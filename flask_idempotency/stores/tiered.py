@@ -16,6 +16,8 @@ from flask_idempotency.engine.ports import Store, StoreOutcome
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Payload, Record
 from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.upkeep import Answers, Counts, DataKeys, KeepsDataKeys, Ledger, ShowsAnswers
+from flask_idempotency.stores.tiered_upkeep import CachedAnswers, CachedDataKeys
 
 REMEMBERED_CLAIMS = 4096
 """Claims whose answers may be cached as soon as they are there: more than run at once in any one process. The answer
@@ -59,6 +61,10 @@ class ReplayCache(Protocol):
         """Drop what is kept for this key."""
         ...
 
+    def erase(self, tid: bytes) -> bool:
+        """From now on nothing is replayed that was kept for this tenant so far. False: it did not answer."""
+        ...
+
 
 @runtime_checkable
 class Telling(Protocol):
@@ -83,8 +89,19 @@ class TieredStore:
     that stands before a system restored from a backup must be emptied.
     """
 
+    data_keys: DataKeys
+    answers: Answers
+    ledger: Ledger
+    """As the system has them; one that it has not, this has not either."""
+
     def __init__(self, system: Store, cache: ReplayCache) -> None:
         self._system = system
+        if isinstance(system, KeepsDataKeys):
+            self.data_keys = CachedDataKeys(system.data_keys, cache)
+        if isinstance(system, ShowsAnswers):
+            self.answers = CachedAnswers(system.answers, self._forget)
+        if isinstance(system, Counts):
+            self.ledger = system.ledger
         self._telling = system if isinstance(system, Telling) else None
         self._identified = system if isinstance(system, Identified) else None
         self._identity: bytes | None = None
@@ -102,7 +119,7 @@ class TieredStore:
         self._answers = True
         if found.at is not None:
             match outcome:
-                case Replayed(record):
+                case Replayed(record) if not record.erased:
                     self._fill(request.key, record, found.at)
                 case Claimed():
                     self._remember(request.key, token, found.at)

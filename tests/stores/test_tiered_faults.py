@@ -65,6 +65,7 @@ class HeldUp:
     def __init__(self, cache: RedisReplays) -> None:
         self.peek = cache.peek
         self.forget = cache.forget
+        self.erase = cache.erase
         self._cache = cache
         self._fills: list[Callable[[], None]] = []
 
@@ -144,6 +145,9 @@ class Broken:
         raise KeyError("what")
 
     def forget(self, key: StorageKey) -> None:
+        raise KeyError("what")
+
+    def erase(self, tid: bytes) -> bool:
         raise KeyError("what")
 
 

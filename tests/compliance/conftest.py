@@ -1,0 +1,96 @@
+"""An application in the compliance mode, on every store that can be looked into."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from flask import Flask, Response, request
+from werkzeug.test import TestResponse
+
+from flask_idempotency import Idempotency
+from flask_idempotency.engine.events import Event
+from flask_idempotency.engine.key import Identity, Scope, StorageKey
+from flask_idempotency.engine.ports import Store
+from flask_idempotency.signals import SIGNALS
+from tests.compliance.vaults import VAULTS, Vault
+
+SECRET = "kept outside the store"
+RING = "2026-11:" + base64.b64encode(bytes(range(32))).decode()
+
+
+@dataclass
+class Bank:
+    """Pays once for each key, and writes down how often it did. Principal and tenant are as the headers say."""
+
+    app: Flask
+    vault: Vault
+    runs: list[str] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def store(self) -> Store:
+        store: Store = self.app.extensions["idempotency"].engine._around.store
+        return store
+
+    def pay(self, key: str = "k", **headers: str) -> TestResponse:
+        body = {"amount": 5, "to": headers.pop("to", "somebody")}
+        sent = {"Idempotency-Key": key, "X-User": "alice", "X-Tenant": "acme", **headers}
+        return self.app.test_client(use_cookies=False).post("/payments", json=body, headers=sent, buffered=True)
+
+    def key_of(self, key: str = "k", *, tenant: str = "acme", principal: str = "alice") -> StorageKey:
+        scope = Scope(self.app.name, tenant, principal)
+        return Identity(SECRET.encode()).storage_key(scope, key)
+
+    def told(self, kind: type[Event]) -> int:
+        return sum(type(event) is kind for event in self.events)
+
+
+def new_bank(vault: Vault, **config: Any) -> Bank:
+    app = Flask("tests.compliance")
+    app.config |= {
+        **vault.config,
+        "PROPAGATE_EXCEPTIONS": False,
+        "IDEMPOTENCY_SECRET": SECRET,
+        "IDEMPOTENCY_ENCRYPTION": "required",
+        "IDEMPOTENCY_KEY_RING": RING,
+        **config,
+    }
+    idempotency = Idempotency(
+        principal=lambda: request.headers["X-User"], tenant=lambda: request.headers.get("X-Tenant")
+    )
+    bank = Bank(app, vault)
+
+    @app.post("/payments")
+    def pay() -> Response:
+        bank.runs.append(request.headers["Idempotency-Key"])
+        if request.headers.get("X-Fails"):
+            raise RuntimeError("the bank is closed")
+        paid = f'{{"paid": "{request.get_json()["to"]}"}}'
+        return Response(
+            paid, 201, content_type="application/json", headers={"Location": request.headers.get("X-At", "/1")}
+        )
+
+    def remember(sender: Any, event: Event) -> None:
+        bank.events.append(event)
+
+    for signal in SIGNALS.values():
+        signal.connect(remember, sender=app)
+    app.extensions["keeps receivers alive"] = remember
+    idempotency.init_app(app)
+    return bank
+
+
+@pytest.fixture(params=VAULTS)
+def vault(request: pytest.FixtureRequest) -> Iterator[Vault]:
+    with ExitStack() as ends:
+        yield VAULTS[request.param](request, ends)
+
+
+@pytest.fixture
+def bank(vault: Vault) -> Bank:
+    return new_bank(vault)

@@ -1,0 +1,161 @@
+"""Everything that is emitted and everything that is stored is searched for what must be in neither."""
+
+from __future__ import annotations
+
+import logging
+from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+
+import pytest
+from werkzeug.test import TestResponse
+
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.record import OnLapse, Record
+from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.upkeep import KeepsDataKeys
+from tests.compliance.conftest import Bank, new_bank
+from tests.compliance.vaults import Vault
+
+KEY, PRINCIPAL, TENANT = "canary-of-the-key", "canary-of-the-principal", "canary-of-the-tenant"
+ASKED, PLACE = "canary-of-the-body", "/canary-of-a-header"
+CANARIES = (KEY, PRINCIPAL, TENANT, ASKED, PLACE)
+WHO = {"X-User": PRINCIPAL, "X-Tenant": TENANT}
+
+
+class Ear(logging.Handler):
+    """Hears every logger at every level: the message, its arguments, everything attached to it, and its traceback."""
+
+    def __init__(self) -> None:
+        super().__init__(level=0)
+        self.heard: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.heard += [self.format(record), repr(record.__dict__)]
+
+
+@contextmanager
+def listening() -> Iterator[Ear]:
+    ear, root = Ear(), logging.getLogger()
+    loggers = [root, *(each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger))]
+    levels = [(each, each.level, each.disabled) for each in loggers]
+    root.addHandler(ear)
+    try:
+        for each in loggers:
+            each.disabled = False
+            each.setLevel(logging.DEBUG)
+        yield ear
+    finally:
+        root.removeHandler(ear)
+        for each, level, disabled in levels:
+            each.setLevel(level)
+            each.disabled = disabled
+
+
+def pay(bank: Bank, key: str = KEY, **headers: str) -> TestResponse:
+    return bank.pay(key, **{"to": ASKED, "X-At": PLACE, **WHO, **headers})
+
+
+def key_of(bank: Bank, key: str) -> StorageKey:
+    return bank.key_of(key, tenant=TENANT, principal=PRINCIPAL)
+
+
+def go_everywhere(bank: Bank) -> dict[str, TestResponse]:
+    """Every way a keyed request can end. What refuses it is ours to write; the rest is the view's."""
+    answers = {"first": pay(bank), "replay": pay(bank), "mismatch": pay(bank, to="another")}
+    answers["malformed"] = pay(bank, KEY + " " + KEY)
+    answers["view failed"] = pay(bank, KEY + "-fails", **{"X-Fails": "1"})
+    flying = key_of(bank, KEY + "-flying")
+    fingerprint = b"\1" + bytes(16)
+    bank.store.claim(ClaimRequest(flying, fingerprint, OnLapse.QUARANTINE), token=bytes(16), lease=60)
+    answers["held by another"] = pay(bank, KEY + "-flying")
+    pay(bank, KEY + "-damaged")
+    bank.vault.forge(key_of(bank, KEY + "-damaged"), _damaged)
+    answers["damaged"] = pay(bank, KEY + "-damaged")
+    answers["quarantined"] = pay(bank, KEY + "-damaged")
+    assert isinstance(bank.store, KeepsDataKeys)
+    bank.store.data_keys.destroy(flying.tid)
+    answers["erased"] = pay(bank)
+    answers["over quota"] = pay(bank, KEY + "-one-too-many")
+    return answers
+
+
+def _damaged(record: Record) -> Record:
+    assert record.payload is not None
+    return replace(record, payload=replace(record.payload, data=record.payload.data[::-1]))
+
+
+STATUSES = {
+    "first": 201,
+    "replay": 201,
+    "mismatch": 422,
+    "malformed": 400,
+    "view failed": 500,
+    "held by another": 422,
+    "damaged": 500,
+    "quarantined": 500,
+    "erased": 410,
+    "over quota": 429,
+}
+
+
+@pytest.fixture
+def bank(vault: Vault, request: pytest.FixtureRequest) -> Bank:
+    return new_bank(vault, IDEMPOTENCY_QUOTA_RECORDS=2)
+
+
+def spellings(bank: Bank) -> list[str]:
+    """What must not be found, in every way that something of ours could write it."""
+    digests = [key_of(bank, name).rid for name in (KEY, KEY + "-damaged")]
+    written = [text for rid in digests for text in (rid.hex(), b64encode(rid).decode(), repr(rid)[2:-1])]
+    return [*CANARIES, *written, *(urlsafe_b64encode(rid).decode().rstrip("=") for rid in digests)]
+
+
+def test_66_nothing_that_is_emitted_contains_a_canary(bank: Bank) -> None:
+    """
+    Logs of every logger at DEBUG, every signal, every answer that is ours: no key, principal, tenant, body or rid.
+    """
+    with listening() as ear:
+        answers = go_everywhere(bank)
+
+    assert STATUSES == {name: answer.status_code for name, answer in answers.items()}
+    ours = [answers[name] for name in STATUSES if STATUSES[name] >= 400]
+    emitted = [*ear.heard, *(f"{event!r} {asdict(event)}" for event in bank.events)]
+    emitted += [f"{answer.headers} {answer.get_data(as_text=True)}" for answer in ours]
+    assert len(bank.events) > 5
+    found = [(canary, text) for canary in spellings(bank) for text in emitted if canary in text]
+    assert [] == found
+
+
+def test_66_nothing_that_is_stored_contains_a_canary(bank: Bank) -> None:
+    """
+    Every name, value, row and file of the store, in the compliance mode.
+    """
+    go_everywhere(bank)
+    dump = bank.vault.dump()
+
+    assert len(dump) > 500
+    assert [] == [canary for canary in CANARIES if canary.encode() in dump]
+    assert b"paid" not in dump
+
+
+def test_what_is_stored_contains_the_canaries_without_the_compliance_mode(vault: Vault) -> None:
+    """
+    The search finds what is there to be found.
+    """
+    bank = new_bank(vault, IDEMPOTENCY_ENCRYPTION="off", IDEMPOTENCY_COMPRESSION="off")
+    pay(bank)
+    dump = vault.dump()
+
+    assert {PRINCIPAL, TENANT, ASKED, PLACE} == {canary for canary in CANARIES if canary.encode() in dump}
+
+
+def test_the_ear_hears(bank: Bank) -> None:
+    """
+    A canary that is logged anywhere is found.
+    """
+    with listening() as ear:
+        logging.getLogger("somebody.else").debug("paid by %s", PRINCIPAL)
+
+    assert any(PRINCIPAL in text for text in ear.heard)

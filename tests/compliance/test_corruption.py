@@ -1,0 +1,170 @@
+"""Somebody else wrote to the store: 500 and quarantine, on every store, and never a second run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flask_idempotency.engine.events import RecordCorrupt
+from flask_idempotency.engine.record import CORRUPT, Payload, Record, SealedBy, State
+from tests.compliance.conftest import Bank
+from tests.compliance.vaults import Change
+
+
+def of(payload: Payload | None) -> Payload:
+    assert payload is not None
+    return payload
+
+
+def flipped(record: Record) -> Record:
+    data = bytearray(of(record.payload).data)
+    data[len(data) // 2] ^= 1
+    return replace(record, payload=replace(of(record.payload), data=bytes(data)))
+
+
+def truncated(record: Record) -> Record:
+    return replace(record, payload=replace(of(record.payload), data=of(record.payload).data[:-1]))
+
+
+def emptied(record: Record) -> Record:
+    return replace(record, payload=replace(of(record.payload), data=b""))
+
+
+def under_an_unknown_key(record: Record) -> Record:
+    return replace(record, payload=replace(of(record.payload), sealed_by=SealedBy("2019-01", 1)))
+
+
+def under_an_unknown_number(record: Record) -> Record:
+    return replace(record, payload=replace(of(record.payload), sealed_by=SealedBy("2026-11", 7)))
+
+
+def of_an_unknown_version(record: Record) -> Record:
+    return replace(record, payload=replace(of(record.payload), data=b"\xf1" + of(record.payload).data[1:]))
+
+
+def as_if_it_were_plain(record: Record) -> Record:
+    return replace(record, payload=replace(of(record.payload), sealed_by=None))
+
+
+def planted(record: Record) -> Record:
+    plain = b"\x10\x00\x00\x00\x00200\r\n\r\nall yours"
+    return replace(record, payload=replace(of(record.payload), data=plain, sealed_by=None))
+
+
+def with_another_status(record: Record) -> Record:
+    return replace(record, payload=replace(of(record.payload), status=200))
+
+
+def of_another_size(record: Record) -> Record:
+    return replace(record, payload=replace(of(record.payload), byte_size=1))
+
+
+def said_to_have_failed(record: Record) -> Record:
+    return replace(record, payload=replace(of(record.payload), success=False))
+
+
+def of_another_claim(record: Record) -> Record:
+    return replace(record, token=bytes(16))
+
+
+def of_another_incarnation(record: Record) -> Record:
+    return replace(record, fence=record.fence + 1)
+
+
+CHANGES = (
+    flipped,
+    truncated,
+    emptied,
+    under_an_unknown_key,
+    under_an_unknown_number,
+    of_an_unknown_version,
+    as_if_it_were_plain,
+    planted,
+    with_another_status,
+    of_another_size,
+    said_to_have_failed,
+    of_another_claim,
+    of_another_incarnation,
+)
+
+
+def assert_condemned(bank: Bank, key: str = "k", *, runs: int = 1) -> None:
+    answers = [bank.pay(key) for _ in range(2)]
+
+    assert [(500, "record-corrupt")] * 2 == [(each.status_code, each.get_json()["code"]) for each in answers]
+    assert runs == len(bank.runs)
+    assert bank.told(RecordCorrupt) >= 1
+    record = bank.store.read(bank.key_of(key))
+    assert record is not None
+    assert (State.QUARANTINED, CORRUPT) == (record.state, record.reason)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_64_a_changed_answer_is_quarantined_and_not_run_again(bank: Bank, change: Change) -> None:
+    """
+    Whatever was changed: the answer, its label, or what stands in clear beside it. A stored success is not a miss.
+    """
+    assert 201 == bank.pay().status_code
+    bank.vault.forge(bank.key_of(), change)
+
+    assert_condemned(bank)
+
+
+@pytest.mark.parametrize("tenant", ("acme", "globex"), ids=("of the same tenant", "of another tenant"))
+def test_64_an_answer_in_anothers_place_is_quarantined(bank: Bank, tenant: str) -> None:
+    """
+    Both were sealed by us, under keys that are there. Each opens in its own record only.
+    """
+    bank.pay()
+    bank.pay("other", **{"X-Tenant": tenant}, to="globex")
+    other = bank.store.read(bank.key_of("other", tenant=tenant))
+    assert other is not None
+
+    def swapped(record: Record) -> Record:
+        return replace(record, payload=other.payload)
+
+    def moved_with_its_claim(record: Record) -> Record:
+        return replace(swapped(record), token=other.token, fence=other.fence)
+
+    bank.vault.forge(bank.key_of(), moved_with_its_claim)
+    assert_condemned(bank, runs=2)
+
+
+def test_64_an_answer_of_an_earlier_life_is_quarantined(bank: Bank) -> None:
+    """
+    Kept by whoever could read the store, and put back into the key's next life.
+    """
+    bank.pay("first")
+    first = bank.store.read(bank.key_of("first"))
+    assert first is not None
+    # The same key again, as after its expiry: another fence and another token.
+    bank.vault.forge(
+        bank.key_of("first"), lambda record: replace(record, fence=record.fence + 5, token=bytes(range(16)))
+    )
+
+    assert_condemned(bank, "first")
+
+
+def test_64_a_record_that_nobody_can_read_is_never_a_miss(bank: Bank) -> None:
+    """
+    Not only its answer: nothing in it makes sense. It is left where time does not end it, and told every time.
+    """
+    bank.pay()
+    bank.vault.garble(bank.key_of())
+    answers = [bank.pay() for _ in range(2)]
+
+    assert [(500, "record-corrupt")] * 2 == [(each.status_code, each.get_json()["code"]) for each in answers]
+    assert (1, 2) == (len(bank.runs), bank.told(RecordCorrupt))
+
+
+def test_what_was_not_touched_is_replayed(bank: Bank) -> None:
+    """
+    And one who changed nothing after all has changed nothing.
+    """
+    first = bank.pay()
+    bank.vault.forge(bank.key_of(), lambda record: record)
+    again = bank.pay()
+
+    assert (201, first.data, "true") == (again.status_code, again.data, again.headers["Idempotency-Replayed"])
+    assert 0 == bank.told(RecordCorrupt)

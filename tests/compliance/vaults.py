@@ -1,0 +1,161 @@
+"""Stores that can be looked into and written to behind the library's back, as whoever has their password can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy import MetaData, create_engine, inspect, select, text, update
+
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.record import Payload, Record
+from flask_idempotency.sql import upgrade
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.record import decode, encode
+from flask_idempotency.stores.sql.schema import records
+from tests.services import REDIS_KINDS, StartRedis, connect
+
+Change = Callable[[Record], Record]
+
+
+@dataclass
+class Vault:
+    """One store. `config` makes an application use it."""
+
+    config: dict[str, Any]
+    dump: Callable[[], bytes]
+    """Everything that is in it, names included."""
+    forge: Callable[[StorageKey, Change], None]
+    """Put a changed record in the place of this key's."""
+    garble: Callable[[StorageKey], None]
+    """Make the whole record something that nobody can read."""
+    ends: ExitStack = field(default_factory=ExitStack)
+
+
+def memory(request: pytest.FixtureRequest, ends: ExitStack) -> Vault:
+    store = MemoryStore()
+    room = store._room
+
+    def forge(key: StorageKey, change: Change) -> None:
+        room.records[key] = change(room.records[key])
+
+    def dump() -> bytes:
+        tenants = store.data_keys._tenants
+        return repr([asdict(record) for record in room.records.values()] + [list(room.records), tenants]).encode()
+
+    def garble(key: StorageKey) -> None:
+        pytest.skip("a dictionary of records holds records")
+
+    return Vault({"IDEMPOTENCY_STORE": store}, dump, forge, garble)
+
+
+def on_redis(request: pytest.FixtureRequest, ends: ExitStack) -> Vault:
+    start: StartRedis = request.getfixturevalue("start_redis")
+    url = start(REDIS_KINDS[0]).url
+    client: redis.Redis = ends.enter_context(connect(url))
+
+    def forge(key: StorageKey, change: Change) -> None:
+        name = layout.keys(key)[0]
+        client.set(name, encode(change(decode(client.get(name), now=0.0))), keepttl=True)  # type: ignore[arg-type]
+
+    def garble(key: StorageKey) -> None:
+        name = layout.keys(key)[0]
+        client.set(name, b"\xff" + bytes(client.get(name) or b"")[1:], keepttl=True)
+
+    return Vault({"IDEMPOTENCY_STORE": url}, lambda: _redis_dump(client), forge, garble)
+
+
+def _redis_dump(client: redis.Redis) -> bytes:
+    found = b""
+    for name in client.scan_iter(count=1000):
+        match client.type(name):
+            case b"hash":
+                content: Any = client.hgetall(name)
+            case b"zset":
+                content = client.zrange(name, 0, -1, withscores=True)
+            case _:
+                content = client.get(name)
+        # Both as it is and as its repr: a canary must not hide behind an escape.
+        found += bytes(name) + (content if isinstance(content, bytes) else repr(content).encode())
+    return found
+
+
+def on_sqlite(request: pytest.FixtureRequest, ends: ExitStack) -> Vault:
+    folder: Path = request.getfixturevalue("tmp_path")
+    return _sql(f"sqlite:///{folder / 'records.db'}", ends, lambda: _files(folder))
+
+
+def _files(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.iterdir())
+
+
+def on_postgresql(request: pytest.FixtureRequest, ends: ExitStack) -> Vault:
+    return _sql(request.getfixturevalue("postgres_url"), ends, lambda: b"")
+
+
+def _sql(url: str, ends: ExitStack, files: Callable[[], bytes]) -> Vault:
+    engine = create_engine(url)
+    ends.callback(engine.dispose)
+    upgrade(engine)
+
+    def forge(key: StorageKey, change: Change) -> None:
+        from flask_idempotency.stores.sql.database import Database
+        from flask_idempotency.stores.sql.store import SqlStore
+
+        store = SqlStore(Database(engine))
+        record = store.read(key)
+        store.close()
+        assert record is not None
+        changed = change(record)
+        payload = changed.payload or Payload(b"", 0, False, 0)
+        by = payload.sealed_by
+        columns = {"token": changed.token, "fence": changed.fence, "fingerprint": changed.fingerprint}
+        columns |= {"answer": payload.data, "status": payload.status, "byte_size": payload.byte_size}
+        columns |= {"key_id": None if by is None else by.kid, "data_key": None if by is None else by.number}
+        columns |= {"state": "completed" if payload.success else "failed"}
+        with engine.begin() as connection:
+            connection.execute(update(records).where(records.c.rid == key.rid).values(columns))
+
+    def garble(key: StorageKey) -> None:
+        with engine.begin() as connection:
+            connection.execute(update(records).where(records.c.rid == key.rid).values(fingerprint=b"?"))
+
+    def dump() -> bytes:
+        with engine.connect() as connection:
+            names = inspect(connection).get_table_names()
+            metadata = MetaData()
+            metadata.reflect(connection)
+            rows = [[tuple(row) for row in connection.execute(select(table))] for table in metadata.tables.values()]
+            log = connection.execute(text("SELECT 1")).all()
+        raw = [value for table in rows for row in table for value in row if isinstance(value, bytes)]
+        return repr((names, rows, log)).encode() + b"".join(raw) + files()
+
+    return Vault({"IDEMPOTENCY_STORE": url}, dump, forge, garble)
+
+
+def tiered(request: pytest.FixtureRequest, ends: ExitStack) -> Vault:
+    """SQLite with a Redis in front. What is forged is forged in the system of record, and the cache is empty."""
+    start: StartRedis = request.getfixturevalue("start_redis")
+    url = start(REDIS_KINDS[0]).url
+    client: redis.Redis = ends.enter_context(connect(url))
+    system = on_sqlite(request, ends)
+
+    def forge(key: StorageKey, change: Change) -> None:
+        system.forge(key, change)
+        client.flushall()
+
+    def garble(key: StorageKey) -> None:
+        system.garble(key)
+        client.flushall()
+
+    config = {**system.config, "IDEMPOTENCY_REDIS_URL": url}
+    return Vault(config, lambda: system.dump() + _redis_dump(client), forge, garble)
+
+
+VAULTS = {"memory": memory, "redis": on_redis, "sqlite": on_sqlite, "postgresql": on_postgresql, "tiered": tiered}

@@ -1,0 +1,155 @@
+"""Processes that use keys of a few tenants in every way there is, and are killed while they do. Run as a program.
+
+    python -m tests.e2e.quota_crowd '{"store": URL, "tids": [hex], "limit": 60, "processes": 64, "seconds": 60, "seed": 7}'
+
+One process forks the crowd, kills one after another at random moments, forks others in their place, and ends them all
+when the time is over. It prints one JSON object: how many were killed, and what calls were made by those who lived.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import struct
+import sys
+import time
+from contextlib import suppress
+from hashlib import sha256
+from typing import Any
+
+from flask_idempotency.assembly import build_store
+from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import Claimed, OverQuota
+from flask_idempotency.engine.ports import Store
+from flask_idempotency.engine.quota import Quota
+from flask_idempotency.engine.record import OnLapse, Payload
+from flask_idempotency.engine.request import ClaimRequest
+
+KEYS = 150
+"""Names that a tenant's keys have: few enough that they meet."""
+
+KEEPS = (0.01, 0.05, 0.3, 1.0, 4.0)
+FINGERPRINT = b"\1" + b"f" * 16
+COUNTS = struct.Struct("4Q")
+
+
+def key_of(tid: bytes, name: int) -> StorageKey:
+    return StorageKey(sha256(tid + b"%d" % name).digest(), tid)
+
+
+class Member:
+    """One process of the crowd. `counts` are its calls: claims, grants, refusals, completions."""
+
+    def __init__(self, store: Store, tids: list[bytes], limit: int, rng: random.Random) -> None:
+        self._store = store
+        self._tids = tids
+        self._quota = Quota(records=limit, in_flight=limit)
+        self._rng = rng
+        self.counts = [0, 0, 0, 0]
+
+    def work(self, until: float) -> None:
+        while time.monotonic() < until:
+            with suppress(LeaseLost, StoreUnavailable):
+                self._use_a_key()
+
+    def _use_a_key(self) -> None:
+        rng, store = self._rng, self._store
+        key, token = key_of(rng.choice(self._tids), rng.randrange(KEYS)), rng.randbytes(16)
+        request = ClaimRequest(key, FINGERPRINT, OnLapse.TAKEOVER)
+        self.counts[0] += 1
+        outcome = store.claim(request, token=token, lease=rng.uniform(0.02, 0.4), quota=self._quota)
+        self.counts[2] += isinstance(outcome, OverQuota)
+        if not isinstance(outcome, Claimed):
+            return
+        self.counts[1] += 1
+        if rng.random() < 0.3:
+            time.sleep(rng.uniform(0, 0.02))
+        match rng.randrange(10):
+            case 0:
+                store.release(key, token)
+                return
+            case 1:
+                store.renew(key, token, lease=0.2)
+            case 2:
+                store.hold(key, token, "for a while")
+            case 3:
+                # The same request once more, as a client library sends it after a lost reply.
+                store.claim(request, token=token, lease=0.2, quota=self._quota)
+            case 4:
+                return
+        payload = Payload(rng.randbytes(8), 201, True, rng.randrange(5000))
+        store.complete(key, token, payload, keep=rng.choice(KEEPS))
+        self.counts[3] += 1
+        if rng.random() < 0.1:
+            store.complete(key, token, payload, keep=rng.choice(KEEPS))
+
+
+class Crowd:
+    """Forks members, kills them, and hears from those who are left."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self._told = told
+        self._rng = random.Random(told["seed"])
+        self._until = time.monotonic() + told["seconds"]
+        self._pids: dict[int, int] = {}
+        self.killed = 0
+        self.counts = [0, 0, 0, 0]
+
+    def run(self) -> None:
+        for _ in range(self._told["processes"]):
+            self._fork()
+        while time.monotonic() < self._until - 0.5:
+            time.sleep(self._rng.uniform(0, 0.1))
+            victim = self._rng.choice(list(self._pids))
+            os.kill(victim, signal.SIGKILL)
+            self._reap(victim)
+            self.killed += 1
+            self._fork()
+        for pid in list(self._pids):
+            self._reap(pid)
+
+    def _fork(self) -> None:
+        heard, told = os.pipe()
+        seed = self._rng.random()
+        pid = os.fork()
+        if pid == 0:
+            os.close(heard)
+            self._be_a_member(seed, told)
+        os.close(told)
+        self._pids[pid] = heard
+
+    def _be_a_member(self, seed: float, told: int) -> None:
+        try:
+            store = build_store(self._told["store"])
+            tids = [bytes.fromhex(tid) for tid in self._told["tids"]]
+            member = Member(store, tids, self._told["limit"], random.Random(seed))
+            member.work(self._until)
+            os.write(told, COUNTS.pack(*member.counts))
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - a child must never go on as its parent
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+
+    def _reap(self, pid: int) -> None:
+        heard = self._pids.pop(pid)
+        _, status = os.waitpid(pid, 0)
+        if os.waitstatus_to_exitcode(status) not in (0, -signal.SIGKILL):
+            raise SystemExit(f"a member of the crowd failed with {os.waitstatus_to_exitcode(status)}")
+        with os.fdopen(heard, "rb") as pipe:
+            found = pipe.read()
+        if found:
+            self.counts = [sum(pair) for pair in zip(self.counts, COUNTS.unpack(found), strict=True)]
+
+
+def main() -> None:
+    crowd = Crowd(json.loads(sys.argv[1]))
+    crowd.run()
+    names = ("claims", "grants", "refusals", "completions")
+    sys.stdout.write(json.dumps({"killed": crowd.killed, **dict(zip(names, crowd.counts, strict=True))}))
+
+
+if __name__ == "__main__":
+    main()

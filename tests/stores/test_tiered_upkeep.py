@@ -1,0 +1,175 @@
+"""What is erased, sealed anew or damaged is not replayed out of the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from example_app.servers import RedisServer
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import Replayed, Unknown
+from flask_idempotency.engine.record import CORRUPT, Payload, Record, SealedBy
+from flask_idempotency.engine.upkeep import DataKey
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.redis.replays import RedisReplays
+from flask_idempotency.stores.tiered import TieredStore
+from flask_idempotency.testing import FaultyStore, FrozenClock
+from flask_idempotency.testing.contract.examples import KEEP, LEASE, OTHER_PAYLOAD, PAYLOAD, a_key, a_request, a_token
+from tests.stores.cached import PATIENT
+
+SEALED = replace(PAYLOAD, sealed_by=SealedBy("2026", 1))
+
+
+class Counted(FaultyStore):
+    """A memory store that notes what it is asked, and does besides what it can do besides."""
+
+    def __init__(self, clock: FrozenClock) -> None:
+        store = MemoryStore(clock)
+        super().__init__(store)
+        self.data_keys, self.answers, self.ledger = store.data_keys, store.answers, store.ledger
+
+
+@pytest.fixture
+def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplays]:
+    cache = RedisReplays(redis_server.url + PATIENT, clock=clock)
+    yield cache
+    cache.close()
+
+
+@pytest.fixture
+def system(clock: FrozenClock) -> Counted:
+    return Counted(clock)
+
+
+@pytest.fixture
+def store(system: Counted, cache: RedisReplays) -> TieredStore:
+    return TieredStore(system, cache)
+
+
+def cached(store: TieredStore, system: Counted, key: StorageKey, payload: Payload = SEALED) -> None:
+    """An answer that the next replay would be given without asking the system."""
+    shelf = store.data_keys.shelf(key.tid)
+    if shelf.last == 0:
+        store.data_keys.add(key.tid, DataKey(1, "2026", b"wrapped"), store=shelf.store)
+    token = a_token()
+    store.claim(a_request(key), token=token, lease=LEASE)
+    store.complete(key, token, payload, keep=KEEP)
+    replayed(store, key)
+    system.calls.clear()
+    assert (payload, []) == (replayed(store, key).payload, system.calls)
+
+
+def replayed(store: TieredStore, key: StorageKey) -> Record:
+    outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
+    assert isinstance(outcome, Replayed)
+    return outcome.answer
+
+
+@pytest.mark.parametrize("payload", (SEALED, PAYLOAD), ids=("sealed", "plain"))
+def test_an_erased_answer_is_not_replayed_out_of_the_cache(
+    store: TieredStore, system: Counted, payload: Payload
+) -> None:
+    """
+    At once, and in no other tenant's way. What is told as erased is not cached either.
+    """
+    key, other = a_key(), a_key()
+    cached(store, system, key, payload)
+    cached(store, system, other, payload)
+    store.data_keys.destroy(key.tid)
+
+    assert [True, True] == [replayed(store, key).erased for _ in range(2)]
+    assert ["claim", "claim"] == system.verbs()
+    assert not replayed(store, other).erased
+    assert ["claim", "claim"] == system.verbs()
+
+
+def test_an_erased_tenant_that_comes_back_is_cached_again(
+    store: TieredStore, system: Counted, clock: FrozenClock
+) -> None:
+    """
+    It was erased until then, and not for ever.
+    """
+    tid = a_key().tid
+    cached(store, system, a_key(tid=tid))
+    store.data_keys.destroy(tid)
+    clock.advance(1)
+    store.data_keys.add(tid, DataKey(2, "2026", b"wrapped"), store=store.data_keys.shelf(tid).store)
+
+    cached(store, system, a_key(tid=tid), replace(PAYLOAD, sealed_by=SealedBy("2026", 2)))
+
+
+class Broken:
+    """A cache with a bug."""
+
+    def __init__(self, cache: RedisReplays) -> None:
+        self.peek, self.fill, self.forget = cache.peek, cache.fill, cache.forget
+
+    def erase(self, tid: bytes) -> bool:
+        raise KeyError("what")
+
+
+class Silent(Broken):
+    def erase(self, tid: bytes) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("kind", (Broken, Silent))
+def test_a_cache_that_does_not_hear_of_it_does_not_keep_keys_from_being_destroyed(
+    kind: type[Broken], system: Counted, cache: RedisReplays, caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    The system says what is erased to whoever asks it; and somebody is told what to do about the cache.
+    """
+    store, key = TieredStore(system, kind(cache)), a_key()
+    cached(store, system, key)
+
+    assert 1 == store.data_keys.destroy(key.tid)
+    assert () == store.data_keys.shelf(key.tid).keys
+    assert "did not hear of an erased tenant" in caplog.text
+
+
+def test_an_answer_that_was_sealed_anew_is_not_replayed_as_it_was(store: TieredStore, system: Counted) -> None:
+    """
+    The key that it was sealed with may be gone by then.
+    """
+    key, anew = a_key(), replace(SEALED, data=b"sealed anew")
+    cached(store, system, key)
+
+    assert store.answers.replace(key, SEALED, anew)
+    assert anew == replayed(store, key).payload
+
+
+def test_what_was_condemned_in_the_system_is_not_replayed_out_of_the_cache(store: TieredStore, system: Counted) -> None:
+    """
+    Nobody could open it.
+    """
+    key = a_key()
+    cached(store, system, key)
+    store.condemn(key, SEALED)
+
+    assert Unknown(CORRUPT) == store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+
+def test_an_answer_that_is_damaged_in_the_cache_alone_is_replayed_by_the_system(
+    store: TieredStore, system: Counted
+) -> None:
+    """
+    What is condemned is compared with what the system has: that is another, and stays.
+    """
+    key = a_key()
+    cached(store, system, key)
+    store.condemn(key, OTHER_PAYLOAD)
+
+    assert SEALED == replayed(store, key).payload
+    assert ["condemn", "claim"] == system.verbs()
+
+
+def test_what_the_system_cannot_do_the_whole_cannot_do(clock: FrozenClock, cache: RedisReplays) -> None:
+    """
+    And says so where it is put together, and not at the first request.
+    """
+    store = TieredStore(FaultyStore(MemoryStore(clock)), cache)
+
+    assert [False] * 3 == [hasattr(store, name) for name in ("data_keys", "answers", "ledger")]
