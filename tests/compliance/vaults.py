@@ -62,7 +62,7 @@ def on_redis(request: pytest.FixtureRequest, ends: ExitStack) -> Vault:
 
     def forge(key: StorageKey, change: Change) -> None:
         name = layout.keys(key)[0]
-        client.set(name, encode(change(decode(client.get(name), now=0.0))), keepttl=True)  # type: ignore[arg-type]
+        client.set(name, encode(change(decode(client.get(name), now=0.0)), tid=key.tid), keepttl=True)  # type: ignore[arg-type]
 
     def garble(key: StorageKey) -> None:
         name = layout.keys(key)[0]
