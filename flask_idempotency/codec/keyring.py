@@ -30,7 +30,6 @@ _WRAPPED: Final = 1
 _HOW = "Make one with `flask idempotency keys generate`."
 _TAKEN = {"env", "file"}
 """As the id of a key they would make one line of a ring pass for the place of another."""
-_LOOKS_LIKE_A_RING = re.compile(r"[,+/=]|:.{40}")
 _FACTORY = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASCII)
 
 
@@ -144,10 +143,9 @@ def _named(source: str) -> KeyProvider:
         return _written(os.environ[name].split(","))
     if source.startswith("file:"):
         return _written(read_private(Path(source.removeprefix("file:"))).splitlines())
-    factory = None if _LOOKS_LIKE_A_RING.search(source) else _FACTORY.fullmatch(source)
-    if factory is None:
-        return _written(source.split(","))
-    return _made_by(factory[1], factory[2])
+    # Whole keys end in "=", and no name does.
+    factory = _FACTORY.fullmatch(source)
+    return _made_by(factory[1], factory[2]) if factory is not None else _written(source.split(","))
 
 
 def _made_by(module: str, name: str) -> KeyProvider:
@@ -156,10 +154,11 @@ def _made_by(module: str, name: str) -> KeyProvider:
         factory = getattr(import_module(module), name, None)
     except ImportError as error:
         raise ConfigurationError(
-            f"The key ring is to come from the module {module}, which cannot be imported ({type(error).__name__})."
+            f"The key ring is to come from the module {module}, which cannot be imported ({type(error).__name__}). "
+            f"If {module} is the id of a key, that key is not {KEY_BYTES} bytes in base64. {_HOW}"
         ) from error
     if not callable(factory):
-        raise ConfigurationError(f"The key ring is to come from a function in {module} that is not there.")
+        raise ConfigurationError(f"The key ring is to come from a function in the module {module}, which is not there.")
     made = factory()
     if isinstance(made, str):
         # Not another factory's name: two of them could call each other for ever.

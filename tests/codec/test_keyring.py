@@ -186,7 +186,8 @@ FAULTY = {
     "too long": f"new:{CANARY}",
     "not base64": f"new:{CANARY[:-4]}!!",
     "cut": f"new:{text(b'c2VjcmV0' * 4)[:-1]}",
-    "cut to a name": "new:c2VjcmV0LWNhbmFyeS1",
+    "cut to a name": "new:c2VjcmV0YWNhbmFyeTE",
+    "cut to a name that is not there": "base64:c2VjcmV0YWNhbmFyeTE",
     "all zeros": f"new:{text(bytes(32))}",
     "the wrong way round": f"{CANARY}:new",
     "twice": f"new:{text(NEW)},old:{text(OLD)},new:{text(b'c2VjcmV0' * 4)}",
@@ -211,7 +212,7 @@ def test_a_faulty_ring_is_refused_and_not_shown(source: str) -> None:
     assert told
 
 
-@pytest.mark.parametrize("value", (NEW, 5, None, text(NEW)[:-2]))
+@pytest.mark.parametrize("value", (NEW, 5, None, text(NEW)[:-2], f"{text(NEW)[:9]}!{text(NEW)[9:]}"))
 def test_a_mapping_holds_text(value: object) -> None:
     """
     Keys in base64, and nothing else.
