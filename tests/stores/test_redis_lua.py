@@ -39,30 +39,29 @@ def declared(text: str) -> set[str]:
     return names - {""}
 
 
-def declared_at_the_head() -> set[str]:
-    return declared(scripts.fields()).union(*(declared(code(f"{prelude}.lua")) for prelude in scripts.PRELUDES))
+ALL = {name: value for name, value in vars(scripts).items() if isinstance(value, scripts.Script)}
+LINES_OF_SCRIPTS = sorted({script.parts[: at + 1] for script in ALL.values() for at in range(len(script.parts))})
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_every_name_is_declared(name: str) -> None:
+@pytest.mark.parametrize("parts", LINES_OF_SCRIPTS, ids="-".join)
+def test_every_name_is_declared(parts: tuple[str, ...]) -> None:
     """
-    A global that is assigned poisons every later script on some servers; one that is misspelt is nil on others.
+    In the same file, or in one that runs before: a global that is misspelt is nil on some servers, an error on others.
     """
-    text = code(name)
-    prelude = declared_at_the_head()
+    text = code(f"{parts[-1]}.lua")
+    before = declared(scripts.fields()).union(*(declared(code(f"{part}.lua")) for part in parts))
     used = set(re.findall(r"(?<![\w.:])[A-Za-z_]\w*(?!\w*\s*=[^=])", re.sub(r"(?<=[{,\n])\s*\w+ = ", " ", text)))
 
-    undeclared = used - GLOBALS - prelude - declared(text)
-    assert {name for name in undeclared if not KEYWORD.fullmatch(name)} == set()
+    assert {name for name in used - GLOBALS - before if not KEYWORD.fullmatch(name)} == set()
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_nothing_is_assigned_that_was_not_declared(name: str) -> None:
+@pytest.mark.parametrize("parts", LINES_OF_SCRIPTS, ids="-".join)
+def test_nothing_is_assigned_that_was_not_declared(parts: tuple[str, ...]) -> None:
     """
-    `x = 1` without `local` makes a global, wherever it stands.
+    `x = 1` without `local` makes a global, wherever it stands, and poisons every later script on some servers.
     """
-    text = code(name)
-    names = declared(text) | declared_at_the_head()
+    text = code(f"{parts[-1]}.lua")
+    names = set[str]().union(*(declared(code(f"{part}.lua")) for part in parts))
     tables = re.sub(r"\{[^{}]*\}", "", text, flags=re.DOTALL)
     assigned = set(re.findall(r"^\s*([A-Za-z_]\w*)\s*=[^=]", tables, flags=re.MULTILINE))
 
@@ -87,10 +86,9 @@ def test_no_script_names_a_key(name: str) -> None:
     assert "idm1" not in FOLDER.joinpath(name).read_text("utf-8")
 
 
-def test_every_transition_has_its_script() -> None:
+def test_every_file_is_part_of_a_script() -> None:
     """
-    And every script its transition.
+    And no script is another's twin.
     """
-    transitions = {name.removesuffix(".lua") for name in SCRIPTS} - {*scripts.PRELUDES}
-
-    assert transitions == {name.lower() for name, value in vars(scripts).items() if isinstance(value, scripts.Script)}
+    assert {name.removesuffix(".lua") for name in SCRIPTS} == {part for script in ALL.values() for part in script.parts}
+    assert len({script.sha for script in ALL.values()}) == len(ALL)

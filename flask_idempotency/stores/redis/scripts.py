@@ -15,51 +15,50 @@ class Script:
 
     text: str
     sha: str
-
-
-PRELUDES = ("record", "ledger", "quota", "data_keys")
-"""What stands at the head of scripts. Every script begins with the first; the others make a script slower to begin."""
+    parts: tuple[str, ...]
+    """The files that it is made of, in the order in which they run."""
 
 
 def fields() -> str:
-    """The fields of hashes as Lua is told of them. On one line, so that the lines of what follows are only one off."""
+    """The fields of hashes as Lua is told of them: on one line, so that no line of a short script is far from its own."""
     names, values = layout.FIELDS.keys(), layout.FIELDS.values()
     return f"local {', '.join(names)} = {', '.join(map(repr, values))}\n"
 
 
-def _load(name: str, *preludes: str) -> Script:
+def _load(*parts: str) -> Script:
     folder = files(__package__).joinpath("lua")
-    parts = (folder.joinpath(f"{part}.lua").read_text("utf-8") for part in ("record", *preludes, name))
-    text = fields() + "".join(parts)
+    parts = ("record", *parts)
+    text = fields() + "".join(folder.joinpath(f"{part}.lua").read_text("utf-8") for part in parts)
     # Redis names scripts by this digest; nothing is kept secret by it.
-    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), parts)
 
 
-CLAIM = _load("claim", "ledger", "quota")
-RENEW = _load("renew")
-MARK = _load("mark")
-COMPLETE = _load("complete", "ledger", "data_keys")
-RELEASE = _load("release")
-HOLD = _load("hold")
+CLAIM = _load("claim", "length", "writing", "quarantine", "grant", "first_use")
+COUNTED_CLAIM = _load("claim", "length", "writing", "quarantine", "grant", "ledger", "quota", "counted_use")
+RENEW = _load("writing", "owner", "renew")
+MARK = _load("writing", "owner", "mark")
+COMPLETE = _load("writing", "owner", "data_keys", "complete", "length", "answer", "ledger", "counted_completion")
+RELEASE = _load("writing", "owner", "release")
+HOLD = _load("writing", "owner", "quarantine", "hold")
 READ = _load("read")
-CONDEMN = _load("condemn", "ledger")
-DISTRUST = _load("distrust", "ledger")
+CONDEMN = _load("writing", "length", "answer", "ledger", "condemning", "condemn")
+DISTRUST = _load("writing", "length", "answer", "ledger", "condemning", "distrust")
 
 USAGE = _load("usage")
-TALLY = _load("tally")
-BALANCE = _load("balance", "ledger")
-MEND = _load("mend")
+TALLY = _load("length", "answer", "tally")
+BALANCE = _load("writing", "ledger", "balance")
+MEND = _load("writing", "mend")
 
 SHELF = _load("shelf")
-ADD = _load("add")
-CLOSE = _load("close")
+ADD = _load("writing", "add")
+CLOSE = _load("writing", "close")
 RETIRE = _load("retire")
-DESTROY = _load("destroy")
+DESTROY = _load("writing", "destroy")
 
 SURVEY = _load("survey")
-REPLACE = _load("replace", "data_keys")
+REPLACE = _load("writing", "length", "answer", "data_keys", "replace")
 
 PEEK = _load("peek")
-FILL = _load("fill")
-ERASE = _load("erase")
+FILL = _load("writing", "fill")
+ERASE = _load("writing", "erase")
 DROP = _load("drop")

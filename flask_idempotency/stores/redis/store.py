@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from flask_idempotency.engine.clock import Clock, store_time
@@ -31,6 +32,8 @@ from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.server import Server, corrupt
 from flask_idempotency.stores.redis.shelf import RedisShelf, refused_for_want_of_a_key, told
 
+# An application keeps its answers for a few lengths of time, again and again.
+_width_ms = lru_cache(maxsize=64)(bucket_width_ms)
 _SIZES = TOKEN_BYTES, FINGERPRINT_BYTES, TID_BYTES
 
 
@@ -77,7 +80,7 @@ class RedisStore:
             self._eviction.refuse_claims()
         keys = layout.keys(request.key)
         answer = self._server.run(
-            scripts.CLAIM,
+            scripts.CLAIM if quota is None else scripts.COUNTED_CLAIM,
             keys,
             layout.name(keys),
             token,
@@ -112,7 +115,7 @@ class RedisStore:
     def complete(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> None:
         number = 0 if payload.sealed_by is None else payload.sealed_by.number
         facts = int(payload.success), payload.status, payload_bytes(payload), number
-        _settled(self._run(scripts.COMPLETE, key, token, microseconds(keep), *facts, bucket_width_ms(keep)))
+        _settled(self._run(scripts.COMPLETE, key, token, microseconds(keep), *facts, _width_ms(keep)))
 
     def release(self, key: StorageKey, token: bytes) -> None:
         answer = self._run(scripts.RELEASE, key, token)

@@ -5,8 +5,6 @@
 --   of it before the recount ('' for nothing), and what was counted, as the ledger would say it ('' for nothing)
 -- Returns {records too many, bytes too many, buckets that have changed meanwhile}
 
-local now = now_us()
-
 -- Live buckets by their fields; the fields of the others, and what these had.
 local function buckets()
   local live, ended, over = {}, {}, { records = 0, bytes = 0 }

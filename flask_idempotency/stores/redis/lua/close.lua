@@ -7,6 +7,6 @@
 local key_number = ARGV[2]
 
 if redis.call('HEXISTS', KEYS[1], key_number) == 1 then
-  redis.call('HSETNX', KEYS[1], CLOSED .. key_number, decimal(now_us()))
+  redis.call('HSETNX', KEYS[1], CLOSED .. key_number, decimal(now))
 end
 return 'DONE'

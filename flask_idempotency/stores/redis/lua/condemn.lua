@@ -4,15 +4,14 @@
 -- Returns 'DONE' | 'OTHER'
 
 local name, succeeded, status, payload = ARGV[2], ARGV[3] == '1', tonumber(ARGV[4]), ARGV[5]
-local now = now_us()
 
 local bytes = redis.call('GET', KEYS[1])
 local record = bytes and parsed(bytes)
-if not record or record.state ~= COMPLETED or expired(record, now) then
+if not record or record.state ~= COMPLETED or expired(record) then
   return 'OTHER'
 end
 if tail(record) ~= payload or success(record) ~= succeeded or number(bytes, 60, 61) ~= status then
   return 'OTHER'
 end
-condemn(record, name, now)
+condemn(record, name)
 return 'DONE'

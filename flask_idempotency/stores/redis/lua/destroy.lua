@@ -4,8 +4,6 @@
 -- ARGV: 1 now in microseconds, or '' for the server's own time
 -- Returns how many keys there were
 
-local now = now_us()
-
 local last = redis.call('HGET', KEYS[1], LAST) or '0'
 local gone = 0
 -- First, because it needs no memory: a full Redis erases too.

@@ -10,5 +10,5 @@ local record = bytes == unreadable and parsed(bytes)
 if not record or record.state ~= COMPLETED then
   return 'OTHER'
 end
-condemn(record, name, now_us())
+condemn(record, name)
 return 'DONE'

@@ -5,7 +5,6 @@
 -- Returns 'DONE'
 
 local remembered = ARGV[2]
-local now = now_us()
 
 -- Later than a former one also where the clock was set back in between.
 local before = tonumber(redis.call('GET', KEYS[1]) or '0') or 0

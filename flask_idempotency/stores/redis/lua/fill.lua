@@ -7,7 +7,6 @@
 -- Returns 'FILLED' | 'ENDED' | 'OLDER' | 'ERASED'
 
 local missed_at, left, sealed = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
-local now = now_us()
 
 -- From before the question and not from now: this script may have been on its way for hours, in the buffers of a server
 -- that was frozen. From now only where the clock was set back in between.

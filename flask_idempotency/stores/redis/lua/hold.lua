@@ -4,9 +4,8 @@
 -- Returns 'DONE' | 'ABSENT' | 'LOST' | 'CORRUPT'
 
 local name, token, reason = ARGV[2], ARGV[3], ARGV[4]
-local now = now_us()
 
-local record, refusal = owned(token, now)
+local record, refusal = owned(token)
 if not record then
   return refusal
 end
@@ -14,6 +13,6 @@ if record.state == COMPLETED then
   return 'LOST'
 end
 if record.state == PROCESSING then
-  quarantine(record, name, now, reason)
+  quarantine(record, name, reason)
 end
 return 'DONE'

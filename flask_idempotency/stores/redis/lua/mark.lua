@@ -5,7 +5,7 @@
 
 local token = ARGV[3]
 
-local record, refusal = owned(token, now_us())
+local record, refusal = owned(token)
 if not record then
   return refusal
 end
@@ -13,7 +13,7 @@ if record.state == COMPLETED then
   return 'LOST'
 end
 if record.state == PROCESSING and record.takeover then
-  write_even_when_full()
+  redis.call('PERSIST', KEYS[1]) -- Even when it is full: see owner.lua.
   local first = first_byte(PROCESSING, false, false, record.counted)
   redis.call('SET', KEYS[1], rewritten(record, first, record.deadline, NO_RESULT, ''))
 end

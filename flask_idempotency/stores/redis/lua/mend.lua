@@ -5,6 +5,7 @@
 -- Returns {taken out, put in}
 
 local tid = ARGV[2]
+
 local taken, put = 0, 0
 
 for i = 2, #KEYS do

@@ -1,7 +1,7 @@
 -- Whether a tenant may have one more key.
 
 -- The totals without the buckets that have ended, and those buckets' fields. Writes nothing: a refusal must not.
-local function swept(totals, now)
+local function swept(totals)
   if totals.lowest == 0 or totals.lowest * 1000 > now then
     return totals, {}
   end
@@ -40,35 +40,35 @@ local function limits(own, asked)
 end
 
 -- The window that is open, as its text begins, how many new keys it has seen, and how long it still is.
-local function window(text, length, now)
+local function window(text, length)
   local open = decimal(length) .. ' ' .. decimal((now - now % length) / length)
   local seen, count = string.match(text or '', '^(%d+ %d+) (%d+)$')
   return open, seen == open and tonumber(count) or 0, length - now % length
 end
 
 -- The books of a tenant, as far as a new key is concerned; nil when they cannot be read. Writes nothing.
-local function books_of(asked, now)
+local function books_of(asked)
   local found = redis.call('HMGET', KEYS[6], TOTALS, LIMITS, WINDOW)
   local totals, held = totals_of(found[1]), limits(found[2], asked)
   if not totals or not held then
     return nil
   end
   local books = { limits = held, unsettled = redis.call('ZCARD', KEYS[5]) }
-  books.totals, books.ended = swept(totals, now)
+  books.totals, books.ended = swept(totals)
   if held[4] then
-    books.open, books.seen, books.left = window(found[3], tonumber(held[5]), now)
+    books.open, books.seen, books.left = window(found[3], tonumber(held[5]))
   end
   return books
 end
 
-local function next_lease(now)
+local function next_lease()
   local after = string.format('(%.3f', now / 1000)
   local first = redis.call('ZRANGEBYSCORE', KEYS[5], after, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
   return redis.call('ZCOUNT', KEYS[5], after, '+inf'), first[2] and tonumber(first[2]) * 1000 - now or 0
 end
 
 -- The limit that is reached, what it allows, in how many microseconds there may be room, and the window's length.
-local function refusal(books, now)
+local function refusal(books)
   local held, totals = books.limits, books.totals
   local ends = totals.lowest > 0 and totals.lowest * 1000 - now or 0
   if held[1] and books.unsettled + totals.records >= tonumber(held[1]) then
@@ -78,7 +78,7 @@ local function refusal(books, now)
     return { 'OVER-QUOTA', 'bytes', held[2], ends, 0 }
   end
   if held[3] then
-    local running, left = next_lease(now)
+    local running, left = next_lease()
     if running >= tonumber(held[3]) then
       return { 'OVER-QUOTA', 'in-flight', held[3], left, 0 }
     end

@@ -2,4 +2,4 @@
 --
 -- Returns {now in microseconds, record or nothing, erasure or nothing}
 
-return { now_us(), redis.call('GET', KEYS[1]), redis.call('HGET', KEYS[7], SHRED) }
+return { now, redis.call('GET', KEYS[1]), redis.call('HGET', KEYS[7], SHRED) }

@@ -5,7 +5,7 @@
 
 local name, token = ARGV[2], ARGV[3]
 
-local record, refusal = owned(token, now_us())
+local record, refusal = owned(token)
 if not record then
   return refusal
 end

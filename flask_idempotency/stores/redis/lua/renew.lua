@@ -4,18 +4,18 @@
 -- Returns 'DONE' | 'ABSENT' | 'LOST' | 'CORRUPT'
 
 local name, token, lease = ARGV[2], ARGV[3], tonumber(ARGV[4])
-local now = now_us()
 
-local record, refusal = owned(token, now)
+local record, refusal = owned(token)
 if not record then
   return refusal
 end
-local deadline = ms_after(now, lease)
+-- Up, so that nothing ends before its time.
+local deadline = math.ceil((now + lease) / 1000)
 if record.state == PROCESSING and deadline > record.deadline then
   if record.counted then
-    expect_sorted_set(KEYS[5])
+    redis.call('ZCARD', KEYS[5])
   end
-  write_even_when_full()
+  redis.call('PERSIST', KEYS[1]) -- Even when it is full: see owner.lua.
   redis.call('ZADD', KEYS[2], decimal(deadline), name)
   if record.counted then
     redis.call('ZADD', KEYS[5], decimal(deadline), name)

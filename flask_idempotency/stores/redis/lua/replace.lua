@@ -6,11 +6,10 @@
 
 local old_success, old_status, old_payload = ARGV[3] == '1', tonumber(ARGV[4]), ARGV[5]
 local new_success, new_status, new_payload, key_number = ARGV[6] == '1', tonumber(ARGV[7]), ARGV[8], ARGV[9]
-local now = now_us()
 
 local bytes = redis.call('GET', KEYS[1])
 local record = bytes and parsed(bytes)
-if not record or record.state ~= COMPLETED or expired(record, now) then
+if not record or record.state ~= COMPLETED or expired(record) then
   return 'OTHER'
 end
 if tail(record) ~= old_payload or success(record) ~= old_success or number(bytes, 60, 61) ~= old_status then

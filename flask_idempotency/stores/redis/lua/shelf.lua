@@ -10,4 +10,4 @@ if not id then
   id = ARGV[2]
   redis.call('HSET', KEYS[1], STORE, id)
 end
-return { now_us(), id, fields }
+return { now, id, fields }

@@ -4,7 +4,7 @@
 -- ARGV: 1 now in microseconds, or '' for the server's own time
 -- Returns {now, and each of the records, '' where there is none}
 
-local found = { now_us() }
+local found = { now }
 for i, key in ipairs(KEYS) do
   local bytes = redis.pcall('GET', key)
   found[i + 1] = type(bytes) == 'string' and bytes or ''

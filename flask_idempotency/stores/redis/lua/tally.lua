@@ -5,16 +5,15 @@
 -- Returns {edge in ms, bytes} of each, one after the other
 
 local tid = ARGV[2]
-local now = now_us()
 
 local found = {}
 for _, key in ipairs(KEYS) do
   local bytes = redis.pcall('GET', key)
   local record = type(bytes) == 'string' and parsed(bytes)
   if record and record.counted and record.state == COMPLETED and string.sub(bytes, 62, 77) == tid then
-    if not expired(record, now) then
+    if not expired(record) then
       found[#found + 1] = record.deadline
-      found[#found + 1] = byte_size(record)
+      found[#found + 1] = byte_size(bytes, record.head + 1)
     end
   end
 end

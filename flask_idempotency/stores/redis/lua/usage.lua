@@ -4,8 +4,6 @@
 -- ARGV: 1 now in microseconds, or '' for the server's own time
 -- Returns {now, unsettled, in flight, {ledger's fields and values}}
 
-local now = now_us()
-
 return {
   now,
   redis.call('ZCARD', KEYS[1]),

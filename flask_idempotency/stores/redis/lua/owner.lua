@@ -1,0 +1,35 @@
+-- What a record's owner may do to it, whatever the state of the server.
+
+-- The record when this token may write to it, else nil and the word to answer with.
+local function owned(token)
+  local bytes = redis.call('GET', KEYS[1])
+  if not bytes then
+    return nil, 'ABSENT'
+  end
+  local record = parsed(bytes)
+  if not record then
+    return nil, 'CORRUPT'
+  end
+  if expired(record) then
+    return nil, 'ABSENT'
+  end
+  if record.token ~= token then
+    return nil, 'LOST'
+  end
+  return record
+end
+
+-- A Redis that is out of memory refuses a script's *first* write if that write could need some, and then lets the
+-- script end. Whoever owns a record must be able to settle it: such a script begins with a write that needs none.
+-- ZREM is one and comes first also because a key of another type makes it fail, before anything was written. For a record
+-- that stays in its index it is PERSIST, which changes nothing there: there is no TTL.
+local function leave_indexes(record, name)
+  if record.counted then
+    redis.call('ZCARD', KEYS[5]) -- An error of type must come before the first write.
+  end
+  redis.call('ZREM', record.state == PROCESSING and KEYS[2] or KEYS[3], name)
+  if record.counted then
+    redis.call('ZREM', KEYS[5], name)
+  end
+end
+
