@@ -155,6 +155,7 @@ def test_a_changed_file_does_not_open(path: Path, change: Any) -> None:
         ("n", 2**14 + 1),
         ("n", "16384"),
         ("n", None),
+        ("n", 16384.0),
         ("r", 2**20),
         ("p", 2**20),
         ("salt", ""),
@@ -172,7 +173,18 @@ def test_costs_are_bounded_before_they_are_paid(
     content = json.loads(path.read_text())
     content["scrypt"][name] = value
     path.write_text(json.dumps(content))
-    monkeypatch.setattr(wrapped_file, "Scrypt", None)
+    monkeypatch.setattr(wrapped_file, "Scrypt", lambda **_: pytest.fail("it was paid"))
+
+    with pytest.raises(ConfigurationError, match="not one that this release can read"):
+        WrappedFile(path, PASSPHRASE)
+
+
+def test_a_format_of_a_later_release_is_not_guessed_at(path: Path) -> None:
+    """
+    It may look the same and mean something else.
+    """
+    WrappedFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
 
     with pytest.raises(ConfigurationError, match="not one that this release can read"):
         WrappedFile(path, PASSPHRASE)
