@@ -6,6 +6,7 @@ from base64 import b64encode
 from typing import Any
 
 import pytest
+from sqlalchemy import make_url
 
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.errors import ConfigurationError
@@ -237,6 +238,13 @@ def test_the_environment_counts_as_far_as_libpq_heeds_it(
         ),
         ({"SQLALCHEMY_DATABASE_URI": "sqlite://", "SQLALCHEMY_ENGINE_OPTIONS": {"creator": object}}, False),
         ({"SQLALCHEMY_ENGINE_OPTIONS": {"url": "sqlite://"}}, True),
+        ({"SQLALCHEMY_BINDS": {None: "sqlite://"}}, True),
+        ({"SQLALCHEMY_BINDS": {None: "postgresql://db/shop"}}, False),
+        ({"SQLALCHEMY_BINDS": {None: {"url": "postgresql://localhost/shop", "connect_args": {"host": "db"}}}}, False),
+        ({"SQLALCHEMY_BINDS": {"other": "postgresql://db/shop"}, "SQLALCHEMY_DATABASE_URI": "sqlite://"}, True),
+        ({"SQLALCHEMY_BINDS": {None: {"creator": object}}, "SQLALCHEMY_DATABASE_URI": "sqlite://"}, False),
+        ({"SQLALCHEMY_DATABASE_URI": make_url("postgresql://shop:canary@db/shop")}, False),
+        ({"SQLALCHEMY_DATABASE_URI": make_url("postgresql://shop:canary@db/shop?sslmode=require")}, True),
     ),
 )
 def test_the_applications_own_database_is_looked_at_where_it_is_configured(config: dict[str, Any], fine: bool) -> None:
@@ -328,6 +336,12 @@ def test_the_ring_may_be_a_provider_of_ones_own_and_is_never_shown() -> None:
     assert ring is settings.key_ring
     assert "canary" not in repr(settings)
     assert KEY not in repr(load(**WHOLE))
+
+    class Talkative(KeyRing):
+        def __repr__(self) -> str:
+            return "canary"
+
+    assert "canary" not in repr(load(**{**WHOLE, "key_ring": Talkative({"a": b"k" * 32})}))
 
 
 @pytest.mark.parametrize(

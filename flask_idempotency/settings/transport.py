@@ -56,8 +56,8 @@ def _of_redis(setting: str, url: str) -> str | None:
 
 def _of_application(config: Mapping[str, Any]) -> str | None:
     setting = "SQLALCHEMY_DATABASE_URI"
-    options = config.get("SQLALCHEMY_ENGINE_OPTIONS") or {}
-    url = config.get(setting) or options.get("url")
+    options = _default_bind(config)
+    url = options.get("url")
     if url is None:
         return (
             f"{setting}: is not set, so nobody can tell how its database is reached. Set it before init_app, {_WAIVE}"
@@ -70,6 +70,15 @@ def _of_application(config: Mapping[str, Any]) -> str | None:
     if scheme in ("postgresql", "postgres"):
         return _of_postgresql(setting, str(url), options.get("connect_args") or {})
     return None if scheme == "sqlite" else _opaque(setting, "database of this kind")
+
+
+def _default_bind(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What Flask-SQLAlchemy makes the application's engine from, as it puts that together from three settings."""
+    bind = (config.get("SQLALCHEMY_BINDS") or {}).get(None) or {}
+    basic = dict(config.get("SQLALCHEMY_ENGINE_OPTIONS") or {})
+    if config.get("SQLALCHEMY_DATABASE_URI") is not None:
+        basic["url"] = config["SQLALCHEMY_DATABASE_URI"]
+    return {**(bind if isinstance(bind, Mapping) else {"url": bind}), **(basic if "url" in basic else {})}
 
 
 def _of_postgresql(setting: str, url: str, connect_args: Mapping[str, Any]) -> str | None:

@@ -117,5 +117,7 @@ def test_a_store_that_is_gone_by_then_changes_nothing_for_the_caller(splitting: 
     world = paid(on_store_down="allow")
     world.store.lose_request("condemn")
 
-    assert 500 == world.post().status_code
+    answer = world.post()
+
+    assert (500, "record-corrupt") == (answer.status_code, answer.get_json()["code"])
     assert ([1], State.COMPLETED) == (world.runs, kept(world).state)
