@@ -95,7 +95,7 @@ def test_status_says_what_stands_under_each_key_and_which_may_go() -> None:
         "new    1        1          newest",
         "old    1        1          in use",
         "spare  0        0          may go: nothing is sealed under it",
-        "0 records are not encrypted.",
+        "Records that are not encrypted: 0.",
     ] == told.output.splitlines()
 
 
@@ -125,7 +125,7 @@ def test_plain_records_are_counted_too() -> None:
     before = shop(None, encryption="off")
     before.post()
 
-    assert "1 records are not encrypted." in run(shop({"new": NEW}, store=before.store), "keys", "status").output
+    assert "Records that are not encrypted: 1." in run(shop({"new": NEW}, store=before.store), "keys", "status").output
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_a_shredded_tenants_retries_are_410_and_nobody_elses() -> None:
 
     told = run(world, *SHRED)
 
-    assert (0, True) == (told.exit_code, told.output.startswith("1 data keys destroyed. Every stored answer"))
+    assert (0, True) == (told.exit_code, told.output.startswith("Data keys destroyed: 1. Every stored answer"))
     assert [410, 200] == [paid(world, tenant) for tenant in ("acme", "globex")]
     assert ["acme", "globex"] == world.runs
 

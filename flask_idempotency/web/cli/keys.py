@@ -64,7 +64,7 @@ def _as_text(report: KeysReport) -> str:
     return "\n".join(
         (
             table(("key", "records", "data keys", ""), rows),
-            f"{report.plain_records} records are not encrypted.",
+            f"Records that are not encrypted: {report.plain_records}.",
         )
     )
 

@@ -59,4 +59,4 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, as_json: 
     if as_json:
         click.echo(json.dumps({"data_keys": destroyed}))
     else:
-        click.echo(f"{destroyed} data keys destroyed. {_WHAT}\n{_BACKUPS}")
+        click.echo(f"Data keys destroyed: {destroyed}. {_WHAT}\n{_BACKUPS}")
