@@ -82,10 +82,12 @@ class RedisAnswers:
 def _answer(key: bytes, data: bytes, now: int) -> Answer | None:
     try:
         record = decode(data, now=now / 1_000_000)
-        rid = layout.rid(key)
-    except (CorruptRecord, ValueError):
+    except CorruptRecord:
         return None
-    return Answer(StorageKey(rid, tid_of(data)), record) if record.state is State.COMPLETED else None
+    rid = layout.rid(key)
+    if rid is None or record.state is not State.COMPLETED:
+        return None
+    return Answer(StorageKey(rid, tid_of(data)), record)
 
 
 def _kid(record: Record) -> str:

@@ -19,12 +19,15 @@ takes ten times as long, and in hex every key and every index is a third longer.
 
 from __future__ import annotations
 
+from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, TypeAlias
 
-from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.key import TID_BYTES, StorageKey
+
+RID_BYTES = 32
 
 PARTITIONS = 1024
 """Part of the format: with another number every record would be looked for where it is not, and run again.
@@ -81,14 +84,14 @@ def record(tid: bytes, name: bytes) -> bytes:
     return _prefix(tid) + b"r:" + name
 
 
-def rid(record: bytes) -> bytes:
-    """The `rid` in a record's key. Raises `ValueError` where none is."""
-    return _bytes(record.rpartition(b":")[2])
+def rid(record: bytes) -> bytes | None:
+    """The `rid` in a record's key, if it is one of ours."""
+    return _bytes(record.rpartition(b":")[2], RID_BYTES)
 
 
-def tid(key: bytes) -> bytes:
-    """The `tid` in the key of a ledger, or of anything else that a tenant has one of. Raises `ValueError` where none is."""
-    return _bytes(key.rpartition(b":")[2])
+def tid(key: bytes) -> bytes | None:
+    """The `tid` in the key of a ledger, or of anything else that a tenant has one of, if it is one of ours."""
+    return _bytes(key.rpartition(b":")[2], TID_BYTES)
 
 
 def partition(key: bytes) -> bytes:
@@ -155,5 +158,9 @@ def _text(data: bytes) -> bytes:
     return b2a_base64(data, newline=False).translate(_FOR_URLS, b"=")
 
 
-def _bytes(text: bytes) -> bytes:
-    return a2b_base64(text.translate(_FROM_URLS) + b"=" * (-len(text) % 4))
+def _bytes(text: bytes, size: int) -> bytes | None:
+    try:
+        data = a2b_base64(text.translate(_FROM_URLS) + b"=" * (-len(text) % 4))
+    except Base64Error:
+        return None
+    return data if len(data) == size and _text(data) == text else None

@@ -46,8 +46,8 @@ class RedisLedger:
         self._server.ask("HSET", layout.ledger(tid), _LIMITS, ",".join((*map(str, limits_of(quota)), seconds)))
 
     def tenants(self) -> Sequence[bytes]:
-        found = {layout.tid(name): None for names in self._scan.all(layout.EVERY_LEDGER) for name in names}
-        return tuple(found)
+        found = {layout.tid(name) for names in self._scan.all(layout.EVERY_LEDGER) for name in names}
+        return tuple(tid for tid in found if tid is not None)
 
     def reconcile(self, tid: bytes) -> Drift:
         unsettled = self._mend(tid)

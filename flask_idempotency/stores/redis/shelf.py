@@ -61,10 +61,10 @@ class RedisShelf:
         seen = set[bytes]()
         for names in self._scan.all(layout.EVERY_SHELF):
             for name in names:
-                if name in seen:
-                    continue
-                seen.add(name)
                 tid = layout.tid(name)
+                if tid is None or tid in seen:
+                    continue
+                seen.add(tid)
                 for key in self.shelf(tid).keys:
                     yield tid, key
 
@@ -98,11 +98,19 @@ def refused_for_want_of_a_key(answer: Any) -> DataKeyGone | None:
 def _keys(fields: Mapping[bytes, bytes], now: int) -> Iterator[DataKey]:
     numbers = sorted(int(field) for field in fields if field.isdigit())
     for number in numbers:
-        kept = fields[b"%d" % number]
-        size = kept[0]
         closed = fields.get(_CLOSED + b"%d" % number)
         closed_for = None if closed is None else (now - _number(closed)) / 1_000_000
-        yield DataKey(number, kept[1 : 1 + size].decode(), kept[1 + size :], closed_for)
+        yield DataKey(number, *_kid_and_wrapped(fields.get(b"%d" % number, b"")), closed_for)
+
+
+def _kid_and_wrapped(kept: bytes) -> tuple[str, bytes]:
+    if not kept or len(kept) < 1 + kept[0]:
+        raise corrupt()
+    end = 1 + kept[0]
+    try:
+        return kept[1:end].decode(), kept[end:]
+    except UnicodeDecodeError as error:
+        raise corrupt() from error
 
 
 def _number(text: bytes) -> int:

@@ -1,0 +1,168 @@
+"""A walk through Redis: past everything that is no answer, on one server or many."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import redis
+
+from example_app.servers import RedisServer
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.quota import Quota
+from flask_idempotency.engine.record import SealedBy
+from flask_idempotency.engine.upkeep import Answer, DataKey
+from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.scan import Scan
+from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted, stand
+
+
+def walk(store: RedisStore, **which: Any) -> list[Answer]:
+    after: bytes | None = b""
+    met = list[Answer]()
+    while after is not None:
+        page = store.answers.walk(after=after, limit=100, **which)
+        met += page.answers
+        after = page.after
+    return met
+
+
+def complete(store: RedisStore, key: StorageKey) -> None:
+    token = a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota()))
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+
+
+def test_every_answer_is_met_among_thousands_of_keys(store: RedisStore, redis_client: redis.Redis) -> None:
+    """
+    In many partitions and in one; other people's keys are not looked at.
+    """
+    redis_client.mset({f"other:{number}": "x" for number in range(3000)})
+    tid = a_key().tid
+    keys = {a_key() for _ in range(100)} | {a_key(tid=tid) for _ in range(100)}
+    for key in keys:
+        complete(store, key)
+
+    assert {answer.key for answer in walk(store)} == keys
+    assert {answer.key for answer in walk(store, tid=tid)} == {key for key in keys if key.tid == tid}
+    assert store.answers.count() == {"": 200}
+
+
+def test_what_cannot_be_read_is_passed_over(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+    """
+    Of another type, garbage, or under a name that is none: one of them must not stop the chore for all others.
+    """
+    good, spoilt, listed = a_key(), a_key(), a_key()
+    for key in (good, spoilt):
+        stand(store, clock, key, "completed")
+    data = redis_client.get(layout.keys(spoilt)[0])
+    assert isinstance(data, bytes)
+    redis_client.set(layout.keys(spoilt)[0], data[:50])
+    redis_client.lpush(layout.keys(listed)[0], "not ours")
+    redis_client.set("idm1:{p0000}:r:!", data)
+    redis_client.set("idm1:{p0000}:r:A", data)
+
+    assert [answer.key for answer in walk(store)] == [good]
+    assert store.answers.count() == {"": 1}
+
+
+def test_an_erased_answer_is_met_as_such(store: RedisStore, clock: FrozenClock) -> None:
+    """
+    So that a chore may drop what plain ones still hold.
+    """
+    key, other = a_key(), a_key()
+    for each in (key, other):
+        stand(store, clock, each, "completed")
+    store.data_keys.destroy(key.tid)
+
+    assert {answer.key: answer.record.erased for answer in walk(store)} == {key: True, other: False}
+
+
+def test_replacing_leaves_the_time_to_live_and_the_ledger(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """
+    Redis drops it when it would have.
+    """
+    key = a_key()
+    complete(store, key)
+    assert store.data_keys.add(key.tid, DataKey(1, "2026-11", b"wrapped"), store=store.data_keys.shelf(key.tid).store)
+    name, ledger = layout.keys(key)[0], redis_client.hgetall(layout.ledger(key.tid))
+    redis_client.pexpire(name, 1_000_000)
+    new = replace(PAYLOAD, data=b"sealed", sealed_by=SealedBy("2026-11", 1))
+
+    assert store.answers.replace(key, PAYLOAD, new)
+    assert 900_000 < redis_client.pttl(name) <= 1_000_000
+    assert redis_client.hgetall(layout.ledger(key.tid)) == ledger
+
+
+class Node:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Nodes:
+    """A server that looks like a Cluster of several, each with keys of its own, one to a page."""
+
+    def __init__(self, **keys: int) -> None:
+        self.keys = keys
+        self.client = self
+
+    def get_primaries(self) -> list[Node]:
+        return [Node(name) for name in reversed(self.keys)]
+
+    def scan(self, cursor: int, pattern: bytes, count: int, *, node: Node) -> tuple[int, list[bytes]]:
+        following = cursor + 1
+        return (0 if following >= self.keys[node.name] else following), [f"{node.name}{cursor}".encode()]
+
+
+def test_every_node_of_a_cluster_is_asked_to_its_end() -> None:
+    """
+    One after the other; a page ends where its node's does.
+    """
+    server: Any = Nodes(a=2, b=3, c=1)
+
+    assert [key for keys in Scan(server).all(b"*") for key in keys] == [b"a0", b"a1", b"b0", b"b1", b"b2", b"c0"]
+
+
+def test_a_walk_whose_node_is_gone_begins_again() -> None:
+    """
+    Where it stood means nothing on another server: to meet some twice is allowed, to pass some over is not.
+    """
+    server: Any = Nodes(a=2, b=3)
+    _, after = Scan(server).page(b"*", after=b"b 0", count=1)
+    assert after == b"b 1"
+    other: Any = Nodes(a=2, c=3)
+    keys, _ = Scan(other).page(b"*", after=after, count=1)
+
+    assert keys == [b"a0"]
+
+
+def test_every_command_of_a_call_names_all_its_keys_in_one_slot(redis_server: RedisServer, clock: FrozenClock) -> None:
+    """
+    Whatever is called: a Cluster refuses what is in two slots, and a script that reaches for what it was not given may
+    be sent to the wrong server.
+    """
+    asked = list[tuple[bytes, ...]]()
+
+    class Listening(redis.Redis):
+        def execute_command(self, *args: Any, **options: Any) -> Any:
+            if str(args[0]).startswith("EVAL"):
+                asked.append(args[3 : 3 + args[2]])
+            return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+
+    with Listening.from_url(redis_server.url) as client:
+        store = RedisStore(client, clock=clock)
+        keys = [a_key() for _ in range(3)]
+        for key in keys:
+            complete(store, key)
+            store.data_keys.add(key.tid, DataKey(1, "k", b"w"), store=store.data_keys.shelf(key.tid).store)
+            store.ledger.usage(key.tid), store.ledger.reconcile(key.tid)
+            store.answers.replace(key, PAYLOAD, PAYLOAD)
+            store.condemn(key, PAYLOAD)
+        walk(store), store.answers.count(), store.data_keys.count()
+
+    assert len(asked) > 30
+    assert all(len({name[: name.index(b"}")] for name in names}) == 1 for names in asked)

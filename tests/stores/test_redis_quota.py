@@ -1,0 +1,427 @@
+"""Ledgers in Redis: how long they are, what is written when, and what a recount mends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+
+from example_app.servers import RedisServer
+from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import Claimed, OverQuota
+from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage
+from flask_idempotency.engine.record import OnLapse, Payload
+from flask_idempotency.stores.redis import layout, scripts
+from flask_idempotency.stores.redis.client import RETRIES
+from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.testing import FrozenClock, TcpProxy
+from flask_idempotency.testing.contract.examples import (
+    KEEP,
+    LEASE,
+    PAYLOAD,
+    a_key,
+    a_request,
+    a_token,
+    found,
+    granted,
+)
+from tests.services import StartRedis
+
+PLENTY = Quota(10**6, 10**16, 10**6, NewKeys(10**6, 60))
+SHUT = (Quota(records=0), Quota(bytes=0), Quota(in_flight=0), Quota(new_keys=NewKeys(0, 60)))
+
+
+def claim(store: RedisStore, tid: bytes, quota: Quota = PLENTY, **how: Any) -> tuple[StorageKey, bytes]:
+    key, token = a_key(tid=tid), a_token()
+    granted(store.claim(a_request(key, **how), token=token, lease=LEASE, quota=quota))
+    return key, token
+
+
+def complete(store: RedisStore, tid: bytes, *, keep: float = KEEP, payload: Payload = PAYLOAD) -> StorageKey:
+    key, token = claim(store, tid)
+    store.complete(key, token, payload, keep=keep)
+    return key
+
+
+def everything(client: redis.Redis) -> dict[bytes, object]:
+    return {name: client.dump(name) for name in client.scan_iter()}
+
+
+def buckets(client: redis.Redis, tid: bytes) -> dict[bytes, bytes]:
+    fields: dict[Any, Any] = client.hgetall(layout.ledger(tid))
+    return {field: text for field, text in fields.items() if field[:1] == b"b"}
+
+
+def test_a_ledger_is_as_long_as_there_are_buckets(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """
+    Answers that are kept for a day come and go for three days. A ledger of a million keys is no longer, only its
+    numbers are.
+    """
+    tid, day = a_key().tid, 86_400.0
+    for _ in range(3 * 24 * 6):
+        complete(store, tid, keep=day, payload=replace(PAYLOAD, byte_size=2**40 - 1))
+        clock.advance(600)
+
+    kept = buckets(redis_client, tid)
+    redis_client.hset(layout.ledger(tid), mapping=dict.fromkeys(kept, b"99999 99999999999999"))
+    redis_client.hset(layout.ledger(tid), "t", "9999999 999999999999999 1795186930040")
+    usage = redis_client.memory_usage(layout.ledger(tid))
+    assert 32 <= len(kept) <= 66
+    assert usage is not None
+    assert usage < 4096
+
+
+@pytest.mark.parametrize("quota", SHUT, ids=("records", "bytes", "in flight", "new keys"))
+def test_who_is_refused_writes_nothing(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, quota: Quota
+) -> None:
+    """
+    Not a byte, though buckets have ended that could be swept: a tenant that is over its limit costs reads alone.
+    """
+    tid = a_key().tid
+    complete(store, tid, keep=10)
+    complete(store, tid)
+    claim(store, tid)
+    clock.advance(60)
+    before = everything(redis_client)
+
+    assert isinstance(store.claim(a_request(a_key(tid=tid)), token=a_token(), lease=LEASE, quota=quota), OverQuota)
+    assert everything(redis_client) == before
+
+
+def test_what_is_not_counted_writes_no_ledger(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+    """
+    Whatever becomes of it.
+    """
+    for on_lapse in OnLapse:
+        key, token = a_key(), a_token()
+        granted(store.claim(a_request(key, on_lapse=on_lapse), token=token, lease=LEASE))
+        store.renew(key, token, lease=2 * LEASE)
+        clock.advance(3 * LEASE)
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+    key, token = a_key(), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+    store.condemn(key, PAYLOAD)
+
+    assert redis_client.keys("*:[fq]:*") == []
+
+
+def test_a_claim_after_a_long_pause_sweeps_once(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """
+    All buckets of a tenant that was away for a month are gone with its first claim, and its books are even.
+    """
+    tid = a_key().tid
+    for _ in range(70):
+        complete(store, tid)
+        clock.advance(KEEP / 32)
+    clock.advance(30 * 86_400)
+    assert Usage() == replace(store.ledger.usage(tid), new_keys=0)
+    claim(store, tid)
+
+    assert buckets(redis_client, tid) == {}
+    assert redis_client.hget(layout.ledger(tid), "t") == b"0 0 0"
+    assert Usage(1, 0, 1) == replace(store.ledger.usage(tid), new_keys=0)
+
+
+def test_no_claim_reads_the_whole_ledger_before_a_bucket_ends(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """
+    A few fields, however many there are.
+    """
+    tid = a_key().tid
+    for _ in range(20):
+        complete(store, tid)
+        clock.advance(KEEP / 32)
+    redis_client.config_resetstat()
+    claim(store, tid)
+
+    commands: Any = redis_client.info("commandstats")
+    assert "cmdstat_hgetall" not in commands
+    assert commands["cmdstat_hmget"]["calls"] == 1
+
+
+@pytest.mark.parametrize("lost", ("claim", "complete", "release"))
+def test_what_is_repeated_after_a_lost_reply_counts_once(
+    redis_server: RedisServer, clock: FrozenClock, lost: str
+) -> None:
+    """
+    By the client, which does it by itself, and again by whoever called.
+    """
+    with TcpProxy(redis_server.port) as proxy:
+        store = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", clock=clock)
+        tid, token, calls = a_key().tid, a_token(), list[Any]()
+        key = a_key(tid=tid)
+        complete(store, tid)
+        calls.append(lambda: store.claim(a_request(key), token=token, lease=LEASE, quota=PLENTY))
+        if lost != "claim":
+            calls.pop()()
+            write = store.release if lost == "release" else None
+            calls.append(lambda: write(key, token) if write else store.complete(key, token, PAYLOAD, keep=KEEP))
+        for _ in range(1 + RETRIES):
+            proxy.lose_reply()
+        with pytest.raises(StoreUnavailable):
+            calls[0]()
+        proxy.lose_reply()
+        calls[0]()
+        usage = store.ledger.usage(tid)
+        store.close()
+
+    size = PAYLOAD.byte_size
+    expected = {"claim": Usage(2, size, 1, 2), "complete": Usage(2, 2 * size, 0, 2), "release": Usage(1, size, 0, 2)}
+    assert expected[lost] == usage
+
+
+@pytest.fixture
+def full(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> Iterator[tuple[RedisStore, redis.Redis]]:
+    server = start_redis(redis_kind)
+    store = RedisStore(server.url, clock=clock)
+    with redis.Redis.from_url(server.url) as client:
+        yield store, client
+    store.close()
+
+
+def test_a_full_server_counts_what_owners_do(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
+    """
+    And grants nothing, also when it could first sweep a bucket, which needs no memory.
+    """
+    store, client = full
+    tid = a_key().tid
+    complete(store, tid, keep=1)
+    condemned = complete(store, tid)
+    made = [claim(store, tid) for _ in range(4)]
+    clock.advance(10)
+    client.config_set("maxmemory", 1)
+    before = everything(client)
+    with pytest.raises(StoreUnavailable):
+        store.claim(a_request(a_key(tid=tid)), token=a_token(), lease=LEASE, quota=PLENTY)
+    assert everything(client) == before
+    store.complete(*made[0], PAYLOAD, keep=KEEP)
+    store.release(*made[1])
+    store.hold(*made[2], "why")
+    store.renew(*made[3], lease=3 * LEASE)
+    store.condemn(condemned, PAYLOAD)
+    clock.advance(LEASE)
+
+    assert Usage(4, PAYLOAD.byte_size, 1) == replace(store.ledger.usage(tid), new_keys=0)
+    assert Drift() == store.ledger.reconcile(tid)
+
+
+@pytest.mark.parametrize("which", (4, 5), ids=("unsettled", "ledger"))
+def test_a_ledger_of_another_type_stops_before_the_first_write(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, which: int
+) -> None:
+    """
+    A script that stopped half-way would leave a record in an index and not, or counted and not.
+    """
+    tid = a_key().tid
+    (key, token), done = claim(store, tid), complete(store, tid)
+    lapsed, _ = claim(store, tid, on_lapse=OnLapse.TAKEOVER)
+    clock.advance(LEASE)
+    name = layout.keys(key)[which]
+    redis_client.delete(name)
+    redis_client.lpush(name, "not ours")
+    before = everything(redis_client)
+    calls: list[Any] = [
+        lambda: store.claim(a_request(a_key(tid=tid)), token=a_token(), lease=LEASE, quota=PLENTY),
+        lambda: store.complete(key, token, PAYLOAD, keep=KEEP),
+        lambda: store.condemn(done, PAYLOAD),
+        lambda: store.ledger.usage(tid),
+    ]
+    if which == 4:
+        calls += [
+            lambda: store.renew(key, token, lease=9 * LEASE),
+            lambda: store.hold(key, token, "why"),
+            lambda: store.release(key, token),
+            lambda: store.claim(a_request(lapsed), token=a_token(), lease=LEASE),
+        ]
+
+    for call in calls:
+        with pytest.raises(CorruptRecord):
+            call()
+    assert everything(redis_client) == before
+
+
+@pytest.mark.parametrize("text", ("", "nan nan nan", "1 1", "-1 0 0", "1e3 0 0", "0x1 0 0", "many", "1 1 1 1"))
+def test_totals_that_cannot_be_read_grant_nothing_and_are_mended(
+    store: RedisStore, redis_client: redis.Redis, text: str
+) -> None:
+    """
+    To guess that there is little would be to grant. Whoever has done its work may store it; a recount knows the rest.
+    """
+    tid = a_key().tid
+    complete(store, tid)
+    key, token = claim(store, tid)
+    redis_client.hset(layout.ledger(tid), "t", text)
+
+    with pytest.raises(CorruptRecord):
+        claim(store, tid)
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+    with pytest.raises(CorruptRecord):
+        claim(store, tid)
+    store.ledger.reconcile(tid)
+    assert Usage(2, 2 * PAYLOAD.byte_size) == replace(store.ledger.usage(tid), new_keys=0)
+
+
+@pytest.mark.parametrize("text", ("", "1", "nan,,,,,", "-1,,,,,", ",,,1,,", ",,,1,0,0", ",,,1,-1,1", "a,b,c,d,e,f"))
+def test_limits_that_cannot_be_read_are_not_no_limits(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
+    """
+    Until somebody sets them again.
+    """
+    tid = a_key().tid
+    redis_client.hset(layout.ledger(tid), "l", text)
+    with pytest.raises(CorruptRecord):
+        claim(store, tid)
+    store.ledger.limit(tid, Quota(records=1))
+
+    claim(store, tid)
+
+
+@pytest.mark.parametrize("limit", (2**53 + 1, 10**30), ids=("above Lua's numbers", "above any"))
+def test_a_limit_may_be_any_number(store: RedisStore, limit: int) -> None:
+    """
+    As good as none, and told as it was set.
+    """
+    tid, quota = a_key().tid, Quota(limit, limit, limit, NewKeys(limit, 1e-9))
+    claim(store, tid, quota)
+    store.ledger.limit(tid, quota)
+
+    claim(store, tid)
+    assert quota == store.ledger.limits(tid)
+
+
+def test_sums_of_absurd_sizes_stay_numbers(store: RedisStore, redis_client: redis.Redis) -> None:
+    """
+    A codec that says that an answer has an exabyte neither stops the script nor makes a ledger unreadable.
+    """
+    tid = a_key().tid
+    for size in (2**62, 2**200):
+        complete(store, tid, payload=replace(PAYLOAD, byte_size=size))
+
+    assert store.ledger.usage(tid).records == 2
+    assert isinstance(
+        store.claim(a_request(a_key(tid=tid)), token=a_token(), lease=LEASE, quota=Quota(bytes=10**9)), OverQuota
+    )
+    assert Drift() == store.ledger.reconcile(tid)
+
+
+def test_what_was_deleted_by_hand_is_found_by_a_recount(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """
+    Said once, and right from then on. Other tenants of the partition are none of it.
+    """
+    tid = a_key().tid
+    neighbour = tid[:2] + a_key().tid[2:]
+    for each in (tid, neighbour):
+        for _ in range(3):
+            complete(store, each)
+        claim(store, each)
+    gone, flying = complete(store, tid), claim(store, tid)[0]
+    redis_client.delete(layout.keys(gone)[0], layout.keys(flying)[0])
+
+    assert Drift(records=1, bytes=PAYLOAD.byte_size, unsettled=1) == store.ledger.reconcile(tid)
+    assert (Drift(), Drift()) == (store.ledger.reconcile(tid), store.ledger.reconcile(neighbour))
+    for each in (tid, neighbour):
+        assert Usage(4, 3 * PAYLOAD.byte_size, 1) == replace(store.ledger.usage(each), new_keys=0)
+
+
+def test_a_ledger_that_was_lost_is_made_again(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+    """
+    From the records: all that it said can be counted again, but for the window of new keys and an operator's limits.
+    """
+    tid = a_key().tid
+    complete(store, tid)
+    claim(store, tid)
+    key, token = claim(store, tid)
+    store.hold(key, token, "why")
+    usage = replace(store.ledger.usage(tid), new_keys=0)
+    redis_client.delete(layout.ledger(tid), layout.unsettled(tid))
+
+    assert Drift(-1, -PAYLOAD.byte_size, -2) == store.ledger.reconcile(tid)
+    assert usage == store.ledger.usage(tid)
+
+
+class Busy(redis.Redis):
+    """Does something of its own before each script of this name."""
+
+    before: Any = None
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        if args[0] == "EVALSHA" and self.before is not None and args[1] == scripts.TALLY.sha:
+            meanwhile, self.before = self.before, None
+            meanwhile()
+        return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+
+
+def test_what_changes_during_a_recount_is_left_alone(
+    redis_server: RedisServer, store: RedisStore, clock: FrozenClock
+) -> None:
+    """
+    A bucket that others have filled meanwhile was counted too early or too late, and so is said to be busy. Claims that
+    come and go are counted right, whenever they do.
+    """
+    tid = a_key().tid
+    key, token = claim(store, tid)
+    complete(store, tid)
+
+    def meanwhile() -> None:
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+        claim(store, tid)
+
+    with Busy.from_url(redis_server.url) as client:
+        client.before = meanwhile
+        drift = RedisStore(client, clock=clock).ledger.reconcile(tid)
+
+    assert (True, 1) == (drift.none, drift.busy)
+    assert Usage(3, 2 * PAYLOAD.byte_size, 1) == replace(store.ledger.usage(tid), new_keys=0)
+    assert Drift(busy=0) == store.ledger.reconcile(tid)
+
+
+def test_a_recount_is_right_beyond_one_batch(store: RedisStore, clock: FrozenClock) -> None:
+    """
+    SCAN tells some keys twice while its tables grow, and never all at once.
+    """
+    tid = a_key().tid
+    for _ in range(1300):
+        complete(store, tid)
+
+    assert Drift() == store.ledger.reconcile(tid)
+    assert store.ledger.usage(tid).records == 1300
+
+
+def test_a_record_that_nobody_can_read_stays_counted(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """
+    It is there until somebody has settled it.
+    """
+    tid = a_key().tid
+    key, _ = claim(store, tid)
+    redis_client.set(layout.keys(key)[0], b"rubbish")
+
+    assert Drift() == store.ledger.reconcile(tid)
+    assert store.ledger.usage(tid).records == 1
+
+
+def test_a_crowd_of_unknown_answers_leaves_room_for_a_takeover(store: RedisStore, clock: FrozenClock) -> None:
+    """
+    A lapsed claim that is taken over passes every limit: its key is known.
+    """
+    tid, key = a_key().tid, a_key()
+    key = a_key(tid=tid)
+    granted(store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=a_token(), lease=LEASE, quota=PLENTY))
+    clock.advance(LEASE)
+    again = store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=a_token(), lease=LEASE, quota=SHUT[0])
+
+    assert isinstance(again, Claimed)
+    assert found(store, key).counted
