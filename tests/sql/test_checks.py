@@ -22,6 +22,7 @@ FENCE_FROM_ONE = {
     "postgresql": "SELECT setval('idempotency_fences', 1, false)",
     "sqlite": "UPDATE idempotency_facts SET value = 1 WHERE name = 'fence'",
 }
+TABLES = ", ".join(metadata.tables)
 UPGRADE = "Run `flask idempotency db upgrade`"
 
 
@@ -76,16 +77,27 @@ def test_missing_tables_are_one_fault(engine: Engine) -> None:
     assert fault.startswith("The idempotency tables are not in this database. Run `flask idempotency db upgrade`, or")
 
 
-@pytest.mark.parametrize("table", ("idempotency_records", "idempotency_facts"))
+@pytest.mark.parametrize("table", list(metadata.tables))
 def test_a_missing_table_is_named(engine: Engine, table: str) -> None:
     """
-    Somebody dropped it: the other one is still there.
+    Somebody dropped it: the others are still there.
     """
     execute(engine, f"DROP TABLE {table}")
 
     (fault,) = found(engine)
 
     assert fault.startswith(f"The table {table} is not in this database. {UPGRADE}")
+
+
+def test_missing_tables_are_named_where_others_are_there(engine: Engine) -> None:
+    """
+    Made by an older release, or dropped.
+    """
+    execute(engine, "DROP TABLE idempotency_ledger", "DROP TABLE idempotency_tenants")
+
+    (fault,) = found(engine)
+
+    assert fault.startswith("The tables idempotency_tenants, idempotency_ledger are not in this database. Run `flask")
 
 
 def test_an_older_schema_is_a_fault(engine: Engine) -> None:
@@ -124,10 +136,10 @@ def test_a_missing_column_is_a_fault_that_no_upgrade_mends(engine: Engine) -> No
     assert "Restore it" in fault
 
 
-@pytest.mark.parametrize("index", ("idempotency_stale", "idempotency_expiry"))
+@pytest.mark.parametrize("index", ("idempotency_stale", "idempotency_expiry", "idempotency_unsettled"))
 def test_a_missing_index_is_a_fault(engine: Engine, index: str) -> None:
     """
-    Chores would read the whole table.
+    Chores would read the whole table, and claims under a quota.
     """
     execute(engine, f"DROP INDEX {index}")
 
@@ -183,7 +195,7 @@ def teller(engine: Engine, make_engine: MakeEngine) -> Iterator[Engine]:
     execute(
         engine,
         f"CREATE ROLE {role} LOGIN",
-        f"GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency_records, idempotency_facts TO {role}",
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON {TABLES} TO {role}",
         f"GRANT USAGE ON SEQUENCE idempotency_fences TO {role}",
     )
     yield make_engine(engine.url.set(username=role).render_as_string(), isolation_level="AUTOCOMMIT")
@@ -214,7 +226,7 @@ def test_whoever_may_change_the_sequence_may_count(engine: Engine, teller: Engin
 
 
 @on_postgresql
-@pytest.mark.parametrize("table", ("idempotency_records", "idempotency_facts"))
+@pytest.mark.parametrize("table", list(metadata.tables))
 @pytest.mark.parametrize("right", ("SELECT", "INSERT", "UPDATE", "DELETE"))
 def test_each_right_that_a_role_lacks_is_named(engine: Engine, teller: Engine, right: str, table: str) -> None:
     """
@@ -253,10 +265,8 @@ def test_a_role_without_any_right_is_told_what_a_request_would_be(engine: Engine
         store.read(a_key())
     store.close()
 
-    assert fault == (
-        f"T{str(raised.value)[1:]}. It lacks SELECT, INSERT, UPDATE, DELETE on idempotency_records; "
-        "SELECT, INSERT, UPDATE, DELETE on idempotency_facts; USAGE on idempotency_fences."
-    )
+    lacking = "".join(f"SELECT, INSERT, UPDATE, DELETE on {table}; " for table in metadata.tables)
+    assert fault == f"T{str(raised.value)[1:]}. It lacks {lacking}USAGE on idempotency_fences."
 
 
 @on_postgresql

@@ -74,7 +74,7 @@ def insert_a_row(elsewhere: Connection, rid: bytes, *, now: float) -> None:
     elsewhere.execute(
         insert(records).values(
             rid=rid,
-            tid=bytes(32),
+            tid=bytes(16),
             state=PROCESSING,
             token=a_token(),
             fence=1,
@@ -87,6 +87,7 @@ def insert_a_row(elsewhere: Connection, rid: bytes, *, now: float) -> None:
             operation="",
             requested_at=round(now * 1_000_000),
             lease_until=round((now + LEASE) * 1_000_000),
+            counted=0,
         )
     )
 

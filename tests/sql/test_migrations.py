@@ -105,7 +105,7 @@ def test_tables_that_others_made_are_taken_over(engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     "loss",
-    ("DROP TABLE idempotency_records", "DROP TABLE idempotency_facts", "DROP INDEX idempotency_stale"),
+    (*(f"DROP TABLE {table}" for table in schema.metadata.tables), "DROP INDEX idempotency_stale"),
 )
 def test_what_was_dropped_is_made_again(engine: Engine, loss: str) -> None:
     """

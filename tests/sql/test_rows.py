@@ -12,10 +12,11 @@ from sqlalchemy.schema import DropConstraint
 
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import About
+from flask_idempotency.engine.outcome import Unknown
+from flask_idempotency.engine.record import CORRUPT, About
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.rows import escape, unescape
-from flask_idempotency.stores.sql.schema import records
+from flask_idempotency.stores.sql.schema import QUARANTINED, records
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
@@ -30,7 +31,7 @@ from flask_idempotency.testing.contract.examples import (
     granted,
     stand,
 )
-from tests.sql.conftest import MakeEngine, OpenStore, on_sqlite
+from tests.sql.conftest import MakeEngine, OpenStore, on_postgresql, on_sqlite
 
 letters = st.characters() | st.sampled_from("\0\ud800\udfff␛0d")
 
@@ -86,7 +87,12 @@ SPOILT: dict[str, tuple[Standing, dict[str, Any]]] = {
     "no status": ("completed", {"status": None}),
     "no size": ("completed", {"byte_size": None}),
     "no end": ("completed", {"completed_at": None}),
+    "no number of its key": ("completed", {"key_id": "2026-11"}),
+    "no id of its key": ("completed", {"data_key": 1}),
 }
+
+
+READABLE_AFTERWARDS = {"no expiry"}
 
 
 @pytest.mark.parametrize("spoilt", list(SPOILT))
@@ -94,7 +100,7 @@ def test_what_cannot_be_ours_is_corrupt(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, spoilt: str
 ) -> None:
     """
-    Never absent, which would run the payment again; and neither looking nor claiming changes anything.
+    Looking changes nothing.
     """
     standing, columns = SPOILT[spoilt]
     store, key = open_store(), a_key()
@@ -104,8 +110,76 @@ def test_what_cannot_be_ours_is_corrupt(
 
     with pytest.raises(CorruptRecord):
         store.read(key)
+
+    assert before == row(make_engine, key)
+
+
+@pytest.mark.parametrize("spoilt", list(SPOILT))
+def test_what_cannot_be_ours_is_never_absent(
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, spoilt: str
+) -> None:
+    """
+    That would run the payment again. A claim that meets it leaves it where time does not end it, and so is every other
+    claim refused.
+    """
+    standing, columns = SPOILT[spoilt]
+    store, key = open_store(), a_key()
+    stand(store, clock, key, standing)
+    spoil(make_engine, key, columns)
+
     with pytest.raises(CorruptRecord):
         store.claim(a_request(key), token=a_token(), lease=LEASE)
+    for seconds in (0, LEASE, KEEP * 1000):
+        clock.advance(seconds)
+        assert spoilt in READABLE_AFTERWARDS or raises_corrupt(store, key)
+
+    left = row(make_engine, key)
+    assert (QUARANTINED, None, True) == (
+        left.state,
+        left.expires_at,
+        standing == "quarantined" or left.reason == CORRUPT,
+    )
+
+
+def raises_corrupt(store: SqlStore, key: StorageKey) -> bool:
+    with pytest.raises(CorruptRecord):
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+    return True
+
+
+def test_an_answer_that_lacks_its_expiry_alone_is_told_as_condemned(
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
+) -> None:
+    """
+    All else of it can be read, and in quarantine it needs no expiry.
+    """
+    store, key = open_store(), a_key()
+    stand(store, clock, key, "completed")
+    spoil(make_engine, key, {"expires_at": None})
+    raises_corrupt(store, key)
+
+    assert Unknown(CORRUPT) == store.claim(a_request(key), token=a_token(), lease=LEASE)
+    assert PAYLOAD == found(store, key).payload
+
+
+@on_postgresql
+def test_what_cannot_be_written_is_refused_all_the_same(
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
+) -> None:
+    """
+    A rule that the row breaks is in force for every write, also for one that would keep it.
+    """
+    store, key = open_store(), a_key()
+    stand(store, clock, key, "completed")
+    spoil(make_engine, key, {"on_lapse": "forget"})
+    with make_engine().begin() as connection:
+        rule = "CHECK (on_lapse IN ('takeover', 'quarantine')) NOT VALID"
+        connection.execute(text(f"ALTER TABLE idempotency_records ADD CONSTRAINT idempotency_on_lapse {rule}"))
+    before = row(make_engine, key)
+
+    for _ in range(2):
+        with pytest.raises(CorruptRecord):
+            store.claim(a_request(key), token=a_token(), lease=LEASE)
 
     assert before == row(make_engine, key)
 

@@ -97,7 +97,7 @@ def test_a_role_without_rights_is_told_which_at_start_and_by_the_command(
         connection.execute(text(f"DROP ROLE {role}"))
     owner.dispose()
     [line] = caplog.messages
-    assert "grant it SELECT, INSERT, UPDATE and DELETE on idempotency_records and idempotency_facts" in line
+    assert "grant it SELECT, INSERT, UPDATE and DELETE on idempotency_records, idempotency_facts, " in line
     assert (1, True) == (result.exit_code, line in result.output)
 
 

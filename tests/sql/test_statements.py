@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from inspect import isfunction
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import pytest
 from sqlalchemy import Dialect as Driver
@@ -13,65 +17,87 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.sql.elements import CompilerElement
 
-from flask_idempotency.stores.sql import statements
-from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL, SQLITE, Dialect
+from flask_idempotency.stores.sql import (
+    answer_statements,
+    completions,
+    key_statements,
+    ledger_statements,
+    statements,
+)
+from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL, SQLITE
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 DRIVERS: dict[str, Callable[[], Driver]] = {POSTGRESQL: PGDialect_psycopg, SQLITE: SQLiteDialect_pysqlite}
 
 BOTH, ONLY_POSTGRESQL, ONLY_SQLITE = (POSTGRESQL, SQLITE), (POSTGRESQL,), (SQLITE,)
-STATEMENTS: dict[Callable[[Dialect], Any], tuple[str, ...]] = {
-    statements.read: BOTH,
-    statements.standing: BOTH,
-    statements.renew: BOTH,
-    statements.mark: BOTH,
-    statements.mark_early: BOTH,
-    statements.complete: BOTH,
-    statements.complete_and_tell: BOTH,
-    statements.release: BOTH,
-    statements.hold: BOTH,
-    statements.insert: BOTH,
-    statements.take_over: BOTH,
-    statements.reclaim: BOTH,
-    statements.quarantine: BOTH,
+MODULES = (statements, completions, answer_statements, key_statements, ledger_statements)
+PARTS = {"is_answer", "may_be_sealed"}
+"""What several statements share."""
+Made: TypeAlias = Callable[..., Any]
+NOT_ON_BOTH: dict[Made, tuple[str, ...]] = {
     statements.claim_or_read: ONLY_POSTGRESQL,
     statements.read_locked: ONLY_POSTGRESQL,
     statements.advisory_lock: ONLY_POSTGRESQL,
     statements.has_written: ONLY_POSTGRESQL,
     statements.next_fence: ONLY_SQLITE,
+    ledger_statements.claim_or_read_within: ONLY_POSTGRESQL,
+    ledger_statements.reclaim_within: ONLY_POSTGRESQL,
+    ledger_statements.tenant_lock: ONLY_POSTGRESQL,
 }
-EVERY = [(statement, database) for statement, databases in STATEMENTS.items() for database in databases]
+FORMS = [form for number in range(4) for form in combinations(("sealed", "counted", "tells"), number)]
 
 
-@pytest.mark.parametrize(("statement", "database"), EVERY, ids=[f"{made.__name__}-{on}" for made, on in EVERY])
-def test_a_statement_reads_as_it_did(statement: Callable[[Dialect], CompilerElement], database: str) -> None:
+def public(module: ModuleType) -> Iterator[Made]:
+    for name, made in vars(module).items():
+        if isfunction(made) and made.__module__ == module.__name__ and not name.startswith("_") and name not in PARTS:
+            yield made
+
+
+def named() -> dict[str, tuple[Made, tuple[str, ...]]]:
+    """Every statement by the name of its snapshot, and where it is sent."""
+    found: dict[str, tuple[Made, tuple[str, ...]]] = {}
+    for module in MODULES:
+        folder = "" if module is statements else f"{module.__name__.rpartition('.')[2].removesuffix('_statements')}_"
+        for made in public(module):
+            if made is not completions.complete:
+                found[f"{folder}{made.__name__}"] = made, NOT_ON_BOTH.get(made, BOTH)
+    for form in FORMS:
+        options: dict[str, Any] = dict.fromkeys(form, True)
+        found["_".join(("complete", *form))] = partial(completions.complete, **options), BOTH
+    return found
+
+
+STATEMENTS = named()
+EVERY = [(name, database) for name, (_, databases) in STATEMENTS.items() for database in databases]
+
+
+@pytest.mark.parametrize(("name", "database"), EVERY)
+def test_a_statement_reads_as_it_did(name: str, database: str) -> None:
     """
     A change of what is sent is seen by whoever reviews it, on every SQLAlchemy that we work with.
     """
-    text = f"{statement(DIALECTS[database]).compile(dialect=DRIVERS[database]())}\n"
+    made: CompilerElement = STATEMENTS[name][0](DIALECTS[database])
+    text = f"{made.compile(dialect=DRIVERS[database]())}\n"
     text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
-    snapshot = SNAPSHOTS / database / f"{statement.__name__}.sql"
+    snapshot = SNAPSHOTS / database / f"{name}.sql"
     if os.environ.get("REWRITE_SNAPSHOTS") == "1":
         snapshot.write_text(text)
 
     assert snapshot.read_text() == text
 
 
-def test_every_statement_has_a_snapshot() -> None:
+def test_every_snapshot_is_of_a_statement() -> None:
     """
-    None is sent that nobody has seen, and no file is left of one that is gone.
+    No file is left of one that is gone.
     """
-    public = {name for name, made in vars(statements).items() if getattr(made, "__module__", "") == statements.__name__}
-    functions = {name for name in public if not name.startswith("_") and name.islower()}
     kept = {path.relative_to(SNAPSHOTS).as_posix() for path in SNAPSHOTS.rglob("*.sql")}
 
-    assert {made.__name__ for made in STATEMENTS} == functions
-    assert {f"{database}/{made.__name__}.sql" for made, database in EVERY} == kept
+    assert {f"{database}/{name}.sql" for name, database in EVERY} == kept
 
 
-@pytest.mark.parametrize(("statement", "database"), EVERY, ids=[f"{made.__name__}-{on}" for made, on in EVERY])
-def test_a_statement_is_compiled_once(statement: Callable[[Dialect], Any], database: str) -> None:
+@pytest.mark.parametrize(("name", "database"), EVERY)
+def test_a_statement_is_compiled_once(name: str, database: str) -> None:
     """
     What makes SQLAlchemy's cache recognise it is there.
     """
-    assert statement(DIALECTS[database])._generate_cache_key() is not None
+    assert STATEMENTS[name][0](DIALECTS[database])._generate_cache_key() is not None

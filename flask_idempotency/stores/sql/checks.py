@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 
 from flask_idempotency.stores.sql import rights
 from flask_idempotency.stores.sql.migrations import LATEST, version
-from flask_idempotency.stores.sql.schema import FACTS
+from flask_idempotency.stores.sql.schema import FACTS, metadata
 from flask_idempotency.stores.sql.structure import Lacks, lacks
 
 _UPGRADE: Final = "Run `flask idempotency db upgrade`"
@@ -73,8 +73,10 @@ def _schema(connection: Connection) -> Iterator[str]:
 
 def _tables(names: tuple[str, ...]) -> str:
     remedy = f"{_UPGRADE}, or the migrations of the application where Alembic makes the tables."
-    if len(names) > 1:
+    if len(names) == len(metadata.tables):
         return f"The idempotency tables are not in this database. {remedy}"
+    if len(names) > 1:
+        return f"The tables {', '.join(names)} are not in this database. {remedy}"
     return f"The table {names[0]} is not in this database. {remedy}"
 
 
@@ -86,7 +88,7 @@ def _parts(missing: Lacks) -> Iterator[str]:
             f"Restore it, or give it another name and then {_UPGRADE.lower()}."
         )
     for index in missing.indexes:
-        yield f"The index {index} is not in this database: chores would read the whole table. {_UPGRADE}."
+        yield f"The index {index} is not in this database: the whole table would be read. {_UPGRADE}."
     for sequence in missing.sequences:
         yield f"The sequence {sequence} is not in this database: no claim can be granted. {_UPGRADE}."
     if missing.seed:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final, NoReturn, TypeVar
 from weakref import WeakSet
 
@@ -12,7 +13,7 @@ from sqlalchemy import Connection, Engine, Pool
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
-from flask_idempotency.stores.sql.dialects import Dialect
+from flask_idempotency.stores.sql.dialects import SQLITE, Dialect
 from flask_idempotency.stores.sql.engines import Bind, Engines, open_engines
 from flask_idempotency.stores.sql.faults import contended, explained
 from flask_idempotency.stores.sql.silence import unanswered
@@ -64,10 +65,17 @@ class Database:
         So it must be repeatable, as every operation on a record is by its token. Raises `StoreUnavailable` when the
         database cannot decide, and `ConfigurationError` when it lacks our tables.
         """
+        return self._run(work, lambda: self.engine)
+
+    def take_time(self, work: Callable[[Connection], AnswerT]) -> AnswerT:
+        """The same for chores that read whole tables: connections for records give up on what takes so long."""
+        return self._run(work, lambda: self.base.execution_options(isolation_level="AUTOCOMMIT"))
+
+    def _run(self, work: Callable[[Connection], AnswerT], engine: Callable[[], Engine]) -> AnswerT:
         failed: DBAPIError | None = None
         for _ in range(TRIES):
             try:
-                with self.engine.connect() as connection:
+                with engine().connect() as connection:
                     return work(connection)
             except DBAPIError as error:
                 if not _may_be_repeated(error, failed):
@@ -103,6 +111,27 @@ class Database:
                 if self._engines is None:
                     self._engines = open_engines(self._bind)
         return self._engines
+
+
+@contextmanager
+def together(connection: Connection) -> Iterator[None]:
+    """In here statements of a connection that commits each by itself are one transaction, and each sees what was committed
+    before it."""
+    if connection.dialect.name == SQLITE:
+        # Begun as a reader, a transaction that comes to write is refused at once when somebody else has written.
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            with suppress(SQLAlchemyError):
+                connection.exec_driver_sql("ROLLBACK")
+            raise
+        connection.exec_driver_sql("COMMIT")
+        return
+    # What SQLAlchemy takes for a transaction is none here: nothing is sent for its end.
+    connection.rollback()
+    with connection.execution_options(isolation_level="READ COMMITTED").begin():
+        yield
 
 
 _databases: WeakSet[Database] = WeakSet()

@@ -52,7 +52,7 @@ def open_engines(bind: Bind) -> Engines:
     dialect = dialect_of(base.dialect.name)
     if _names_memory(base.url) or isinstance(base.pool, StaticPool | SingletonThreadPool):
         raise _in_memory()
-    return Engines(base, _engine_for_records(base, dialect, ours=ours), dialect, ours)
+    return Engines(base, _engine_for_records(base, dialect), dialect, ours)
 
 
 def _engine_from(bind: str | URL) -> Engine:
@@ -67,12 +67,16 @@ def _engine_from(bind: str | URL) -> Engine:
     if _names_memory(url):
         raise _in_memory()
     try:
-        return create_engine(url, connect_args=_connect_args(url), pool_timeout=POOL_SECONDS, hide_parameters=True)
+        engine = create_engine(url, connect_args=_connect_args(url), pool_timeout=POOL_SECONDS, hide_parameters=True)
     except (NoSuchModuleError, ModuleNotFoundError):
         raise ConfigurationError(
             f"IDEMPOTENCY_STORE: there is no driver for {url.drivername}. Write postgresql+psycopg://… and install "
             "psycopg, or sqlite:///…, which needs nothing."
         ) from None
+    if engine.driver == "psycopg":
+        # The pool for records is made like this one, and does as this one does.
+        event.listen(engine, "connect", _never_prepare)
+    return engine
 
 
 def _connect_args(url: URL) -> dict[str, Any]:
@@ -96,7 +100,7 @@ def _names_memory(url: URL) -> bool:
     return name in ("", ":memory:") or "memory" in (url.query.get("mode"), *name.split("=")) or ":memory:" in name
 
 
-def _engine_for_records(base: Engine, dialect: Dialect, *, ours: bool) -> Engine:
+def _engine_for_records(base: Engine, dialect: Dialect) -> Engine:
     # A new pool with the same way to connect, and with whatever the application hooked into the old one.
     pool = base.pool.recreate()
     # A stale connection is noticed by its first statement, and that is sent again. A ping would double every call.
@@ -110,8 +114,6 @@ def _engine_for_records(base: Engine, dialect: Dialect, *, ours: bool) -> Engine
         return engine
     if engine.driver == "psycopg":
         event.listen(engine, "connect", _keep_time)
-        if ours:
-            event.listen(engine, "connect", _never_prepare)
     event.listen(engine, "connect", _insist_on_durability)
     return engine
 

@@ -8,6 +8,8 @@ from sqlalchemy import Connection, text
 
 from flask_idempotency.engine.errors import ConfigurationError
 
+IDENTITY_BYTES: Final = 8
+
 _READ: Final = text("SELECT value FROM idempotency_facts WHERE name = 'store'")
 
 
@@ -15,8 +17,16 @@ def identity(connection: Connection) -> bytes:
     """The same eight bytes for as long as the database lives. Raises `ConfigurationError` where it has none."""
     found = connection.scalar(_READ)
     if found is None:
-        raise ConfigurationError(
-            "the database has no number of its own to tell its answers by in Redis: run `flask idempotency db upgrade`"
-        )
+        raise nameless()
+    return spelt(found)
+
+
+def spelt(number: int) -> bytes:
     # Signed: an operator may have chosen it.
-    return int(found).to_bytes(8, "big", signed=True)
+    return int(number).to_bytes(IDENTITY_BYTES, "big", signed=True)
+
+
+def nameless() -> ConfigurationError:
+    return ConfigurationError(
+        "the database has no number of its own to tell its answers by: run `flask idempotency db upgrade`"
+    )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.record import About, OnLapse, Payload, Record, State
+from flask_idempotency.engine.record import CORRUPT, About, OnLapse, Payload, Record, SealedBy, State
 from flask_idempotency.stores.sql.schema import (
     COMPLETED,
     FAILED,
@@ -56,6 +56,12 @@ class Row(NamedTuple):
     byte_size: int | None
     answer: bytes | None
     reason: str | None
+    counted: int
+    key_id: str | None
+    data_key: int | None
+    succeeded: int | None
+    erased: bool | int | None
+    """Not of the row: what is known of the tenant, in the same look."""
     now: int
 
     @property
@@ -80,9 +86,7 @@ class Row(NamedTuple):
         return deadline
 
     def record(self) -> Record:
-        payload = None
-        if self.answer is not None and self.status is not None and self.byte_size is not None:
-            payload = Payload(self.answer, self.status, self.state == COMPLETED, self.byte_size)
+        payload = self._payload()
         return Record(
             state=_STATES[self.state],
             token=self.token,
@@ -97,7 +101,16 @@ class Row(NamedTuple):
             completed_at=None if self.completed_at is None else self.completed_at / 1_000_000,
             payload=payload,
             reason=unescape(self.reason or ""),
+            counted=bool(self.counted),
+            erased=bool(self.erased) and payload is not None,
         )
+
+    def _payload(self) -> Payload | None:
+        if self.answer is None or self.status is None or self.byte_size is None:
+            return None
+        sealed_by = None if self.key_id is None or self.data_key is None else SealedBy(self.key_id, self.data_key)
+        success = self.state == COMPLETED if self.succeeded is None else bool(self.succeeded)
+        return Payload(self.answer, self.status, success, self.byte_size, sealed_by)
 
 
 def row_of(columns: Sequence[Any]) -> Row:
@@ -106,12 +119,16 @@ def row_of(columns: Sequence[Any]) -> Row:
     check_standing(row.state, row.token, row.expires_at)
     if row.on_lapse not in _RULES or not _is_bytes(row.fingerprint, FINGERPRINT_BYTES):
         raise CorruptRecord("the row's rule or its fingerprint is none of ours")
-    numbers = row.fence, row.attempt, row.requested_at, row._deadline
+    numbers = row.fence, row.attempt, row.requested_at, row.counted, row._deadline
     texts = row.tenant, row.principal, row.method, row.operation
     if not (all(isinstance(number, int) for number in numbers) and all(isinstance(text, str) for text in texts)):
         raise CorruptRecord("the row holds something else than numbers and texts where those belong")
     if row.state in (COMPLETED, FAILED) and not _has_answer(row):
         raise CorruptRecord("the row says that it is completed, and holds no answer")
+    if row.state == QUARANTINED and row.reason == CORRUPT and not _has_answer(row):
+        raise CorruptRecord("the row could not be read when it was claimed, and what it was is lost")
+    if not _names_its_key(row):
+        raise CorruptRecord("the row does not say which key opens its answer")
     return row
 
 
@@ -146,6 +163,12 @@ def unescape(text: str) -> str:
 
 def _is_bytes(value: object, size: int) -> bool:
     return isinstance(value, bytes) and len(value) == size
+
+
+def _names_its_key(row: Row) -> bool:
+    if row.key_id is None and row.data_key is None:
+        return True
+    return isinstance(row.key_id, str) and isinstance(row.data_key, int)
 
 
 def _has_answer(row: Row) -> bool:

@@ -22,6 +22,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 
 from flask_idempotency.stores.sql.after_create import complete
@@ -31,6 +32,9 @@ VERSION: Final = 1
 
 RECORDS: Final = "idempotency_records"
 FACTS: Final = "idempotency_facts"
+TENANTS: Final = "idempotency_tenants"
+DATA_KEYS: Final = "idempotency_data_keys"
+LEDGER: Final = "idempotency_ledger"
 FENCES: Final = "idempotency_fences"
 
 PROCESSING: Final = "processing"
@@ -46,6 +50,11 @@ STATES: Final = (PROCESSING, COMPLETED, FAILED, QUARANTINED, RELEASED)
 TAKEOVER: Final = "takeover"
 QUARANTINE: Final = "quarantine"
 
+ANSWERS: Final = "answers"
+"""Of the ledger: answers by the end of their lives, and their bytes."""
+NEW_KEYS: Final = "keys"
+"""Of the ledger: keys that were new, by the end of the window that they came in. `span` is how long that is."""
+
 
 def _one_of(column: str, words: tuple[str, ...]) -> str:
     return f"{column} IN ({', '.join(repr(word) for word in words)})"
@@ -54,6 +63,9 @@ def _one_of(column: str, words: tuple[str, ...]) -> str:
 class Tables(NamedTuple):
     records: Table
     facts: Table
+    tenants: Table
+    data_keys: Table
+    ledger: Table
     fences: Sequence
 
 
@@ -63,7 +75,7 @@ def define(metadata: MetaData) -> Tables:
         RECORDS,
         metadata,
         Column("rid", LargeBinary(32), primary_key=True, comment="HMAC of scope and client key: leads back to neither"),
-        Column("tid", LargeBinary(32), nullable=False, comment="HMAC of namespace and tenant"),
+        Column("tid", LargeBinary(16), nullable=False, comment="HMAC of namespace and tenant"),
         Column("state", String(11), nullable=False),
         Column("token", LargeBinary(16), nullable=False, comment="random, one for each claim; compared, never ordered"),
         Column("fence", BigInteger, nullable=False, comment="rises with every claim, for ever"),
@@ -82,6 +94,10 @@ def define(metadata: MetaData) -> Tables:
         Column("byte_size", BigInteger, comment="of the plain answer: what quotas count"),
         Column("answer", LargeBinary, comment="status, headers and body, as the codec sealed them"),
         Column("reason", Text, comment="why it is quarantined"),
+        Column("counted", SmallInteger, nullable=False, comment="1: it is in its tenant's ledger"),
+        Column("key_id", Text, comment="of the key that wraps the data key; NULL: the answer is not encrypted"),
+        Column("data_key", Integer, comment="number of the tenant's data key; 0: the answer was erased"),
+        Column("succeeded", SmallInteger, comment="of an answer that cannot be opened, for its state says it no more"),
         CheckConstraint(_one_of("state", STATES), name="idempotency_state"),
         CheckConstraint(_one_of("on_lapse", (TAKEOVER, QUARANTINE)), name="idempotency_on_lapse"),
         CheckConstraint(
@@ -101,6 +117,15 @@ def define(metadata: MetaData) -> Tables:
     Index("idempotency_stale", records.c.lease_until, postgresql_where=stale, sqlite_where=stale)
     ended = records.c.expires_at.is_not(None)
     Index("idempotency_expiry", records.c.expires_at, postgresql_where=ended, sqlite_where=ended)
+    # Those that a ledger does not count: few, and none as long as there are no quotas.
+    unsettled = text("counted = 1 AND lease_until IS NOT NULL")
+    Index(
+        "idempotency_unsettled",
+        records.c.tid,
+        records.c.lease_until,
+        postgresql_where=unsettled,
+        sqlite_where=unsettled,
+    )
     facts = Table(
         FACTS,
         metadata,
@@ -109,9 +134,56 @@ def define(metadata: MetaData) -> Tables:
         comment="The schema's version, the store's own number, and the last fence where there are no sequences.",
         schema=BLANK_SCHEMA,
     )
+    tenants, data_keys, ledger = _of_tenants(metadata)
     fences = Sequence(FENCES, data_type=BigInteger, cache=1, metadata=metadata, schema=BLANK_SCHEMA)
     complete(records, facts, fences, version=VERSION)
-    return Tables(records, facts, fences)
+    return Tables(records, facts, tenants, data_keys, ledger, fences)
+
+
+def _of_tenants(metadata: MetaData) -> tuple[Table, Table, Table]:
+    tenants = Table(
+        TENANTS,
+        metadata,
+        Column("tid", LargeBinary(16), primary_key=True),
+        Column("last_key", Integer, nullable=False, comment="the highest number that a data key was ever given"),
+        Column("destroyed", Integer, nullable=False, comment="data keys up to this number can never be had again"),
+        Column("erased_at", BigInteger, comment="answers of keys first used until then are told as erased"),
+        Column("limit_records", BigInteger),
+        Column("limit_bytes", BigInteger),
+        Column("limit_in_flight", BigInteger),
+        Column("limit_new_keys", BigInteger),
+        Column("limit_window", BigInteger, comment="of limit_new_keys, in microseconds"),
+        comment="One row for each tenant that has had a data key or limits of its own.",
+        schema=BLANK_SCHEMA,
+    )
+    data_keys = Table(
+        DATA_KEYS,
+        metadata,
+        Column("tid", LargeBinary(16), primary_key=True),
+        Column("number", Integer, primary_key=True, autoincrement=False),
+        Column("kid", Text, nullable=False, comment="of the key that wraps it"),
+        Column("wrapped", LargeBinary, nullable=False),
+        Column("made_at", BigInteger, nullable=False),
+        Column("closed_at", BigInteger, comment="since when it opens what it has sealed, and seals no more"),
+        comment="What answers are sealed with, wrapped. A row that is gone erases every answer under it.",
+        schema=BLANK_SCHEMA,
+    )
+    ledger = Table(
+        LEDGER,
+        metadata,
+        Column("tid", LargeBinary(16), primary_key=True),
+        Column("kind", String(7), primary_key=True),
+        Column("edge", BigInteger, primary_key=True, autoincrement=False, comment="when it is over, all of it at once"),
+        Column("span", BigInteger, primary_key=True, autoincrement=False, comment="of a window, in microseconds"),
+        Column("shard", SmallInteger, primary_key=True, autoincrement=False, comment="so that few wait for each other"),
+        Column("records", BigInteger, nullable=False),
+        Column("bytes", BigInteger, nullable=False),
+        comment="What each tenant has, by when it will be over. Shards are added up: one may be below 0.",
+        schema=BLANK_SCHEMA,
+        # Its rows are written again and again: with room on the page no index hears of it.
+        postgresql_with={"fillfactor": 50},
+    )
+    return tenants, data_keys, ledger
 
 
 def include_in(metadata: MetaData) -> None:
@@ -124,4 +196,4 @@ def include_in(metadata: MetaData) -> None:
 
 
 metadata = MetaData()
-records, facts, fences = define(metadata)
+records, facts, tenants, data_keys, ledger, fences = define(metadata)

@@ -23,10 +23,11 @@ from flask_idempotency.engine.clock import Clock, store_time
 from flask_idempotency.engine.errors import ConfigurationError, LeaseLost
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import Payload, Record
+from flask_idempotency.stores.sql.completing import answer_of, facts_of
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.rows import completed_row
-from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINED
-from flask_idempotency.stores.sql.store import SqlStore, answer_of
+from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, PROCESSING, QUARANTINED
+from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.stores.sql.transaction import SessionTransaction, is_writing, refuse_autocommit
 from flask_idempotency.stores.sql.watch import join_here, joined_here, watch
 
@@ -126,23 +127,50 @@ class SessionTransactions:
             )
 
     def complete(
-        self, connection: Connection, key: StorageKey, token: bytes, payload: Payload, keep: float
+        self,
+        connection: Connection,
+        key: StorageKey,
+        token: bytes,
+        payload: Payload,
+        keep: float,
+        *,
+        checked: bool,
     ) -> Record | None:
         """Complete a record in this transaction, and tell what it is then if anybody wants to know.
 
-        Raises `LeaseLost` when it is no longer the token's.
+        Raises `LeaseLost` when it is no longer the token's, and `DataKeyGone` as `Store.complete` does, unless that
+        was `checked` for all that are to be completed together: the first could not be taken back.
         """
-        statements = self._store.statements
-        statement = statements.complete if self._told is None else statements.complete_and_tell
-        parameters = {"my_rid": key.rid, "my_token": token, "now": self._now(), **answer_of(payload, keep)}
-        found = connection.execute(statement, parameters).one_or_none()
+        completing, tells = self._store.statements.completing, self._told is not None
+        parameters = self._brought(key, token, **answer_of(key, payload, keep))
+        found = completing.write(connection, parameters, tells=tells, checked=checked)
+        if found is None and self._is_ours(connection, parameters):
+            found = completing.write(connection, parameters, tells=tells, checked=checked)
         if found is None:
             raise LeaseLost("the record belongs to somebody else, or is gone")
-        return None if self._told is None else completed_row(found, payload.data).record()
+        return completed_row(found, payload.data).record() if tells else None
+
+    def refuse_without_keys(
+        self, connection: Connection, keys: Sequence[StorageKey], token: bytes, payloads: Sequence[Payload]
+    ) -> None:
+        """Raises `DataKeyGone` when a record may not be completed with its payload, before any is."""
+        for key, payload in zip(keys, payloads, strict=True):
+            brought = self._brought(key, token, **facts_of(payload, "my"))
+            self._store.statements.completing.refuse_without_key(connection, brought)
+
+    def _is_ours(self, connection: Connection, parameters: dict[str, Any]) -> bool:
+        """Whether it may be tried once more. Raises `DataKeyGone` when that is why nothing was changed."""
+        standing = connection.execute(self._store.statements.standing, parameters).one_or_none()
+        if standing is None or standing.token != parameters["my_token"]:
+            return False
+        if standing.state not in (PROCESSING, QUARANTINED):
+            return False
+        self._store.statements.completing.look_again(connection, parameters, standing)
+        return True
 
     def mark(self, connection: Connection, key: StorageKey, token: bytes) -> None:
         """Mark a record in this transaction. Raises `LeaseLost` when it is no longer the token's to be marked."""
-        parameters = {"my_rid": key.rid, "my_token": token, "now": self._now()}
+        parameters = self._brought(key, token)
         if connection.execute(self._store.statements.mark_early, parameters).one_or_none() is not None:
             return
         standing = connection.execute(self._store.statements.standing, parameters).one_or_none()
@@ -194,6 +222,9 @@ class SessionTransactions:
     def connection(self, session: Session) -> Connection:
         """The one on which the session writes to the database of the records, in its transaction."""
         return session.connection(bind_arguments={"bind": self._store.database.base})
+
+    def _brought(self, key: StorageKey, token: bytes, **brought: Any) -> dict[str, Any]:
+        return {"my_rid": key.rid, "my_tid": key.tid, "my_token": token, "now": self._now(), **brought}
 
     def _now(self) -> int | None:
         told = self._clock()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.sql.dml import ReturningUpdate
 
 from flask_idempotency.engine.clock import Clock, store_time
-from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, StoreUnavailable
+from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import InFlight
 from flask_idempotency.engine.ports import StoreOutcome
@@ -18,12 +17,17 @@ from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Payload, Record
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.stores.durations import microseconds
+from flask_idempotency.stores.sql.answers import SqlAnswers
 from flask_idempotency.stores.sql.claims.strategies import Strategy, strategy_of
 from flask_idempotency.stores.sql.claims.verdict import RETRY_SECONDS, Asked, Move, ask, judge
+from flask_idempotency.stores.sql.completing import answer_of
+from flask_idempotency.stores.sql.data_keys import SqlDataKeys
 from flask_idempotency.stores.sql.database import TRIES, Database
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.faults import waited_in_vain
 from flask_idempotency.stores.sql.identity import identity
+from flask_idempotency.stores.sql.ledger import SqlLedger
+from flask_idempotency.stores.sql.prepared import Statements
 from flask_idempotency.stores.sql.rows import (
     FINGERPRINT_BYTES,
     TOKEN_BYTES,
@@ -34,7 +38,6 @@ from flask_idempotency.stores.sql.rows import (
 )
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINED
 from flask_idempotency.stores.sql.sql_schema import SqlSchema
-from flask_idempotency.stores.sql.statements import Statements
 
 
 class SqlStore:
@@ -50,6 +53,9 @@ class SqlStore:
         self._clock = clock
         self._statements: Statements | None = None
         self._strategy: Strategy | None = None
+        self.data_keys = SqlDataKeys(database, now=self.now)
+        self.answers = SqlAnswers(database, lambda: self.statements.completing, now=self.now)
+        self.ledger = SqlLedger(database, now=self.now)
         if database.known:
             self._ready()
 
@@ -71,12 +77,12 @@ class SqlStore:
         self.database.close()
 
     def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
-        if quota is not None:
-            raise ConfigurationError("this store cannot count yet")
         if len(token) != TOKEN_BYTES or len(request.fingerprint) != FINGERPRINT_BYTES:
             raise ValueError(f"a token has {TOKEN_BYTES} bytes and a fingerprint {FINGERPRINT_BYTES}")
-        asked = ask(request, token, lease=microseconds(lease), now=self._now())
+        asked = ask(request, token, lease=microseconds(lease), now=self.now(), quota=quota)
         statements, strategy = self._ready()
+        if quota is not None:
+            statements.completing.counts = True
 
         def claim(connection: Connection) -> StoreOutcome:
             try:
@@ -86,26 +92,36 @@ class SqlStore:
                     raise
             return _at_least(connection, statements, asked)
 
-        return self.database.run(claim)
+        try:
+            return self.database.run(claim)
+        except CorruptRecord:
+            self.answers.distrust(request.key)
+            raise
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
         done = (QUARANTINED, COMPLETED, FAILED)
-        self._write(self.statements.renew, key, token, done, {"lease": microseconds(lease)})
+        self._send(self.statements.renew, self._brought(key, token, lease=microseconds(lease)), done)
 
     def mark(self, key: StorageKey, token: bytes) -> None:
-        self._write(self.statements.mark, key, token, (QUARANTINED,), {})
+        self._send(self.statements.mark, self._brought(key, token), (QUARANTINED,))
 
     def complete(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> None:
-        self._write(self.statements.complete, key, token, (COMPLETED, FAILED), answer_of(payload, keep))
+        completing = self.statements.completing
+        self._write(
+            completing.write_alone,
+            self._brought(key, token, **answer_of(key, payload, keep)),
+            (COMPLETED, FAILED),
+            otherwise=completing.look_again,
+        )
 
     def release(self, key: StorageKey, token: bytes) -> None:
-        self._write(self.statements.release, key, token, (), {}, absent_is_done=True)
+        self._send(self.statements.release, self._brought(key, token), (), absent_is_done=True)
 
     def hold(self, key: StorageKey, token: bytes, reason: str) -> None:
-        self._write(self.statements.hold, key, token, (QUARANTINED,), {"my_reason": escape(reason)})
+        self._send(self.statements.hold, self._brought(key, token, my_reason=escape(reason)), (QUARANTINED,))
 
     def read(self, key: StorageKey) -> Record | None:
-        parameters = {"my_rid": key.rid, "now": self._now()}
+        parameters = {"my_rid": key.rid, "now": self.now()}
         statement = self.statements.read
         found = self.database.run(lambda connection: connection.execute(statement, parameters).one_or_none())
         if found is None:
@@ -114,11 +130,15 @@ class SqlStore:
         return None if row.absent else row.record()
 
     def condemn(self, key: StorageKey, payload: Payload) -> None:
-        """Follows with the next change of this store."""
+        self.answers.condemn(key, payload)
 
-    def _now(self) -> int | None:
+    def now(self) -> int | None:
+        """What time a test says it is, in microseconds. None leaves it to the server."""
         told = self._clock()
         return None if told is None else round(told * 1_000_000)
+
+    def _brought(self, key: StorageKey, token: bytes, **brought: Any) -> dict[str, Any]:
+        return {"my_rid": key.rid, "my_tid": key.tid, "my_token": token, "now": self.now(), **brought}
 
     def _ready(self) -> tuple[Statements, Strategy]:
         # Two threads may both do this at first: what they make is the same.
@@ -127,73 +147,64 @@ class SqlStore:
             self._statements = Statements(self.database.dialect)
         return self._statements, self._strategy
 
+    def _send(
+        self, statement: Any, parameters: dict[str, Any], done: tuple[str, ...], *, absent_is_done: bool = False
+    ) -> None:
+        def write(connection: Connection, parameters: dict[str, Any]) -> bool:
+            return connection.execute(statement, parameters).one_or_none() is not None
+
+        self._write(write, parameters, done, absent_is_done=absent_is_done)
+
     def _write(
         self,
-        statement: ReturningUpdate[Any],
-        key: StorageKey,
-        token: bytes,
+        write: Callable[[Connection, dict[str, Any]], bool],
+        parameters: dict[str, Any],
         done: tuple[str, ...],
-        brought: Mapping[str, Any],
         *,
         absent_is_done: bool = False,
+        otherwise: Callable[[Connection, dict[str, Any], Any], None] = lambda *_: None,
     ) -> None:
-        self.database.run(
-            lambda connection: self._write_on(
-                connection, statement, key, token, done, brought, absent_is_done=absent_is_done
-            )
-        )
+        """An owner's write. Where it changed nothing, a second statement tells why: in a state of `done` it is done.
 
-    def _write_on(
-        self,
-        connection: Connection,
-        statement: ReturningUpdate[Any],
-        key: StorageKey,
-        token: bytes,
-        done: tuple[str, ...],
-        brought: Mapping[str, Any],
-        *,
-        absent_is_done: bool = False,
-    ) -> None:
-        """An owner's write. Where it changed nothing, a second statement tells why: in a state of `done` it is done."""
-        parameters = {"my_rid": key.rid, "my_token": token, "now": self._now(), **brought}
-        for _ in range(TRIES):
-            if connection.execute(statement, parameters).one_or_none() is not None:
-                return
-            found = connection.execute(self.statements.standing, parameters).one_or_none()
-            if found is None or _absent(*found):
-                if absent_is_done:
+        `otherwise` is called where nothing stood in its way, before it is tried again.
+        """
+
+        def work(connection: Connection) -> None:
+            for _ in range(TRIES):
+                if write(connection, parameters):
                     return
-                raise LeaseLost("the record is gone")
-            if found.token != token:
-                raise LeaseLost("the record belongs to somebody else")
-            if found.state in done:
-                return
-            if found.state in (COMPLETED, FAILED):
-                raise LeaseLost("the record is completed")
-        raise StoreUnavailable("the row was another one at every look")
+                found = connection.execute(self.statements.standing, parameters).one_or_none()
+                if _is_settled(found, parameters["my_token"], done, absent_is_done=absent_is_done):
+                    return
+                otherwise(connection, parameters, found)
+            raise StoreUnavailable("the row was another one at every look")
+
+        self.database.run(work)
 
 
-def answer_of(payload: Payload, keep: float) -> dict[str, Any]:
-    """The parameters of `statements.complete` and `complete_and_tell`, but for `my_rid`, `my_token` and `now`."""
-    return {
-        "my_state": COMPLETED if payload.success else FAILED,
-        "my_status": payload.status,
-        "my_byte_size": payload.byte_size,
-        "my_answer": payload.data,
-        "keep": microseconds(keep),
-    }
+def _is_settled(found: Any | None, token: bytes, done: tuple[str, ...], *, absent_is_done: bool) -> bool:
+    """Whether nothing is left to be done. Raises `LeaseLost` where it cannot be done any more."""
+    if found is None or _absent(found):
+        if absent_is_done:
+            return True
+        raise LeaseLost("the record is gone")
+    if found.token != token:
+        raise LeaseLost("the record belongs to somebody else")
+    if found.state not in done and found.state in (COMPLETED, FAILED):
+        raise LeaseLost("the record is completed")
+    return found.state in done
 
 
-def _absent(state: str, token: bytes, expires_at: int | None, now: int) -> bool:
-    check_standing(state, token, expires_at)
-    return gone(state, expires_at, now)
+def _absent(found: Any) -> bool:
+    check_standing(found.state, found.token, found.expires_at)
+    return gone(found.state, found.expires_at, found.now)
 
 
 def _at_least(connection: Connection, statements: Statements, asked: Asked) -> StoreOutcome:
     """What can be said without a lock: somebody holds one, and does not move."""
     found = connection.execute(statements.read, asked.parameters).one_or_none()
-    if found is None and connection.dialect.name == SQLITE:
-        # Its one lock is everybody's: whoever holds it need not be at this key.
+    if found is None and (connection.dialect.name == SQLITE or asked.quota is not None):
+        # That lock is everybody's, or the whole tenant's: whoever holds it need not be at this key.
         raise StoreUnavailable("somebody else has been writing to the database for too long")
     verdict = Move.RECLAIM if found is None else judge(row_of(found), asked)
     return InFlight(RETRY_SECONDS) if isinstance(verdict, Move) else verdict

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from flask_idempotency.engine.errors import (
     ConfigurationError,
+    DataKeyGone,
     IdempotencyError,
     LeaseLost,
     NotCommitted,
@@ -35,8 +36,19 @@ class Records(Protocol):
     def connection(self, session: Session) -> Connection: ...
 
     def complete(
-        self, connection: Connection, key: StorageKey, token: bytes, payload: Payload, keep: float
+        self,
+        connection: Connection,
+        key: StorageKey,
+        token: bytes,
+        payload: Payload,
+        keep: float,
+        *,
+        checked: bool,
     ) -> Record | None: ...
+
+    def refuse_without_keys(
+        self, connection: Connection, keys: Sequence[StorageKey], token: bytes, payloads: Sequence[Payload]
+    ) -> None: ...
 
     def mark(self, connection: Connection, key: StorageKey, token: bytes) -> None: ...
 
@@ -100,11 +112,17 @@ class SessionTransaction:
             refuse_autocommit(connection)
             # The application's rows first: what they violate shows before the record is touched, and locked.
             session.flush()
+            several = len(self._keys) > 1
+            if several:
+                # Before the first is completed: it could not be taken back without the application's rows.
+                self._records.refuse_without_keys(connection, self._keys, self._token, payloads)
             completed = [
-                (key, self._records.complete(connection, key, self._token, payload, keep))
+                (key, self._records.complete(connection, key, self._token, payload, keep, checked=several))
                 for key, payload in zip(self._keys, payloads, strict=True)
             ]
             session.commit()
+        except DataKeyGone:
+            raise
         except LeaseLost as error:
             undo(session)
             if not self._is_held():

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection
+from typing import Any
+
+from sqlalchemy import Connection, Select
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.outcome import InFlight
+from flask_idempotency.engine.outcome import InFlight, OverQuota
 from flask_idempotency.engine.ports import StoreOutcome
-from flask_idempotency.stores.sql import statements
+from flask_idempotency.stores.sql import completions, ledger_statements, statements
+from flask_idempotency.stores.sql.claims.gate import Gate, refusal
 from flask_idempotency.stores.sql.claims.moves import Moves
 from flask_idempotency.stores.sql.claims.verdict import RETRY_SECONDS, Asked, Move, judge
-from flask_idempotency.stores.sql.database import TRIES
+from flask_idempotency.stores.sql.completing import entry
+from flask_idempotency.stores.sql.database import TRIES, together
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
 from flask_idempotency.stores.sql.rows import Row, row_of
+from flask_idempotency.stores.sql.schema import NEW_KEYS
 
 
 class Insert:
@@ -22,24 +27,29 @@ class Insert:
 
     def __init__(self, dialect: Dialect) -> None:
         self._claim_or_read = statements.claim_or_read(dialect)
+        self._within = ledger_statements.claim_or_read_within(dialect)
         self._moves = Moves(dialect)
+        self._gate = Gate(dialect, self._moves)
 
     def claim(self, connection: Connection, asked: Asked) -> StoreOutcome:
+        if asked.quota is not None:
+            return self._gate.claim(connection, asked, lambda: self._once(connection, asked, self._within))
         for _ in range(TRIES):
-            fence, *found = connection.execute(self._claim_or_read, asked.parameters).one()
-            if fence is not None:
-                return asked.granted(fence, attempt=1)
-            if found[0] is None:
-                # Somebody inserted the row after our snapshot was taken, so we neither made it nor see it.
-                continue
-            row = row_of(found)
-            verdict = judge(row, asked)
-            if not isinstance(verdict, Move):
-                return verdict
-            outcome = self._moves.make(connection, verdict, row, asked)
+            outcome = self._once(connection, asked, self._claim_or_read)
             if outcome is not None:
                 return outcome
         return InFlight(RETRY_SECONDS)
+
+    def _once(self, connection: Connection, asked: Asked, statement: Select[Any]) -> StoreOutcome | None:
+        fence, *found = connection.execute(statement, asked.parameters).one()
+        if fence is not None:
+            return asked.granted(fence, attempt=1)
+        if found[0] is None:
+            # Somebody inserted the row after our snapshot was taken, so we neither made it nor see it.
+            return None
+        row = row_of(found)
+        verdict = judge(row, asked)
+        return self._moves.make(connection, verdict, row, asked) if isinstance(verdict, Move) else verdict
 
 
 class InsertIntoFile:
@@ -50,6 +60,8 @@ class InsertIntoFile:
     def __init__(self, dialect: Dialect) -> None:
         self._read = statements.read(dialect)
         self._next_fence = statements.next_fence(dialect)
+        self._standing = ledger_statements.standing(dialect)
+        self._book = completions.book(dialect)
         self._moves = Moves(dialect)
 
     def claim(self, connection: Connection, asked: Asked) -> StoreOutcome:
@@ -57,11 +69,8 @@ class InsertIntoFile:
         verdict = None if row is None else judge(row, asked)
         if verdict is not None and not isinstance(verdict, Move):
             return verdict
-        # Begun as a reader, a transaction that comes to write is refused at once when somebody else has written.
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-        outcome = self._write(connection, asked)
-        connection.exec_driver_sql("COMMIT")
-        return outcome
+        with together(connection):
+            return self._write(connection, asked)
 
     def _look(self, connection: Connection, asked: Asked) -> Row | None:
         found = connection.execute(self._read, asked.parameters).one_or_none()
@@ -69,14 +78,26 @@ class InsertIntoFile:
 
     def _write(self, connection: Connection, asked: Asked) -> StoreOutcome:
         row = self._look(connection, asked)
-        if row is None:
-            fence = self._fence(connection, asked)
-            return self._moves.insert(connection, asked, fence=fence) or InFlight(RETRY_SECONDS)
-        verdict = judge(row, asked)
+        verdict = Move.RECLAIM if row is None else judge(row, asked)
         if not isinstance(verdict, Move):
             return verdict
+        refused = self._admit(connection, asked) if verdict is Move.RECLAIM and asked.quota is not None else None
+        if refused is not None:
+            return refused
         risen = None if verdict is Move.QUARANTINE else self._fence(connection, asked)
+        if row is None:
+            return self._moves.insert(connection, asked, fence=risen) or InFlight(RETRY_SECONDS)
         return self._moves.make(connection, verdict, row, asked, fence=risen) or InFlight(RETRY_SECONDS)
+
+    def _admit(self, connection: Connection, asked: Asked) -> OverQuota | None:
+        """Why this new key must not be granted; else it is counted. Nobody else writes meanwhile, so this is exact."""
+        standing = connection.execute(self._standing, asked.parameters).one()
+        refused = refusal(standing)
+        if refused is None and standing.max_new_keys is not None:
+            edge = (standing.now // standing.max_span + 1) * standing.max_span
+            counted = entry(kind=NEW_KEYS, edge=edge, span=standing.max_span, records=1, stored=0)
+            connection.execute(self._book, {**asked.parameters, **counted})
+        return refused
 
     def _fence(self, connection: Connection, asked: Asked) -> int:
         fence: int | None = connection.execute(self._next_fence, asked.parameters).scalar_one_or_none()

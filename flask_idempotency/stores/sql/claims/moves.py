@@ -8,9 +8,9 @@ from sqlalchemy import Connection
 
 from flask_idempotency.engine.outcome import Unknown
 from flask_idempotency.engine.ports import StoreOutcome
-from flask_idempotency.stores.sql import statements
+from flask_idempotency.stores.sql import ledger_statements, statements
 from flask_idempotency.stores.sql.claims.verdict import Asked, Move, judge
-from flask_idempotency.stores.sql.dialects import Dialect
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect
 from flask_idempotency.stores.sql.rows import Row
 
 
@@ -22,9 +22,16 @@ class Moves:
         self._reclaim = statements.reclaim(dialect)
         self._take_over = statements.take_over(dialect)
         self._quarantine = statements.quarantine(dialect)
+        self._within = dialect.name == POSTGRESQL
+        if self._within:
+            self._claim_within = ledger_statements.claim_or_read_within(dialect)
+            self._reclaim_within = ledger_statements.reclaim_within(dialect)
 
     def insert(self, connection: Connection, asked: Asked, *, fence: int | None = None) -> StoreOutcome | None:
-        """The first claim of a key that has no row. None: somebody else was faster."""
+        """The first claim of a key that has no row. None: somebody else was faster, or it is not within the quota."""
+        if self._within and asked.quota is not None:
+            granted = connection.execute(self._claim_within, asked.parameters).one().granted
+            return None if granted is None else asked.granted(granted, attempt=1)
         granted = connection.execute(self._insert, {**asked.parameters, "my_fence": fence}).scalar_one_or_none()
         return None if granted is None else asked.granted(granted, attempt=1)
 
@@ -36,13 +43,14 @@ class Moves:
     def make(
         self, connection: Connection, move: Move, row: Row, asked: Asked, *, fence: int | None = None
     ) -> StoreOutcome | None:
-        """What came of it. None: somebody else was faster, or has the row locked; nothing was written.
+        """What came of it. None: somebody else was faster, or has the row locked, or a new key is not within the quota; nothing
+        was written.
 
         `fence` is needed where the database has no sequence to take one from.
         """
         match move:
             case Move.RECLAIM:
-                statement = self._reclaim
+                statement = self._reclaim_within if self._within and asked.quota is not None else self._reclaim
             case Move.TAKE_OVER:
                 statement = self._take_over
             case Move.QUARANTINE:

@@ -6,8 +6,9 @@ from sqlalchemy import Connection
 
 from flask_idempotency.engine.ports import StoreOutcome
 from flask_idempotency.stores.sql import statements
+from flask_idempotency.stores.sql.claims.gate import Gate
 from flask_idempotency.stores.sql.claims.moves import Moves
-from flask_idempotency.stores.sql.claims.turns import take_turns
+from flask_idempotency.stores.sql.claims.turns import take_turns, turn
 from flask_idempotency.stores.sql.claims.verdict import Asked, Move, judge
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect
 from flask_idempotency.stores.sql.rows import row_of
@@ -25,9 +26,15 @@ class RowLock:
         self._read_locked = statements.read_locked(dialect)
         self._read = statements.read(dialect)
         self._moves = Moves(dialect)
+        self._gate = Gate(dialect, self._moves)
 
     def claim(self, connection: Connection, asked: Asked) -> StoreOutcome:
-        return take_turns(connection, lambda transaction: self._once(transaction, asked))
+        def once(transaction: Connection) -> StoreOutcome | None:
+            return self._once(transaction, asked)
+
+        if asked.quota is not None:
+            return self._gate.claim(connection, asked, lambda: turn(connection, once))
+        return take_turns(connection, once)
 
     def _once(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
         found = connection.execute(self._read, asked.parameters).one_or_none()

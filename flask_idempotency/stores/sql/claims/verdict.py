@@ -8,8 +8,10 @@ from typing import Any
 
 from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, Replayed, Unknown
 from flask_idempotency.engine.ports import StoreOutcome
+from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import OnLapse
 from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.stores.sql.limits import within
 from flask_idempotency.stores.sql.rows import Row, escape, unescape
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINE, QUARANTINED, TAKEOVER
 
@@ -25,6 +27,7 @@ class Asked:
     token: bytes
     lease: int
     parameters: dict[str, Any]
+    quota: Quota | None = None
 
     def granted(self, fence: int, *, attempt: int) -> Claimed[Grant]:
         return Claimed(Grant(self.token, fence, attempt, self.lease / 1_000_000))
@@ -38,7 +41,7 @@ class Move(Enum):
     QUARANTINE = "quarantine"
 
 
-def ask(request: ClaimRequest, token: bytes, *, lease: int, now: int | None) -> Asked:
+def ask(request: ClaimRequest, token: bytes, *, lease: int, now: int | None, quota: Quota | None = None) -> Asked:
     about = request.about
     parameters = {
         "my_rid": request.key.rid,
@@ -50,10 +53,12 @@ def ask(request: ClaimRequest, token: bytes, *, lease: int, now: int | None) -> 
         "my_principal": escape(about.principal),
         "my_method": escape(about.method),
         "my_operation": escape(about.operation),
+        "my_counted": 0 if quota is None else 1,
         "lease": lease,
         "now": now,
+        **({} if quota is None else within(request.key, quota)),
     }
-    return Asked(request, token, lease, parameters)
+    return Asked(request, token, lease, parameters, quota)
 
 
 def judge(row: Row, asked: Asked) -> StoreOutcome | Move:

@@ -28,6 +28,10 @@ CREATE TABLE IF NOT EXISTS idempotency_records (
     byte_size BIGINT,
     answer {bytes},
     reason TEXT,
+    counted SMALLINT NOT NULL,
+    key_id TEXT,
+    data_key INTEGER,
+    succeeded SMALLINT,
     PRIMARY KEY (rid),
     CONSTRAINT idempotency_state CHECK (
         state IN ('processing', 'completed', 'failed', 'quarantined', 'released')
@@ -50,6 +54,44 @@ CREATE TABLE IF NOT EXISTS idempotency_facts (
     PRIMARY KEY (name)
 )"""
 
+_TENANTS: Final = """\
+CREATE TABLE IF NOT EXISTS idempotency_tenants (
+    tid {bytes} NOT NULL,
+    last_key INTEGER NOT NULL,
+    destroyed INTEGER NOT NULL,
+    erased_at BIGINT,
+    limit_records BIGINT,
+    limit_bytes BIGINT,
+    limit_in_flight BIGINT,
+    limit_new_keys BIGINT,
+    limit_window BIGINT,
+    PRIMARY KEY (tid)
+)"""
+
+_DATA_KEYS: Final = """\
+CREATE TABLE IF NOT EXISTS idempotency_data_keys (
+    tid {bytes} NOT NULL,
+    number INTEGER NOT NULL,
+    kid TEXT NOT NULL,
+    wrapped {bytes} NOT NULL,
+    made_at BIGINT NOT NULL,
+    closed_at BIGINT,
+    PRIMARY KEY (tid, number)
+)"""
+
+# Its rows are written again and again: with room on the page no index hears of it.
+_LEDGER: Final = """\
+CREATE TABLE IF NOT EXISTS idempotency_ledger (
+    tid {bytes} NOT NULL,
+    kind VARCHAR(7) NOT NULL,
+    edge BIGINT NOT NULL,
+    span BIGINT NOT NULL,
+    shard SMALLINT NOT NULL,
+    records BIGINT NOT NULL,
+    bytes BIGINT NOT NULL,
+    PRIMARY KEY (tid, kind, edge, span, shard)
+){storage}"""
+
 # A record is written twice and grows in between: room on the page keeps both versions there.
 # Answers arrive compressed; the server would only try again.
 _POSTGRESQL_STORAGE: Final = Where(
@@ -62,6 +104,7 @@ _POSTGRESQL_STORAGE: Final = Where(
 _INDEXES: Final = {
     "idempotency_stale": "(lease_until) WHERE state = 'processing'",
     "idempotency_expiry": "(expires_at) WHERE expires_at IS NOT NULL",
+    "idempotency_unsettled": "(tid, lease_until) WHERE counted = 1 AND lease_until IS NOT NULL",
 }
 
 
@@ -81,20 +124,36 @@ def _postgresql_index(name: str) -> Where:
 _TABLE_COMMENTS: Final = {
     "idempotency_records": "One row for each idempotency key. Written by flask_idempotency only.",
     "idempotency_facts": "The schema''s version, the store''s own number, and the last fence where there are no sequences.",
+    "idempotency_tenants": "One row for each tenant that has had a data key or limits of its own.",
+    "idempotency_data_keys": "What answers are sealed with, wrapped. A row that is gone erases every answer under it.",
+    "idempotency_ledger": "What each tenant has, by when it will be over. Shards are added up: one may be below 0.",
 }
 
 _COLUMN_COMMENTS: Final = {
-    "rid": "HMAC of scope and client key: leads back to neither",
-    "tid": "HMAC of namespace and tenant",
-    "token": "random, one for each claim; compared, never ordered",
-    "fence": "rises with every claim, for ever",
-    "on_lapse": "what becomes of it when its lease ends unsettled",
-    "operation": "the route, by its endpoint",
-    "lease_until": "while processing or quarantined",
-    "expires_at": "never set while processing or quarantined: time does not end those",
-    "byte_size": "of the plain answer: what quotas count",
-    "answer": "status, headers and body, as the codec sealed them",
-    "reason": "why it is quarantined",
+    "idempotency_records.rid": "HMAC of scope and client key: leads back to neither",
+    "idempotency_records.tid": "HMAC of namespace and tenant",
+    "idempotency_records.token": "random, one for each claim; compared, never ordered",
+    "idempotency_records.fence": "rises with every claim, for ever",
+    "idempotency_records.on_lapse": "what becomes of it when its lease ends unsettled",
+    "idempotency_records.operation": "the route, by its endpoint",
+    "idempotency_records.lease_until": "while processing or quarantined",
+    "idempotency_records.expires_at": "never set while processing or quarantined: time does not end those",
+    "idempotency_records.byte_size": "of the plain answer: what quotas count",
+    "idempotency_records.answer": "status, headers and body, as the codec sealed them",
+    "idempotency_records.reason": "why it is quarantined",
+    "idempotency_records.counted": "1: it is in its tenant''s ledger",
+    "idempotency_records.key_id": "of the key that wraps the data key; NULL: the answer is not encrypted",
+    "idempotency_records.data_key": "number of the tenant''s data key; 0: the answer was erased",
+    "idempotency_records.succeeded": "of an answer that cannot be opened, for its state says it no more",
+    "idempotency_tenants.last_key": "the highest number that a data key was ever given",
+    "idempotency_tenants.destroyed": "data keys up to this number can never be had again",
+    "idempotency_tenants.erased_at": "answers of keys first used until then are told as erased",
+    "idempotency_tenants.limit_window": "of limit_new_keys, in microseconds",
+    "idempotency_data_keys.kid": "of the key that wraps it",
+    "idempotency_data_keys.closed_at": "since when it opens what it has sealed, and seals no more",
+    "idempotency_ledger.edge": "when it is over, all of it at once",
+    "idempotency_ledger.span": "of a window, in microseconds",
+    "idempotency_ledger.shard": "so that few wait for each other",
 }
 
 
@@ -106,12 +165,12 @@ def _table_comment(table: str) -> Where:
     )
 
 
-def _column_comment(column: str) -> Where:
-    words = _COLUMN_COMMENTS[column]
+def _column_comment(name: str) -> Where:
+    words, (table, _, column) = _COLUMN_COMMENTS[name], name.partition(".")
     return Where(
         f"SELECT col_description(attrelid, attnum) IS DISTINCT FROM '{words}' FROM pg_attribute"  # noqa: S608
-        f" WHERE attrelid = to_regclass('idempotency_records') AND attname = '{column}'",
-        (f"COMMENT ON COLUMN idempotency_records.{column} IS '{words}'",),
+        f" WHERE attrelid = to_regclass('{table}') AND attname = '{column}'",
+        (f"COMMENT ON COLUMN {name} IS '{words}'",),
     )
 
 
@@ -153,13 +212,17 @@ _SQLITE_FENCES: Final = (
     " ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE value < excluded.value",
 )
 
+
+def _tables(**words: str) -> list[str]:
+    return [table.format(**words) for table in (_RECORDS, _FACTS, _TENANTS, _DATA_KEYS, _LEDGER)]
+
+
 STEP: Final = Step(
     number=1,
-    what="idempotency_records and idempotency_facts with indexes, a number for the store, and the source of fences",
+    what="idempotency_records, _facts, _tenants, _data_keys and _ledger, a number for the store, and the source of fences",
     statements={
         "postgresql": (
-            _RECORDS.format(bytes="BYTEA"),
-            _FACTS,
+            *_tables(bytes="BYTEA", storage=" WITH (fillfactor = 50)"),
             # First, for it takes the strongest lock: who has less and asks for more may wait for others who wait for it.
             _POSTGRESQL_STORAGE,
             *map(_postgresql_index, _INDEXES),
@@ -168,6 +231,6 @@ STEP: Final = Step(
             _POSTGRESQL_STORE,
             *_POSTGRESQL_FENCES,
         ),
-        "sqlite": (_RECORDS.format(bytes="BLOB"), _FACTS, *map(_index, _INDEXES), _SQLITE_STORE, *_SQLITE_FENCES),
+        "sqlite": (*_tables(bytes="BLOB", storage=""), *map(_index, _INDEXES), _SQLITE_STORE, *_SQLITE_FENCES),
     },
 )

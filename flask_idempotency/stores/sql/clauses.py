@@ -1,0 +1,171 @@
+"""What statements are made of: conditions on a row, what a grant writes, and the columns that a row is read by.
+
+Parameters: `my_…` is what the asker brings, `seen_…` what it has read and now compares, `now` the time when a test says
+it, and durations in microseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import sqlalchemy
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Insert,
+    LargeBinary,
+    Select,
+    String,
+    Update,
+    and_,
+    bindparam,
+    case,
+    exists,
+    literal_column,
+    null,
+    or_,
+    select,
+    update,
+)
+
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect
+from flask_idempotency.stores.sql.rows import Row
+from flask_idempotency.stores.sql.schema import (
+    COMPLETED,
+    FAILED,
+    PROCESSING,
+    RELEASED,
+    fences,
+    ledger,
+    records,
+    tenants,
+)
+
+ONE: Final[ColumnElement[int]] = literal_column("1", BigInteger)
+ZERO: Final[ColumnElement[int]] = literal_column("0", BigInteger)
+
+_STORED: Final = Row._fields[: Row._fields.index("erased")]
+_ADDED: Final = (
+    "ON CONFLICT (tid, kind, edge, span, shard) DO UPDATE SET"
+    " records = idempotency_ledger.records + excluded.records, bytes = idempotency_ledger.bytes + excluded.bytes"
+)
+_r = records.c
+
+
+def columns(*, without: str = "") -> list[ColumnElement[Any]]:
+    """Those of a `Row`, but for `now`: the stored ones, and whether its answer was erased with its tenant's data keys."""
+    t = tenants.c
+    by_key = case((_r.data_key.is_(None), _r.requested_at <= t.erased_at), else_=_r.data_key <= t.destroyed)
+    erased = select(by_key).where(t.tid == _r.tid, t.erased_at.is_not(None)).correlate(records).scalar_subquery()
+    return [*(_r[name] for name in _STORED if name != without), erased.label("erased")]
+
+
+def is_mine() -> ColumnElement[bool]:
+    return _r.rid == bindparam("my_rid", type_=LargeBinary)
+
+
+def duration(name: str) -> ColumnElement[int]:
+    return bindparam(name, type_=BigInteger)
+
+
+def word(word: str) -> ColumnElement[str]:
+    """One of ours, spelt out: a parameter would tell whoever reads the text nothing."""
+    return literal_column(f"'{word}'", String)
+
+
+def owners(dialect: Dialect, *states: str) -> tuple[Update, ColumnElement[int]]:
+    """An update of the token's own row, if it is in one of these states; and what the time is there."""
+    owned = and_(_r.token == bindparam("my_token", type_=LargeBinary), _r.state.in_([word(state) for state in states]))
+    if dialect.name != POSTGRESQL:
+        return update(records).where(is_mine(), owned), dialect.now
+    rid = bindparam("my_rid", type_=LargeBinary)
+    moment = dialect.moment(patient=True).add_columns(rid.label("rid")).subquery("moment")
+    return update(records).where(_r.rid == moment.c.rid, owned), moment.c.now
+
+
+def if_as_seen(dialect: Dialect, condition: ColumnElement[bool]) -> Update:
+    """An update of the row if it still is what was read, and this holds by the server's clock.
+
+    On PostgreSQL the row is found by a select that skips what somebody has locked: an update would wait for them.
+    """
+    seen = and_(
+        is_mine(),
+        _r.state == bindparam("seen_state", type_=String),
+        _r.token == bindparam("seen_token", type_=LargeBinary),
+        _r.fence == bindparam("seen_fence", type_=BigInteger),
+    )
+    if dialect.name != POSTGRESQL:
+        return update(records).where(seen, condition)
+    free = select(_r.rid).where(seen, condition).correlate(None).with_for_update(skip_locked=True).scalar_subquery()
+    return update(records).where(_r.rid == free)
+
+
+def is_absent(dialect: Dialect) -> ColumnElement[bool]:
+    """Of a row that is there: whether it is nobody's any more."""
+    expired = and_(_r.state.in_((word(COMPLETED), word(FAILED))), _r.expires_at <= dialect.now)
+    return or_(_r.state == word(RELEASED), expired)
+
+
+def has_lapsed(dialect: Dialect, rule: str) -> ColumnElement[bool]:
+    return and_(_r.state == word(PROCESSING), _r.on_lapse == word(rule), _r.lease_until <= dialect.now)
+
+
+def _fence(dialect: Dialect) -> ColumnElement[int]:
+    """Taken when the row is written and not before: who waits for a lock must not come out with a smaller number."""
+    if dialect.name == POSTGRESQL:
+        return fences.next_value()
+    return bindparam("my_fence", type_=BigInteger)
+
+
+def _new(dialect: Dialect) -> dict[str, ColumnElement[Any]]:
+    """What every grant writes, whether or not there was a row."""
+    brought = ("token", "fingerprint", "on_lapse", "tenant", "principal", "method", "operation")
+    values: dict[str, ColumnElement[Any]] = {name: bindparam(f"my_{name}", type_=_r[name].type) for name in brought}
+    counted = bindparam("my_counted", type_=_r.counted.type)
+    return {"state": word(PROCESSING), "fence": _fence(dialect), **values, "counted": counted}
+
+
+def regranted(
+    dialect: Dialect,
+    statement: Update,
+    *,
+    attempt: ColumnElement[int],
+    requested_at: ColumnElement[int],
+) -> Update:
+    """The same update, that makes the row a claim in flight."""
+    answer = ("completed_at", "expires_at", "status", "byte_size", "answer", "key_id", "data_key", "succeeded")
+    return statement.values(
+        **_new(dialect),
+        attempt=attempt,
+        requested_at=requested_at,
+        lease_until=dialect.now + duration("lease"),
+        **{name: null() for name in (*answer, "reason")},
+    )
+
+
+def inserted(dialect: Dialect, *, within: Select[Any] | None = None) -> Insert:
+    """The row of a key that has none, if `within` has a row as well: that is looked at for no other key."""
+    # The patience is inside, where a replay does not come by: to set it takes a third as long as a replay.
+    moment = dialect.moment(patient=True).subquery("moment")
+    values: dict[str, ColumnElement[Any]] = {
+        "rid": bindparam("my_rid", type_=LargeBinary),
+        "tid": bindparam("my_tid", type_=LargeBinary),
+        **_new(dialect),
+        "attempt": literal_column("1"),
+        "requested_at": moment.c.now,
+        "lease_until": moment.c.now + duration("lease"),
+    }
+    # Without this a key that is there would take a number from the sequence at every replay; SQLite's parser, too,
+    # needs some WHERE before ON CONFLICT.
+    unless_there = ~exists(select(literal_column("1")).select_from(records).where(is_mine()))
+    source = select(*values.values()).select_from(moment).where(unless_there)
+    if within is not None:
+        source = source.where(exists(within))
+    # As a suffix, because SQLAlchemy 2.0 compiles a statement with its own ON CONFLICT anew each time it is executed.
+    return sqlalchemy.insert(records).from_select(list(values), source.suffix_with("ON CONFLICT (rid) DO NOTHING"))
+
+
+def booked(source: Select[Any]) -> Insert:
+    """What this selects (a tenant, a kind, an edge, a span, a shard, records, bytes) is added to the ledger."""
+    names = ["tid", "kind", "edge", "span", "shard", "records", "bytes"]
+    return sqlalchemy.insert(ledger).from_select(names, source.suffix_with(_ADDED))

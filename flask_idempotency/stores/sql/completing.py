@@ -1,0 +1,125 @@
+"""Putting an answer into a record, on whichever connection that is to be committed."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from flask_idempotency.engine.errors import DataKeyGone
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.quota import bucket_width_ms
+from flask_idempotency.engine.record import Payload
+from flask_idempotency.stores.durations import microseconds
+from flask_idempotency.stores.sql import completions
+from flask_idempotency.stores.sql.database import together
+from flask_idempotency.stores.sql.dialects import SQLITE, Dialect
+from flask_idempotency.stores.sql.faults import contended
+from flask_idempotency.stores.sql.schema import ANSWERS, COMPLETED, FAILED
+
+SHARDS: Final = 8
+"""Rows that a tenant's completions of one moment are spread over: with one, each would wait for the commit of another
+(2,188 in a second, and 7,089 with eight: correctness.md, section 4)."""
+
+
+class Completing:
+    """Takes the form of the statement that this record needs, and the plain one until it turns out to need another."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._made: dict[tuple[bool, bool, bool], Any] = {}
+        self._book = completions.book(dialect)
+        self._sealing = completions.sealing(dialect)
+        self.counts = False
+        """Whether there are quotas here. False costs a counted record one statement more, and nothing else."""
+
+    def write(
+        self, connection: Connection, parameters: dict[str, Any], *, tells: bool = False, checked: bool = False
+    ) -> Any | None:
+        """In the transaction that the connection is in. None: nothing was changed.
+
+        `checked`: `refuse_without_key` was asked a moment ago, and need not be again.
+        """
+        statement = self._statement(is_sealed(parameters) and not checked, self.counts, tells)
+        found = connection.execute(statement, parameters).one_or_none()
+        if found is not None and self.counts and self._dialect.name == SQLITE and found.counted:
+            connection.execute(self._book, {**parameters, **_entry(found)})
+        return found
+
+    def write_alone(self, connection: Connection, parameters: dict[str, Any]) -> bool:
+        """On a connection that commits each statement by itself."""
+        if not self.counts:
+            return self.write(connection, parameters) is not None
+        if self._dialect.name != SQLITE:
+            try:
+                return self.write(connection, parameters) is not None
+            except DBAPIError as error:
+                # Of two that met in the ledger, where the role's isolation is stricter than is needed.
+                if not contended(error):
+                    raise
+        with together(connection):
+            return self.write(connection, parameters) is not None
+
+    def look_again(self, connection: Connection, parameters: dict[str, Any], standing: Any) -> None:
+        """Nothing was changed although the record is its owner's. Raises `DataKeyGone` when that is why."""
+        self.counts = self.counts or bool(standing.counted)
+        self.refuse_without_key(connection, parameters)
+
+    def refuse_without_key(self, connection: Connection, parameters: dict[str, Any]) -> None:
+        """Raises `DataKeyGone` when that is why nothing was changed, or would be."""
+        if not is_sealed(parameters):
+            return
+        found = connection.execute(self._sealing, parameters).one_or_none()
+        if found is not None and found.erased:
+            raise DataKeyGone("the tenant's answers were erased since the key was first used", erased=True)
+        if found is not None and not found.kept:
+            raise DataKeyGone("there is no open data key of this number", erased=False)
+
+    def _statement(self, sealed: bool, counted: bool, tells: bool) -> Any:
+        form = sealed, counted, tells
+        if form not in self._made:
+            # Two threads may both do this at first: what they make is the same.
+            self._made[form] = completions.complete(self._dialect, sealed=sealed, counted=counted, tells=tells)
+        return self._made[form]
+
+
+def answer_of(key: StorageKey, payload: Payload, keep: float) -> dict[str, Any]:
+    """The parameters of `completions.complete`, but for `my_rid`, `my_token` and `now`."""
+    return {
+        **facts_of(payload, "my"),
+        "my_shard": shard_of(key),
+        "keep": microseconds(keep),
+        "width": bucket_width_ms(keep) * 1000,
+    }
+
+
+def facts_of(payload: Payload, whose: str) -> dict[str, Any]:
+    """A payload as columns: `my_…` of what is brought, `seen_…` of what is compared."""
+    by = payload.sealed_by
+    return {
+        f"{whose}_state": COMPLETED if payload.success else FAILED,
+        f"{whose}_status": payload.status,
+        f"{whose}_byte_size": payload.byte_size,
+        f"{whose}_answer": payload.data,
+        f"{whose}_key_id": None if by is None else by.kid,
+        f"{whose}_data_key": None if by is None else by.number,
+    }
+
+
+def shard_of(key: StorageKey) -> int:
+    return key.rid[0] % SHARDS
+
+
+def is_sealed(parameters: dict[str, Any]) -> bool:
+    """Whether a data key must be there. Number 0 stands for none."""
+    return bool(parameters["my_data_key"])
+
+
+def entry(*, kind: str, edge: int, span: int, records: int, stored: int) -> dict[str, Any]:
+    """The parameters of `completions.book`, but for `my_tid` and `my_shard`."""
+    return {"my_kind": kind, "my_edge": edge, "my_span": span, "my_records": records, "my_bytes": stored}
+
+
+def _entry(found: Any) -> dict[str, Any]:
+    return entry(kind=ANSWERS, edge=found.expires_at, span=0, records=1, stored=found.byte_size)

@@ -1,0 +1,114 @@
+"""The statement that completes a record, in the eight forms that it needs: no answer pays for what it does not use.
+
+`sealed`: only while the tenant's data key is there and the tenant was not erased since. `counted`: the ledger, too, in the
+same statement; the plain form leaves a counted record alone. `tells`: for the application's transaction, where the patience
+that it sets on PostgreSQL lasts until that ends, and whoever is to hear of the commit needs the row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Insert,
+    Integer,
+    LargeBinary,
+    Select,
+    SmallInteger,
+    String,
+    Text,
+    and_,
+    bindparam,
+    case,
+    exists,
+    null,
+    select,
+)
+from sqlalchemy.sql.dml import ReturningUpdate
+
+from flask_idempotency.stores.sql.clauses import ONE, ZERO, booked, columns, duration, is_mine, owners, word
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect
+from flask_idempotency.stores.sql.schema import ANSWERS, PROCESSING, QUARANTINED, data_keys, records, tenants
+
+_r = records.c
+
+
+def complete(
+    dialect: Dialect, *, sealed: bool = False, counted: bool = False, tells: bool = False
+) -> ReturningUpdate[Any] | Select[Any]:
+    """The answer is there and will be kept this long. Returns the fence; the row but for its answer, if it `tells`."""
+    statement, now = owners(dialect, PROCESSING, QUARANTINED)
+    ends = now + duration("keep")
+    if counted:
+        ends = case((_r.counted == ONE, _next_edge(ends)), else_=ends)
+    else:
+        statement = statement.where(_r.counted == ZERO)
+    if sealed:
+        statement = statement.where(may_be_sealed())
+    completed = statement.values(
+        state=bindparam("my_state", type_=String),
+        lease_until=null(),
+        completed_at=now,
+        expires_at=ends,
+        status=bindparam("my_status", type_=_r.status.type),
+        byte_size=bindparam("my_byte_size", type_=BigInteger),
+        answer=bindparam("my_answer", type_=LargeBinary),
+        reason=null(),
+        key_id=bindparam("my_key_id", type_=Text),
+        data_key=bindparam("my_data_key", type_=Integer),
+        succeeded=null(),
+    )
+    told = [*columns(without="answer"), now.label("now")] if tells else [_r.fence]
+    if not counted:
+        return completed.returning(*told)
+    entry = [_r.tid, _r.counted, _r.expires_at, _r.byte_size]
+    if dialect.name != POSTGRESQL:
+        return completed.returning(*(told if tells else [*told, *entry]))
+    done = completed.returning(*told, *(column.label(f"_{column.name}") for column in entry)).cte("done")
+    added = select(done.c._tid, word(ANSWERS), done.c._expires_at, ZERO, _shard(), ONE, done.c._byte_size)
+    into_ledger = booked(added.where(done.c._counted == ONE)).cte("into_ledger")
+    return select(*(column for column in done.c if not column.name.startswith("_"))).add_cte(into_ledger)
+
+
+def book(dialect: Dialect) -> Insert:
+    """So much is added to an entry of the ledger, and to none if it is nothing. Negative numbers take away."""
+    names = ("my_tid", LargeBinary), ("my_kind", String), ("my_edge", BigInteger), ("my_span", BigInteger)
+    entry = [bindparam(name, type_=kind) for name, kind in names]
+    amounts = [bindparam(name, type_=BigInteger) for name in ("my_records", "my_bytes")]
+    # SQLite's parser needs some WHERE before ON CONFLICT.
+    selected: list[ColumnElement[Any]] = [*entry, _shard(), *amounts]
+    return booked(select(*selected).where(ONE == ONE))
+
+
+def sealing(dialect: Dialect) -> Select[Any]:
+    """Why a sealed answer was not stored: whether its tenant was erased since, and whether its data key seals."""
+    told: list[ColumnElement[Any]] = [(~_unerased()).label("erased"), _key_is_there().label("kept")]
+    return select(*told).where(is_mine())
+
+
+def may_be_sealed() -> ColumnElement[bool]:
+    """Whether an answer that is sealed with this data key may become a record's."""
+    return and_(_key_is_there(), _unerased())
+
+
+def _key_is_there() -> ColumnElement[bool]:
+    k = data_keys.c
+    number = bindparam("my_data_key", type_=Integer)
+    there = select(ONE).where(k.tid == _r.tid, k.number == number, k.closed_at.is_(None)).correlate(records)
+    return exists(there)
+
+
+def _unerased() -> ColumnElement[bool]:
+    t = tenants.c
+    return ~exists(select(ONE).where(t.tid == _r.tid, t.erased_at >= _r.requested_at).correlate(records))
+
+
+def _next_edge(ends: ColumnElement[int]) -> ColumnElement[int]:
+    width = bindparam("width", type_=BigInteger)
+    return (ends + width - ONE) // width * width
+
+
+def _shard() -> ColumnElement[int]:
+    return bindparam("my_shard", type_=SmallInteger)

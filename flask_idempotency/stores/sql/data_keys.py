@@ -1,0 +1,108 @@
+"""Tenants' data keys, next to the records that are sealed with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from sqlalchemy import Connection
+
+from flask_idempotency.engine.upkeep import DataKey, KeyShelf
+from flask_idempotency.stores.sql import key_statements
+from flask_idempotency.stores.sql.database import Database, together
+from flask_idempotency.stores.sql.dialects import Dialect
+from flask_idempotency.stores.sql.identity import IDENTITY_BYTES, nameless, spelt
+
+
+class SqlDataKeys:
+    """Implements `upkeep.DataKeys`. `now` says what time it is, or None to leave that to the server."""
+
+    def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
+        self._database = database
+        self._now = now
+
+    def shelf(self, tid: bytes) -> KeyShelf:
+        parameters = {"my_tid": tid, "now": self._now()}
+        found = self._database.run(lambda connection: connection.execute(self._sent.shelf, parameters).all())
+        if not found:
+            raise nameless()
+        keys = tuple(_key(row) for row in found if row.number is not None)
+        return KeyShelf(spelt(found[0].store), keys, found[0].last)
+
+    def add(self, tid: bytes, key: DataKey, *, store: bytes) -> bool:
+        if len(store) != IDENTITY_BYTES:
+            return False
+        number = int.from_bytes(store, "big", signed=True)
+        parameters = {
+            "my_tid": tid,
+            "my_number": key.number,
+            "my_kid": key.kid,
+            "my_wrapped": key.wrapped,
+            "my_store": number,
+            "now": self._now(),
+        }
+
+        def add(connection: Connection) -> bool:
+            with together(connection):
+                connection.execute(self._sent.first_key, parameters)
+                if connection.execute(self._sent.take_number, parameters).one_or_none() is None:
+                    return False
+                connection.execute(self._sent.add_key, parameters)
+                return True
+
+        return self._database.run(add)
+
+    def close(self, tid: bytes, number: int) -> None:
+        self._execute(self._sent.close_key, tid, number)
+
+    def retire(self, tid: bytes, number: int) -> None:
+        self._execute(self._sent.retire_key, tid, number)
+
+    def others(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
+        parameters = {"my_kid": kid, "now": self._now()}
+        found = self._database.take_time(lambda connection: connection.execute(self._sent.other_keys, parameters).all())
+        return [(row.tid, _key(row)) for row in found]
+
+    def destroy(self, tid: bytes) -> int:
+        parameters = {"my_tid": tid, "now": self._now()}
+
+        def destroy(connection: Connection) -> int:
+            with together(connection):
+                connection.execute(self._sent.first_key, parameters)
+                # Whoever adds a key meanwhile holds the tenant's row, or waits for it: what is deleted is all there is.
+                connection.execute(self._sent.erase, parameters)
+                return connection.execute(self._sent.destroy_keys, parameters).rowcount
+
+        return self._database.run(destroy)
+
+    def count(self) -> Mapping[str, int]:
+        found = self._database.take_time(lambda connection: connection.execute(self._sent.count_keys).all())
+        return {row.kid: row.keys_ for row in found}
+
+    def _execute(self, statement: Any, tid: bytes, number: int) -> None:
+        parameters = {"my_tid": tid, "my_number": number, "now": self._now()}
+        self._database.run(lambda connection: connection.execute(statement, parameters))
+
+    @cached_property
+    def _sent(self) -> _Sent:
+        return _Sent(self._database.dialect)
+
+
+class _Sent:
+    def __init__(self, dialect: Dialect) -> None:
+        self.shelf = key_statements.shelf(dialect)
+        self.first_key = key_statements.first_key(dialect)
+        self.take_number = key_statements.take_number(dialect)
+        self.add_key = key_statements.add_key(dialect)
+        self.close_key = key_statements.close_key(dialect)
+        self.retire_key = key_statements.retire_key(dialect)
+        self.erase = key_statements.erase(dialect)
+        self.destroy_keys = key_statements.destroy_keys(dialect)
+        self.other_keys = key_statements.other_keys(dialect)
+        self.count_keys = key_statements.count_keys(dialect)
+
+
+def _key(row: Any) -> DataKey:
+    closed_for = None if row.closed_for is None else row.closed_for / 1_000_000
+    return DataKey(row.number, row.kid, row.wrapped, closed_for)

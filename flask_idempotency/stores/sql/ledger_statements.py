@@ -1,0 +1,255 @@
+"""Every statement about what tenants have and may have.
+
+What is unsettled is counted where it is, by an index that holds nothing else; what is completed was added up in the ledger
+by whoever completed it, under the edge at which it ends. So a claim writes nothing to be counted, but under a limit on new
+keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Delete,
+    LargeBinary,
+    Select,
+    and_,
+    bindparam,
+    case,
+    cast,
+    delete,
+    false,
+    func,
+    literal_column,
+    or_,
+    select,
+    true,
+    tuple_,
+    union,
+    union_all,
+)
+from sqlalchemy.sql.dml import ReturningInsert
+from sqlalchemy.sql.selectable import CTE
+
+from flask_idempotency.stores.sql.answer_statements import is_answer
+from flask_idempotency.stores.sql.clauses import (
+    ONE,
+    ZERO,
+    booked,
+    columns,
+    if_as_seen,
+    inserted,
+    is_absent,
+    is_mine,
+    regranted,
+    word,
+)
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect
+from flask_idempotency.stores.sql.schema import ANSWERS, NEW_KEYS, PROCESSING, ledger, records, tenants
+
+_LIMITS = ("records", "bytes", "in_flight", "new_keys")
+_l, _r, _t = ledger.c, records.c, tenants.c
+
+
+def claim_or_read_within(dialect: Dialect) -> Select[Any]:
+    """PostgreSQL: as `claim_or_read`, and a new key is granted only while the tenant is well below all its limits.
+
+    Neither a fence nor a row may now also mean that it is not: look again, under the tenant's lock. That is shared with
+    all who are at this same statement, so whoever holds it alone sees what they have written.
+    """
+    limits = _limits(dialect).cte("limits")
+    room = select(ONE).select_from(limits).where(_has_room(limits))
+    granted = inserted(dialect, within=room).returning(_r.fence).cte("granted")
+    moment = select(dialect.now.label("now")).subquery("moment")
+    both = moment.outerjoin(granted, true()).outerjoin(records, is_mine())
+    told = select(granted.c.fence.label("granted"), *columns(), moment.c.now).select_from(both)
+    return told.add_cte(_into_window(granted, limits))
+
+
+def reclaim_within(dialect: Dialect) -> Select[Any]:
+    """PostgreSQL: as `reclaim`, under the same conditions."""
+    limits = _limits(dialect).cte("limits")
+    room = select(ONE).select_from(limits).where(_has_room(limits))
+    update = if_as_seen(dialect, is_absent(dialect)).where(room.exists())
+    first = regranted(dialect, update, attempt=literal_column("1"), requested_at=dialect.now)
+    granted = first.returning(_r.fence, _r.attempt).cte("granted")
+    return select(granted.c.fence, granted.c.attempt).add_cte(_into_window(granted, limits))
+
+
+def tenant_lock(dialect: Dialect) -> Select[Any]:
+    """PostgreSQL: nobody else takes a new key for this tenant, until the transaction ends. Look in the NEXT statement."""
+    moment = dialect.moment(patient=True).subquery("moment")
+    lock = func.pg_advisory_xact_lock(_tenants_number())
+    return select(lock.label("locked")).select_from(moment)
+
+
+def standing(dialect: Dialect) -> Select[Any]:
+    """What this tenant has and may have: its own limits before those that were brought."""
+    limits = _limits(dialect).subquery("limits")
+    now, window = limits.c.now, _window_end(limits.c.now, limits.c.span)
+    told = [*(limits.c[name].label(f"max_{name}") for name in (*_LIMITS, "span"))]
+    counts = [
+        _unsettled().label("unsettled"),
+        _running(now).label("in_flight"),
+        _kept(_l.records, now).label("records"),
+        _kept(_l.bytes, now).label("bytes"),
+        _new_keys(window, limits.c.span).label("new_keys"),
+        _mine(func.min(others.c.lease_until), *_is_running(now)).label("first_lease"),
+        _entries(func.min(_l.edge), _l.kind == word(ANSWERS), _l.edge > now).label("first_edge"),
+    ]
+    return select(now, *told, *counts).select_from(limits)
+
+
+def usage(dialect: Dialect) -> Select[Any]:
+    """The same without limits: of windows of several lengths that are open, the one with the most new keys."""
+    moment = select(dialect.now.label("now")).subquery("moment")
+    now = moment.c.now
+    windows = select(func.sum(_l.records).label("keys")).where(_l.tid == _tid(), _l.kind == word(NEW_KEYS))
+    open_now = windows.where(_l.edge > now).group_by(_l.edge, _l.span).correlate(moment).subquery("windows")
+    counts = [
+        (_unsettled() + _kept(_l.records, now)).label("records"),
+        _kept(_l.bytes, now).label("bytes"),
+        _running(now).label("in_flight"),
+        select(_whole(func.max(open_now.c["keys"]))).scalar_subquery().label("new_keys"),
+    ]
+    return select(*counts).select_from(moment)
+
+
+def limits(dialect: Dialect) -> Select[Any]:
+    """The tenant's own."""
+    own = (_t[f"limit_{name}"].label(name) for name in (*_LIMITS, "window"))
+    return select(*own).where(_t.tid == _tid())
+
+
+def set_limits(dialect: Dialect) -> ReturningInsert[Any]:
+    """All of them, whether or not there were any."""
+    names = [f"limit_{name}" for name in (*_LIMITS, "window")]
+    brought = [*(f"my_max_{name}" for name in _LIMITS), "my_span"]
+    source = select(_tid(), ZERO, ZERO, *(bindparam(name, type_=BigInteger) for name in brought))
+    taken = ", ".join(f"{name} = excluded.{name}" for name in names)
+    suffixed = source.where(ONE == ONE).suffix_with(f"ON CONFLICT (tid) DO UPDATE SET {taken}")
+    into = sqlalchemy.insert(tenants).from_select(["tid", "last_key", "destroyed", *names], suffixed)
+    return into.returning(_t.tid)
+
+
+def tenants_with_ledger(dialect: Dialect) -> Select[Any]:
+    """Whoever has an entry, something unsettled, or limits of its own."""
+    limited = or_(*(_t[f"limit_{name}"].is_not(None) for name in _LIMITS))
+    unsettled = select(others.c.tid).where(others.c.counted == ONE, others.c.lease_until.is_not(None))
+    everybody = union(select(_l.tid), unsettled, select(_t.tid).where(limited)).subquery("everybody")
+    return select(everybody.c.tid)
+
+
+def drift(dialect: Dialect) -> Select[Any]:
+    """Where the ledger says other than the records do. One snapshot sees both as the same completions left them."""
+    said = select(_l.edge, _l.records, _l.bytes)
+    said = said.where(_l.tid == _tid(), _l.kind == word(ANSWERS), _l.edge > dialect.now)
+    counted = select(_r.expires_at, -ONE, -_r.byte_size).where(_r.tid == _tid(), _r.counted == ONE, is_answer(dialect))
+    both = union_all(said, counted).subquery("both_")
+    records_, bytes_ = (cast(func.sum(both.c[name]), BigInteger) for name in ("records", "bytes"))
+    found = select(both.c.edge, records_.label("records"), bytes_.label("bytes")).group_by(both.c.edge)
+    return found.having(or_(records_ != ZERO, bytes_ != ZERO))
+
+
+def sweep(dialect: Dialect) -> Delete:
+    """Entries that are over, some of them: nobody counts them any more."""
+    key = (_l.tid, _l.kind, _l.edge, _l.span, _l.shard)
+    over = select(*key).where(_l.edge <= dialect.now).limit(bindparam("my_limit", type_=BigInteger))
+    if dialect.name == POSTGRESQL:
+        over = over.with_for_update(skip_locked=True)
+    return delete(ledger).where(tuple_(*key).in_(over))
+
+
+others = records.alias("others")
+"""The tenant's records, where `records` is the one that is asked for."""
+
+
+def _limits(dialect: Dialect) -> Select[Any]:
+    """One row: the time, told once, and what is in force. The tenant's own limits come first, one by one; a rate's length
+    comes with its number."""
+    moment = select(dialect.now.label("now")).subquery("moment")
+    force = [
+        func.coalesce(_t[f"limit_{name}"], bindparam(f"my_max_{name}", type_=BigInteger)).label(name)
+        for name in _LIMITS
+    ]
+    brought = bindparam("my_span", type_=BigInteger)
+    span = case((_t.limit_new_keys.is_not(None), _t.limit_window), else_=brought).label("span")
+    return select(moment.c.now, *force, span).select_from(moment.outerjoin(tenants, _t.tid == _tid()))
+
+
+def _has_room(limits: CTE) -> ColumnElement[bool]:
+    """Whether all is below its limit by more than `my_margin`, and, looked at last, nobody has the tenant for itself."""
+    now, span, margin = limits.c.now, limits.c.span, bindparam("my_margin", type_=BigInteger)
+    # An answer in flight may yet have any size: what bytes there are is a limit on keys that come later.
+    below = [
+        _is_below(_unsettled() + _kept(_l.records, now), limits.c.records - margin),
+        _is_below(_kept(_l.bytes, now), limits.c.bytes),
+        _is_below(_running(now), limits.c.in_flight - margin),
+        _is_below(_new_keys(_window_end(now, span), span), limits.c.new_keys - margin),
+    ]
+    # In a CASE, so that the lock is not taken by whoever finds no room and then asks for it alone.
+    return case((and_(*below), func.pg_try_advisory_xact_lock_shared(_tenants_number())), else_=false())
+
+
+def _is_below(used: ColumnElement[int], limit: ColumnElement[int]) -> ColumnElement[bool]:
+    return or_(limit.is_(None), used < limit)
+
+
+def _into_window(granted: CTE, limits: CTE) -> CTE:
+    """Every new key is one in its window, if there is a limit on those."""
+    end = _window_end(limits.c.now, limits.c.span)
+    shard = bindparam("my_shard", type_=_l.shard.type)
+    entry = select(_tid(), word(NEW_KEYS), end, limits.c.span, shard, ONE, ZERO)
+    of_rate = entry.select_from(granted.join(limits, true())).where(limits.c.new_keys.is_not(None))
+    return booked(of_rate).cte("into_window")
+
+
+def _window_end(now: ColumnElement[int], span: ColumnElement[int]) -> ColumnElement[int]:
+    return (now // span + ONE) * span
+
+
+def _unsettled() -> ColumnElement[int]:
+    return _mine(func.count())
+
+
+def _running(now: ColumnElement[int]) -> ColumnElement[int]:
+    return _mine(func.count(), *_is_running(now))
+
+
+def _is_running(now: ColumnElement[int]) -> tuple[ColumnElement[bool], ...]:
+    return others.c.lease_until > now, others.c.state == word(PROCESSING)
+
+
+def _mine(what: ColumnElement[Any], *conditions: ColumnElement[bool]) -> ColumnElement[int]:
+    """Of the tenant's unsettled records that are counted: in the words of the index that holds them."""
+    unsettled = (others.c.tid == _tid(), others.c.counted == ONE, others.c.lease_until.is_not(None))
+    return select(what).select_from(others).where(*unsettled, *conditions).correlate_except(others).scalar_subquery()
+
+
+def _kept(what: ColumnElement[int], now: ColumnElement[int]) -> ColumnElement[int]:
+    return _entries(_whole(func.sum(what)), _l.kind == word(ANSWERS), _l.edge > now)
+
+
+def _new_keys(end: ColumnElement[int], span: ColumnElement[int]) -> ColumnElement[int]:
+    return _entries(_whole(func.sum(_l.records)), _l.kind == word(NEW_KEYS), _l.edge == end, _l.span == span)
+
+
+def _entries(what: ColumnElement[Any], *conditions: ColumnElement[bool]) -> ColumnElement[int]:
+    of_tenant = select(what).select_from(ledger).where(_l.tid == _tid(), *conditions)
+    return of_tenant.correlate_except(ledger).scalar_subquery()
+
+
+def _whole(total: ColumnElement[Any]) -> ColumnElement[int]:
+    """PostgreSQL's sums of whole numbers are decimal fractions."""
+    return cast(func.coalesce(total, ZERO), BigInteger)
+
+
+def _tid() -> ColumnElement[bytes]:
+    return bindparam("my_tid", type_=LargeBinary)
+
+
+def _tenants_number() -> ColumnElement[int]:
+    return bindparam("my_tenants_number", type_=BigInteger)

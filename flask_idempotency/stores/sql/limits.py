@@ -1,0 +1,34 @@
+"""Quotas as statements take them, and tell them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.quota import NewKeys, Quota
+from flask_idempotency.stores.sql.completing import shard_of
+
+MARGIN: Final = 128
+"""How far below each limit nobody waits for anybody: limits are exact as long as no more new keys of one tenant are
+between look and commit at once. More than the connections that one application has, and than most servers give out."""
+
+
+def limits_of(quota: Quota) -> dict[str, int | None]:
+    new_keys = quota.new_keys
+    return {
+        "my_max_records": quota.records,
+        "my_max_bytes": quota.bytes,
+        "my_max_in_flight": quota.in_flight,
+        "my_max_new_keys": None if new_keys is None else new_keys.count,
+        "my_span": None if new_keys is None else max(round(new_keys.seconds * 1_000_000), 1),
+    }
+
+
+def within(key: StorageKey, quota: Quota) -> dict[str, int | None]:
+    """What a claim with a quota brings besides."""
+    number = int.from_bytes(key.tid[:8], "big", signed=True)
+    return {**limits_of(quota), "my_margin": MARGIN, "my_shard": shard_of(key), "my_tenants_number": number}
+
+
+def rate(count: int | None, span: int | None) -> NewKeys | None:
+    return None if count is None or span is None else NewKeys(count, span / 1_000_000)

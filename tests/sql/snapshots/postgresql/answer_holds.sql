@@ -1,0 +1,3 @@
+SELECT idempotency_records.counted, idempotency_records.expires_at, idempotency_records.byte_size
+FROM idempotency_records
+WHERE idempotency_records.rid = %(my_rid)s AND idempotency_records.state IN ('completed', 'failed') AND idempotency_records.expires_at > coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AND idempotency_records.state = %(seen_state)s::VARCHAR AND idempotency_records.status = %(seen_status)s::SMALLINT AND idempotency_records.byte_size = %(seen_byte_size)s::BIGINT AND idempotency_records.key_id IS NOT DISTINCT FROM %(seen_key_id)s::VARCHAR AND idempotency_records.data_key IS NOT DISTINCT FROM %(seen_data_key)s::INTEGER AND idempotency_records.answer = %(seen_answer)s FOR UPDATE

@@ -1,0 +1,5 @@
+UPDATE idempotency_records SET state=%(my_state)s::VARCHAR, lease_until=NULL, completed_at=moment.now, expires_at=(moment.now + %(keep)s::BIGINT), status=%(my_status)s::SMALLINT, byte_size=%(my_byte_size)s::BIGINT, answer=%(my_answer)s, reason=NULL, key_id=%(my_key_id)s::VARCHAR, data_key=%(my_data_key)s::INTEGER, succeeded=NULL FROM (SELECT coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AS now, set_config('lock_timeout', '2000', true) AS patience, %(my_rid)s AS rid) AS moment WHERE idempotency_records.rid = moment.rid AND idempotency_records.token = %(my_token)s AND idempotency_records.state IN ('processing', 'quarantined') AND idempotency_records.counted = 0 AND (EXISTS (SELECT 1
+FROM idempotency_data_keys
+WHERE idempotency_data_keys.tid = idempotency_records.tid AND idempotency_data_keys.number = %(my_data_key)s::INTEGER AND idempotency_data_keys.closed_at IS NULL)) AND NOT (EXISTS (SELECT 1
+FROM idempotency_tenants
+WHERE idempotency_tenants.tid = idempotency_records.tid AND idempotency_tenants.erased_at >= idempotency_records.requested_at)) RETURNING idempotency_records.fence

@@ -1,0 +1,2 @@
+INSERT INTO idempotency_ledger (tid, kind, edge, span, shard, records, bytes) SELECT %(my_tid)s AS anon_1, %(my_kind)s::VARCHAR AS anon_2, %(my_edge)s::BIGINT AS anon_3, %(my_span)s::BIGINT AS anon_4, %(my_shard)s::SMALLINT AS anon_5, %(my_records)s::BIGINT AS anon_6, %(my_bytes)s::BIGINT AS anon_7
+WHERE 1 = 1 ON CONFLICT (tid, kind, edge, span, shard) DO UPDATE SET records = idempotency_ledger.records + excluded.records, bytes = idempotency_ledger.bytes + excluded.bytes

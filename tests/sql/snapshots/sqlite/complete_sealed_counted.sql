@@ -1,0 +1,5 @@
+UPDATE idempotency_records SET state=?, lease_until=NULL, completed_at=coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)), expires_at=CASE WHEN (idempotency_records.counted = 1) THEN (((coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) + ? + ?) - 1) / ?) * ? ELSE coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) + ? END, status=?, byte_size=?, answer=?, reason=NULL, key_id=?, data_key=?, succeeded=NULL WHERE idempotency_records.rid = ? AND idempotency_records.token = ? AND idempotency_records.state IN ('processing', 'quarantined') AND (EXISTS (SELECT 1
+FROM idempotency_data_keys
+WHERE idempotency_data_keys.tid = idempotency_records.tid AND idempotency_data_keys.number = ? AND idempotency_data_keys.closed_at IS NULL)) AND NOT (EXISTS (SELECT 1
+FROM idempotency_tenants
+WHERE idempotency_tenants.tid = idempotency_records.tid AND idempotency_tenants.erased_at >= idempotency_records.requested_at)) RETURNING fence, tid, counted, expires_at, byte_size

@@ -1,0 +1,2 @@
+INSERT INTO idempotency_tenants (tid, last_key, destroyed, limit_records, limit_bytes, limit_in_flight, limit_new_keys, limit_window) SELECT ? AS anon_1, 0, 0, ? AS anon_2, ? AS anon_3, ? AS anon_4, ? AS anon_5, ? AS anon_6
+WHERE 1 = 1 ON CONFLICT (tid) DO UPDATE SET limit_records = excluded.limit_records, limit_bytes = excluded.limit_bytes, limit_in_flight = excluded.limit_in_flight, limit_new_keys = excluded.limit_new_keys, limit_window = excluded.limit_window  RETURNING tid
