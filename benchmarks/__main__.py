@@ -11,14 +11,14 @@ from contextlib import contextmanager
 
 import redis
 
-from benchmarks import hot_spots, in_process, memory, million, serving, sql, trips
+from benchmarks import compliance, hot_spots, in_process, memory, million, serving, sql, trips
 from benchmarks.cases import OURS, OURS_MEMORY, PATHS, our_cases
 from benchmarks.machine import BUSY, Cores, choose_cores, describe, is_idle, pin, pinned
 from benchmarks.table import Section
 from example_app.servers import RedisServer
 from flask_idempotency.stores.memory import MemoryStore
 
-PARTS = ("requests", "trips", "serving", "memory", "sql")
+PARTS = ("requests", "trips", "serving", "memory", "sql", "compliance")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -99,6 +99,7 @@ def _chosen(options: argparse.Namespace, client: redis.Redis, url: str, cores: C
         "trips": lambda: [trips.section(url)],
         "serving": lambda: [serving.section(url, cores, rounds=_serving_rounds(options), seconds=options.seconds)],
         "memory": lambda: [memory.section(client, url)],
+        "compliance": lambda: compliance.sections(client, url, rounds=options.rounds, requests=options.requests),
         "sql": lambda: sql.sections(
             options.database_url, client, url, cores, rounds=options.rounds, requests=options.requests
         ),

@@ -9,13 +9,14 @@ more round trip, and a floor must be the lowest that can be stood on.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import redis
 from flask import Flask, Response, request
 
-from benchmarks.payloads import ANSWER, LIST_ANSWER
+from benchmarks.payloads import ANSWER, LARGE_ANSWER, LIST_ANSWER
 from flask_idempotency import Idempotency
 
 APP, PRINCIPAL, SECRET = "benchmark", "alice", "benchmark"
@@ -23,6 +24,7 @@ LEASE_SECONDS = 30
 KEEP_SECONDS = 24 * 3600
 LOCATION = "/payments/ch_3MmlLrLkdIwHu7ix0snN0B15"
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 View = Callable[[], Response]
 
 
@@ -50,6 +52,7 @@ def bare(pay: View | None = None, *, gate: Gate | None = None) -> Flask:
     app.add_url_rule("/payments", view_func=pay or paid, methods=["POST"], endpoint="pay")
     app.add_url_rule("/held", view_func=held, methods=["POST"], endpoint="held")
     app.add_url_rule("/lists", view_func=listed, methods=["POST"], endpoint="listed")
+    app.add_url_rule("/large", view_func=large, methods=["POST"], endpoint="large")
     app.add_url_rule("/payments/<payment>", view_func=shown, methods=["GET"], endpoint="shown")
     return app
 
@@ -87,9 +90,10 @@ def by_hand_reading(client: redis.Redis) -> Flask:
     return bare(pay)
 
 
-def ours(store: Any, *, gate: Gate | None = None) -> Flask:
+def ours(store: Any, *, gate: Gate | None = None, config: Mapping[str, Any] = NOTHING) -> Flask:
     """The same service with this library in front of it, on a Redis URL, a Redis client or a store."""
     app = bare(gate=gate)
+    app.config.update(config)
     Idempotency(app, principal=lambda: PRINCIPAL, store=store, secret=SECRET, lease=LEASE_SECONDS)
     return app
 
@@ -101,6 +105,10 @@ def paid() -> Response:
 
 def listed() -> Response:
     return answered(LIST_ANSWER)
+
+
+def large() -> Response:
+    return answered(LARGE_ANSWER)
 
 
 def shown(payment: str) -> Response:

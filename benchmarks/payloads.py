@@ -114,26 +114,28 @@ ANSWER = json.dumps(
     }
 ).encode()
 
-LIST_ANSWER = json.dumps(
-    {
-        "object": "list",
-        "url": "/v1/payments",
-        "has_more": False,
-        "data": [
-            {
-                "id": f"pay_{zlib.crc32(number.to_bytes(2, 'big')):08x}",
-                "object": "payment",
-                "amount": 1250 + 731 * number,
-                "currency": "eur",
-                "created": 1719913272 + 3607 * number,
-                "description": f"Invoice 2024-{731 + number:05}",
-                "account": "acct_1PgafTB7WZ01zgkW",
-                "status": "succeeded",
-            }
-            for number in range(10)
-        ],
-    }
-).encode()
+
+def _payments(count: int) -> bytes:
+    data = [
+        {
+            "id": f"pay_{zlib.crc32(number.to_bytes(2, 'big')):08x}",
+            "object": "payment",
+            "amount": 1250 + 731 * number,
+            "currency": "eur",
+            "created": 1719913272 + 3607 * number,
+            "description": f"Invoice 2024-{731 + number:05}",
+            "account": "acct_1PgafTB7WZ01zgkW",
+            "status": "succeeded",
+        }
+        for number in range(count)
+    ]
+    return json.dumps({"object": "list", "url": "/v1/payments", "has_more": False, "data": data}).encode()
+
+
+LIST_ANSWER = _payments(10)
+
+# As large as an answer may be that is kept whole, by default.
+LARGE_ANSWER = _payments(1270)
 
 
 def compressed(answer: bytes) -> float:

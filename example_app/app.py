@@ -18,6 +18,7 @@ from flask_idempotency import Idempotency
 DATABASE = "sqlite:///example.sqlite3"
 
 idempotency = Idempotency(principal=auth.principal, tenant=auth.tenant)
+idempotency.quota_loader(auth.plan)
 
 # A payment and its record are committed together: a worker that vanishes leaves both or neither, and no unknown outcome.
 idempotency.configure(payments, required=True, effects="transactional")

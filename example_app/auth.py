@@ -1,10 +1,12 @@
-"""Who is asking. Three made-up people in two made-up companies, known by bearer tokens."""
+"""Who is asking, and how much they may. Four made-up people in three made-up companies, known by bearer tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from flask import abort, g, request
+
+from flask_idempotency import Quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,11 @@ CALLERS = {
     "tok_alice": Caller("acme", "alice"),
     "tok_bob": Caller("acme", "bob"),
     "tok_carol": Caller("globex", "carol"),
+    "tok_dave": Caller("initech", "dave"),
 }
+
+PLANS = {"initech": Quota(records=3)}
+"""Initech is on trial, with three idempotency keys at a time. The others have what the configuration says: no limit."""
 
 
 def authenticate() -> None:
@@ -36,6 +42,10 @@ def principal() -> str:
 
 def tenant() -> str:
     return caller().tenant
+
+
+def plan(tenant: str | None) -> Quota | None:
+    return PLANS.get(tenant or "")
 
 
 def caller() -> Caller:

@@ -8,6 +8,7 @@ The database is a SQLite file, or a schema of its own in the PostgreSQL that DAT
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import os
 import secrets
@@ -34,7 +35,7 @@ STOP_SECONDS = 5.0
 # Short, so that the tour need not wait half a minute for a dead worker's lease.
 LEASE_SECONDS = 2
 
-NOT_HERE_YET = "Not in this tour, because not in this release: quotas, the janitor."
+NOT_HERE_YET = "Not in this tour, because not in this release: the janitor."
 
 TRY_THIS = """
 The service is at {url}, until you press Ctrl-C. Try, twice each:
@@ -113,13 +114,18 @@ def open_shop(running: ExitStack, port: int) -> Shop:
         "IDEMPOTENCY_REDIS_URL": cache.url,
         "IDEMPOTENCY_SECRET": secrets.token_urlsafe(32),
         "IDEMPOTENCY_LEASE": LEASE_SECONDS,
+        # The compliance mode: it would not start if anything were missing for it.
+        "IDEMPOTENCY_ENCRYPTION": "required",
+        "IDEMPOTENCY_KEY_RING": f"demo:{base64.b64encode(secrets.token_bytes(32)).decode()}",
+        # A database of yours may be reached as you like; this is only a tour.
+        "IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT": bool(os.environ.get("DATABASE_URL")),
         "SQLALCHEMY_DATABASE_URI": database,
         "DEMO_WITNESS": str(folder / "witness.sqlite3"),
     }
     # Flask reads FLASK_… variables as JSON.
-    environment = {f"FLASK_{name}": json.dumps(value) for name, value in settings.items()}
-    running.enter_context(gunicorn(port, {**os.environ, **environment, "DEMO_SIMULATE": "1"}, log=folder / "log"))
-    shop = Shop(port, database=database, cache=cache)
+    environment = {**os.environ, **{f"FLASK_{name}": json.dumps(value) for name, value in settings.items()}}
+    running.enter_context(gunicorn(port, {**environment, "DEMO_SIMULATE": "1"}, log=folder / "log"))
+    shop = Shop(port, database=database, cache=cache, environment=environment)
     running.callback(shop.close)
     return shop
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -11,13 +14,15 @@ from sqlalchemy import NullPool, create_engine, text
 from example_app.servers import RedisServer
 
 TABLES = ("payments", "charges", "invoices", "gateway_charges")
+RECORDS = ("idempotency_records", "idempotency_tenants", "idempotency_data_keys", "idempotency_ledger")
 
 
 class Shop:
-    def __init__(self, port: int, *, database: str, cache: RedisServer) -> None:
+    def __init__(self, port: int, *, database: str, cache: RedisServer, environment: Mapping[str, str]) -> None:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.cache = cache
+        self._environment = environment
         self._database = create_engine(database, poolclass=NullPool)
         # A new connection for each request: a kept one may belong to a worker that a scenario has killed.
         limits = httpx.Limits(max_keepalive_connections=0)
@@ -43,6 +48,24 @@ class Shop:
         """Everything the service has ever written down as done."""
         with self._database.connect() as connection:
             return sum(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one() for table in TABLES)  # noqa: S608
+
+    def held_in_stores(self) -> list[str]:
+        """Everything in the records and in the cache, as whoever steals them would see it."""
+        held = []
+        with self._database.connect() as connection:
+            for table in RECORDS:
+                held += [repr(tuple(row)) for row in connection.execute(text(f"SELECT * FROM {table}"))]  # noqa: S608
+        with redis.Redis.from_url(self.cache.url) as client:
+            held += [repr((name, client.get(name))) for name in client.scan_iter() if client.type(name) == b"string"]
+        return held
+
+    def run(self, *arguments: str) -> str:
+        """What an operator does: `flask` with these arguments, on this service."""
+        command = [sys.executable, "-m", "flask", "--app", "example_app.app", *arguments]
+        done = subprocess.run(command, env=dict(self._environment), capture_output=True, text=True, timeout=60)
+        if done.returncode != 0:
+            raise RuntimeError(f"flask {' '.join(arguments)} failed:\n{done.stderr}")
+        return done.stdout
 
     def wipe_cache(self) -> int:
         """Makes the cache forget everything, and returns how much that was."""

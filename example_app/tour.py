@@ -80,6 +80,34 @@ def another_principal(shop: Shop) -> Seen:
     return own_answer(shop, "tok_bob")
 
 
+@tour.scenario("429 over-quota, a known key still answered", rows=3)
+def over_quota(shop: Shop) -> Seen:
+    """Dave's company is on trial: three keys at a time. The fourth is refused, and retries of the others are not."""
+    keys = [f"trial-{number}" for number in range(4)]
+    answers = [shop.pay(key, PAYMENT, bearer="tok_dave") for key in (*keys, keys[0])]
+    refused, retry = answers[3:]
+    ok = [answer.status_code for answer in answers] == [201, 201, 201, 429, 201] and replayed(retry)
+    return seen(answers, ok=ok and code(refused) == "over-quota" and "Retry-After" in refused.headers)
+
+
+@tour.scenario("nothing of an answer in clear", rows=0)
+def encrypted_at_rest(shop: Shop) -> Seen:
+    """Whoever gets hold of the records or of the cache reads no answer, no company and no person in them."""
+    answer = shop.pay(FIRST_KEY, PAYMENT)
+    shown = [answer.json()["id"], "alice", "acme", FIRST_KEY]
+    ok = replayed(answer) and not any(text in held for text in shown for held in shop.held_in_stores())
+    return seen([answer], ok=ok)
+
+
+@tour.scenario("410 answer-erased, and no second run", rows=0)
+def erased(shop: Shop) -> Seen:
+    """Dave's company leaves, and `flask idempotency purge --shred` destroys its key: nobody reads its answers again."""
+    shop.run("idempotency", "purge", "--tenant", "initech", "--shred", "--yes")
+    answer = shop.pay("trial-0", PAYMENT, bearer="tok_dave")
+    alices = shop.pay(FIRST_KEY, PAYMENT)
+    return seen([answer, alices], ok=answer.status_code == 410 and code(answer) == "answer-erased" and replayed(alices))
+
+
 @tour.scenario("400 invalid-key", rows=0)
 def malformed_key(shop: Shop) -> Seen:
     """A key with a space in it is refused, never trimmed into somebody else's."""

@@ -258,7 +258,25 @@ def test_claims_among_many_keys_stand_beside_an_empty_store() -> None:
     """
     shown = million_section(choose_cores(), keys=1000)
 
-    assert [(row.case, bool(row.verdicts)) for row in shown.rows] == [("empty", False), ("full", True)]
+    assert [(row.case, bool(row.verdicts)) for row in shown.rows] == [
+        ("empty", False),
+        ("full", True),
+        ("the tenant's ledger", True),
+    ]
+
+
+def test_what_compliance_costs_is_measured(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    Encryption for small and large answers, quotas, and a tenant beside one that floods.
+    """
+    document = measured(capsys, "compliance", "--redis-url", url)
+    cases = cases_of(document)
+    sizes = [f"{path}, {size}" for size in ("2 KB", "256 KB") for path in ("first", "replay")]
+
+    for settings in ("as it comes", "no compression", "encrypted", "with quotas", "both"):
+        assert {f"{settings}: {size}" for size in sizes} <= set(cases)
+    assert {"with quotas: over quota", "encrypted, 2 KB", "encrypted, 256 KB"} <= set(cases)
+    assert {"memory": ["p99 within 10 %"], "Redis": ["p99 within 10 %"]} == budgets_of(document)
 
 
 def test_a_database_in_use_is_left_alone(url: str, redis_servers: RedisServers) -> None:
@@ -281,7 +299,7 @@ def test_an_unknown_part_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         main(["request"])
 
-    assert "requests, trips, serving, memory, sql" in capsys.readouterr().err
+    assert "requests, trips, serving, memory, sql, compliance" in capsys.readouterr().err
 
 
 def test_an_answer_of_another_path_is_not_measured() -> None:

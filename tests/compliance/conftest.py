@@ -51,6 +51,7 @@ class Bank:
 
 
 def new_bank(vault: Vault, **config: Any) -> Bank:
+    """Closed with its vault."""
     app = Flask("tests.compliance")
     app.config |= {
         **vault.config,
@@ -82,13 +83,24 @@ def new_bank(vault: Vault, **config: Any) -> Bank:
         signal.connect(remember, sender=app)
     app.extensions["keeps receivers alive"] = remember
     idempotency.init_app(app)
+    vault.ends.callback(_close, bank)
     return bank
+
+
+def _close(bank: Bank) -> None:
+    store: Any = bank.store
+    parts: list[Any] = [store, getattr(store, "_system", None), getattr(store, "_cache", None)]
+    for each in parts:
+        if hasattr(each, "close"):
+            each.close()
 
 
 @pytest.fixture(params=VAULTS)
 def vault(request: pytest.FixtureRequest) -> Iterator[Vault]:
     with ExitStack() as ends:
-        yield VAULTS[request.param](request, ends)
+        vault = VAULTS[request.param](request, ends)
+        vault.ends = ends
+        yield vault
 
 
 @pytest.fixture

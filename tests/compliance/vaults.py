@@ -66,7 +66,8 @@ def on_redis(request: pytest.FixtureRequest, ends: ExitStack) -> Vault:
 
     def garble(key: StorageKey) -> None:
         name = layout.keys(key)[0]
-        client.set(name, b"\xff" + bytes(client.get(name) or b"")[1:], keepttl=True)
+        held: Any = client.get(name)
+        client.set(name, b"\xff" + held[1:], keepttl=True)
 
     return Vault({"IDEMPOTENCY_STORE": url}, lambda: _redis_dump(client), forge, garble)
 

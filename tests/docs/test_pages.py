@@ -17,7 +17,7 @@ from flask_idempotency import Idempotency, current_claim, idempotent
 from flask_idempotency.stores.memory import MemoryStore
 
 ROOT = HERE.parent
-MARKDOWN = sorted([*HERE.rglob("*.md"), ROOT / "README.md", *ROOT.glob("*/README.md")])
+MARKDOWN = sorted([*HERE.rglob("*.md"), ROOT / "README.md", ROOT / "SECURITY.md", *ROOT.glob("*/README.md")])
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 
@@ -26,6 +26,17 @@ BLOCKS = [
     for path in MARKDOWN
     for number, block in enumerate(BLOCK.findall(path.read_text(encoding="utf-8")))
 ]
+
+
+NAMED = re.compile(r"`([\w/.-]+\.(?:py|md))`")
+
+
+def test_every_test_that_the_security_page_names_is_there() -> None:
+    """A threat without its test is a wish."""
+    named = NAMED.findall((ROOT / "SECURITY.md").read_text(encoding="utf-8"))
+
+    assert len(named) > 10
+    assert [] == [name for name in named if not (ROOT / name).is_file()]
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))

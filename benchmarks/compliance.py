@@ -1,0 +1,194 @@
+"""What compliance costs: answers encrypted at rest, quotas, and one tenant that floods while another pays."""
+
+from __future__ import annotations
+
+import os
+import random
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from time import perf_counter_ns
+from typing import Any
+from uuid import uuid4
+
+import redis
+from flask import Flask
+
+from benchmarks import apps, budgets
+from benchmarks.budgets import at_most
+from benchmarks.calls import Answer, Environ, call, environ
+from benchmarks.cases import Case
+from benchmarks.payloads import ANSWER, LARGE_ANSWER, PAYMENT
+from benchmarks.rounds import Timing, measure, quantile
+from benchmarks.table import Row, Section
+from flask_idempotency.assembly import build_store
+from flask_idempotency.codec.compression import COMPRESSIONS
+from flask_idempotency.codec.data_keys import DataKeyring
+from flask_idempotency.codec.encryption import EncryptedCodec
+from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.codec.keyring import KeyRing
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import Claimed, OverQuota
+from flask_idempotency.engine.ports import Binding, Codec
+from flask_idempotency.engine.quota import Quota
+from flask_idempotency.engine.record import OnLapse
+from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.result import Result
+from flask_idempotency.stores.memory import MemoryStore
+
+RING = {"IDEMPOTENCY_KEY_RING": "2026-11:" + b64encode(bytes(range(32))).decode()}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "as it comes": {},
+    "no compression": {"IDEMPOTENCY_COMPRESSION": "off"},
+    "encrypted": {"IDEMPOTENCY_ENCRYPTION": "on", **RING},
+    "with quotas": {"IDEMPOTENCY_QUOTA_RECORDS": 10**9, "IDEMPOTENCY_QUOTA_IN_FLIGHT": 10**6},
+    "both": {"IDEMPOTENCY_ENCRYPTION": "on", **RING, "IDEMPOTENCY_QUOTA_RECORDS": 10**9},
+}
+FIRST, REPLAY, REFUSED = "first", "replay", "over quota"
+SIZES = {"2 KB": ("/payments", ANSWER), "256 KB": ("/large", LARGE_ANSWER)}
+FLOODED_ROUNDS, FLOODED_CLAIMS, FLOOD = 40, 100, 10
+
+
+@dataclass(frozen=True, slots=True)
+class SizedCase(Case):
+    """One whose answer has this size."""
+
+    size: int = 0
+    status: int = 201
+
+    def check(self, answer: Answer) -> None:
+        if (answer.status, answer.replayed) != (self.status, self.path.startswith(REPLAY)):
+            raise RuntimeError(f"{self.app}, {self.path}: got {answer}")
+        if self.status == 201 and answer.size != self.size:
+            raise RuntimeError(f"{self.app}, {self.path}: {answer.size} bytes came back, and not {self.size}")
+
+
+def sections(client: redis.Redis, url: str, *, rounds: int, requests: int) -> list[Section]:
+    return [
+        _requests(url, rounds=rounds, requests=requests),
+        _codecs(rounds=rounds, requests=requests),
+        fairness(url, rounds=min(rounds * 2, FLOODED_ROUNDS)),
+    ]
+
+
+def _requests(url: str, *, rounds: int, requests: int) -> Section:
+    cases = [case for name, config in SETTINGS.items() for case in _cases(name, apps.ours(url, config=config))]
+    full = apps.ours(url, config={"IDEMPOTENCY_QUOTA_RECORDS": 0, "IDEMPOTENCY_NAMESPACE": "full"})
+    cases.append(SizedCase("with quotas", REFUSED, full, partial(_new, "/payments"), status=429))
+    # A round of large answers is long enough with fewer of them.
+    timings = measure(cases, rounds=rounds, requests=max(1, requests // 4))
+    floors = {timing.case.path: timing for timing in timings if timing.case.app == "as it comes"}
+    return Section("Compliance: requests in one process, on Redis", NOTE, [_row(each, floors) for each in timings])
+
+
+NOTE = (
+    "µs through the WSGI callable, medians of interleaved rounds; `+` and `×` are to the same path as it comes: zlib, "
+    "no encryption, no quotas. Sizes are those of the answer."
+)
+
+
+def _row(timing: Timing, floors: dict[str, Timing]) -> Row:
+    cells: dict[str, float | str] = {"median": timing.typical, "cpu": median(timing.processor)}
+    floor = floors.get(timing.case.path)
+    if floor is not None and floor is not timing:
+        cells |= {"+": timing.added_to(floor), "×": timing.ratio_to(floor), "+ cpu": timing.processor_added_to(floor)}
+    return Row(f"{timing.case.app}: {timing.case.path}", cells)
+
+
+def _cases(name: str, app: Flask) -> Iterator[SizedCase]:
+    for size, (path, answer) in SIZES.items():
+        yield SizedCase(name, f"{FIRST}, {size}", app, partial(_new, path), size=len(answer))
+        key = str(uuid4())
+        call(app, environ("POST", path, body=PAYMENT, key=key))
+        known = partial(environ, "POST", path, body=PAYMENT, key=key)
+        yield SizedCase(name, f"{REPLAY}, {size}", app, known, size=len(answer))
+
+
+def _new(path: str) -> Environ:
+    return environ("POST", path, body=PAYMENT, key=str(uuid4()))
+
+
+def _codecs(*, rounds: int, requests: int) -> Section:
+    ring = DataKeyring(KeyRing({"2026-11": os.urandom(32)}), MemoryStore().data_keys)
+    plain = EnvelopeCodec(compression=None)
+    codecs: dict[str, Codec] = {
+        "zlib": EnvelopeCodec(compression=COMPRESSIONS["zlib"]),
+        "plain": plain,
+        "encrypted": EncryptedCodec(plain, ring),
+    }
+    binding = Binding(StorageKey(os.urandom(32), os.urandom(16)), os.urandom(16), 1, b"\1" + bytes(16))
+    rows = []
+    for size, (_, answer) in SIZES.items():
+        result = Result(201, metadata=(("Content-Type", "application/json"), ("Location", apps.LOCATION)), body=answer)
+        taken: dict[tuple[str, str], list[float]] = {(name, verb): [] for name in codecs for verb in ("seal", "open")}
+        for _ in range(rounds):
+            for name, codec in random.sample(list(codecs.items()), len(codecs)):
+                codec.prepare(binding.key)
+                payload = codec.seal(result, binding)
+                taken[name, "seal"].append(_timed(partial(codec.seal, result, binding), requests))
+                taken[name, "open"].append(_timed(partial(codec.open, payload, binding), requests))
+        rows += [
+            Row(f"{name}, {size}", {verb: median(taken[name, verb]) for verb in ("seal", "open")}) for name in codecs
+        ]
+    return Section("Compliance: sealing and opening", "µs by the codec alone, medians of interleaved rounds.", rows)
+
+
+def _timed(work: Callable[[], object], times: int) -> float:
+    began = perf_counter_ns()
+    for _ in range(times):
+        work()
+    return (perf_counter_ns() - began) / 1000 / times
+
+
+def fairness(url: str, *, rounds: int) -> Section:
+    """One tenant's claims, alone and while another is refused ten times for each of them: it must not notice."""
+    rows = []
+    with _stores(url) as stores:
+        for name, store in stores.items():
+            quiet: list[float] = []
+            flooded: list[float] = []
+            paying, flooding = os.urandom(16), os.urandom(16)
+            for _ in range(rounds):
+                for taken in random.sample([quiet, flooded], 2):
+                    taken += _claims(store, paying, flooding if taken is flooded else None)
+            ratio = quantile(flooded, 0.99) / quantile(quiet, 0.99)
+            verdict = at_most("p99 within 10 %", ratio, budgets.FLOODED_TO_QUIET)
+            cells = {"median": quantile(quiet, 0.5), "p99": quantile(quiet, 0.99), "flooded": quantile(flooded, 0.5)}
+            rows.append(Row(name, {**cells, "p99 flooded": quantile(flooded, 0.99), "×": ratio}, [verdict]))
+    return Section("Compliance: a tenant beside one that floods", FLOOD_NOTE, rows)
+
+
+FLOOD_NOTE = (
+    f"µs of `claim` with a quota on the store itself, by one thread: alone, and with {FLOOD} claims of another tenant "
+    "between any two, which has reached its limit. What others cost is then in the store's state, and not in the queue."
+)
+
+
+def _claims(store: Any, paying: bytes, flooding: bytes | None) -> list[float]:
+    taken = []
+    for _ in range(FLOODED_CLAIMS):
+        if flooding is not None:
+            for _ in range(FLOOD):
+                assert isinstance(_ask(store, flooding, Quota(records=0))[1], OverQuota)
+        began = perf_counter_ns()
+        request, outcome, token = _ask(store, paying, Quota(records=10**9, in_flight=10**6))
+        taken.append((perf_counter_ns() - began) / 1000)
+        assert isinstance(outcome, Claimed)
+        store.release(request.key, token)
+    return taken
+
+
+def _ask(store: Any, tid: bytes, quota: Quota) -> tuple[ClaimRequest, Any, bytes]:
+    request, token = (
+        ClaimRequest(StorageKey(os.urandom(32), tid), b"\1" + bytes(16), OnLapse.QUARANTINE),
+        os.urandom(16),
+    )
+    return request, store.claim(request, token=token, lease=30, quota=quota), token
+
+
+@contextmanager
+def _stores(url: str) -> Iterator[dict[str, Any]]:
+    yield {"memory": MemoryStore(), "Redis": build_store(url)}
