@@ -399,6 +399,38 @@ def test_a_recount_is_right_beyond_one_batch(store: RedisStore, clock: FrozenClo
     assert store.ledger.usage(tid).records == 1300
 
 
+class Twice(redis.Redis):
+    """Tells every key twice, as SCAN may while a table grows: on one page, and on one more at the end."""
+
+    met: tuple[bytes, ...] = ()
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        if args[0] != "SCAN":
+            return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        if args[1] == 7:
+            return 0, list(self.met)
+        _, keys = super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        self.met = tuple(keys)
+        return 7, keys + keys
+
+
+def test_what_is_met_twice_counts_once(redis_server: RedisServer, store: RedisStore, clock: FrozenClock) -> None:
+    """
+    A recount that counted it twice would raise the ledger, and shut a tenant out.
+    """
+    tid = a_key().tid
+    for _ in range(5):
+        complete(store, tid)
+    with Twice.from_url(redis_server.url) as client:
+        twice = RedisStore(client, clock=clock)
+
+        assert (Drift(), {"": 5}, (tid,)) == (
+            twice.ledger.reconcile(tid),
+            twice.answers.count(),
+            twice.ledger.tenants(),
+        )
+
+
 def test_a_record_that_nobody_can_read_stays_counted(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:

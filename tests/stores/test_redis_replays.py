@@ -282,7 +282,9 @@ def test_what_was_cached_of_an_erased_tenant_is_not_replayed(
     assert not redis_client.exists(layout.replay(key))
 
 
-def test_what_is_on_its_way_when_a_tenant_is_erased_is_not_filled_in(cache: RedisReplays, clock: FrozenClock) -> None:
+def test_what_is_on_its_way_when_a_tenant_is_erased_is_not_filled_in(
+    cache: RedisReplays, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
     """
     The system has told it before. What it tells afterwards it knows to be good.
     """
@@ -291,6 +293,7 @@ def test_what_is_on_its_way_when_a_tenant_is_erased_is_not_filled_in(cache: Redi
     clock.advance(1)
     cache.erase(key.tid)
     cache.fill(key, record, missed_at=at)
+    assert not redis_client.exists(layout.replay(key))
     missed(cache, key)
     clock.advance(1)
     cache.fill(key, record, missed_at=missed(cache, key))
