@@ -40,7 +40,7 @@ NOT_ON_BOTH: dict[Made, tuple[str, ...]] = {
     statements.advisory_lock: ONLY_POSTGRESQL,
     statements.has_written: ONLY_POSTGRESQL,
     statements.next_fence: ONLY_SQLITE,
-    ledger_statements.claim_or_read_within: ONLY_POSTGRESQL,
+    ledger_statements.insert_within: ONLY_POSTGRESQL,
     ledger_statements.reclaim_within: ONLY_POSTGRESQL,
     ledger_statements.tenant_lock: ONLY_POSTGRESQL,
 }

@@ -39,11 +39,9 @@ from flask_idempotency.stores.sql.clauses import (
     ONE,
     ZERO,
     booked,
-    columns,
     if_as_seen,
     inserted,
     is_absent,
-    is_mine,
     regranted,
     word,
 )
@@ -54,19 +52,16 @@ _LIMITS = ("records", "bytes", "in_flight", "new_keys")
 _l, _r, _t = ledger.c, records.c, tenants.c
 
 
-def claim_or_read_within(dialect: Dialect) -> Select[Any]:
-    """PostgreSQL: as `claim_or_read`, and a new key is granted only while the tenant is well below all its limits.
+def insert_within(dialect: Dialect) -> Select[Any]:
+    """PostgreSQL: as `insert`, but only while the tenant is below all its limits by `my_margin`.
 
-    Neither a fence nor a row may now also mean that it is not: look again, under the tenant's lock. That is shared with
-    all who are at this same statement, so whoever holds it alone sees what they have written.
+    Nothing may also mean that it is not: look again, under the tenant's lock. That is shared with all who are at this same
+    statement, so whoever holds it alone sees what they have written.
     """
     limits = _limits(dialect).cte("limits")
     room = select(ONE).select_from(limits).where(_has_room(limits))
     granted = inserted(dialect, within=room).returning(_r.fence).cte("granted")
-    moment = select(dialect.now.label("now")).subquery("moment")
-    both = moment.outerjoin(granted, true()).outerjoin(records, is_mine())
-    told = select(granted.c.fence.label("granted"), *columns(), moment.c.now).select_from(both)
-    return told.add_cte(_into_window(granted, limits))
+    return select(granted.c.fence).add_cte(_into_window(granted, limits))
 
 
 def reclaim_within(dialect: Dialect) -> Select[Any]:

@@ -30,5 +30,12 @@ def within(key: StorageKey, quota: Quota) -> dict[str, int | None]:
     return {**limits_of(quota), "my_margin": MARGIN, "my_shard": shard_of(key), "my_tenants_number": number}
 
 
+def is_narrow(quota: Quota) -> bool:
+    """Whether some limit is no higher than the margin, so that nobody is ever far from it."""
+    new_keys = None if quota.new_keys is None else quota.new_keys.count
+    limits = (quota.records, quota.in_flight, new_keys)
+    return any(limit is not None and limit <= MARGIN for limit in limits)
+
+
 def rate(count: int | None, span: int | None) -> NewKeys | None:
     return None if count is None or span is None else NewKeys(count, span / 1_000_000)

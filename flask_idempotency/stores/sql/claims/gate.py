@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection
@@ -12,10 +11,10 @@ from sqlalchemy.exc import DBAPIError
 from flask_idempotency.engine.outcome import OverQuota
 from flask_idempotency.engine.ports import StoreOutcome
 from flask_idempotency.engine.quota import window_of
-from flask_idempotency.stores.sql import ledger_statements
+from flask_idempotency.stores.sql import ledger_statements, statements
 from flask_idempotency.stores.sql.claims.moves import Moves
 from flask_idempotency.stores.sql.claims.turns import take_turns
-from flask_idempotency.stores.sql.claims.verdict import Asked, Move, judge
+from flask_idempotency.stores.sql.claims.verdict import Asked
 from flask_idempotency.stores.sql.dialects import Dialect
 from flask_idempotency.stores.sql.faults import contended
 from flask_idempotency.stores.sql.limits import rate
@@ -27,7 +26,7 @@ class Gate:
 
     def __init__(self, dialect: Dialect, moves: Moves) -> None:
         self._lock = ledger_statements.tenant_lock(dialect)
-        self._claim = ledger_statements.claim_or_read_within(dialect)
+        self._read = statements.read(dialect)
         self._standing = ledger_statements.standing(dialect)
         self._moves = moves
 
@@ -42,22 +41,20 @@ class Gate:
             outcome = None
         if outcome is not None:
             return outcome
-        closely = replace(asked, parameters={**asked.parameters, "my_margin": 0})
+        closely = asked.closely()
         return take_turns(connection, lambda transaction: self._closely(transaction, closely))
 
     def _closely(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
         connection.execute(self._lock, asked.parameters)
-        # In a statement of its own: what was committed while this one waited for the lock is seen by the next.
-        fence, *found = connection.execute(self._claim, asked.parameters).one()
-        if fence is not None:
-            return asked.granted(fence, attempt=1)
-        if found[0] is not None:
+        # In statements of their own: what was committed while this one waited for the lock is seen by the next.
+        outcome = self._moves.insert(connection, asked)
+        if outcome is not None:
+            return outcome
+        found = connection.execute(self._read, asked.parameters).one_or_none()
+        if found is not None:
             row = row_of(found)
-            verdict = judge(row, asked)
-            if not isinstance(verdict, Move):
-                return verdict
-            outcome = self._moves.make(connection, verdict, row, asked)
-            if outcome is not None or verdict is not Move.RECLAIM:
+            outcome = self._moves.carry_out(connection, row, asked)
+            if outcome is not None or not row.absent:
                 return outcome
         return refusal(connection.execute(self._standing, asked.parameters).one())
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from sqlalchemy import Connection, Select
+from sqlalchemy import Connection
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.outcome import InFlight, OverQuota
@@ -27,29 +25,34 @@ class Insert:
 
     def __init__(self, dialect: Dialect) -> None:
         self._claim_or_read = statements.claim_or_read(dialect)
-        self._within = ledger_statements.claim_or_read_within(dialect)
+        self._read = statements.read(dialect)
         self._moves = Moves(dialect)
         self._gate = Gate(dialect, self._moves)
 
     def claim(self, connection: Connection, asked: Asked) -> StoreOutcome:
         if asked.quota is not None:
-            return self._gate.claim(connection, asked, lambda: self._once(connection, asked, self._within))
+            return self._gate.claim(connection, asked, lambda: self._look_first(connection, asked))
         for _ in range(TRIES):
-            outcome = self._once(connection, asked, self._claim_or_read)
+            outcome = self._once(connection, asked)
             if outcome is not None:
                 return outcome
         return InFlight(RETRY_SECONDS)
 
-    def _once(self, connection: Connection, asked: Asked, statement: Select[Any]) -> StoreOutcome | None:
-        fence, *found = connection.execute(statement, asked.parameters).one()
+    def _once(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
+        fence, *found = connection.execute(self._claim_or_read, asked.parameters).one()
         if fence is not None:
             return asked.granted(fence, attempt=1)
         if found[0] is None:
             # Somebody inserted the row after our snapshot was taken, so we neither made it nor see it.
             return None
-        row = row_of(found)
-        verdict = judge(row, asked)
-        return self._moves.make(connection, verdict, row, asked) if isinstance(verdict, Move) else verdict
+        return self._moves.carry_out(connection, row_of(found), asked)
+
+    def _look_first(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
+        """With a quota the statement that inserts is long, and a replay must not pay for having it planned."""
+        found = connection.execute(self._read, asked.parameters).one_or_none()
+        if found is None:
+            return self._moves.insert(connection, asked)
+        return self._moves.carry_out(connection, row_of(found), asked)
 
 
 class InsertIntoFile:

@@ -24,15 +24,15 @@ class Moves:
         self._quarantine = statements.quarantine(dialect)
         self._within = dialect.name == POSTGRESQL
         if self._within:
-            self._claim_within = ledger_statements.claim_or_read_within(dialect)
+            self._insert_within = ledger_statements.insert_within(dialect)
             self._reclaim_within = ledger_statements.reclaim_within(dialect)
 
     def insert(self, connection: Connection, asked: Asked, *, fence: int | None = None) -> StoreOutcome | None:
         """The first claim of a key that has no row. None: somebody else was faster, or it is not within the quota."""
-        if self._within and asked.quota is not None:
-            granted = connection.execute(self._claim_within, asked.parameters).one().granted
-            return None if granted is None else asked.granted(granted, attempt=1)
-        granted = connection.execute(self._insert, {**asked.parameters, "my_fence": fence}).scalar_one_or_none()
+        if self._within and asked.must_wait:
+            return None
+        statement = self._insert_within if self._within and asked.quota is not None else self._insert
+        granted = connection.execute(statement, {**asked.parameters, "my_fence": fence}).scalar_one_or_none()
         return None if granted is None else asked.granted(granted, attempt=1)
 
     def carry_out(self, connection: Connection, row: Row, asked: Asked) -> StoreOutcome | None:
@@ -48,6 +48,8 @@ class Moves:
 
         `fence` is needed where the database has no sequence to take one from.
         """
+        if self._within and move is Move.RECLAIM and asked.must_wait:
+            return None
         match move:
             case Move.RECLAIM:
                 statement = self._reclaim_within if self._within and asked.quota is not None else self._reclaim

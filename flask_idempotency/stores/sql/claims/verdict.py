@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -11,7 +11,7 @@ from flask_idempotency.engine.ports import StoreOutcome
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import OnLapse
 from flask_idempotency.engine.request import ClaimRequest
-from flask_idempotency.stores.sql.limits import within
+from flask_idempotency.stores.sql.limits import is_narrow, within
 from flask_idempotency.stores.sql.rows import Row, escape, unescape
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINE, QUARANTINED, TAKEOVER
 
@@ -28,6 +28,15 @@ class Asked:
     lease: int
     parameters: dict[str, Any]
     quota: Quota | None = None
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether no new key can be granted from afar: some limit is no higher than the margin below it."""
+        return self.quota is not None and self.parameters["my_margin"] > 0 and is_narrow(self.quota)
+
+    def closely(self) -> Asked:
+        """The same, under the tenant's lock."""
+        return replace(self, parameters={**self.parameters, "my_margin": 0})
 
     def granted(self, fence: int, *, attempt: int) -> Claimed[Grant]:
         return Claimed(Grant(self.token, fence, attempt, self.lease / 1_000_000))

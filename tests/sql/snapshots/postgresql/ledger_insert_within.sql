@@ -23,7 +23,5 @@ into_window AS
 (INSERT INTO idempotency_ledger (tid, kind, edge, span, shard, records, bytes) SELECT %(my_tid)s AS anon_1, 'keys', (limits.now / limits.span + 1) * limits.span AS anon_2, limits.span AS span, %(my_shard)s::SMALLINT AS anon_3, 1, 0
 FROM granted JOIN limits ON true
 WHERE limits.new_keys IS NOT NULL ON CONFLICT (tid, kind, edge, span, shard) DO UPDATE SET records = idempotency_ledger.records + excluded.records, bytes = idempotency_ledger.bytes + excluded.bytes )
- SELECT granted.fence AS granted, idempotency_records.state, idempotency_records.token, idempotency_records.fence, idempotency_records.attempt, idempotency_records.fingerprint, idempotency_records.on_lapse, idempotency_records.tenant, idempotency_records.principal, idempotency_records.method, idempotency_records.operation, idempotency_records.requested_at, idempotency_records.lease_until, idempotency_records.completed_at, idempotency_records.expires_at, idempotency_records.status, idempotency_records.byte_size, idempotency_records.answer, idempotency_records.reason, idempotency_records.counted, idempotency_records.key_id, idempotency_records.data_key, idempotency_records.succeeded, (SELECT CASE WHEN (idempotency_records.data_key IS NULL) THEN idempotency_records.requested_at <= idempotency_tenants.erased_at ELSE idempotency_records.data_key <= idempotency_tenants.destroyed END AS anon_15
-FROM idempotency_tenants
-WHERE idempotency_tenants.tid = idempotency_records.tid AND idempotency_tenants.erased_at IS NOT NULL) AS erased, moment.now
-FROM (SELECT coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AS now) AS moment LEFT OUTER JOIN granted ON true LEFT OUTER JOIN idempotency_records ON idempotency_records.rid = %(my_rid)s
+ SELECT granted.fence
+FROM granted
