@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, event, func, select, update
 
-from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, InFlight, OverQuota, Replayed
 from flask_idempotency.engine.ports import StoreOutcome
@@ -425,3 +425,43 @@ def test_of_one_new_key_one_asker_is_granted(open_store: OpenStore, strategy: st
 
         assert 1 == sum(isinstance(outcome, Claimed) for outcome in outcomes)
         assert 7 == sum(isinstance(outcome, InFlight) for outcome in outcomes)
+
+
+@on_postgresql
+@pytest.mark.parametrize("isolation", ("repeatable read", "serializable"))
+def test_a_stricter_isolation_costs_repetitions_and_no_answers(
+    open_store: OpenStore, records_url: str, isolation: str
+) -> None:
+    """
+    Those who meet in one entry of the ledger are refused by PostgreSQL; the second time they go by READ COMMITTED.
+    """
+    url = f"{records_url}?options=-c%20default_transaction_isolation%3D{isolation.replace(' ', '%5C%20')}"
+    store, tid, rounds = open_store(url), a_key().tid, 10
+
+    def work() -> None:
+        for _ in range(rounds):
+            key, token = StorageKey(bytes(8) + a_token() + a_token()[:8], tid), a_token()
+            granted(store.claim(a_request(key), token=token, lease=LEASE, quota=ROOM))
+            store.complete(key, token, PAYLOAD, keep=KEEP)
+
+    at_once(*[work] * 8)
+
+    assert Usage(8 * rounds, 8 * rounds * PAYLOAD.byte_size, 0, 8 * rounds) == store.ledger.usage(tid)
+    assert Drift() == store.ledger.reconcile(tid)
+
+
+def test_an_answer_that_cannot_be_read_is_counted_once(
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
+) -> None:
+    """
+    As quarantined from then on, and not under its old expiry as well.
+    """
+    store, tid, engine = open_store(), a_key().tid, make_engine()
+    key = complete(store, tid)
+    with engine.begin() as connection:
+        connection.execute(update(records).values(fingerprint=b"short"))
+
+    with pytest.raises(CorruptRecord):
+        ask(store, tid, ROOM, key=key)
+
+    assert (Usage(1, 0, 0, 1), Drift()) == (store.ledger.usage(tid), store.ledger.reconcile(tid))
