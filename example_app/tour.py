@@ -80,14 +80,14 @@ def another_principal(shop: Shop) -> Seen:
     return own_answer(shop, "tok_bob")
 
 
-@tour.scenario("429 over-quota, a known key still answered", rows=3)
+@tour.scenario("429 quota-exceeded, a known key still answered", rows=3)
 def over_quota(shop: Shop) -> Seen:
     """Dave's company is on trial: three keys at a time. The fourth is refused, and retries of the others are not."""
     keys = [f"trial-{number}" for number in range(4)]
     answers = [shop.pay(key, PAYMENT, bearer="tok_dave") for key in (*keys, keys[0])]
     refused, retry = answers[3:]
     ok = [answer.status_code for answer in answers] == [201, 201, 201, 429, 201] and replayed(retry)
-    return seen(answers, ok=ok and code(refused) == "over-quota" and "Retry-After" in refused.headers)
+    return seen(answers, ok=ok and code(refused) == "quota-exceeded" and "Retry-After" in refused.headers)
 
 
 @tour.scenario("nothing of an answer in clear", rows=0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 from flask_idempotency.engine.claim import Claim, Held, Surroundings
-from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
+from flask_idempotency.engine.errors import AnswerUnavailable, CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.events import (
     ClaimGranted,
     ConflictRefused,
@@ -206,10 +206,14 @@ class Engine:
     def _replayed(self, record: Record, key: StorageKey, *, label: str = "") -> Outcome:
         who = label or key.label, record.about.operation
         try:
-            return self._opened(record, key) or self._erased(who)
-        except CorruptRecord as error:
-            self._around.observers(RecordCorrupt(*who))
-            return self._looked_again(record, key, who, error)
+            try:
+                return self._opened(record, key) or self._erased(who)
+            except CorruptRecord as error:
+                self._around.observers(RecordCorrupt(*who))
+                return self._looked_again(record, key, who, error)
+        except StoreUnavailable as error:
+            # Whoever may go on without a store must hear that this was done already.
+            raise AnswerUnavailable(str(error)) from error
 
     def _looked_again(self, record: Record, key: StorageKey, who: tuple[str, str], error: CorruptRecord) -> Outcome:
         """What cannot be opened may not be what the store holds, or no longer: a cache was damaged, the answer was sealed

@@ -29,6 +29,10 @@ class StoreUnavailable(IdempotencyError):
     """The store did not answer, or answered that it cannot decide. Nobody knows what it did."""
 
 
+class AnswerUnavailable(StoreUnavailable):
+    """The work was done before, and its answer cannot be had for the moment: not even `on_store_down="allow"` runs it."""
+
+
 class LeaseLost(IdempotencyError):
     """The token is no longer the record's: somebody else owns it, or has settled it. Nothing was changed."""
 

@@ -209,7 +209,7 @@ _ROWS = (
         retry=False,
     ),
     ProblemType(
-        code="over-quota",
+        code="quota-exceeded",
         status=429,
         title="No more new idempotency keys for now",
         detail="The tenant has as much as it may, so no new idempotency key is accepted for now. Nothing was done.",

@@ -153,7 +153,7 @@ def _over_quota(outcome: OverQuota) -> Problem:
         policy += f";w={_whole_seconds(outcome.window)}"
     state = f'"{outcome.limit}";r=0;t={_whole_seconds(seconds)}'
     return Problem(
-        "over-quota",
+        "quota-exceeded",
         f"The limit is on {LIMITS[outcome.limit]}: {outcome.allowed}.",
         retry_after=seconds,
         headers=(("RateLimit-Policy", policy), ("RateLimit", state)),

@@ -280,7 +280,7 @@ def test_what_a_machine_may_repeat() -> None:
     repeatable = {
         "in-flight",
         "not-committed",
-        "over-quota",
+        "quota-exceeded",
         "store-unavailable",
         "transaction-conflict",
         "truncated-body",

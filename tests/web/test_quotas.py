@@ -65,7 +65,7 @@ def test_a_new_key_too_many_is_429_and_says_when_to_come_back() -> None:
     assert 429 == refused.status_code
     assert ('"new-keys";q=1;w=3600', '"new-keys";r=0;t=12', "12") == fields(refused)
     assert refused.json is not None
-    assert "over-quota" == refused.json["code"]
+    assert "quota-exceeded" == refused.json["code"]
     assert refused.json["detail"].endswith("The limit is on new keys in this window: 1.")
     world.clock.advance(12)
     assert 201 == world.post(key="second").status_code
@@ -145,7 +145,7 @@ def test_a_stripe_client_gets_its_own_rate_limit_error() -> None:
         said["stripe"]["error"]["type"],  # type: ignore[index]
         said["stripe"]["error"]["code"],  # type: ignore[index]
     )
-    assert "over_quota" == said["playbook"]["error_code"]  # type: ignore[index]
+    assert "quota_exceeded" == said["playbook"]["error_code"]  # type: ignore[index]
 
 
 def test_a_tenant_at_its_limit_can_still_retry() -> None:

@@ -8,6 +8,7 @@ import pytest
 from flask import Flask
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.events import ErasedRefused, RecordCorrupt
 from flask_idempotency.engine.record import CORRUPT, Payload, Record, State
 from flask_idempotency.engine.result import Result
@@ -121,3 +122,25 @@ def test_a_store_that_is_gone_by_then_changes_nothing_for_the_caller(splitting: 
 
     assert (500, "record-corrupt") == (answer.status_code, answer.get_json()["code"])
     assert ([1], State.COMPLETED) == (world.runs, kept(world).state)
+
+
+@pytest.mark.parametrize("lost", ("key", "condemn", "read"))
+def test_what_was_done_is_not_run_again_although_views_may_run_without_a_store(
+    lost: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A key service that is away while an answer is opened, or a store that goes while a damaged one is looked at.
+    """
+    world = paid(on_store_down="allow")
+
+    def opened(self: EnvelopeCodec, *sealed: Any) -> Result:
+        raise StoreUnavailable("no answer") if lost == "key" else CorruptRecord("damaged")
+
+    monkeypatch.setattr(EnvelopeCodec, "open", opened)
+    if lost != "key":
+        world.store.lose_request(lost)
+
+    answer = world.post()
+
+    assert (503, "store-unavailable") == (answer.status_code, answer.get_json()["code"])
+    assert ("2", [1]) == (answer.headers["Retry-After"], world.runs)
