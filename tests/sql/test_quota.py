@@ -14,12 +14,12 @@ from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, InFlight, OverQuota, Replayed
 from flask_idempotency.engine.ports import StoreOutcome
-from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage
+from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, bucket_edge_ms, bucket_width_ms
 from flask_idempotency.stores.sql import ledger_statements
 from flask_idempotency.stores.sql.completing import SHARDS
 from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL
 from flask_idempotency.stores.sql.limits import MARGIN, within
-from flask_idempotency.stores.sql.schema import ledger, records
+from flask_idempotency.stores.sql.schema import ANSWERS, ledger, records
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
@@ -280,6 +280,22 @@ def test_two_rates_are_two_windows(open_store: OpenStore, clock: FrozenClock) ->
     granted(ask(store, tid, by_hour))
 
 
+def test_lives_end_at_few_edges(open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock) -> None:
+    """
+    However many answers there are: a ledger is as long as there are buckets and shards.
+    """
+    store, tid = open_store(), a_key().tid
+    for _ in range(20):
+        complete(store, tid)
+        clock.advance(1)
+    now, width = round(clock.now * 1_000_000), bucket_width_ms(KEEP)
+    edges = {bucket_edge_ms(now - back * 1_000_000, round(KEEP * 1_000_000), width_ms=width) for back in range(1, 21)}
+
+    with make_engine().connect() as connection:
+        kept = connection.execute(select(ledger.c.edge).where(ledger.c.kind == ANSWERS)).scalars()
+        assert {edge * 1000 for edge in edges} == set(kept)
+
+
 def entries(engine: Engine) -> int:
     with engine.connect() as connection:
         return connection.execute(select(func.count()).select_from(ledger)).scalar_one()
@@ -433,7 +449,7 @@ def test_a_stricter_isolation_costs_repetitions_and_no_answers(
     open_store: OpenStore, records_url: str, isolation: str
 ) -> None:
     """
-    Those who meet in one entry of the ledger are refused by PostgreSQL; the second time they go by READ COMMITTED.
+    Those who meet in one entry of the ledger are refused by PostgreSQL, and are repeated.
     """
     url = f"{records_url}?options=-c%20default_transaction_isolation%3D{isolation.replace(' ', '%5C%20')}"
     store, tid, rounds = open_store(url), a_key().tid, 10
@@ -444,9 +460,9 @@ def test_a_stricter_isolation_costs_repetitions_and_no_answers(
             granted(store.claim(a_request(key), token=token, lease=LEASE, quota=ROOM))
             store.complete(key, token, PAYLOAD, keep=KEEP)
 
-    at_once(*[work] * 8)
+    at_once(*[work] * 16)
 
-    assert Usage(8 * rounds, 8 * rounds * PAYLOAD.byte_size, 0, 8 * rounds) == store.ledger.usage(tid)
+    assert Usage(16 * rounds, 16 * rounds * PAYLOAD.byte_size, 0, 16 * rounds) == store.ledger.usage(tid)
     assert Drift() == store.ledger.reconcile(tid)
 
 

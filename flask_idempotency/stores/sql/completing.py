@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
 from flask_idempotency.engine.errors import DataKeyGone
 from flask_idempotency.engine.key import StorageKey
@@ -15,7 +14,6 @@ from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.sql import completions
 from flask_idempotency.stores.sql.database import together
 from flask_idempotency.stores.sql.dialects import SQLITE, Dialect
-from flask_idempotency.stores.sql.faults import contended
 from flask_idempotency.stores.sql.schema import ANSWERS, COMPLETED, FAILED
 
 SHARDS: Final = 8
@@ -49,15 +47,8 @@ class Completing:
 
     def write_alone(self, connection: Connection, parameters: dict[str, Any]) -> bool:
         """On a connection that commits each statement by itself."""
-        if not self.counts:
+        if not self.counts or self._dialect.name != SQLITE:
             return self.write(connection, parameters) is not None
-        if self._dialect.name != SQLITE:
-            try:
-                return self.write(connection, parameters) is not None
-            except DBAPIError as error:
-                # Of two that met in the ledger, where the role's isolation is stricter than is needed.
-                if not contended(error):
-                    raise
         with together(connection):
             return self.write(connection, parameters) is not None
 

@@ -36,7 +36,7 @@ _ESCAPED = re.compile("␛([0-9a-f]{4})")
 
 
 class Row(NamedTuple):
-    """A row as `statements.columns` selects it. Times are microseconds since the epoch, by the server's clock."""
+    """A row as `clauses.columns` selects it. Times are microseconds since the epoch, by the server's clock."""
 
     state: str
     token: bytes
@@ -133,7 +133,7 @@ def row_of(columns: Sequence[Any]) -> Row:
 
 
 def completed_row(columns: Any, answer: bytes) -> Row:
-    """The row that `statements.complete_and_tell` has written, with the answer that it was given."""
+    """The row that a `completions.complete` which tells has written, with the answer that it was given."""
     return row_of(Row(answer=answer, **columns._mapping))
 
 
