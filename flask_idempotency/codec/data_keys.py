@@ -6,6 +6,7 @@ A wrapped key and every answer name the key that opens them. Nothing here tries 
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -17,6 +18,9 @@ from flask_idempotency.engine.key import encode
 from flask_idempotency.engine.record import SealedBy
 from flask_idempotency.engine.upkeep import DataKey, DataKeys, KeyShelf
 
+FIRST_NUMBERS: Final = 2**30
+"""That a tenant's first data key may have. They fit into 31 bits for as long as anybody rotates."""
+
 TRIES: Final = 8
 """Each lost one is a key that somebody else has made, and which nearly always serves."""
 
@@ -25,6 +29,11 @@ Answered = TypeVar("Answered")
 _LABEL: Final = b"flask_idempotency/data-key/1"
 _SEALING: Final = None
 """The key to seal with is remembered under no number, so that no answer can name it by one that it has not."""
+
+
+def _any_number() -> int:
+    # Not always the same: a process may remember a key that its store has forgotten, under the number that it had.
+    return 1 + secrets.randbelow(FIRST_NUMBERS)
 
 
 class DataKeyring:
@@ -40,11 +49,13 @@ class DataKeyring:
         *,
         monotonic: Callable[[], float] = time.monotonic,
         randomness: Callable[[int], bytes] = os.urandom,
+        first_number: Callable[[], int] = _any_number,
         limit: int = MEMORY_KEYS,
     ) -> None:
         self._provider = provider
         self._shelf = shelf
         self._randomness = randomness
+        self._first_number = first_number
         self._memory = KeyMemory(limit=limit, monotonic=monotonic)
 
     def prepare(self, tid: bytes) -> None:
@@ -103,6 +114,8 @@ class DataKeyring:
 
     def _made(self, tid: bytes, kid: str, shelf: KeyShelf) -> OpenKey:
         key, number = self._randomness(KEY_BYTES), shelf.last + 1
+        if shelf.last == 0:
+            number = self._first_number()
         context = _context(tid, number, kid, shelf)
         wrapped = _asked(lambda: bytes(self._provider.wrap(kid, key, context=context)))
         # A provider that garbles keys must be found out before anything is sealed that nobody could open.

@@ -35,7 +35,7 @@ class KeyShelf:
     keys: tuple[DataKey, ...] = ()
     """The lowest number first."""
     last: int = 0
-    """The highest number that was ever given. The next key has the next one."""
+    """The highest number that was ever given, and the next key has the next one. 0: none was, and it may have any."""
 
 
 class DataKeys(Protocol):
@@ -49,7 +49,11 @@ class DataKeys(Protocol):
         ...
 
     def add(self, tid: bytes, key: DataKey, *, store: bytes) -> bool:
-        """Keep one more, if its number is the next and the store still is this one. False: look again."""
+        """Keep one more, if its number is the next and the store still is this one. False: look again.
+
+        A tenant's first may have any number from 1: a store that has forgotten the tenant must not give the same one
+        again to another key, while somebody still remembers the old.
+        """
         ...
 
     def close(self, tid: bytes, number: int) -> None:
@@ -98,7 +102,7 @@ class Page:
 
 
 class Answers(Protocol):
-    """Every completed record, for chores that seal them anew or erase them. Found as `answers`.
+    """Every completed record, for chores that seal them anew or wipe them. Found as `answers`.
 
     A record that is there from the beginning of a walk to its end is met at least once. One that cannot be read is passed
     over.
@@ -121,7 +125,8 @@ class Answers(Protocol):
     def count(self) -> Mapping[str, int]:
         """How many completed records there are under each key of the ring, by its id; plain ones under an empty id.
 
-        Includes those whose life has ended and that have not been removed yet.
+        Wiped ones, whose data key has number 0, are under none. Includes those whose life has ended and that have not been
+        removed yet.
         """
         ...
 

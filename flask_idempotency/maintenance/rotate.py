@@ -31,8 +31,10 @@ class Rotation:
     """What one run has done. An old key of the ring may go when `keys status` finds nothing under it any more."""
 
     resealed: int = 0
+    wiped: int = 0
+    """Erased before, and now there is nothing left of them but that the work was done."""
     passed_over: int = 0
-    """Changed or removed by somebody else meanwhile, or erased: nothing to do."""
+    """Changed or removed by somebody else meanwhile, or wiped already: nothing to do."""
     unreadable: int = 0
     """Cannot be opened, so they stay as they are. A retry of their keys quarantines them."""
     closed: int = 0
@@ -43,11 +45,12 @@ class Rotation:
     @property
     def done(self) -> bool:
         """Whether everything that can be opened is sealed under the newest key."""
-        return self.resealed == 0 and self.closed == 0
+        return self.resealed == self.wiped == self.closed == 0
 
 
 class _Outcome(Enum):
     RESEALED = "resealed"
+    WIPED = "wiped"
     PASSED_OVER = "passed_over"
     UNREADABLE = "unreadable"
 
@@ -62,7 +65,7 @@ def rotate(
     grace: float = GRACE_SECONDS,
     pause: Callable[[], None] = lambda: None,
 ) -> Rotation:
-    """Seal every answer anew that is not sealed under the newest key of the ring, plain ones too.
+    """Seal every answer anew that is not sealed under the newest key of the ring, plain ones too; and wipe erased ones.
 
     Requests go on meanwhile and find every answer, sealed in the old way or in the new one; each keeps its expiry. What is
     completed under an old key from now on is sealed with a new one by whoever completes it. `pause` is called after every
@@ -84,7 +87,7 @@ def rotate(
         for answer in page.answers:
             outcome = _reseal(answer, answers, codec)
             report = replace(report, **{outcome.value: getattr(report, outcome.value) + 1})
-            if outcome is not _Outcome.RESEALED:
+            if outcome not in (_Outcome.RESEALED, _Outcome.WIPED):
                 used |= _used_by(answer)
         after = page.after
         if after is not None:
@@ -98,8 +101,11 @@ def rotate(
 
 def _reseal(answer: Answer, answers: Answers, codec: Codec) -> _Outcome:
     record, payload = answer.record, answer.record.payload
-    if payload is None or record.erased or payload.sealed_by == ERASED:
+    if payload is None or payload.sealed_by == ERASED:
         return _Outcome.PASSED_OVER
+    if record.erased:
+        wiped = replace(payload, data=b"", sealed_by=ERASED)
+        return _Outcome.WIPED if answers.replace(answer.key, payload, wiped) else _Outcome.PASSED_OVER
     binding = _binding(answer)
     try:
         result = codec.open(payload, binding)

@@ -34,7 +34,9 @@ class Sealed:
         shelf = Shelf(changed=lambda _: self.shelf)
         nonce = self.payload.data[1:13]
         return EncryptedCodec(
-            EnvelopeCodec(compression=None), DataKeyring(self.ring, shelf), randomness=lambda size: nonce[:size]
+            EnvelopeCodec(compression=None),
+            DataKeyring(self.ring, shelf, first_number=lambda: 1),
+            randomness=lambda size: nonce[:size],
         )
 
 

@@ -61,4 +61,4 @@ def ring_on(
     shelf: Shelf, provider: KeyProvider = RING, monotonic: Monotonic | None = None, *, limit: int = 4096
 ) -> DataKeyring:
     """The data keys as another process knows them."""
-    return DataKeyring(provider, shelf, monotonic=monotonic or Monotonic(), limit=limit)
+    return DataKeyring(provider, shelf, monotonic=monotonic or Monotonic(), first_number=lambda: 1, limit=limit)

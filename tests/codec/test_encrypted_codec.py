@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from flask_idempotency.codec.data_keys import DataKeyring
 from flask_idempotency.codec.encryption import EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyRing
@@ -123,6 +124,21 @@ def test_a_store_that_lost_its_memory_does_not_make_good_answers_corrupt() -> No
     assert SealedBy("new", 1) == sealed.sealed_by
     assert RESULT == here.open(sealed, BINDING)
     assert RESULT == here.open(sealed, BINDING)
+
+
+def test_a_key_that_the_store_has_forgotten_is_not_taken_for_the_next_one() -> None:
+    """
+    Numbers begin anywhere: what is sealed with a remembered key is refused by a store that has another one by now.
+    """
+    store = Replaceable()
+    rings = [DataKeyring(KeyRing({"new": bytes(range(32))}), cast("DataKeys", store)) for _ in range(2)]
+    remembered = rings[0].for_sealing(TENANT)
+    store.now = MemoryStore().data_keys
+    made = rings[1].for_sealing(TENANT)
+
+    assert remembered == rings[0].for_sealing(TENANT)
+    assert remembered.number != made.number
+    assert {1} != {remembered.number, made.number}
 
 
 def test_a_forgotten_key_seals_no_more() -> None:

@@ -10,7 +10,7 @@ import pytest
 from flask_idempotency.engine.errors import DataKeyGone, StoreUnavailable
 from flask_idempotency.engine.ports import Binding, Codec
 from flask_idempotency.engine.quota import Drift, Quota
-from flask_idempotency.engine.record import Payload
+from flask_idempotency.engine.record import ERASED, Payload
 from flask_idempotency.engine.result import Result
 from flask_idempotency.engine.sealing import Sealing
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS, Rotation, rotate
@@ -147,15 +147,24 @@ def test_an_answer_that_somebody_else_changes_meanwhile_is_left_to_them(office: 
     assert (True, b"newer") == (found(office.store, gone).erased, office.opened(anew).body)
 
 
-def test_erased_answers_are_not_opened(office: Office) -> None:
+@pytest.mark.parametrize("kids", (("2025",), None), ids=("sealed", "plain"))
+def test_erased_answers_are_wiped(office: Office, kids: tuple[str, ...] | None) -> None:
     """
-    There is no key to do it with.
+    Nobody could open them, or nobody may: their bytes go, and with them the last that needs the old key. Their keys stay
+    used, and their size counted.
     """
-    key = office.answer()
+    office.turn(kids)
+    key = office.answer(quota=Quota())
+    before = office.store.ledger.usage(key.tid)
     office.store.data_keys.destroy(key.tid)
     office.turn(("2026", "2025"))
+    reports = [office.rotate() for _ in range(2)]
+    after = found(office.store, key)
 
-    assert (0, 1, 0) == (lambda report: (report.resealed, report.passed_over, report.unreadable))(office.rotate())
+    assert [(0, 1, 0, 0), (0, 0, 1, 0)] == [(r.resealed, r.wiped, r.passed_over, r.unreadable) for r in reports]
+    assert after.payload is not None
+    assert (b"", ERASED, True) == (after.payload.data, after.payload.sealed_by, after.erased)
+    assert (before, {}) == (office.store.ledger.usage(key.tid), dict(office.store.answers.count()))
 
 
 def test_no_replay_fails_while_it_runs(office: Office) -> None:

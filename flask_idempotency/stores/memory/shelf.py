@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from flask_idempotency.engine.errors import DataKeyGone
 from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import Payload, Record, State
+from flask_idempotency.engine.record import ERASED, Payload, Record, State
 from flask_idempotency.engine.upkeep import Answer, DataKey, KeyShelf, Page
 from flask_idempotency.stores.memory.room import Room
 
@@ -39,7 +39,7 @@ class MemoryShelf:
     def add(self, tid: bytes, key: DataKey, *, store: bytes) -> bool:
         with self._room.lock:
             tenant = self._of(tid)
-            if store != self._store or key.number != tenant.last + 1:
+            if store != self._store or key.number < 1 or tenant.last not in (0, key.number - 1):
                 return False
             tenant.keys[key.number] = key
             tenant.last = key.number
@@ -138,7 +138,12 @@ class MemoryAnswers:
 
     def count(self) -> Mapping[str, int]:
         with self._room.lock:
-            return Counter(_kid(record) for record in self._room.records.values() if record.state is State.COMPLETED)
+            completed = (record for record in self._room.records.values() if record.state is State.COMPLETED)
+            return Counter(_kid(record) for record in completed if not _is_wiped(record))
+
+
+def _is_wiped(record: Record) -> bool:
+    return record.payload is not None and record.payload.sealed_by == ERASED
 
 
 def _kid(record: Record) -> str:

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import Payload, Record, State
+from flask_idempotency.engine.record import ERASED, Payload, Record, State
 from flask_idempotency.engine.upkeep import Answer, Page
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.record import decode, payload_bytes, tid_of
@@ -57,7 +57,7 @@ class RedisAnswers:
             for answer in self._met(names):
                 if answer.key.rid not in seen:
                     seen.add(answer.key.rid)
-                    counts[_kid(answer.record)] += 1
+                    counts[_kid(answer.record)] += not _is_wiped(answer.record)
         return counts
 
     def _met(self, names: Sequence[bytes]) -> Iterator[Answer]:
@@ -88,6 +88,10 @@ def _answer(key: bytes, data: bytes, now: int) -> Answer | None:
     if rid is None or record.state is not State.COMPLETED:
         return None
     return Answer(StorageKey(rid, tid_of(data)), record)
+
+
+def _is_wiped(record: Record) -> bool:
+    return record.payload is not None and record.payload.sealed_by == ERASED
 
 
 def _kid(record: Record) -> str:

@@ -53,10 +53,11 @@ def page(dialect: Dialect) -> Select[Any]:
 
 
 def count_answers(dialect: Dialect) -> Select[Any]:
-    """How many there are under each key of the ring, those included whose life has ended."""
+    """How many there are under each key of the ring, those included whose life has ended, and not those that were wiped."""
     under = func.coalesce(_r.key_id, word("")).label("kid")
     counted: list[ColumnElement[Any]] = [under, func.count().label("answers")]
-    return select(*counted).where(_is_completed()).group_by(under)
+    is_wiped = func.coalesce(_r.data_key, ONE) == ZERO
+    return select(*counted).where(_is_completed(), ~is_wiped).group_by(under)
 
 
 def replace(dialect: Dialect) -> ReturningUpdate[Any]:

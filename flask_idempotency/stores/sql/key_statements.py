@@ -14,9 +14,11 @@ from sqlalchemy import (
     Select,
     Text,
     Update,
+    and_,
     bindparam,
     delete,
     func,
+    or_,
     select,
     update,
 )
@@ -47,12 +49,11 @@ def first_key(dialect: Dialect) -> ReturningInsert[Any]:
 
 
 def take_number(dialect: Dialect) -> ReturningUpdate[Any]:
-    """The number is the tenant's last one from now on, if it is the next and this is that store."""
+    """The number is the tenant's last one from now on, if it is the next or the first, and this is that store."""
     number = _number()
     this = select(facts.c.value).where(facts.c.name == word(STORE)).scalar_subquery()
-    next_one = update(tenants).where(
-        _t.tid == _tid(), _t.last_key == number - ONE, this == bindparam("my_store", type_=BigInteger)
-    )
+    is_next = and_(number >= ONE, or_(_t.last_key == number - ONE, _t.last_key == ZERO))
+    next_one = update(tenants).where(_t.tid == _tid(), is_next, this == bindparam("my_store", type_=BigInteger))
     return next_one.values(last_key=number).returning(_t.last_key)
 
 

@@ -64,7 +64,7 @@ class DataKeysContract:
         return FrozenClock()
 
     def test_a_tenant_begins_without_keys(self, store: DataKeyStore) -> None:
-        """And the first one has number 1."""
+        """And no number was given."""
         shelf = store.data_keys.shelf(a_key().tid)
 
         assert (shelf.keys, shelf.last) == ((), 0)
@@ -84,8 +84,15 @@ class DataKeysContract:
         """Who brings another number than the next has not seen the last."""
         tid = a_key().tid
 
-        assert [add(store, tid, number) for number in (2, 1, 1, 2, 4)] == [False, True, False, True, False]
+        assert [add(store, tid, number) for number in (1, 1, 3, 2, 4)] == [True, False, False, True, False]
         assert [key.number for key in store.data_keys.shelf(tid).keys] == [1, 2]
+
+    def test_the_first_key_may_have_any_number(self, store: DataKeyStore) -> None:
+        """So that a store which has lost its memory does not give a number again that somebody remembers."""
+        tid = a_key().tid
+
+        assert [add(store, tid, number) for number in (0, 2**30, 1, 2**30 + 1)] == [False, True, False, True]
+        assert store.data_keys.shelf(tid).last == 2**30 + 1
 
     def test_of_several_who_add_the_same_number_one_does(self, store: DataKeyStore) -> None:
         """The others look again, and find the key that is there."""

@@ -11,7 +11,7 @@ import pytest
 from flask_idempotency.engine.errors import DataKeyGone
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.ports import Store
-from flask_idempotency.engine.record import Payload, SealedBy
+from flask_idempotency.engine.record import ERASED, Payload, SealedBy
 from flask_idempotency.engine.upkeep import Answer, Answers, DataKey
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.erasing import DataKeyStore
@@ -142,6 +142,18 @@ class AnswersContract:
             store.answers.replace(key, payload, replace(payload, sealed_by=SealedBy("new", 1)))
 
         assert payload == found(store, key).payload
+
+    def test_wiped_answers_are_not_counted(self, store: AnswerStore) -> None:
+        """Nothing is sealed in them, and nothing is plain."""
+        key = a_key()
+        (by,) = with_keys(store, key.tid, a_token().hex())
+        payload, plain = complete(store, key, by), store.answers.count().get("", 0)
+        store.data_keys.destroy(key.tid)
+        wiped = replace(payload, data=b"", sealed_by=ERASED)
+
+        assert store.answers.replace(key, payload, wiped)
+        assert (wiped, True) == (found(store, key).payload, found(store, key).erased)
+        assert (0, plain) == (store.answers.count().get(by.kid, 0), store.answers.count().get("", 0))
 
     def test_answers_are_counted_by_the_key_of_the_ring(self, store: AnswerStore) -> None:
         """Plain ones under an empty id."""

@@ -10,7 +10,8 @@ local last = redis.call('HGET', KEYS[2], LAST) or '0'
 if not string.find(last, '^%d+$') then
   return 'CORRUPT'
 end
-if redis.call('HGET', KEYS[1], STORE) ~= id or decimal(tonumber(last) + 1) ~= key_number then
+local is_next = tonumber(last) == 0 or decimal(tonumber(last) + 1) == key_number
+if redis.call('HGET', KEYS[1], STORE) ~= id or not is_next or tonumber(key_number) < 1 then
   return 'OTHER'
 end
 redis.call('HSET', KEYS[2], key_number, key, LAST, key_number)
