@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +31,8 @@ class Bank:
     vault: Vault
     runs: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    during: Callable[[], object] | None = None
+    """What happens while a payment is made."""
 
     @property
     def store(self) -> Store:
@@ -69,6 +71,8 @@ def new_bank(vault: Vault, **config: Any) -> Bank:
     @app.post("/payments")
     def pay() -> Response:
         bank.runs.append(request.headers["Idempotency-Key"])
+        if bank.during is not None:
+            bank.during()
         if request.headers.get("X-Fails"):
             raise RuntimeError("the bank is closed")
         paid = f'{{"paid": "{request.get_json()["to"]}"}}'
