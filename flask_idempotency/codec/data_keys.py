@@ -13,13 +13,20 @@ from typing import Final, TypeVar
 
 from flask_idempotency.codec.key_memory import FINISHING_SECONDS, MEMORY_KEYS, MEMORY_SECONDS, KeyMemory, OpenKey
 from flask_idempotency.codec.keyring import KEY_BYTES, KID, KeyProvider
-from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, IdempotencyError, StoreUnavailable
+from flask_idempotency.engine.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    IdempotencyError,
+    KeysUnavailable,
+    StoreUnavailable,
+)
 from flask_idempotency.engine.key import encode
 from flask_idempotency.engine.record import SealedBy
 from flask_idempotency.engine.upkeep import DataKey, DataKeys, KeyShelf
 
-FIRST_NUMBERS: Final = 2**30
-"""That a tenant's first data key may have. They fit into 31 bits for as long as anybody rotates."""
+LONGEST_STEP: Final = 2**20
+"""From one number of a tenant's data keys to the next. Two thousand rotations fit into 31 bits, and two keys that do not
+know of each other have the same number once in a million times."""
 
 TRIES: Final = 8
 """Each lost one is a key that somebody else has made, and which nearly always serves."""
@@ -31,15 +38,15 @@ _SEALING: Final = None
 """The key to seal with is remembered under no number, so that no answer can name it by one that it has not."""
 
 
-def _any_number() -> int:
-    # Not always the same: a process may remember a key that its store has forgotten, under the number that it had.
-    return 1 + secrets.randbelow(FIRST_NUMBERS)
+def _any_step() -> int:
+    # Not always the next: a process may remember a key that its store has forgotten, under the number that it had.
+    return 1 + secrets.randbelow(LONGEST_STEP)
 
 
 class DataKeyring:
     """Data keys as the codec needs them. Safe to share between threads, and across a fork.
 
-    Both questions raise `StoreUnavailable` when the store or the provider does not answer.
+    Both questions raise `KeysUnavailable` when the provider does not answer, and `StoreUnavailable` when the store does not.
     """
 
     def __init__(
@@ -49,13 +56,13 @@ class DataKeyring:
         *,
         monotonic: Callable[[], float] = time.monotonic,
         randomness: Callable[[int], bytes] = os.urandom,
-        first_number: Callable[[], int] = _any_number,
+        step: Callable[[], int] = _any_step,
         limit: int = MEMORY_KEYS,
     ) -> None:
         self._provider = provider
         self._shelf = shelf
         self._randomness = randomness
-        self._first_number = first_number
+        self._step = step
         self._memory = KeyMemory(limit=limit, monotonic=monotonic)
 
     def prepare(self, tid: bytes) -> None:
@@ -67,7 +74,7 @@ class DataKeyring:
         """The tenant's newest data key under the newest key of the ring that is not closed, made if there is none.
 
         Under *this process's* newest: during a rotation another process has another, and neither must outbid the other.
-        A shelf that is damaged is `StoreUnavailable` here: the answer to be sealed is not what is corrupt.
+        A shelf that is damaged is `KeysUnavailable` here: the answer to be sealed is not what is corrupt.
         """
         return self._remembered(tid, within=FINISHING_SECONDS) or self._learn_to_seal(tid)
 
@@ -95,7 +102,7 @@ class DataKeyring:
         try:
             key = self._found_or_made(tid, kid)
         except CorruptRecord as error:
-            raise StoreUnavailable(f"nothing can be sealed for this tenant: {error}") from error
+            raise KeysUnavailable(f"nothing can be sealed for this tenant: {error}") from error
         for number in (_SEALING, key.number):
             self._memory.put((tid, number), key, since=since)
         return key
@@ -108,19 +115,18 @@ class DataKeyring:
             if newest is not None:
                 return self._unwrapped(tid, newest, shelf)
             made = self._made(tid, kid, shelf)
-            if self._shelf.add(tid, DataKey(made.number, kid, made.wrapped), store=shelf.store):
+            new = DataKey(made.number, kid, made.wrapped)
+            if self._shelf.add(tid, new, store=shelf.store, after=shelf.last):
                 return made
         raise StoreUnavailable("other processes add data keys for this tenant faster than one of them could be used")
 
     def _made(self, tid: bytes, kid: str, shelf: KeyShelf) -> OpenKey:
-        key, number = self._randomness(KEY_BYTES), shelf.last + 1
-        if shelf.last == 0:
-            number = self._first_number()
+        key, number = self._randomness(KEY_BYTES), shelf.last + self._step()
         context = _context(tid, number, kid, shelf)
         wrapped = _asked(lambda: bytes(self._provider.wrap(kid, key, context=context)))
         # A provider that garbles keys must be found out before anything is sealed that nobody could open.
         if _asked(lambda: self._provider.unwrap(kid, wrapped, context=context)) != key:
-            raise StoreUnavailable("the key provider did not unwrap what it had wrapped: it is not to be trusted")
+            raise KeysUnavailable("the key provider did not unwrap what it had wrapped: it is not to be trusted")
         return OpenKey(key, kid, number, shelf.store, wrapped)
 
     def _look_up(self, tid: bytes, by: SealedBy) -> OpenKey:
@@ -157,7 +163,10 @@ def _asked(question: Callable[[], Answered]) -> Answered:
     """What the provider says. Whatever it raises that is none of our words says nothing about the record."""
     try:
         return question()
+    except StoreUnavailable as error:
+        # Its word for "not now". That the store answers all the same makes a difference to whoever would go on without one.
+        raise KeysUnavailable(str(error)) from error
     except IdempotencyError:
         raise
     except Exception as error:
-        raise StoreUnavailable(f"the key provider failed ({type(error).__name__})") from error
+        raise KeysUnavailable(f"the key provider failed ({type(error).__name__})") from error

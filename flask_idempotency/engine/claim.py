@@ -99,11 +99,6 @@ class Claim:
         self.fence = grant.fence
         self.attempt = grant.attempt
 
-    def prepare(self) -> None:
-        """Have at hand what storing the result needs. Raises `StoreUnavailable` before the work, and not after it."""
-        for key in self._held.keys:
-            self._around.codec.prepare(key)
-
     def keep_alive(self) -> None:
         """Have the lease renewed until the claim is settled, or has run for `max_runtime`."""
         self._around.renewer.watch(self, after=self._held.policy.lease / 3)
@@ -238,10 +233,15 @@ class Claim:
             self._tell(kind(*self._who, reason=NOT_COMMITTED))
             raise
         except StoreUnavailable as error:
+            # Unless the commit itself was refused or lost, nobody has rolled anything back.
+            transaction.roll_back()
             # Safe either way: what was committed after all is completed, and cannot be undone.
             self._pending, self._pending_since = Settlement(self._undo), self._around.monotonic()
             self._around.renewer.watch(self, after=RETRY_SECONDS)
             self._tell(SettlementDelayed(*self._who, error=type(error).__name__))
+            raise
+        except Exception:
+            transaction.roll_back()
             raise
         finally:
             transaction.leave()

@@ -124,12 +124,17 @@ class Engine:
 
     def _ask(self, asking: _Asking) -> tuple[Outcome, ClaimRequest]:
         """One classification, under every secret in use, and which of these requests decided it."""
+        for request in asking.requests:
+            # Before anything is claimed: a take-over that then cannot be gone through with would have ended the other's.
+            self._around.codec.prepare(request.key)
         token = secrets.token_bytes(TOKEN_BYTES)
         asked_at = self._around.monotonic()
         granted: list[Grant] = []
         for request in reversed(asking.requests):
+            # What is known under the newest secret alone is no new key under the older.
+            quota = asking.quota if request is asking.requests[0] else None
             try:
-                outcome = self._around.store.claim(request, token=token, lease=asking.policy.lease, quota=asking.quota)
+                outcome = self._around.store.claim(request, token=token, lease=asking.policy.lease, quota=quota)
             except CorruptRecord:
                 # It was read, so it was not granted.
                 if granted:
@@ -152,7 +157,6 @@ class Engine:
         request = asking.requests[0]
         who = request.key.label, request.about.operation
         try:
-            claim.prepare()
             self._around.observers(ClaimGranted(*who, fence=claim.fence, attempt=claim.attempt))
             if asking.policy.effects == "transactional" and self.transactions is not None:
                 claim.join(self.transactions)

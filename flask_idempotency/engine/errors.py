@@ -29,6 +29,11 @@ class StoreUnavailable(IdempotencyError):
     """The store did not answer, or answered that it cannot decide. Nobody knows what it did."""
 
 
+class KeysUnavailable(StoreUnavailable):
+    """The store is there, and the keys that its answers are encrypted with are not: not even `on_store_down="allow"` runs
+    anything without them, for the store goes on remembering who has run."""
+
+
 class AnswerUnavailable(StoreUnavailable):
     """The work was done before, and its answer cannot be had for the moment: not even `on_store_down="allow"` runs it."""
 

@@ -59,7 +59,7 @@ class Store(Protocol):
     def mark(self, key: StorageKey, token: bytes) -> None:
         """From now on a lapse quarantines this record; nobody will take it over. Durable when it returns.
 
-        One that is quarantined already stays as it is. One that is completed raises `LeaseLost`.
+        One that is quarantined already stays as it is. One that is completed, or was condemned since, raises `LeaseLost`.
         """
         ...
 
@@ -76,13 +76,17 @@ class Store(Protocol):
         ...
 
     def release(self, key: StorageKey, token: bytes) -> None:
-        """The key may run again. An absent record is already released; a completed one raises `LeaseLost` and stays."""
+        """The key may run again. An absent record is already released.
+
+        A completed one raises `LeaseLost` and stays, and so does one that was condemned since.
+        """
         ...
 
     def hold(self, key: StorageKey, token: bytes, reason: str) -> None:
         """Quarantine the record: its owner does not know what happened either. The token stays good for `complete`.
 
-        One that is quarantined already keeps its first reason. One that is completed raises `LeaseLost`.
+        One that is quarantined already keeps its first reason. One that is completed, or was condemned since, raises
+        `LeaseLost`.
         """
         ...
 
@@ -93,8 +97,9 @@ class Store(Protocol):
     def condemn(self, key: StorageKey, payload: Payload) -> None:
         """Quarantine a completed record that holds this very payload, because nobody can open it.
 
-        Its reason is `record.CORRUPT`, its payload and its token stay, and time ends it no more. Anything else that is
-        there by now, also another payload, stays as it is.
+        Its reason is `record.CORRUPT`, its payload and its token stay, and time ends it no more. It was completed: its
+        owner may complete it again, and nothing else. Anything else that is there by now, also another payload, stays as
+        it is.
         """
         ...
 
@@ -191,7 +196,10 @@ class Codec(Protocol):
     """Result ⇄ payload. Every method raises `StoreUnavailable` when the keys it needs cannot be had for the moment."""
 
     def prepare(self, key: StorageKey) -> None:
-        """Have at hand whatever sealing for this key needs, so that it cannot fail once the work is done."""
+        """Have at hand whatever sealing for this key needs, so that it cannot fail once the work is done.
+
+        Asked before the claim. Raises `KeysUnavailable` when it is not the store that keeps it from being had.
+        """
         ...
 
     def seal(self, result: Result, binding: Binding) -> Payload:

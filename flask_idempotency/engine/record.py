@@ -40,7 +40,10 @@ TRANSITIONS: Mapping[tuple[State | None, str], tuple[State | None, str]] = Mappi
         (State.PROCESSING, "complete"): (State.COMPLETED, "owner's token, also after the lease has run out"),
         (State.PROCESSING, "release"): (None, "owner's token; the key may run again"),
         (State.QUARANTINED, "complete"): (State.COMPLETED, "the late owner's token"),
-        (State.QUARANTINED, "release"): (None, "the late owner's token: it alone knows that nothing happened"),
+        (State.QUARANTINED, "release"): (
+            None,
+            "the late owner's token, unless there is an answer: it alone knows that nothing happened",
+        ),
         (State.COMPLETED, "condemn"): (State.QUARANTINED, "whoever finds that its answer cannot be opened"),
         (State.COMPLETED, "expire"): (None, "time; COMPLETED is the only state that time ends"),
     }

@@ -35,7 +35,11 @@ class KeyShelf:
     keys: tuple[DataKey, ...] = ()
     """The lowest number first."""
     last: int = 0
-    """The highest number that was ever given, and the next key has the next one. 0: none was, and it may have any."""
+    """The highest number that was ever given; 0 when none was. The next key has a higher one, and not always the next.
+
+    A store that was restored, or has forgotten something, must not give a number again to another key while somebody
+    still remembers the old.
+    """
 
 
 class DataKeys(Protocol):
@@ -48,11 +52,10 @@ class DataKeys(Protocol):
         """This tenant's data keys. Those that were destroyed are not among them."""
         ...
 
-    def add(self, tid: bytes, key: DataKey, *, store: bytes) -> bool:
-        """Keep one more, if its number is the next and the store still is this one. False: look again.
+    def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
+        """Keep one more, if `after` is the tenant's last number still, the key's is higher, and the store is this one.
 
-        A tenant's first may have any number from 1: a store that has forgotten the tenant must not give the same one
-        again to another key, while somebody still remembers the old.
+        False: somebody was faster, so look again.
         """
         ...
 

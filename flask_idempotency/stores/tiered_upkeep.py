@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import Payload
 from flask_idempotency.engine.upkeep import Answers, DataKey, DataKeys, KeyShelf, Page
@@ -31,8 +32,8 @@ class CachedDataKeys:
     def shelf(self, tid: bytes) -> KeyShelf:
         return self._keys.shelf(tid)
 
-    def add(self, tid: bytes, key: DataKey, *, store: bytes) -> bool:
-        return self._keys.add(tid, key, store=store)
+    def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
+        return self._keys.add(tid, key, store=store, after=after)
 
     def close(self, tid: bytes, number: int) -> None:
         self._keys.close(tid, number)
@@ -47,9 +48,10 @@ class CachedDataKeys:
         gone = self._keys.destroy(tid)
         # Afterwards, so that nothing is filled in between that was told before.
         if not self._erased(tid):
-            _log.error(
-                "The cache of answers did not hear of an erased tenant. What it holds is opened by nobody who has not opened "
-                "it within the last minute; to be sure, empty it, or repeat this when it answers"
+            raise StoreUnavailable(
+                "The data keys are destroyed, and the cache of answers did not hear of it. What it holds of this tenant is "
+                "replayed for a minute at most where it is encrypted, and to its end where it is not: repeat this when the "
+                "cache answers, or empty the cache."
             )
         return gone
 

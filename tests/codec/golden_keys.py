@@ -35,7 +35,7 @@ class Sealed:
         nonce = self.payload.data[1:13]
         return EncryptedCodec(
             EnvelopeCodec(compression=None),
-            DataKeyring(self.ring, shelf, first_number=lambda: 1),
+            DataKeyring(self.ring, shelf, step=lambda: 1),
             randomness=lambda size: nonce[:size],
         )
 

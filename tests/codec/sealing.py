@@ -72,9 +72,7 @@ def keyring(
     shelf: DataKeys | None = None, *, provider: KeyProvider = RING, monotonic: Callable[[], float] | None = None
 ) -> DataKeyring:
     """The data keys as one process knows them."""
-    return DataKeyring(
-        provider, shelf or MemoryStore().data_keys, monotonic=monotonic or Monotonic(), first_number=lambda: 1
-    )
+    return DataKeyring(provider, shelf or MemoryStore().data_keys, monotonic=monotonic or Monotonic(), step=lambda: 1)
 
 
 def codec(

@@ -35,11 +35,11 @@ class Shelf:
             raise self.error
         return self.changed(self.inner.shelf(tid))
 
-    def add(self, tid: bytes, key: DataKey, *, store: bytes) -> bool:
+    def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
         if self.refuses:
             self.refuses -= 1
             return False
-        return self.inner.add(tid, key, store=store)
+        return self.inner.add(tid, key, store=store, after=after)
 
     def close(self, tid: bytes, number: int) -> None:
         self.inner.close(tid, number)
@@ -61,4 +61,4 @@ def ring_on(
     shelf: Shelf, provider: KeyProvider = RING, monotonic: Monotonic | None = None, *, limit: int = 4096
 ) -> DataKeyring:
     """The data keys as another process knows them."""
-    return DataKeyring(provider, shelf, monotonic=monotonic or Monotonic(), first_number=lambda: 1, limit=limit)
+    return DataKeyring(provider, shelf, monotonic=monotonic or Monotonic(), step=lambda: 1, limit=limit)

@@ -63,7 +63,7 @@ def test_the_highest_number_seals(shelf: Shelf) -> None:
     """
     first = ring_on(shelf).for_sealing(TENANT)
     made = ring_on(shelf)._made(TENANT, "new", shelf.inner.shelf(TENANT))
-    assert shelf.add(TENANT, DataKey(2, "new", made.wrapped), store=first.store)
+    assert shelf.add(TENANT, DataKey(2, "new", made.wrapped), store=first.store, after=1)
 
     assert made == ring_on(shelf).for_sealing(TENANT)
 

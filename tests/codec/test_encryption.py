@@ -173,7 +173,7 @@ def test_an_answer_of_another_store_does_not_open() -> None:
     here, there = MemoryStore().data_keys, MemoryStore().data_keys
     sealed = codec(there).seal(RESULT, BINDING)
     copied = there.shelf(TENANT).keys[0]
-    assert here.add(TENANT, copied, store=here.shelf(TENANT).store)
+    assert here.add(TENANT, copied, store=here.shelf(TENANT).store, after=0)
 
     assert_corrupt(sealed, opened_by=codec(here))
 

@@ -52,7 +52,7 @@ def cached(store: TieredStore, system: Counted, key: StorageKey, payload: Payloa
     """An answer that the next replay would be given without asking the system."""
     shelf = store.data_keys.shelf(key.tid)
     if shelf.last == 0:
-        store.data_keys.add(key.tid, DataKey(1, "2026", b"wrapped"), store=shelf.store)
+        store.data_keys.add(key.tid, DataKey(1, "2026", b"wrapped"), store=shelf.store, after=0)
     token = a_token()
     store.claim(a_request(key), token=token, lease=LEASE)
     store.complete(key, token, payload, keep=KEEP)
@@ -95,7 +95,7 @@ def test_an_erased_tenant_that_comes_back_is_cached_again(
     cached(store, system, a_key(tid=tid))
     store.data_keys.destroy(tid)
     clock.advance(1)
-    store.data_keys.add(tid, DataKey(2, "2026", b"wrapped"), store=store.data_keys.shelf(tid).store)
+    store.data_keys.add(tid, DataKey(2, "2026", b"wrapped"), store=store.data_keys.shelf(tid).store, after=1)
 
     cached(store, system, a_key(tid=tid), replace(PAYLOAD, sealed_by=SealedBy("2026", 2)))
 

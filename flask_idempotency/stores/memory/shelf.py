@@ -36,10 +36,10 @@ class MemoryShelf:
             tenant = self._of(tid)
             return KeyShelf(self._store, tuple(self._as_of_now(tenant)), tenant.last)
 
-    def add(self, tid: bytes, key: DataKey, *, store: bytes) -> bool:
+    def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
         with self._room.lock:
             tenant = self._of(tid)
-            if store != self._store or key.number < 1 or tenant.last not in (0, key.number - 1):
+            if store != self._store or tenant.last != after or key.number <= after:
                 return False
             tenant.keys[key.number] = key
             tenant.last = key.number

@@ -90,9 +90,11 @@ class MemoryStore:
             if record.state is State.COMPLETED:
                 return
             self.data_keys.check(key.tid, record, payload)
-            deadline = _edge(now, seconds) if record.counted else now + seconds
+            # By a clock that was set back meanwhile it would end before it began.
+            begins = max(now, record.requested_at)
+            deadline = _edge(begins, seconds) if record.counted else begins + seconds
             completed = replace(
-                record, state=State.COMPLETED, deadline=deadline, completed_at=now, payload=payload, reason=""
+                record, state=State.COMPLETED, deadline=deadline, completed_at=begins, payload=payload, reason=""
             )
             self._put(key, completed)
             heapq.heappush(self._expiries, (deadline, next(self._order), key))
@@ -130,7 +132,7 @@ class MemoryStore:
 
     def _unsettled(self, key: StorageKey, token: bytes, now: float) -> Record:
         record = self._owned(key, token, now)
-        if record.state is State.COMPLETED:
+        if record.payload is not None:  # also one that was condemned: the work was done
             raise LeaseLost("the record is completed")
         return record
 

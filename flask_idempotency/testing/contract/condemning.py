@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.outcome import Mismatched, Replayed, Unknown
 from flask_idempotency.engine.ports import Store
 from flask_idempotency.engine.record import CORRUPT, Payload, SealedBy, State
@@ -53,6 +54,24 @@ class Condemning:
         assert Unknown(CORRUPT) == store.claim(a_request(key), token=a_token(), lease=LEASE)
         another = store.claim(a_request(key, fingerprint=OTHER_FINGERPRINT), token=a_token(), lease=LEASE)
         assert isinstance(another, Mismatched)
+
+    def test_a_condemned_record_is_as_good_as_completed_to_its_owner(self, store: Store, clock: FrozenClock) -> None:
+        """The work was done, or there would be no answer: to let the key run again would do it twice."""
+        key = a_key()
+        token = stand(store, clock, key, "completed")
+        store.condemn(key, PAYLOAD)
+        before = found(store, key)
+        with pytest.raises(LeaseLost):
+            store.release(key, token)
+        with pytest.raises(LeaseLost):
+            store.hold(key, token, "who knows")
+        with pytest.raises(LeaseLost):
+            store.mark(key, token)
+
+        assert before == found(store, key)
+        store.renew(key, token, lease=LEASE)
+        store.complete(key, token, OTHER_PAYLOAD, keep=KEEP)
+        assert (found(store, key).state, found(store, key).payload) == (State.COMPLETED, OTHER_PAYLOAD)
 
     def test_to_condemn_twice_is_to_condemn_once(self, store: Store, clock: FrozenClock) -> None:
         """Every retry finds the same damage."""

@@ -41,7 +41,7 @@ class DataKeyStore(Store, Protocol):
 
 def add(store: DataKeyStore, tid: bytes, number: int = 1, kid: str = "2026-11") -> bool:
     shelf = store.data_keys.shelf(tid)
-    return store.data_keys.add(tid, DataKey(number, kid, WRAPPED), store=shelf.store)
+    return store.data_keys.add(tid, DataKey(number, kid, WRAPPED), store=shelf.store, after=shelf.last)
 
 
 def complete(store: DataKeyStore, key: StorageKey, payload: Payload = SEALED) -> None:
@@ -80,19 +80,21 @@ class DataKeysContract:
         )
         assert store.data_keys.shelf(other).keys == ()
 
-    def test_keys_are_numbered_in_turn(self, store: DataKeyStore) -> None:
-        """Who brings another number than the next has not seen the last."""
+    def test_numbers_rise(self, store: DataKeyStore) -> None:
+        """By one or by many, and never back: one that was given is not given again."""
         tid = a_key().tid
 
-        assert [add(store, tid, number) for number in (1, 1, 3, 2, 4)] == [True, False, False, True, False]
-        assert [key.number for key in store.data_keys.shelf(tid).keys] == [1, 2]
+        assert [add(store, tid, number) for number in (0, 7, 7, 6, 2**30)] == [False, True, False, False, True]
+        assert [key.number for key in store.data_keys.shelf(tid).keys] == [7, 2**30]
 
-    def test_the_first_key_may_have_any_number(self, store: DataKeyStore) -> None:
-        """So that a store which has lost its memory does not give a number again that somebody remembers."""
+    def test_who_has_not_seen_the_last_key_adds_none(self, store: DataKeyStore) -> None:
+        """Somebody was faster: what they have added may serve."""
         tid = a_key().tid
+        seen = store.data_keys.shelf(tid)
+        add(store, tid, 7)
 
-        assert [add(store, tid, number) for number in (0, 2**30, 1, 2**30 + 1)] == [False, True, False, True]
-        assert store.data_keys.shelf(tid).last == 2**30 + 1
+        assert not store.data_keys.add(tid, DataKey(9, "2026-11", WRAPPED), store=seen.store, after=seen.last)
+        assert store.data_keys.add(tid, DataKey(9, "2026-11", WRAPPED), store=seen.store, after=7)
 
     def test_of_several_who_add_the_same_number_one_does(self, store: DataKeyStore) -> None:
         """The others look again, and find the key that is there."""
@@ -117,7 +119,7 @@ class DataKeysContract:
         shelf = store.data_keys.shelf(tid)
 
         assert (shelf.store, True) == (store.data_keys.shelf(tid).store, len(shelf.store) >= 8)
-        assert not store.data_keys.add(tid, DataKey(2, "2026-11", WRAPPED), store=shelf.store + b"x")
+        assert not store.data_keys.add(tid, DataKey(2, "2026-11", WRAPPED), store=shelf.store + b"x", after=1)
 
     def test_a_closed_key_opens_and_seals_no_more(self, store: DataKeyStore, clock: FrozenClock) -> None:
         """It is told since when; and its owner seals with another."""

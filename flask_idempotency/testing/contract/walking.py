@@ -38,7 +38,8 @@ class AnswerStore(DataKeyStore, Protocol):
 
 def with_keys(store: AnswerStore, tid: bytes, *kids: str) -> list[SealedBy]:
     for number, kid in enumerate(kids, start=1):
-        assert store.data_keys.add(tid, DataKey(number, kid, b"wrapped"), store=store.data_keys.shelf(tid).store)
+        shelf = store.data_keys.shelf(tid)
+        assert store.data_keys.add(tid, DataKey(number, kid, b"wrapped"), store=shelf.store, after=shelf.last)
     return [SealedBy(kid, number) for number, kid in enumerate(kids, start=1)]
 
 
