@@ -71,7 +71,7 @@ class Usage:
     bytes: int = 0
     in_flight: int = 0
     new_keys: int = 0
-    """In the window that is open now."""
+    """In the window that is open now; of windows of several lengths, the most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Protocol
 
-from flask_idempotency.engine.errors import CorruptRecord, DataKeyGone
+from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, DataKeyGone, KeysUnavailable
 from flask_idempotency.engine.ports import Binding, Codec
 from flask_idempotency.engine.record import ERASED, Record
 from flask_idempotency.engine.upkeep import Answer, Answers, DataKeys
@@ -37,6 +37,8 @@ class Rotation:
     """Changed or removed by somebody else meanwhile, or wiped already: nothing to do."""
     unreadable: int = 0
     """Cannot be opened, so they stay as they are. A retry of their keys quarantines them."""
+    blocked: int = 0
+    """Of tenants whose data keys cannot be used: they stay as they are. `keys status` and the log say more."""
     closed: int = 0
     """Data keys that seal no more from now on."""
     retired: int = 0
@@ -53,6 +55,7 @@ class _Outcome(Enum):
     WIPED = "wiped"
     PASSED_OVER = "passed_over"
     UNREADABLE = "unreadable"
+    BLOCKED = "blocked"
 
 
 def rotate(
@@ -71,7 +74,10 @@ def rotate(
     completed under an old key from now on is sealed with a new one by whoever completes it. `pause` is called after every
     page. Run it once more after `grace` seconds, and it retires the data keys that are needed no more.
 
-    Raises `StoreUnavailable` when the store or the provider of keys does not answer; what was done until then stays.
+    A tenant whose data keys cannot be used keeps nobody else's answers from being sealed.
+
+    Raises `StoreUnavailable` when the store does not answer; what was done until then stays. Raises `ConfigurationError`
+    when the codec does not encrypt: it would store in clear what is sealed.
     """
     newest = ring.newest
     old = data_keys.others(newest)
@@ -81,11 +87,15 @@ def rotate(
             data_keys.close(tid, key.number)
             report = replace(report, closed=report.closed + 1)
     used: set[tuple[bytes, int]] = set()
+    blocked: set[bytes] = set()
     after: bytes | None = b""
     while after is not None:
         page = answers.walk(after=after, limit=batch, other_than=newest)
         for answer in page.answers:
-            outcome = _reseal(answer, answers, codec)
+            # Asked once for each tenant: whether it is one tenant's damage or everybody's outage, it will not be over soon.
+            outcome = _Outcome.BLOCKED if answer.key.tid in blocked else _reseal(answer, answers, codec)
+            if outcome is _Outcome.BLOCKED:
+                blocked.add(answer.key.tid)
             report = replace(report, **{outcome.value: getattr(report, outcome.value) + 1})
             if outcome not in (_Outcome.RESEALED, _Outcome.WIPED):
                 used |= _used_by(answer)
@@ -111,12 +121,20 @@ def _reseal(answer: Answer, answers: Answers, codec: Codec) -> _Outcome:
         result = codec.open(payload, binding)
     except CorruptRecord:
         return _Outcome.UNREADABLE
+    except KeysUnavailable:
+        return _Outcome.BLOCKED
     for _ in range(2):
         try:
             anew = codec.seal(result, binding)
+            if anew.sealed_by is None:
+                raise ConfigurationError(
+                    "Encryption is off: what is sealed would be stored in clear. Nothing was changed."
+                )
             return _Outcome.RESEALED if answers.replace(answer.key, payload, anew) else _Outcome.PASSED_OVER
         except DataKeyGone:
             codec.forget(answer.key)
+        except KeysUnavailable:
+            return _Outcome.BLOCKED
     return _Outcome.PASSED_OVER
 
 

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from flask_idempotency.engine.errors import DataKeyGone, StoreUnavailable
+from flask_idempotency.codec.keyring import KeyRing
+from flask_idempotency.engine.errors import ConfigurationError, DataKeyGone, StoreUnavailable
 from flask_idempotency.engine.ports import Binding, Codec
 from flask_idempotency.engine.quota import Drift, Quota
 from flask_idempotency.engine.record import ERASED, Payload
 from flask_idempotency.engine.result import Result
 from flask_idempotency.engine.sealing import Sealing
+from flask_idempotency.engine.upkeep import DataKey
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS, Rotation, rotate
 from flask_idempotency.testing.contract.examples import KEEP, a_key, found
 from tests.maintenance.conftest import ANSWER, Office
@@ -194,6 +196,36 @@ def test_no_replay_fails_while_it_runs(office: Office) -> None:
 
     assert ([], True) == (errors, len(reads) >= 0)
     assert (60, True) == (runs[0].resealed, runs[-1].done)
+
+
+def test_one_tenants_damaged_keys_keep_nobody_elses_answers_from_being_sealed(office: Office) -> None:
+    """
+    They are counted, and stay as they are; the others are sealed, all of them.
+    """
+    damaged, fine = office.answer(), [office.answer() for _ in range(3)]
+    office.turn(("2026", "2025"))
+    shelf = office.store.data_keys.shelf(damaged.tid)
+    broken = DataKey(shelf.last + 1, "2026", b"damaged")
+    office.store.data_keys.add(damaged.tid, broken, store=shelf.store, after=shelf.last)
+    report = office.rotate()
+
+    assert (3, 1, 0) == (report.resealed, report.blocked, report.unreadable)
+    assert ["2026"] * 3 == [office.kid(key) for key in fine]
+    assert ("2025", ANSWER) == (office.kid(damaged), office.opened(damaged))
+
+
+def test_nothing_is_ever_rotated_into_the_clear(office: Office) -> None:
+    """
+    A chore with the settings of another host, where encryption is off.
+    """
+    key = office.answer()
+    before = found(office.store, key)
+    office.turn(None)
+    office.ring = KeyRing({"2026": bytes(range(32))})
+    with pytest.raises(ConfigurationError):
+        office.rotate()
+
+    assert before == found(office.store, key)
 
 
 def test_two_runs_at_once_do_it_once(office: Office) -> None:

@@ -19,8 +19,8 @@ class _Books:
     unsettled: int = 0
     running: set[StorageKey] = field(default_factory=set)
     buckets: dict[float, tuple[int, int]] = field(default_factory=dict)
-    window: tuple[float, int] = (0.0, -1)
-    new_keys: int = 0
+    windows: dict[float, tuple[int, int]] = field(default_factory=dict)
+    """New keys, by the length of the window: its number, and how many it has seen."""
     limits: Quota = field(default_factory=Quota)
 
 
@@ -35,13 +35,11 @@ class MemoryLedger:
         with self._room.lock:
             books, now = self._of(tid), self._room.now()
             records, stored = self._kept(books, now)
-            seconds, number = books.window
-            open_now = seconds > 0 and window_of(int(now * 1_000_000), NewKeys(0, seconds))[0] == number
             return Usage(
                 records=books.unsettled + records,
                 bytes=stored,
                 in_flight=len(self._leases(books, now)),
-                new_keys=books.new_keys if open_now else 0,
+                new_keys=max((self._seen(books, NewKeys(0, seconds), now) for seconds in books.windows), default=0),
             )
 
     def limits(self, tid: bytes) -> Quota:
@@ -93,9 +91,8 @@ class MemoryLedger:
         if quota.in_flight is not None and len(leases) >= quota.in_flight:
             return OverQuota("in-flight", quota.in_flight, retry_after=min(leases, default=now) - now)
         if quota.new_keys is not None:
-            number, left = window_of(int(now * 1_000_000), quota.new_keys)
-            window = quota.new_keys.seconds, number
-            if (books.new_keys if books.window == window else 0) >= quota.new_keys.count:
+            _, left = window_of(int(now * 1_000_000), quota.new_keys)
+            if self._seen(books, quota.new_keys, now) >= quota.new_keys.count:
                 return OverQuota("new-keys", quota.new_keys.count, left / 1_000_000, quota.new_keys.seconds)
         return None
 
@@ -104,9 +101,8 @@ class MemoryLedger:
         books = self._of(tid)
         rate = quota.overlaid(books.limits).new_keys
         if rate is not None:
-            window = rate.seconds, window_of(int(now * 1_000_000), rate)[0]
-            books.new_keys = books.new_keys + 1 if books.window == window else 1
-            books.window = window
+            number, _ = window_of(int(now * 1_000_000), rate)
+            books.windows[rate.seconds] = number, self._seen(books, rate, now) + 1
 
     def entered(self, key: StorageKey, record: Record) -> None:
         """This record is there from now on."""
@@ -131,6 +127,10 @@ class MemoryLedger:
 
     def _of(self, tid: bytes) -> _Books:
         return self._books.setdefault(tid, _Books())
+
+    def _seen(self, books: _Books, rate: NewKeys, now: float) -> int:
+        number, seen = books.windows.get(rate.seconds, (-1, 0))
+        return seen if number == window_of(int(now * 1_000_000), rate)[0] else 0
 
     def _kept(self, books: _Books, now: float) -> tuple[int, int]:
         for edge in [edge for edge in books.buckets if edge <= now]:

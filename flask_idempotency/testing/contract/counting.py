@@ -293,6 +293,20 @@ class Counting:
         tenant.claim()
         assert tenant.usage.new_keys == 1
 
+    def test_windows_of_two_lengths_are_counted_apart(self, store: LedgerStore, clock: FrozenClock) -> None:
+        """While a setting is rolled out half of the processes have another one: neither limit is passed for it."""
+        tenant = Tenant(store)
+        clock.advance(60 - clock.now % 60 + 5)
+        for _ in range(2):
+            for seconds in (60, 30):
+                tenant.quota = Quota(new_keys=NewKeys(2, seconds))
+                tenant.claim()
+
+        for seconds in (60, 30):
+            tenant.quota = Quota(new_keys=NewKeys(2, seconds))
+            assert isinstance(tenant.ask(), OverQuota)
+        assert 2 == tenant.usage.new_keys
+
     def test_who_is_refused_is_told_when_to_come_again(self, store: LedgerStore, clock: FrozenClock) -> None:
         """When a lease ends, or the first answers do; the store cannot know more."""
         flying, full = Tenant(store, Quota(in_flight=1)), Tenant(store, Quota(records=1))

@@ -32,7 +32,7 @@ def rotate_command(as_json: bool) -> None:
         with _dots("answers") as pause:
             report = rotate(answers, data_keys, built().codec, _ring(), pause=pause)
     click.echo(json.dumps({**asdict(report), "done": report.done}) if as_json else _rotated(report))
-    if report.unreadable:
+    if report.unreadable or report.blocked:
         raise SystemExit(NOT_IN_ORDER)
 
 
@@ -92,6 +92,8 @@ def _rotated(report: Rotation) -> str:
         said.append(
             f"Cannot be opened: {report.unreadable}. `flask idempotency keys status` says whether a key is missing in the ring."
         )
+    if report.blocked:
+        said.append(f"Left alone, because their tenants' data keys cannot be used for now: {report.blocked}.")
     if not report.done:
         said.append(f"Run it once more after {GRACE_SECONDS / 60:g} minutes: then the old data keys go as well.")
     return "\n".join(said)

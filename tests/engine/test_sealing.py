@@ -1,0 +1,196 @@
+"""Keys that cannot be had, or are gone: before the claim, after the work, and in the middle of a transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.engine.engine import Engine
+from flask_idempotency.engine.errors import DataKeyGone, KeysUnavailable, StoreUnavailable
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import Claimed, Erased, OverQuota, Replayed
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.ports import Binding
+from flask_idempotency.engine.quota import Quota, Usage
+from flask_idempotency.engine.record import ERASED, Payload, State
+from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.sealing import TRIES, Sealing
+from flask_idempotency.testing.contract.examples import found
+from tests.engine.conftest import House
+from tests.engine.test_transactions import Book
+
+PAID = Result(201, body=b"paid")
+
+
+@dataclass
+class Keys(EnvelopeCodec):
+    """Whose keys can be taken away. `log` is what was asked of it."""
+
+    away: bool = False
+    log: list[str] = field(default_factory=list)
+    error: type[Exception] = KeysUnavailable
+
+    def __post_init__(self) -> None:
+        EnvelopeCodec.__init__(self)
+
+    def prepare(self, key: StorageKey) -> None:
+        self._ask("prepare")
+
+    def seal(self, result: Result, binding: Binding) -> Payload:
+        self._ask("seal")
+        return super().seal(result, binding)
+
+    def forget(self, key: StorageKey) -> None:
+        self.log.append("forget")
+
+    def _ask(self, what: str) -> None:
+        self.log.append(what)
+        if self.away:
+            raise self.error("the key service is away")
+
+
+@pytest.fixture
+def keys(house: House) -> Keys:
+    keys = Keys()
+    house.around = replace(house.around, codec=keys)
+    house.engine = Engine(house.around)
+    return keys
+
+
+@pytest.fixture
+def book(house: House, keys: Keys) -> Book:
+    book = Book(house.store)
+    house.policy = Policy(effects="transactional")
+    house.around = replace(house.around, transactions=book)
+    house.engine = Engine(house.around)
+    return book
+
+
+def test_nothing_is_claimed_without_keys(house: House, keys: Keys) -> None:
+    """
+    What could not be stored must not be begun.
+    """
+    keys.away = True
+    with pytest.raises(KeysUnavailable):
+        house.claim()
+
+    assert ([], ["prepare"]) == (house.store.calls, keys.log)
+
+
+def test_without_keys_nobody_is_taken_over(house: House, keys: Keys) -> None:
+    """
+    The first owner's answer may be waiting for the same keys: its record stays its own, and takes the answer then.
+    """
+    house.policy = Policy(effects="deduplicated")
+    first = house.won()
+    keys.away = True
+    first.complete(PAID)
+    house.clock.advance(house.policy.lease + 1)
+    with pytest.raises(KeysUnavailable):
+        house.claim()
+    keys.away = False
+    house.pass_time(60)
+
+    outcome = house.claim()
+    assert isinstance(outcome, Replayed)
+    assert PAID == outcome.answer.result
+
+
+def test_an_answer_waits_for_its_keys_and_its_key_is_not_released(house: House, keys: Keys) -> None:
+    """
+    The effect has happened, and the client has its answer.
+    """
+    claim = house.won()
+    keys.away = True
+    claim.complete(PAID)
+
+    assert State.PROCESSING is found(house.store, house.key).state
+    assert ["ClaimGranted", "SettlementDelayed"] == house.told()
+    keys.away = False
+    house.pass_time(60)
+    assert State.COMPLETED is found(house.store, house.key).state
+
+
+@pytest.mark.parametrize("error", (KeysUnavailable, StoreUnavailable, RuntimeError))
+def test_rows_are_rolled_back_when_their_answer_cannot_be_sealed(
+    house: House, keys: Keys, book: Book, error: type[Exception]
+) -> None:
+    """
+    Before the session is left: whoever commits it afterwards must find nothing, for the key will be free again.
+    """
+    claim = house.won()
+    keys.away, keys.error = True, error
+    with pytest.raises(error):
+        claim.complete(PAID)
+
+    assert ["join", "roll back", "leave"] == book.log
+
+
+def test_rows_are_rolled_back_when_the_store_forgets_every_key(
+    house: House, keys: Keys, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The transaction itself leaves them, so that it can be tried again; and that is given up.
+    """
+    claim = house.won()
+
+    def gone(*payloads: object, **options: object) -> None:
+        raise DataKeyGone("forgotten", erased=False)
+
+    monkeypatch.setattr(book, "settle", gone)
+    with pytest.raises(StoreUnavailable):
+        claim.complete(PAID)
+
+    assert ["join", "roll back", "leave"] == book.log
+    assert TRIES == keys.log.count("forget")
+
+
+def test_an_answer_whose_tenant_was_erased_is_kept_as_done(house: House, keys: Keys) -> None:
+    """
+    And nothing else of it: its retries are told that it was erased.
+    """
+    kept: list[Payload] = []
+    binding = Binding(house.key, b"t" * 16, 1, b"f")
+    sealing = Sealing(keys, [binding], PAID)
+
+    def store(key: StorageKey, payload: Payload) -> None:
+        if payload.sealed_by is None:
+            raise DataKeyGone("erased", erased=True)
+        kept.append(payload)
+
+    sealing.writing(store)(house.key)
+
+    assert [Payload(b"", 201, True, 0, ERASED)] == kept
+    assert (201, False, 0) == (sealing.status, sealing.kept, sealing.byte_size)
+
+
+def test_an_erased_answer_is_an_outcome_of_its_own(house: House, keys: Keys) -> None:
+    """
+    Neither a replay nor a miss; and it is told.
+    """
+    house.won().complete(PAID)
+    house.store._store.data_keys.destroy(house.key.tid)
+
+    assert Erased() == house.claim()
+    assert "ErasedRefused" == house.told()[-1]
+
+
+def test_during_a_rotation_of_secrets_only_what_is_new_under_the_newest_counts(house: House) -> None:
+    """
+    A host that has dropped the old secret knows the key by its new name alone: to one that lists both it is no new key.
+    """
+    quota, ledger = Quota(records=1), house.store._store.ledger
+    new, old = house.request(), house.request(identity=1)
+    alone = house.engine.claim(new, house.policy, quota=quota)
+    assert isinstance(alone, Claimed)
+    alone.held.complete(PAID)
+    for _ in range(3):
+        assert isinstance(house.engine.claim(new, house.policy, former=[old], quota=quota), Replayed)
+
+    assert (1, Usage()) == (ledger.usage(new.key.tid).records, ledger.usage(old.key.tid))
+    other = house.request("another"), house.request("another", identity=1)
+    refused = house.engine.claim(other[0], house.policy, former=[other[1]], quota=quota)
+    assert isinstance(refused, OverQuota)
+    assert [None, None] == [house.store.read(each.key) for each in other]
