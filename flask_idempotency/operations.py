@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
+from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.ports import Schema
 from flask_idempotency.engine.quota import Quota, Usage
 from flask_idempotency.engine.upkeep import Answers, DataKeys, Ledger
@@ -95,9 +96,25 @@ def keys_status(ring: Ring, answers: Answers, data_keys: DataKeys) -> KeysReport
     )
 
 
+def holds_sealed(data_keys: DataKeys, tids: Iterable[bytes]) -> bool:
+    """Whether anything was ever encrypted for this tenant, whatever the settings say of what is stored from now on."""
+    return any(data_keys.shelf(tid).last for tid in tids)
+
+
 def shred(data_keys: DataKeys, tids: Iterable[bytes]) -> int:
-    """Erase the answers of a tenant, under all that stands for it. Returns how many data keys it had."""
-    return sum(data_keys.destroy(tid) for tid in tids)
+    """Erase the answers of a tenant, under all that stands for it. Returns how many data keys it had.
+
+    Raises `StoreUnavailable` when one of them may be left, or is still remembered by a cache; the others are erased.
+    """
+    destroyed, failures = 0, []
+    for tid in tids:
+        try:
+            destroyed += data_keys.destroy(tid)
+        except StoreUnavailable as error:
+            failures.append(error)
+    if failures:
+        raise StoreUnavailable(" ".join(dict.fromkeys(map(str, failures)))) from failures[0]
+    return destroyed
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from base64 import b64encode
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def test_a_shredded_tenants_retries_are_410_and_nobody_elses() -> None:
 
     told = run(world, *SHRED)
 
-    assert (0, True) == (told.exit_code, told.output.startswith("Data keys destroyed: 1. Every stored answer"))
+    assert (0, True) == (told.exit_code, told.output.startswith("Data keys destroyed: 1.\nEvery encrypted answer"))
     assert [410, 200] == [paid(world, tenant) for tenant in ("acme", "globex")]
     assert ["acme", "globex"] == world.runs
 
@@ -64,6 +65,7 @@ def test_it_tells_that_records_stay_and_what_of_backups() -> None:
     said = run(shop(), *SHRED).output
 
     assert "Its records stay" in said
+    assert "Answers that were stored in plain are not given any more either, and stay readable" in said
     assert "Backups made before hold the same data keys" in said
 
 
@@ -85,7 +87,8 @@ def test_machines_get_one_object_and_repeating_it_is_harmless() -> None:
 
     told = [run(world, *SHRED, "--json") for _ in range(2)]
 
-    assert [(0, {"data_keys": 1}), (0, {"data_keys": 0})] == [
+    rest = {"secrets": 1, "cache_unknown": False}
+    assert [(0, {"data_keys": 1, **rest}), (0, {"data_keys": 0, **rest})] == [
         (each.exit_code, json.loads(each.stdout)) for each in told
     ]
     assert 410 == paid(world)
@@ -103,25 +106,87 @@ def test_during_a_rotation_of_the_secret_the_tenant_is_shredded_under_every_one(
     assert [410, 410] == [paid(each) for each in (world, before)]
 
 
-@pytest.mark.parametrize(
-    ("world", "remedy"),
-    (
-        pytest.param(lambda: shop(encryption="off"), "set IDEMPOTENCY_ENCRYPTION to on", id="off"),
-        pytest.param(
-            lambda: shop(store=FaultyStore(MemoryStore()), encryption="off"), "set IDEMPOTENCY_ENCRYPTION", id="store"
-        ),
-    ),
-)
-def test_where_nothing_is_encrypted_it_is_refused_with_a_remedy(world: Any, remedy: str) -> None:
+def test_it_tells_under_which_secrets_it_looked() -> None:
+    """
+    Under one that is no longer listed the tenant has data keys of its own, and what they sealed is still replayed.
+    """
+    before = shop(secret=["old"])
+    world = shop(store=before.store, secret=["new"])
+
+    told = run(world, *SHRED)
+
+    assert "Secrets looked under: 1. What was claimed under any other has data keys of its own" in told.output
+    assert [410, 200] == [paid(each) for each in (world, before)]
+    whole = new_world(Flask("tests.web.app"), store=before.store, encryption="on", key_ring=RING, secret=["new", "old"])
+    assert "Secrets looked under: 2." in run(whole, *SHRED).output
+    assert 410 == paid(before)
+
+
+def test_the_help_says_where_to_run_it() -> None:
+    said = " ".join(run(shop(), "--help").output.split())
+
+    assert "every secret is listed that was in use within the last `keep`" in said
+    assert "where IDEMPOTENCY_REDIS_URL is set" in said
+
+
+def test_it_tells_that_a_cache_which_is_not_known_here_was_not_told(tmp_path: Path) -> None:
+    """
+    An administrator's host may have the database only. Where there can be no cache, nothing is said of one.
+    """
+    world = new_world(
+        Flask("tests.web.app"),
+        store=f"sqlite:///{tmp_path / 'records.db'}",  # type: ignore[arg-type]
+        encryption="on",
+        key_ring=RING,
+    )
+    assert 0 == world.app.test_cli_runner().invoke(args=["idempotency", "db", "upgrade"]).exit_code
+
+    assert "IDEMPOTENCY_REDIS_URL is not set here, so no cache was told" in run(world, *SHRED).output
+    assert json.loads(run(world, *SHRED, "--json").stdout)["cache_unknown"]
+    assert "IDEMPOTENCY_REDIS_URL" not in run(shop(), *SHRED).output
+
+
+@pytest.mark.parametrize("ring", (RING, None), ids=("with a ring", "without its ring"))
+def test_what_was_sealed_is_shredded_after_encryption_was_switched_off(ring: Any) -> None:
+    """
+    The data keys are still there, whatever the settings say of what is stored from now on.
+    """
+    before = shop()
+    world = switched_off(before, key_ring=ring)
+
+    told = [run(world, *SHRED) for _ in range(2)]
+
+    assert [(0, True), (0, True)] == [(each.exit_code, "destroyed" in each.output) for each in told]
+    assert [410, 410] == [paid(each) for each in (world, before)]
+
+
+def switched_off(before: World, **settings: Any) -> World:
+    """The same shop, which encrypts no more."""
+    world = new_world(Flask("tests.web.app"), store=before.store, init=False, encryption="off", **settings)
+    world.idempotency.tenant_loader(lambda: request.headers.get("X-Tenant"))
+    world.idempotency.init_app(world.app)
+    world.view()(lambda: "paid again")
+    return world
+
+
+def test_where_nothing_was_ever_encrypted_it_is_refused_with_a_remedy() -> None:
     """
     Without asking, and without having done anything.
     """
-    shopped = world()
+    world = switched_off(shop(encryption="off"))
 
-    told = run(shopped, *SHRED[:-1])
+    told = run(world, *SHRED[:-1])
 
-    assert (1, "", True) == (told.exit_code, told.stdout, remedy in told.stderr)
-    assert 200 == paid(shopped)
+    assert (1, "", True) == (told.exit_code, told.stdout, "set IDEMPOTENCY_ENCRYPTION to on" in told.stderr)
+    assert 200 == paid(world)
+
+
+def test_a_store_that_keeps_no_data_keys_is_refused() -> None:
+    world = new_world(Flask("tests.web.app"), store=FaultyStore(MemoryStore()))  # type: ignore[arg-type]
+
+    told = run(world, *SHRED)
+
+    assert (1, True) == (told.exit_code, "keeps no data keys" in told.stderr)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +216,32 @@ def test_a_store_that_is_down_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(type(world.store.data_keys), "destroy", down)
 
     assert (2, "Error: no answer\n") == ((told := run(world, *SHRED)).exit_code, told.stderr)
+
+
+def test_a_cache_that_did_not_hear_is_exit_code_2_and_the_remedy_works(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    The keys are gone by then, under every secret: the first that fails must not keep the others.
+    """
+    before = shop()
+    world = shop(store=before.store, secret=["new", "s"])
+    destroy = type(world.store.data_keys).destroy
+
+    def unheard(self: Any, tid: bytes) -> int:
+        destroy(self, tid)
+        raise StoreUnavailable("The data keys are destroyed, and the cache did not hear of it: repeat this.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(world.store.data_keys), "destroy", unheard)
+        told = run(world, *SHRED)
+
+    assert 2 == told.exit_code
+    assert "Error: The data keys are destroyed, and the cache did not hear of it: repeat this.\n" == told.stderr
+    (record,) = [record for record in caplog.records if getattr(record, "event", "") == "purge-unfinished"]
+    assert "acme" not in str(vars(record))
+    assert [410, 410] == [paid(each) for each in (world, before)]
+    assert 0 == run(world, *SHRED).exit_code
 
 
 def test_it_is_told_to_the_log_and_names_nobody(caplog: pytest.LogCaptureFixture) -> None:
