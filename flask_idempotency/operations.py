@@ -127,9 +127,9 @@ class TenantUsage:
 
 
 def quota_show(ledger: Ledger, tids: Sequence[bytes], *, name: str | None) -> TenantUsage:
-    """What a tenant has under all that stands for it: during the rotation of a secret the same is counted under both.
+    """What a tenant has under all that stands for it: a key is counted under the secret that is the newest to its host.
 
-    So the larger number of each is told: that is the one which meets its limit.
+    During a rotation those are two, and a recount finds a key under both. So the larger number of each is told.
     """
     usages = [asdict(ledger.usage(tid)) for tid in tids]
     most = {count: max(usage[count] for usage in usages) for count in usages[0]}

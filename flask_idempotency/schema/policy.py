@@ -96,7 +96,10 @@ class PolicySchema(Schema):
     )
     on_store_down = fields.String(
         validate=validate.OneOf(["refuse", "allow"], error="must be one of: {choices}."),
-        metadata={"doc": "Without a store: refuse keyed requests (503), or run them unprotected, visibly."},
+        metadata={
+            "doc": "Without a store: refuse keyed requests (503), or run them unprotected, visibly. Without the "
+            "keys of encrypted answers they are refused in any case."
+        },
     )
     keep_statuses = Statuses(metadata={"doc": 'Statuses stored in any case: numbers and classes such as "5xx".'})
     release_statuses = Statuses(metadata={"doc": "Statuses after which the key may run again."})

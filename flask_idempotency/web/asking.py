@@ -10,7 +10,13 @@ from typing import assert_never
 from flask import Flask, Request
 
 from flask_idempotency.engine.engine import Outcome, Replay
-from flask_idempotency.engine.errors import AnswerUnavailable, CorruptRecord, InvalidKey, StoreUnavailable
+from flask_idempotency.engine.errors import (
+    AnswerUnavailable,
+    CorruptRecord,
+    InvalidKey,
+    KeysUnavailable,
+    StoreUnavailable,
+)
 from flask_idempotency.engine.events import ReplayForbidden, ReplayServed, StoreFailed
 from flask_idempotency.engine.key import Scope, StorageKey, one_key, parse_key
 from flask_idempotency.engine.outcome import Claimed, Erased, InFlight, Mismatched, OverQuota, Replayed, Unknown
@@ -139,7 +145,9 @@ class Asking:
 
     def _store_failed(self, visit: Visit, error: StoreUnavailable) -> Answer | None:
         name = type(error.__cause__ or error).__name__
-        allowed = visit.policy.on_store_down == "allow" and not isinstance(error, AnswerUnavailable)
+        # Neither of these says that the store is away: what runs past it now, it would let run again.
+        known = isinstance(error, AnswerUnavailable | KeysUnavailable)
+        allowed = visit.policy.on_store_down == "allow" and not known
         self._desk.observers(StoreFailed(visit.record, visit.operation, error=name, unprotected=allowed))
         if not allowed:
             self._outages.refused(visit.operation, error)

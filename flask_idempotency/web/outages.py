@@ -9,7 +9,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Final
 
-from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.errors import KeysUnavailable, StoreUnavailable
 
 INTERVAL_SECONDS: Final = 10
 """An outage lasts minutes: a line every ten seconds shows when it began and ended, and drowns nothing."""
@@ -39,8 +39,9 @@ class OutageLog:
             self._next = now + INTERVAL_SECONDS
             more, self._suppressed = self._suppressed, 0
         _log.warning(
-            "%s was refused with 503: the store is not available (%s)%s",
+            "%s was refused with 503: the %s is not available (%s)%s",
             operation,
+            "key provider" if isinstance(error, KeysUnavailable) else "store",
             _named(error.__cause__ or error),
             f"; {more} more since the last such line" if more else "",
         )

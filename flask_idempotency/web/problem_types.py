@@ -130,9 +130,10 @@ _ROWS = (
             "carried out twice."
         ),
         guide=(
-            "The service could not reach the place where it remembers idempotency keys. Most such requests were not "
-            "begun; where records and changes are kept together, one may have been, and then either both were kept or "
-            "neither. It is safe to retry with the same key, and only with the same key, after Retry-After."
+            "The service could not reach the place where it remembers idempotency keys, or the keys that answers are "
+            "encrypted with. Most such requests were not begun; where records and changes are kept together, one may have "
+            "been, and then either both were kept or neither. It is safe to retry with the same key, and only with the "
+            "same key, after Retry-After."
         ),
         retry=True,
         stripe_type="api_error",
