@@ -12,7 +12,7 @@ from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Unknown
 from flask_idempotency.engine.quota import Drift, Quota, Usage
-from flask_idempotency.engine.record import CORRUPT, OnLapse, State
+from flask_idempotency.engine.record import CORRUPT, OnLapse, Payload, State
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
@@ -65,9 +65,8 @@ def test_a_condemned_record_has_no_time_to_live(
     assert Unknown(CORRUPT) == store.claim(a_request(key), token=a_token(), lease=LEASE)
 
 
-@pytest.mark.parametrize("verb", ("complete", "release"))
-def test_whoever_settles_a_condemned_record_takes_it_out(
-    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, verb: str
+def test_whoever_completes_a_condemned_record_takes_it_out(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """
     By its token, as any other that is quarantined; nobody else's.
@@ -76,16 +75,82 @@ def test_whoever_settles_a_condemned_record_takes_it_out(
     token = stand(store, clock, key, "completed")
     store.condemn(key, PAYLOAD)
     with pytest.raises(LeaseLost):
-        store.release(key, a_token())
-    if verb == "release":
-        store.release(key, token)
-        assert store.read(key) is None
-    else:
-        store.complete(key, token, OTHER_PAYLOAD, keep=KEEP)
-        assert (State.COMPLETED, OTHER_PAYLOAD) == (found(store, key).state, found(store, key).payload)
-        assert redis_client.pttl(layout.keys(key)[0]) > 0
+        store.complete(key, a_token(), OTHER_PAYLOAD, keep=KEEP)
+    store.complete(key, token, OTHER_PAYLOAD, keep=KEEP)
 
+    assert (State.COMPLETED, OTHER_PAYLOAD) == (found(store, key).state, found(store, key).payload)
+    assert redis_client.pttl(layout.keys(key)[0]) > 0
     assert redis_client.zcard(layout.keys(key)[2]) == 0
+
+
+def owners_word(store: RedisStore, key: StorageKey, token: bytes) -> set[type[Exception] | None]:
+    """What an owner hears who would have its record otherwise than completed."""
+    calls: list[Any] = [
+        lambda: store.release(key, token),
+        lambda: store.hold(key, token, "why"),
+        lambda: store.mark(key, token),
+    ]
+    heard = set[type[Exception] | None]()
+    for call in calls:
+        try:
+            call()
+            heard.add(None)
+        except (LeaseLost, CorruptRecord) as error:
+            heard.add(type(error))
+    return heard
+
+
+@pytest.mark.parametrize("how", ("condemned", "cut short", "nothing of it left", "its state damaged"))
+def test_no_owner_releases_what_was_completed(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, how: str
+) -> None:
+    """
+    However little of the answer is left, the payment was made: not a byte changes, and the key does not run again.
+    """
+    key = a_key()
+    token = stand(store, clock, key, "completed")
+    name, data = layout.keys(key)[0], stored(redis_client, key)
+    match how:
+        case "condemned":
+            store.condemn(key, PAYLOAD)
+        case "its state damaged":
+            redis_client.set(name, bytes((data[0] | 0x18,)) + data[1:])
+        case _:
+            end = data.index(PAYLOAD.data) - 2
+            redis_client.set(name, data[: end + (how == "cut short")])
+            with pytest.raises(CorruptRecord):
+                store.claim(a_request(key), token=a_token(), lease=LEASE)
+    before = stored(redis_client, key)
+
+    assert {LeaseLost} == owners_word(store, key, token)
+    assert before == stored(redis_client, key)
+
+
+def test_an_answer_without_time_and_status_is_one(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """
+    A consumer's result may have no status, and take less than a millisecond.
+    """
+    key, token, bare = a_key(), a_token(), Payload(b"", 0, True, 0)
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    store.complete(key, token, bare, keep=KEEP)
+    store.condemn(key, bare)
+
+    assert {LeaseLost} == owners_word(store, key, token)
+
+
+def test_a_quarantine_whose_reason_is_cut_short_is_not_released(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """
+    Nobody can say whether an answer stood behind it.
+    """
+    key = a_key()
+    token = stand(store, clock, key, "quarantined")
+    redis_client.set(layout.keys(key)[0], stored(redis_client, key)[:-3])
+
+    assert {CorruptRecord} == owners_word(store, key, token)
 
 
 def test_condemning_moves_what_is_counted(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
@@ -190,18 +255,3 @@ def test_another_status_is_another_payload(store: RedisStore, clock: FrozenClock
         store.condemn(key, replace(PAYLOAD, **changed))
 
     assert found(store, key).state is State.COMPLETED
-
-
-def test_a_condemned_records_fence_still_counts(
-    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
-) -> None:
-    """
-    After its release the key runs with a higher one.
-    """
-    key = a_key()
-    token = stand(store, clock, key, "completed")
-    before = found(store, key).fence
-    store.condemn(key, PAYLOAD)
-    store.release(key, token)
-
-    assert granted(store.claim(a_request(key), token=a_token(), lease=LEASE)).fence > before

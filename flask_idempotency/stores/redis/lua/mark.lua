@@ -9,8 +9,9 @@ local record, refusal = owned(token)
 if not record then
   return refusal
 end
-if record.state == COMPLETED then
-  return 'LOST'
+local done = answered(record)
+if done then
+  return done
 end
 if record.state == PROCESSING and record.takeover then
   redis.call('PERSIST', KEYS[1]) -- Even when it is full: see owner.lua.

@@ -9,8 +9,9 @@ local record, refusal = owned(token)
 if not record then
   return refusal
 end
-if record.state == COMPLETED then
-  return 'LOST'
+local done = answered(record)
+if done then
+  return done
 end
 leave_indexes(record, name)
 redis.call('DEL', KEYS[1])
