@@ -87,12 +87,14 @@ SPOILT: dict[str, tuple[Standing, dict[str, Any]]] = {
     "no status": ("completed", {"status": None}),
     "no size": ("completed", {"byte_size": None}),
     "no end": ("completed", {"completed_at": None}),
+    "over before it began": ("completed", {"expires_at": 1}),
+    "begun after it is over": ("completed", {"completed_at": 1 << 62}),
     "no number of its key": ("completed", {"key_id": "2026-11"}),
     "no id of its key": ("completed", {"data_key": 1}),
 }
 
 
-READABLE_AFTERWARDS = {"no expiry"}
+READABLE_AFTERWARDS = {"no expiry", "over before it began", "begun after it is over"}
 
 
 @pytest.mark.parametrize("spoilt", list(SPOILT))
@@ -184,7 +186,9 @@ def test_what_cannot_be_written_is_refused_all_the_same(
     assert before == row(make_engine, key)
 
 
-@pytest.mark.parametrize("spoilt", ("unknown state", "no state", "short token", "long token"))
+@pytest.mark.parametrize(
+    "spoilt", ("unknown state", "no state", "short token", "long token", "over before it began", "no end")
+)
 def test_what_cannot_be_ours_is_corrupt_to_its_owner_too(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, spoilt: str
 ) -> None:

@@ -100,9 +100,16 @@ def if_as_seen(dialect: Dialect, condition: ColumnElement[bool]) -> Update:
     return update(records).where(_r.rid == free)
 
 
+def has_answer() -> ColumnElement[bool]:
+    """In whatever state it is: only what completes a row puts one there, and only a new claim takes it away."""
+    return _r.answer.is_not(None)
+
+
 def is_absent(dialect: Dialect) -> ColumnElement[bool]:
     """Of a row that is there: whether it is nobody's any more."""
-    expired = and_(_r.state.in_((word(COMPLETED), word(FAILED))), _r.expires_at <= dialect.now)
+    # A life that ended before it began is a flipped bit, and says nothing of when it ends.
+    over = and_(_r.expires_at <= dialect.now, _r.expires_at >= _r.completed_at)
+    expired = and_(_r.state.in_((word(COMPLETED), word(FAILED))), over)
     return or_(_r.state == word(RELEASED), expired)
 
 

@@ -23,6 +23,7 @@ from sqlalchemy import (
     bindparam,
     case,
     exists,
+    func,
     null,
     select,
 )
@@ -40,7 +41,9 @@ def complete(
 ) -> ReturningUpdate[Any] | Select[Any]:
     """The answer is there and will be kept this long. Returns the fence; the row but for its answer, if it `tells`."""
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
-    ends = now + duration("keep")
+    # By a clock that was set back meanwhile it would be over before it began, as no row of ours is.
+    begins: ColumnElement[int] = getattr(func, dialect.greatest)(now, _r.requested_at)
+    ends = begins + duration("keep")
     if counted:
         ends = case((_r.counted == ONE, _next_edge(ends)), else_=ends)
     else:
@@ -50,7 +53,7 @@ def complete(
     completed = statement.values(
         state=bindparam("my_state", type_=String),
         lease_until=null(),
-        completed_at=now,
+        completed_at=begins,
         expires_at=ends,
         status=bindparam("my_status", type_=_r.status.type),
         byte_size=bindparam("my_byte_size", type_=BigInteger),

@@ -116,7 +116,7 @@ class Row(NamedTuple):
 def row_of(columns: Sequence[Any]) -> Row:
     """The row that these columns are. Raises `CorruptRecord` for what is not ours: it is never taken for absent."""
     row = Row(*columns)
-    check_standing(row.state, row.token, row.expires_at)
+    check_standing(row.state, row.token, row.completed_at, row.expires_at)
     if row.on_lapse not in _RULES or not _is_bytes(row.fingerprint, FINGERPRINT_BYTES):
         raise CorruptRecord("the row's rule or its fingerprint is none of ours")
     numbers = row.fence, row.attempt, row.requested_at, row.counted, row._deadline
@@ -137,12 +137,14 @@ def completed_row(columns: Any, answer: bytes) -> Row:
     return row_of(Row(answer=answer, **columns._mapping))
 
 
-def check_standing(state: object, token: object, expires_at: object) -> None:
+def check_standing(state: object, token: object, completed_at: object, expires_at: object) -> None:
     """Raises `CorruptRecord` unless a row with these can be ours."""
     if state not in STATES or not _is_bytes(token, TOKEN_BYTES):
         raise CorruptRecord("the row's state or its token is none of ours")
     if state in (COMPLETED, FAILED, RELEASED) and not isinstance(expires_at, int):
         raise CorruptRecord("the row says that it has ended, and does not say until when it is kept")
+    if state in (COMPLETED, FAILED) and not _follows(expires_at, completed_at):
+        raise CorruptRecord("the row says that its answer's life was over before it began")
 
 
 def gone(state: str, expires_at: int | None, now: int) -> bool:
@@ -152,6 +154,11 @@ def gone(state: str, expires_at: int | None, now: int) -> bool:
     return state in (COMPLETED, FAILED) and expires_at is not None and expires_at <= now
 
 
+def condemned(state: str, reason: str | None, *, answered: bool) -> bool:
+    """Whether a row was completed, or may have been, before it was quarantined: to its owner it is completed."""
+    return state == QUARANTINED and (answered or reason == CORRUPT)
+
+
 def escape(text: str) -> str:
     """This text in letters that every database takes. No two texts become one."""
     return _REFUSED.sub(lambda found: f"␛{ord(found[0]):04x}", text)
@@ -159,6 +166,10 @@ def escape(text: str) -> str:
 
 def unescape(text: str) -> str:
     return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
+
+
+def _follows(later: object, earlier: object) -> bool:
+    return isinstance(later, int) and isinstance(earlier, int) and earlier <= later
 
 
 def _is_bytes(value: object, size: int) -> bool:

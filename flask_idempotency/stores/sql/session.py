@@ -25,7 +25,7 @@ from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import Payload, Record
 from flask_idempotency.stores.sql.completing import answer_of, facts_of
 from flask_idempotency.stores.sql.dialects import SQLITE
-from flask_idempotency.stores.sql.rows import completed_row
+from flask_idempotency.stores.sql.rows import completed_row, condemned
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, PROCESSING, QUARANTINED
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.stores.sql.transaction import SessionTransaction, is_writing, refuse_autocommit
@@ -174,7 +174,7 @@ class SessionTransactions:
         if connection.execute(self._store.statements.mark_early, parameters).one_or_none() is not None:
             return
         standing = connection.execute(self._store.statements.standing, parameters).one_or_none()
-        if standing is None or standing.token != token or standing.state != QUARANTINED:
+        if standing is None or standing.token != token or standing.state != QUARANTINED or _is_condemned(standing):
             raise LeaseLost("the record belongs to somebody else, or is settled")
 
     def is_base(self, engine: Engine) -> bool:
@@ -204,11 +204,13 @@ class SessionTransactions:
         return self._store.read(key)
 
     def is_completed(self, key: StorageKey, token: bytes) -> bool:
-        """Whether this token has completed the record, though the answer's life may be over by now."""
+        """Whether this token has completed the record, though its life may be over by now, or nobody can read it."""
         parameters = {"my_rid": key.rid, "now": self._now()}
         statement = self._store.statements.standing
         found = self._store.database.run(lambda connection: connection.execute(statement, parameters).one_or_none())
-        return found is not None and found.token == token and found.state in (COMPLETED, FAILED)
+        if found is None or found.token != token:
+            return False
+        return found.state in (COMPLETED, FAILED) or (found.state == QUARANTINED and bool(found.answered))
 
     def tell(self, completed: Sequence[tuple[StorageKey, Record | None]]) -> None:
         for key, record in completed:
@@ -240,3 +242,7 @@ class SessionTransactions:
                 "flush() to see generated values): the rows are committed together with the answer.",
                 operation,
             )
+
+
+def _is_condemned(standing: Any) -> bool:
+    return condemned(standing.state, standing.reason, answered=standing.answered)

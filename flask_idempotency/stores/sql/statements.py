@@ -26,9 +26,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
 
+from flask_idempotency.engine.record import CORRUPT
 from flask_idempotency.stores.sql.clauses import (
     columns,
     duration,
+    has_answer,
     has_lapsed,
     if_as_seen,
     inserted,
@@ -68,7 +70,8 @@ def read(dialect: Dialect) -> Select[Any]:
 
 def standing(dialect: Dialect) -> Select[Any]:
     """As much of the row as tells an owner why its write found nothing to change."""
-    return select(_r.state, _r.token, _r.expires_at, _r.counted, dialect.now.label("now")).where(is_mine())
+    facts: list[ColumnElement[Any]] = [_r.state, _r.token, _r.expires_at, _r.completed_at, _r.counted]
+    return select(*facts, _r.reason, has_answer().label("answered"), dialect.now.label("now")).where(is_mine())
 
 
 def renew(dialect: Dialect) -> ReturningUpdate[Any]:
@@ -91,9 +94,13 @@ def mark_early(dialect: Dialect) -> ReturningUpdate[Any]:
 
 
 def release(dialect: Dialect) -> ReturningUpdate[Any]:
-    """The key is free again. The row stays for a day: it is absent to everybody but an auditor."""
+    """The key is free again. The row stays for a day: it is absent to everybody but an auditor.
+
+    Not so a condemned one: whether its answer can be read or not, the work was done.
+    """
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
-    return statement.values(
+    uncondemned = statement.where(~has_answer(), _r.reason.is_distinct_from(word(CORRUPT)))
+    return uncondemned.values(
         state=word(RELEASED),
         lease_until=null(),
         expires_at=now + literal_column(str(RELEASED_KEEP), BigInteger),

@@ -32,6 +32,7 @@ from flask_idempotency.stores.sql.rows import (
     FINGERPRINT_BYTES,
     TOKEN_BYTES,
     check_standing,
+    condemned,
     escape,
     gone,
     row_of,
@@ -190,13 +191,14 @@ def _is_settled(found: Any | None, token: bytes, done: tuple[str, ...], *, absen
         raise LeaseLost("the record is gone")
     if found.token != token:
         raise LeaseLost("the record belongs to somebody else")
-    if found.state not in done and found.state in (COMPLETED, FAILED):
+    completed = found.state in (COMPLETED, FAILED) or condemned(found.state, found.reason, answered=found.answered)
+    if completed and COMPLETED not in done:
         raise LeaseLost("the record is completed")
     return found.state in done
 
 
 def _absent(found: Any) -> bool:
-    check_standing(found.state, found.token, found.expires_at)
+    check_standing(found.state, found.token, found.completed_at, found.expires_at)
     return gone(found.state, found.expires_at, found.now)
 
 
