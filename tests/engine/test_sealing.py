@@ -13,7 +13,7 @@ from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, Erased, OverQuota, Replayed
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.ports import Binding
-from flask_idempotency.engine.quota import Quota, Usage
+from flask_idempotency.engine.quota import NewKeys, Quota, Usage
 from flask_idempotency.engine.record import ERASED, Payload, State
 from flask_idempotency.engine.result import Result
 from flask_idempotency.engine.sealing import TRIES, Sealing
@@ -181,7 +181,7 @@ def test_during_a_rotation_of_secrets_only_what_is_new_under_the_newest_counts(h
     """
     A host that has dropped the old secret knows the key by its new name alone: to one that lists both it is no new key.
     """
-    quota, ledger = Quota(records=1), house.store._store.ledger
+    quota, ledger = Quota(records=1, new_keys=NewKeys(1, 3600)), house.store._store.ledger
     new, old = house.request(), house.request(identity=1)
     alone = house.engine.claim(new, house.policy, quota=quota)
     assert isinstance(alone, Claimed)
@@ -189,7 +189,7 @@ def test_during_a_rotation_of_secrets_only_what_is_new_under_the_newest_counts(h
     for _ in range(3):
         assert isinstance(house.engine.claim(new, house.policy, former=[old], quota=quota), Replayed)
 
-    assert (1, Usage()) == (ledger.usage(new.key.tid).records, ledger.usage(old.key.tid))
+    assert (Usage(1, PAID.byte_size, 0, 1), Usage()) == (ledger.usage(new.key.tid), ledger.usage(old.key.tid))
     other = house.request("another"), house.request("another", identity=1)
     refused = house.engine.claim(other[0], house.policy, former=[other[1]], quota=quota)
     assert isinstance(refused, OverQuota)

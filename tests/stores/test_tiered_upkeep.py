@@ -101,6 +101,26 @@ def test_an_erased_tenant_that_comes_back_is_cached_again(
     cached(store, system, a_key(tid=tid), replace(PAYLOAD, sealed_by=SealedBy("2026", 2)))
 
 
+def test_what_was_told_as_erased_is_never_kept(
+    system: Counted, cache: RedisReplays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Whatever cache it is: one that has forgotten that a tenant was erased must not be told anew what it had.
+    """
+    key, filled = a_key(), list[Record]()
+    monkeypatch.setattr(cache, "fill", lambda key, record, *, missed_at: filled.append(record))
+    store = TieredStore(system, cache)
+    token = a_token()
+    store.claim(a_request(key), token=token, lease=LEASE)
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+    assert not replayed(store, key).erased
+    before = len(filled)
+    store.data_keys.destroy(key.tid)
+
+    assert (True, before) == (replayed(store, key).erased, len(filled))
+    assert before > 0
+
+
 class Broken:
     """A cache with a bug."""
 
