@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.quota import Drift, Quota
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.record import decode
 from flask_idempotency.stores.redis.store import RedisStore
@@ -185,6 +188,84 @@ def test_a_reason_that_is_no_text_is_corrupt(store: RedisStore, redis_client: re
         store.claim(a_request(key), token=a_token(), lease=LEASE)
     with pytest.raises(CorruptRecord):
         store.read(key)
+
+
+@pytest.mark.parametrize("counted", (False, True))
+def test_no_flipped_bit_runs_a_payment_again(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, counted: bool
+) -> None:
+    """
+    Any single one of a whole record: the answer or a refusal, whoever asks, and whatever its owner says.
+    """
+    key, token = a_key(), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota() if counted else None))
+    clock.advance(1.5)
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+    record = layout.keys(key)[0]
+    stored = redis_client.get(record)
+    assert isinstance(stored, bytes)
+    seen = Counter[str]()
+
+    for bit in range(len(stored) * 8):
+        data = bytearray(stored)
+        data[bit // 8] ^= 1 << bit % 8
+        redis_client.set(record, bytes(data), px=100_000)
+        seen[said(store, key)] += 1
+        with pytest.raises((LeaseLost, CorruptRecord)):
+            store.release(key, token)
+        seen[said(store, key)] += 1
+
+    assert set(seen) == {"Replayed", "Mismatched", "CorruptRecord", "Unknown"}
+
+
+def said(store: RedisStore, key: StorageKey) -> str:
+    try:
+        return type(store.claim(a_request(key), token=a_token(), lease=LEASE)).__name__
+    except CorruptRecord as error:
+        return type(error).__name__
+
+
+def test_an_answer_that_ended_before_it_was_there_stays_for_ever(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """
+    By a millisecond, to whoever claims and to whoever reads; one that ended at that moment has just been kept briefly.
+    """
+    key = a_key()
+    stand(store, clock, key, "completed")
+    keys = layout.keys(key)
+    completed_ms = round(clock.now * 1000)
+    redis_client.setrange(keys[0], 48, (completed_ms - 1).to_bytes(6, "big"))
+    for _ in range(2):
+        with pytest.raises(CorruptRecord):
+            store.claim(a_request(key), token=a_token(), lease=LEASE)
+        with pytest.raises(CorruptRecord):
+            store.read(key)
+        clock.advance(100 * 86_400)
+
+    assert (redis_client.pttl(keys[0]), redis_client.zcard(keys[2])) == (-1, 1)
+    redis_client.setrange(keys[0], 48, completed_ms.to_bytes(6, "big"))
+    assert store.read(key) is None
+    granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+
+
+@pytest.mark.parametrize("counted", (False, True))
+def test_a_clock_that_was_set_back_makes_no_such_record(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, counted: bool
+) -> None:
+    """
+    Between the claim and its completion: the answer is kept for as long as was asked, from the claim on.
+    """
+    key, token = a_key(), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota() if counted else None))
+    clock.advance(-86_400)
+    store.complete(key, token, PAYLOAD, keep=1)
+    assert said(store, key) == "Replayed"
+    clock.advance(86_400.5)
+
+    assert said(store, key) == "Replayed"
+    assert redis_client.pttl(layout.keys(key)[0]) > 86_400_000
+    assert Drift() == store.ledger.reconcile(key.tid)
 
 
 def refused(store: RedisStore, key: StorageKey, token: bytes) -> None:

@@ -37,6 +37,8 @@ payloads = st.builds(
 def records(draw: st.DrawFn) -> Record:
     state, requested = draw(st.sampled_from(State)), draw(milliseconds)
     completed = state is State.COMPLETED or (state is State.QUARANTINED and draw(st.booleans()))
+    completed_at = round(requested + draw(st.integers(0, 2**38)) / 1000, 3) if completed else None
+    lived = draw(milliseconds)
     return Record(
         state=state,
         token=draw(st.binary(min_size=16, max_size=16)),
@@ -46,9 +48,9 @@ def records(draw: st.DrawFn) -> Record:
         on_lapse=draw(st.sampled_from(OnLapse)),
         about=draw(abouts),
         requested_at=requested,
-        deadline=draw(milliseconds),
+        deadline=lived if completed_at is None or state is not State.COMPLETED else round(completed_at + lived, 3),
         remaining=0.0,
-        completed_at=round(requested + draw(st.integers(0, 2**38)) / 1000, 3) if completed else None,
+        completed_at=completed_at,
         payload=draw(payloads) if completed else None,
         reason=draw(st.text(max_size=200)) if state is State.QUARANTINED else "",
         counted=draw(st.booleans()),
@@ -118,6 +120,7 @@ def test_bytes_of_the_scripts_are_made_again(
         replace(A_RECORD, fence=-1),
         replace(A_RECORD, completed_at=999.0),
         replace(A_RECORD, deadline=float("inf")),
+        replace(A_RECORD, deadline=1000.999),
         replace(A_RECORD, requested_at=float("nan")),
         replace(A_RECORD, completed_at=None),
         replace(A_RECORD, payload=None),

@@ -104,7 +104,7 @@ def encode(record: Record, *, tid: bytes) -> bytes:
 
 
 def _encode(record: Record, tid: bytes) -> bytes:
-    payload, requested = record.payload, round(record.requested_at * 1000)
+    payload, requested, deadline = record.payload, round(record.requested_at * 1000), round(record.deadline * 1000)
     success, duration, status, tail = False, 0, 0, b""
     if record.state is State.QUARANTINED:
         reason = record.reason.encode()
@@ -114,6 +114,8 @@ def _encode(record: Record, tid: bytes) -> bytes:
             raise ValueError("a completed record has a result, and a time")
         success, status, tail = payload.success, payload.status, tail + payload_bytes(payload)
         duration = round(record.completed_at * 1000) - requested
+        if record.state is State.COMPLETED and deadline < requested + duration:
+            raise ValueError("a life that ends before it began does not fit")
     takeover = record.on_lapse is OnLapse.TAKEOVER
     first = _FORMAT << 5 | _NUMBERS[record.state] << 3 | takeover << 2 | success << 1 | record.counted
     about = about_bytes(record.about)
@@ -124,7 +126,7 @@ def _encode(record: Record, tid: bytes) -> bytes:
         record.attempt,
         record.fingerprint,
         requested.to_bytes(6, "big"),
-        round(record.deadline * 1000).to_bytes(6, "big"),
+        deadline.to_bytes(6, "big"),
         duration.to_bytes(5, "big"),
         status,
         tid,
@@ -141,7 +143,10 @@ def _decode(data: bytes, now: float) -> Record:
         raise CorruptRecord(f"record format {first >> 5} is not known to this release")
     state = _STATES[first >> 3 & 3]
     tail = _HEADER.size + int.from_bytes(about_size, "big")
-    requested_ms, deadline = int.from_bytes(requested, "big"), int.from_bytes(ends, "big") / 1000
+    requested_ms, deadline_ms = int.from_bytes(requested, "big"), int.from_bytes(ends, "big")
+    completed_ms, deadline = requested_ms + int.from_bytes(took, "big"), deadline_ms / 1000
+    if state is State.COMPLETED and deadline_ms < completed_ms:
+        raise CorruptRecord("the answer in Redis ended before it was there")
     completed_at = payload = None
     reason, start = "", tail
     if state is State.QUARANTINED:
@@ -151,7 +156,7 @@ def _decode(data: bytes, now: float) -> Record:
             raise CorruptRecord("the reason of the quarantine in Redis is cut short")
         reason = reason_of(data[at:start])
     if state is State.COMPLETED or (state is State.QUARANTINED and start < len(data)):
-        completed_at = (requested_ms + int.from_bytes(took, "big")) / 1000
+        completed_at = completed_ms / 1000
         payload = _payload(data, start, status, first & 2 == 2)
     # By position: this is on every replay's path, and names cost a microsecond.
     return Record(

@@ -21,7 +21,8 @@ if no_key then
 end
 -- Up, so that nothing ends before its time. What ends in one bucket ends with it, and is not counted down one by one.
 local unit = record.counted and width or 1
-local deadline = math.ceil((now + keep) / (unit * 1000)) * unit
+-- From the claim where the clock was set back since: a life that ends before it began is taken for damage.
+local deadline = math.ceil((math.max(now, requested(record) * 1000) + keep) / (unit * 1000)) * unit
 -- A clock that was set back would make it negative.
 local duration = math.min(math.max(math.floor(now / 1000) - requested(record), 0), LONGEST_DURATION)
 local first = first_byte(COMPLETED, record.takeover, succeeded, record.counted)

@@ -24,7 +24,8 @@ local function number(bytes, first, last)
   return n
 end
 
--- What every script on a record looks at; the rest stays in `bytes`. nil for what this release did not write.
+-- What every script on a record looks at; the rest stays in `bytes`. nil for what this release did not write: also an
+-- answer whose life ended before it began. One flipped bit makes such a deadline, and the payment would run again.
 local function parsed(bytes)
   if #bytes < HEADER + 3 then
     return nil
@@ -35,8 +36,17 @@ local function parsed(bytes)
   local a, b, c = string.byte(bytes, HEADER + 1, HEADER + 3)
   local head = HEADER + 3 + a * 65536 + b * 256 + c
   local d1, d2, d3, d4, d5, d6 = string.byte(bytes, 49, 54)
+  local deadline = ((((d1 * 256 + d2) * 256 + d3) * 256 + d4) * 256 + d5) * 256 + d6
   if math.floor(first / 32) ~= FORMAT or state == 0 or #bytes < head then
     return nil
+  end
+  if state == COMPLETED then
+    local r1, r2, r3, r4, r5, r6 = string.byte(bytes, 43, 48)
+    local t1, t2, t3, t4, t5 = string.byte(bytes, 55, 59)
+    local requested = ((((r1 * 256 + r2) * 256 + r3) * 256 + r4) * 256 + r5) * 256 + r6
+    if deadline < requested + (((t1 * 256 + t2) * 256 + t3) * 256 + t4) * 256 + t5 then
+      return nil
+    end
   end
   return {
     bytes = bytes,
@@ -46,7 +56,7 @@ local function parsed(bytes)
     counted = first % 2 == 1,
     token = string.sub(bytes, 2, 17),
     fingerprint = string.sub(bytes, 26, 42),
-    deadline = ((((d1 * 256 + d2) * 256 + d3) * 256 + d4) * 256 + d5) * 256 + d6,
+    deadline = deadline,
   }
 end
 
