@@ -245,3 +245,14 @@ def make_store(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
     """Makes a store of one kind. Asking for this runs the test on every kind."""
     with ExitStack() as ends:
         yield BACKENDS[request.param](request, ends)
+
+
+SYSTEMS = [name for name in BACKENDS if name not in TIERED or name == "tiered-fakeredis"]
+"""Of tiered stores one: what tenants have is the system's, and `test_tiered_upkeep.py` has what the cache adds."""
+
+
+@pytest.fixture(params=SYSTEMS)
+def make_system(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
+    """The same for what a store can do besides being one."""
+    with ExitStack() as ends:
+        yield BACKENDS[request.param](request, ends)

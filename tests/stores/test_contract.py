@@ -10,7 +10,13 @@ from flask_idempotency.testing.contract import AnswersContract, DataKeysContract
 from tests.backends import MakeStore
 
 
-class TestStores(StoreContract, DataKeysContract, AnswersContract, LedgerContract):
+class TestStores(StoreContract):
     @pytest.fixture
     def store(self, make_store: MakeStore, clock: FrozenClock) -> Store:
         return make_store(clock)
+
+
+class TestSystems(DataKeysContract, AnswersContract, LedgerContract):
+    @pytest.fixture
+    def store(self, make_system: MakeStore, clock: FrozenClock) -> Store:
+        return make_system(clock)
