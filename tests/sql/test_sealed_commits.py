@@ -70,7 +70,8 @@ def never(key: StorageKey) -> NoReturn:
 
 
 def add(store: JointStore, tid: bytes, number: int = 1) -> None:
-    assert store.data_keys.add(tid, DataKey(number, "2026-11", b"wrapped"), store=store.data_keys.shelf(tid).store)
+    shelf = store.data_keys.shelf(tid)
+    assert store.data_keys.add(tid, DataKey(number, "2026-11", b"wrapped"), store=shelf.store, after=shelf.last)
 
 
 @pytest.fixture
@@ -249,7 +250,7 @@ def test_a_store_that_was_copied_takes_no_key_of_the_original(open_joint: OpenJo
     store, tid = open_joint().store, a_key().tid
 
     for other in (b"", bytes(8), bytes(9), store.identity() + b"\0"):
-        assert not store.data_keys.add(tid, DataKey(1, "2026-11", b"wrapped"), store=other)
+        assert not store.data_keys.add(tid, DataKey(1, "2026-11", b"wrapped"), store=other, after=0)
     assert () == store.data_keys.shelf(tid).keys
 
 

@@ -30,13 +30,14 @@ class SqlDataKeys:
         keys = tuple(_key(row) for row in found if row.number is not None)
         return KeyShelf(spelt(found[0].store), keys, found[0].last)
 
-    def add(self, tid: bytes, key: DataKey, *, store: bytes) -> bool:
+    def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
         if len(store) != IDENTITY_BYTES:
             return False
         number = int.from_bytes(store, "big", signed=True)
         parameters = {
             "my_tid": tid,
             "my_number": key.number,
+            "my_after": after,
             "my_kid": key.kid,
             "my_wrapped": key.wrapped,
             "my_store": number,

@@ -18,7 +18,6 @@ from sqlalchemy import (
     bindparam,
     delete,
     func,
-    or_,
     select,
     update,
 )
@@ -49,10 +48,10 @@ def first_key(dialect: Dialect) -> ReturningInsert[Any]:
 
 
 def take_number(dialect: Dialect) -> ReturningUpdate[Any]:
-    """The number is the tenant's last one from now on, if it is the next or the first, and this is that store."""
-    number = _number()
+    """The number is the tenant's last one from now on, if it is above the last that was seen, and this is that store."""
+    number, seen = _number(), bindparam("my_after", type_=Integer)
     this = select(facts.c.value).where(facts.c.name == word(STORE)).scalar_subquery()
-    is_next = and_(number >= ONE, or_(_t.last_key == number - ONE, _t.last_key == ZERO))
+    is_next = and_(_t.last_key == seen, number > seen)
     next_one = update(tenants).where(_t.tid == _tid(), is_next, this == bindparam("my_store", type_=BigInteger))
     return next_one.values(last_key=number).returning(_t.last_key)
 
