@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, func, select, update
+from sqlalchemy import Connection, Engine, event, func, select, text, update
 
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
@@ -359,6 +360,25 @@ def test_a_recount_leaves_alone_what_changes_meanwhile(open_store: OpenStore, cl
     assert Usage(3 * rounds, 3 * rounds * PAYLOAD.byte_size, 0, 3 * rounds) == store.ledger.usage(tid)
 
 
+@on_postgresql
+def test_an_edge_that_passes_during_a_recount_is_no_drift(
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
+) -> None:
+    """
+    By a clock that goes on each time that it is asked: both sides are told the same time.
+    """
+    store, tid, engine = open_store(), a_key().tid, make_engine()
+    for _ in range(3):
+        complete(store, tid)
+    with engine.begin() as connection:
+        edge = connection.execute(select(ledger.c.edge).where(ledger.c.kind == ANSWERS).limit(1)).scalar_one()
+        connection.execute(text(f"CREATE SEQUENCE ticks START {edge - 3}"))
+    ticking = replace(DIALECTS[POSTGRESQL], clock="nextval('ticks')")
+
+    with engine.begin() as connection:
+        assert not connection.execute(ledger_statements.drift(ticking), {"my_tid": tid, "now": None}).all()
+
+
 @pytest.fixture
 def elsewhere(make_engine: MakeEngine) -> Iterator[Connection]:
     with make_engine().connect() as connection:
@@ -422,8 +442,6 @@ def test_who_looks_closely_waits_for_those_who_looked_from_afar(
 
 
 def waits(store: SqlStore) -> bool:
-    from sqlalchemy import text
-
     with store.database.engine.connect() as connection:
         waiting = connection.execute(text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
         return bool(waiting.scalar_one())

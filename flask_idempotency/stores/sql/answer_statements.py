@@ -113,9 +113,9 @@ def distrust(dialect: Dialect) -> ReturningUpdate[Any]:
     )
 
 
-def is_answer(dialect: Dialect) -> ColumnElement[bool]:
-    """Whether a row is completed, and its life has not ended."""
-    return and_(_is_completed(), _r.expires_at > dialect.now)
+def is_answer(dialect: Dialect, now: ColumnElement[int] | None = None) -> ColumnElement[bool]:
+    """Whether a row is completed, and its life has not ended: then, or when it is looked at."""
+    return and_(_is_completed(), _r.expires_at > (dialect.now if now is None else now))
 
 
 def _succeeded() -> ColumnElement[int]:

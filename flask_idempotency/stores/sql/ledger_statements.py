@@ -140,9 +140,13 @@ def tenants_with_ledger(dialect: Dialect) -> Select[Any]:
 
 def drift(dialect: Dialect) -> Select[Any]:
     """Where the ledger says other than the records do. One snapshot sees both as the same completions left them."""
+    # One moment for all: an edge that passed between two of them would look like a drift.
+    moment = select(dialect.now.label("now")).cte("moment")
+    now = select(moment.c.now).scalar_subquery()
     said = select(_l.edge, _l.records, _l.bytes)
-    said = said.where(_l.tid == _tid(), _l.kind == word(ANSWERS), _l.edge > dialect.now)
-    counted = select(_r.expires_at, -ONE, -_r.byte_size).where(_r.tid == _tid(), _r.counted == ONE, is_answer(dialect))
+    said = said.where(_l.tid == _tid(), _l.kind == word(ANSWERS), _l.edge > now)
+    counted = select(_r.expires_at, -ONE, -_r.byte_size)
+    counted = counted.where(_r.tid == _tid(), _r.counted == ONE, is_answer(dialect, now))
     both = union_all(said, counted).subquery("both_")
     records_, bytes_ = (cast(func.sum(both.c[name]), BigInteger) for name in ("records", "bytes"))
     found = select(both.c.edge, records_.label("records"), bytes_.label("bytes")).group_by(both.c.edge)
