@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from marshmallow import fields, validate
 
-from flask_idempotency.schema.fields import Rate, count
+from flask_idempotency.schema.fields import Rate, count, limit
 from flask_idempotency.schema.policy import PolicySchema
 
 MEMORY = "memory://"
@@ -86,19 +86,16 @@ class DeploymentSchema(PolicySchema):
     allow_anonymous = fields.Boolean(
         metadata={"doc": "Whether requests that nobody signed in for may use keys.", "default": True}
     )
-    quota_records = count(
-        allow_none=True,
+    quota_records = limit(
         metadata={
             "doc": "Most live records of one tenant: in progress, quarantined, and answers whose life has not ended.",
             "default": "no limit",
         },
     )
-    quota_bytes = count(
-        allow_none=True,
+    quota_bytes = limit(
         metadata={"doc": "Most bytes of stored answers of one tenant, as they were sent.", "default": "no limit"},
     )
-    quota_in_flight = count(
-        allow_none=True,
+    quota_in_flight = limit(
         metadata={"doc": "Most requests of one tenant that run at once under keys.", "default": "no limit"},
     )
     quota_new_keys = Rate(

@@ -18,12 +18,23 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _STATUS_CLASS = re.compile(r"([1-5])xx", re.IGNORECASE)
 
 MAX_WINDOW_SECONDS = 366 * 24 * 3600.0
+MAX_LIMIT = 2**53
+"""What every store can count to: Redis counts in floating point, and a database stops at 2**63."""
+
+_TOO_MUCH = f"must not be more than 2**53 ({MAX_LIMIT}), which is what stores can count to; for no limit, leave it out."
 
 
 def count(*, least: int = 0, **options: Any) -> fields.Integer:
     """A whole number, from this one up. True is none."""
     error = "must not be negative." if least == 0 else f"must be at least {least}."
     return fields.Integer(strict=True, validate=validate.Range(min=least, error=error), **options)
+
+
+def limit(**options: Any) -> fields.Integer:
+    """What a tenant may have of something. None is no limit."""
+    field = count(allow_none=True, **options)
+    field.validators.append(validate.Range(max=MAX_LIMIT, error=_TOO_MUCH))
+    return field
 
 
 def positive() -> validate.Range:
@@ -149,6 +160,8 @@ class Rate(fields.Field[NewKeys]):
         number, length = value
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:
             raise ValidationError("must begin with a whole number of keys, from 0 up.")
+        if number > MAX_LIMIT:
+            raise ValidationError(_TOO_MUCH)
         seconds = Seconds().deserialize(length) or 0.0
         if not 0 < seconds <= MAX_WINDOW_SECONDS:
             raise ValidationError("must end with a window of more than 0 seconds and not more than a year.")

@@ -149,6 +149,13 @@ def test_during_a_rotation_it_is_set_under_every_secret_and_the_larger_number_is
     assert (3, 7) == (told["usage"]["records"], told["limits"]["records"])
 
 
+@pytest.mark.parametrize("option", ("--records", "--bytes", "--in-flight", "--new-keys"))
+def test_what_no_store_can_count_to_is_a_usage_error(option: str) -> None:
+    told = run(shop(quota_records=10), "set", "--tenant", "acme", option, str(2**53 + 1))
+
+    assert (2, True) == (told.exit_code, str(2**53) in told.output)
+
+
 def test_where_nothing_is_counted_it_says_so() -> None:
     """
     A limit that does not hold must not look as if it did. A loader is enough to make it hold.

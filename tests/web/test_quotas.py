@@ -324,3 +324,37 @@ def test_a_loader_that_comes_late_over_such_a_store_fails_every_request() -> Non
     for _ in range(2):
         with pytest.raises(ConfigurationError, match="cannot count"):
             app.test_client().get("/")
+
+
+def test_a_released_key_is_a_new_one() -> None:
+    """
+    Its work has failed, so nothing is to be replayed; and each claim of it was a new key of its window.
+    """
+    world = shop(quota_new_keys=(2, 3600))
+    failing = [True, True, False]
+
+    @world.view("/failing")
+    def fail() -> tuple[str, int]:
+        return "", 503 if failing.pop(0) else 201
+
+    assert [503, 503, 429] == [world.post("/failing").status_code for _ in range(3)]
+    assert [False] == failing
+
+
+def test_what_a_loader_raises_is_the_applications_error_and_claims_nothing() -> None:
+    """
+    For replays too: it is asked before anybody knows that it is one.
+    """
+    world = new_world(init=False)
+    world.idempotency.quota_loader(lambda tenant: Quota(**plans))
+    world.idempotency.init_app(world.app)
+    world.view()(lambda: ("paid", 201))
+    plans: dict[str, Any] = {}
+    world.post(key="known")
+    calls = len(world.store.calls)
+    plans["records"] = -1
+
+    assert [500, 500] == [world.post(key=key).status_code for key in ("known", "new")]
+    assert calls == len(world.store.calls)
+    plans.clear()
+    assert is_replay(world.post(key="known"))

@@ -13,6 +13,7 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.quota import LIMITS, NewKeys, Quota, Usage
 from flask_idempotency.engine.upkeep import Ledger
 from flask_idempotency.operations import TenantUsage, quota_set, quota_show
+from flask_idempotency.schema import MAX_LIMIT
 from flask_idempotency.web.cli.group import (
     Refused,
     as_json_option,
@@ -68,10 +69,10 @@ def show(tenant: str | None, no_tenant: bool, everybody: bool, as_json: bool) ->
 
 @quota.command("set")
 @tenant_options
-@click.option("--records", type=click.IntRange(min=0), help="Most live records.")
-@click.option("--bytes", "byte_count", type=click.IntRange(min=0), help="Most bytes of stored answers.")
-@click.option("--in-flight", type=click.IntRange(min=0), help="Most requests that run at once.")
-@click.option("--new-keys", type=click.IntRange(min=0), help="Most new keys in each window; needs --per.")
+@click.option("--records", type=click.IntRange(0, MAX_LIMIT), help="Most live records.")
+@click.option("--bytes", "byte_count", type=click.IntRange(0, MAX_LIMIT), help="Most bytes of stored answers.")
+@click.option("--in-flight", type=click.IntRange(0, MAX_LIMIT), help="Most requests that run at once.")
+@click.option("--new-keys", type=click.IntRange(0, MAX_LIMIT), help="Most new keys in each window; needs --per.")
 @click.option("--per", type=float, metavar="SECONDS", help="How long such a window is.")
 @click.option("--clear", is_flag=True, help="Take back what was set before, all of it.")
 @as_json_option
