@@ -88,7 +88,8 @@ def test_replacing_leaves_the_time_to_live_and_the_ledger(
     """
     key = a_key()
     complete(store, key)
-    assert store.data_keys.add(key.tid, DataKey(1, "2026-11", b"wrapped"), store=store.data_keys.shelf(key.tid).store)
+    shelf = store.data_keys.shelf(key.tid)
+    assert store.data_keys.add(key.tid, DataKey(1, "2026-11", b"wrapped"), store=shelf.store, after=0)
     name, ledger = layout.keys(key)[0], redis_client.hgetall(layout.ledger(key.tid))
     redis_client.pexpire(name, 1_000_000)
     new = replace(PAYLOAD, data=b"sealed", sealed_by=SealedBy("2026-11", 1))
@@ -158,7 +159,7 @@ def test_every_command_of_a_call_names_all_its_keys_in_one_slot(redis_server: Re
         keys = [a_key() for _ in range(3)]
         for key in keys:
             complete(store, key)
-            store.data_keys.add(key.tid, DataKey(1, "k", b"w"), store=store.data_keys.shelf(key.tid).store)
+            store.data_keys.add(key.tid, DataKey(1, "k", b"w"), store=store.data_keys.shelf(key.tid).store, after=0)
             store.ledger.usage(key.tid), store.ledger.reconcile(key.tid)
             store.answers.replace(key, PAYLOAD, PAYLOAD)
             store.condemn(key, PAYLOAD)

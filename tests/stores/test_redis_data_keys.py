@@ -33,7 +33,8 @@ SEALED = replace(PAYLOAD, sealed_by=SealedBy("2026-11", 1))
 
 
 def add(store: RedisStore, tid: bytes, number: int = 1) -> bool:
-    return store.data_keys.add(tid, DataKey(number, "2026-11", b"wrapped"), store=store.data_keys.shelf(tid).store)
+    shelf = store.data_keys.shelf(tid)
+    return store.data_keys.add(tid, DataKey(number, "2026-11", b"wrapped"), store=shelf.store, after=shelf.last)
 
 
 def claimed(store: RedisStore, tid: bytes) -> tuple[StorageKey, bytes]:
@@ -53,7 +54,7 @@ def test_a_store_that_lost_its_memory_is_another(store: RedisStore, redis_client
     after = store.data_keys.shelf(tid)
 
     assert (before.store != after.store, after.keys, after.last) == (True, (), 0)
-    assert not store.data_keys.add(tid, DataKey(1, "2026-11", b"wrapped"), store=before.store)
+    assert not store.data_keys.add(tid, DataKey(1, "2026-11", b"wrapped"), store=before.store, after=0)
     assert add(store, tid)
 
 
@@ -178,7 +179,7 @@ def test_a_number_that_cannot_be_read_is_given_to_nobody(store: RedisStore, redi
     redis_client.hset(layout.data_keys(tid), "last", "0x1")
 
     with pytest.raises(CorruptRecord):
-        store.data_keys.add(tid, DataKey(1, "2026-11", b"wrapped"), store=shelf.store)
+        store.data_keys.add(tid, DataKey(1, "2026-11", b"wrapped"), store=shelf.store, after=0)
     with pytest.raises(CorruptRecord):
         store.data_keys.shelf(tid)
 

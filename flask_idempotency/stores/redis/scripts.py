@@ -50,7 +50,7 @@ BALANCE = _load("writing", "ledger", "balance")
 MEND = _load("writing", "mend")
 
 SHELF = _load("shelf")
-ADD = _load("writing", "add")
+ADD = _load("add")
 CLOSE = _load("writing", "close")
 RETIRE = _load("retire")
 DESTROY = _load("writing", "destroy")

@@ -30,13 +30,13 @@ class RedisShelf:
         now, store, fields = self._look(layout.memory(tid), layout.data_keys(tid))
         return KeyShelf(store, tuple(_keys(fields, now)), _number(fields.get(_LAST, b"0")))
 
-    def add(self, tid: bytes, key: DataKey, *, store: bytes) -> bool:
+    def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
         kid = key.kid.encode()
         if len(kid) > 255:
             raise ValueError("the id of a key has 255 bytes at most")
         kept = bytes((len(kid),)) + kid + key.wrapped
         keys = layout.memory(tid), layout.data_keys(tid)
-        answer = self._server.run(scripts.ADD, keys, store, key.number, kept)
+        answer = self._server.run(scripts.ADD, keys, store, key.number, kept, after)
         if answer == b"CORRUPT":
             raise corrupt()
         return bool(answer == b"DONE")
