@@ -216,3 +216,27 @@ def test_a_data_key_that_cannot_be_read_is_corrupt(
 
     with pytest.raises(CorruptRecord):
         store.data_keys.shelf(tid)
+
+
+def test_one_damaged_shelf_stops_nobodys_chores(
+    store: RedisStore, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    Of another type, or with a field that cannot be read: all other keys are told, and once how many are not.
+    """
+    good, lost, spoilt, listed = (a_key().tid for _ in range(4))
+    for tid in (good, lost, spoilt):
+        add(store, tid), add(store, tid, 2)
+    redis_client.hset(layout.data_keys(lost), mapping={"1": b"\x05kid", "x2": b"now"})
+    redis_client.hset(layout.data_keys(spoilt), mapping={"last": b"-1", "9" * 5000: b"\x01kw", "2": b""})
+    redis_client.lpush(layout.data_keys(listed), "not ours")
+    told = sorted((tid, key.number) for tid, key in store.data_keys.others("2027"))
+
+    assert told == sorted([(good, 1), (good, 2), (spoilt, 1)])
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert caplog.records[0].getMessage().startswith("5 data keys in Redis")
+    assert not any(layout.data_keys(tid).decode()[-22:] in caplog.text for tid in (good, lost, spoilt, listed))
+    assert (store.data_keys.count(), len(caplog.records)) == ({"2026-11": 3}, 2)
+    for tid in (lost, spoilt, listed):
+        with pytest.raises(CorruptRecord):
+            store.data_keys.shelf(tid)

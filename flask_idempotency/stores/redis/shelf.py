@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from flask_idempotency.engine.errors import DataKeyGone
+from flask_idempotency.engine.errors import CorruptRecord, DataKeyGone
 from flask_idempotency.engine.record import Record
 from flask_idempotency.engine.upkeep import DataKey, KeyShelf
 from flask_idempotency.stores.redis import layout, scripts
@@ -16,7 +17,10 @@ from flask_idempotency.stores.redis.scan import Scan
 from flask_idempotency.stores.redis.server import Server, corrupt
 
 _ID_BYTES = 16
+_DIGITS = 20
 _LAST, _SHRED, _CLOSED = (layout.FIELDS[name].encode() for name in ("LAST", "SHRED", "CLOSED"))
+
+_log = logging.getLogger("flask_idempotency")
 
 
 class RedisShelf:
@@ -27,8 +31,9 @@ class RedisShelf:
         self._scan = Scan(server)
 
     def shelf(self, tid: bytes) -> KeyShelf:
-        now, store, fields = self._look(layout.memory(tid), layout.data_keys(tid))
-        return KeyShelf(store, tuple(_keys(fields, now)), _number(fields.get(_LAST, b"0")))
+        now, store, fields = self._look(tid)
+        keys = tuple(_key(number, fields, now) for number in _numbers(fields))
+        return KeyShelf(store, keys, _number(fields.get(_LAST, b"0")))
 
     def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
         kid = key.kid.encode()
@@ -57,19 +62,41 @@ class RedisShelf:
         return Counter(key.kid for _, key in self._all())
 
     def _all(self) -> Iterator[tuple[bytes, DataKey]]:
-        """Every tenant's data keys. SCAN may meet a tenant twice, and then it is told once."""
-        seen = set[bytes]()
+        """Every tenant's data keys, as far as they can be read. SCAN may meet a tenant twice, and then it is told once."""
+        unreadable, seen = 0, set[bytes]()
         for names in self._scan.all(layout.EVERY_SHELF):
             for name in names:
                 tid = layout.tid(name)
                 if tid is None or tid in seen:
                     continue
                 seen.add(tid)
-                for key in self.shelf(tid).keys:
-                    yield tid, key
+                keys, spoilt = self._readable(tid)
+                unreadable += spoilt
+                yield from ((tid, key) for key in keys)
+        if unreadable:
+            _log.error(
+                "%d data keys in Redis, or whole shelves of them, cannot be read and were passed over: restore them, or "
+                "the answers that they have sealed are lost",
+                unreadable,
+            )
 
-    def _look(self, memory: bytes, keys: bytes) -> tuple[int, bytes, dict[bytes, bytes]]:
-        now, store, told = self._server.run(scripts.SHELF, (memory, keys), secrets.token_bytes(_ID_BYTES))
+    def _readable(self, tid: bytes) -> tuple[list[DataKey], int]:
+        """Those of this tenant's data keys that can be read, and of how many that is not so."""
+        try:
+            now, _, fields = self._look(tid)
+        except CorruptRecord:
+            return [], 1
+        keys, spoilt = list[DataKey](), 0
+        for number in _numbers(fields):
+            try:
+                keys.append(_key(number, fields, now))
+            except CorruptRecord:
+                spoilt += 1
+        return keys, spoilt
+
+    def _look(self, tid: bytes) -> tuple[int, bytes, dict[bytes, bytes]]:
+        keys = layout.memory(tid), layout.data_keys(tid)
+        now, store, told = self._server.run(scripts.SHELF, keys, secrets.token_bytes(_ID_BYTES))
         return now, store, dict(zip(told[::2], told[1::2], strict=True))
 
 
@@ -95,12 +122,15 @@ def refused_for_want_of_a_key(answer: Any) -> DataKeyGone | None:
     return None
 
 
-def _keys(fields: Mapping[bytes, bytes], now: int) -> Iterator[DataKey]:
-    numbers = sorted(int(field) for field in fields if field.isdigit())
-    for number in numbers:
-        closed = fields.get(_CLOSED + b"%d" % number)
-        closed_for = None if closed is None else (now - _number(closed)) / 1_000_000
-        yield DataKey(number, *_kid_and_wrapped(fields.get(b"%d" % number, b"")), closed_for)
+def _numbers(fields: Mapping[bytes, bytes]) -> list[bytes]:
+    """The fields that hold a key: the lowest number first."""
+    return sorted((field for field in fields if field.isdigit()), key=lambda field: (len(field), field))
+
+
+def _key(number: bytes, fields: Mapping[bytes, bytes], now: int) -> DataKey:
+    closed = fields.get(_CLOSED + number)
+    closed_for = None if closed is None else (now - _number(closed)) / 1_000_000
+    return DataKey(_number(number), *_kid_and_wrapped(fields[number]), closed_for)
 
 
 def _kid_and_wrapped(kept: bytes) -> tuple[str, bytes]:
@@ -114,6 +144,7 @@ def _kid_and_wrapped(kept: bytes) -> tuple[str, bytes]:
 
 
 def _number(text: bytes) -> int:
-    if not text.isdigit():
+    # Of thousands of digits Python makes no number, and none of ours has more than a few.
+    if not text.isdigit() or len(text) > _DIGITS:
         raise corrupt()
     return int(text)
