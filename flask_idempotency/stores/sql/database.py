@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.stores.sql.dialects import SQLITE, Dialect
+from flask_idempotency.stores.sql.discretion import keep_rows_to_itself
 from flask_idempotency.stores.sql.engines import Bind, Engines, open_engines
 from flask_idempotency.stores.sql.faults import contended, explained
 from flask_idempotency.stores.sql.silence import unanswered
@@ -69,7 +70,7 @@ class Database:
 
     def take_time(self, work: Callable[[Connection], AnswerT]) -> AnswerT:
         """The same for chores that read whole tables: connections for records give up on what takes so long."""
-        return self._run(work, lambda: self.base.execution_options(isolation_level="AUTOCOMMIT"))
+        return self._run(work, lambda: keep_rows_to_itself(self.base.execution_options(isolation_level="AUTOCOMMIT")))
 
     def _run(self, work: Callable[[Connection], AnswerT], engine: Callable[[], Engine]) -> AnswerT:
         failed: DBAPIError | None = None

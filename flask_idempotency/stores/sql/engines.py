@@ -14,6 +14,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, dialect_of
+from flask_idempotency.stores.sql.discretion import keep_rows_to_itself
 from flask_idempotency.stores.sql.silence import give_up_on_silence
 
 CONNECT_SECONDS: Final = 3
@@ -52,7 +53,7 @@ def open_engines(bind: Bind) -> Engines:
     dialect = dialect_of(base.dialect.name)
     if _names_memory(base.url) or isinstance(base.pool, StaticPool | SingletonThreadPool):
         raise _in_memory()
-    return Engines(base, _engine_for_records(base, dialect), dialect, ours)
+    return Engines(base, keep_rows_to_itself(_engine_for_records(base, dialect)), dialect, ours)
 
 
 def _engine_from(bind: str | URL) -> Engine:

@@ -25,6 +25,7 @@ from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import Payload, Record
 from flask_idempotency.stores.sql.completing import answer_of, facts_of
 from flask_idempotency.stores.sql.dialects import SQLITE
+from flask_idempotency.stores.sql.discretion import unlogged
 from flask_idempotency.stores.sql.rows import completed_row, condemned
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, PROCESSING, QUARANTINED
 from flask_idempotency.stores.sql.store import SqlStore
@@ -143,9 +144,10 @@ class SessionTransactions:
         """
         completing, tells = self._store.statements.completing, self._told is not None
         parameters = self._brought(key, token, **answer_of(key, payload, keep))
-        found = completing.write(connection, parameters, tells=tells, checked=checked)
-        if found is None and self._is_ours(connection, parameters):
+        with unlogged(connection):
             found = completing.write(connection, parameters, tells=tells, checked=checked)
+            if found is None and self._is_ours(connection, parameters):
+                found = completing.write(connection, parameters, tells=tells, checked=checked)
         if found is None:
             raise LeaseLost("the record belongs to somebody else, or is gone")
         return completed_row(found, payload.data).record() if tells else None
@@ -156,7 +158,8 @@ class SessionTransactions:
         """Raises `DataKeyGone` when a record may not be completed with its payload, before any is."""
         for key, payload in zip(keys, payloads, strict=True):
             brought = self._brought(key, token, **facts_of(payload, "my"))
-            self._store.statements.completing.refuse_without_key(connection, brought)
+            with unlogged(connection):
+                self._store.statements.completing.refuse_without_key(connection, brought)
 
     def _is_ours(self, connection: Connection, parameters: dict[str, Any]) -> bool:
         """Whether it may be tried once more. Raises `DataKeyGone` when that is why nothing was changed."""
@@ -171,9 +174,10 @@ class SessionTransactions:
     def mark(self, connection: Connection, key: StorageKey, token: bytes) -> None:
         """Mark a record in this transaction. Raises `LeaseLost` when it is no longer the token's to be marked."""
         parameters = self._brought(key, token)
-        if connection.execute(self._store.statements.mark_early, parameters).one_or_none() is not None:
-            return
-        standing = connection.execute(self._store.statements.standing, parameters).one_or_none()
+        with unlogged(connection):
+            if connection.execute(self._store.statements.mark_early, parameters).one_or_none() is not None:
+                return
+            standing = connection.execute(self._store.statements.standing, parameters).one_or_none()
         if standing is None or standing.token != token or standing.state != QUARANTINED or _is_condemned(standing):
             raise LeaseLost("the record belongs to somebody else, or is settled")
 
