@@ -1,4 +1,4 @@
-"""Encryption at rest and quotas as they are configured: `required` is not believed before everything is there."""
+"""Encryption at rest as it is configured: `required` is not believed before everything is there."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from base64 import b64encode
 from typing import Any
 
 import pytest
-from sqlalchemy import make_url
 
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.settings import Settings, in_one_line, load_settings
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
@@ -23,15 +21,6 @@ WHOLE: dict[str, Any] = {
     "secret": "canary",
     "key_ring": RING,
 }
-HERE_REDIS = ("redis://127.0.0.1", "redis://localhost:6380/0", "redis://[::1]", "redis://", "redis://127.8.8.8")
-SAFE_REDIS = (*HERE_REDIS, "rediss://cache", "unix:///run/redis.sock")
-
-
-@pytest.fixture(autouse=True)
-def no_postgresql_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """libpq reads it, and so does the check."""
-    for name in ("PGHOST", "PGHOSTADDR", "PGSSLMODE", "PGSERVICE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def load(config: dict[str, Any] | None = None, *, identified: bool = True, **settings: Any) -> Settings:
@@ -113,179 +102,6 @@ def test_all_missing_parts_are_told_together() -> None:
     ] == [text.split()[0] for text in told]
 
 
-@pytest.mark.parametrize("url", SAFE_REDIS)
-def test_a_redis_here_or_over_tls_is_fine(url: str) -> None:
-    assert load(**{**WHOLE, "store": url}).encryption == "required"
-
-
-@pytest.mark.parametrize(
-    "url",
-    (
-        "redis://10.0.0.1",
-        "redis://cache",
-        "redis://localhost.example",
-        "redis://127.0.0.1.example",
-        "redis://user:localhost@cache",
-        "redis:///0?host=cache",
-        "redis://0.0.0.0",
-        "redis://[::1",
-        "redis://localhost:pa#ss@cache",
-        "redis://localhost:pa/ss@cache",
-        "tests.test_assembly:make",
-    ),
-)
-def test_a_redis_elsewhere_without_tls_is_refused_and_can_be_waived(url: str) -> None:
-    """
-    Also where its host is written in a way that two readers read differently.
-    """
-    (told,) = faults(**{**WHOLE, "store": url})
-
-    assert told.startswith("IDEMPOTENCY_STORE: ")
-    assert "set IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT to True" in told
-    assert load(**{**WHOLE, "store": url, "allow_plaintext_transport": True}).plaintext_transport
-
-
-@pytest.mark.parametrize(
-    ("url", "fine"),
-    (
-        ("postgresql://db/shop", False),
-        ("postgresql+psycopg://shop:x@db/shop?sslmode=prefer", False),
-        ("postgresql+psycopg://shop:x@db/shop?sslmode=disable", False),
-        ("postgresql+psycopg://shop:x@db/shop?sslmode=require", True),
-        ("postgresql+psycopg://shop:x@db/shop?sslmode=verify-ca", True),
-        ("postgresql+psycopg://shop:x@db/shop?sslmode=verify-full", True),
-        ("postgresql://127.0.0.1:5433/shop", True),
-        ("postgresql://[::1]/shop", True),
-        ("postgresql:///shop", True),
-        ("postgresql:///shop?host=/run/postgresql", True),
-        ("postgresql:///shop?host=db", False),
-        ("postgresql://localhost/shop?host=db", False),
-        ("postgresql:///shop?host=localhost:5432&host=db:5432", False),
-        ("postgresql:///shop?host=localhost:5432&host=127.0.0.1:5433", True),
-        ("postgresql:///shop?host=/run/postgresql,db", False),
-        ("postgresql://localhost/shop?hostaddr=10.0.0.1", False),
-        ("postgresql:///shop?service=remote", False),
-        ("postgresql://localhost:pa#ss@db/shop", False),
-        ("sqlite:////var/lib/shop.db", True),
-        ("memory://", True),
-    ),
-)
-def test_a_postgresql_elsewhere_has_to_be_reached_over_tls(url: str, fine: bool) -> None:
-    """
-    As libpq finds its way. A database on this machine is not reached over anything.
-    """
-    settings = {**WHOLE, "store": url}
-
-    if fine:
-        assert load(**settings).encryption == "required"
-    else:
-        (told,) = faults(**settings)
-        assert told.startswith("IDEMPOTENCY_STORE: ")
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "url", "fine"),
-    (
-        ("PGHOST", "db", "postgresql:///shop", False),
-        ("PGHOST", "/run/postgresql", "postgresql:///shop", True),
-        ("PGHOST", "db", "postgresql://localhost/shop", True),
-        ("PGSSLMODE", "require", "postgresql://db/shop", True),
-        ("PGSSLMODE", "require", "postgresql://db/shop?sslmode=prefer", False),
-        ("PGHOSTADDR", "10.0.0.1", "postgresql://localhost/shop", False),
-        ("PGSERVICE", "remote", "postgresql:///shop", False),
-    ),
-)
-def test_the_environment_counts_as_far_as_libpq_heeds_it(
-    variable: str, value: str, url: str, fine: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """
-    After what the URL says.
-    """
-    monkeypatch.setenv(variable, value)
-    settings = {**WHOLE, "store": url}
-
-    assert load(**settings).encryption == "required" if fine else 1 == len(faults(**settings))
-
-
-@pytest.mark.parametrize(
-    ("config", "fine"),
-    (
-        ({}, False),
-        ({"SQLALCHEMY_DATABASE_URI": "sqlite:///shop.db"}, True),
-        ({"SQLALCHEMY_DATABASE_URI": "postgresql://:canary@db/shop"}, False),
-        ({"SQLALCHEMY_DATABASE_URI": "postgresql://db/shop?sslmode=require"}, True),
-        ({"SQLALCHEMY_DATABASE_URI": "mysql://db/shop"}, False),
-        (
-            {
-                "SQLALCHEMY_DATABASE_URI": "postgresql://db/shop",
-                "SQLALCHEMY_ENGINE_OPTIONS": {"connect_args": {"sslmode": "verify-full"}},
-            },
-            True,
-        ),
-        (
-            {
-                "SQLALCHEMY_DATABASE_URI": "postgresql://db/shop?sslmode=require",
-                "SQLALCHEMY_ENGINE_OPTIONS": {"connect_args": {"sslmode": "disable"}},
-            },
-            False,
-        ),
-        (
-            {
-                "SQLALCHEMY_DATABASE_URI": "postgresql://localhost/shop",
-                "SQLALCHEMY_ENGINE_OPTIONS": {"connect_args": {"host": "db"}},
-            },
-            False,
-        ),
-        ({"SQLALCHEMY_DATABASE_URI": "sqlite://", "SQLALCHEMY_ENGINE_OPTIONS": {"creator": object}}, False),
-        ({"SQLALCHEMY_ENGINE_OPTIONS": {"url": "sqlite://"}}, True),
-        ({"SQLALCHEMY_BINDS": {None: "sqlite://"}}, True),
-        ({"SQLALCHEMY_BINDS": {None: "postgresql://db/shop"}}, False),
-        ({"SQLALCHEMY_BINDS": {None: {"url": "postgresql://localhost/shop", "connect_args": {"host": "db"}}}}, False),
-        ({"SQLALCHEMY_BINDS": {"other": "postgresql://db/shop"}, "SQLALCHEMY_DATABASE_URI": "sqlite://"}, True),
-        ({"SQLALCHEMY_BINDS": {None: {"creator": object}}, "SQLALCHEMY_DATABASE_URI": "sqlite://"}, False),
-        ({"SQLALCHEMY_DATABASE_URI": make_url("postgresql://shop:canary@db/shop")}, False),
-        ({"SQLALCHEMY_DATABASE_URI": make_url("postgresql://shop:canary@db/shop?sslmode=require")}, True),
-    ),
-)
-def test_the_applications_own_database_is_looked_at_where_it_is_configured(config: dict[str, Any], fine: bool) -> None:
-    """
-    `flask-sqlalchemy://` says nothing by itself.
-    """
-    settings = {**WHOLE, "store": "flask-sqlalchemy://"}
-
-    if fine:
-        assert load(config, **settings).encryption == "required"
-    else:
-        (told,) = faults(config, **settings)
-        assert told.startswith("SQLALCHEMY_")
-
-
-def test_the_cache_in_front_is_looked_at_too() -> None:
-    """
-    It is sent the same answers.
-    """
-    settings = {**WHOLE, "store": "sqlite:///shop.db"}
-
-    (told,) = faults(**settings, redis_url="redis://:canary@cache")
-
-    assert told.startswith("IDEMPOTENCY_REDIS_URL: names a Redis on another machine")
-    assert load(**settings, redis_url="rediss://cache").encryption == "required"
-
-
-def test_an_object_cannot_be_looked_into() -> None:
-    """
-    Unless it is memory, which nothing is sent to.
-    """
-
-    class Client:
-        def evalsha(self) -> None: ...
-
-    (told,) = faults(**{**WHOLE, "store": Client()})
-
-    assert "nobody can tell from a Client object" in told
-    assert load(**{**WHOLE, "store": MemoryStore()}).encryption == "required"
-
-
 def test_on_asks_for_less() -> None:
     """
     A ring, and a store that can keep data keys. It is the way to `required`, and leaves plain answers readable.
@@ -305,6 +121,22 @@ def test_a_ring_that_cannot_be_read_is_told_under_its_name_and_not_called_missin
 
     assert told.startswith("IDEMPOTENCY_KEY_RING: ")
     assert "is not set" not in told
+
+
+@pytest.mark.parametrize("source", ("{key}:prod", "{key}.{key}:prod", "{key}:{key}"))
+def test_a_key_that_was_written_the_wrong_way_round_is_not_said(source: str) -> None:
+    """
+    Without its padding it could be the name of a module. Nor does Python quote it.
+    """
+    key = b64encode(bytes(range(32))).decode().rstrip("=").replace("+", "x").replace("/", "y")
+
+    with pytest.raises(ConfigurationError) as caught:
+        load(**{**WHOLE, "key_ring": source.format(key=key)})
+
+    chain = (caught.value, caught.value.__cause__, caught.value.__context__)
+    assert not any(key[:8] in repr(error) for error in chain)
+    (told,) = caught.value.faults
+    assert "its id comes first" in told
 
 
 def test_what_was_chosen_goes_before_what_encryption_would_have() -> None:
@@ -342,71 +174,6 @@ def test_the_ring_may_be_a_provider_of_ones_own_and_is_never_shown() -> None:
             return "canary"
 
     assert "canary" not in repr(load(**{**WHOLE, "key_ring": Talkative({"a": b"k" * 32})}))
-
-
-@pytest.mark.parametrize(
-    ("settings", "quota"),
-    (
-        ({}, None),
-        ({"quota_records": None}, None),
-        ({"quota_records": 5}, Quota(records=5)),
-        ({"quota_bytes": 0, "quota_in_flight": 2}, Quota(bytes=0, in_flight=2)),
-        ({"quota_new_keys": (10, 60)}, Quota(new_keys=NewKeys(10, 60.0))),
-        ({"quota_new_keys": [10, 0.5]}, Quota(new_keys=NewKeys(10, 0.5))),
-        ({"quota_new_keys": NewKeys(10, 60)}, Quota(new_keys=NewKeys(10, 60.0))),
-    ),
-)
-def test_quotas_are_whole_numbers_and_a_rate(settings: dict[str, Any], quota: Quota | None) -> None:
-    """
-    Nothing set is None, so that nothing is counted.
-    """
-    assert quota == load(secret="s", **settings).quota
-
-
-@pytest.mark.parametrize("name", ("quota_records", "quota_bytes", "quota_in_flight"))
-@pytest.mark.parametrize("value", (-1, 1.5, "5", True))
-def test_what_is_no_whole_number_is_refused(name: str, value: Any) -> None:
-    (told,) = faults(secret="s", **{name: value})
-
-    assert told.startswith(f"IDEMPOTENCY_{name.upper()}: ")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    (
-        ("quota_records", 10**19),
-        ("quota_bytes", 2**53 + 1),
-        ("quota_in_flight", 2**63),
-        ("quota_new_keys", (10**19, 3600)),
-    ),
-)
-def test_what_no_store_can_count_to_is_refused(name: str, value: Any) -> None:
-    """
-    Else a database says so at the first claim, and all of them are 500. The remedy is no limit at all.
-    """
-    (told,) = faults(secret="s", **{name: value})
-
-    assert told.startswith(f"IDEMPOTENCY_{name.upper()}: ")
-    assert "2**53" in told
-    assert "for no limit, leave it out" in told
-
-
-def test_what_every_store_can_count_to_is_not() -> None:
-    most = 2**53
-
-    quota = load(secret="s", quota_records=most, quota_bytes=most, quota_in_flight=most, quota_new_keys=(most, 1)).quota
-
-    assert Quota(most, most, most, NewKeys(most, 1.0)) == quota
-
-
-@pytest.mark.parametrize(
-    "value",
-    (5, "10 60", (10,), (10, 0), (10, -1), (10, float("inf")), (1.5, 60), (True, 60), (-1, 60), (1, "60"), (1, 1e9)),
-)
-def test_what_is_no_rate_is_refused(value: Any) -> None:
-    (told,) = faults(secret="s", quota_new_keys=value)
-
-    assert told.startswith("IDEMPOTENCY_QUOTA_NEW_KEYS: ")
 
 
 @pytest.mark.parametrize(

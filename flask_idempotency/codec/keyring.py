@@ -12,6 +12,7 @@ from binascii import Error as NotBase64
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import getattr_static
 from pathlib import Path
 from typing import Final, Protocol, cast
@@ -149,7 +150,13 @@ def _named(source: str) -> KeyProvider:
 
 
 def _made_by(module: str, name: str) -> KeyProvider:
-    # `name` may be what somebody's shell has left of a key. It is not said.
+    # `name` may be what somebody's shell has left of a key, and `module` a key that was written the wrong way round. Neither
+    # is said, nor quoted by what Python would raise, unless there is such a package.
+    if not _is_package(module.partition(".")[0]):
+        raise ConfigurationError(
+            "The key ring is read as the name of a function, package.module:function, and there is no such package. If it is "
+            f"a key: its id comes first, then a colon, then {KEY_BYTES} bytes in base64. {_HOW}"
+        )
     try:
         factory = getattr(import_module(module), name, None)
     except ImportError as error:
@@ -164,6 +171,13 @@ def _made_by(module: str, name: str) -> KeyProvider:
         # Not another factory's name: two of them could call each other for ever.
         return _written(made.split(","))
     return load_ring(made)
+
+
+def _is_package(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ValueError:  # of what was loaded in another way, such as __main__
+        return True
 
 
 def _written(lines: Iterable[str]) -> KeyRing:

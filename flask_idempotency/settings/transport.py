@@ -11,6 +11,10 @@ from urllib.parse import parse_qs, urlsplit
 from flask_idempotency.stores.memory import MemoryStore
 
 _ENCRYPTED: Final = frozenset({"require", "verify-ca", "verify-full"})
+_VERIFIED: Final = frozenset({"required", "optional"})
+"""In a client both verify. Allowed by name: what else stands there may mean `none` to whoever decodes it once more."""
+_LOCAL_DRIVERS: Final = frozenset({"sqlite", "sqlite+pysqlite", "sqlite+aiosqlite", "sqlite+pysqlcipher"})
+"""They open a file. Others under that name go over a network, and some do so with nothing but a path in their URL."""
 _WAIVE: Final = "or, if something else protects the way there, set IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT to True."
 
 
@@ -25,11 +29,13 @@ def transport_fault(setting: str, choice: Any, config: Mapping[str, Any]) -> str
     if _is_ambiguous(choice):
         return _opaque(setting, "URL that can be read in two ways")
     scheme = urlsplit(choice).scheme.partition("+")[0]
-    if scheme == "redis":
+    if scheme in ("redis", "rediss"):
         return _of_redis(setting, choice)
     if scheme in ("postgresql", "postgres"):
         return _of_postgresql(setting, choice, {})
-    if scheme in ("memory", "sqlite", "rediss", "unix"):
+    if scheme == "sqlite":
+        return _of_sqlite(setting, choice)
+    if scheme in ("memory", "unix"):
         return None
     return _opaque(setting, "store that a function makes")
 
@@ -48,10 +54,24 @@ def _of_redis(setting: str, url: str) -> str | None:
     # Where the URL names no host before its path, redis-py takes one from behind the question mark.
     if _is_here(parts.hostname or _last(url, "host") or "localhost"):
         return None
+    if parts.scheme == "rediss":
+        if _VERIFIED.issuperset(_all(url, "ssl_cert_reqs")):
+            return None
+        return (
+            f"{setting}: names a Redis on another machine whose certificate nobody looks at, and IDEMPOTENCY_ENCRYPTION is "
+            f"required. Take ssl_cert_reqs out of the URL (ssl_ca_certs names an authority of your own), {_WAIVE}"
+        )
     return (
         f"{setting}: names a Redis on another machine without TLS, and IDEMPOTENCY_ENCRYPTION is required. Use rediss:// or "
         f"unix://, {_WAIVE}"
     )
+
+
+def _of_sqlite(setting: str, url: str) -> str | None:
+    parts = urlsplit(url)
+    if parts.scheme in _LOCAL_DRIVERS and not parts.netloc:
+        return None
+    return _opaque(setting, "SQLite that is more than a file")
 
 
 def _of_application(config: Mapping[str, Any]) -> str | None:
@@ -69,7 +89,7 @@ def _of_application(config: Mapping[str, Any]) -> str | None:
     scheme = str(url).partition(":")[0].partition("+")[0]
     if scheme in ("postgresql", "postgres"):
         return _of_postgresql(setting, str(url), options.get("connect_args") or {})
-    return None if scheme == "sqlite" else _opaque(setting, "database of this kind")
+    return _of_sqlite(setting, str(url)) if scheme == "sqlite" else _opaque(setting, "database of this kind")
 
 
 def _default_bind(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from flask import Flask, session
 from flask_login import LoginManager, UserMixin  # type: ignore[import-untyped]
 
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.quota import Quota
 from flask_idempotency.web.loaders import Loaders, load_principal, load_tenant
+from tests.web.apps import is_replay, new_world
 
 
 @pytest.fixture
@@ -122,3 +124,22 @@ def session_cookie(app: Flask, **values: Any) -> str:
     other.config["SECRET_KEY"] = app.config["SECRET_KEY"]
     other.get("/")(fill)
     return other.test_client().get("/").headers["Set-Cookie"].partition(";")[0]
+
+
+def test_what_a_loader_raises_is_the_applications_error_and_claims_nothing() -> None:
+    """
+    For replays too: it is asked before anybody knows that it is one.
+    """
+    world = new_world(init=False)
+    world.idempotency.quota_loader(lambda tenant: Quota(**plans))
+    world.idempotency.init_app(world.app)
+    world.view()(lambda: ("paid", 201))
+    plans: dict[str, Any] = {}
+    world.post(key="known")
+    calls = len(world.store.calls)
+    plans["records"] = -1
+
+    assert [500, 500] == [world.post(key=key).status_code for key in ("known", "new")]
+    assert calls == len(world.store.calls)
+    plans.clear()
+    assert is_replay(world.post(key="known"))

@@ -339,22 +339,3 @@ def test_a_released_key_is_a_new_one() -> None:
 
     assert [503, 503, 429] == [world.post("/failing").status_code for _ in range(3)]
     assert [False] == failing
-
-
-def test_what_a_loader_raises_is_the_applications_error_and_claims_nothing() -> None:
-    """
-    For replays too: it is asked before anybody knows that it is one.
-    """
-    world = new_world(init=False)
-    world.idempotency.quota_loader(lambda tenant: Quota(**plans))
-    world.idempotency.init_app(world.app)
-    world.view()(lambda: ("paid", 201))
-    plans: dict[str, Any] = {}
-    world.post(key="known")
-    calls = len(world.store.calls)
-    plans["records"] = -1
-
-    assert [500, 500] == [world.post(key=key).status_code for key in ("known", "new")]
-    assert calls == len(world.store.calls)
-    plans.clear()
-    assert is_replay(world.post(key="known"))
