@@ -1,4 +1,4 @@
-"""Ledgers in Redis: how long they are, what is written when, and what a recount mends."""
+"""Ledgers in Redis: how long they are, and what is written when."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import redis
 
 from example_app.servers import RedisServer
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, OverQuota
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage
-from flask_idempotency.engine.record import OnLapse, Payload
-from flask_idempotency.stores.redis import layout, scripts
+from flask_idempotency.engine.record import OnLapse
+from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.client import RETRIES
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
@@ -30,30 +29,7 @@ from flask_idempotency.testing.contract.examples import (
     granted,
 )
 from tests.services import StartRedis
-
-PLENTY = Quota(10**6, 10**16, 10**6, NewKeys(10**6, 60))
-SHUT = (Quota(records=0), Quota(bytes=0), Quota(in_flight=0), Quota(new_keys=NewKeys(0, 60)))
-
-
-def claim(store: RedisStore, tid: bytes, quota: Quota = PLENTY, **how: Any) -> tuple[StorageKey, bytes]:
-    key, token = a_key(tid=tid), a_token()
-    granted(store.claim(a_request(key, **how), token=token, lease=LEASE, quota=quota))
-    return key, token
-
-
-def complete(store: RedisStore, tid: bytes, *, keep: float = KEEP, payload: Payload = PAYLOAD) -> StorageKey:
-    key, token = claim(store, tid)
-    store.complete(key, token, payload, keep=keep)
-    return key
-
-
-def everything(client: redis.Redis) -> dict[bytes, object]:
-    return {name: client.dump(name) for name in client.scan_iter()}
-
-
-def buckets(client: redis.Redis, tid: bytes) -> dict[bytes, bytes]:
-    fields: dict[Any, Any] = client.hgetall(layout.ledger(tid))
-    return {field: text for field, text in fields.items() if field[:1] == b"b"}
+from tests.stores.counted import PLENTY, SHUT, claim, complete, everything, fields
 
 
 def test_a_ledger_is_as_long_as_there_are_buckets(
@@ -68,16 +44,22 @@ def test_a_ledger_is_as_long_as_there_are_buckets(
         complete(store, tid, keep=day, payload=replace(PAYLOAD, byte_size=2**40 - 1))
         clock.advance(600)
 
-    kept = buckets(redis_client, tid)
+    kept = fields(redis_client, tid, b"b")
     redis_client.hset(layout.ledger(tid), mapping=dict.fromkeys(kept, b"99999 99999999999999"))
     redis_client.hset(layout.ledger(tid), "t", "9999999 999999999999999 1795186930040")
+    for seconds in (1, 30, 60, 3600, 86_400):
+        claim(store, tid, Quota(new_keys=NewKeys(10**6, seconds)))
     usage = redis_client.memory_usage(layout.ledger(tid))
     assert 32 <= len(kept) <= 66
     assert usage is not None
     assert usage < 4096
 
 
-@pytest.mark.parametrize("quota", SHUT, ids=("records", "bytes", "in flight", "new keys"))
+@pytest.mark.parametrize(
+    "quota",
+    (*SHUT, Quota(new_keys=NewKeys(0, 30))),
+    ids=("records", "bytes", "in flight", "new keys", "another window"),
+)
 def test_who_is_refused_writes_nothing(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, quota: Quota
 ) -> None:
@@ -127,9 +109,46 @@ def test_a_claim_after_a_long_pause_sweeps_once(
     assert Usage() == replace(store.ledger.usage(tid), new_keys=0)
     claim(store, tid)
 
-    assert buckets(redis_client, tid) == {}
+    assert fields(redis_client, tid, b"b") == {}
     assert redis_client.hget(layout.ledger(tid), "t") == b"0 0 0"
     assert Usage(1, 0, 1) == replace(store.ledger.usage(tid), new_keys=0)
+
+
+def test_windows_that_are_over_are_dropped(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+    """
+    When one of another length comes, or a bucket ends. Those that are open stay, and count.
+    """
+    tid = a_key().tid
+    clock.advance(86_400 - clock.now % 86_400)
+    lengths = 7, 30, 86_400
+    for seconds in lengths:
+        for _ in range(2):
+            claim(store, tid, Quota(new_keys=NewKeys(2, seconds)))
+    names = {seconds: b"w%d000000" % seconds for seconds in (*lengths, 60)}
+    assert {names[seconds] for seconds in lengths} == set(fields(redis_client, tid, b"w"))
+    redis_client.hset(layout.ledger(tid), "w", "of another release")
+    clock.advance(10)
+    complete(store, tid, keep=1)
+    assert {names[seconds] for seconds in (30, 60, 86_400)} == set(fields(redis_client, tid, b"w"))
+    clock.advance(55)
+    claim(store, tid)
+
+    assert {names[seconds] for seconds in (60, 86_400)} == set(fields(redis_client, tid, b"w"))
+    full = Quota(new_keys=NewKeys(2, 86_400))
+    assert isinstance(store.claim(a_request(a_key(tid=tid)), token=a_token(), lease=LEASE, quota=full), OverQuota)
+    assert store.ledger.usage(tid).new_keys == 2
+
+
+@pytest.mark.parametrize("text", ("", "1", "x y", "1 2 3", "-1 5"))
+def test_a_window_that_cannot_be_read_begins_anew(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
+    """
+    It would end by itself, and until then it would shut the tenant out.
+    """
+    tid = a_key().tid
+    redis_client.hset(layout.ledger(tid), "w60000000", text)
+    claim(store, tid)
+
+    assert store.ledger.usage(tid).new_keys == 1
 
 
 def test_no_claim_reads_the_whole_ledger_before_a_bucket_ends(
@@ -312,137 +331,6 @@ def test_sums_of_absurd_sizes_stay_numbers(store: RedisStore, redis_client: redi
         store.claim(a_request(a_key(tid=tid)), token=a_token(), lease=LEASE, quota=Quota(bytes=10**9)), OverQuota
     )
     assert Drift() == store.ledger.reconcile(tid)
-
-
-def test_what_was_deleted_by_hand_is_found_by_a_recount(
-    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
-) -> None:
-    """
-    Said once, and right from then on. Other tenants of the partition are none of it.
-    """
-    tid = a_key().tid
-    neighbour = tid[:2] + a_key().tid[2:]
-    for each in (tid, neighbour):
-        for _ in range(3):
-            complete(store, each)
-        claim(store, each)
-    gone, flying = complete(store, tid), claim(store, tid)[0]
-    redis_client.delete(layout.keys(gone)[0], layout.keys(flying)[0])
-
-    assert Drift(records=1, bytes=PAYLOAD.byte_size, unsettled=1) == store.ledger.reconcile(tid)
-    assert (Drift(), Drift()) == (store.ledger.reconcile(tid), store.ledger.reconcile(neighbour))
-    for each in (tid, neighbour):
-        assert Usage(4, 3 * PAYLOAD.byte_size, 1) == replace(store.ledger.usage(each), new_keys=0)
-
-
-def test_a_ledger_that_was_lost_is_made_again(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """
-    From the records: all that it said can be counted again, but for the window of new keys and an operator's limits.
-    """
-    tid = a_key().tid
-    complete(store, tid)
-    claim(store, tid)
-    key, token = claim(store, tid)
-    store.hold(key, token, "why")
-    usage = replace(store.ledger.usage(tid), new_keys=0)
-    redis_client.delete(layout.ledger(tid), layout.unsettled(tid))
-
-    assert Drift(-1, -PAYLOAD.byte_size, -2) == store.ledger.reconcile(tid)
-    assert usage == store.ledger.usage(tid)
-
-
-class Busy(redis.Redis):
-    """Does something of its own before each script of this name."""
-
-    before: Any = None
-
-    def execute_command(self, *args: Any, **options: Any) -> Any:
-        if args[0] == "EVALSHA" and self.before is not None and args[1] == scripts.TALLY.sha:
-            meanwhile, self.before = self.before, None
-            meanwhile()
-        return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
-
-
-def test_what_changes_during_a_recount_is_left_alone(
-    redis_server: RedisServer, store: RedisStore, clock: FrozenClock
-) -> None:
-    """
-    A bucket that others have filled meanwhile was counted too early or too late, and so is said to be busy. Claims that
-    come and go are counted right, whenever they do.
-    """
-    tid = a_key().tid
-    key, token = claim(store, tid)
-    complete(store, tid)
-
-    def meanwhile() -> None:
-        store.complete(key, token, PAYLOAD, keep=KEEP)
-        claim(store, tid)
-
-    with Busy.from_url(redis_server.url) as client:
-        client.before = meanwhile
-        drift = RedisStore(client, clock=clock).ledger.reconcile(tid)
-
-    assert (True, 1) == (drift.none, drift.busy)
-    assert Usage(3, 2 * PAYLOAD.byte_size, 1) == replace(store.ledger.usage(tid), new_keys=0)
-    assert Drift(busy=0) == store.ledger.reconcile(tid)
-
-
-def test_a_recount_is_right_beyond_one_batch(store: RedisStore, clock: FrozenClock) -> None:
-    """
-    SCAN tells some keys twice while its tables grow, and never all at once.
-    """
-    tid = a_key().tid
-    for _ in range(1300):
-        complete(store, tid)
-
-    assert Drift() == store.ledger.reconcile(tid)
-    assert store.ledger.usage(tid).records == 1300
-
-
-class Twice(redis.Redis):
-    """Tells every key twice, as SCAN may while a table grows: on one page, and on one more at the end."""
-
-    met: tuple[bytes, ...] = ()
-
-    def execute_command(self, *args: Any, **options: Any) -> Any:
-        if args[0] != "SCAN":
-            return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
-        if args[1] == 7:
-            return 0, list(self.met)
-        _, keys = super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
-        self.met = tuple(keys)
-        return 7, keys + keys
-
-
-def test_what_is_met_twice_counts_once(redis_server: RedisServer, store: RedisStore, clock: FrozenClock) -> None:
-    """
-    A recount that counted it twice would raise the ledger, and shut a tenant out.
-    """
-    tid = a_key().tid
-    for _ in range(5):
-        complete(store, tid)
-    with Twice.from_url(redis_server.url) as client:
-        twice = RedisStore(client, clock=clock)
-
-        assert (Drift(), {"": 5}, (tid,)) == (
-            twice.ledger.reconcile(tid),
-            twice.answers.count(),
-            twice.ledger.tenants(),
-        )
-
-
-def test_a_record_that_nobody_can_read_stays_counted(
-    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
-) -> None:
-    """
-    It is there until somebody has settled it.
-    """
-    tid = a_key().tid
-    key, _ = claim(store, tid)
-    redis_client.set(layout.keys(key)[0], b"rubbish")
-
-    assert Drift() == store.ledger.reconcile(tid)
-    assert store.ledger.usage(tid).records == 1
 
 
 def test_a_crowd_of_unknown_answers_leaves_room_for_a_takeover(store: RedisStore, clock: FrozenClock) -> None:

@@ -39,9 +39,9 @@ FIELDS: Final[Mapping[str, str]] = {
     # Of the partition's memory: the last fence given out, and the id by which this store is told from others.
     "FENCE": "fence",
     "STORE": "id",
-    # Of a ledger. `records bytes lowest-edge` of all buckets; `length number count` of the window of new keys, its
-    # length in microseconds; `records,bytes,in-flight,new-keys,microseconds,seconds` as the operator has set them, empty
-    # where there is no limit; and before the edge of a bucket, in milliseconds, its `records bytes`.
+    # Of a ledger. `records bytes lowest-edge` of all buckets; before the length of a window of new keys, in microseconds,
+    # its `number count`; `records,bytes,in-flight,new-keys,microseconds,seconds` as the operator has set them, empty where
+    # there is no limit; and before the edge of a bucket, in milliseconds, its `records bytes`.
     "TOTALS": "t",
     "WINDOW": "w",
     "LIMITS": "l",

@@ -25,13 +25,13 @@ class RedisLedger:
         keys = layout.unsettled(tid), layout.ledger(tid)
         now, unsettled, in_flight, told = self._server.run(scripts.USAGE, keys)
         fields = dict(zip(told[::2], told[1::2], strict=True))
-        ended = [_counts(text, 2) for edge, text in _buckets(fields) if edge * 1000 <= now]
+        ended = [_counts(text, 2) for edge, text in _numbered(_BUCKET, fields) if edge * 1000 <= now]
         records, stored, _ = _counts(fields.get(_TOTALS, b"0 0 0"), 3)
         return Usage(
             records=unsettled + max(records - sum(count for count, _ in ended), 0),
             bytes=max(stored - sum(size for _, size in ended), 0),
             in_flight=in_flight,
-            new_keys=_new_keys(fields.get(_WINDOW), now),
+            new_keys=max((_new_keys(*window, now) for window in _numbered(_WINDOW, fields)), default=0),
         )
 
     def limits(self, tid: bytes) -> Quota:
@@ -73,7 +73,7 @@ class RedisLedger:
     def _balance(self, tid: bytes) -> tuple[int, int, int]:
         """Count what is completed by buckets, and correct those that nobody has changed while they were counted."""
         ledger = layout.ledger(tid)
-        said = dict(_buckets(self._fields(ledger)))
+        said = dict(_numbered(_BUCKET, self._fields(ledger)))
         counted = self._counted(tid)
         edges = sorted(said.keys() | counted.keys())
         told = [(b"%d" % edge, said.get(edge, b""), counted.get(edge, b"")) for edge in edges]
@@ -126,11 +126,12 @@ def _read(text: bytes) -> Quota:
     return Quota(records, stored, in_flight, rate)
 
 
-def _buckets(fields: Mapping[bytes, bytes]) -> Iterator[tuple[int, bytes]]:
+def _numbered(prefix: bytes, fields: Mapping[bytes, bytes]) -> Iterator[tuple[int, bytes]]:
+    """What stands in the fields that are a number after this prefix."""
     for field, text in fields.items():
-        edge = field.removeprefix(_BUCKET)
-        if field.startswith(_BUCKET) and edge.isdigit():
-            yield int(edge), text
+        number = field.removeprefix(prefix)
+        if field.startswith(prefix) and number.isdigit():
+            yield int(number), text
 
 
 def _counts(text: bytes, count: int) -> list[int]:
@@ -140,8 +141,6 @@ def _counts(text: bytes, count: int) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _new_keys(window: bytes | None, now: int) -> int:
-    if window is None:
-        return 0
-    length, number, count = _counts(window, 3)
+def _new_keys(length: int, window: bytes, now: int) -> int:
+    number, count = _counts(window, 2)
     return count if length and window_of(now, NewKeys(0, length / 1_000_000))[0] == number else 0

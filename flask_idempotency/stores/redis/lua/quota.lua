@@ -1,8 +1,24 @@
 -- Whether a tenant may have one more key.
 
--- The totals without the buckets that have ended, and those buckets' fields. Writes nothing: a refusal must not.
-local function swept(totals)
-  if totals.lowest == 0 or totals.lowest * 1000 > now then
+-- The number of the window of this length that is open, as text.
+local function window_number(length)
+  return decimal((now - now % length) / length)
+end
+
+-- Whether this field counts the new keys of a window that is open no more.
+local function is_past_window(field, text)
+  local length = string.match(field, '^' .. WINDOW .. '(%d*)$')
+  if not length then
+    return false
+  end
+  length = tonumber(length) or 0
+  return length < 1 or string.match(text, '^%d+') ~= window_number(length)
+end
+
+-- The totals without the buckets that have ended, and the fields of those, and of windows that have. Writes nothing: a
+-- refusal must not. Looked through when a bucket has ended, or when there is one more field to come for a window.
+local function swept(totals, one_more)
+  if not one_more and (totals.lowest == 0 or totals.lowest * 1000 > now) then
     return totals, {}
   end
   local left, ended = { records = totals.records, bytes = totals.bytes, lowest = 0 }, {}
@@ -15,6 +31,8 @@ local function swept(totals)
       ended[#ended + 1] = fields[i]
     elseif edge and (left.lowest == 0 or edge < left.lowest) then
       left.lowest = edge
+    elseif is_past_window(fields[i], fields[i + 1]) then
+      ended[#ended + 1] = fields[i]
     end
   end
   return left, ended
@@ -39,25 +57,30 @@ local function limits(own, asked)
   return held
 end
 
--- The window that is open, as its text begins, how many new keys it has seen, and how long it still is.
-local function window(text, length)
-  local open = decimal(length) .. ' ' .. decimal((now - now % length) / length)
-  local seen, count = string.match(text or '', '^(%d+ %d+) (%d+)$')
-  return open, seen == open and tonumber(count) or 0, length - now % length
+-- Each length has its own count: while two are in use, neither limit is to begin anew for the other.
+local function window(length)
+  local open, field = window_number(length), WINDOW .. decimal(length)
+  local text = redis.call('HGET', KEYS[6], field)
+  local number, count = string.match(text or '', '^(%d+) (%d+)$')
+  return {
+    field = field,
+    number = open,
+    seen = number == open and tonumber(count) or 0,
+    left = length - now % length,
+    is_new = not text,
+  }
 end
 
 -- The books of a tenant, as far as a new key is concerned; nil when they cannot be read. Writes nothing.
 local function books_of(asked)
-  local found = redis.call('HMGET', KEYS[6], TOTALS, LIMITS, WINDOW)
+  local found = redis.call('HMGET', KEYS[6], TOTALS, LIMITS)
   local totals, held = totals_of(found[1]), limits(found[2], asked)
   if not totals or not held then
     return nil
   end
   local books = { limits = held, unsettled = redis.call('ZCARD', KEYS[5]) }
-  books.totals, books.ended = swept(totals)
-  if held[4] then
-    books.open, books.seen, books.left = window(found[3], tonumber(held[5]))
-  end
+  books.window = held[4] and window(tonumber(held[5]))
+  books.totals, books.ended = swept(totals, books.window and books.window.is_new)
   return books
 end
 
@@ -83,22 +106,23 @@ local function refusal(books)
       return { 'OVER-QUOTA', 'in-flight', held[3], left, 0 }
     end
   end
-  if held[4] and books.seen >= tonumber(held[4]) then
-    return { 'OVER-QUOTA', 'new-keys', held[4], books.left, tonumber(held[5]) }
+  if held[4] and books.window.seen >= tonumber(held[4]) then
+    return { 'OVER-QUOTA', 'new-keys', held[4], books.window.left, tonumber(held[5]) }
   end
   return nil
 end
 
 -- Writes what has become of the books with one more key. Its place among the unsettled is for the claim to take.
 local function admit(books)
-  if books.open then
-    redis.call('HSET', KEYS[6], WINDOW, books.open .. ' ' .. decimal(books.seen + 1))
-  end
   if #books.ended > 0 then
     put_totals(KEYS[6], books.totals)
     for _, field in ipairs(books.ended) do
       redis.call('HDEL', KEYS[6], field)
     end
+  end
+  local open = books.window
+  if open then
+    redis.call('HSET', KEYS[6], open.field, open.number .. ' ' .. decimal(open.seen + 1))
   end
 end
 
