@@ -1,0 +1,29 @@
+"""The README's section on compliance: what it says is enough is enough."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from flask import Flask
+
+from flask_idempotency import Idempotency
+from flask_idempotency.codec.keyring import generate
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def test_its_three_settings_and_a_principal_switch_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    section = README.read_text(encoding="utf-8").split("\n## Compliance\n")[1].split("\n## ")[0]
+    (block,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    monkeypatch.setenv("IDEMPOTENCY_SECRET", "kept elsewhere")
+    monkeypatch.setenv("PAYMENT_KEYS", generate("2026-11"))
+    app = Flask("documented")
+
+    exec(block, {"app": app})  # noqa: S102 - our own page
+    Idempotency(app, principal=lambda: "alice")
+
+    settings = app.extensions["idempotency"].settings
+    assert 3 == len([name for name in app.config if name.startswith("IDEMPOTENCY_")])
+    assert ("required", True, None) == (settings.encryption, settings.hashed_names, settings.compression)
