@@ -10,9 +10,10 @@ import redis
 from example_app.servers import RedisServer
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.record import SealedBy
+from flask_idempotency.engine.record import NOBODY, About, Payload, SealedBy
 from flask_idempotency.engine.upkeep import Answer, DataKey
 from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.answers import BATCH_BYTES
 from flask_idempotency.stores.redis.scan import Scan
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
@@ -29,10 +30,10 @@ def walk(store: RedisStore, **which: Any) -> list[Answer]:
     return met
 
 
-def complete(store: RedisStore, key: StorageKey) -> None:
+def complete(store: RedisStore, key: StorageKey, payload: Payload = PAYLOAD) -> None:
     token = a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota()))
-    store.complete(key, token, PAYLOAD, keep=KEEP)
+    store.complete(key, token, payload, keep=KEEP)
 
 
 def test_every_answer_is_met_among_thousands_of_keys(store: RedisStore, redis_client: redis.Redis) -> None:
@@ -167,3 +168,61 @@ def test_every_command_of_a_call_names_all_its_keys_in_one_slot(redis_server: Re
 
     assert len(asked) > 30
     assert all(len({name[: name.index(b"}")] for name in names}) == 1 for names in asked)
+
+
+class Weighing(redis.Redis):
+    """Notes how many bytes each answer of the server has."""
+
+    heaviest = 0
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        told = super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        if isinstance(told, list):
+            self.heaviest = max(self.heaviest, sum(len(part) for part in told if isinstance(part, bytes)))
+        return told
+
+
+def test_long_answers_are_read_a_few_at_a_time(
+    redis_server: RedisServer, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """
+    And only where they are wanted: a server that copies a hundred megabytes in one go lets everybody else wait.
+    """
+    tid, payload = a_key().tid, replace(PAYLOAD, data=bytes(300_000))
+    with Weighing.from_url(redis_server.url) as client:
+        store = RedisStore(client, clock=clock)
+        keys, condemned = {a_key(tid=tid) for _ in range(21)}, a_key(tid=tid)
+        for key in (*keys, condemned):
+            complete(store, key, payload)
+        store.condemn(condemned, payload)
+        client.heaviest = 0
+        redis_client.config_resetstat()
+        assert (store.answers.count(), walk(store, other_than="")) == ({"": 21}, [])
+        assert store.ledger.reconcile(tid).none
+        commands: Any = redis_client.info("commandstats")
+        assert (client.heaviest < 10_000, commands.keys() & {"cmdstat_get", "cmdstat_mget"}) == (True, set())
+        met = walk(store)
+
+        assert ({answer.key for answer in met}, {answer.record.payload for answer in met}) == (keys, {payload})
+        assert 500_000 < client.heaviest <= BATCH_BYTES
+
+
+def test_an_answer_is_met_whatever_stands_before_it(store: RedisStore) -> None:
+    """
+    Long texts about the request, a key's long name, a size that scripts cannot count to.
+    """
+    long, about = "x" * 70_000, About(principal="p" * 70_000, tenant="t" * 70_000)
+    payloads = [replace(PAYLOAD, sealed_by=SealedBy(kid, 0)) for kid in ("", "k" * 300, long)]
+    payloads += [PAYLOAD, replace(PAYLOAD, byte_size=2**200), replace(PAYLOAD, data=b"")]
+    expected = {}
+    for payload in payloads:
+        for each in (NOBODY, about):
+            key, token = a_key(), a_token()
+            granted(store.claim(a_request(key, about=each), token=token, lease=LEASE, quota=Quota()))
+            store.complete(key, token, payload, keep=KEEP)
+            expected[key] = payload
+    kids = {"": 6, "k" * 300: 2, long: 2}
+
+    assert {answer.key: answer.record.payload for answer in walk(store)} == expected
+    assert {kid: count for kid, count in store.answers.count().items() if count} == kids
+    assert all(store.ledger.reconcile(key.tid).none for key in expected)

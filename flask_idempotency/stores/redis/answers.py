@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from flask_idempotency.engine.errors import CorruptRecord
@@ -15,6 +16,9 @@ from flask_idempotency.stores.redis.record import decode, payload_bytes, tid_of
 from flask_idempotency.stores.redis.scan import BATCH, Scan
 from flask_idempotency.stores.redis.server import Server, corrupt
 from flask_idempotency.stores.redis.shelf import refused_for_want_of_a_key, told
+
+BATCH_BYTES = 1 << 20
+"""Read in one go: less than a millisecond of a server's time. A longer answer is read alone."""
 
 
 class RedisAnswers:
@@ -30,14 +34,16 @@ class RedisAnswers:
 
     def walk(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
         names, following = self._scan.page(layout.records_of(tid), after=after, count=min(limit, BATCH))
-        met = [
-            answer
-            for answer in self._met(names)
-            if answer.record.remaining > 0
-            and tid in (None, answer.key.tid)
-            and (other_than is None or _kid(answer.record) != other_than)
-        ]
-        return Page(tuple(self._told(met)), after=following)
+
+        def is_wanted(answer: Answer) -> bool:
+            return (
+                answer.record.remaining > 0
+                and tid in (None, answer.key.tid)
+                and (other_than is None or _kid(answer.record) != other_than)
+            )
+
+        wanted = [glanced for glanced in self._glanced(names) if is_wanted(glanced.answer)]
+        return Page(tuple(self._told(filter(is_wanted, self._whole(wanted)))), after=following)
 
     def replace(self, key: StorageKey, old: Payload, new: Payload) -> bool:
         keys = layout.keys(key)
@@ -54,29 +60,61 @@ class RedisAnswers:
         seen = set[bytes]()
         counts = Counter[str]()
         for names in self._scan.all(layout.records_of(None)):
-            for answer in self._met(names):
+            for answer in (glanced.answer for glanced in self._glanced(names)):
                 if answer.key.rid not in seen:
                     seen.add(answer.key.rid)
                     counts[_kid(answer.record)] += not _is_wiped(answer.record)
         return counts
 
-    def _met(self, names: Sequence[bytes]) -> Iterator[Answer]:
+    def _glanced(self, names: Sequence[bytes]) -> Iterator[_Glanced]:
         """The completed records under these names, as far as they can be read."""
         for _, group in groupby(sorted(names), layout.partition):
             keys = list(group)
             now, *found = self._server.run(scripts.SURVEY, keys)
-            for key, data in zip(keys, found, strict=True):
+            for key, size, data in zip(keys, found[::2], found[1::2], strict=True):
                 answer = _answer(key, data, now)
+                if answer is not None:
+                    yield _Glanced(key, size, now, answer)
+
+    def _whole(self, glanced: Sequence[_Glanced]) -> Iterator[Answer]:
+        """What has become of these by now, a few at a time: a server that copies much keeps everybody else waiting."""
+        for batch in _batches(glanced):
+            found = self._server.ask("MGET", *(each.name for each in batch))
+            for each, data in zip(batch, found, strict=True):
+                answer = None if data is None else _answer(each.name, data, each.looked_at)
                 if answer is not None:
                     yield answer
 
-    def _told(self, answers: Sequence[Answer]) -> Iterator[Answer]:
+    def _told(self, answers: Iterable[Answer]) -> Iterator[Answer]:
         erasures = dict[bytes, bytes | None]()
         for answer in answers:
             tid = answer.key.tid
             if tid not in erasures:
                 erasures[tid] = self._server.ask("HGET", layout.data_keys(tid), layout.FIELDS["SHRED"])
             yield Answer(answer.key, told(answer.record, erasures[tid]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Glanced:
+    """A completed record of which the answer's bytes were not read."""
+
+    name: bytes
+    byte_size: int
+    looked_at: int
+    answer: Answer
+
+
+def _batches(glanced: Sequence[_Glanced]) -> Iterator[list[_Glanced]]:
+    """Such that each is of one partition, and of about as many bytes as may be read in one go."""
+    for _, group in groupby(glanced, lambda each: layout.partition(each.name)):
+        batch, size = list[_Glanced](), 0
+        for each in group:
+            if batch and size + each.byte_size > BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+            batch.append(each)
+            size += each.byte_size
+        yield batch
 
 
 def _answer(key: bytes, data: bytes, now: int) -> Answer | None:

@@ -45,9 +45,9 @@ CONDEMN = _load("writing", "length", "answer", "ledger", "condemning", "condemn"
 DISTRUST = _load("writing", "length", "answer", "ledger", "condemning", "distrust")
 
 USAGE = _load("usage")
-TALLY = _load("length", "answer", "tally")
+TALLY = _load("length", "answer", "glance", "tally")
 BALANCE = _load("writing", "ledger", "balance")
-MEND = _load("writing", "mend")
+MEND = _load("writing", "glance", "mend")
 
 SHELF = _load("shelf")
 ADD = _load("add")
@@ -55,7 +55,7 @@ CLOSE = _load("writing", "close")
 RETIRE = _load("retire")
 DESTROY = _load("writing", "destroy")
 
-SURVEY = _load("survey")
+SURVEY = _load("length", "glance", "survey")
 REPLACE = _load("writing", "length", "answer", "data_keys", "replace")
 
 PEEK = _load("peek")

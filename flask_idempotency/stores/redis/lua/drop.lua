@@ -8,7 +8,8 @@ local tid = ARGV[2]
 
 for _, key in ipairs(KEYS) do
   if redis.pcall('GETRANGE', key, 75, 90) == tid then
-    redis.call('DEL', key)
+    -- Whoever waits for this Redis need not wait until a long answer's memory is given back.
+    redis.call('UNLINK', key)
   end
 end
 return 'DONE'

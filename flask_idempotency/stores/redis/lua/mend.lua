@@ -10,12 +10,12 @@ local taken, put = 0, 0
 
 for i = 2, #KEYS do
   local name = ARGV[i + 1]
-  local bytes = redis.pcall('GET', KEYS[i])
-  local record = type(bytes) == 'string' and parsed(bytes)
+  local bytes = glance(KEYS[i])
+  local record = bytes and parsed(bytes)
   local counted = record and record.counted and record.state ~= COMPLETED and string.sub(bytes, 62, 77) == tid
   local score = redis.call('ZSCORE', KEYS[1], name)
   -- One that is there and cannot be read has been counted: it stays so until somebody has settled it.
-  if score and not counted and not (bytes and not record) then
+  if score and not counted and (record or redis.call('EXISTS', KEYS[i]) == 0) then
     redis.call('ZREM', KEYS[1], name)
     taken = taken + 1
   elseif counted then

@@ -8,8 +8,8 @@ local tid = ARGV[2]
 
 local found = {}
 for _, key in ipairs(KEYS) do
-  local bytes = redis.pcall('GET', key)
-  local record = type(bytes) == 'string' and parsed(bytes)
+  local bytes = glance(key)
+  local record = bytes and parsed(bytes)
   if record and record.counted and record.state == COMPLETED and string.sub(bytes, 62, 77) == tid then
     if not expired(record) then
       found[#found + 1] = record.deadline
