@@ -118,7 +118,7 @@ class DataKeyring:
             new = DataKey(made.number, kid, made.wrapped)
             if self._shelf.add(tid, new, store=shelf.store, after=shelf.last):
                 return made
-        raise StoreUnavailable("other processes add data keys for this tenant faster than one of them could be used")
+        raise KeysUnavailable("other processes add data keys for this tenant faster than one of them could be used")
 
     def _made(self, tid: bytes, kid: str, shelf: KeyShelf) -> OpenKey:
         key, number = self._randomness(KEY_BYTES), shelf.last + self._step()

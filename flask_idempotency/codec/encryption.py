@@ -8,8 +8,9 @@ Format version 2 (`tests/codec/golden` holds examples that every later release m
 
 That is 29 bytes more than the envelope itself. The key is HKDF-Expand (SHA-256) of the tenant's data key for the record's
 id, fence and token, so that no two records share one; the data key is uniform, so there is nothing to extract (RFC 5869,
-section 3.3). The associated data binds everything that stands in clear beside an answer, and where that is: what was
-sealed opens in one record of one tenant of one store, for the owner that completed it, with these very clear facts.
+section 3.3). The associated data binds where an answer is and what stands in clear of it: what was sealed opens in
+one record of one tenant of one store, for the owner that completed it and the request that it answered, with this status,
+success and size. Names and times beside it are not bound.
 
 Who can write to the store can still put a whole record back as it once was, with its key. Only a log elsewhere would tell.
 """

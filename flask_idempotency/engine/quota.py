@@ -17,6 +17,10 @@ BUCKETS_PER_LIFE: Final = 32
 """Lives end up to a thirty-second later than asked, and there are 64 buckets at most for each length of life."""
 
 
+MAX_LIMIT: Final = 2**53
+"""What every store can count to, and every database hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class NewKeys:
     """`count` keys that were not there before, in each window of `seconds`. Windows are aligned to the store's clock.
@@ -53,12 +57,14 @@ class Quota:
 
     def __post_init__(self) -> None:
         faults = [
-            f"{name} must be a whole number from 0 up, or None, not {value!r}"
+            f"{name} must be a whole number from 0 to 2**53, or None, not {value!r}"
             for name, value in (("records", self.records), ("bytes", self.bytes), ("in_flight", self.in_flight))
             if value is not None and not _is_count(value)
         ]
         if self.new_keys is not None and not _is_rate(self.new_keys):
-            faults.append("new_keys must be NewKeys(count, seconds): a whole number from 0 up, and seconds above 0")
+            faults.append(
+                "new_keys must be NewKeys(count, seconds): a whole number from 0 to 2**53, and seconds above 0"
+            )
         if faults:
             raise ConfigurationError(*(f"Quota: {fault}." for fault in faults))
 
@@ -116,7 +122,7 @@ LIMITS: Final[Mapping[str, str]] = {
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_LIMIT
 
 
 def _is_rate(rate: NewKeys) -> bool:

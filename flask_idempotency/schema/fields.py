@@ -11,14 +11,13 @@ from typing import Any
 from marshmallow import ValidationError, fields, validate
 
 from flask_idempotency.engine.fingerprint import check_pointer
-from flask_idempotency.engine.quota import NewKeys
+from flask_idempotency.engine.quota import MAX_LIMIT, NewKeys
 from flask_idempotency.profiles import faults_of_kept
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _STATUS_CLASS = re.compile(r"([1-5])xx", re.IGNORECASE)
 
 MAX_WINDOW_SECONDS = 366 * 24 * 3600.0
-MAX_LIMIT = 2**53
 """What every store can count to: Redis counts in floating point, and a database stops at 2**63."""
 
 _TOO_MUCH = f"must not be more than 2**53 ({MAX_LIMIT}), which is what stores can count to; for no limit, leave it out."

@@ -305,7 +305,7 @@ class Counting:
         for seconds in (60, 30):
             tenant.quota = Quota(new_keys=NewKeys(2, seconds))
             assert isinstance(tenant.ask(), OverQuota)
-        assert 2 == tenant.usage.new_keys
+        assert tenant.usage.new_keys == 2
 
     def test_who_is_refused_is_told_when_to_come_again(self, store: LedgerStore, clock: FrozenClock) -> None:
         """When a lease ends, or the first answers do; the store cannot know more."""

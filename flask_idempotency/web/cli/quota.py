@@ -10,10 +10,9 @@ import click
 from flask.cli import AppGroup
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.quota import LIMITS, NewKeys, Quota, Usage
+from flask_idempotency.engine.quota import LIMITS, MAX_LIMIT, NewKeys, Quota, Usage
 from flask_idempotency.engine.upkeep import Ledger
 from flask_idempotency.operations import TenantUsage, quota_set, quota_show
-from flask_idempotency.schema import MAX_LIMIT
 from flask_idempotency.web.cli.group import (
     Refused,
     as_json_option,
