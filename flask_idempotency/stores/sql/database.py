@@ -18,6 +18,7 @@ from flask_idempotency.stores.sql.discretion import keep_rows_to_itself
 from flask_idempotency.stores.sql.engines import Bind, Engines, open_engines
 from flask_idempotency.stores.sql.faults import contended, explained
 from flask_idempotency.stores.sql.silence import unanswered
+from flask_idempotency.stores.sql.turnstile import Turnstile
 
 TRIES: Final = 5
 """Times that a statement is sent while the database says that others were faster."""
@@ -37,6 +38,8 @@ class Database:
         self._lock = threading.Lock()
         self._engines: Engines | None = None
         self._inherited: list[Pool] = []
+        self.turnstile = Turnstile()
+        """For who would keep a connection only to wait for others of the same tenant."""
         if not callable(bind):
             self._open()
         _databases.add(self)
@@ -100,6 +103,7 @@ class Database:
         They are kept, because closing a SQLite file takes away locks that the parent still counts on.
         """
         self._lock = threading.Lock()
+        self.turnstile.after_fork()
         engines = self._engines
         if engines is not None:
             for engine in (engines.records, engines.base) if engines.ours else (engines.records,):

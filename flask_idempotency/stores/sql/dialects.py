@@ -16,6 +16,10 @@ PATIENCE_MS: Final = 2000
 """How long a write waits for somebody else's lock on its row. Ours are held for a millisecond: after two seconds their
 holder is frozen, and a worker that waits for it is lost as well."""
 
+BRIEFLY_MS: Final = 100
+"""How long a connection is kept for a tenant's lock. Long enough to queue there behind the other processes: who only tried
+it would find it taken each time; and short enough not to be missed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
@@ -32,7 +36,7 @@ class Dialect:
         told = bindparam("now", type_=BigInteger)
         return func.coalesce(told, literal_column(self.clock, BigInteger))
 
-    def moment(self, *, patient: bool) -> Select[Any]:
+    def moment(self, *, patient: bool, patience_ms: int = PATIENCE_MS) -> Select[Any]:
         """One row: `now`, read once. Patient on PostgreSQL: this transaction waits for no lock longer than that.
 
         Transaction-local, so that a pooler's next client does not inherit it. The function is volatile, so the planner
@@ -41,7 +45,7 @@ class Dialect:
         moment = select(self.now.label("now"))
         if not patient or self.name != POSTGRESQL:
             return moment
-        waits = ("'lock_timeout'", f"'{PATIENCE_MS}'", "true")
+        waits = ("'lock_timeout'", f"'{patience_ms}'", "true")
         patience = func.set_config(*map(literal_column, waits))
         return moment.add_columns(patience.label("patience"))
 

@@ -42,10 +42,11 @@ from flask_idempotency.stores.sql.clauses import (
     if_as_seen,
     inserted,
     is_absent,
+    is_mine,
     regranted,
     word,
 )
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect
+from flask_idempotency.stores.sql.dialects import BRIEFLY_MS, POSTGRESQL, Dialect
 from flask_idempotency.stores.sql.schema import ANSWERS, NEW_KEYS, PROCESSING, ledger, records, tenants
 
 _LIMITS = ("records", "bytes", "in_flight", "new_keys")
@@ -76,13 +77,13 @@ def reclaim_within(dialect: Dialect) -> Select[Any]:
 
 def tenant_lock(dialect: Dialect) -> Select[Any]:
     """PostgreSQL: nobody else takes a new key for this tenant, until the transaction ends. Look in the NEXT statement."""
-    moment = dialect.moment(patient=True).subquery("moment")
+    moment = dialect.moment(patient=True, patience_ms=BRIEFLY_MS).subquery("moment")
     lock = func.pg_advisory_xact_lock(_tenants_number())
     return select(lock.label("locked")).select_from(moment)
 
 
 def standing(dialect: Dialect) -> Select[Any]:
-    """What this tenant has and may have: its own limits before those that were brought."""
+    """What this tenant has and may have, its own limits before those that were brought; and whether the key has a row."""
     limits = _limits(dialect).subquery("limits")
     now, window = limits.c.now, _window_end(limits.c.now, limits.c.span)
     told = [*(limits.c[name].label(f"max_{name}") for name in (*_LIMITS, "span"))]
@@ -94,6 +95,7 @@ def standing(dialect: Dialect) -> Select[Any]:
         _new_keys(window, limits.c.span).label("new_keys"),
         _mine(func.min(others.c.lease_until), *_is_running(now)).label("first_lease"),
         _entries(func.min(_l.edge), _l.kind == word(ANSWERS), _l.edge > now).label("first_edge"),
+        select(ONE).select_from(records).where(is_mine()).exists().label("known"),
     ]
     return select(now, *told, *counts).select_from(limits)
 

@@ -18,6 +18,8 @@ from flask_idempotency.engine.record import Payload, Record
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.sql.answers import SqlAnswers
+from flask_idempotency.stores.sql.claims.gate import Crowded
+from flask_idempotency.stores.sql.claims.queue import in_turn
 from flask_idempotency.stores.sql.claims.strategies import Strategy, strategy_of
 from flask_idempotency.stores.sql.claims.verdict import RETRY_SECONDS, Asked, Move, ask, judge
 from flask_idempotency.stores.sql.completing import answer_of
@@ -85,7 +87,7 @@ class SqlStore:
         if quota is not None:
             statements.completing.counts = True
 
-        def claim(connection: Connection) -> StoreOutcome:
+        def claim(connection: Connection) -> StoreOutcome | Crowded:
             try:
                 return strategy.claim(connection, asked)
             except DBAPIError as error:
@@ -93,8 +95,16 @@ class SqlStore:
                     raise
             return _at_least(connection, statements, asked)
 
+        def claim_in_turn() -> StoreOutcome:
+            outcome: StoreOutcome | Crowded | None = self.database.run(claim)
+            if isinstance(outcome, Crowded):
+                outcome = in_turn(self.database, request.key.tid, outcome)
+            if outcome is None:
+                return self.database.run(lambda connection: _at_least(connection, statements, asked))
+            return outcome
+
         try:
-            return self.database.run(claim)
+            return claim_in_turn()
         except CorruptRecord:
             self.answers.distrust(request.key)
             raise

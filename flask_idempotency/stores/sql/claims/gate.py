@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection
@@ -21,6 +22,14 @@ from flask_idempotency.stores.sql.limits import rate
 from flask_idempotency.stores.sql.rows import row_of
 
 
+@dataclass(frozen=True, slots=True)
+class Crowded:
+    """There is room, but so little that only who has the tenant for itself can say for how many: `queue.in_turn`."""
+
+    closely: Callable[[Connection], StoreOutcome]
+    """Raises when somebody else has the tenant for a moment: that is no time to keep a connection."""
+
+
 class Gate:
     """PostgreSQL. Every way to take a key passes it, if it is a new one and there is a quota."""
 
@@ -30,8 +39,10 @@ class Gate:
         self._standing = ledger_statements.standing(dialect)
         self._moves = moves
 
-    def claim(self, connection: Connection, asked: Asked, from_afar: Callable[[], StoreOutcome | None]) -> StoreOutcome:
-        """What came of it from afar; if that was nothing, whatever the reason, of a look while nobody else may."""
+    def claim(
+        self, connection: Connection, asked: Asked, from_afar: Callable[[], StoreOutcome | None]
+    ) -> StoreOutcome | Crowded:
+        """What came of it from afar; if that was nothing, whatever the reason, a refusal where there is no room at all."""
         try:
             outcome = from_afar()
         except DBAPIError as error:
@@ -39,10 +50,26 @@ class Gate:
             if not contended(error):
                 raise
             outcome = None
+        if outcome is None:
+            outcome = self._refused(connection, asked)
         if outcome is not None:
             return outcome
         closely = asked.closely()
-        return take_turns(connection, lambda transaction: self._closely(transaction, closely))
+        return Crowded(lambda again: take_turns(again, lambda transaction: self._closely(transaction, closely)))
+
+    def _refused(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
+        """What is said without a lock: who floods a tenant that is full makes nobody wait. None: it is not full.
+
+        What others have not committed yet is not seen, and would only make it fuller.
+        """
+        standing = connection.execute(self._standing, asked.parameters).one()
+        refused = refusal(standing)
+        if refused is None or not standing.known:
+            return refused
+        # Whoever took the last place may have taken it for this very key, and a known key is not refused.
+        found = connection.execute(self._read, asked.parameters).one_or_none()
+        row = None if found is None else row_of(found)
+        return refused if row is None or row.absent else self._moves.carry_out(connection, row, asked)
 
     def _closely(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
         connection.execute(self._lock, asked.parameters)

@@ -8,7 +8,7 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.outcome import InFlight, OverQuota
 from flask_idempotency.engine.ports import StoreOutcome
 from flask_idempotency.stores.sql import completions, ledger_statements, statements
-from flask_idempotency.stores.sql.claims.gate import Gate, refusal
+from flask_idempotency.stores.sql.claims.gate import Crowded, Gate, refusal
 from flask_idempotency.stores.sql.claims.moves import Moves
 from flask_idempotency.stores.sql.claims.verdict import RETRY_SECONDS, Asked, Move, judge
 from flask_idempotency.stores.sql.completing import entry
@@ -29,7 +29,7 @@ class Insert:
         self._moves = Moves(dialect)
         self._gate = Gate(dialect, self._moves)
 
-    def claim(self, connection: Connection, asked: Asked) -> StoreOutcome:
+    def claim(self, connection: Connection, asked: Asked) -> StoreOutcome | Crowded:
         if asked.quota is not None:
             return self._gate.claim(connection, asked, lambda: self._look_first(connection, asked))
         for _ in range(TRIES):

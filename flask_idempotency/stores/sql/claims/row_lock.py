@@ -6,7 +6,7 @@ from sqlalchemy import Connection
 
 from flask_idempotency.engine.ports import StoreOutcome
 from flask_idempotency.stores.sql import statements
-from flask_idempotency.stores.sql.claims.gate import Gate
+from flask_idempotency.stores.sql.claims.gate import Crowded, Gate
 from flask_idempotency.stores.sql.claims.moves import Moves
 from flask_idempotency.stores.sql.claims.turns import take_turns, turn
 from flask_idempotency.stores.sql.claims.verdict import Asked, Move, judge
@@ -28,7 +28,7 @@ class RowLock:
         self._moves = Moves(dialect)
         self._gate = Gate(dialect, self._moves)
 
-    def claim(self, connection: Connection, asked: Asked) -> StoreOutcome:
+    def claim(self, connection: Connection, asked: Asked) -> StoreOutcome | Crowded:
         def once(transaction: Connection) -> StoreOutcome | None:
             return self._once(transaction, asked)
 

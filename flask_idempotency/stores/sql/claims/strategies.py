@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.ports import StoreOutcome
 from flask_idempotency.stores.sql.claims.advisory import Advisory
+from flask_idempotency.stores.sql.claims.gate import Crowded
 from flask_idempotency.stores.sql.claims.insert import Insert, InsertIntoFile
 from flask_idempotency.stores.sql.claims.row_lock import RowLock
 from flask_idempotency.stores.sql.claims.verdict import Asked
@@ -18,7 +19,7 @@ from flask_idempotency.stores.sql.dialects import Dialect
 class Strategy(Protocol):
     """Takes a free key for one of all who ask, and tells the others what `judge` says."""
 
-    def claim(self, connection: Connection, asked: Asked) -> StoreOutcome:
+    def claim(self, connection: Connection, asked: Asked) -> StoreOutcome | Crowded:
         """Repeatable: the connection is fresh, and may be the second one."""
         ...
 

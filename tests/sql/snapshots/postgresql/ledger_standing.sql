@@ -12,6 +12,8 @@ WHERE idempotency_ledger.tid = %(my_tid)s AND idempotency_ledger.kind = 'keys' A
 FROM idempotency_records AS others
 WHERE others.tid = %(my_tid)s AND others.counted = 1 AND others.lease_until IS NOT NULL AND others.lease_until > limits.now AND others.state = 'processing') AS first_lease, (SELECT min(idempotency_ledger.edge) AS min_2
 FROM idempotency_ledger
-WHERE idempotency_ledger.tid = %(my_tid)s AND idempotency_ledger.kind = 'answers' AND idempotency_ledger.edge > limits.now) AS first_edge
+WHERE idempotency_ledger.tid = %(my_tid)s AND idempotency_ledger.kind = 'answers' AND idempotency_ledger.edge > limits.now) AS first_edge, EXISTS (SELECT 1
+FROM idempotency_records
+WHERE idempotency_records.rid = %(my_rid)s) AS known
 FROM (SELECT moment.now AS now, coalesce(idempotency_tenants.limit_records, %(my_max_records)s::BIGINT) AS records, coalesce(idempotency_tenants.limit_bytes, %(my_max_bytes)s::BIGINT) AS bytes, coalesce(idempotency_tenants.limit_in_flight, %(my_max_in_flight)s::BIGINT) AS in_flight, coalesce(idempotency_tenants.limit_new_keys, %(my_max_new_keys)s::BIGINT) AS new_keys, CASE WHEN (idempotency_tenants.limit_new_keys IS NOT NULL) THEN idempotency_tenants.limit_window ELSE %(my_span)s::BIGINT END AS span
 FROM (SELECT coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AS now) AS moment LEFT OUTER JOIN idempotency_tenants ON idempotency_tenants.tid = %(my_tid)s) AS limits

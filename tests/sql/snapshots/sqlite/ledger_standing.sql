@@ -12,6 +12,8 @@ WHERE idempotency_ledger.tid = ? AND idempotency_ledger.kind = 'keys' AND idempo
 FROM idempotency_records AS others
 WHERE others.tid = ? AND others.counted = 1 AND others.lease_until IS NOT NULL AND others.lease_until > limits.now AND others.state = 'processing') AS first_lease, (SELECT min(idempotency_ledger.edge) AS min_2
 FROM idempotency_ledger
-WHERE idempotency_ledger.tid = ? AND idempotency_ledger.kind = 'answers' AND idempotency_ledger.edge > limits.now) AS first_edge
+WHERE idempotency_ledger.tid = ? AND idempotency_ledger.kind = 'answers' AND idempotency_ledger.edge > limits.now) AS first_edge, EXISTS (SELECT 1
+FROM idempotency_records
+WHERE idempotency_records.rid = ?) AS known
 FROM (SELECT moment.now AS now, coalesce(idempotency_tenants.limit_records, ?) AS records, coalesce(idempotency_tenants.limit_bytes, ?) AS bytes, coalesce(idempotency_tenants.limit_in_flight, ?) AS in_flight, coalesce(idempotency_tenants.limit_new_keys, ?) AS new_keys, CASE WHEN (idempotency_tenants.limit_new_keys IS NOT NULL) THEN idempotency_tenants.limit_window ELSE ? END AS span
 FROM (SELECT coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) AS now) AS moment LEFT OUTER JOIN idempotency_tenants ON idempotency_tenants.tid = ?) AS limits
