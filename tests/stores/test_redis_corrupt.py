@@ -9,6 +9,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
+from example_app.servers import RedisServer
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.quota import Drift, Quota
@@ -266,6 +267,29 @@ def test_a_clock_that_was_set_back_makes_no_such_record(
     assert said(store, key) == "Replayed"
     assert redis_client.pttl(layout.keys(key)[0]) > 86_400_000
     assert Drift() == store.ledger.reconcile(key.tid)
+
+
+def test_an_answer_that_redis_is_to_keep_has_not_ended(redis_server: RedisServer, redis_client: redis.Redis) -> None:
+    """
+    A deadline may lose a bit hours after it was written, and be in the past and still after the completion.
+    """
+    store, key, token = RedisStore(redis_server.url), a_key(), a_token()
+    record = layout.keys(key)[0]
+    try:
+        granted(store.claim(a_request(key), token=token, lease=LEASE))
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+        now = redis_client.time()[0]
+        redis_client.setrange(
+            record, 42, ((now - 7200) * 1000).to_bytes(6, "big") + ((now - 1) * 1000).to_bytes(6, "big")
+        )
+        before = redis_client.get(record)
+        assert (said(store, key), said(store, key)) == ("CorruptRecord", "CorruptRecord")
+        assert redis_client.get(record) == before
+        redis_client.pexpire(record, 60_000)
+
+        assert said(store, key) == "Claimed"
+    finally:
+        store.close()
 
 
 def refused(store: RedisStore, key: StorageKey, token: bytes) -> None:

@@ -27,8 +27,7 @@ local deadline = math.ceil((math.max(now, requested(record) * 1000) + keep) / (u
 local duration = math.min(math.max(math.floor(now / 1000) - requested(record), 0), LONGEST_DURATION)
 local first = first_byte(COMPLETED, record.takeover, succeeded, record.counted)
 local bytes = rewritten(record, first, deadline, digits(duration, 5) .. digits(status, 2), payload)
--- Redis drops the record a minute after its own deadline: what counts is the deadline, and scripts see both clocks.
-local ttl = decimal(math.ceil(deadline - now / 1000) + 60000)
+local ttl = decimal(math.ceil(deadline - now / 1000) + AFTERLIFE)
 if not record.counted then
   leave_indexes(record, name)
   redis.call('SET', KEYS[1], bytes, 'PX', ttl)

@@ -2,6 +2,8 @@
 
 -- From here on Lua's numbers skip some: two claims would get the same fence.
 local HIGHEST_FENCE = 2 ^ 53 - 1
+-- In ms. Redis drops an answer this long after its own deadline: what counts is the deadline, and scripts see both clocks.
+local AFTERLIFE = 60000
 local NO_RESULT = string.rep('\0', 7)
 
 -- tostring would round a number this long: 1.7951869300405e+15.
