@@ -12,7 +12,7 @@ import redis
 from example_app.servers import RedisServer
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.outcome import Claimed, OverQuota
-from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage
+from flask_idempotency.engine.quota import MAX_LIMIT, Drift, NewKeys, Quota, Usage
 from flask_idempotency.engine.record import OnLapse
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.client import RETRIES
@@ -305,11 +305,11 @@ def test_limits_that_cannot_be_read_are_not_no_limits(store: RedisStore, redis_c
     claim(store, tid)
 
 
-@pytest.mark.parametrize("limit", (2**53 + 1, 10**30), ids=("above Lua's numbers", "above any"))
-def test_a_limit_may_be_any_number(store: RedisStore, limit: int) -> None:
+def test_a_limit_may_be_as_high_as_any(store: RedisStore) -> None:
     """
     As good as none, and told as it was set.
     """
+    limit = MAX_LIMIT
     tid, quota = a_key().tid, Quota(limit, limit, limit, NewKeys(limit, 1e-9))
     claim(store, tid, quota)
     store.ledger.limit(tid, quota)

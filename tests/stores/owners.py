@@ -1,0 +1,19 @@
+"""What an owner may do to its record, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD
+
+Call = Callable[[RedisStore, StorageKey, bytes], object]
+
+WRITES: dict[str, Call] = {
+    "renew": lambda store, key, token: store.renew(key, token, lease=2 * LEASE),
+    "mark": lambda store, key, token: store.mark(key, token),
+    "complete": lambda store, key, token: store.complete(key, token, PAYLOAD, keep=KEEP),
+    "release": lambda store, key, token: store.release(key, token),
+    "hold": lambda store, key, token: store.hold(key, token, "lost"),
+}
