@@ -99,6 +99,11 @@ class Claim:
         self.fence = grant.fence
         self.attempt = grant.attempt
 
+    def prepare(self) -> None:
+        """Have at hand what storing the result needs. Raises `StoreUnavailable` before the work, and not after it."""
+        for key in self._held.keys:
+            self._around.codec.prepare(key)
+
     def keep_alive(self) -> None:
         """Have the lease renewed until the claim is settled, or has run for `max_runtime`."""
         self._around.renewer.watch(self, after=self._held.policy.lease / 3)
@@ -218,6 +223,12 @@ class Claim:
             self._tell(RenewalFailed(*self._who, error=type(error).__name__))
         return self._held.policy.lease / 3
 
+    def _stay_alive(self) -> None:
+        """The work is done, and its answer waits to be stored: nobody shall take the key over for that meanwhile."""
+        with suppress(LeaseLost, StoreUnavailable):
+            for key in self._held.keys:
+                self._around.store.renew(key, self._held.token, lease=self._held.policy.lease)
+
     def _commit(self, transaction: Transaction, sealing: Sealing) -> None:
         try:
             self._begin_to_settle()
@@ -282,6 +293,7 @@ class Claim:
             pass
         except StoreUnavailable as error:
             if not last:
+                self._stay_alive()
                 raise
             self._tell(SettlementAbandoned(*self._who, error=type(error).__name__))
         except Exception as error:  # noqa: BLE001 - a record that cannot be read will not be readable next time either

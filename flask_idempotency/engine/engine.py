@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 from flask_idempotency.engine.claim import Claim, Held, Surroundings
-from flask_idempotency.engine.errors import AnswerUnavailable, CorruptRecord, StoreUnavailable
+from flask_idempotency.engine.errors import AnswerUnavailable, CorruptRecord, KeysUnavailable, StoreUnavailable
 from flask_idempotency.engine.events import (
     ClaimGranted,
     ConflictRefused,
@@ -124,15 +124,11 @@ class Engine:
 
     def _ask(self, asking: _Asking) -> tuple[Outcome, ClaimRequest]:
         """One classification, under every secret in use, and which of these requests decided it."""
-        for request in asking.requests:
-            # Before anything is claimed: a take-over that then cannot be gone through with would have ended the other's.
-            self._around.codec.prepare(request.key)
         token = secrets.token_bytes(TOKEN_BYTES)
         asked_at = self._around.monotonic()
         granted: list[Grant] = []
         for request in reversed(asking.requests):
-            # What is known under the newest secret alone is no new key under the older.
-            quota = asking.quota if request is asking.requests[0] else None
+            quota = self._quota(request, asking)
             try:
                 outcome = self._around.store.claim(request, token=token, lease=asking.policy.lease, quota=quota)
             except CorruptRecord:
@@ -151,7 +147,31 @@ class Engine:
                 return self._refusal(outcome, request, label=asking.requests[0].key.label), request
             granted.append(outcome.held)
         claim = self._claim(asking, granted, token, asked_at)
+        self._prepare(claim, fresh=all(grant.attempt == 1 for grant in granted))
         return Claimed(self._won(claim, asking)), asking.requests[0]
+
+    def _quota(self, request: ClaimRequest, asking: _Asking) -> Quota | None:
+        """While secrets rotate: what is known under the newest one is no new key under the older either."""
+        newest = asking.requests[0].key
+        if asking.quota is None or request.key == newest or self._around.store.read(newest) is None:
+            return asking.quota
+        return None
+
+    def _prepare(self, claim: Claim, *, fresh: bool) -> None:
+        """Have at hand what storing the result needs: before the work and not after it.
+
+        Not before the claim, for what is known already needs no sealing; and the store, which has just granted this, is
+        not what is away, whatever it is. Of work that nobody has begun the key is free again. What was taken over may
+        have been done: it lapses, and is taken over once more when its keys are there.
+        """
+        try:
+            claim.prepare()
+        except BaseException as error:
+            if fresh:
+                claim.give_back()
+            if isinstance(error, StoreUnavailable) and not isinstance(error, KeysUnavailable):
+                raise KeysUnavailable(str(error)) from error
+            raise
 
     def _won(self, claim: Claim, asking: _Asking) -> Claim:
         request = asking.requests[0]

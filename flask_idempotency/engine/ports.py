@@ -198,7 +198,7 @@ class Codec(Protocol):
     def prepare(self, key: StorageKey) -> None:
         """Have at hand whatever sealing for this key needs, so that it cannot fail once the work is done.
 
-        Asked before the claim. Raises `KeysUnavailable` when it is not the store that keeps it from being had.
+        Asked when the claim is granted. Raises `KeysUnavailable` when it is not the store that keeps it from being had.
         """
         ...
 

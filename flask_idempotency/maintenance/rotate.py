@@ -19,6 +19,10 @@ GRACE_SECONDS: Final = 300.0
 """How long a closed key stays at least: longer than any completion is on its way that began before it was closed."""
 
 
+MOST_BLOCKED: Final = 20
+"""Tenants one after the other whose data keys cannot be used, and nothing sealed: that is no damage but an outage."""
+
+
 class Sealed(Protocol):
     """The key of the ring that new answers are sealed under."""
 
@@ -96,6 +100,8 @@ def rotate(
             outcome = _Outcome.BLOCKED if answer.key.tid in blocked else _reseal(answer, answers, codec)
             if outcome is _Outcome.BLOCKED:
                 blocked.add(answer.key.tid)
+                if len(blocked) >= MOST_BLOCKED and report.resealed == 0:
+                    raise KeysUnavailable("no tenant's data keys can be used for now: is the key service away?")
             report = replace(report, **{outcome.value: getattr(report, outcome.value) + 1})
             if outcome not in (_Outcome.RESEALED, _Outcome.WIPED):
                 used |= _used_by(answer)

@@ -11,6 +11,9 @@ from urllib.parse import parse_qs, urlsplit
 from flask_idempotency.stores.memory import MemoryStore
 
 _ENCRYPTED: Final = frozenset({"require", "verify-ca", "verify-full"})
+_FALSE: Final = frozenset({"", "0", "f", "false", "n", "no"})
+"""As redis-py reads them."""
+
 _VERIFIED: Final = frozenset({"required", "optional"})
 """In a client both verify. Allowed by name: what else stands there may mean `none` to whoever decodes it once more."""
 _LOCAL_DRIVERS: Final = frozenset({"sqlite", "sqlite+pysqlite", "sqlite+aiosqlite", "sqlite+pysqlcipher"})
@@ -55,11 +58,13 @@ def _of_redis(setting: str, url: str) -> str | None:
     if _is_here(parts.hostname or _last(url, "host") or "localhost"):
         return None
     if parts.scheme == "rediss":
-        if _VERIFIED.issuperset(_all(url, "ssl_cert_reqs")):
+        checked = not {text.lower() for text in _all(url, "ssl_check_hostname")} & _FALSE
+        if checked and _VERIFIED.issuperset(_all(url, "ssl_cert_reqs")):
             return None
         return (
             f"{setting}: names a Redis on another machine whose certificate nobody looks at, and IDEMPOTENCY_ENCRYPTION is "
-            f"required. Take ssl_cert_reqs out of the URL (ssl_ca_certs names an authority of your own), {_WAIVE}"
+            "required. Take ssl_cert_reqs and ssl_check_hostname out of the URL (ssl_ca_certs names an authority of your "
+            f"own), {_WAIVE}"
         )
     return (
         f"{setting}: names a Redis on another machine without TLS, and IDEMPOTENCY_ENCRYPTION is required. Use rediss:// or "

@@ -10,7 +10,7 @@ from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import DataKeyGone, KeysUnavailable, StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, Erased, OverQuota, Replayed
+from flask_idempotency.engine.outcome import Claimed, Erased, InFlight, Mismatched, OverQuota, Replayed
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.ports import Binding
 from flask_idempotency.engine.quota import NewKeys, Quota, Usage
@@ -68,34 +68,71 @@ def book(house: House, keys: Keys) -> Book:
     return book
 
 
-def test_nothing_is_claimed_without_keys(house: House, keys: Keys) -> None:
+@pytest.mark.parametrize("error", (KeysUnavailable, StoreUnavailable))
+def test_nothing_is_begun_without_keys(house: House, keys: Keys, error: type[Exception]) -> None:
     """
-    What could not be stored must not be begun.
+    What could not be stored. The key is free again; and this is never an outage of the store, which has just answered.
     """
-    keys.away = True
+    keys.away, keys.error = True, error
     with pytest.raises(KeysUnavailable):
         house.claim()
 
-    assert ([], ["prepare"]) == (house.store.calls, keys.log)
+    assert ["claim", "release"] == house.store.calls
+    assert house.store.read(house.key) is None
+    keys.away = False
+    assert 1 == house.won().attempt
 
 
-def test_without_keys_nobody_is_taken_over(house: House, keys: Keys) -> None:
+def test_what_is_known_needs_no_keys_to_seal_with(house: House, keys: Keys) -> None:
     """
-    The first owner's answer may be waiting for the same keys: its record stays its own, and takes the answer then.
+    Replays, mismatches, conflicts: whoever paid is told so, and no key is made for whoever is refused.
+    """
+    house.won().complete(PAID)
+    house.won(house.request("flying"))
+    keys.away = True
+    keys.log.clear()
+
+    assert isinstance(house.claim(), Replayed)
+    assert isinstance(house.claim(house.request(body=b"other")), Mismatched)
+    assert isinstance(house.claim(house.request("flying")), InFlight)
+    assert isinstance(house.engine.claim(house.request("new"), house.policy, quota=Quota(records=0)), OverQuota)
+    assert [] == keys.log
+
+
+def test_an_answer_that_waits_for_its_keys_is_not_taken_over(house: House, keys: Keys) -> None:
+    """
+    Its owner lives, and renews its lease until it can be stored.
     """
     house.policy = Policy(effects="deduplicated")
     first = house.won()
     keys.away = True
     first.complete(PAID)
-    house.clock.advance(house.policy.lease + 1)
-    with pytest.raises(KeysUnavailable):
-        house.claim()
+    for _ in range(40):
+        house.pass_time(house.policy.lease / 10)
+    assert isinstance(house.claim(), InFlight)
     keys.away = False
     house.pass_time(60)
 
     outcome = house.claim()
     assert isinstance(outcome, Replayed)
     assert PAID == outcome.answer.result
+
+
+def test_what_was_taken_over_without_keys_is_not_released(house: House, keys: Keys) -> None:
+    """
+    Its former owner may have done it: it lapses, and is taken over once more.
+    """
+    house.policy = Policy(effects="deduplicated")
+    house.won()
+    house.clock.advance(house.policy.lease + 1)
+    keys.away = True
+    with pytest.raises(KeysUnavailable):
+        house.claim()
+    assert (State.PROCESSING, 2) == (found(house.store, house.key).state, found(house.store, house.key).attempt)
+    keys.away = False
+    house.clock.advance(house.policy.lease + 1)
+
+    assert 3 == house.won().attempt
 
 
 def test_an_answer_waits_for_its_keys_and_its_key_is_not_released(house: House, keys: Keys) -> None:

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from flask_idempotency.codec.keyring import KeyRing
-from flask_idempotency.engine.errors import ConfigurationError, DataKeyGone, StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, DataKeyGone, KeysUnavailable, StoreUnavailable
 from flask_idempotency.engine.ports import Binding, Codec
 from flask_idempotency.engine.quota import Drift, Quota
 from flask_idempotency.engine.record import ERASED, Payload
 from flask_idempotency.engine.result import Result
 from flask_idempotency.engine.sealing import Sealing
 from flask_idempotency.engine.upkeep import DataKey
-from flask_idempotency.maintenance.rotate import GRACE_SECONDS, Rotation, rotate
+from flask_idempotency.maintenance.rotate import GRACE_SECONDS, MOST_BLOCKED, Rotation, rotate
 from flask_idempotency.testing.contract.examples import KEEP, a_key, found
 from tests.maintenance.conftest import ANSWER, Office
 
@@ -212,6 +212,32 @@ def test_one_tenants_damaged_keys_keep_nobody_elses_answers_from_being_sealed(of
     assert (3, 1, 0) == (report.resealed, report.blocked, report.unreadable)
     assert ["2026"] * 3 == [office.kid(key) for key in fine]
     assert ("2025", ANSWER) == (office.kid(damaged), office.opened(damaged))
+
+
+def test_a_key_service_that_is_away_is_not_asked_for_every_tenant(office: Office) -> None:
+    """
+    Twenty, and then it is said to be so.
+    """
+    for _ in range(MOST_BLOCKED + 5):
+        office.answer()
+    office.turn(("2026", "2025"))
+    asked: list[int] = []
+
+    class Away:
+        """Opens nothing and seals nothing."""
+
+        prepare, forget = office.codec.prepare, office.codec.forget
+
+        def open(self, payload: Payload, binding: Binding) -> Result:
+            asked.append(1)
+            raise KeysUnavailable("away")
+
+        def seal(self, result: Result, binding: Binding) -> Payload:
+            raise KeysUnavailable("away")
+
+    with pytest.raises(KeysUnavailable, match="away"):
+        rotate(office.store.answers, office.store.data_keys, Away(), office.ring)
+    assert MOST_BLOCKED == len(asked)
 
 
 def test_nothing_is_ever_rotated_into_the_clear(office: Office) -> None:

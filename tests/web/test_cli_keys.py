@@ -67,7 +67,7 @@ def test_generate_is_there_where_the_application_cannot_start(monkeypatch: pytes
 
     told = CliRunner().invoke(FlaskGroup(create_app=create_app), ["idempotency", "keys", "generate", "--kid", "first"])
 
-    assert (0, True) == (told.exit_code, told.output.startswith("first:"))
+    assert (0, True) == (told.exit_code, told.output.startswith("first:")), told.output
 
 
 def test_generate_takes_an_id_and_refuses_what_is_none() -> None:
