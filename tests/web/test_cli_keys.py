@@ -59,6 +59,7 @@ def test_generate_is_there_where_the_application_cannot_start(monkeypatch: pytes
     """
     For want of the very ring that this key is for: as a plug-in of `flask`, it does not wait for the application.
     """
+    monkeypatch.delenv("FLASK_VERSION", raising=False)  # of our tests' runner; Flask would take it for an option
     plug_in = EntryPoint("idempotency", "flask_idempotency.web.cli:cli", "flask.commands")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [plug_in])
 
