@@ -54,9 +54,11 @@ class _Cut:
 
     def __init__(self, store: FaultyMemory) -> None:
         self._store, self._keys = store, store.data_keys
+        self.locked = False
+        """Whether they alone are not to be had."""
 
     def __getattr__(self, name: str) -> Any:
-        if self._store.down:
+        if self._store.down or self.locked:
             raise StoreUnavailable("the line is cut, as this test asked")
         return getattr(self._keys, name)
 
@@ -93,6 +95,24 @@ def told(world: World, key: str) -> tuple[int, str, str | None, str | None]:
     status = answer.headers.get("Idempotency-Status")
     code = answer.get_json()["code"] if answer.is_json else answer.text
     return answer.status_code, code, answer.headers.get("Retry-After"), status
+
+
+def test_what_is_known_answers_while_the_data_keys_cannot_be_read() -> None:
+    """
+    A node that is down, a table that is locked, a store that is full: the records are there, and say who has run.
+    """
+    service = Service()
+    plain = new_world(Flask("tests.web.app"), store=CutOff())
+    plain.view()(lambda: ("paid", 201))
+    plain.post(key="plain")
+    before = process(service, plain.store)
+    before.post(key="sealed")
+    world = process(service, plain.store)
+    plain.store.data_keys.locked = True  # type: ignore[attr-defined]
+
+    assert [(201, "paid", None, None), UNAVAILABLE, UNAVAILABLE] == [told(world, k) for k in ("plain", "sealed", "new")]
+    assert 422 == world.post(key="sealed", data="another").status_code
+    assert [] == world.runs
 
 
 @pytest.mark.parametrize("encryption", ("on", "required"))
