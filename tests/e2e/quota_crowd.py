@@ -32,6 +32,7 @@ KEYS = 150
 """Names that a tenant's keys have: few enough that they meet."""
 
 FORK_SECONDS = 0.03
+LIFE_SECONDS = 3.0
 
 KEEPS = (0.01, 0.05, 0.3, 1.0, 4.0)
 FINGERPRINT = b"\1" + b"f" * 16
@@ -105,7 +106,8 @@ class Crowd:
         for _ in range(self._told["processes"]):
             self._fork()
         while time.monotonic() < self._until - 0.5:
-            time.sleep(self._rng.uniform(0, 0.1))
+            # However many there are, each lives for three seconds or so: it has to do something before it is killed.
+            time.sleep(self._rng.uniform(0, 2 * LIFE_SECONDS / self._told["processes"]))
             victim = self._rng.choice(list(self._pids))
             os.kill(victim, signal.SIGKILL)
             self._reap(victim)
