@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import venv
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -252,8 +253,10 @@ def test_without_pip_ensurepip_takes_its_place(tree: Path) -> None:
     """
     pytest.importorskip("ensurepip")
     shutil.rmtree(tree / "pip")
+    # One without pip for certain: ours may have been given it by whatever else uses it.
+    venv.EnvBuilder(symlinks=True).create(tree / "host")
 
-    subprocess.run([sys.executable, "run.py", "setup"], cwd=tree, check=True)
+    subprocess.run([tree / "host" / "bin" / "python", "run.py", "setup"], cwd=tree, check=True)
 
     subprocess.run([tree / ".venv" / "bin" / "python", "-m", "pip", "--version"], check=True)
 

@@ -9,6 +9,8 @@ from sqlalchemy import DDL, Sequence, Table, event
 # Answers arrive compressed, so that the server need not try; and a record is written twice and grows in between, so
 # that room on the page keeps both versions there.
 _STORAGE: Final = "ALTER TABLE %(fullname)s SET (fillfactor = 80), ALTER COLUMN answer SET STORAGE EXTERNAL"
+# Its rows are written again and again: with room on the page no index hears of it.
+_ROOM: Final = "ALTER TABLE %(fullname)s SET (fillfactor = 50)"
 _VERSION: Final = "INSERT INTO %(fullname)s (name, value) VALUES ('schema_version', %(version)s)"
 # Random, so that no two databases have the same: answers in a Redis that they share are told apart by it.
 _STORE_POSTGRESQL: Final = (
@@ -25,9 +27,10 @@ _FENCE_FACT: Final = (
 _FENCE_SEQUENCE: Final = "SELECT setval('%(name)s', (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
 
 
-def complete(records: Table, facts: Table, fences: Sequence, *, version: int) -> None:
+def complete(records: Table, facts: Table, fences: Sequence, ledger: Table, *, version: int) -> None:
     """From now on `create_all` also sets how rows are stored, and writes version, store number and first fence."""
     _after(records, _STORAGE, dialect="postgresql")
+    _after(ledger, _ROOM, dialect="postgresql")
     _after(facts, _VERSION, version=version)
     _after(facts, _STORE_POSTGRESQL, dialect="postgresql")
     _after(facts, _STORE_SQLITE, dialect="sqlite")

@@ -136,7 +136,7 @@ def define(metadata: MetaData) -> Tables:
     )
     tenants, data_keys, ledger = _of_tenants(metadata)
     fences = Sequence(FENCES, data_type=BigInteger, cache=1, metadata=metadata, schema=BLANK_SCHEMA)
-    complete(records, facts, fences, version=VERSION)
+    complete(records, facts, fences, ledger, version=VERSION)
     return Tables(records, facts, tenants, data_keys, ledger, fences)
 
 
@@ -180,8 +180,6 @@ def _of_tenants(metadata: MetaData) -> tuple[Table, Table, Table]:
         Column("bytes", BigInteger, nullable=False),
         comment="What each tenant has, by when it will be over. Shards are added up: one may be below 0.",
         schema=BLANK_SCHEMA,
-        # Its rows are written again and again: with room on the page no index hears of it.
-        postgresql_with={"fillfactor": 50},
     )
     return tenants, data_keys, ledger
 
