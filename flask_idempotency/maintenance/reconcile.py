@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from flask_idempotency.engine.quota import Drift
 from flask_idempotency.engine.upkeep import Ledger
 
 
@@ -37,7 +36,7 @@ def reconcile(
         pause()
     return Reconciliation(
         tenants=len(drifts),
-        drifted=sum(drift != Drift() for drift in drifts),
+        drifted=sum(not drift.none for drift in drifts),
         records=sum(abs(drift.records) for drift in drifts),
         bytes=sum(abs(drift.bytes) for drift in drifts),
         unsettled=sum(abs(drift.unsettled) for drift in drifts),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,8 @@ def memory(request: pytest.FixtureRequest, ends: ExitStack) -> Vault:
         return repr([asdict(record) for record in room.records.values()] + [list(room.records), tenants]).encode()
 
     def garble(key: StorageKey) -> None:
-        pytest.skip("a dictionary of records holds records")
+        # The nearest to garbage that a dictionary of records can hold.
+        room.records[key] = replace(room.records[key], payload=None)
 
     return Vault({"IDEMPOTENCY_STORE": store}, dump, forge, garble)
 

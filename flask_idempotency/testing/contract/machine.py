@@ -219,6 +219,20 @@ def lost(write: Callable[[], None]) -> Lost:
     return False
 
 
+def run(machine: type[RuleBasedStateMachine], *, examples: int, steps: int) -> None:
+    """Many short lives of this machine, the same on a laptop and in CI: no deadline, and no memory of earlier runs."""
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
 class Modelled:
     """What no example above thought of."""
 
@@ -229,13 +243,4 @@ class Modelled:
             def __init__(self) -> None:
                 super().__init__(store, clock)
 
-        run_state_machine_as_test(
-            ThisStoreMachine,
-            settings=settings(
-                max_examples=EXAMPLES,
-                stateful_step_count=STEPS,
-                deadline=None,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        run(ThisStoreMachine, examples=EXAMPLES, steps=STEPS)

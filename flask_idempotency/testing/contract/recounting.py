@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.outcome import Claimed, OverQuota
@@ -15,6 +14,7 @@ from flask_idempotency.engine.record import OnLapse, Payload, Record, State
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.counting import LedgerStore
 from flask_idempotency.testing.contract.examples import PAYLOAD, a_key, a_request, a_token
+from flask_idempotency.testing.contract.machine import run
 
 KEYS, TOKENS = 4, 3
 EXAMPLES, STEPS = 20, 40
@@ -119,13 +119,4 @@ class Recounted:
             def __init__(self) -> None:
                 super().__init__(store, clock)
 
-        run_state_machine_as_test(
-            ThisLedgerMachine,
-            settings=settings(
-                max_examples=EXAMPLES,
-                stateful_step_count=STEPS,
-                deadline=None,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        run(ThisLedgerMachine, examples=EXAMPLES, steps=STEPS)
