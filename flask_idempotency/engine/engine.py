@@ -47,10 +47,11 @@ LAST_POLL_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A stored answer and the record that it comes from."""
+    """A stored answer, the record that it comes from, and the key of that: while secrets rotate it may be an older one."""
 
     record: Record
     result: Result
+    key: StorageKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +118,10 @@ class Engine:
             case Record() | None:
                 return Unknown(reason="lease-lost")
 
-    def condemn(self, key: StorageKey, replay: Replay) -> None:
+    def condemn(self, replay: Replay, *, label: str) -> None:
         """Whoever was to give this answer again found that it cannot be given: quarantine its record, and tell."""
-        self._condemn(key, replay.record)
-        self._around.observers(RecordCorrupt(key.label, replay.record.about.operation))
+        self._around.observers(RecordCorrupt(label, replay.record.about.operation))
+        self._condemn(replay.key, replay.record)
 
     def _ask(self, asking: _Asking) -> tuple[Outcome, ClaimRequest]:
         """One classification, under every secret in use, and which of these requests decided it."""
@@ -270,7 +271,7 @@ class Engine:
         if record.erased or payload.sealed_by == ERASED:
             return None
         binding = Binding(key, record.token, record.fence, record.fingerprint)
-        return Replayed(Replay(record, self._around.codec.open(payload, binding)))
+        return Replayed(Replay(record, self._around.codec.open(payload, binding), key))
 
     def _wait(self, asking: _Asking, outcome: Outcome, refused: ClaimRequest) -> tuple[Outcome, float]:
         """Look, never write, until the key is settled or the time is up; then ask again, as anybody else would.

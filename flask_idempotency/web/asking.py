@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
@@ -18,7 +17,7 @@ from flask_idempotency.engine.errors import (
     StoreUnavailable,
 )
 from flask_idempotency.engine.events import ReplayForbidden, ReplayServed, StoreFailed
-from flask_idempotency.engine.key import Scope, StorageKey, one_key, parse_key
+from flask_idempotency.engine.key import Scope, one_key, parse_key
 from flask_idempotency.engine.outcome import Claimed, Erased, InFlight, Mismatched, OverQuota, Replayed, Unknown
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.record import About
@@ -70,11 +69,11 @@ class Asking:
         visit.record = requests[0].key.label
         return self._claimed(visit, requests)
 
-    def answer(self, visit: Visit, outcome: Outcome, keys: Sequence[StorageKey]) -> Answer:
-        """What is said of an outcome that is no claim. `keys` are those under which its record may be."""
+    def answer(self, visit: Visit, outcome: Outcome) -> Answer:
+        """What is said of an outcome that is no claim."""
         match outcome:
             case Replayed(replay):
-                return self._replay(visit, replay, keys)
+                return self._replay(visit, replay)
             case InFlight() | Mismatched() | Unknown() | OverQuota() | Erased():
                 return self._answers.problem(refusal(outcome), visit.policy)
             case Claimed():
@@ -119,9 +118,9 @@ class Asking:
         if isinstance(outcome, Claimed):
             visit.claim, visit.oldest, visit.phase = outcome.held, self._desk.identities[-1], Phase.CLAIMED
             return None
-        return self.answer(visit, outcome, [request.key for request in requests])
+        return self.answer(visit, outcome)
 
-    def _replay(self, visit: Visit, replay: Replay, keys: Sequence[StorageKey]) -> Answer:
+    def _replay(self, visit: Visit, replay: Replay) -> Answer:
         observers, who = self._desk.observers, (visit.record, visit.operation)
         guard = self._desk.loaders.replay_guard
         if guard is not None and not self._app.ensure_sync(guard)(replay.record):
@@ -130,15 +129,14 @@ class Asking:
         try:
             answer = self._answers.replay(replay.result, visit.policy)
         except CorruptRecord as error:
-            self._condemn(keys, replay)
+            self._condemn(visit, replay)
             return self._answers.problem(failure(error), visit.policy)
         observers(ReplayServed(*who, status=replay.result.status, kept=replay.result.kept))
         return answer
 
-    def _condemn(self, keys: Sequence[StorageKey], replay: Replay) -> None:
+    def _condemn(self, visit: Visit, replay: Replay) -> None:
         try:
-            for key in keys:  # it is under one of them, and all others are left as they are
-                self._desk.engine.condemn(key, replay)
+            self._desk.engine.condemn(replay, label=visit.record)
         except StoreUnavailable as error:
             # The next retry will find it out again.
             _log.warning("a record that cannot be read could not be quarantined (%s)", type(error).__name__)

@@ -223,7 +223,7 @@ class Guard:
         if visit.claim is None:
             return
         try:
-            answer = self._asking.answer(visit, self._desk.engine.successor(visit.claim), [visit.claim.key])
+            answer = self._asking.answer(visit, self._desk.engine.successor(visit.claim))
         except (StoreUnavailable, CorruptRecord) as error:
             answer = self._answers.problem(failure(error), visit.policy)
         answer.put_over(response, lost=visit.capture)

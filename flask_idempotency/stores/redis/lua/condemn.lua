@@ -7,10 +7,7 @@ local name, succeeded, status, payload = ARGV[2], ARGV[3] == '1', tonumber(ARGV[
 
 local bytes = redis.call('GET', KEYS[1])
 local record = bytes and parsed(bytes)
-if not record or record.state ~= COMPLETED or expired(record) then
-  return 'OTHER'
-end
-if tail(record) ~= payload or success(record) ~= succeeded or number(bytes, 60, 61) ~= status then
+if not record or record.state ~= COMPLETED or expired(record) or not is_answer(record, payload, succeeded, status) then
   return 'OTHER'
 end
 condemn(record, name)

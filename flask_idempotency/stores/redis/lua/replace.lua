@@ -9,10 +9,7 @@ local new_success, new_status, new_payload, key_number = ARGV[6] == '1', tonumbe
 
 local bytes = redis.call('GET', KEYS[1])
 local record = bytes and parsed(bytes)
-if not record or record.state ~= COMPLETED or expired(record) then
-  return 'OTHER'
-end
-if tail(record) ~= old_payload or success(record) ~= old_success or number(bytes, 60, 61) ~= old_status then
+if not record or record.state ~= COMPLETED or expired(record) or not is_answer(record, old_payload, old_success, old_status) then
   return 'OTHER'
 end
 local no_key = key_refused(record, key_number)

@@ -14,7 +14,7 @@ from flask_idempotency.engine.ports import StoreOutcome
 from flask_idempotency.engine.quota import window_of
 from flask_idempotency.stores.sql import ledger_statements, statements
 from flask_idempotency.stores.sql.claims.moves import Moves
-from flask_idempotency.stores.sql.claims.turns import take_turns
+from flask_idempotency.stores.sql.claims.turns import take_turns, turn
 from flask_idempotency.stores.sql.claims.verdict import Asked
 from flask_idempotency.stores.sql.dialects import Dialect
 from flask_idempotency.stores.sql.faults import contended
@@ -56,6 +56,18 @@ class Gate:
             return outcome
         closely = asked.closely()
         return Crowded(lambda again: take_turns(again, lambda transaction: self._closely(transaction, closely)))
+
+    def in_turns(
+        self, connection: Connection, asked: Asked, once: Callable[[Connection, Asked], StoreOutcome | None]
+    ) -> StoreOutcome | Crowded:
+        """For strategies that work in short transactions: `once` in one of them, past the gate if there is a quota."""
+
+        def in_one(transaction: Connection) -> StoreOutcome | None:
+            return once(transaction, asked)
+
+        if asked.quota is not None:
+            return self.claim(connection, asked, lambda: turn(connection, in_one))
+        return take_turns(connection, in_one)
 
     def _refused(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
         """What is said without a lock: who floods a tenant that is full makes nobody wait. None: it is not full.

@@ -8,7 +8,6 @@ from flask_idempotency.engine.ports import StoreOutcome
 from flask_idempotency.stores.sql import statements
 from flask_idempotency.stores.sql.claims.gate import Crowded, Gate
 from flask_idempotency.stores.sql.claims.moves import Moves
-from flask_idempotency.stores.sql.claims.turns import take_turns, turn
 from flask_idempotency.stores.sql.claims.verdict import Asked, Move, judge
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect
 from flask_idempotency.stores.sql.rows import row_of
@@ -29,12 +28,7 @@ class RowLock:
         self._gate = Gate(dialect, self._moves)
 
     def claim(self, connection: Connection, asked: Asked) -> StoreOutcome | Crowded:
-        def once(transaction: Connection) -> StoreOutcome | None:
-            return self._once(transaction, asked)
-
-        if asked.quota is not None:
-            return self._gate.claim(connection, asked, lambda: turn(connection, once))
-        return take_turns(connection, once)
+        return self._gate.in_turns(connection, asked, self._once)
 
     def _once(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
         found = connection.execute(self._read, asked.parameters).one_or_none()
