@@ -21,7 +21,10 @@ pytest.register_assert_rewrite(
         f"{__name__}.{part}"
         for part in ("claiming", "fencing", "keeping", "lapsing", "machine", "owning", "racing", "walking")
     ),
-    *(f"{__name__}.{part}" for part in ("condemning", "counting", "erasing", "examples", "recounting", "settling")),
+    *(
+        f"{__name__}.{part}"
+        for part in ("condemning", "counting", "erasing", "examples", "limiting", "recounting", "settling")
+    ),
 )
 
 from flask_idempotency.testing.clock import FrozenClock  # noqa: E402
@@ -32,6 +35,7 @@ from flask_idempotency.testing.contract.erasing import DataKeysContract  # noqa:
 from flask_idempotency.testing.contract.fencing import Fencing  # noqa: E402
 from flask_idempotency.testing.contract.keeping import Keeping  # noqa: E402
 from flask_idempotency.testing.contract.lapsing import Lapsing  # noqa: E402
+from flask_idempotency.testing.contract.limiting import Limiting  # noqa: E402
 from flask_idempotency.testing.contract.machine import Modelled  # noqa: E402
 from flask_idempotency.testing.contract.owning import Owning  # noqa: E402
 from flask_idempotency.testing.contract.racing import Racing  # noqa: E402
@@ -50,7 +54,7 @@ class StoreContract(Claiming, Owning, Settling, Lapsing, Keeping, Fencing, Racin
         return FrozenClock()
 
 
-class LedgerContract(Counting, Recounted):
+class LedgerContract(Counting, Limiting, Recounted):
     """The specification of `flask_idempotency.engine.upkeep.Ledger`, and of claims with a quota. Override `store`."""
 
     @pytest.fixture
