@@ -88,8 +88,7 @@ def test_49_50_the_ledger_is_a_recount_after_a_crowd_that_was_killed_at_random(
     assert [] == [each for each in samples if min(each.records, each.bytes, each.in_flight, each.new_keys) < 0]
     assert most == LIMIT
     assert counts["killed"] >= SECONDS / 2
-    # Of those who lived to the end: the others took their numbers with them.
-    assert min(counts["grants"], counts["refusals"], counts["completions"]) >= 2 * SECONDS
+    assert min(counts["grants"], counts["refusals"], counts["completions"]) >= SECONDS
     # At one instant, or answers would end between one look and the next.
     instant = time.time()
     with opened(lambda: instant) as store:

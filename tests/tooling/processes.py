@@ -27,6 +27,7 @@ def gone(pid: int) -> bool:
 def _alive(pid: int) -> bool:
     try:
         stat = (Path("/proc") / str(pid) / "stat").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
+        # The second when it ends between our opening of the file and our reading of it.
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
