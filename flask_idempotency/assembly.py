@@ -11,13 +11,16 @@ from urllib.parse import urlsplit
 
 from flask_idempotency.codec.compression import COMPRESSIONS
 from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.engine.chores import ChoreBook, Expires, Expiry, KeepsChoreBook
 from flask_idempotency.engine.claim import Surroundings
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Observers
+from flask_idempotency.engine.health import Health, KnowsItsHealth
 from flask_idempotency.engine.key import Identity
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.engine.ports import Codec, Schema, Store, Transactions
+from flask_idempotency.engine.unsettled import KnowsUnsettled, Unsettled
 from flask_idempotency.engine.upkeep import Answers, Counts, DataKeys, KeepsDataKeys, Ledger, ShowsAnswers
 from flask_idempotency.engine.waiting import WaitingRoom
 from flask_idempotency.settings import Settings
@@ -49,6 +52,10 @@ class Built:
     ledger: Ledger | None = None
     data_keys: DataKeys | None = None
     answers: Answers | None = None
+    unsettled: Unsettled | None = None
+    expiry: Expiry | None = None
+    chores: ChoreBook | None = None
+    health: Health | None = None
 
 
 def build(settings: Settings, *, observers: Observers, database: ApplicationDatabase | None = None) -> Built:
@@ -78,6 +85,10 @@ def build(settings: Settings, *, observers: Observers, database: ApplicationData
         ledger=store.ledger if isinstance(store, Counts) else None,
         data_keys=data_keys,
         answers=store.answers if isinstance(store, ShowsAnswers) else None,
+        unsettled=store.unsettled if isinstance(store, KnowsUnsettled) else None,
+        expiry=store.expiry if isinstance(store, Expires) else None,
+        chores=store.chores if isinstance(store, KeepsChoreBook) else None,
+        health=store.health if isinstance(store, KnowsItsHealth) else None,
     )
 
 

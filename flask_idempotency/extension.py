@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from flask_idempotency.engine.policy import Override, Policy
 from flask_idempotency.engine.ports import Schema
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Record
+from flask_idempotency.engine.resolution import Resolution, UnknownOutcome
 from flask_idempotency.settings import Settings, in_one_line, load_override, load_settings
 from flask_idempotency.signals import sender_for
 from flask_idempotency.web.application_database import ApplicationDatabase
@@ -39,6 +40,7 @@ _log = logging.getLogger("flask_idempotency")
 LoaderT = TypeVar("LoaderT", bound="Callable[[], str | None]")
 QuotaLoaderT = TypeVar("QuotaLoaderT", bound="Callable[[str | None], Quota | None]")
 GuardT = TypeVar("GuardT", bound="Callable[[Record], bool]")
+ResolverT = TypeVar("ResolverT", bound="Callable[[UnknownOutcome], Resolution]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class AppState:
     hooks: Hooks | None = None
     built: Built | None = None
     """What was put together for it: of use to the command line also where the guard is switched off."""
+    policies: Policies | None = None
+    observers: Observers = field(default_factory=Observers)
 
     @property
     def engine(self) -> Engine | None:
@@ -113,11 +117,12 @@ class Idempotency:
         joint = built.engine.transactions is not None
         self._refuse_what_cannot_hold(settings, joint=joint)
         check_counted(self._loaders, settings.quota, counts=built.ledger is not None)
+        policies = Policies(app, base=settings.policy, overrides=self._overrides, joint=joint)
         desk = Desk(
             engine=built.engine,
             identities=identities(settings),
             settings=settings,
-            policies=Policies(app, base=settings.policy, overrides=self._overrides, joint=joint),
+            policies=policies,
             loaders=self._loaders,
             observers=observers,
             counts=built.ledger is not None,
@@ -125,7 +130,7 @@ class Idempotency:
         hooks = Hooks(app, desk)
         if settings.enabled or joint:
             hooks.install()
-        return AppState(settings, self._loaders, hooks, built)
+        return AppState(settings, self._loaders, hooks, built, policies, observers)
 
     def _refuse_what_cannot_hold(self, settings: Settings, *, joint: bool) -> None:
         """What is known by now: the policies of the application and of blueprints. Those of views are at their first use."""
@@ -170,6 +175,24 @@ class Idempotency:
         """The function that may refuse a replay by returning False (403); the record is kept."""
         self._loaders.replay_guard = guard
         return guard
+
+    def resolver(self, endpoint: str) -> Callable[[ResolverT], ResolverT]:
+        """The function that finds out what became of this endpoint's unknown outcomes, by asking the outside world.
+
+        It is given an `UnknownOutcome` and returns `Happened(answer)`, `NeverHappened()` or `StillUnknown()`. The janitor
+        calls it in an application context, for one key at a time, soon after that was quarantined and then ever more
+        rarely. It is asked again when it raises. Raises `ConfigurationError` for an endpoint that has one already.
+        """
+
+        def register(resolver: ResolverT) -> ResolverT:
+            if endpoint in self._loaders.resolvers:
+                raise ConfigurationError(
+                    f"resolver({endpoint!r}): this endpoint has one already. Remove one of the two."
+                )
+            self._loaders.resolvers[endpoint] = resolver
+            return resolver
+
+        return register
 
     def problem_renderer(self, renderer: Callable[..., Any]) -> Callable[..., Any]:
         """The function that turns a problem into this application's own error format."""

@@ -53,6 +53,13 @@ settlement_abandoned = SIGNALS[events.SettlementAbandoned]
 store_failed = SIGNALS[events.StoreFailed]
 record_corrupt = SIGNALS[events.RecordCorrupt]
 replay_forbidden = SIGNALS[events.ReplayForbidden]
+reaped = SIGNALS[events.Reaped]
+settled = SIGNALS[events.Settled]
+resolver_asked = SIGNALS[events.ResolverAsked]
+tenant_erased = SIGNALS[events.TenantErased]
+quota_set = SIGNALS[events.QuotaSet]
+chore_done = SIGNALS[events.ChoreDone]
+janitor_missing = SIGNALS[events.JanitorMissing]
 
 
 def sender_for(app: Flask) -> Observer:

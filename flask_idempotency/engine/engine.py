@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
@@ -37,8 +36,8 @@ from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import CORRUPT, ERASED, Record, State
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.token import new_token
 
-TOKEN_BYTES = 16
 _NOTHING = Grant(token=b"", fence=0, attempt=0, lease=0.0)
 FIRST_POLL_SECONDS = 0.02
 LAST_POLL_SECONDS = 0.5
@@ -125,7 +124,8 @@ class Engine:
 
     def _ask(self, asking: _Asking) -> tuple[Outcome, ClaimRequest]:
         """One classification, under every secret in use, and which of these requests decided it."""
-        token = secrets.token_bytes(TOKEN_BYTES)
+        # Downstream keys come from the oldest: see `Claim.oldest_key`.
+        token = new_token(asking.requests[-1].key.mark, several=len(asking.requests) > 1)
         asked_at = self._around.monotonic()
         granted: list[Grant] = []
         for request in reversed(asking.requests):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -142,6 +142,79 @@ class RecordCorrupt(Event):
 @dataclass(frozen=True, slots=True)
 class ReplayForbidden(Event):
     """The replay guard refused this caller a stored answer. The record is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped(Event):
+    """A janitor found a claim whose lease was over, and quarantined it as its rule says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled(Event):
+    """Somebody else than its owner has settled a key: an audit event.
+
+    `verb` is `completed`, `released` or `reopened`; `was` the state it was in before, and `forced` whether a warning was
+    overruled. `actor` says who: `resolver`, or the operator as the command was told; `reason` why, in their words.
+    """
+
+    verb: str
+    was: str
+    actor: str
+    reason: str
+    forced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResolverAsked(Event):
+    """A resolver was asked what became of a key, and did not settle it. `answer` is `still-unknown`, or the class name of
+    the exception that it raised."""
+
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class TenantErased(Event):
+    """The answers of a tenant were erased by hand: an audit event about no single key. `tenant` is its pseudonym.
+
+    `finished` is False when nobody can tell whether all of them are.
+    """
+
+    tenant: str
+    actor: str
+    reason: str
+    data_keys: int
+    wiped: int
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaSet(Event):
+    """The limits of a tenant were set by hand: an audit event about no single key. `tenant` is its pseudonym."""
+
+    tenant: str
+    actor: str
+    reason: str
+    limits: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoreDone(Event):
+    """A chore has run: about no single key, and `operation` is its name. `counts` are its report's numbers, by name.
+
+    `finished` is False when its budget ended first, or an error did: then `error` is the exception's class name.
+    """
+
+    seconds: float
+    counts: Mapping[str, int]
+    finished: bool
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JanitorMissing(Event):
+    """No janitor has reported for two intervals: about no single key. Told once by each process, until one reports again."""
+
+    seconds: float
 
 
 Observer: TypeAlias = Callable[[Event], None]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 
 from flask_idempotency.engine.errors import InvalidKey
+from flask_idempotency.engine.token import MARK_BYTES
 
 TID_BYTES = 16
 """Enough that no two tenants share one by accident or by design: it is keyed. It is stored with every record."""
@@ -35,6 +36,8 @@ class StorageKey:
     tid: bytes
     label: str = field(default="", compare=False)
     """Eight characters that tell records apart in logs and lead back to none."""
+    mark: bytes = field(default=b"", compare=False)
+    """Of the secret that it was derived from: see `token.py`."""
 
     def __repr__(self) -> str:
         """Says nothing: a repr ends up in logs."""
@@ -120,13 +123,19 @@ class Identity:
         self._fingerprint = _subkey(secret, b"fingerprint")
         self._downstream = _subkey(secret, b"downstream")
         self._log = _subkey(secret, b"log")
+        self.mark = _mac(secret, b"flask_idempotency/1/mark")[:MARK_BYTES]
+        """Tells secrets apart, mostly, and leads back to none."""
 
     def storage_key(self, scope: Scope, client_key: str) -> StorageKey:
         """Injective: no two (scope, key) pairs share a storage key, whatever characters they contain."""
         owner = _owner(scope.namespace, scope.tenant)
         request = (_optional(scope.principal), _optional(scope.operation), client_key.encode("utf-8", "surrogatepass"))
         rid = _mac(self._record, encode(*owner, *request))
-        return StorageKey(rid, tid=self._tid(owner), label=_mac(self._log, rid)[:4].hex())
+        return StorageKey(rid, tid=self._tid(owner), label=self._label(rid), mark=self.mark)
+
+    def label(self, key: StorageKey) -> str:
+        """The label of a key that was found in a store."""
+        return key.label or self._label(key.rid)
 
     def tenant_id(self, namespace: str, tenant: str | None) -> bytes:
         """The `tid` of every storage key of this tenant."""
@@ -143,6 +152,9 @@ class Identity:
     def downstream_key(self, key: StorageKey, name: str) -> str:
         """An idempotency key for a call made on behalf of this one: the same over all attempts, another for each name."""
         return _base32(_mac(self._downstream, encode(key.rid, name.encode())))
+
+    def _label(self, rid: bytes) -> str:
+        return _mac(self._log, rid)[:4].hex()
 
     def _tid(self, owner: tuple[bytes, bytes]) -> bytes:
         return _mac(self._tenant, encode(*owner))[:TID_BYTES]

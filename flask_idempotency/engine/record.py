@@ -44,6 +44,13 @@ TRANSITIONS: Mapping[tuple[State | None, str], tuple[State | None, str]] = Mappi
             None,
             "the late owner's token, unless there is an answer: it alone knows that nothing happened",
         ),
+        (State.QUARANTINED, "settle"): (
+            State.COMPLETED,
+            "a resolver or a person, by a fresh token: the late owner has lost it",
+        ),
+        (State.PROCESSING, "free"): (None, "a person, by force while its owner may live"),
+        (State.QUARANTINED, "free"): (None, "a resolver that says it never happened, or a person"),
+        (State.COMPLETED, "free"): (None, "a person, by force: the work will be done again"),
         (State.COMPLETED, "condemn"): (State.QUARANTINED, "whoever finds that its answer cannot be opened"),
         (State.COMPLETED, "expire"): (None, "time; COMPLETED is the only state that time ends"),
     }

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from flask_idempotency.engine.upkeep import Ledger
+from flask_idempotency.maintenance.drain import Did, Drain
+
+TENANTS_AT_ONCE: Final = 20
+"""Each is recounted by itself, and may have a million records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,24 +27,26 @@ class Reconciliation:
     """By how much it was wrong: what was counted too much less what was counted too little, taken as it is per tenant."""
     busy: int = 0
     """Buckets that changed while they were counted, and are looked at next time."""
+    shrunk: int = 0
+    finished: bool = True
 
 
-def reconcile(
-    ledger: Ledger, *, tids: Iterable[bytes] | None = None, pause: Callable[[], None] = lambda: None
-) -> Reconciliation:
+def reconcile(ledger: Ledger, *, drain: Drain, tids: Iterable[bytes] | None = None) -> Reconciliation:
     """Count the records of these tenants again, of all by default, and put their ledgers right.
 
-    `pause` is called after every tenant. Raises `StoreUnavailable` when the store does not answer.
+    Raises `StoreUnavailable` when the store does not answer; the ledgers that were put right until then stay right.
     """
-    drifts = []
-    for tid in ledger.tenants() if tids is None else tids:
-        drifts.append(ledger.reconcile(tid))
-        pause()
-    return Reconciliation(
-        tenants=len(drifts),
-        drifted=sum(not drift.none for drift in drifts),
-        records=sum(abs(drift.records) for drift in drifts),
-        bytes=sum(abs(drift.bytes) for drift in drifts),
-        unsettled=sum(abs(drift.unsettled) for drift in drifts),
-        busy=sum(drift.busy for drift in drifts),
-    )
+    left = list(ledger.tenants() if tids is None else tids)
+    counts: Counter[str] = Counter()
+
+    def step(limit: int) -> Did:
+        batch = left[-min(limit, TENANTS_AT_ONCE) :]
+        for tid in batch:
+            drift = ledger.reconcile(tid)
+            left.remove(tid)
+            counts.update(tenants=1, drifted=int(not drift.none), busy=drift.busy)
+            counts.update(records=abs(drift.records), bytes=abs(drift.bytes), unsettled=abs(drift.unsettled))
+        return Did(len(batch), more=bool(left))
+
+    drained = drain.run(step)
+    return Reconciliation(**counts, shrunk=drained.shrunk, finished=drained.finished)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Protocol
@@ -11,9 +11,7 @@ from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, D
 from flask_idempotency.engine.ports import Binding, Codec
 from flask_idempotency.engine.record import ERASED, Record
 from flask_idempotency.engine.upkeep import Answer, Answers, DataKeys
-
-BATCH: Final = 500
-"""Answers that are looked at in one page: some hundred milliseconds of work, after which somebody else may have a turn."""
+from flask_idempotency.maintenance.drain import Did, Drain
 
 GRACE_SECONDS: Final = 300.0
 """How long a closed key stays at least: longer than any completion is on its way that began before it was closed."""
@@ -47,11 +45,14 @@ class Rotation:
     """Data keys that seal no more from now on."""
     retired: int = 0
     """Data keys that are gone: nothing was sealed with them any more."""
+    shrunk: int = 0
+    finished: bool = True
+    """False: the budget ended before all answers were looked at. The next run begins anew, and finds fewer."""
 
     @property
     def done(self) -> bool:
         """Whether everything that can be opened is sealed under the newest key."""
-        return self.resealed == self.wiped == self.closed == 0
+        return self.finished and self.resealed == self.wiped == self.closed == 0
 
 
 class _Outcome(Enum):
@@ -68,15 +69,14 @@ def rotate(
     codec: Codec,
     ring: Sealed,
     *,
-    batch: int = BATCH,
+    drain: Drain,
     grace: float = GRACE_SECONDS,
-    pause: Callable[[], None] = lambda: None,
 ) -> Rotation:
     """Seal every answer anew that is not sealed under the newest key of the ring, plain ones too; and wipe erased ones.
 
     Requests go on meanwhile and find every answer, sealed in the old way or in the new one; each keeps its expiry. What is
-    completed under an old key from now on is sealed with a new one by whoever completes it. `pause` is called after every
-    page. Run it once more after `grace` seconds, and it retires the data keys that are needed no more.
+    completed under an old key from now on is sealed with a new one by whoever completes it. Run it once more after `grace`
+    seconds, and it retires the data keys that are needed no more.
 
     A tenant whose data keys cannot be used keeps nobody else's answers from being sealed.
 
@@ -85,34 +85,38 @@ def rotate(
     """
     newest = ring.newest
     old = data_keys.others(newest)
-    report = Rotation()
+    counts: Counter[str] = Counter()
     for tid, key in old:
         if key.closed_for is None:
             data_keys.close(tid, key.number)
-            report = replace(report, closed=report.closed + 1)
+            counts["closed"] += 1
     used: set[tuple[bytes, int]] = set()
     blocked: set[bytes] = set()
-    after: bytes | None = b""
-    while after is not None:
-        page = answers.walk(after=after, limit=batch, other_than=newest)
+    cursor: bytes | None = b""
+
+    def step(limit: int) -> Did:
+        nonlocal cursor
+        page = answers.walk(after=cursor or b"", limit=limit, other_than=newest)
         for answer in page.answers:
             # Asked once for each tenant: whether it is one tenant's damage or everybody's outage, it will not be over soon.
             outcome = _Outcome.BLOCKED if answer.key.tid in blocked else _reseal(answer, answers, codec)
             if outcome is _Outcome.BLOCKED:
                 blocked.add(answer.key.tid)
-                if len(blocked) >= MOST_BLOCKED and report.resealed == 0:
+                if len(blocked) >= MOST_BLOCKED and counts["resealed"] == 0:
                     raise KeysUnavailable("no tenant's data keys can be used for now: is the key service away?")
-            report = replace(report, **{outcome.value: getattr(report, outcome.value) + 1})
+            counts[outcome.value] += 1
             if outcome not in (_Outcome.RESEALED, _Outcome.WIPED):
-                used |= _used_by(answer)
-        after = page.after
-        if after is not None:
-            pause()
-    for tid, key in old:
-        if key.closed_for is not None and key.closed_for >= grace and (tid, key.number) not in used:
-            data_keys.retire(tid, key.number)
-            report = replace(report, retired=report.retired + 1)
-    return report
+                used.update(_used_by(answer))
+        cursor = page.after
+        return Did(len(page.answers), more=cursor is not None)
+
+    drained = drain.run(step)
+    if drained.finished:
+        for tid, key in old:
+            if key.closed_for is not None and key.closed_for >= grace and (tid, key.number) not in used:
+                data_keys.retire(tid, key.number)
+                counts["retired"] += 1
+    return Rotation(**counts, shrunk=drained.shrunk, finished=drained.finished)
 
 
 def _reseal(answer: Answer, answers: Answers, codec: Codec) -> _Outcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from marshmallow import fields, validate
 
-from flask_idempotency.schema.fields import Rate, count, limit
+from flask_idempotency.schema.fields import Rate, count, interval, limit
 from flask_idempotency.schema.policy import PolicySchema
 
 MEMORY = "memory://"
@@ -110,6 +110,37 @@ class DeploymentSchema(PolicySchema):
             "doc": "Most duplicates that wait at once in one process. Aim at a quarter of its threads.",
             "default": 2,
         },
+    )
+    reap_every = interval(
+        10,
+        "Seconds between two looks of the janitor at claims whose owners have vanished. None: beat leaves it out.",
+    )
+    expire_every = interval(60, "Seconds between two times that what is over is removed. None: beat leaves it out.")
+    rotate_every = interval(
+        86400,
+        "Seconds between two times that old answers are sealed anew, where encryption is on. None: never by itself.",
+    )
+    reconcile_every = interval(
+        86400, "Seconds between two recounts of the tenants' ledgers, where there are quotas. None: never by itself."
+    )
+    heartbeat_every = interval(
+        30,
+        "Seconds between two signs of life of the janitor. The application warns when none came for two such times. None: "
+        "no janitor is expected, and nobody warns.",
+    )
+    expire_rate = count(
+        least=1,
+        metadata={"doc": "Most records that one run of `expire` removes in a second.", "default": 10_000},
+    )
+    broker_url = fields.String(
+        allow_none=True,
+        metadata={
+            "doc": "Where the janitor's Celery worker gets its tasks, if `flask_idempotency.janitor` makes the Celery app.",
+            "default": "the store's URL, where that is a Redis",
+        },
+    )
+    metrics = fields.Boolean(
+        metadata={"doc": "Whether events and store calls are counted for Prometheus.", "default": False}
     )
     enabled = fields.Boolean(
         metadata={"doc": "False leaves the application exactly as if the extension were not there.", "default": True}

@@ -36,6 +36,11 @@ def limit(**options: Any) -> fields.Integer:
     return field
 
 
+def interval(default: int, doc: str) -> Seconds:
+    """Seconds between two times that something is done by itself. None: it is not."""
+    return Seconds(allow_none=True, validate=positive(), metadata={"doc": doc, "default": default})
+
+
 def positive() -> validate.Range:
     """For durations that must not be 0."""
     return validate.Range(min=0, min_inclusive=False, error="must be more than 0.")

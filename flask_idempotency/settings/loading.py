@@ -31,6 +31,14 @@ _AS_THEY_ARE: Final = (
     "allow_anonymous",
     "max_waiters",
     "encryption",
+    "reap_every",
+    "expire_every",
+    "rotate_every",
+    "reconcile_every",
+    "heartbeat_every",
+    "expire_rate",
+    "broker_url",
+    "metrics",
     "enabled",
 )
 """Settings whose default is that of `Settings`."""

@@ -43,6 +43,15 @@ class Settings:
     """Whether records name tenants and principals by what leads back to nobody."""
     plaintext_transport: bool = False
     """Whether `required` leaves it to others how the store is reached."""
+    reap_every: float | None = 10.0
+    expire_every: float | None = 60.0
+    rotate_every: float | None = 86400.0
+    reconcile_every: float | None = 86400.0
+    heartbeat_every: float | None = 30.0
+    """Of chores that are done by themselves, in seconds. None: this one is not."""
+    expire_rate: int = 10_000
+    broker_url: str | None = field(default=None, repr=False)
+    metrics: bool = False
     enabled: bool = True
     warnings: tuple[str, ...] = ()
     """What is allowed and unwise, one sentence each, for whoever starts the application to log."""

@@ -13,6 +13,7 @@ from flask import Flask, Request
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Record
+from flask_idempotency.engine.resolution import Resolution, UnknownOutcome
 
 Loader = Callable[[], "str | None"]
 
@@ -20,7 +21,7 @@ Loader = Callable[[], "str | None"]
 class Loaders:
     """What an application registered on the extension. Set while it is being set up, only read afterwards."""
 
-    __slots__ = ("principal", "problem_renderer", "quota", "replay_guard", "tenant")
+    __slots__ = ("principal", "problem_renderer", "quota", "replay_guard", "resolvers", "tenant")
 
     def __init__(self, *, principal: Loader | None = None, tenant: Loader | None = None) -> None:
         self.principal = principal
@@ -28,6 +29,7 @@ class Loaders:
         self.quota: Callable[[str | None], Quota | None] | None = None
         self.replay_guard: Callable[[Record], bool] | None = None
         self.problem_renderer: Callable[[Any], Any] | None = None
+        self.resolvers: dict[str, Callable[[UnknownOutcome], Resolution]] = {}
 
 
 def load_principal(loaders: Loaders, request: Request, app: Flask) -> str | None:

@@ -18,6 +18,7 @@ from flask_idempotency.engine.ports import Binding
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Record
 from flask_idempotency.engine.result import Result
+from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.rotate import Rotation, rotate
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
@@ -72,7 +73,7 @@ class Office:
         return None if payload is None or payload.sealed_by is None else payload.sealed_by.kid
 
     def rotate(self, *, batch: int = 2, grace: float = 0.0) -> Rotation:
-        return rotate(self.store.answers, self.store.data_keys, self.codec, self.ring, batch=batch, grace=grace)
+        return rotate(self.store.answers, self.store.data_keys, self.codec, self.ring, drain=Drain(batch), grace=grace)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flask_idempotency.engine.quota import Quota
+from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.reconcile import Reconciliation, reconcile
 from tests.maintenance.conftest import Office
 
@@ -14,8 +15,8 @@ def test_a_ledger_that_nobody_touched_has_not_drifted(office: Office) -> None:
     keys = [office.answer(quota=Quota()) for _ in range(3)]
     office.claim(quota=Quota())
 
-    assert Reconciliation(tenants=4) == reconcile(office.store.ledger)
-    assert Reconciliation(tenants=1) == reconcile(office.store.ledger, tids=[keys[0].tid])
+    assert Reconciliation(tenants=4) == reconcile(office.store.ledger, drain=Drain())
+    assert Reconciliation(tenants=1) == reconcile(office.store.ledger, tids=[keys[0].tid], drain=Drain())
 
 
 def test_records_that_were_deleted_by_hand_are_drift_once(office: Office) -> None:
@@ -28,19 +29,7 @@ def test_records_that_were_deleted_by_hand_are_drift_once(office: Office) -> Non
     for key in (deleted, claimed):
         del office.store._room.records[key]
 
-    report = reconcile(office.store.ledger)
+    report = reconcile(office.store.ledger, drain=Drain())
     assert (2, 1, size, 1) == (report.drifted, report.records, report.bytes, report.unsettled)
-    assert Reconciliation(tenants=3) == reconcile(office.store.ledger)
+    assert Reconciliation(tenants=3) == reconcile(office.store.ledger, drain=Drain())
     assert (0, 1) == (office.store.ledger.usage(deleted.tid).records, office.store.ledger.usage(kept.tid).records)
-
-
-def test_a_pause_is_made_after_every_tenant(office: Office) -> None:
-    """
-    For whoever has other work to do.
-    """
-    for _ in range(3):
-        office.answer(quota=Quota())
-    pauses: list[int] = []
-    reconcile(office.store.ledger, pause=lambda: pauses.append(1))
-
-    assert 3 == len(pauses)

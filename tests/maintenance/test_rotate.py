@@ -15,6 +15,7 @@ from flask_idempotency.engine.record import ERASED, Payload
 from flask_idempotency.engine.result import Result
 from flask_idempotency.engine.sealing import Sealing
 from flask_idempotency.engine.upkeep import DataKey
+from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS, MOST_BLOCKED, Rotation, rotate
 from flask_idempotency.testing.contract.examples import KEEP, a_key, found
 from tests.maintenance.conftest import ANSWER, Office
@@ -143,7 +144,7 @@ def test_an_answer_that_somebody_else_changes_meanwhile_is_left_to_them(office: 
             return result
 
     slow: Codec = Slow()
-    report = rotate(office.store.answers, office.store.data_keys, slow, office.ring, grace=0.0)
+    report = rotate(office.store.answers, office.store.data_keys, slow, office.ring, drain=Drain(), grace=0.0)
 
     assert (0, 2) == (report.resealed, report.passed_over)
     assert (True, b"newer") == (found(office.store, gone).erased, office.opened(anew).body)
@@ -236,7 +237,7 @@ def test_a_key_service_that_is_away_is_not_asked_for_every_tenant(office: Office
             raise KeysUnavailable("away")
 
     with pytest.raises(KeysUnavailable, match="away"):
-        rotate(office.store.answers, office.store.data_keys, Away(), office.ring)
+        rotate(office.store.answers, office.store.data_keys, Away(), office.ring, drain=Drain())
     assert MOST_BLOCKED == len(asked)
 
 
@@ -278,11 +279,13 @@ def test_a_run_that_was_killed_is_finished_by_the_next(office: Office) -> None:
     keys = [office.answer() for _ in range(6)]
     office.turn(("2026", "2025"))
 
-    def killed() -> None:
+    def killed(touched: int) -> None:
         raise StoreUnavailable("killed here")
 
     with pytest.raises(StoreUnavailable):
-        rotate(office.store.answers, office.store.data_keys, office.codec, office.ring, batch=2, pause=killed)
+        rotate(
+            office.store.answers, office.store.data_keys, office.codec, office.ring, drain=Drain(batch=2, told=killed)
+        )
     assert {"2025": 4, "2026": 2} == office.store.answers.count()
     assert [ANSWER] * 6 == [office.opened(key) for key in keys]
 

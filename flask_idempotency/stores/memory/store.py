@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import os
 import threading
 from dataclasses import replace
-from itertools import count
 from weakref import WeakSet
 
 from flask_idempotency.engine.clock import Clock, store_time
@@ -18,9 +16,11 @@ from flask_idempotency.engine.quota import Quota, bucket_edge_ms, bucket_width_m
 from flask_idempotency.engine.record import CORRUPT, OnLapse, Payload, Record, State
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.stores.durations import microseconds
+from flask_idempotency.stores.memory.chores import MemoryChores, MemoryExpiry, MemoryHealth
 from flask_idempotency.stores.memory.ledger import MemoryLedger
-from flask_idempotency.stores.memory.room import Room, is_over
+from flask_idempotency.stores.memory.room import Room
 from flask_idempotency.stores.memory.shelf import MemoryAnswers, MemoryShelf
+from flask_idempotency.stores.memory.unsettled import MemoryUnsettled
 
 # Two would do, one for the record that a claim adds and one to catch up; eight catches up sooner.
 DROPPED_PER_CLAIM = 8
@@ -37,8 +37,10 @@ class MemoryStore:
         self.ledger = MemoryLedger(self._room)
         self.data_keys = MemoryShelf(self._room)
         self.answers = MemoryAnswers(self._room, self.data_keys)
-        self._expiries: list[tuple[float, int, StorageKey]] = []
-        self._order = count()
+        self.unsettled = MemoryUnsettled(self._room, put=self._put, complete=self._complete, told=self._told)
+        self.expiry = MemoryExpiry(self._room, put=self._put)
+        self.chores = MemoryChores(self._room)
+        self.health = MemoryHealth()
         self._last_fence = 0
         _stores.add(self)
 
@@ -50,7 +52,8 @@ class MemoryStore:
         seconds = _seconds(lease)
         with self._room.lock:
             now = self._room.now()
-            self._drop_expired(now)
+            # A few, so that a store in use does not grow for ever and no claim pays for all.
+            self.expiry.drop(now, DROPPED_PER_CLAIM)
             record = self._room.live(request.key, now)
             if record is None:
                 return self._admit(request, token, now, seconds, quota)
@@ -83,21 +86,12 @@ class MemoryStore:
                 self._put(key, replace(record, on_lapse=OnLapse.QUARANTINE))
 
     def complete(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> None:
-        seconds = _seconds(keep)
+        microseconds(keep)
         with self._room.lock:
             now = self._room.now()
             record = self._owned(key, token, now)
-            if record.state is State.COMPLETED:
-                return
-            self.data_keys.check(key.tid, record, payload)
-            # By a clock that was set back meanwhile it would end before it began.
-            begins = max(now, record.requested_at)
-            deadline = _edge(begins, seconds) if record.counted else begins + seconds
-            completed = replace(
-                record, state=State.COMPLETED, deadline=deadline, completed_at=begins, payload=payload, reason=""
-            )
-            self._put(key, completed)
-            heapq.heappush(self._expiries, (deadline, next(self._order), key))
+            if record.state is not State.COMPLETED:
+                self._complete(key, record, payload, keep, now)
 
     def release(self, key: StorageKey, token: bytes) -> None:
         with self._room.lock:
@@ -123,6 +117,18 @@ class MemoryStore:
             record = self._room.live(key, self._room.now())
             if record is not None and record.state is State.COMPLETED and record.payload == payload:
                 self._quarantine(key, record, CORRUPT)
+
+    def _complete(self, key: StorageKey, record: Record, payload: Payload, keep: float, now: float) -> None:
+        self.data_keys.check(key.tid, record, payload)
+        seconds = _seconds(keep)
+        # By a clock that was set back meanwhile it would end before it began.
+        begins = max(now, record.requested_at)
+        deadline = _edge(begins, seconds) if record.counted else begins + seconds
+        completed = replace(
+            record, state=State.COMPLETED, deadline=deadline, completed_at=begins, payload=payload, reason=""
+        )
+        self._put(key, completed)
+        self.expiry.entered(key, deadline)
 
     def _owned(self, key: StorageKey, token: bytes, now: float) -> Record:
         record = self._room.live(key, now)
@@ -191,16 +197,6 @@ class MemoryStore:
 
     def _told(self, key: StorageKey, record: Record, now: float) -> Record:
         return self.data_keys.told(key, replace(record, remaining=record.deadline - now))
-
-    def _drop_expired(self, now: float) -> None:
-        """Forget a few expired records, so that a store in use does not grow for ever and no claim pays for all."""
-        for _ in range(DROPPED_PER_CLAIM):
-            if not self._expiries or self._expiries[0][0] > now:
-                return
-            _, _, key = heapq.heappop(self._expiries)
-            record = self._room.records.get(key)
-            if record is not None and is_over(record, now):
-                self._put(key, None)
 
 
 _stores: WeakSet[MemoryStore] = WeakSet()

@@ -12,6 +12,7 @@ import click
 from flask.cli import with_appcontext
 
 from flask_idempotency.engine.upkeep import Answers, DataKeys
+from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.reconcile import Reconciliation, reconcile
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS, Rotation, Sealed, rotate
 from flask_idempotency.web.cli.group import NOT_IN_ORDER, Refused, as_json_option, built, giving_up, settings
@@ -29,8 +30,9 @@ def rotate_command(as_json: bool) -> None:
     """
     with giving_up(as_json=as_json):
         answers, data_keys = _sealed()
-        with _dots("answers") as pause:
-            report = rotate(answers, data_keys, built().codec, _ring(), pause=pause)
+        with _dots("answers") as told:
+            drain = Drain(batch=500, budget=float("inf"), told=told)
+            report = rotate(answers, data_keys, built().codec, _ring(), drain=drain)
     click.echo(json.dumps({**asdict(report), "done": report.done}) if as_json else _rotated(report))
     if report.unreadable or report.blocked:
         raise SystemExit(NOT_IN_ORDER)
@@ -49,8 +51,8 @@ def reconcile_command(as_json: bool) -> None:
         ledger = built().ledger
         if ledger is None:
             raise Refused("The store of this application does not count, so there is nothing to reconcile.")
-        with _dots("tenants") as pause:
-            report = reconcile(ledger, pause=pause)
+        with _dots("tenants") as told:
+            report = reconcile(ledger, drain=Drain(budget=float("inf"), told=told))
     click.echo(json.dumps(asdict(report)) if as_json else _reconciled(report))
     if report.drifted:
         raise SystemExit(NOT_IN_ORDER)
@@ -73,13 +75,13 @@ def _ring() -> Sealed:
 
 
 @contextmanager
-def _dots(what: str) -> Iterator[Callable[[], None]]:
+def _dots(what: str) -> Iterator[Callable[[int], object]]:
     """A dot on a terminal for every page, so that a person sees it going on."""
     if not sys.stderr.isatty():
-        yield lambda: None
+        yield lambda touched: None
         return
     click.echo(f"Looking at {what} ", nl=False, err=True)
-    yield lambda: click.echo(".", nl=False, err=True)
+    yield lambda touched: click.echo(".", nl=False, err=True)
     click.echo(err=True)
 
 

@@ -1,0 +1,77 @@
+"""What a store does for those who look after it: remember when that was, let one do it at a time, and clear out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """When a chore was last reported, and what it said."""
+
+    ago: float
+    """Seconds, by the store's clock."""
+    report: str
+    """JSON, at most 4,000 characters. Holds numbers and words of ours, and nothing of a key, tenant or body."""
+
+
+class ChoreBook(Protocol):
+    """Where chores are written down, so that everybody knows whether the janitor comes. Found as `chores`.
+
+    Names of chores are words of ours, at most 40 characters. Every method raises `StoreUnavailable` when the store cannot
+    answer.
+    """
+
+    def now(self) -> float:
+        """Seconds since the epoch, by the store's clock."""
+        ...
+
+    def note(self, chore: str, report: str) -> None:
+        """Write down that this chore has run just now, over what was written before."""
+        ...
+
+    def last(self) -> Mapping[str, Entry]:
+        """What was last written of each chore."""
+        ...
+
+    def take(self, chore: str, token: bytes, *, lease: float) -> bool:
+        """Whether this chore is the caller's for `lease` seconds. With the same token it is so again, for as long.
+
+        Nothing's correctness may hang on it: a lock saves work, and no more. It is over when the lease is.
+        """
+        ...
+
+    def give_back(self, chore: str, token: bytes) -> None:
+        """Let the next one have it at once. Harmless when it is somebody else's."""
+        ...
+
+
+class Expiry(Protocol):
+    """Removes what nobody can see any more. Found as `expiry`."""
+
+    def sweep(self, *, horizon: float, limit: int) -> int:
+        """Remove up to `limit` of what was over by this horizon, and is over now. Returns how many; 0 when none is left.
+
+        That is: records whose answer's life has ended, keys that were released and are remembered no longer, entries of
+        ledgers and indexes whose time is past. Never one that is PROCESSING or QUARANTINED, whatever the time. Several may
+        sweep at once, and each thing is removed by one of them. A store that ends things by itself may return 0 at once.
+        """
+        ...
+
+
+@runtime_checkable
+class KeepsChoreBook(Protocol):
+    """A store that remembers which chores were done."""
+
+    @property
+    def chores(self) -> ChoreBook: ...
+
+
+@runtime_checkable
+class Expires(Protocol):
+    """A store that has to be cleared of what is over."""
+
+    @property
+    def expiry(self) -> Expiry: ...

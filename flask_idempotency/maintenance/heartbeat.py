@@ -1,0 +1,35 @@
+"""Saying that the janitor is alive, and what the clocks say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flask_idempotency.engine.chores import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What a janitor finds when it looks at two clocks: its own, and the store's. All in whole milliseconds."""
+
+    skew_ms: int = 0
+    """By how much the store's clock is ahead of this host's."""
+    stepped_ms: int = 0
+    """By how much that has changed since the last heartbeat. Whoever sets the store's clock ends lives and leases."""
+    finished: bool = True
+
+
+def heartbeat(last: Mapping[str, Entry], *, store_now: float, host_now: float) -> Heartbeat:
+    """What is to be written down now. The last one may be another host's: then a step is what tells the two apart."""
+    skew_ms = round((store_now - host_now) * 1000)
+    before = _skew_ms(last.get("heartbeat"))
+    return Heartbeat(skew_ms, stepped_ms=0 if before is None else skew_ms - before)
+
+
+def _skew_ms(entry: Entry | None) -> int | None:
+    try:
+        skew_ms = json.loads(entry.report)["skew_ms"] if entry is not None else None
+    except (ValueError, KeyError, TypeError):
+        return None  # another release's
+    return skew_ms if isinstance(skew_ms, int) else None

@@ -1,0 +1,175 @@
+"""Finding the claims of vanished owners, and what became of their work."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypedDict
+
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.events import Event, Reaped, ResolverAsked
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.owner import may_live_for
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.record import About, OnLapse
+from flask_idempotency.engine.resolution import Happened, NeverHappened, Resolution, StillUnknown, UnknownOutcome
+from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.settling import Settler
+from flask_idempotency.engine.unsettled import Found, Unsettled
+from flask_idempotency.maintenance.drain import Did, Drain
+
+FIRST_PAUSE_SECONDS: Final = 30.0
+LAST_PAUSE_SECONDS: Final = 3600.0
+"""Between two questions to a resolver about one key: the pauses double from one to the other."""
+
+ASKED_AT_ONCE: Final = 20
+"""A resolver calls somebody else, and each of those it is given is given to nobody else meanwhile."""
+
+_log = logging.getLogger("flask_idempotency")
+
+
+class _Why(TypedDict):
+    actor: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reaping:
+    """What one run has found."""
+
+    quarantined: int = 0
+    waiting: int = 0
+    """Lapsed, and to be taken over by the next retry: nothing to do until there is one."""
+    overtaken: int = 0
+    """Somebody was faster: the owner, a retry, or another janitor."""
+    asked: int = 0
+    """Quarantined ones whose endpoint has a resolver, and whose turn it was."""
+    completed: int = 0
+    released: int = 0
+    unknown: int = 0
+    """Still unknown, or said to have never happened while the owner may still be at it."""
+    failed: int = 0
+    """The resolver raised, or said something that cannot be."""
+    shrunk: int = 0
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """All it takes to settle what resolvers know."""
+
+    resolvers: Mapping[str, Callable[[UnknownOutcome], Resolution]]
+    """By endpoint. The answer of a `Happened` is a `Result` by then."""
+    policy_of: Callable[[About], Policy]
+    settler: Settler
+    downstream: Callable[[Found, str], str]
+    """What `current_claim.downstream_key(name)` was for this record. Raises `ConfigurationError` where nobody can tell."""
+
+
+def reap(
+    unsettled: Unsettled,
+    *,
+    horizon: float,
+    drain: Drain,
+    observers: Callable[[Event], None],
+    label: Callable[[StorageKey], str],
+    asking: Asking | None = None,
+) -> Reaping:
+    """Quarantine the claims whose lease was over by this horizon (seconds since the epoch, store's clock) and whose rule
+    says so, and ask resolvers about those that are quarantined.
+
+    One that is to be taken over is left to the next retry: only that knows the request. Raises `StoreUnavailable` when the
+    store does not answer; what was done until then stays done.
+    """
+    counts: Counter[str] = Counter()
+    cursor: bytes | None = b""
+
+    def quarantine(limit: int) -> Did:
+        nonlocal cursor
+        sheet = unsettled.stale(horizon=horizon, after=cursor or b"", limit=limit)
+        for found in sheet.found:
+            if found.record.on_lapse is OnLapse.TAKEOVER:
+                continue
+            if unsettled.lapse(found, horizon=horizon):
+                counts["quarantined"] += 1
+                observers(Reaped(label(found.key), found.record.about.operation))
+            else:
+                counts["overtaken"] += 1
+        # At the end: a step that fails is repeated, and these are met again.
+        counts["waiting"] += sum(found.record.on_lapse is OnLapse.TAKEOVER for found in sheet.found)
+        cursor = sheet.after
+        return Did(len(sheet.found), more=cursor is not None)
+
+    def ask(limit: int) -> Did:
+        if asking is None:
+            return Did(0, more=False)
+        due = unsettled.due(
+            horizon=horizon, least=FIRST_PAUSE_SECONDS, most=LAST_PAUSE_SECONDS, limit=min(limit, ASKED_AT_ONCE)
+        )
+        for found in due:
+            resolver = asking.resolvers.get(found.record.about.operation)
+            if resolver is not None:
+                counts["asked"] += 1
+                counts[_resolved(found, resolver, asking, observers, label)] += 1
+        return Did(len(due), more=bool(due))
+
+    first = drain.run(quarantine)
+    second = drain.run(ask) if asking is not None and asking.resolvers else None
+    return Reaping(
+        **counts,
+        shrunk=first.shrunk + (second.shrunk if second else 0),
+        finished=first.finished and (second is None or second.finished),
+    )
+
+
+def _resolved(
+    found: Found,
+    resolver: Callable[[UnknownOutcome], Resolution],
+    asking: Asking,
+    observers: Callable[[Event], None],
+    label: Callable[[StorageKey], str],
+) -> str:
+    """Which of a report's counts this was."""
+
+    def unsettled(answer: str) -> None:
+        observers(ResolverAsked(label(found.key), found.record.about.operation, answer=answer))
+
+    try:
+        resolution = resolver(UnknownOutcome(found.record, lambda name: asking.downstream(found, name)))
+        settled = _settle(found, resolution, asking.policy_of(found.record.about), asking.settler)
+    except StoreUnavailable:
+        raise
+    except Exception as error:  # noqa: BLE001 - an application's own function may raise anything, and its turn comes again
+        _log.exception("the resolver of %s failed", found.record.about.operation)
+        unsettled(type(error).__name__)
+        return "failed"
+    if settled == "unknown":
+        unsettled("still-unknown")
+    return settled
+
+
+def _settle(found: Found, resolution: Resolution, policy: Policy, settler: Settler) -> str:
+    why: _Why = {"actor": "resolver", "reason": "resolved"}
+    match resolution:
+        case Happened(answer):
+            if not isinstance(answer, Result):
+                raise TypeError(f"the answer of a resolver is no result, but {type(answer).__name__}")
+            return "completed" if settler.complete(found, answer, keep=policy.keep, **why) else "overtaken"
+        case NeverHappened():
+            if found.record.payload is not None:
+                raise ConfigurationError(
+                    "a resolver said NeverHappened() of work that was done: its record holds an answer"
+                )
+            if may_live_for(found.record, lease=policy.lease, max_runtime=policy.max_runtime) > 0:
+                # The other side has not heard of it yet, and the owner may be about to ask.
+                return "unknown"
+            return "released" if settler.free(found, **why) else "overtaken"
+        case StillUnknown():
+            return "unknown"
+        case unexpected:  # of an application's own function
+            # By its class alone: it may hold an answer.
+            raise TypeError(
+                f"a resolver returns Happened, NeverHappened or StillUnknown, not {type(unexpected).__name__}"
+            )
