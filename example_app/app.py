@@ -11,7 +11,7 @@ from flask import Flask
 from example_app import auth, models, problems, simulate
 from example_app.accounting import accounting
 from example_app.charges import charges
-from example_app.gateway import gateway
+from example_app.gateway import gateway, what_happened
 from example_app.payments import payments
 from flask_idempotency import Idempotency
 
@@ -25,6 +25,8 @@ idempotency.configure(payments, required=True, effects="transactional")
 idempotency.configure(charges, profile="stripe")
 idempotency.configure(accounting, profile="x-idempotency")
 idempotency.configure(gateway, profile="playbook", ignore_fields=("/timestamp", "/trace_id"))
+# The others commit by themselves. Where a worker vanished in mid-view, this one can be asked what came of it.
+idempotency.resolver("gateway.create")(what_happened)
 
 
 def create_app(config: Mapping[str, Any] | None = None) -> Flask:

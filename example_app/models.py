@@ -69,6 +69,8 @@ class Invoice(Model):
 class GatewayCharge(Model):
     __tablename__ = "gateway_charges"
 
+    reference: Mapped[str | None] = mapped_column(unique=True)
+    """What the charge was asked for under, so that it can be found by somebody who does not know whether it was made."""
     tenant: Mapped[str]
     account_id: Mapped[str]
     amount: Mapped[int]

@@ -25,10 +25,12 @@ from sqlalchemy import event
 
 from example_app import problems
 from example_app.models import db
+from flask_idempotency import idempotent
 
 WITNESS = "example-witness"
 # A worker has eight threads: a handful of long pauses must not be able to hold all of them.
 LONGEST_DELAY_SECONDS = 5.0
+BRIEF_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,14 @@ def wanted() -> bool:
 def install(app: Flask) -> None:
     app.extensions[WITNESS] = Witness(Path(app.config["DEMO_WITNESS"]))
     app.after_request(add_executions)
+    app.add_url_rule("/simulate/brief", "simulate.brief", brief, methods=["POST"])
+
+
+@idempotent(keep=BRIEF_SECONDS)
+def brief() -> dict[str, Any]:
+    """An answer that lives for a moment, so that somebody who watches sees it end."""
+    execution_begins()
+    return {"brief": True}
 
 
 def take_wish(body: Any) -> None:
