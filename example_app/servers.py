@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -70,13 +70,21 @@ class RedisServer:
     """A server on the loopback interface, ready when the constructor returns.
 
     It never evicts a key, and forgets everything when it stops unless `arguments`
-    say otherwise (`"--appendonly", "yes"`). It dies with the thread that started
-    it, so start and restart it from one that lives as long as it is needed.
+    say otherwise (`"--appendonly", "yes"`). `environment` is added to ours. It dies
+    with the thread that started it, so start and restart it from one that lives as
+    long as it is needed.
     """
 
-    def __init__(self, program: Path | None = None, *, arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        program: Path | None = None,
+        *,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.program = program or _preferred()
         self.arguments = list(arguments)
+        self.environment = dict(environment or {})
         self.folder = Path(tempfile.mkdtemp(prefix="idempotency-"))
         self.port = 0
         try:
@@ -166,6 +174,7 @@ class RedisServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.folder,
+                env={**os.environ, **self.environment},
                 start_new_session=True,  # Ctrl-C is for us; we stop it when nobody needs it any more
             )
         try:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -71,13 +71,21 @@ class PostgresServer:
     """A server on the loopback interface, ready when the constructor returns.
 
     It keeps every commit through `kill`, because the disk's cache is not ours to
-    crash. `arguments` are added to its command line (`"-c", "lock_timeout=1s"`).
+    crash. `arguments` are added to its command line (`"-c", "lock_timeout=1s"`),
+    `environment` to what it is started in.
     It dies with the thread that started it, so start and restart it from one that
     lives as long as it is needed. Pausing and killing need Linux.
     """
 
-    def __init__(self, source: Path | None = None, *, arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        source: Path | None = None,
+        *,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.arguments = list(arguments)
+        self.environment = dict(environment or {})
         self.folder = private_folder()
         self.port = 0
         try:
@@ -181,7 +189,7 @@ class PostgresServer:
         command = [str(self._programs / "postgres"), "-D", "data", "-p", str(port)]
         for name, value in SETTINGS.items():
             command += ["-c", f"{name}={value}"]
-        self._process = launch([*command, *self.arguments], folder=self.folder)
+        self._process = launch([*command, *self.arguments], folder=self.folder, environment=self.environment)
         try:
             wait_until(self._ready, self._process, folder=self.folder)
         except BaseException:
@@ -237,11 +245,13 @@ def private_folder() -> Path:
     return folder
 
 
-def launch(command: Sequence[str], *, folder: Path) -> subprocess.Popen[bytes]:
+def launch(
+    command: Sequence[str], *, folder: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     """Starts a program in the folder, never as root, adding what it says to `log` there; it dies with this thread."""
     launcher = [sys.executable, "-I", "-S", "-c", UNPRIVILEGED, str(os.getpid())]
     # What a developer set for psql (PGDATA, PGOPTIONS, ...) is not meant for our servers.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     with (folder / "log").open("ab") as log:
         return subprocess.Popen(
             [*launcher, *command],
@@ -249,7 +259,7 @@ def launch(command: Sequence[str], *, folder: Path) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env=environment,
+            env={**ours, **(environment or {})},
             start_new_session=True,  # Ctrl-C is for us; we stop it when nobody needs it any more
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -87,7 +87,9 @@ def connect(url: str, **options: Any) -> redis.Redis:
 
 
 class StartRedis(Protocol):
-    def __call__(self, kind: str = ..., *arguments: str) -> RedisServer: ...
+    def __call__(
+        self, kind: str = ..., *arguments: str, environment: Mapping[str, str] | None = ...
+    ) -> RedisServer: ...
 
 
 @pytest.fixture(scope="session")
@@ -120,8 +122,11 @@ def start_redis(redis_servers: RedisServers) -> Iterator[StartRedis]:
     """Starts servers of the test's own, to kill, pause or configure: `start_redis(kind, "--appendonly", "yes")`."""
     with ExitStack() as started:
 
-        def start(kind: str = REDIS_KINDS[0], *arguments: str) -> RedisServer:
-            return started.enter_context(RedisServer(redis_servers.program(kind), arguments=arguments))
+        def start(
+            kind: str = REDIS_KINDS[0], *arguments: str, environment: Mapping[str, str] | None = None
+        ) -> RedisServer:
+            program = redis_servers.program(kind)
+            return started.enter_context(RedisServer(program, arguments=arguments, environment=environment))
 
         yield start
 
@@ -141,7 +146,7 @@ def postgres_installation() -> Path:
 
 
 class StartPostgres(Protocol):
-    def __call__(self, *arguments: str) -> PostgresServer: ...
+    def __call__(self, *arguments: str, environment: Mapping[str, str] | None = ...) -> PostgresServer: ...
 
 
 @pytest.fixture(scope="session")
@@ -163,8 +168,9 @@ def start_postgres() -> Iterator[StartPostgres]:
     """Starts servers of the test's own, to kill, pause or configure: `start_postgres("-c", "lock_timeout=1s")`."""
     with ExitStack() as started:
 
-        def start(*arguments: str) -> PostgresServer:
-            return started.enter_context(PostgresServer(postgres_installation(), arguments=arguments))
+        def start(*arguments: str, environment: Mapping[str, str] | None = None) -> PostgresServer:
+            source = postgres_installation()
+            return started.enter_context(PostgresServer(source, arguments=arguments, environment=environment))
 
         yield start
 
