@@ -5,5 +5,7 @@ not select, change or delete a record itself, keep state between two tasks, or b
 imported by the library. The folder is installed as `flask_idempotency.janitor`,
 so imports within it are relative and every task carries an explicit name.
 
-The tasks are not there yet: in this release nothing sweeps, and a quarantined key stays so.
+`celery -A flask_idempotency.janitor worker -B` runs it by itself; `tasks.register`
+adds it to a Celery application that is there already. Importing this package
+imports nothing else, so that only who runs a janitor needs Celery.
 """

@@ -1,0 +1,89 @@
+"""Where the janitor's own Celery application gets its tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.settings import Settings
+from flask_idempotency.web.chores import LONGEST_BUDGET_SECONDS
+
+_REDIS: Final = frozenset({"redis", "rediss", "unix"})
+
+VISIBILITY_SECONDS: Final = round(2 * LONGEST_BUDGET_SECONDS)
+"""Redis gives a task to the next worker when nobody has confirmed it for this long, which is after every chore's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A broker as Celery wants it named. Shown without its URL, which may hold a password."""
+
+    url: str = field(repr=False)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def broker_of(settings: Settings) -> Broker:
+    """What `IDEMPOTENCY_BROKER_URL` names, and else the Redis of the store. Raises `ConfigurationError` for neither."""
+    if settings.broker_url is not None:
+        return _named(settings.broker_url)
+    if isinstance(settings.store, str) and urlsplit(settings.store).scheme in _REDIS:
+        # What else its query says is for the store's client, and Celery's would not start with it.
+        return Broker(_redis_url(settings.store, keep=("ssl_",)), {"visibility_timeout": VISIBILITY_SECONDS})
+    raise ConfigurationError(
+        "The janitor's Celery worker needs a broker, and the store is no redis://, rediss:// or unix:// URL that could be "
+        "one. Set IDEMPOTENCY_BROKER_URL to a Redis (redis://…), a RabbitMQ (amqp://…), or on a single machine to a folder "
+        "(filesystem:///var/lib/…); or register the chores on a Celery application of your own; or do without Celery, and "
+        "have cron run `flask idempotency reap` and `flask idempotency expire`."
+    )
+
+
+def _named(url: str) -> Broker:
+    scheme = urlsplit(url).scheme
+    if scheme in _REDIS:
+        return Broker(_redis_url(url), {"visibility_timeout": VISIBILITY_SECONDS})
+    if scheme == "filesystem":
+        return _folder(url)
+    if scheme == "memory":
+        raise ConfigurationError(
+            "IDEMPOTENCY_BROKER_URL: memory:// reaches nobody, because beat is a process of its own. On a single machine "
+            "name a folder: filesystem:///var/lib/…"
+        )
+    return Broker(url)
+
+
+def _redis_url(url: str, *, keep: tuple[str, ...] = ("",)) -> str:
+    """A URL as redis-py reads it, as kombu reads it. Of its query what begins with one of `keep`."""
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query))
+    database = query.pop("db", None)
+    query = {name: value for name, value in query.items() if name.startswith(keep)}
+    scheme, path = parts.scheme, parts.path
+    if scheme == "unix":
+        scheme = "redis+socket"
+        if database is not None:
+            query["virtual_host"] = database
+    elif database is not None:
+        path = f"/{database}"
+    if scheme == "rediss":
+        # kombu would ask for no certificate at all.
+        query.setdefault("ssl_cert_reqs", "required")
+    return urlunsplit((scheme, parts.netloc, path, urlencode(query), ""))
+
+
+def _folder(url: str) -> Broker:
+    path = unquote(urlsplit(url).path)
+    if path in ("", "/"):
+        raise ConfigurationError(
+            "IDEMPOTENCY_BROKER_URL: filesystem:// needs a folder that worker and beat may write to, and nobody else: "
+            "filesystem:///var/lib/…"
+        )
+    folders = {name: Path(path, name) for name in ("messages", "control", "processed")}
+    for folder in folders.values():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Whoever sends puts them where whoever works looks: there is one folder for both.
+    names = {"data_folder_in": "messages", "data_folder_out": "messages"}
+    names |= {"control_folder": "control", "processed_folder": "processed"}
+    return Broker("filesystem://", {option: str(folders[name]) for option, name in names.items()})

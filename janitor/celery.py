@@ -1,0 +1,7 @@
+"""What `celery -A flask_idempotency.janitor` finds, and in a checkout `celery -A janitor`."""
+
+from __future__ import annotations
+
+from .own import find_flask_app, make_celery
+
+app = make_celery(find_flask_app())
