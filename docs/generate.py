@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from flask_idempotency.engine.events import Event
+from flask_idempotency.engine.events import Event, facts_of
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.record import TRANSITIONS, State
 from flask_idempotency.schema import DeploymentSchema, PolicySchema
@@ -122,8 +122,7 @@ def signals() -> str:
 
 
 def _facts(kind: type[Event]) -> str:
-    own = [name for name in kind.__dataclass_fields__ if name not in Event.__dataclass_fields__]
-    return ", ".join(f"`{name}`" for name in own) or "–"
+    return ", ".join(f"`{name}`" for name in facts_of(kind)) or "–"
 
 
 def states() -> str:

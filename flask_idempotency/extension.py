@@ -23,6 +23,7 @@ from flask_idempotency.engine.ports import Schema
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Record
 from flask_idempotency.engine.resolution import Resolution, UnknownOutcome
+from flask_idempotency.logs import log_of
 from flask_idempotency.settings import Settings, in_one_line, load_override, load_settings
 from flask_idempotency.signals import sender_for
 from flask_idempotency.web.application_database import ApplicationDatabase
@@ -112,7 +113,7 @@ class Idempotency:
     def _guard(self, app: Flask, settings: Settings) -> AppState:
         if not settings.enabled and not settings.may_be_joint:
             return AppState(settings, self._loaders)
-        observers = Observers([sender_for(app)])
+        observers = Observers([log_of(app.name), sender_for(app)])
         built = build(settings, observers=observers, database=ApplicationDatabase(app))
         joint = built.engine.transactions is not None
         self._refuse_what_cannot_hold(settings, joint=joint)

@@ -7,7 +7,6 @@ renewals and repeated writes; keep them quick.
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -16,21 +15,13 @@ from blinker import NamedSignal, Namespace
 from flask import Flask
 
 from flask_idempotency.engine import events
-from flask_idempotency.engine.events import Event, Observer
+from flask_idempotency.engine.events import Event, Observer, kinds, name_of
 
 _namespace = Namespace()
 
 
-def _all_kinds(kind: type[Event]) -> list[type[Event]]:
-    return [each for child in kind.__subclasses__() for each in (child, *_all_kinds(child))]
-
-
-def _signal_name(kind: type[Event]) -> str:
-    return "idempotency-" + re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower()
-
-
 SIGNALS: Mapping[type[Event], NamedSignal] = MappingProxyType(
-    {kind: _namespace.signal(_signal_name(kind), kind.__doc__) for kind in _all_kinds(Event)}
+    {kind: _namespace.signal(f"idempotency-{name_of(kind)}", kind.__doc__) for kind in kinds()}
 )
 """Every event and its signal, for whoever wants to connect to all of them."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,8 +32,6 @@ from flask_idempotency.engine.sealing import Sealing
 from flask_idempotency.engine.waiting import WaitingRoom
 
 NOT_COMMITTED = "not-committed"
-
-_log = logging.getLogger("flask_idempotency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +216,6 @@ class Claim:
             self._tell(RenewalFailed(*self._who, error=type(error).__name__))
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the next renewal must come before the lease ends
-            _log.warning("a lease could not be renewed (%s)", type(error).__name__)
             self._tell(RenewalFailed(*self._who, error=type(error).__name__))
         return self._held.policy.lease / 3
 
@@ -297,7 +293,6 @@ class Claim:
                 raise
             self._tell(SettlementAbandoned(*self._who, error=type(error).__name__))
         except Exception as error:  # noqa: BLE001 - a record that cannot be read will not be readable next time either
-            _log.warning("a delayed settlement was given up (%s)", type(error).__name__)
             self._tell(SettlementAbandoned(*self._who, error=type(error).__name__))
         self._pending = None
 

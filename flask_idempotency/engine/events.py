@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -218,6 +219,24 @@ class JanitorMissing(Event):
 
 
 Observer: TypeAlias = Callable[[Event], None]
+
+
+def kinds() -> tuple[type[Event], ...]:
+    """Every event that there is, in the order of this file."""
+    # By name: until it is collected, the class that `slots=True` has replaced is a subclass too.
+    return tuple(
+        kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
+    )
+
+
+def name_of(kind: type[Event]) -> str:
+    """What an event is called where classes have no place: `claim-granted`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower()
+
+
+def facts_of(kind: type[Event]) -> tuple[str, ...]:
+    """The names of what this event tells besides `record` and `operation`."""
+    return tuple(name for name in kind.__dataclass_fields__ if name not in Event.__dataclass_fields__)
 
 
 class Observers:

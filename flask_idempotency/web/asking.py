@@ -150,7 +150,6 @@ class Asking:
         if not allowed:
             self._outages.refused(visit.operation, error)
             return self._answers.problem(failure(error), visit.policy)
-        _log.warning("%s runs unprotected: the store did not answer (%s)", visit.operation, name)
         visit.phase = Phase.UNPROTECTED
         return None
 

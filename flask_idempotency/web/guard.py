@@ -180,7 +180,7 @@ class Guard:
         try:
             self._settle(visit, decision, result, reason=reason)
         except LeaseLost:
-            _log.warning("%s had lost its claim before it ended", visit.operation)
+            pass  # told as an event when it was found
         except (NotCommitted, StoreUnavailable) as error:
             _log.warning("%s was not committed (%s)", visit.operation, type(error).__name__)
 

@@ -1,0 +1,135 @@
+"""Structured logs: every event as one line on the logger `flask_idempotency.events`, for whoever sets it up to listen.
+
+The sentence of an event is always the same; what differs is in the fields of the record, which a formatter for JSON
+writes, and behind the sentence for everybody else. Nothing here filters or sets up a handler: that is the application's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+from flask_idempotency.engine import events
+from flask_idempotency.engine.events import Event, Observer, facts_of, name_of
+
+LOGGER: Final = "flask_idempotency.events"
+
+Level: TypeAlias = "int | Callable[[Any], int]"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """How an event is logged: at which level, or at which by what it says, and in which words."""
+
+    level: Level
+    sentence: str
+    levels: tuple[int, ...] = ()
+    """Those that `level` chooses from, if it does."""
+
+    @property
+    def template(self) -> str:
+        """What the log groups lines by: the sentence, and a place for the facts behind it."""
+        return f"{self.sentence} %s"
+
+
+def _by_error(event: events.RenewalFailed) -> int:
+    # A store that is away is told of once for all; anything else is a surprise.
+    return logging.INFO if event.error == "StoreUnavailable" else logging.WARNING
+
+
+def _by_protection(event: events.StoreFailed) -> int:
+    # Refusals are told of at a pace that drowns nothing: see web/outages.py.
+    return logging.WARNING if event.unprotected else logging.INFO
+
+
+def _by_attempt(event: events.ClaimGranted) -> int:
+    return logging.INFO if event.attempt > 1 else logging.DEBUG
+
+
+def _by_work(event: events.ChoreDone) -> int:
+    if event.error:
+        return logging.WARNING
+    return logging.INFO if any(event.counts.values()) or not event.finished else logging.DEBUG
+
+
+LINES: Mapping[type[Event], Line] = MappingProxyType(
+    {
+        events.ClaimGranted: Line(_by_attempt, "A request won its key.", (logging.DEBUG, logging.INFO)),
+        events.ReplayServed: Line(logging.INFO, "A stored answer was given again."),
+        events.ConflictRefused: Line(logging.INFO, "A retry was refused: the first request is still running."),
+        events.MismatchRefused: Line(logging.INFO, "A request was refused: its key was used for another."),
+        events.UnknownRefused: Line(
+            logging.INFO, "A retry was refused: nobody knows what became of the first request."
+        ),
+        events.QuotaRefused: Line(logging.INFO, "A request was refused: its tenant has as much as it may."),
+        events.ErasedRefused: Line(logging.INFO, "A retry was refused: the answer was erased."),
+        events.Completed: Line(logging.INFO, "A result is durable."),
+        events.Released: Line(logging.INFO, "A key was released, and may run again."),
+        events.Quarantined: Line(logging.WARNING, "A key is quarantined: nobody knows what became of its work."),
+        events.CommittedEarly: Line(logging.WARNING, "A transactional view has committed before its answer was known."),
+        events.LeaseExpired: Line(logging.WARNING, "A claim was lost before its work ended."),
+        events.RenewalFailed: Line(
+            _by_error, "A lease could not be renewed this time.", (logging.INFO, logging.WARNING)
+        ),
+        events.RenewalStopped: Line(logging.WARNING, "A view runs for too long: its lease is renewed no more."),
+        events.SettlementDelayed: Line(logging.WARNING, "The store did not take a result: it is tried again."),
+        events.SettlementAbandoned: Line(logging.ERROR, "A result was given up: the store did not take it in time."),
+        events.StoreFailed: Line(
+            _by_protection, "The store could not decide a claim.", (logging.INFO, logging.WARNING)
+        ),
+        events.RecordCorrupt: Line(logging.ERROR, "A stored record cannot be read."),
+        events.ReplayForbidden: Line(logging.INFO, "A replay was refused by the application's guard."),
+        events.Reaped: Line(logging.WARNING, "A claim was quarantined: its owner has vanished."),
+        events.Settled: Line(logging.WARNING, "A key was settled in its owner's place."),
+        events.ResolverAsked: Line(logging.INFO, "A resolver did not settle a key."),
+        events.TenantErased: Line(logging.WARNING, "The answers of a tenant were erased by hand."),
+        events.QuotaSet: Line(logging.WARNING, "The limits of a tenant were set by hand."),
+        events.ChoreDone: Line(_by_work, "A chore has run.", (logging.DEBUG, logging.INFO, logging.WARNING)),
+        events.JanitorMissing: Line(logging.WARNING, "No janitor has reported for two intervals."),
+    }
+)
+"""Every event and its line."""
+
+_log = logging.getLogger(LOGGER)
+
+# What a handler would overwrite, or `Logger.makeRecord` refuse.
+_TAKEN = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "event", "app"})
+
+
+def fields_of(kind: type[Event]) -> Mapping[str, str]:
+    """Under which name each fact of this event is found in a log record: its own, unless that has a meaning there."""
+    return {fact: f"event_{fact}" if fact in _TAKEN else fact for fact in facts_of(kind)}
+
+
+_FIELDS = {kind: tuple(fields_of(kind).items()) for kind in LINES}
+
+
+class _Said:
+    """Fields as a line shows them where no formatter does. Spelled out when somebody reads it, and not before."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: Mapping[str, object]) -> None:
+        self._fields = fields
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self._fields.items() if value != "")
+
+
+def log_of(app_name: str) -> Observer:
+    """An observer that logs each event, in this application's name. Costs next to nothing where nobody listens."""
+
+    def tell(event: Event) -> None:
+        kind = type(event)
+        line = LINES[kind]
+        level = line.level if isinstance(line.level, int) else line.level(event)
+        if not _log.isEnabledFor(level):
+            return
+        fields = {"record": event.record, "operation": event.operation}
+        fields |= {field: getattr(event, fact) for fact, field in _FIELDS[kind]}
+        _log.log(level, line.template, _Said(fields), extra={"event": name_of(kind), "app": app_name, **fields})
+
+    return tell
