@@ -112,7 +112,7 @@ def reap(
             resolver = asking.resolvers.get(found.record.about.operation)
             if resolver is not None:
                 counts["asked"] += 1
-                counts[_resolved(found, resolver, asking, observers, label)] += 1
+                counts[_resolved(found, resolver, asking, observers, label, horizon=horizon)] += 1
         return Did(len(due), more=bool(due))
 
     first = drain.run(quarantine)
@@ -130,6 +130,8 @@ def _resolved(
     asking: Asking,
     observers: Callable[[Event], None],
     label: Callable[[StorageKey], str],
+    *,
+    horizon: float,
 ) -> str:
     """Which of a report's counts this was."""
 
@@ -138,7 +140,8 @@ def _resolved(
 
     try:
         resolution = resolver(UnknownOutcome(found.record, lambda name: asking.downstream(found, name)))
-        settled = _settle(found, resolution, asking.policy_of(found.record.about), asking.settler)
+        policy = asking.policy_of(found.record.about)
+        settled = _settle(found, resolution, policy, asking.settler, horizon=horizon)
     except StoreUnavailable:
         raise
     except Exception as error:  # noqa: BLE001 - an application's own function may raise anything, and its turn comes again
@@ -150,7 +153,7 @@ def _resolved(
     return settled
 
 
-def _settle(found: Found, resolution: Resolution, policy: Policy, settler: Settler) -> str:
+def _settle(found: Found, resolution: Resolution, policy: Policy, settler: Settler, *, horizon: float) -> str:
     why: _Why = {"actor": "resolver", "reason": "resolved"}
     match resolution:
         case Happened(answer):
@@ -162,7 +165,8 @@ def _settle(found: Found, resolution: Resolution, policy: Policy, settler: Settl
                 raise ConfigurationError(
                     "a resolver said NeverHappened() of work that was done: its record holds an answer"
                 )
-            if may_live_for(found.record, lease=policy.lease, max_runtime=policy.max_runtime) > 0:
+            times = {"lease": policy.lease, "max_runtime": policy.max_runtime, "horizon": horizon}
+            if may_live_for(found.record, **times) > 0:
                 # The other side has not heard of it yet, and the owner may be about to ask.
                 return "unknown"
             return "released" if settler.free(found, **why) else "overtaken"
