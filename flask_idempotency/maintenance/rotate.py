@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
 
@@ -12,6 +12,7 @@ from flask_idempotency.engine.ports import Binding, Codec
 from flask_idempotency.engine.record import ERASED, Record
 from flask_idempotency.engine.upkeep import Answer, Answers, DataKeys
 from flask_idempotency.maintenance.drain import Did, Drain
+from flask_idempotency.maintenance.wipe import wiped
 
 GRACE_SECONDS: Final = 300.0
 """How long a closed key stays at least: longer than any completion is on its way that began before it was closed."""
@@ -124,8 +125,7 @@ def _reseal(answer: Answer, answers: Answers, codec: Codec) -> _Outcome:
     if payload is None or payload.sealed_by == ERASED:
         return _Outcome.PASSED_OVER
     if record.erased:
-        wiped = replace(payload, data=b"", sealed_by=ERASED)
-        return _Outcome.WIPED if answers.replace(answer.key, payload, wiped) else _Outcome.PASSED_OVER
+        return _Outcome.WIPED if answers.replace(answer.key, payload, wiped(payload)) else _Outcome.PASSED_OVER
     binding = _binding(answer)
     try:
         result = codec.open(payload, binding)

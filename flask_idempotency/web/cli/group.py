@@ -14,6 +14,7 @@ from flask.cli import AppGroup
 from flask_idempotency.assembly import Built, identities
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.key import Identity
+from flask_idempotency.operations import Refused as Refused
 from flask_idempotency.settings import Settings
 
 NOT_IN_ORDER: Final = 1
@@ -25,10 +26,6 @@ cli = AppGroup("idempotency", help="Look after the records of idempotency keys."
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object, for machines.")
-
-
-class Refused(IdempotencyError):
-    """The command cannot be carried out here; the text says why, and what to do. Nothing was done."""
 
 
 def state() -> Any:

@@ -1,0 +1,72 @@
+"""From what a person has in hand, a handle or a client's key, to the records that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from flask_idempotency.engine.key import Identity, Scope, StorageKey
+from flask_idempotency.engine.record import Record, State
+from flask_idempotency.engine.unsettled import Found, Unsettled
+from flask_idempotency.operations.records import Wanted, handle_of, key_of, listed
+from flask_idempotency.operations.refusal import Refused
+
+Read = Callable[[StorageKey], "Record | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One use of a key: its record, or its records, one for each secret while those are being rotated.
+
+    The one under the oldest secret comes first. It is the one that claims ask and owners settle first, and so decides.
+    """
+
+    found: tuple[Found, ...]
+    whole: bool = True
+    """False: there may be records of the same use that were not looked for."""
+
+    @property
+    def first(self) -> Found:
+        return self.found[0]
+
+    @property
+    def also(self) -> tuple[str, ...]:
+        """The handles of the others."""
+        return tuple(handle_of(each.key) for each in self.found[1:])
+
+
+def by_key(read: Read, identities: Sequence[Identity], scopes: Iterable[Scope], client_key: str) -> list[Case]:
+    """What this key of a client's has under each of these scopes, and under every secret in use (the newest comes first)."""
+    cases = []
+    for scope in scopes:
+        keys = [who.storage_key(scope, client_key) for who in reversed(identities)]
+        records = [(key, record) for key in keys if (record := read(key)) is not None]
+        if records:
+            cases.append(Case(tuple(Found(key, record) for key, record in records)))
+    return cases
+
+
+def by_handle(read: Read, handle: str) -> Case:
+    """The one record that this handle names. Raises `Refused` when there is none."""
+    key = key_of(handle)
+    record = read(key)
+    if record is None:
+        raise Refused("There is no record under this handle: it was released, or its time is over.")
+    return Case((Found(key, record),))
+
+
+def with_twins(case: Case, unsettled: Unsettled, read: Read, tids: Sequence[bytes]) -> Case:
+    """The same, with the records of the same use under other secrets; `tids` are its tenant's, the newest secret's first.
+
+    Found by their token among what is not completed. Those of a completed one would have to be looked for among all.
+    """
+    if len(tids) < 2:
+        return case
+    token, order = case.first.record.token, list(reversed(tids))
+    met = {case.first.key: case.first}
+    for state in (State.PROCESSING, State.QUARANTINED):
+        for found in listed(unsettled, Wanted(state, tids=tids), one_of_each=False):
+            if found.record.token == token and (record := read(found.key)) is not None:
+                met.setdefault(found.key, Found(found.key, record))
+    ordered = sorted(met.values(), key=lambda found: order.index(found.key.tid))
+    return Case(tuple(ordered), whole=len(met) == len(tids))

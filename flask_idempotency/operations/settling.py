@@ -1,0 +1,108 @@
+"""A person settles a key in its owner's place: what speaks against it, and doing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.owner import last_seen, may_live_for
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.record import Record, State
+from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.settling import Settler
+from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.operations.finding import Case
+from flask_idempotency.operations.refusal import Refused
+from flask_idempotency.operations.spelling import moment, span
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """Whose word it is, and why they give it: for the audit event. Neither may name a key, a person or a body."""
+
+    actor: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How many of a case's records were settled. `left` were changed by somebody else meanwhile, and stay."""
+
+    settled: int
+    left: int
+
+
+def doubts(case: Case, policy: Policy) -> list[str]:
+    """Why this key should not run again, one sentence each. Empty: it was not done, as far as we know, and nobody is at it."""
+    said = []
+    if any(found.record.state is State.COMPLETED for found in case.found):
+        said.append("Its work was done, and retries get the answer. Released, the next retry does it once more.")
+    elif any(found.record.payload is not None for found in case.found):
+        said.append(
+            "Its work was done: the record holds an answer that nobody could open. Released, the next retry does it once "
+            "more. See `resolve --reopen` and `resolve --happened`."
+        )
+    lives = [living for found in case.found if (living := alive(found.record, policy)) is not None]
+    return [*said, *lives[:1]]
+
+
+def alive(record: Record, policy: Policy) -> str | None:
+    """When the owner was last seen, and until when it may be at work. None: it is not, or has said that it cannot tell."""
+    lives = may_live_for(record, lease=policy.lease, max_runtime=policy.max_runtime)
+    if lives <= 0:
+        return None
+    until = moment(record.deadline - record.remaining + lives)
+    return (
+        f"Its owner may still be at work: it was last seen {span(last_seen(record, lease=policy.lease))} ago, and may go on "
+        f"for {span(lives)}, until {until}."
+    )
+
+
+def release(settler: Settler, case: Case, word: Word, *, forced: bool) -> Done:
+    """The key may run again. `forced`: there were doubts, and somebody has overruled them."""
+    return _each(case.found, lambda found: settler.free(found, actor=word.actor, reason=word.reason, forced=forced))
+
+
+def complete(settler: Settler, case: Case, result: Result, word: Word, *, keep: float) -> Done:
+    """It was done: retries get this result. Raises `Refused` unless it is quarantined."""
+    _check_quarantined(case)
+    return _each(
+        case.found, lambda found: settler.complete(found, result, keep=keep, actor=word.actor, reason=word.reason)
+    )
+
+
+def reopen(settler: Settler, case: Case, word: Word, *, keep: float) -> Done:
+    """It was done, and its answer can be opened again. Raises `Refused` when it cannot, or there is none."""
+    _check_quarantined(case)
+
+    def anew(found: Found) -> bool:
+        try:
+            return settler.reopen(found, keep=keep, actor=word.actor, reason=word.reason)
+        except CorruptRecord as error:
+            if found is not case.first:
+                return False
+            raise Refused(f"It cannot be reopened: {error}. Nothing was changed.") from error
+
+    return _each(case.found, anew)
+
+
+def _check_quarantined(case: Case) -> None:
+    match case.first.record.state:
+        case State.QUARANTINED:
+            return
+        case State.COMPLETED:
+            raise Refused("There is nothing to resolve: its work was done, and retries get the answer.")
+        case State.PROCESSING:
+            raise Refused(
+                "Only a quarantined key can be resolved, and this one is in progress. When its lease is over, `flask "
+                "idempotency reap` quarantines it; `release` frees it."
+            )
+
+
+def _each(found: Sequence[Found], settle: Callable[[Found], bool]) -> Done:
+    """The first decides, as it does for an owner: whoever has that has all. If it is somebody else's, nothing is touched."""
+    if not settle(found[0]):
+        return Done(0, left=len(found))
+    rest = [settle(each) for each in found[1:]]
+    return Done(1 + sum(rest), left=rest.count(False))
