@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.settings import Settings
@@ -70,7 +70,7 @@ def _redis_url(url: str, *, keep: tuple[str, ...] = ("",)) -> str:
     if scheme == "rediss":
         # kombu would ask for no certificate at all.
         query.setdefault("ssl_cert_reqs", "required")
-    return urlunsplit((scheme, parts.netloc, path, urlencode(query), ""))
+    return f"{scheme}://{parts.netloc}{path}" + (f"?{urlencode(query)}" if query else "")
 
 
 def _folder(url: str) -> Broker:

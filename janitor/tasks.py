@@ -19,7 +19,7 @@ from flask_idempotency.web.chores import drain_of, intervals, janitor_of
 BUSY: Final = "busy elsewhere"
 UNANSWERED: Final = "the store did not answer"
 
-_OWNER: Final = "_flask_idempotency"
+_SERVED: Final = "_flask_idempotency"
 """Where a Celery application remembers whose chores it does: nothing is kept here, because two names may import this."""
 
 _log = logging.getLogger("flask_idempotency")
@@ -39,11 +39,15 @@ def register(celery_app: Celery, flask_app: Flask) -> None:
     does so for another one already.
     """
     janitor = janitor_of(flask_app)
-    if vars(celery_app).setdefault(_OWNER, flask_app) is not flask_app:
+    served = vars(celery_app).setdefault(_SERVED, [])
+    if served == [flask_app]:
+        return
+    if served:
         raise ConfigurationError(
             "This Celery application does the chores of another Flask application already, and their tasks would have the "
             "same names. Make a Celery application for each."
         )
+    served.append(flask_app)
     settings: Settings = flask_app.extensions["idempotency"].settings
     for chore in janitor.chores:
         _add_task(celery_app, chore, settings, partial(_do, flask_app, janitor, chore, settings))

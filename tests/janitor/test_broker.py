@@ -1,0 +1,134 @@
+"""Which broker the ready-made Celery application has."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kombu import Connection
+from kombu.exceptions import OperationalError
+
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.settings import Settings, load_settings
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.web.chores import LONGEST_BUDGET_SECONDS
+from janitor.broker import Broker, broker_of
+from tests.tls_front import TlsFront
+
+
+def settings_with(store: Any, broker_url: str | None = None) -> Settings:
+    config = {"IDEMPOTENCY_SECRET": "s", "IDEMPOTENCY_STORE": store, "IDEMPOTENCY_BROKER_URL": broker_url}
+    return load_settings(config, {}, app_name="shop", lenient=True)
+
+
+@pytest.mark.parametrize(
+    ("store", "url"),
+    (
+        ("redis://localhost:6379/3", "redis://localhost:6379/3"),
+        ("redis://:p%40ss@host:6379?db=3&socket_timeout=2", "redis://:p%40ss@host:6379/3"),
+        ("rediss://host:6379/0", "rediss://host:6379/0?ssl_cert_reqs=required"),
+        ("rediss://host/0?ssl_cert_reqs=none&protocol=2", "rediss://host/0?ssl_cert_reqs=none"),
+        ("unix:///run/redis.sock?db=2", "redis+socket:///run/redis.sock?virtual_host=2"),
+        ("unix://:secret@/run/redis.sock", "redis+socket://:secret@/run/redis.sock"),
+    ),
+)
+def test_a_redis_that_keeps_records_carries_tasks_as_well(store: str, url: str) -> None:
+    """
+    Spelled as Celery wants it, and with TLS that looks at certificates, which is not what Celery does by itself.
+    """
+    assert url == broker_of(settings_with(store)).url
+
+
+def test_a_broker_of_ones_own_goes_first() -> None:
+    """
+    Whatever the store is.
+    """
+    assert "amqp://guest@host//" == broker_of(settings_with("redis://host/0", "amqp://guest@host//")).url
+
+
+@pytest.mark.parametrize(
+    ("url", "read"),
+    (
+        ("rediss://host/0", "rediss://host/0?ssl_cert_reqs=required"),
+        ("unix:///run/redis.sock?db=2", "redis+socket:///run/redis.sock?virtual_host=2"),
+        ("redis://host/0?health_check_interval=5", "redis://host/0?health_check_interval=5"),
+        ("sentinel://host:26379", "sentinel://host:26379"),
+    ),
+)
+def test_a_named_broker_is_read_as_a_store_would_be(url: str, read: str) -> None:
+    """
+    And otherwise left as it is.
+    """
+    assert read == broker_of(settings_with("sqlite:///shop.sqlite3", url)).url
+
+
+@pytest.mark.parametrize("store", ("sqlite:///shop.sqlite3", "memory://", "flask-sqlalchemy://", MemoryStore()))
+def test_without_a_broker_the_remedies_are_named(store: Any) -> None:
+    """
+    A Redis, a RabbitMQ, a folder, a Celery of one's own, or cron.
+    """
+    with pytest.raises(ConfigurationError) as refused:
+        broker_of(settings_with(store))
+
+    remedies = ("IDEMPOTENCY_BROKER_URL", "redis://", "amqp://", "filesystem:///", "register", "flask idempotency reap")
+    assert [] == [remedy for remedy in remedies if remedy not in str(refused.value)]
+
+
+@pytest.mark.parametrize("url", ("filesystem://", "filesystem:///"))
+def test_a_folder_has_to_be_named(url: str) -> None:
+    """
+    Celery would use the one that it is started in.
+    """
+    with pytest.raises(ConfigurationError, match="needs a folder"):
+        broker_of(settings_with("memory://", url))
+
+
+def test_a_folder_is_made_and_closed_to_others(tmp_path: Path) -> None:
+    """
+    What lies there is run.
+    """
+    broker = broker_of(settings_with("memory://", f"filesystem://{tmp_path}/of%20ours"))
+
+    assert "filesystem://" == broker.url
+    assert {"messages", "control", "processed"} == {path.name for path in (tmp_path / "of ours").iterdir()}
+    assert {0o700} == {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "of ours").iterdir()}
+    assert {str(tmp_path / "of ours" / "messages")} == {
+        broker.options[f"data_folder_{direction}"] for direction in ("in", "out")
+    }
+
+
+def test_memory_reaches_nobody() -> None:
+    """
+    Beat is another process than the worker, even with -B.
+    """
+    with pytest.raises(ConfigurationError, match="beat is a process of its own"):
+        broker_of(settings_with("memory://", "memory://"))
+
+
+def test_redis_gives_no_task_away_while_it_may_be_at_work() -> None:
+    """
+    The longest chore takes an hour, which is when Celery's default would begin it a second time.
+    """
+    seconds = broker_of(settings_with("redis://host/0")).options["visibility_timeout"]
+
+    assert seconds > LONGEST_BUDGET_SECONDS + 600
+
+
+def test_a_broker_does_not_show_its_password() -> None:
+    """
+    It is in the URL.
+    """
+    assert "secret" not in repr(Broker("redis://:secret@host/0"))
+
+
+def test_the_broker_of_a_store_behind_tls_is_reached_and_checked(redis_tls: TlsFront) -> None:
+    """
+    By the authority that the store's URL names; without one that is trusted it is refused.
+    """
+    trusted, unknown = redis_tls.url, redis_tls.url.partition("?")[0]
+    with Connection(broker_of(settings_with(trusted)).url) as connection:
+        assert connection.ensure_connection(max_retries=1) is not None
+    with Connection(broker_of(settings_with(unknown)).url) as connection, pytest.raises(OperationalError, match="CERT"):
+        connection.ensure_connection(max_retries=1)
