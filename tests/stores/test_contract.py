@@ -6,7 +6,16 @@ import pytest
 
 from flask_idempotency.engine.ports import Store
 from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract import AnswersContract, DataKeysContract, LedgerContract, StoreContract
+from flask_idempotency.testing.contract import (
+    AnswersContract,
+    ChoreBookContract,
+    DataKeysContract,
+    ExpiryContract,
+    LedgerContract,
+    SettledContract,
+    StoreContract,
+    UnsettledContract,
+)
 from tests.backends import MakeStore
 
 
@@ -20,3 +29,28 @@ class TestSystems(DataKeysContract, AnswersContract, LedgerContract):
     @pytest.fixture
     def store(self, make_system: MakeStore, clock: FrozenClock) -> Store:
         return make_system(clock)
+
+
+class Looked:
+    """A store that somebody looks after."""
+
+    port: str
+
+    @pytest.fixture
+    def store(self, make_system: MakeStore, clock: FrozenClock) -> Store:
+        store = make_system(clock)
+        if not hasattr(store, self.port):
+            pytest.skip(f"{type(store).__name__} has no {self.port} yet")
+        return store
+
+
+class TestUnsettled(Looked, UnsettledContract, SettledContract):
+    port = "unsettled"
+
+
+class TestExpiry(Looked, ExpiryContract):
+    port = "expiry"
+
+
+class TestChoreBooks(Looked, ChoreBookContract):
+    port = "chores"

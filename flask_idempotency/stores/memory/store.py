@@ -186,7 +186,7 @@ class MemoryStore:
         return reason
 
     def _put(self, key: StorageKey, record: Record | None) -> None:
-        """The one place where a record changes, so that the ledger cannot miss it."""
+        """The one place where a record changes, so that neither the ledger nor who looks after it can miss it."""
         before = self._room.records.pop(key, None)
         if before is not None and before.counted:
             self.ledger.left(key, before)
@@ -194,6 +194,7 @@ class MemoryStore:
             self._room.records[key] = record
             if record.counted:
                 self.ledger.entered(key, record)
+        self.unsettled.moved(key, record)
 
     def _told(self, key: StorageKey, record: Record, now: float) -> Record:
         return self.data_keys.told(key, replace(record, remaining=record.deadline - now))

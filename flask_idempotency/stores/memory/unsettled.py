@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import heapq
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
+from math import inf
 
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import OnLapse, Payload, Record, State
@@ -26,10 +29,11 @@ class MemoryUnsettled:
         self._put = put
         self._complete = complete
         self._told = told
+        self._not_completed: dict[StorageKey, Record] = {}
         self._turns: dict[StorageKey, float] = {}
 
     def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> Sheet:
-        return self._sheet(lambda record, now: _is_stale(record, min(horizon, now)), after, limit)
+        return self._sheet(self._not_completed, lambda record, now: _is_stale(record, min(horizon, now)), after, limit)
 
     def lapse(self, seen: Found, *, horizon: float) -> bool:
         with self._room.lock:
@@ -43,10 +47,10 @@ class MemoryUnsettled:
     def due(self, *, horizon: float, least: float, most: float, limit: int) -> Sequence[Found]:
         with self._room.lock:
             now = self._room.now()
-            quarantined = {k: r for k, r in self._room.records.items() if r.state is State.QUARANTINED}
-            self._turns = {key: turn for key, turn in self._turns.items() if key in quarantined}
-            turns = sorted((self._turns.get(key, record.deadline), key) for key, record in quarantined.items())
-            taken = [key for turn, key in turns if self._turns.get(key) is None or turn <= min(horizon, now)][:limit]
+            quarantined = {k: r for k, r in self._not_completed.items() if r.state is State.QUARANTINED}
+            waiting = sorted(quarantined, key=lambda key: self._turns.get(key, quarantined[key].deadline))
+            come = (key for key in waiting if self._turns.get(key, -inf) <= min(horizon, now))
+            taken = list(islice(come, limit))
             for key in taken:
                 self._turns[key] = now + min(max(now - quarantined[key].deadline, least), most)
             return [Found(key, self._told(key, quarantined[key], now)) for key in taken]
@@ -71,14 +75,15 @@ class MemoryUnsettled:
             return True
 
     def walk(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> Sheet:
+        records = self._room.records if state is State.COMPLETED else self._not_completed
         return self._sheet(
-            lambda record, now: record.state is state and not is_over(record, now), after, limit, tid=tid
+            records, lambda record, now: record.state is state and not is_over(record, now), after, limit, tid=tid
         )
 
     def standing(self) -> Standing:
         with self._room.lock:
             now = self._room.now()
-            records = self._room.records.values()
+            records = self._not_completed.values()
             processing = [record for record in records if record.state is State.PROCESSING]
             lapsed = [now - record.deadline for record in processing if record.deadline <= now]
             quarantined = [max(now - record.deadline, 0.0) for record in records if record.state is State.QUARANTINED]
@@ -91,12 +96,19 @@ class MemoryUnsettled:
             )
 
     def _sheet(
-        self, wanted: Callable[[Record, float], bool], after: bytes, limit: int, *, tid: bytes | None = None
+        self,
+        records: Mapping[StorageKey, Record],
+        wanted: Callable[[Record, float], bool],
+        after: bytes,
+        limit: int,
+        *,
+        tid: bytes | None = None,
     ) -> Sheet:
         with self._room.lock:
             now = self._room.now()
-            keys = sorted((key for key in self._room.records if key.rid > after), key=lambda key: key.rid)[: limit + 1]
-            met = ((key, self._room.records[key]) for key in keys[:limit] if tid in (None, key.tid))
+            left = (key for key in records if key.rid > after)
+            keys = heapq.nsmallest(limit + 1, left, key=lambda key: key.rid)
+            met = ((key, records[key]) for key in keys[:limit] if tid in (None, key.tid))
             found = tuple(Found(key, self._told(key, record, now)) for key, record in met if wanted(record, now))
             return Sheet(found, after=keys[limit - 1].rid if len(keys) > limit else None)
 
@@ -110,6 +122,16 @@ class MemoryUnsettled:
             seen.record.deadline,
         )
         return record if same else None
+
+    # What follows is called by the store, which holds the lock.
+
+    def moved(self, key: StorageKey, record: Record | None) -> None:
+        if record is None or record.state is State.COMPLETED:
+            self._not_completed.pop(key, None)
+            # Should it be quarantined anew, that is another question, and its first turn is at once.
+            self._turns.pop(key, None)
+        else:
+            self._not_completed[key] = record
 
 
 def _is_stale(record: Record, now: float) -> bool:

@@ -10,7 +10,9 @@ empty: every test works on keys of its own, and of tenants of its own. Times are
 coarsest a store may count in.
 
 A store that can do more than that subclasses more: `DataKeysContract` when it keeps data keys, `AnswersContract` when it
-can be walked through, `LedgerContract` when it counts.
+can be walked through, `LedgerContract` when it counts, `UnsettledContract` when others than owners may settle,
+`ExpiryContract` when it has to be cleared, `ChoreBookContract` when it knows its janitor. One that has data keys, a ledger
+and unsettled records subclasses `SettledContract` too: what others settle is counted and sealed as what owners do.
 """
 
 import pytest
@@ -25,6 +27,11 @@ pytest.register_assert_rewrite(
         f"{__name__}.{part}"
         for part in ("condemning", "counting", "erasing", "examples", "limiting", "recounting", "settling")
     ),
+    *(
+        f"{__name__}.{part}"
+        for part in ("expiring", "finding", "freeing", "noting_chores", "reaping", "settled_upkeep")
+    ),
+    *(f"{__name__}.{part}" for part in ("settling_for_others", "surveying", "taking_turns")),
 )
 
 from flask_idempotency.testing.clock import FrozenClock  # noqa: E402
@@ -32,18 +39,35 @@ from flask_idempotency.testing.contract.claiming import Claiming  # noqa: E402
 from flask_idempotency.testing.contract.condemning import Condemning  # noqa: E402
 from flask_idempotency.testing.contract.counting import Counting  # noqa: E402
 from flask_idempotency.testing.contract.erasing import DataKeysContract  # noqa: E402
+from flask_idempotency.testing.contract.expiring import ExpiryContract  # noqa: E402
 from flask_idempotency.testing.contract.fencing import Fencing  # noqa: E402
+from flask_idempotency.testing.contract.freeing import Freeing  # noqa: E402
 from flask_idempotency.testing.contract.keeping import Keeping  # noqa: E402
 from flask_idempotency.testing.contract.lapsing import Lapsing  # noqa: E402
 from flask_idempotency.testing.contract.limiting import Limiting  # noqa: E402
 from flask_idempotency.testing.contract.machine import Modelled  # noqa: E402
+from flask_idempotency.testing.contract.noting_chores import ChoreBookContract  # noqa: E402
 from flask_idempotency.testing.contract.owning import Owning  # noqa: E402
 from flask_idempotency.testing.contract.racing import Racing  # noqa: E402
+from flask_idempotency.testing.contract.reaping import Reaping  # noqa: E402
 from flask_idempotency.testing.contract.recounting import Recounted  # noqa: E402
+from flask_idempotency.testing.contract.settled_upkeep import SettledLedger, SettledSecrets  # noqa: E402
 from flask_idempotency.testing.contract.settling import Settling  # noqa: E402
+from flask_idempotency.testing.contract.settling_for_others import SettlingForOthers  # noqa: E402
+from flask_idempotency.testing.contract.surveying import Surveying  # noqa: E402
+from flask_idempotency.testing.contract.taking_turns import TakingTurns  # noqa: E402
 from flask_idempotency.testing.contract.walking import AnswersContract  # noqa: E402
 
-__all__ = ["AnswersContract", "DataKeysContract", "LedgerContract", "StoreContract"]
+__all__ = [
+    "AnswersContract",
+    "ChoreBookContract",
+    "DataKeysContract",
+    "ExpiryContract",
+    "LedgerContract",
+    "SettledContract",
+    "StoreContract",
+    "UnsettledContract",
+]
 
 
 class StoreContract(Claiming, Owning, Settling, Lapsing, Keeping, Fencing, Racing, Condemning, Modelled):
@@ -56,6 +80,22 @@ class StoreContract(Claiming, Owning, Settling, Lapsing, Keeping, Fencing, Racin
 
 class LedgerContract(Counting, Limiting, Recounted):
     """The specification of `flask_idempotency.engine.upkeep.Ledger`, and of claims with a quota. Override `store`."""
+
+    @pytest.fixture
+    def clock(self) -> FrozenClock:
+        return FrozenClock()
+
+
+class UnsettledContract(Reaping, TakingTurns, SettlingForOthers, Freeing, Surveying):
+    """The specification of `flask_idempotency.engine.unsettled.Unsettled`. Override `store`."""
+
+    @pytest.fixture
+    def clock(self) -> FrozenClock:
+        return FrozenClock()
+
+
+class SettledContract(SettledLedger, SettledSecrets):
+    """What `Unsettled` owes to the ledger and to the data keys of a store that has them. Override `store`."""
 
     @pytest.fixture
     def clock(self) -> FrozenClock:

@@ -1,0 +1,198 @@
+"""What is quarantined may be completed in its owner's place, by somebody who has asked elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from flask_idempotency.engine.errors import LeaseLost
+from flask_idempotency.engine.outcome import Replayed
+from flask_idempotency.engine.record import State
+from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.testing.clock import FrozenClock
+from flask_idempotency.testing.contract.examples import (
+    KEEP,
+    LEASE,
+    OTHER_PAYLOAD,
+    PAYLOAD,
+    Standing,
+    a_request,
+    a_token,
+    found,
+    granted,
+    near,
+    stand,
+)
+from flask_idempotency.testing.contract.finding import UnsettledStore, condemned, noticed, seen, stood
+from flask_idempotency.testing.contract.racing import ROUNDS, THREADS, at_once
+
+
+class SettlingForOthers:
+    """`settle`: from now on this is the answer, and the owner hears so."""
+
+    @pytest.mark.parametrize("how", ("held", "lapsed", "condemned"))
+    def test_what_is_quarantined_is_completed(self, store: UnsettledStore, clock: FrozenClock, how: str) -> None:
+        """Under the fresh token, with the fence and the story it had; and its life begins now."""
+        match how:
+            case "held":
+                quarantined, _ = stood(store, clock, "quarantined")
+            case "lapsed":
+                quarantined, _ = noticed(store, clock)
+            case _:
+                quarantined, _ = condemned(store, clock)
+        clock.advance(400 * 86400)
+        token = a_token()
+
+        assert store.unsettled.settle(quarantined, token=token, payload=OTHER_PAYLOAD, keep=KEEP)
+        record = found(store, quarantined.key)
+        assert (near(clock.now), near(clock.now + KEEP)) == (record.completed_at, record.deadline)
+        assert record == replace(
+            quarantined.record,
+            state=State.COMPLETED,
+            token=token,
+            payload=OTHER_PAYLOAD,
+            reason="",
+            completed_at=record.completed_at,
+            deadline=record.deadline,
+            remaining=record.remaining,
+        )
+        assert Replayed(record) == store.claim(a_request(quarantined.key), token=a_token(), lease=LEASE)
+
+    def test_an_answer_by_another_ends_as_any_other(self, store: UnsettledStore, clock: FrozenClock) -> None:
+        """Its key is free then."""
+        held, _ = stood(store, clock, "quarantined")
+        assert store.unsettled.settle(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        clock.advance(KEEP - 0.125)
+        assert isinstance(store.claim(a_request(held.key), token=a_token(), lease=LEASE), Replayed)
+        clock.advance(0.125)
+
+        assert granted(store.claim(a_request(held.key), token=a_token(), lease=LEASE)).fence > held.record.fence
+
+    @pytest.mark.parametrize("verb", ("complete", "renew", "release", "hold", "mark"))
+    def test_the_owner_has_lost_it(self, store: UnsettledStore, clock: FrozenClock, verb: str) -> None:
+        """It must not deliver another answer than everybody else gets, and changes nothing."""
+        held, token = stood(store, clock, "quarantined")
+        assert store.unsettled.settle(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        before = found(store, held.key)
+        writes: dict[str, Callable[[], None]] = {
+            "complete": lambda: store.complete(held.key, token, OTHER_PAYLOAD, keep=2 * KEEP),
+            "renew": lambda: store.renew(held.key, token, lease=LEASE),
+            "release": lambda: store.release(held.key, token),
+            "hold": lambda: store.hold(held.key, token, "who knows"),
+            "mark": lambda: store.mark(held.key, token),
+        }
+        with pytest.raises(LeaseLost):
+            writes[verb]()
+
+        assert before == found(store, held.key)
+
+    def test_a_repeated_settlement_is_done(self, store: UnsettledStore, clock: FrozenClock) -> None:
+        """With the same token, after a lost reply. What was stored first stays, and lives no longer."""
+        held, _ = stood(store, clock, "quarantined")
+        token = a_token()
+        assert store.unsettled.settle(held, token=token, payload=PAYLOAD, keep=KEEP)
+        before = found(store, held.key)
+
+        assert store.unsettled.settle(held, token=token, payload=OTHER_PAYLOAD, keep=10 * KEEP)
+        assert before == found(store, held.key)
+
+    def test_a_second_settlement_is_refused(self, store: UnsettledStore, clock: FrozenClock) -> None:
+        """By another token it is somebody else's: two resolvers may have heard different things."""
+        held, _ = stood(store, clock, "quarantined")
+        assert store.unsettled.settle(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        before = found(store, held.key)
+
+        for each in (held, Found(held.key, before)):
+            assert not store.unsettled.settle(each, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+        assert before == found(store, held.key)
+
+    @pytest.mark.parametrize("standing", ("in flight", "completed", "lapsed, takeover", "lapsed, quarantine"))
+    def test_what_is_not_quarantined_is_not_settled(
+        self, store: UnsettledStore, clock: FrozenClock, standing: Standing
+    ) -> None:
+        """Its owner may be at work, or is to be followed by a retry, or has said what came of it."""
+        other, _ = stood(store, clock, standing)
+
+        assert not store.unsettled.settle(other, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+        assert other.record == found(store, other.key)
+
+    @pytest.mark.parametrize("event", ("completed", "condemned", "released", "begun anew", "lapsed anew"))
+    def test_what_does_not_stand_as_it_was_seen_is_not_settled(
+        self, store: UnsettledStore, clock: FrozenClock, event: str
+    ) -> None:
+        """Its owner was faster, or it is quite another claim: what was asked about is no more."""
+        held, token = stood(store, clock, "quarantined")
+        if event in ("completed", "condemned"):
+            store.complete(held.key, token, PAYLOAD, keep=KEEP)
+            if event == "condemned":
+                store.condemn(held.key, PAYLOAD)
+        else:
+            store.release(held.key, token)
+            if event == "begun anew":
+                stand(store, clock, held.key, "in flight")
+            if event == "lapsed anew":
+                stand(store, clock, held.key, "quarantined")
+        before = store.read(held.key)
+
+        assert not store.unsettled.settle(held, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+        assert before == store.read(held.key)
+
+    def test_an_answer_whose_life_is_over_is_not_settled(self, store: UnsettledStore, clock: FrozenClock) -> None:
+        """Nothing is there by then, and nothing comes of it."""
+        held, token = stood(store, clock, "quarantined")
+        store.complete(held.key, token, PAYLOAD, keep=KEEP)
+        clock.advance(KEEP)
+
+        assert not store.unsettled.settle(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert store.read(held.key) is None
+
+    @pytest.mark.parametrize("keep", (0.0, -1.0, math.inf, math.nan))
+    def test_an_answer_by_another_without_an_end_is_refused(
+        self, store: UnsettledStore, clock: FrozenClock, keep: float
+    ) -> None:
+        """As its owner's would be."""
+        held, _ = stood(store, clock, "quarantined")
+        with pytest.raises(ValueError, match="duration"):
+            store.unsettled.settle(held, token=a_token(), payload=PAYLOAD, keep=keep)
+
+        assert held.record == found(store, held.key)
+
+    def test_of_many_who_settle_one_does(self, store: UnsettledStore, clock: FrozenClock) -> None:
+        """Each with an answer of its own, of which one is everybody's."""
+        for _ in range(ROUNDS):
+            held, _ = stood(store, clock, "quarantined")
+            answers = [replace(PAYLOAD, data=b"%d" % number) for number in range(THREADS)]
+            done = at_once(
+                *[
+                    lambda held=held, answer=answer: store.unsettled.settle(
+                        held, token=a_token(), payload=answer, keep=KEEP
+                    )
+                    for answer in answers
+                ]
+            )
+
+            assert [found(store, held.key).payload] == [
+                answer for answer, settled in zip(answers, done, strict=True) if settled
+            ]
+
+    def test_an_owner_and_another_do_not_both_settle(self, store: UnsettledStore, clock: FrozenClock) -> None:
+        """Whoever was first has said what everybody hears, and the other hears that it was not."""
+        for _ in range(ROUNDS):
+            held, token = stood(store, clock, "quarantined")
+
+            def finish(held: Found = held, token: bytes = token) -> bool:
+                try:
+                    store.complete(held.key, token, PAYLOAD, keep=KEEP)
+                except LeaseLost:
+                    return False
+                return True
+
+            def settle(held: Found = held) -> bool:
+                return store.unsettled.settle(held, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+
+            finished, settled = at_once(finish, settle)
+            assert finished is not settled
+            assert (PAYLOAD if finished else OTHER_PAYLOAD) == seen(store, held.key).record.payload
