@@ -117,6 +117,10 @@ class Engine:
             case Record() | None:
                 return Unknown(reason="lease-lost")
 
+    def read(self, key: StorageKey) -> Record | None:
+        """How this key stands, for people who look at it. Raises `CorruptRecord` for a record that cannot be read."""
+        return self._around.store.read(key)
+
     def condemn(self, replay: Replay, *, label: str) -> None:
         """Whoever was to give this answer again found that it cannot be given: quarantine its record, and tell."""
         self._around.observers(RecordCorrupt(label, replay.record.about.operation))
