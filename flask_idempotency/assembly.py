@@ -26,6 +26,7 @@ from flask_idempotency.engine.waiting import WaitingRoom
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.encryption import NO_DATA_KEYS
 from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.timed import TimedStore, Timing
 
 _FACTORY = re.compile(r"[\w.]+:\w+")
 _PORT = ("claim", "renew", "mark", "complete", "release", "hold", "read", "condemn")
@@ -58,8 +59,17 @@ class Built:
     health: Health | None = None
 
 
-def build(settings: Settings, *, observers: Observers, database: ApplicationDatabase | None = None) -> Built:
-    """What these settings describe. Raises `ConfigurationError` for a store that cannot be made."""
+def build(
+    settings: Settings,
+    *,
+    observers: Observers,
+    database: ApplicationDatabase | None = None,
+    timing: Timing | None = None,
+) -> Built:
+    """What these settings describe. `timing` hears of every call of the store.
+
+    Raises `ConfigurationError` for a store that cannot be made.
+    """
     system = build_store(settings.store, strategy=settings.claim_strategy, database=database)
     if settings.claim_strategy is not None and system is settings.store:
         raise ConfigurationError(
@@ -71,7 +81,7 @@ def build(settings: Settings, *, observers: Observers, database: ApplicationData
     data_keys = store.data_keys if isinstance(store, KeepsDataKeys) else None
     codec = _codec(settings, data_keys, store=type(system).__name__)
     around = Surroundings(
-        store=store,
+        store=store if timing is None else TimedStore(store, timing),
         codec=codec,
         renewer=LeaseRenewer(),
         waiting_room=WaitingRoom(settings.max_waiters),
@@ -108,6 +118,11 @@ def _codec(settings: Settings, data_keys: DataKeys | None, *, store: str) -> Cod
         sealing=settings.encryption != "off",
         plain_allowed=settings.encryption != "required",
     )
+
+
+def in_one_process(settings: Settings) -> bool:
+    """Whether no other process can see the records: they are in this one's memory."""
+    return isinstance(settings.store, MemoryStore) or urlsplit(str(settings.store)).scheme == "memory"
 
 
 def identities(settings: Settings) -> tuple[Identity, ...]:

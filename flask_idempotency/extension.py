@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flask import Blueprint, Flask
 
@@ -33,6 +33,10 @@ from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.hooks import Hooks
 from flask_idempotency.web.loaders import Loaders, check_counted
 from flask_idempotency.web.policies import Policies
+from flask_idempotency.web.watch import watch_of
+
+if TYPE_CHECKING:
+    from flask_idempotency.metrics import Meter  # needs a package that is optional
 
 EXTENSION = "idempotency"
 
@@ -113,8 +117,11 @@ class Idempotency:
     def _guard(self, app: Flask, settings: Settings) -> AppState:
         if not settings.enabled and not settings.may_be_joint:
             return AppState(settings, self._loaders)
-        observers = Observers([log_of(app.name), sender_for(app)])
-        built = build(settings, observers=observers, database=ApplicationDatabase(app))
+        meter = _meter(app, settings)
+        counting = [] if meter is None else [meter.event]
+        observers = Observers([log_of(settings.namespace), sender_for(app), *counting])
+        timing = None if meter is None else meter.call
+        built = build(settings, observers=observers, database=ApplicationDatabase(app), timing=timing)
         joint = built.engine.transactions is not None
         self._refuse_what_cannot_hold(settings, joint=joint)
         check_counted(self._loaders, settings.quota, counts=built.ledger is not None)
@@ -127,6 +134,7 @@ class Idempotency:
             loaders=self._loaders,
             observers=observers,
             counts=built.ledger is not None,
+            watch=watch_of(built, settings, observers),
         )
         hooks = Hooks(app, desk)
         if settings.enabled or joint:
@@ -199,6 +207,22 @@ class Idempotency:
         """The function that turns a problem into this application's own error format."""
         self._loaders.problem_renderer = renderer
         return renderer
+
+
+def _meter(app: Flask, settings: Settings) -> Meter | None:
+    """What counts for Prometheus. None: nobody asked for it, and then it costs nothing."""
+    if not settings.metrics:
+        return None
+    try:
+        from flask_idempotency.metrics import Meter
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "prometheus_client":
+            raise
+        raise ConfigurationError(
+            "IDEMPOTENCY_METRICS is True, and the prometheus_client package is not installed: "
+            "pip install 'flask-idempotency[metrics]'."
+        ) from error
+    return Meter(app, name=settings.namespace)
 
 
 def _look_at(schema: Schema) -> bool:

@@ -88,7 +88,11 @@ LINES: Mapping[type[Event], Line] = MappingProxyType(
         events.TenantErased: Line(logging.WARNING, "The answers of a tenant were erased by hand."),
         events.QuotaSet: Line(logging.WARNING, "The limits of a tenant were set by hand."),
         events.ChoreDone: Line(_by_work, "A chore has run.", (logging.DEBUG, logging.INFO, logging.WARNING)),
-        events.JanitorMissing: Line(logging.WARNING, "No janitor has reported for two intervals."),
+        events.JanitorMissing: Line(
+            logging.WARNING,
+            "No janitor has reported for two intervals: run `celery -A flask_idempotency.janitor worker -B`, or have cron call "
+            "`flask idempotency reap` and `expire` and set IDEMPOTENCY_HEARTBEAT_EVERY to how often, or to None for none.",
+        ),
     }
 )
 """Every event and its line."""

@@ -10,6 +10,7 @@ from flask_idempotency.engine.key import Identity
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.loaders import Loaders
 from flask_idempotency.web.policies import Policies
+from flask_idempotency.web.watch import Watch
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -27,3 +28,5 @@ class Desk:
     observers: Observers
     counts: bool = False
     """Whether the store can count what each tenant has."""
+    watch: Watch | None = None
+    """None: no janitor is expected."""

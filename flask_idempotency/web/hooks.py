@@ -147,6 +147,8 @@ class Hooks:
             visit.phase in (Phase.UNKEYED, Phase.UNPROTECTED) or (visit.phase is Phase.NEW and visit.reached)
         ):
             self._guard.rows.unclaimed(visit, response)
+        if visit.client_key and self._desk.watch is not None:
+            self._desk.watch.look()
 
     def teardown(self, visit: Visit, error: BaseException | None) -> None:
         """Settle what nothing else has settled. Runs twice for some streams, and for every popped copy of the context."""

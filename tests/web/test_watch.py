@@ -1,0 +1,202 @@
+"""The application notices that no janitor comes, at the price of one question now and then."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from flask import Flask
+
+from flask_idempotency import Idempotency
+from flask_idempotency.assembly import in_one_process
+from flask_idempotency.engine.chores import Entry
+from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.events import Event, JanitorMissing
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.web.watch import Watch
+from tests.web.apps import FaultyMemory
+
+EVERY = 30.0
+
+
+class CountedBook:
+    """A chore book that counts how often it is looked into, and may be out of reach."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._book = store.chores
+        self.note = store.chores.note
+        self.now = store.chores.now
+        self.take = store.chores.take
+        self.give_back = store.chores.give_back
+        self.looks = 0
+        self.error: Exception | None = None
+
+    def last(self) -> Mapping[str, Entry]:
+        self.looks += 1
+        if self.error is not None:
+            raise self.error
+        return self._book.last()
+
+
+class Shared(FaultyMemory):
+    """A store that other processes can see, as far as anybody can tell."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.chores = CountedBook(store)
+
+
+@dataclass
+class Watched:
+    """A watch, its clocks, and what it told."""
+
+    clock: FrozenClock
+    book: CountedBook
+    watch: Watch
+    told: list[Event] = field(default_factory=list)
+
+    def look_after(self, seconds: float) -> int:
+        """How much was told so far, once so many seconds have passed and a request has ended."""
+        self.clock.advance(seconds)
+        self.watch.look()
+        return len(self.told)
+
+
+@pytest.fixture
+def watched() -> Watched:
+    clock = FrozenClock()
+    book, told = CountedBook(MemoryStore(clock)), list[Event]()
+    return Watched(clock, book, Watch(book, told.append, every=EVERY, monotonic=clock), told)
+
+
+def test_nothing_is_asked_before_two_intervals_are_over(watched: Watched) -> None:
+    """
+    Counted from the process's first keyed request: the janitor may be starting as we are.
+    """
+    told = [watched.look_after(seconds) for seconds in (1000, 0, 30, 29.9)]
+
+    assert ([0, 0, 0, 0], 0) == (told, watched.book.looks)
+
+
+def test_that_nobody_ever_came_is_told_once(watched: Watched) -> None:
+    """
+    With how long it has been watched for; and the question is asked once in two intervals, not at each request.
+    """
+    told = [watched.look_after(seconds) for seconds in (0, 61, 1, 1, 61, 61)]
+
+    assert ([0, 1, 1, 1, 1, 1], 3) == (told, watched.book.looks)
+    assert [JanitorMissing("", "", seconds=61)] == watched.told
+
+
+@pytest.mark.parametrize("chore", ("heartbeat", "reap", "expire"))
+def test_any_chore_says_that_somebody_comes(watched: Watched, chore: str) -> None:
+    """
+    Who sweeps by cron has no heartbeat.
+    """
+    watched.look_after(0)
+    watched.clock.advance(1)
+    watched.book.note(chore, "{}")
+
+    assert 0 == watched.look_after(60)
+
+
+def test_a_silence_after_a_report_is_told_anew(watched: Watched) -> None:
+    """
+    With how long it has lasted. In between there is nothing to tell.
+    """
+    watched.look_after(0)
+    first = watched.look_after(61)
+    watched.book.note("reap", "{}")
+    back = watched.look_after(60)
+    again = watched.look_after(60)
+
+    assert (1, 1, 2) == (first, back, again)
+    assert JanitorMissing("", "", seconds=120) == watched.told[-1]
+
+
+@pytest.mark.parametrize("error", (StoreUnavailable("away"), RuntimeError("a bug in a store")))
+def test_a_question_that_fails_disturbs_nobody(
+    watched: Watched, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    It is asked again after as long, and nothing is concluded from it.
+    """
+    watched.look_after(0)
+    watched.book.error = error
+    with caplog.at_level(logging.DEBUG, logger="flask_idempotency"):
+        told = [watched.look_after(61), watched.look_after(1)]
+
+    assert ([0, 0], 1) == (told, watched.book.looks)
+    assert [f"whether a janitor comes is not known ({type(error).__name__})"] == caplog.messages
+    watched.book.error = None
+    assert 1 == watched.look_after(60)
+
+
+def an_app(store: Any, **config: Any) -> Flask:
+    app = Flask("shop")
+    app.config.update(IDEMPOTENCY_SECRET="s", IDEMPOTENCY_STORE=store, **config)
+    Idempotency(app)
+    app.post("/")(lambda: "paid")
+    return app
+
+
+def post(app: Flask, key: str | None) -> None:
+    app.test_client().post("/", headers={} if key is None else {"Idempotency-Key": key})
+
+
+def test_a_keyed_request_looks_when_it_ends_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    New, replayed or refused; the warning says what to do.
+    """
+    clock = FrozenClock()
+    monkeypatch.setattr(Watch.__init__, "__kwdefaults__", {"monotonic": clock})
+    store = Shared(MemoryStore(clock))
+    app = an_app(store)
+    looks = []
+    for key in ("a", None, "b", None, "b", "not\tone"):
+        post(app, key)
+        looks.append(store.chores.looks)
+        clock.advance(61)
+
+    assert [0, 0, 1, 1, 2, 2] == looks
+    assert ["janitor worker -B" in line for line in caplog.messages if "No janitor" in line] == [True]
+
+
+@pytest.mark.parametrize(
+    ("store", "config"),
+    (
+        (MemoryStore(), {}),
+        ("memory://", {}),
+        (FaultyMemory(MemoryStore()), {}),
+        (Shared(MemoryStore()), {"IDEMPOTENCY_HEARTBEAT_EVERY": None}),
+    ),
+    ids=("memory", "memory-url", "no-chore-book", "no-janitor-expected"),
+)
+def test_where_no_janitor_can_come_or_is_expected_nobody_watches(
+    store: Any, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A process's own memory is seen by no other, and some stores keep no book.
+    """
+    made: list[object] = []
+    monkeypatch.setattr(Watch, "look", made.append)
+    app = an_app(store, **config)
+    app.testing = True
+    post(app, "k")
+
+    assert [] == made
+
+
+def test_what_is_in_one_process_is_told_by_its_store() -> None:
+    """
+    The object and the URL alike.
+    """
+    states = [an_app(store).extensions["idempotency"] for store in ("memory://", MemoryStore(), Shared(MemoryStore()))]
+
+    assert [True, True, False] == [in_one_process(state.settings) for state in states]
