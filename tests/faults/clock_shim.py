@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import pytest
 
@@ -75,10 +75,23 @@ def clock_shim(clock_folder: Path) -> Path:
     return compiled(clock_folder)
 
 
+class MakeWallClock(Protocol):
+    def __call__(self) -> WallClock: ...
+
+
+@pytest.fixture(scope="session")
+def make_wall_clock(clock_shim: Path, clock_folder: Path) -> MakeWallClock:
+    """Clocks for servers that outlive a test."""
+
+    def make() -> WallClock:
+        descriptor, name = tempfile.mkstemp(dir=clock_folder)
+        os.close(descriptor)
+        return WallClock(clock_shim, Path(name))
+
+    return make
+
+
 @pytest.fixture
-def wall_clock(clock_shim: Path, clock_folder: Path) -> Iterator[WallClock]:
+def wall_clock(make_wall_clock: MakeWallClock) -> WallClock:
     """A clock for the servers of this test: start them with its `environment`."""
-    descriptor, name = tempfile.mkstemp(dir=clock_folder)
-    os.close(descriptor)
-    yield WallClock(clock_shim, Path(name))
-    os.unlink(name)
+    return make_wall_clock()
