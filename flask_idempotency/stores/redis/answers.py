@@ -15,7 +15,7 @@ from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.record import decode, payload_bytes, tid_of
 from flask_idempotency.stores.redis.scan import BATCH, Scan
 from flask_idempotency.stores.redis.server import Server, corrupt
-from flask_idempotency.stores.redis.shelf import refused_for_want_of_a_key, told
+from flask_idempotency.stores.redis.shelf import Erasures, refused_for_want_of_a_key
 
 BATCH_BYTES = 1 << 20
 """Read in one go: less than a millisecond of a server's time. A longer answer is read alone."""
@@ -36,14 +36,16 @@ class RedisAnswers:
         names, following = self._scan.page(layout.records_of(tid), after=after, count=min(limit, BATCH))
 
         def is_wanted(answer: Answer) -> bool:
-            return (
-                answer.record.remaining > 0
-                and tid in (None, answer.key.tid)
-                and (other_than is None or _kid(answer.record) != other_than)
-            )
+            return _is_live(answer, tid) and (other_than is None or _kid(answer.record) != other_than)
 
         wanted = [glanced for glanced in self._glanced(names) if is_wanted(glanced.answer)]
         return Page(tuple(self._told(filter(is_wanted, self._whole(wanted)))), after=following)
+
+    def glance(self, *, after: bytes, limit: int, tid: bytes | None) -> Page:
+        """As `walk`, without the bytes of any answer: they are empty."""
+        names, following = self._scan.page(layout.records_of(tid), after=after, count=min(limit, BATCH))
+        answers = (glanced.answer for glanced in self._glanced(names))
+        return Page(tuple(self._told(answer for answer in answers if _is_live(answer, tid))), after=following)
 
     def replace(self, key: StorageKey, old: Payload, new: Payload) -> bool:
         keys = layout.keys(key)
@@ -86,12 +88,9 @@ class RedisAnswers:
                     yield answer
 
     def _told(self, answers: Iterable[Answer]) -> Iterator[Answer]:
-        erasures = dict[bytes, bytes | None]()
+        erasures = Erasures(self._server)
         for answer in answers:
-            tid = answer.key.tid
-            if tid not in erasures:
-                erasures[tid] = self._server.ask("HGET", layout.data_keys(tid), layout.FIELDS["SHRED"])
-            yield Answer(answer.key, told(answer.record, erasures[tid]))
+            yield Answer(answer.key, erasures.told(answer.key.tid, answer.record))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +125,10 @@ def _answer(key: bytes, data: bytes, now: int) -> Answer | None:
     if rid is None or record.state is not State.COMPLETED:
         return None
     return Answer(StorageKey(rid, tid_of(data)), record)
+
+
+def _is_live(answer: Answer, tid: bytes | None) -> bool:
+    return answer.record.remaining > 0 and tid in (None, answer.key.tid)
 
 
 def _is_wiped(record: Record) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
@@ -28,10 +29,21 @@ CACHE_SECONDS = 0.05
 worker must not lose a second by it; one that is slower than this is slower than the system of record."""
 
 
+T = TypeVar("T")
+Command: TypeAlias = Sequence[bytes | str | int]
+
+
 class Line(Protocol):
     """Sends one command and returns what came back, in bytes. Repeats it when the answer was lost."""
 
     def __call__(self, *command: bytes | str | int) -> Any: ...
+
+    def together(self, commands: Sequence[Command]) -> list[Any]:
+        """Sends several in one go and returns what came back of each; what the server refused is there as an exception.
+
+        They are not one step: others' come in between, and some may be done when this raises.
+        """
+        ...
 
 
 class OwnLine:
@@ -45,14 +57,32 @@ class OwnLine:
         self._pool = client.connection_pool
 
     def __call__(self, *command: bytes | str | int) -> Any:
-        connection: Any = self._pool.get_connection()
-
-        def ask() -> Any:
+        def ask(connection: Any) -> Any:
             connection.send_packed_command(connection.pack_command(*command))
             return connection.read_response(disable_decoding=True)
 
+        return self._on_some_connection(ask)
+
+    def together(self, commands: Sequence[Command]) -> list[Any]:
+        def answer(connection: Any) -> Any:
+            try:
+                return connection.read_response(disable_decoding=True)
+            except redis.exceptions.ResponseError as error:
+                if _demoted(error):
+                    raise
+                return error
+
+        def ask(connection: Any) -> list[Any]:
+            connection.send_packed_command(connection.pack_commands(commands))
+            return [answer(connection) for _ in commands]
+
+        return self._on_some_connection(ask) if commands else []
+
+    def _on_some_connection(self, ask: Callable[[Any], T]) -> T:
+        connection: Any = self._pool.get_connection()
         try:
-            return connection.retry.call_with_retry(ask, lambda _: connection.disconnect())
+            told: T = connection.retry.call_with_retry(lambda: ask(connection), lambda _: connection.disconnect())
+            return told
         except redis.exceptions.ResponseError as error:
             if _demoted(error):
                 # Behind a name or a proxy the next connection finds the new primary; these never would.
@@ -83,6 +113,13 @@ class BorrowedLine:
     def __call__(self, *command: bytes | str | int) -> Any:
         # With decode_responses=True a client would take a record for text. This asks for the bytes.
         return self._client.execute_command(*command, NEVER_DECODE=True)
+
+    def together(self, commands: Sequence[Command]) -> list[Any]:
+        with self._client.pipeline(transaction=False) as pipeline:
+            for command in commands:
+                pipeline.execute_command(*command, NEVER_DECODE=True)
+            told: list[Any] = pipeline.execute(raise_on_error=False)
+            return told
 
 
 def make_client(url: str) -> redis.Redis:
@@ -147,6 +184,11 @@ class Errors:
         self.no_script: type[Exception] = names.NoScriptError
         self.refused: type[Exception] = names.ResponseError
         self.down: type[Exception] = names.ClusterDownError
+
+    def will_not_tell(self, error: Exception) -> bool:
+        """Whether the server understood the question and refuses to answer it, now and later."""
+        down = isinstance(error, self.down) or str(error).startswith("BUSY ")
+        return isinstance(error, self.refused) and not down
 
 
 def _library_of(client: Any) -> Any:

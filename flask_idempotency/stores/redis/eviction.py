@@ -33,7 +33,7 @@ class Eviction:
             _log.warning("Redis does not answer (%s): requests with a key get 503 until it does", type(error).__name__)
             return
         if policy is not None:
-            raise ConfigurationError(f"IDEMPOTENCY_STORE: {_remedy(policy)}")
+            raise ConfigurationError(f"IDEMPOTENCY_STORE: {told(policy)}")
 
     def refuse_claims(self) -> None:
         """Raises `StoreUnavailable` for as long as it evicts or cannot be asked, and logs the former once."""
@@ -45,14 +45,14 @@ class Eviction:
             return
         if not self._reported:
             self._reported = True
-            _log.error("Requests with a key get 503: %s", _remedy(policy))
+            _log.error("Requests with a key get 503: %s", told(policy))
         raise StoreUnavailable(f"this Redis evicts: it has maxmemory-policy {policy}")
 
     def _evicting_policy(self) -> str | None:
         try:
             policy = self._client.info("memory").get("maxmemory_policy")
         except self._errors.refused as error:
-            if isinstance(error, self._errors.down) or str(error).startswith("BUSY "):
+            if not self._errors.will_not_tell(error):
                 raise
             policy = None
         if policy is None:
@@ -63,7 +63,8 @@ class Eviction:
         return None
 
 
-def _remedy(policy: str) -> str:
+def told(policy: str) -> str:
+    """What is wrong with this policy, and what to do about it."""
     return (
         f"this Redis has maxmemory-policy {policy}: it may forget that a payment was made, which then runs again. "
         "Set maxmemory-policy to noeviction, or use a Redis of its own for this."

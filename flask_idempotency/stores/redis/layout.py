@@ -2,7 +2,8 @@
 
     idm1:{p02b0}:r:<rid>    the record: one string, see `record.py`
     idm1:{p02b0}:i          sorted set: records in flight, by the end of their lease in milliseconds
-    idm1:{p02b0}:z          sorted set: quarantined records, by when they were, in milliseconds
+    idm1:{p02b0}:z          sorted set: quarantined records, by when a resolver is to be asked about them next, in
+                            milliseconds: first when they were quarantined, or when their lease ended if that was before
     idm1:{p02b0}:m          hash: what the whole partition must remember; see below
     idm1:{p02b0}:f:<tid>    sorted set: the tenant's counted records that are in flight, by the end of their lease in
                             milliseconds, and those that are quarantined, by 0
@@ -11,6 +12,8 @@
     idm1:{p02b0}:c:<rid>    a cached answer of another store, see `replays.py`; these may be lost. The store's identity
                             is mixed into this rid, see `stores/tiered.py`
     idm1:{p02b0}:e:<tid>    when the tenant's cached answers were erased, by the cache's clock in microseconds
+    idm1:{chores}:n         hash: of each chore `microseconds report`, when it was last written down and what it said
+    idm1:{chores}:l:<name>  who has this chore and until when: `microseconds token`
 
 All keys of one record share their hash tag, so that a script may touch them on Redis Cluster. Nothing that a client
 sent is in one: `rid` and `tid` are keyed digests, written in base64 for URLs: in base32 Python
@@ -81,7 +84,12 @@ def name(keys: Keys) -> bytes:
 
 def record(tid: bytes, name: bytes) -> bytes:
     """The record that the indexes of this tenant's partition call so."""
-    return _prefix(tid) + b"r:" + name
+    return record_in(number(tid), name)
+
+
+def record_in(partition: int, name: bytes) -> bytes:
+    """The record that the indexes of this partition call so."""
+    return _beginning(partition) + b"r:" + name
 
 
 def rid(record: bytes) -> bytes | None:
@@ -99,9 +107,19 @@ def partition(key: bytes) -> bytes:
     return key[: key.find(b"}")]
 
 
+def number(tid: bytes) -> int:
+    """Which partition the tenant's records are in."""
+    return int.from_bytes(tid[:2], "big") % PARTITIONS
+
+
 def indexes(tid: bytes) -> tuple[bytes, bytes]:
     """Of the tenant's partition: records in flight, and quarantined ones."""
-    prefix = _prefix(tid)
+    return indexes_in(number(tid))
+
+
+def indexes_in(partition: int) -> tuple[bytes, bytes]:
+    """Of this partition: records in flight, and quarantined ones."""
+    prefix = _beginning(partition)
     return prefix + b"i", prefix + b"z"
 
 
@@ -150,8 +168,21 @@ def replays_of(tid: bytes) -> bytes:
     return _prefix(tid) + b"c:*"
 
 
+NOTES: Final = b"idm1:{chores}:n"
+"""What was written down of chores."""
+
+
+def lock(chore: str) -> bytes:
+    """Who has this chore."""
+    return b"idm1:{chores}:l:" + chore.encode()
+
+
 def _prefix(tid: bytes) -> bytes:
-    return b"idm1:{p%04x}:" % (int.from_bytes(tid[:2], "big") % PARTITIONS)
+    return _beginning(number(tid))
+
+
+def _beginning(partition: int) -> bytes:
+    return b"idm1:{p%04x}:" % partition
 
 
 def _text(data: bytes) -> bytes:

@@ -43,7 +43,8 @@ _HEADER = Struct(">B16s7sB17s6s6s5sH16s3s")
 _TID = slice(61, 61 + TID_BYTES)
 _SHORT = [bytes((number,)) for number in range(128)]
 _STATES = {1: State.PROCESSING, 2: State.COMPLETED, 3: State.QUARANTINED}
-_NUMBERS = {state: number for number, state in _STATES.items()}
+NUMBERS = {state: number for number, state in _STATES.items()}
+"""Of states, as scripts are told of them."""
 
 
 def about_bytes(about: About) -> bytes:
@@ -117,7 +118,7 @@ def _encode(record: Record, tid: bytes) -> bytes:
         if record.state is State.COMPLETED and deadline < requested + duration:
             raise ValueError("a life that ends before it began does not fit")
     takeover = record.on_lapse is OnLapse.TAKEOVER
-    first = _FORMAT << 5 | _NUMBERS[record.state] << 3 | takeover << 2 | success << 1 | record.counted
+    first = _FORMAT << 5 | NUMBERS[record.state] << 3 | takeover << 2 | success << 1 | record.counted
     about = about_bytes(record.about)
     header = _HEADER.pack(
         first,

@@ -31,6 +31,11 @@ REMEMBERED_MS = 90 * 86_400_000
 """For how long it is known when a tenant was erased: as long as an answer may be kept that was on its way then."""
 
 _SUM_BYTES = 4
+_FENCE_BYTES = 7
+_WITHDRAWN_BYTES = 24
+"""As much of a record as ends with its fence: shorter than any record."""
+_ENDLESS = (1 << 52).to_bytes(7, "big")
+"""Microseconds, by every clock in the future, and exact in Lua."""
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -65,6 +70,8 @@ class RedisReplays:
         match self._guarded(self._look, names):
             case [int(now)]:
                 return Missed(at=now)
+            case [int(now), int(), bytes(sealed)] if len(sealed) == _WITHDRAWN_BYTES:
+                return Missed(at=now)
             case [int(now), int(left), bytes(sealed)]:
                 try:
                     return replace(_opened(key, sealed), remaining=left / 1_000_000)
@@ -89,12 +96,26 @@ class RedisReplays:
     def forget(self, key: StorageKey) -> None:
         self._guarded(self._drop, layout.replay(key))
 
+    def withdraw(self, key: StorageKey, *, fence: int) -> bool:
+        """From now on nothing is replayed of what this key was answered under this fence, or a lower one.
+
+        Nor is what a system of record has told until now, and is still on its way to be kept. False: it did not answer.
+        """
+        return bool(self._guarded(self._withdraw, layout.replay(key), fence))
+
     def erase(self, tid: bytes) -> bool:
         """From now on nothing is replayed that was kept for this tenant so far. False: it did not answer.
 
         Nor is what a system of record has told until now, and is still on its way to be kept.
         """
         return bool(self._guarded(self._erase, tid))
+
+    def _withdraw(self, name: bytes, fence: int) -> bool:
+        try:
+            self._line("SET", name, _withdrawn(fence), "PX", REMEMBERED_MS)
+        except self._errors.refused:
+            return False
+        return True
 
     def _erase(self, tid: bytes) -> bool:
         self._run(scripts.ERASE, (layout.erasure(tid),), REMEMBERED_MS)
@@ -154,6 +175,11 @@ def _sealed(key: StorageKey, record: Record) -> bytes:
         raise ValueError("only what is completed may be replayed")
     data = encode(record, tid=key.tid)
     return data + _sum(key, data)
+
+
+def _withdrawn(fence: int) -> bytes:
+    """An entry in the place of an answer: nothing to replay, but of a fence that the answer is too old for."""
+    return _ENDLESS * 2 + bytes(_WITHDRAWN_BYTES - _FENCE_BYTES) + (fence + 1).to_bytes(_FENCE_BYTES, "big")
 
 
 def _opened(key: StorageKey, sealed: bytes) -> Record:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from flask_idempotency.engine.clock import Clock
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
-from flask_idempotency.stores.redis.client import BorrowedLine, Errors, Line, OwnLine
+from flask_idempotency.stores.redis import layout, scripts
+from flask_idempotency.stores.redis.client import BorrowedLine, Command, Errors, Line, OwnLine
 from flask_idempotency.stores.redis.scripts import Script
+
+
+class Call(NamedTuple):
+    """One run of a script. The time goes before its arguments."""
+
+    keys: Sequence[bytes]
+    arguments: Sequence[bytes | int] = ()
 
 
 class Server:
@@ -25,8 +33,7 @@ class Server:
 
     def run(self, script: Script, keys: Sequence[bytes], *arguments: bytes | int) -> Any:
         """What this script returns. Its first argument is the time."""
-        told = self._clock()
-        rest = (len(keys), *keys, b"" if told is None else round(told * 1_000_000), *arguments)
+        rest = self._rest(Call(keys, arguments))
         try:
             try:
                 return self._line("EVALSHA", script.sha, *rest)
@@ -35,6 +42,25 @@ class Server:
                 return self._line("EVAL", script.text, *rest)
         except self.errors.unavailable as error:
             raise self._told(error) from error
+
+    def run_all(self, script: Script, calls: Sequence[Call]) -> list[Any]:
+        """What this script returns of each of these. Sent together; they are not one step, and may be of many slots."""
+        rests = [self._rest(call) for call in calls]
+        told = self._together([("EVALSHA", script.sha, *rest) for rest in rests])
+        missed = [at for at, answer in enumerate(told) if isinstance(answer, self.errors.no_script)]
+        # All of them in full: on a Cluster each may be for another node.
+        again = self._together([("EVAL", script.text, *rests[at]) for at in missed])
+        for at, answer in zip(missed, again, strict=True):
+            told[at] = answer
+        return self._checked(told)
+
+    def now(self) -> float:
+        """Seconds since the epoch: of a Cluster, by the node that keeps the notes on chores."""
+        return int(self.run(scripts.CLOCK, (layout.NOTES,))) / 1_000_000
+
+    def ask_all(self, commands: Sequence[Command]) -> list[Any]:
+        """What each of these commands returns. They are sent together, and are not one step."""
+        return self._checked(self._together(commands))
 
     def ask(self, *command: bytes | str | int) -> Any:
         """What this command returns."""
@@ -55,6 +81,25 @@ class Server:
             raise self._told(error) from error
         # A Cluster's client tells of every node that it was to ask: here of one.
         return int(next(iter(after.values())) if isinstance(after, dict) else after), keys
+
+    def _rest(self, call: Call) -> tuple[bytes | str | int, ...]:
+        told = self._clock()
+        now = b"" if told is None else round(told * 1_000_000)
+        return (len(call.keys), *call.keys, now, *call.arguments)
+
+    def _together(self, commands: Sequence[Command]) -> list[Any]:
+        if not commands:
+            return []
+        try:
+            return self._line.together(commands)
+        except self.errors.unavailable as error:
+            raise self._told(error) from error
+
+    def _checked(self, told: list[Any]) -> list[Any]:
+        for error in told:
+            if isinstance(error, Exception):
+                raise self._told(error) from error
+        return told
 
     def _told(self, error: Exception) -> Exception:
         if "WRONGTYPE" in str(error):

@@ -100,6 +100,21 @@ class RedisShelf:
         return now, store, dict(zip(told[::2], told[1::2], strict=True))
 
 
+class Erasures:
+    """What the erasures of tenants mean for records, each looked up once."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._known = dict[bytes, bytes | None]()
+
+    def told(self, tid: bytes, record: Record) -> Record:
+        if record.payload is None:
+            return record
+        if tid not in self._known:
+            self._known[tid] = self._server.ask("HGET", layout.data_keys(tid), _SHRED)
+        return told(record, self._known[tid])
+
+
 def told(record: Record, erasure: bytes | None) -> Record:
     """This record, with what its tenant's erasure means for it."""
     if erasure is None or record.payload is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from flask_idempotency.engine.clock import Clock, store_time
@@ -10,13 +9,15 @@ from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.key import TID_BYTES, StorageKey
 from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, OverQuota, Replayed, Unknown
 from flask_idempotency.engine.ports import StoreOutcome
-from flask_idempotency.engine.quota import Quota, bucket_width_ms
+from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import OnLapse, Payload, Record, State
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.answers import RedisAnswers
+from flask_idempotency.stores.redis.chores import RedisChores, RedisExpiry
 from flask_idempotency.stores.redis.client import make_client
+from flask_idempotency.stores.redis.completion import completion
 from flask_idempotency.stores.redis.eviction import Eviction
 from flask_idempotency.stores.redis.ledger import RedisLedger, limits_of
 from flask_idempotency.stores.redis.record import (
@@ -31,9 +32,8 @@ from flask_idempotency.stores.redis.record import (
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.server import Server, corrupt
 from flask_idempotency.stores.redis.shelf import RedisShelf, refused_for_want_of_a_key, told
+from flask_idempotency.stores.redis.unsettled import RedisUnsettled
 
-# An application keeps its answers for a few lengths of time, again and again.
-_width_ms = lru_cache(maxsize=64)(bucket_width_ms)
 _SIZES = TOKEN_BYTES, FINGERPRINT_BYTES, TID_BYTES
 
 
@@ -57,6 +57,9 @@ class RedisStore:
         self.ledger = RedisLedger(self._server)
         self.data_keys = RedisShelf(self._server)
         self.answers = RedisAnswers(self._server)
+        self.unsettled = RedisUnsettled(self._server, self.answers)
+        self.expiry = RedisExpiry()
+        self.chores = RedisChores(self._server)
 
     def check(self) -> None:
         """Raises `ConfigurationError` when this Redis may evict records.
@@ -113,9 +116,7 @@ class RedisStore:
         _settled(self._run(scripts.MARK, key, token))
 
     def complete(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> None:
-        number = 0 if payload.sealed_by is None else payload.sealed_by.number
-        facts = int(payload.success), payload.status, payload_bytes(payload), number
-        _settled(self._run(scripts.COMPLETE, key, token, microseconds(keep), *facts, _width_ms(keep)))
+        _settled(self._run(scripts.COMPLETE, key, token, *completion(payload, keep=keep)))
 
     def release(self, key: StorageKey, token: bytes) -> None:
         answer = self._run(scripts.RELEASE, key, token)

@@ -1,4 +1,4 @@
--- Stores what came of the work, once. Ends in counted_completion.lua for a record that is counted.
+-- Stores what came of the work, once. Goes on in completing.lua.
 --
 -- ARGV: 3 token, 4 keep in microseconds, 5 '1' for success, 6 status, 7 byte size, seal and payload, 8 number of the data
 --   key that it is sealed with, '0' for none, 9 width of a bucket in ms
@@ -6,31 +6,12 @@
 
 local name, token, keep, succeeded, status, payload, key_number, width =
   ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5] == '1', tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9])
-local LONGEST_DURATION = 2 ^ 40 - 1
 
 local record, refused = owned(token)
 if not record then
   return refused
 end
 if record.state == COMPLETED then
-  return 'DONE'
-end
-local no_key = key_refused(record, key_number)
-if no_key then
-  return no_key
-end
--- Up, so that nothing ends before its time. What ends in one bucket ends with it, and is not counted down one by one.
-local unit = record.counted and width or 1
--- From the claim where the clock was set back since: a life that ends before it began is taken for damage.
-local deadline = math.ceil((math.max(now, requested(record) * 1000) + keep) / (unit * 1000)) * unit
--- A clock that was set back would make it negative.
-local duration = math.min(math.max(math.floor(now / 1000) - requested(record), 0), LONGEST_DURATION)
-local first = first_byte(COMPLETED, record.takeover, succeeded, record.counted)
-local bytes = rewritten(record, first, deadline, digits(duration, 5) .. digits(status, 2), payload)
-local ttl = decimal(math.ceil(deadline - now / 1000) + AFTERLIFE)
-if not record.counted then
-  leave_indexes(record, name)
-  redis.call('SET', KEYS[1], bytes, 'PX', ttl)
   return 'DONE'
 end
 
