@@ -19,10 +19,13 @@ from sqlalchemy.sql.elements import CompilerElement
 
 from flask_idempotency.stores.sql import (
     answer_statements,
+    chore_statements,
     completions,
+    expiry_statements,
     key_statements,
     ledger_statements,
     statements,
+    unsettled_statements,
 )
 from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL, SQLITE
 
@@ -30,7 +33,16 @@ SNAPSHOTS = Path(__file__).parent / "snapshots"
 DRIVERS: dict[str, Callable[[], Driver]] = {POSTGRESQL: PGDialect_psycopg, SQLITE: SQLiteDialect_pysqlite}
 
 BOTH, ONLY_POSTGRESQL, ONLY_SQLITE = (POSTGRESQL, SQLITE), (POSTGRESQL,), (SQLITE,)
-MODULES = (statements, completions, answer_statements, key_statements, ledger_statements)
+MODULES = (
+    statements,
+    completions,
+    answer_statements,
+    key_statements,
+    ledger_statements,
+    unsettled_statements,
+    expiry_statements,
+    chore_statements,
+)
 PARTS = {"is_answer", "may_be_sealed"}
 """What several statements share."""
 Made: TypeAlias = Callable[..., Any]
@@ -59,11 +71,13 @@ def named() -> dict[str, tuple[Made, tuple[str, ...]]]:
     for module in MODULES:
         folder = "" if module is statements else f"{module.__name__.rpartition('.')[2].removesuffix('_statements')}_"
         for made in public(module):
-            if made is not completions.complete:
+            if made not in (completions.complete, completions.settle):
                 found[f"{folder}{made.__name__}"] = made, NOT_ON_BOTH.get(made, BOTH)
     for form in FORMS:
         options: dict[str, Any] = dict.fromkeys(form, True)
         found["_".join(("complete", *form))] = partial(completions.complete, **options), BOTH
+        if "tells" not in form:
+            found["_".join(("settle", *form))] = partial(completions.settle, **options), BOTH
     return found
 
 

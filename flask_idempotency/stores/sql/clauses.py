@@ -21,6 +21,7 @@ from sqlalchemy import (
     bindparam,
     case,
     exists,
+    func,
     literal_column,
     null,
     or_,
@@ -56,7 +57,9 @@ def columns(*, without: str = "") -> list[ColumnElement[Any]]:
     """Those of a `Row`, but for `now`: the stored ones, and whether its answer was erased with its tenant's data keys."""
     t = tenants.c
     by_key = case((_r.data_key.is_(None), _r.requested_at <= t.erased_at), else_=_r.data_key <= t.destroyed)
-    erased = select(by_key).where(t.tid == _r.tid, t.erased_at.is_not(None)).correlate(records).scalar_subquery()
+    # Spelt out: in what a statement returns on SQLite, columns lose their tables, and tid = tid is true of every tenant.
+    tid = literal_column("idempotency_records.tid", LargeBinary)
+    erased = select(by_key).where(t.tid == tid, t.erased_at.is_not(None)).correlate(records).scalar_subquery()
     return [*(_r[name] for name in _STORED if name != without), erased.label("erased")]
 
 
@@ -76,11 +79,30 @@ def word(word: str) -> ColumnElement[str]:
 def owners(dialect: Dialect, *states: str) -> tuple[Update, ColumnElement[int]]:
     """An update of the token's own row, if it is in one of these states; and what the time is there."""
     owned = and_(_r.token == bindparam("my_token", type_=LargeBinary), _r.state.in_([word(state) for state in states]))
+    return _patiently(dialect, owned)
+
+
+def others_update(dialect: Dialect, *conditions: ColumnElement[bool]) -> tuple[Update, ColumnElement[int]]:
+    """An update of a row by somebody who is not its owner, if it still is what was met; and what the time is there."""
+    return _patiently(dialect, is_as_met(), *conditions)
+
+
+def is_as_met() -> ColumnElement[bool]:
+    """Whether a row is the one that a `Found` tells of. Its state may be spelt in two ways when it is completed."""
+    states = (bindparam("seen_state", type_=String), bindparam("seen_other", type_=String))
+    return and_(
+        _r.state.in_(states),
+        _r.token == bindparam("seen_token", type_=LargeBinary),
+        func.coalesce(_r.lease_until, _r.expires_at) == bindparam("seen_deadline", type_=BigInteger),
+    )
+
+
+def _patiently(dialect: Dialect, *conditions: ColumnElement[bool]) -> tuple[Update, ColumnElement[int]]:
     if dialect.name != POSTGRESQL:
-        return update(records).where(is_mine(), owned), dialect.now
+        return update(records).where(is_mine(), *conditions), dialect.now
     rid = bindparam("my_rid", type_=LargeBinary)
     moment = dialect.moment(patient=True).add_columns(rid.label("rid")).subquery("moment")
-    return update(records).where(_r.rid == moment.c.rid, owned), moment.c.now
+    return update(records).where(_r.rid == moment.c.rid, *conditions), moment.c.now
 
 
 def if_as_seen(dialect: Dialect, condition: ColumnElement[bool]) -> Update:

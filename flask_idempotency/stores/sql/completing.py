@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Final
 
 from sqlalchemy import Connection
@@ -27,6 +29,7 @@ class Completing:
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
         self._made: dict[tuple[bool, bool, bool], Any] = {}
+        self._settling: dict[tuple[bool, bool], Any] = {}
         self._book = completions.book(dialect)
         self._sealing = completions.sealing(dialect)
         self.counts = False
@@ -39,18 +42,17 @@ class Completing:
 
         `checked`: `refuse_without_key` was asked a moment ago, and need not be again.
         """
-        statement = self._statement(is_sealed(parameters) and not checked, self.counts, tells)
-        found = connection.execute(statement, parameters).one_or_none()
-        if found is not None and self.counts and self._dialect.name == SQLITE and found.counted:
-            connection.execute(self._book, {**parameters, **_entry(found)})
-        return found
+        counted = self.counts
+        statement = self._complete(is_sealed(parameters) and not checked, counted, tells)
+        return self._send(connection, statement, parameters, counted=counted)
 
     def write_alone(self, connection: Connection, parameters: dict[str, Any]) -> bool:
         """On a connection that commits each statement by itself."""
-        if not self.counts or self._dialect.name != SQLITE:
-            return self.write(connection, parameters) is not None
-        with together(connection):
-            return self.write(connection, parameters) is not None
+        return self._alone(connection, self._complete, parameters)
+
+    def settle_alone(self, connection: Connection, parameters: dict[str, Any]) -> bool:
+        """The same in the owner's place: `parameters` say besides which record was met."""
+        return self._alone(connection, self._settle, parameters)
 
     def look_again(self, connection: Connection, parameters: dict[str, Any], standing: Any) -> None:
         """Nothing was changed although the record is its owner's. Raises `DataKeyGone` when that is why."""
@@ -67,12 +69,30 @@ class Completing:
         if found is not None and not found.kept:
             raise DataKeyGone("there is no open data key of this number", erased=False)
 
-    def _statement(self, sealed: bool, counted: bool, tells: bool) -> Any:
+    def _alone(self, connection: Connection, form: Callable[[bool, bool], Any], parameters: dict[str, Any]) -> bool:
+        counted = self.counts
+        statement = form(is_sealed(parameters), counted)
+        with together(connection) if counted and self._dialect.name == SQLITE else nullcontext():
+            return self._send(connection, statement, parameters, counted=counted) is not None
+
+    def _send(self, connection: Connection, statement: Any, parameters: dict[str, Any], *, counted: bool) -> Any | None:
+        found = connection.execute(statement, parameters).one_or_none()
+        if found is not None and counted and self._dialect.name == SQLITE and found.counted:
+            connection.execute(self._book, {**parameters, **_entry(found)})
+        return found
+
+    def _complete(self, sealed: bool, counted: bool, tells: bool = False) -> Any:
         form = sealed, counted, tells
         if form not in self._made:
             # Two threads may both do this at first: what they make is the same.
             self._made[form] = completions.complete(self._dialect, sealed=sealed, counted=counted, tells=tells)
         return self._made[form]
+
+    def _settle(self, sealed: bool, counted: bool) -> Any:
+        form = sealed, counted
+        if form not in self._settling:
+            self._settling[form] = completions.settle(self._dialect, sealed=sealed, counted=counted)
+        return self._settling[form]
 
 
 def answer_of(key: StorageKey, payload: Payload, keep: float) -> dict[str, Any]:

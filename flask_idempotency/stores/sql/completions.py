@@ -1,4 +1,5 @@
-"""The statement that completes a record, in the eight forms that it needs: no answer pays for what it does not use.
+"""The statement that completes a record, in the eight forms that it needs: no answer pays for what it does not use. And
+the one by which somebody else does it in the owner's place.
 
 `sealed`: only while the tenant's data key is there and the tenant was not erased since. `counted`: the ledger, too, in the
 same statement; the plain form leaves a counted record alone. `tells`: for the application's transaction, where the patience
@@ -19,6 +20,7 @@ from sqlalchemy import (
     SmallInteger,
     String,
     Text,
+    Update,
     and_,
     bindparam,
     case,
@@ -29,7 +31,17 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from flask_idempotency.stores.sql.clauses import ONE, ZERO, booked, columns, duration, is_mine, owners, word
+from flask_idempotency.stores.sql.clauses import (
+    ONE,
+    ZERO,
+    booked,
+    columns,
+    duration,
+    is_mine,
+    others_update,
+    owners,
+    word,
+)
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect
 from flask_idempotency.stores.sql.schema import ANSWERS, PROCESSING, QUARANTINED, data_keys, records, tenants
 
@@ -41,38 +53,14 @@ def complete(
 ) -> ReturningUpdate[Any] | Select[Any]:
     """The answer is there and will be kept this long. Returns the fence; the row but for its answer, if it `tells`."""
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
-    # By a clock that was set back meanwhile it would be over before it began, as no row of ours is.
-    begins: ColumnElement[int] = getattr(func, dialect.greatest)(now, _r.requested_at)
-    ends = begins + duration("keep")
-    if counted:
-        ends = case((_r.counted == ONE, _next_edge(ends)), else_=ends)
-    else:
-        statement = statement.where(_r.counted == ZERO)
-    if sealed:
-        statement = statement.where(may_be_sealed())
-    completed = statement.values(
-        state=bindparam("my_state", type_=String),
-        lease_until=null(),
-        completed_at=begins,
-        expires_at=ends,
-        status=bindparam("my_status", type_=_r.status.type),
-        byte_size=bindparam("my_byte_size", type_=BigInteger),
-        answer=bindparam("my_answer", type_=LargeBinary),
-        reason=null(),
-        key_id=bindparam("my_key_id", type_=Text),
-        data_key=bindparam("my_data_key", type_=Integer),
-        succeeded=null(),
-    )
-    told = [*columns(without="answer"), now.label("now")] if tells else [_r.fence]
-    if not counted:
-        return completed.returning(*told)
-    entry = [_r.tid, _r.counted, _r.expires_at, _r.byte_size]
-    if dialect.name != POSTGRESQL:
-        return completed.returning(*(told if tells else [*told, *entry]))
-    done = completed.returning(*told, *(column.label(f"_{column.name}") for column in entry)).cte("done")
-    added = select(done.c._tid, word(ANSWERS), done.c._expires_at, ZERO, _shard(), ONE, done.c._byte_size)
-    into_ledger = booked(added.where(done.c._counted == ONE)).cte("into_ledger")
-    return select(*(column for column in done.c if not column.name.startswith("_"))).add_cte(into_ledger)
+    return _completed(dialect, statement, now, sealed=sealed, counted=counted, tells=tells)
+
+
+def settle(dialect: Dialect, *, sealed: bool = False, counted: bool = False) -> ReturningUpdate[Any] | Select[Any]:
+    """The same in the owner's place, of a row that is quarantined as it was met. The token is another from now on."""
+    statement, now = others_update(dialect, _r.state == word(QUARANTINED))
+    mine = statement.values(token=bindparam("my_token", type_=LargeBinary))
+    return _completed(dialect, mine, now, sealed=sealed, counted=counted, tells=False)
 
 
 def book(dialect: Dialect) -> Insert:
@@ -94,6 +82,44 @@ def sealing(dialect: Dialect) -> Select[Any]:
 def may_be_sealed() -> ColumnElement[bool]:
     """Whether an answer that is sealed with this data key may become a record's."""
     return and_(_key_is_there(), _unerased())
+
+
+def _completed(
+    dialect: Dialect, statement: Update, now: ColumnElement[int], *, sealed: bool, counted: bool, tells: bool
+) -> ReturningUpdate[Any] | Select[Any]:
+    # By a clock that was set back meanwhile it would be over before it began, as no row of ours is.
+    begins: ColumnElement[int] = getattr(func, dialect.greatest)(now, _r.requested_at)
+    ends = begins + duration("keep")
+    if counted:
+        ends = case((_r.counted == ONE, _next_edge(ends)), else_=ends)
+    else:
+        statement = statement.where(_r.counted == ZERO)
+    if sealed:
+        statement = statement.where(may_be_sealed())
+    completed = statement.values(
+        state=bindparam("my_state", type_=String),
+        lease_until=null(),
+        completed_at=begins,
+        expires_at=ends,
+        status=bindparam("my_status", type_=_r.status.type),
+        byte_size=bindparam("my_byte_size", type_=BigInteger),
+        answer=bindparam("my_answer", type_=LargeBinary),
+        reason=null(),
+        key_id=bindparam("my_key_id", type_=Text),
+        data_key=bindparam("my_data_key", type_=Integer),
+        succeeded=null(),
+        ask_at=ZERO,
+    )
+    told = [*columns(without="answer"), now.label("now")] if tells else [_r.fence]
+    if not counted:
+        return completed.returning(*told)
+    entry = [_r.tid, _r.counted, _r.expires_at, _r.byte_size]
+    if dialect.name != POSTGRESQL:
+        return completed.returning(*(told if tells else [*told, *entry]))
+    done = completed.returning(*told, *(column.label(f"_{column.name}") for column in entry)).cte("done")
+    added = select(done.c._tid, word(ANSWERS), done.c._expires_at, ZERO, _shard(), ONE, done.c._byte_size)
+    into_ledger = booked(added.where(done.c._counted == ONE)).cte("into_ledger")
+    return select(*(column for column in done.c if not column.name.startswith("_"))).add_cte(into_ledger)
 
 
 def _key_is_there() -> ColumnElement[bool]:

@@ -29,6 +29,8 @@ class Dialect:
     clock: str
     greatest: str
     """The function that tells the larger of two numbers."""
+    least: str
+    """The one that tells the smaller."""
 
     @property
     def now(self) -> ColumnElement[int]:
@@ -56,12 +58,14 @@ DIALECTS: Final = {
         # Never now(): that is when the transaction began, and it may have waited for a lock since.
         clock="(extract(epoch from clock_timestamp()) * 1000000)::bigint",
         greatest="greatest",
+        least="least",
     ),
     SQLITE: Dialect(
         SQLITE,
         # unixepoch('subsec') would need SQLite 3.42.
         clock="cast((julianday('now') - 2440587.5) * 86400000000 as integer)",
         greatest="max",
+        least="min",
     ),
 }
 

@@ -16,6 +16,7 @@ from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect
 from flask_idempotency.stores.sql.limits import limits_of, rate
 from flask_idempotency.stores.sql.schema import ANSWERS
 from flask_idempotency.stores.sql.statements import advisory_lock
+from flask_idempotency.stores.sql.times import in_microseconds
 
 SWEPT: Final = 1000
 """Entries in one statement of `sweep`."""
@@ -69,9 +70,11 @@ class SqlLedger:
 
         return self._database.take_time(reconcile)
 
-    def sweep(self, *, limit: int = SWEPT) -> int:
-        """Forget up to so many entries that are over, and say how many it were. Nobody counts them any more."""
-        parameters = {"my_limit": limit, "now": self._now()}
+    def sweep(self, *, limit: int = SWEPT, horizon: float | None = None) -> int:
+        """Forget up to so many entries that are over, and were by this horizon, and say how many it were. Nobody counts
+        them any more."""
+        by = None if horizon is None else in_microseconds(horizon)
+        parameters = {"my_limit": limit, "my_horizon": by, "now": self._now()}
         return self._database.take_time(lambda connection: connection.execute(self._sent.sweep, parameters).rowcount)
 
     @cached_property

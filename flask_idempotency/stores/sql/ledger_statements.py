@@ -158,7 +158,9 @@ def drift(dialect: Dialect) -> Select[Any]:
 def sweep(dialect: Dialect) -> Delete:
     """Entries that are over, some of them: nobody counts them any more."""
     key = (_l.tid, _l.kind, _l.edge, _l.span, _l.shard)
-    over = select(*key).where(_l.edge <= dialect.now).limit(bindparam("my_limit", type_=BigInteger))
+    horizon = func.coalesce(bindparam("my_horizon", type_=BigInteger), _l.edge)
+    over = select(*key).where(_l.edge <= dialect.now, _l.edge <= horizon)
+    over = over.limit(bindparam("my_limit", type_=BigInteger))
     if dialect.name == POSTGRESQL:
         over = over.with_for_update(skip_locked=True)
     return delete(ledger).where(tuple_(*key).in_(over))

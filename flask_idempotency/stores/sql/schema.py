@@ -35,6 +35,7 @@ FACTS: Final = "idempotency_facts"
 TENANTS: Final = "idempotency_tenants"
 DATA_KEYS: Final = "idempotency_data_keys"
 LEDGER: Final = "idempotency_ledger"
+CHORES: Final = "idempotency_chores"
 FENCES: Final = "idempotency_fences"
 
 PROCESSING: Final = "processing"
@@ -66,6 +67,7 @@ class Tables(NamedTuple):
     tenants: Table
     data_keys: Table
     ledger: Table
+    chores: Table
     fences: Sequence
 
 
@@ -98,6 +100,13 @@ def define(metadata: MetaData) -> Tables:
         Column("key_id", Text, comment="of the key that wraps the data key; NULL: the answer is not encrypted"),
         Column("data_key", Integer, comment="number of the tenant's data key; 0: the answer was erased"),
         Column("succeeded", SmallInteger, comment="of an answer that cannot be opened, for its state says it no more"),
+        Column(
+            "ask_at",
+            BigInteger,
+            nullable=False,
+            server_default=text("0"),
+            comment="while quarantined: not before then a resolver is asked again",
+        ),
         CheckConstraint(_one_of("state", STATES), name="idempotency_state"),
         CheckConstraint(_one_of("on_lapse", (TAKEOVER, QUARANTINE)), name="idempotency_on_lapse"),
         CheckConstraint(
@@ -115,6 +124,14 @@ def define(metadata: MetaData) -> Tables:
     )
     stale = records.c.state == PROCESSING
     Index("idempotency_stale", records.c.lease_until, postgresql_where=stale, sqlite_where=stale)
+    quarantined = records.c.state == QUARANTINED
+    Index(
+        "idempotency_quarantined",
+        records.c.ask_at,
+        records.c.lease_until,
+        postgresql_where=quarantined,
+        sqlite_where=quarantined,
+    )
     ended = records.c.expires_at.is_not(None)
     Index("idempotency_expiry", records.c.expires_at, postgresql_where=ended, sqlite_where=ended)
     # Those that a ledger does not count: few, and none as long as there are no quotas.
@@ -136,8 +153,9 @@ def define(metadata: MetaData) -> Tables:
     )
     tenants, data_keys, ledger = _of_tenants(metadata)
     fences = Sequence(FENCES, data_type=BigInteger, cache=1, metadata=metadata, schema=BLANK_SCHEMA)
+    chores = _of_janitors(metadata)
     complete(records, facts, fences, ledger, version=VERSION)
-    return Tables(records, facts, tenants, data_keys, ledger, fences)
+    return Tables(records, facts, tenants, data_keys, ledger, chores, fences)
 
 
 def _of_tenants(metadata: MetaData) -> tuple[Table, Table, Table]:
@@ -184,6 +202,20 @@ def _of_tenants(metadata: MetaData) -> tuple[Table, Table, Table]:
     return tenants, data_keys, ledger
 
 
+def _of_janitors(metadata: MetaData) -> Table:
+    return Table(
+        CHORES,
+        metadata,
+        Column("name", String(40), primary_key=True),
+        Column("noted_at", BigInteger),
+        Column("report", Text, comment="of the last run, as JSON: numbers and words of ours"),
+        Column("holder", LargeBinary(16), comment="who is at it; a lock that saves work, and no more"),
+        Column("held_until", BigInteger),
+        comment="One row for each chore that a janitor was ever at.",
+        schema=BLANK_SCHEMA,
+    )
+
+
 def include_in(metadata: MetaData) -> None:
     """Declare the tables in the application's own metadata, so that Alembic and Flask-Migrate know them as its own.
 
@@ -194,4 +226,4 @@ def include_in(metadata: MetaData) -> None:
 
 
 metadata = MetaData()
-records, facts, tenants, data_keys, ledger, fences = define(metadata)
+records, facts, tenants, data_keys, ledger, chores, fences = define(metadata)

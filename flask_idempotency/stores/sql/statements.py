@@ -28,6 +28,7 @@ from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
 
 from flask_idempotency.engine.record import CORRUPT
 from flask_idempotency.stores.sql.clauses import (
+    ZERO,
     columns,
     duration,
     has_answer,
@@ -105,6 +106,7 @@ def release(dialect: Dialect) -> ReturningUpdate[Any]:
         lease_until=null(),
         expires_at=now + literal_column(str(RELEASED_KEEP), BigInteger),
         reason=null(),
+        ask_at=ZERO,
     ).returning(_r.fence)
 
 

@@ -18,6 +18,7 @@ from flask_idempotency.engine.record import Payload, Record
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.sql.answers import SqlAnswers
+from flask_idempotency.stores.sql.chores import SqlChores, SqlExpiry
 from flask_idempotency.stores.sql.claims.gate import Crowded
 from flask_idempotency.stores.sql.claims.queue import in_turn
 from flask_idempotency.stores.sql.claims.strategies import Strategy, strategy_of
@@ -41,6 +42,7 @@ from flask_idempotency.stores.sql.rows import (
 )
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINED
 from flask_idempotency.stores.sql.sql_schema import SqlSchema
+from flask_idempotency.stores.sql.unsettled import SqlUnsettled
 
 
 class SqlStore:
@@ -59,6 +61,9 @@ class SqlStore:
         self.data_keys = SqlDataKeys(database, now=self.now)
         self.answers = SqlAnswers(database, lambda: self.statements.completing, now=self.now)
         self.ledger = SqlLedger(database, now=self.now)
+        self.unsettled = SqlUnsettled(database, lambda: self.statements.completing, now=self.now)
+        self.expiry = SqlExpiry(database, self.ledger, now=self.now)
+        self.chores = SqlChores(database, now=self.now)
         if database.known:
             self._ready()
 

@@ -32,6 +32,7 @@ CREATE TABLE IF NOT EXISTS idempotency_records (
     key_id TEXT,
     data_key INTEGER,
     succeeded SMALLINT,
+    ask_at BIGINT DEFAULT 0 NOT NULL,
     PRIMARY KEY (rid),
     CONSTRAINT idempotency_state CHECK (
         state IN ('processing', 'completed', 'failed', 'quarantined', 'released')
@@ -92,6 +93,16 @@ CREATE TABLE IF NOT EXISTS idempotency_ledger (
     PRIMARY KEY (tid, kind, edge, span, shard)
 ){storage}"""
 
+_CHORES: Final = """\
+CREATE TABLE IF NOT EXISTS idempotency_chores (
+    name VARCHAR(40) NOT NULL,
+    noted_at BIGINT,
+    report TEXT,
+    holder {bytes},
+    held_until BIGINT,
+    PRIMARY KEY (name)
+)"""
+
 # A record is written twice and grows in between: room on the page keeps both versions there.
 # Answers arrive compressed; the server would only try again.
 _POSTGRESQL_STORAGE: Final = Where(
@@ -109,6 +120,7 @@ _POSTGRESQL_ROOM: Final = Where(
 
 _INDEXES: Final = {
     "idempotency_stale": "(lease_until) WHERE state = 'processing'",
+    "idempotency_quarantined": "(ask_at, lease_until) WHERE state = 'quarantined'",
     "idempotency_expiry": "(expires_at) WHERE expires_at IS NOT NULL",
     "idempotency_unsettled": "(tid, lease_until) WHERE counted = 1 AND lease_until IS NOT NULL",
 }
@@ -133,6 +145,7 @@ _TABLE_COMMENTS: Final = {
     "idempotency_tenants": "One row for each tenant that has had a data key or limits of its own.",
     "idempotency_data_keys": "What answers are sealed with, wrapped. A row that is gone erases every answer under it.",
     "idempotency_ledger": "What each tenant has, by when it will be over. Shards are added up: one may be below 0.",
+    "idempotency_chores": "One row for each chore that a janitor was ever at.",
 }
 
 _COLUMN_COMMENTS: Final = {
@@ -151,6 +164,7 @@ _COLUMN_COMMENTS: Final = {
     "idempotency_records.key_id": "of the key that wraps the data key; NULL: the answer is not encrypted",
     "idempotency_records.data_key": "number of the tenant''s data key; 0: the answer was erased",
     "idempotency_records.succeeded": "of an answer that cannot be opened, for its state says it no more",
+    "idempotency_records.ask_at": "while quarantined: not before then a resolver is asked again",
     "idempotency_tenants.last_key": "the highest number that a data key was ever given",
     "idempotency_tenants.destroyed": "data keys up to this number can never be had again",
     "idempotency_tenants.erased_at": "answers of keys first used until then are told as erased",
@@ -160,6 +174,8 @@ _COLUMN_COMMENTS: Final = {
     "idempotency_ledger.edge": "when it is over, all of it at once",
     "idempotency_ledger.span": "of a window, in microseconds",
     "idempotency_ledger.shard": "so that few wait for each other",
+    "idempotency_chores.report": "of the last run, as JSON: numbers and words of ours",
+    "idempotency_chores.holder": "who is at it; a lock that saves work, and no more",
 }
 
 
@@ -220,12 +236,12 @@ _SQLITE_FENCES: Final = (
 
 
 def _tables(**words: str) -> list[str]:
-    return [table.format(**words) for table in (_RECORDS, _FACTS, _TENANTS, _DATA_KEYS, _LEDGER)]
+    return [table.format(**words) for table in (_RECORDS, _FACTS, _TENANTS, _DATA_KEYS, _LEDGER, _CHORES)]
 
 
 STEP: Final = Step(
     number=1,
-    what="idempotency_records, _facts, _tenants, _data_keys and _ledger, a number for the store, and the source of fences",
+    what="idempotency_records, _facts, _tenants, _data_keys, _ledger, _chores, the store's number, and the source of fences",
     statements={
         "postgresql": (
             *_tables(bytes="BYTEA", storage=" WITH (fillfactor = 50)"),

@@ -1,0 +1,3 @@
+SELECT idempotency_records.state, idempotency_records.token, idempotency_records.counted, idempotency_records.state IN (%(seen_state)s::VARCHAR, %(seen_other)s::VARCHAR) AND idempotency_records.token = %(seen_token)s AND coalesce(idempotency_records.lease_until, idempotency_records.expires_at) = %(seen_deadline)s::BIGINT AND idempotency_records.state != 'released' AND (idempotency_records.expires_at IS NULL OR idempotency_records.expires_at > coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint)) AS unchanged
+FROM idempotency_records
+WHERE idempotency_records.rid = %(my_rid)s

@@ -1,0 +1,2 @@
+INSERT INTO idempotency_chores (name, holder, held_until) SELECT ? AS anon_1, ? AS anon_2, coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) + ? AS anon_3
+WHERE 1 = 1 ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, held_until = excluded.held_until WHERE idempotency_chores.holder IS NULL OR idempotency_chores.holder = excluded.holder OR idempotency_chores.held_until <= coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer))  RETURNING name

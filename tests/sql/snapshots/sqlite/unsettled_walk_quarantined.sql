@@ -1,0 +1,6 @@
+SELECT idempotency_records.rid, idempotency_records.tid, idempotency_records.state, idempotency_records.token, idempotency_records.fence, idempotency_records.attempt, idempotency_records.fingerprint, idempotency_records.on_lapse, idempotency_records.tenant, idempotency_records.principal, idempotency_records.method, idempotency_records.operation, idempotency_records.requested_at, idempotency_records.lease_until, idempotency_records.completed_at, idempotency_records.expires_at, idempotency_records.status, idempotency_records.byte_size, idempotency_records.answer, idempotency_records.reason, idempotency_records.counted, idempotency_records.key_id, idempotency_records.data_key, idempotency_records.succeeded, (SELECT CASE WHEN (idempotency_records.data_key IS NULL) THEN idempotency_records.requested_at <= idempotency_tenants.erased_at ELSE idempotency_records.data_key <= idempotency_tenants.destroyed END AS anon_1
+FROM idempotency_tenants
+WHERE idempotency_tenants.tid = idempotency_records.tid AND idempotency_tenants.erased_at IS NOT NULL) AS erased, coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) AS now
+FROM idempotency_records
+WHERE idempotency_records.rid > ? AND idempotency_records.state = 'quarantined' AND idempotency_records.tid = coalesce(?, idempotency_records.tid) ORDER BY idempotency_records.rid
+ LIMIT ? OFFSET ?
