@@ -1,0 +1,208 @@
+"""Every event counts for something, or says why it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from flask import Flask
+from prometheus_client import CollectorRegistry
+
+from flask_idempotency.engine import events
+from flask_idempotency.engine.events import Event, facts_of, kinds, name_of
+from flask_idempotency.maintenance.janitor import CHORES
+from flask_idempotency.metrics import Meter
+from flask_idempotency.metrics.counted import COUNTED, Uncounted
+from flask_idempotency.metrics.families import FAMILIES, OTHER
+
+RUNS: dict[str, Any] = {
+    "attempt": 1,
+    "status": 201,
+    "byte_size": 5,
+    "counts": {"removed": 2},
+    "seconds": 0.5,
+    "error": "",
+    "reason": "status-503",
+    "actor": "resolver",
+    "verb": "completed",
+}
+
+
+def made(kind: type[Event], **said: Any) -> Event:
+    return kind("r", "expire", **{fact: said.get(fact, RUNS.get(fact, fact)) for fact in facts_of(kind)})
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def meter(registry: CollectorRegistry) -> Meter:
+    return Meter(Flask("shop"), name="shop", registry=registry)
+
+
+@pytest.mark.parametrize("kind", kinds(), ids=name_of)
+def test_every_event_has_a_metric_or_a_reason(kind: type[Event]) -> None:
+    """
+    A new event cannot be forgotten.
+    """
+    match COUNTED[kind]:
+        case Uncounted(because):
+            assert because
+        case counted:
+            assert counted
+            assert {counts.family for counts in counted} <= set(FAMILIES)
+
+
+def test_every_family_is_counted_by_something() -> None:
+    """
+    One that nothing counts would be 0 for ever, and look like good news.
+    """
+    fed = {c.family for counted in COUNTED.values() if not isinstance(counted, Uncounted) for c in counted}
+
+    assert {*fed, "store_call_duration_seconds"} == set(FAMILIES)
+
+
+def rises(meter: Meter, registry: CollectorRegistry, event: Event) -> dict[tuple[str, ...], float]:
+    """What this event has made rise, by its name and the values of its labels."""
+
+    def values() -> dict[tuple[str, ...], float]:
+        return {
+            (
+                sample.name.removeprefix("idempotency_"),
+                *(v for k, v in sample.labels.items() if k not in ("app", "le")),
+            ): (sample.value)
+            for metric in registry.collect()
+            for sample in metric.samples
+            if not sample.name.endswith(("_created", "_bucket"))
+        }
+
+    before = values()
+    meter.event(event)
+    return {name: value - before.get(name, 0.0) for name, value in values().items() if value != before.get(name, 0.0)}
+
+
+CASES: dict[type[Event], dict[tuple[str, ...], float]] = {
+    events.ClaimGranted: {("claims_total", "first"): 1},
+    events.ReplayServed: {("replays_total", "kept"): 1},
+    events.ConflictRefused: {("refusals_total", "in-flight"): 1},
+    events.MismatchRefused: {("refusals_total", "key-reused"): 1},
+    events.UnknownRefused: {("refusals_total", "outcome-unknown"): 1},
+    events.QuotaRefused: {("refusals_total", "quota-exceeded"): 1, ("quota_refusals_total", OTHER): 1},
+    events.ErasedRefused: {("refusals_total", "answer-erased"): 1},
+    events.Completed: {
+        ("completions_total", "2xx", "kept"): 1,
+        ("answer_size_bytes_count",): 1,
+        ("answer_size_bytes_sum",): 5,
+    },
+    events.Released: {("releases_total", "status-5xx"): 1},
+    events.Quarantined: {("quarantines_total", "status-5xx"): 1},
+    events.CommittedEarly: {("early_commits_total",): 1},
+    events.LeaseExpired: {("lease_losses_total",): 1},
+    events.RenewalFailed: {("renewal_failures_total",): 1},
+    events.RenewalStopped: {("overlong_views_total",): 1},
+    events.SettlementDelayed: {("settlement_failures_total", "delayed"): 1},
+    events.SettlementAbandoned: {("settlement_failures_total", "abandoned"): 1},
+    events.StoreFailed: {("store_failures_total", "unprotected"): 1},
+    events.RecordCorrupt: {("refusals_total", "record-corrupt"): 1, ("corrupt_records_total",): 1},
+    events.ReplayForbidden: {("refusals_total", "replay-forbidden"): 1},
+    events.Reaped: {("quarantines_total", "lease-expired"): 1},
+    events.Settled: {("settled_by_others_total", "completed", "resolver"): 1},
+    events.ResolverAsked: {("resolver_misses_total", "failed"): 1},
+    events.TenantErased: {("changes_by_hand_total", "tenant-erased"): 1},
+    events.QuotaSet: {("changes_by_hand_total", "quota-set"): 1},
+    events.ChoreDone: {
+        ("chore_runs_total", "expire", "finished"): 1,
+        ("chore_duration_seconds_count", "expire"): 1,
+        ("chore_duration_seconds_sum", "expire"): 0.5,
+        ("chore_counts_total", "expire", "removed"): 2,
+    },
+    events.JanitorMissing: {},
+}
+
+
+@pytest.mark.parametrize("kind", kinds(), ids=name_of)
+def test_an_event_counts_for_this_and_nothing_else(
+    kind: type[Event], meter: Meter, registry: CollectorRegistry
+) -> None:
+    assert CASES[kind] == rises(meter, registry, made(kind))
+
+
+@pytest.mark.parametrize(
+    ("event", "rise"),
+    (
+        pytest.param(made(events.ClaimGranted, attempt=2), {("claims_total", "takeover"): 1}, id="taken over"),
+        pytest.param(made(events.ReplayServed, kept=False), {("replays_total", "tombstone"): 1}, id="tombstone"),
+        pytest.param(
+            made(events.Completed, kept=False, status=500),
+            {("completions_total", "5xx", "tombstone"): 1},
+            id="not kept",
+        ),
+        pytest.param(
+            made(events.Completed, kept=False, status=99), {("completions_total", OTHER, "tombstone"): 1}, id="99"
+        ),
+        pytest.param(
+            made(events.QuotaRefused, limit="in-flight"),
+            {("refusals_total", "quota-exceeded"): 1, ("quota_refusals_total", "in-flight"): 1},
+            id="quota",
+        ),
+        pytest.param(
+            made(events.Released, reason="worker-interrupted"), {("releases_total", "worker-interrupted"): 1}, id="word"
+        ),
+        pytest.param(
+            made(events.Quarantined, reason="k-1234"), {("quarantines_total", OTHER): 1}, id="an unknown word"
+        ),
+        pytest.param(
+            made(events.StoreFailed, unprotected=False), {("store_failures_total", "refused"): 1}, id="refused"
+        ),
+        pytest.param(
+            made(events.Settled, actor="mallory"),
+            {("settled_by_others_total", "completed", "person"): 1},
+            id="by a person",
+        ),
+        pytest.param(
+            made(events.ResolverAsked, answer="still-unknown"),
+            {("resolver_misses_total", "still-unknown"): 1},
+            id="unknown",
+        ),
+    ),
+)
+def test_what_an_event_says_is_one_of_a_fixed_set(
+    event: Event, rise: dict[tuple[str, ...], float], meter: Meter, registry: CollectorRegistry
+) -> None:
+    assert rise == rises(meter, registry, event)
+
+
+def test_a_run_that_failed_and_one_that_was_cut_short_are_told_apart(meter: Meter, registry: CollectorRegistry) -> None:
+    outcomes = [
+        next(name[2] for name in rises(meter, registry, event) if name[0] == "chore_runs_total")
+        for event in (
+            events.ChoreDone("", "reap", 1.0, counts={}, finished=False),
+            events.ChoreDone("", "reap", 1.0, counts={}, finished=False, error="OSError"),
+        )
+    ]
+
+    assert ["unfinished", "failed"] == outcomes
+
+
+def test_a_heartbeat_counts_nothing(meter: Meter, registry: CollectorRegistry) -> None:
+    """
+    A skew is no number of anything, and a counter cannot fall.
+    """
+    event = events.ChoreDone("", "heartbeat", 0.1, counts={"skew_ms": -5, "stepped_ms": 7}, finished=True)
+
+    assert not [name for name in rises(meter, registry, event) if name[0] == "chore_counts_total"]
+    assert "heartbeat" in CHORES
+
+
+def test_what_nobody_knows_yet_leaves_nothing_behind(meter: Meter) -> None:
+    """
+    However many different words are said: neither series nor memory.
+    """
+    meter.event(made(events.Quarantined, reason="first"))
+    before = len(meter._children)
+    for number in range(100):
+        meter.event(made(events.Quarantined, reason=f"k-{number}"))
+
+    assert before == len(meter._children)

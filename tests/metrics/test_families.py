@@ -1,0 +1,61 @@
+"""Names and labels of all metrics: bounded, and as Prometheus wants them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from flask_idempotency.metrics.families import FAMILIES, OTHER, Family, made_in
+from flask_idempotency.metrics.gauges import GAUGES
+
+UNITS = ("_seconds", "_bytes")
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_a_name_is_prefixed_and_a_histogram_names_its_unit(family: Family) -> None:
+    assert re.fullmatch(r"idempotency_[a-z_]+", family.name)
+    assert bool(family.buckets) is family.name.endswith(UNITS)
+    assert family.help.endswith(".")
+
+
+def test_no_label_is_what_a_client_sends_or_a_view_is_called() -> None:
+    """
+    Neither tenants nor endpoints: a series for each of them is what brings a Prometheus down.
+    """
+    labels = {label for family in FAMILIES.values() for label in family.labels}
+    labels |= {label for _, names in GAUGES.values() for label in names}
+
+    assert not labels & {"tenant", "principal", "operation", "endpoint", "record", "key", "path", "error"}
+
+
+def test_all_of_it_is_a_few_hundred_series_for_an_application() -> None:
+    """
+    If everything that can happen has happened. Histograms have one for each of their buckets.
+    """
+    series = sum(
+        len(family.every()) * (len(family.buckets) + 3 if family.buckets else 1) for family in FAMILIES.values()
+    )
+    without_calls = series - len(FAMILIES["store_call_duration_seconds"].every()) * 15
+
+    assert (True, True) == (without_calls < 500, series < 1500)
+
+
+def test_a_value_that_is_not_known_is_other() -> None:
+    """
+    A release that says something new adds no series.
+    """
+    family = Family("idempotency_test", "Test.", {"cause": ("error", OTHER)})
+
+    assert [("error",), (OTHER,)] == [family.folded((said,)) for said in ("error", "k-1234")]
+
+
+def test_two_applications_share_the_metrics_of_a_registry() -> None:
+    """
+    Made twice, they would be refused by name.
+    """
+    registry = CollectorRegistry()
+
+    assert made_in(registry) is made_in(registry)
+    assert made_in(registry) is not made_in(CollectorRegistry())

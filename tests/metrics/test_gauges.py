@@ -1,0 +1,243 @@
+"""How things stand, as a scrape finds it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import pytest
+from flask import Flask
+from prometheus_client import CollectorRegistry
+
+from flask_idempotency import Idempotency
+from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.record import OnLapse
+from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.unsettled import Standing
+from flask_idempotency.metrics.gauges import REMEMBERED_SECONDS, Gauges, gauges_of, watch
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing.contract.examples import a_key, a_token
+
+DEADLINE_SECONDS = 10
+
+
+class Store(MemoryStore):
+    """Counts how often it was asked how things stand, and may be down."""
+
+    def __init__(self, clock: FrozenClock) -> None:
+        super().__init__(clock=clock)
+        self.asked = 0
+        self.down = False
+        real = self.unsettled.standing
+
+        def standing() -> Standing:
+            self.asked += 1
+            if self.down:
+                raise StoreUnavailable("away")
+            return real()
+
+        self.unsettled.standing = standing  # type: ignore[method-assign]
+
+    def stand(self, *, lease: float, on_lapse: OnLapse = OnLapse.QUARANTINE) -> tuple[Any, bytes]:
+        key, token = a_key(), a_token()
+        self.claim(ClaimRequest(key, b"\1" + bytes(16), on_lapse), token=token, lease=lease)
+        return key, token
+
+
+@pytest.fixture
+def clock() -> FrozenClock:
+    return FrozenClock()
+
+
+@pytest.fixture
+def store(clock: FrozenClock) -> Store:
+    return Store(clock)
+
+
+def shop(store: Any, name: str = "shop") -> Flask:
+    app = Flask(name)
+    app.config.update(TESTING=True, IDEMPOTENCY_NAMESPACE=name)
+    Idempotency(app, store=store, secret="s")
+    return app
+
+
+def read(gauges: Gauges) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name.removeprefix("idempotency_"), *(v for k, v in sample.labels.items() if k != "app")): sample.value
+        for family in gauges.collect()
+        for sample in family.samples
+    }
+
+
+def test_a_scrape_tells_what_is_unsettled_and_since_when(store: Store, clock: FrozenClock) -> None:
+    """
+    And when each chore was last done, and what the clocks said.
+    """
+    app = shop(store)
+    store.hold(*store.stand(lease=10), "test")
+    store.stand(lease=20)
+    store.stand(lease=500)
+    store.chores.note("heartbeat", '{"skew_ms":-1500,"stepped_ms":0}')
+    clock.advance(60)
+    store.chores.note("reap", "{}")
+    clock.advance(1)
+
+    assert {
+        ("store_up",): 1.0,
+        ("unsettled_records", "in-flight"): 1.0,
+        ("unsettled_records", "lapsed"): 1.0,
+        ("unsettled_records", "quarantined"): 1.0,
+        ("unsettled_age_seconds", "lapsed"): 41.0,
+        ("unsettled_age_seconds", "quarantined"): 51.0,
+        ("chore_age_seconds", "heartbeat"): 61.0,
+        ("chore_age_seconds", "reap"): 1.0,
+        ("clock_skew_seconds",): -1.5,
+    } == read(gauges_of(app))
+
+
+def test_a_store_where_all_is_settled_says_0_and_not_nothing(store: Store) -> None:
+    read_now = read(gauges_of(shop(store)))
+
+    assert 0.0 == read_now["unsettled_records", "quarantined"] == read_now["unsettled_age_seconds", "quarantined"]
+    assert not [name for name in read_now if name[0] in ("chore_age_seconds", "clock_skew_seconds")]
+
+
+def test_a_heartbeat_of_another_release_is_passed_over(store: Store) -> None:
+    store.chores.note("heartbeat", "[1]")
+    store.chores.note("a-chore-of-tomorrow", "{}")
+
+    read_now = read(gauges_of(shop(store)))
+
+    assert (True, False, False) == (
+        ("chore_age_seconds", "heartbeat") in read_now,
+        ("clock_skew_seconds",) in read_now,
+        ("chore_age_seconds", "a-chore-of-tomorrow") in read_now,
+    )
+
+
+def test_many_scrapes_are_one_question(store: Store) -> None:
+    """
+    What a store was asked is good for a while, and then it is asked again.
+    """
+    times = FrozenClock()
+    gauges = Gauges(monotonic=times)
+    app = shop(store)
+    gauges.add(app, name="shop")
+
+    read(gauges)
+    read(gauges)
+    times.advance(REMEMBERED_SECONDS - 1)
+    read(gauges)
+    asked = store.asked
+    times.advance(1)
+    read(gauges)
+
+    assert (1, 2) == (asked, store.asked)
+
+
+def test_scrapes_at_the_same_moment_are_one_question_too(store: Store) -> None:
+    gauges = gauges_of(app := shop(store))
+    barrier = threading.Barrier(8)
+
+    def scrape() -> None:
+        barrier.wait(DEADLINE_SECONDS)
+        read(gauges)
+
+    threads = [threading.Thread(target=scrape) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_SECONDS)
+
+    assert (1, "shop") == (store.asked, app.name)
+
+
+def test_a_store_that_is_away_is_said_and_not_asked_again_at_once(store: Store) -> None:
+    """
+    The scrape succeeds without it; a storm of scrapes does not wait for it each time.
+    """
+    store.down = True
+    gauges = gauges_of(app := shop(store))
+
+    first, second = read(gauges), read(gauges)
+
+    assert {("store_up",): 0.0} == first == second
+    assert (1, "shop") == (store.asked, app.name)
+
+
+def test_a_store_that_can_tell_nothing_is_up_and_says_no_more(store: Store) -> None:
+    """
+    One of somebody's own, which offers the port and nothing besides.
+    """
+
+    class Bare:
+        claim, renew, mark, complete = store.claim, store.renew, store.mark, store.complete
+        release, hold, read, condemn = store.release, store.hold, store.read, store.condemn
+
+    assert {("store_up",): 1.0} == read(gauges_of(shop(Bare())))
+
+
+def test_registering_asks_nothing(store: Store) -> None:
+    """
+    A registry looks for names when a collector is registered; the application may not be set up by then.
+    """
+    registry = CollectorRegistry(auto_describe=True)
+    app = shop(store)
+
+    watch(app, name="shop", registry=registry)
+
+    assert 0 == store.asked
+    assert 1.0 == registry.get_sample_value("idempotency_store_up", {"app": "shop"})
+
+
+def test_applications_of_one_registry_are_told_apart(store: Store, clock: FrozenClock) -> None:
+    registry = CollectorRegistry()
+    other = Store(clock)
+    other.stand(lease=100)
+    apps = [shop(store, "shop"), shop(other, "bank")]
+    for app in apps:
+        watch(app, name=app.name, registry=registry)
+
+    flying = [
+        registry.get_sample_value("idempotency_unsettled_records", {"app": name, "state": "in-flight"})
+        for name in ("shop", "bank")
+    ]
+
+    assert [0.0, 1.0] == flying
+
+
+def test_the_latest_application_of_a_name_is_the_one_that_is_asked(store: Store, clock: FrozenClock) -> None:
+    """
+    Two series of the same labels would make the whole scrape worthless.
+    """
+    registry = CollectorRegistry()
+    latest = Store(clock)
+    apps = [shop(store), shop(latest)]
+    for app in apps:
+        watch(app, name="shop", registry=registry)
+        registry.get_sample_value("idempotency_store_up", {"app": "shop"})
+
+    assert [1, 1] == [store.asked, latest.asked]
+    assert 1 == len([s for f in registry.collect() for s in f.samples if s.name == "idempotency_store_up"])
+
+
+def test_an_application_that_has_gone_is_not_kept_alive(store: Store) -> None:
+    """
+    Nor told of: what it last said would stay for ever.
+    """
+    gauges = gauges_of(app := shop(store))
+    read(gauges)
+
+    del app
+    gc.collect()
+
+    assert {} == read(gauges)
+
+
+def test_one_that_is_switched_off_has_nothing_to_tell() -> None:
+    app = Flask("shop")
+    Idempotency(app, enabled=False, secret="s")
+
+    assert {} == read(gauges_of(app))

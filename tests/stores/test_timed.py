@@ -1,0 +1,135 @@
+"""A timed store is the store behind it, and says how long that took."""
+
+from __future__ import annotations
+
+import pytest
+
+from flask_idempotency.engine.chores import Expires, KeepsChoreBook
+from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
+from flask_idempotency.engine.health import KnowsItsHealth
+from flask_idempotency.engine.ports import Store
+from flask_idempotency.engine.unsettled import KnowsUnsettled
+from flask_idempotency.engine.upkeep import Counts, KeepsDataKeys, ShowsAnswers
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.timed import BESIDES, TimedStore
+from flask_idempotency.testing import FaultyStore, FrozenClock
+from flask_idempotency.testing.contract import LedgerContract, StoreContract
+from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
+
+
+class Stopwatch:
+    """Goes on by a second with every look, and notes what it was told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.told: list[tuple[str, str, float]] = []
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def note(self, call: str, ending: str, seconds: float) -> None:
+        self.told.append((call, ending, seconds))
+
+
+def timed(store: Store) -> tuple[TimedStore, Stopwatch]:
+    watch = Stopwatch()
+    return TimedStore(store, watch.note, clock=watch), watch
+
+
+class TestTimed(StoreContract):
+    @pytest.fixture
+    def store(self, clock: FrozenClock) -> TimedStore:
+        return timed(MemoryStore(clock=clock))[0]
+
+
+class TestTimedLedger(LedgerContract):
+    @pytest.fixture
+    def store(self, clock: FrozenClock) -> TimedStore:
+        return timed(MemoryStore(clock=clock))[0]
+
+
+def test_every_call_is_told_once_with_how_it_ended_and_how_long_it_took() -> None:
+    """
+    A second each, by this stopwatch: two looks, and nothing else looks at it.
+    """
+    store, watch = timed(MemoryStore())
+    key, token = a_key(), a_token()
+
+    store.claim(a_request(key), token=token, lease=LEASE)
+    store.claim(a_request(key), token=a_token(), lease=LEASE)
+    store.renew(key, token, lease=LEASE)
+    store.mark(key, token)
+    store.read(key)
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+    store.claim(a_request(key), token=a_token(), lease=LEASE)
+    store.condemn(key, PAYLOAD)
+    other, mine = a_key(), a_token()
+    store.claim(a_request(other), token=mine, lease=LEASE)
+    store.hold(other, mine, "test")
+    store.release(other, mine)
+
+    assert [
+        ("claim", "granted", 1.0),
+        ("claim", "refused", 1.0),
+        ("renew", "done", 1.0),
+        ("mark", "done", 1.0),
+        ("read", "done", 1.0),
+        ("complete", "done", 1.0),
+        ("claim", "replayed", 1.0),
+        ("condemn", "done", 1.0),
+        ("claim", "granted", 1.0),
+        ("hold", "done", 1.0),
+        ("release", "done", 1.0),
+    ] == watch.told
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"),
+    (
+        pytest.param(LeaseLost("gone"), "lost", id="lost"),
+        pytest.param(StoreUnavailable("away"), "unavailable", id="unavailable"),
+        pytest.param(CorruptRecord("damaged"), "failed", id="failed"),
+        pytest.param(KeyboardInterrupt(), "failed", id="interrupted"),
+    ),
+)
+def test_a_call_that_raises_is_told_too_and_raises(
+    error: BaseException, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Time spent on a store that is away is the time that matters most.
+    """
+    behind = MemoryStore()
+
+    def fails(key: object) -> None:
+        raise error
+
+    monkeypatch.setattr(behind, "read", fails)
+    store, watch = timed(behind)
+
+    with pytest.raises(type(error)):
+        store.read(a_key())
+
+    assert [("read", ending, 1.0)] == watch.told
+
+
+def test_what_the_store_can_do_besides_is_still_found() -> None:
+    """
+    By whoever asks for a capability as assembly does, and is not timed.
+    """
+    behind = MemoryStore()
+    store, watch = timed(behind)
+    known = (KeepsDataKeys, ShowsAnswers, Counts, KnowsUnsettled, Expires, KeepsChoreBook, KnowsItsHealth)
+
+    assert all(isinstance(store, each) for each in known)
+    assert [getattr(behind, name) for name in BESIDES if hasattr(behind, name)] == [
+        getattr(store, name) for name in BESIDES if hasattr(store, name)
+    ]
+    assert [] == watch.told
+
+
+def test_what_the_store_cannot_do_is_not_found() -> None:
+    store, _ = timed(FaultyStore(MemoryStore()))
+
+    assert not isinstance(store, KeepsDataKeys)
+    assert [] == store.calls
