@@ -9,14 +9,18 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Protocol, runtime_checkable
 
+from flask_idempotency.engine.chores import ChoreBook, Expires, Expiry, KeepsChoreBook
 from flask_idempotency.engine.errors import IdempotencyError
+from flask_idempotency.engine.health import Health, KnowsItsHealth
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, Mismatched, Replayed
 from flask_idempotency.engine.ports import Store, StoreOutcome
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Payload, Record
 from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.unsettled import KnowsUnsettled, Unsettled
 from flask_idempotency.engine.upkeep import Answers, Counts, DataKeys, KeepsDataKeys, Ledger, ShowsAnswers
+from flask_idempotency.stores.tiered_unsettled import CachedUnsettled
 from flask_idempotency.stores.tiered_upkeep import CachedAnswers, CachedDataKeys
 
 REMEMBERED_CLAIMS = 4096
@@ -61,6 +65,13 @@ class ReplayCache(Protocol):
         """Drop what is kept for this key."""
         ...
 
+    def withdraw(self, key: StorageKey, *, fence: int) -> bool:
+        """From now on nothing is replayed of what this key was answered under this fence, or a lower one.
+
+        Nor is what a system of record has told until now, and is still on its way to be kept. False: it did not answer.
+        """
+        ...
+
     def erase(self, tid: bytes) -> bool:
         """From now on nothing is replayed that was kept for this tenant so far. False: it did not answer."""
         ...
@@ -92,6 +103,10 @@ class TieredStore:
     data_keys: DataKeys
     answers: Answers
     ledger: Ledger
+    unsettled: Unsettled
+    expiry: Expiry
+    chores: ChoreBook
+    health: Health
     """As the system has them; one that it has not, this has not either."""
 
     def __init__(self, system: Store, cache: ReplayCache) -> None:
@@ -102,6 +117,14 @@ class TieredStore:
             self.answers = CachedAnswers(system.answers, self._forget)
         if isinstance(system, Counts):
             self.ledger = system.ledger
+        if isinstance(system, KnowsUnsettled):
+            self.unsettled = CachedUnsettled(system.unsettled, self._withdraw)
+        if isinstance(system, Expires):
+            self.expiry = system.expiry
+        if isinstance(system, KeepsChoreBook):
+            self.chores = system.chores
+        if isinstance(system, KnowsItsHealth):
+            self.health = system.health
         self._telling = system if isinstance(system, Telling) else None
         self._identified = system if isinstance(system, Identified) else None
         self._identity: bytes | None = None
@@ -191,6 +214,16 @@ class TieredStore:
             self._cache.forget(place)
         except Exception:  # noqa: BLE001 - what it still holds opens for nobody, or will be found out again
             _log.exception("The cache of answers failed: what it holds stays until its time is over")
+
+    def _withdraw(self, key: StorageKey, fence: int) -> bool:
+        place = self._place(key)
+        if place is None:
+            return False
+        try:
+            return self._cache.withdraw(place, fence=fence)
+        except Exception:  # noqa: BLE001 - whoever asked hears that the cache did not
+            _log.exception("The cache of answers failed")
+            return False
 
     def _place(self, key: StorageKey) -> StorageKey | None:
         """What this key is called in the cache. None as long as it is not known whose answers to look for."""

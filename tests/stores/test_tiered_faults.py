@@ -65,6 +65,7 @@ class HeldUp:
     def __init__(self, cache: RedisReplays) -> None:
         self.peek = cache.peek
         self.forget = cache.forget
+        self.withdraw = cache.withdraw
         self.erase = cache.erase
         self._cache = cache
         self._fills: list[Callable[[], None]] = []
@@ -145,6 +146,9 @@ class Broken:
         raise KeyError("what")
 
     def forget(self, key: StorageKey) -> None:
+        raise KeyError("what")
+
+    def withdraw(self, key: StorageKey, *, fence: int) -> bool:
         raise KeyError("what")
 
     def erase(self, tid: bytes) -> bool:

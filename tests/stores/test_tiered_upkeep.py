@@ -125,7 +125,7 @@ class Broken:
     """A cache with a bug."""
 
     def __init__(self, cache: RedisReplays) -> None:
-        self.peek, self.fill, self.forget = cache.peek, cache.fill, cache.forget
+        self.peek, self.fill, self.forget, self.withdraw = cache.peek, cache.fill, cache.forget, cache.withdraw
 
     def erase(self, tid: bytes) -> bool:
         raise KeyError("what")
