@@ -102,7 +102,7 @@ def encrypted_at_rest(shop: Shop) -> Seen:
 @tour.scenario("410 answer-erased, and no second run", rows=0)
 def erased(shop: Shop) -> Seen:
     """Dave's company leaves, and `flask idempotency purge --shred` destroys its key: nobody reads its answers again."""
-    shop.run("idempotency", "purge", "--tenant", "initech", "--shred", "--yes")
+    shop.run("idempotency", "purge", "--tenant", "initech", "--shred", "--reason", "they have left", "--yes")
     answer = shop.pay("trial-0", PAYMENT, bearer="tok_dave")
     alices = shop.pay(FIRST_KEY, PAYMENT)
     return seen([answer, alices], ok=answer.status_code == 410 and code(answer) == "answer-erased" and replayed(alices))

@@ -4,23 +4,55 @@ Nothing here prints, asks back, or knows Flask.
 """
 
 from flask_idempotency.operations.erasing import holds_sealed, shred
+from flask_idempotency.operations.finding import Case, by_handle, by_key, with_twins
 from flask_idempotency.operations.keys import KeysReport, KeyStatus, Ring, keys_status
 from flask_idempotency.operations.quotas import TenantUsage, quota_set, quota_show
+from flask_idempotency.operations.records import Shown, Wanted, handle_of, listed, shown
 from flask_idempotency.operations.refusal import Refused
+from flask_idempotency.operations.settling import (
+    Done,
+    Word,
+    alive,
+    check_quarantined,
+    complete,
+    doubts,
+    release,
+    reopen,
+)
+from flask_idempotency.operations.standing import Stats, stats
 from flask_idempotency.operations.tables import SchemaReport, db_check, db_upgrade
 
 __all__ = [
+    "Case",
+    "Done",
     "KeyStatus",
     "KeysReport",
     "Refused",
     "Ring",
     "SchemaReport",
+    "Shown",
+    "Stats",
     "TenantUsage",
+    "Wanted",
+    "Word",
+    "alive",
+    "by_handle",
+    "by_key",
+    "check_quarantined",
+    "complete",
     "db_check",
     "db_upgrade",
+    "doubts",
+    "handle_of",
     "holds_sealed",
     "keys_status",
+    "listed",
     "quota_set",
     "quota_show",
+    "release",
+    "reopen",
+    "shown",
     "shred",
+    "stats",
+    "with_twins",
 ]

@@ -22,8 +22,6 @@ class Case:
     """
 
     found: tuple[Found, ...]
-    whole: bool = True
-    """False: there may be records of the same use that were not looked for."""
 
     @property
     def first(self) -> Found:
@@ -58,15 +56,19 @@ def by_handle(read: Read, handle: str) -> Case:
 def with_twins(case: Case, unsettled: Unsettled, read: Read, tids: Sequence[bytes]) -> Case:
     """The same, with the records of the same use under other secrets; `tids` are its tenant's, the newest secret's first.
 
-    Found by their token among what is not completed. Those of a completed one would have to be looked for among all.
+    Found by its token, among what is not completed: those of a completed one would have to be looked for among all. Raises
+    `Refused` for a completed one, and where the tenant is not known.
     """
-    if len(tids) < 2:
-        return case
-    token, order = case.first.record.token, list(reversed(tids))
-    met = {case.first.key: case.first}
-    for state in (State.PROCESSING, State.QUARANTINED):
+    first = case.first
+    if len(tids) > 1 and (first.record.state is State.COMPLETED or first.key.tid not in tids):
+        raise Refused(
+            "Several secrets are in use, so there may be a record of the same use under another, and they are settled "
+            "together: name it by --key, or say --tenant T or --no-tenant beside the handle of one that is not completed."
+        )
+    met = {first.key: first}
+    for state in (State.PROCESSING, State.QUARANTINED) if len(tids) > 1 else ():
         for found in listed(unsettled, Wanted(state, tids=tids), one_of_each=False):
-            if found.record.token == token and (record := read(found.key)) is not None:
+            if found.record.token == first.record.token and (record := read(found.key)) is not None:
                 met.setdefault(found.key, Found(found.key, record))
-    ordered = sorted(met.values(), key=lambda found: order.index(found.key.tid))
-    return Case(tuple(ordered), whole=len(met) == len(tids))
+    order = list(reversed(tids))
+    return Case(tuple(sorted(met.values(), key=lambda found: order.index(found.key.tid) if len(tids) > 1 else 0)))

@@ -66,7 +66,7 @@ def release(settler: Settler, case: Case, word: Word, *, forced: bool) -> Done:
 
 def complete(settler: Settler, case: Case, result: Result, word: Word, *, keep: float) -> Done:
     """It was done: retries get this result. Raises `Refused` unless it is quarantined."""
-    _check_quarantined(case)
+    check_quarantined(case)
     return _each(
         case.found, lambda found: settler.complete(found, result, keep=keep, actor=word.actor, reason=word.reason)
     )
@@ -74,7 +74,7 @@ def complete(settler: Settler, case: Case, result: Result, word: Word, *, keep: 
 
 def reopen(settler: Settler, case: Case, word: Word, *, keep: float) -> Done:
     """It was done, and its answer can be opened again. Raises `Refused` when it cannot, or there is none."""
-    _check_quarantined(case)
+    check_quarantined(case)
 
     def anew(found: Found) -> bool:
         try:
@@ -87,7 +87,8 @@ def reopen(settler: Settler, case: Case, word: Word, *, keep: float) -> Done:
     return _each(case.found, anew)
 
 
-def _check_quarantined(case: Case) -> None:
+def check_quarantined(case: Case) -> None:
+    """Raises `Refused` for a key that nobody has to resolve."""
     match case.first.record.state:
         case State.QUARANTINED:
             return

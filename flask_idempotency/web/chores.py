@@ -116,6 +116,6 @@ def work_of(
     return work
 
 
-def hurried(drain: Drain, *, told: Callable[[int], object]) -> Drain:
-    """The same pace for somebody who watches and wants it done: without an end, and saying how far it is."""
-    return replace(drain, budget=float("inf"), told=told)
+def hurried(drain: Drain, *, budget: float, told: Callable[[int], object]) -> Drain:
+    """The same pace for somebody who watches, says how long it may take, and hears how far it is."""
+    return replace(drain, budget=budget, told=told)

@@ -137,6 +137,11 @@ class Policies:
             resolved = self._resolved[endpoint, method] = self._resolve(endpoint, method)
         return resolved
 
+    def pairs(self) -> list[tuple[str, str]]:
+        """Every endpoint of the application with every method that it is routed for."""
+        rules = self._app.url_map.iter_rules()
+        return sorted({(rule.endpoint, method) for rule in rules for method in rule.methods or ()})
+
     def check_all(self) -> None:
         """Raises one `ConfigurationError` with every combination, on any endpoint, that could not keep its promise."""
         faults: dict[str, list[str]] = {}
@@ -150,8 +155,7 @@ class Policies:
             raise ConfigurationError(*(f"{', '.join(where)}: {fault}" for fault, where in faults.items()))
 
     def _guarded(self) -> Iterator[tuple[str, str]]:
-        pairs = {(rule.endpoint, method) for rule in self._app.url_map.iter_rules() for method in rule.methods or ()}
-        return ((endpoint, method) for endpoint, method in sorted(pairs) if not self.resolve(endpoint, method).exempt)
+        return (pair for pair in self.pairs() if not self.resolve(*pair).exempt)
 
     def _resolve(self, endpoint: str, method: str) -> Resolved:
         marks = list(self._marks(endpoint, method))

@@ -83,7 +83,9 @@ def test_67_an_erased_tenant_is_erased_for_every_process_at_once(vault: Vault) -
     banks = [new_bank(vault), new_bank(vault)]
     for bank in banks:
         bank.pay("mine"), bank.pay("other", **{"X-Tenant": "globex"})
-    destroyed = run(banks[0], "purge", "--tenant", "acme", "--shred", "--yes", "--json")["data_keys"]
+    destroyed = run(banks[0], "purge", "--tenant", "acme", "--shred", "--reason", "they have left", "--yes", "--json")[
+        "data_keys"
+    ]
     answers = [bank.pay("mine") for bank in banks for _ in range(2)]
 
     assert destroyed >= 1
@@ -98,7 +100,9 @@ def test_67_a_payment_in_flight_cannot_bring_an_erased_tenant_back(vault: Vault)
     It is answered, for it was made; and from then on its retries are told that nothing was kept.
     """
     bank = new_bank(vault)
-    bank.during = lambda: run(bank, "purge", "--tenant", "acme", "--shred", "--yes", "--json")
+    bank.during = lambda: run(
+        bank, "purge", "--tenant", "acme", "--shred", "--reason", "they have left", "--yes", "--json"
+    )
     first = bank.pay("mine", to="a secret")
     bank.during = None
     retry = bank.pay("mine", to="a secret")
@@ -117,7 +121,7 @@ def test_an_erased_tenant_may_come_back(vault: Vault) -> None:
     """
     bank = new_bank(vault)
     bank.pay("before")
-    run(bank, "purge", "--tenant", "acme", "--shred", "--yes", "--json")
+    run(bank, "purge", "--tenant", "acme", "--shred", "--reason", "they have left", "--yes", "--json")
     answers = [bank.pay(key).status_code for key in ("before", "after", "after")]
 
     assert ([410, 201, 201], ["before", "after"]) == (answers, bank.runs)

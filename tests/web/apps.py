@@ -29,6 +29,9 @@ class FaultyMemory(FaultyStore):
         self.ledger = store.ledger
         self.data_keys = store.data_keys
         self.answers = store.answers
+        self.unsettled = store.unsettled
+        self.expiry = store.expiry
+        self.chores = store.chores
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,15 @@ from click.testing import Result
 from flask import Flask, request
 
 from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.events import TenantErased
 from flask_idempotency.engine.key import Identity
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from tests.web.apps import World, new_world
 
 RING = {"a": b64encode(b"a" * 32).decode()}
-SHRED = ("--tenant", "acme", "--shred", "--yes")
+WHY = ("--reason", "their contract has ended", "--actor", "ops")
+SHRED = ("--tenant", "acme", "--shred", *WHY, "--yes")
 
 
 def shop(*, store: Any = None, encryption: str = "on", **settings: Any) -> World:
@@ -191,16 +192,21 @@ def test_a_store_that_keeps_no_data_keys_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    (("--tenant", "acme", "--yes"), ("--shred", "--yes"), ("--tenant", "", "--shred", "--yes")),
-    ids=" ".join,
+    (
+        ("--shred", *WHY),
+        ("--tenant", "", "--shred", *WHY),
+        ("--tenant", "acme", "--shred"),
+        ("--tenant", "acme", "--reason", " "),
+    ),
+    ids=("of whom", "an empty name", "why", "an empty reason"),
 )
 def test_what_is_not_said_whole_is_not_done(arguments: tuple[str, ...]) -> None:
     """
-    Neither of whom, nor how.
+    Neither of whom, nor why.
     """
     world = shop()
 
-    assert 2 == run(world, *arguments).exit_code
+    assert 2 == run(world, *arguments, "--yes").exit_code
     assert 200 == paid(world)
 
 
@@ -218,9 +224,7 @@ def test_a_store_that_is_down_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) ->
     assert (2, "Error: no answer\n") == ((told := run(world, *SHRED)).exit_code, told.stderr)
 
 
-def test_a_cache_that_did_not_hear_is_exit_code_2_and_the_remedy_works(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cache_that_did_not_hear_is_exit_code_2_and_the_remedy_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     The keys are gone by then, under every secret: the first that fails must not keep the others.
     """
@@ -238,16 +242,23 @@ def test_a_cache_that_did_not_hear_is_exit_code_2_and_the_remedy_works(
 
     assert 2 == told.exit_code
     assert "Error: The data keys are destroyed, and the cache did not hear of it: repeat this.\n" == told.stderr
-    (record,) = [record for record in caplog.records if getattr(record, "event", "") == "purge-unfinished"]
-    assert "acme" not in str(vars(record))
+    (event,) = world.told(TenantErased)
+    assert isinstance(event, TenantErased)
+    assert (False, True) == (event.finished, "acme" not in str(event))
     assert [410, 410] == [paid(each) for each in (world, before)]
     assert 0 == run(world, *SHRED).exit_code
 
 
-def test_it_is_told_to_the_log_and_names_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    run(shop(), *SHRED)
+def test_it_is_told_as_an_audit_event_and_names_nobody() -> None:
+    """
+    Who, why, and of whom by what stands for them.
+    """
+    world = shop()
 
-    (record,) = [record for record in caplog.records if getattr(record, "event", "") == "purged"]
-    assert (logging.WARNING, 1) == (record.levelno, record.data_keys)  # type: ignore[attr-defined]
-    assert Identity(b"s").pseudonym("acme") == record.tenant  # type: ignore[attr-defined]
-    assert "acme" not in str(vars(record))
+    run(world, *SHRED)
+
+    pseudonym = Identity(b"s").pseudonym("acme")
+    why = "their contract has ended"
+    assert [
+        TenantErased("", "", tenant=pseudonym, actor="ops", reason=why, data_keys=1, wiped=0, finished=True)
+    ] == world.told(TenantErased)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from click.testing import Result
 from flask import Flask, request
 
 from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.events import QuotaSet
 from flask_idempotency.engine.key import Identity
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.stores.memory import MemoryStore
@@ -221,13 +221,18 @@ def test_a_store_that_is_down_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) ->
     assert (2, "", "Error: no answer\n") == (told.exit_code, told.stdout, told.stderr)
 
 
-def test_it_is_told_to_the_log_and_names_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_told_as_an_audit_event_and_names_nobody() -> None:
     """
-    An audit finds what was set, and under which pseudonym.
+    Who, why if they said it, and of whom by what stands for them.
     """
-    run(shop(quota_records=1), "set", "--tenant", "acme", "--records", "5")
+    world = shop(quota_records=5)
 
-    (record,) = [record for record in caplog.records if getattr(record, "event", "") == "quota-set"]
-    assert logging.WARNING == record.levelno
-    assert Identity(b"s").pseudonym("acme") == record.tenant  # type: ignore[attr-defined]
-    assert "acme" not in str(vars(record))
+    run(world, "set", "--tenant", "acme", "--records", "7", "--actor", "ops", "--reason", "a large customer")
+    run(world, "set", "--no-tenant", "--clear", "--actor", "ops")
+
+    limits = {"records": 7, "bytes": None, "in-flight": None, "new-keys": None}
+    pseudonym = Identity(b"s").pseudonym("acme")
+    assert [
+        QuotaSet("", "", tenant=pseudonym, actor="ops", reason="a large customer", limits=limits),
+        QuotaSet("", "", tenant="-", actor="ops", reason="", limits={**limits, "records": None}),
+    ] == world.told(QuotaSet)

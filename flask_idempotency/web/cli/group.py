@@ -13,9 +13,14 @@ from flask.cli import AppGroup
 
 from flask_idempotency.assembly import Built, identities
 from flask_idempotency.engine.errors import IdempotencyError
+from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.settling import Settler
+from flask_idempotency.engine.unsettled import Unsettled
 from flask_idempotency.operations import Refused as Refused
 from flask_idempotency.settings import Settings
+from flask_idempotency.web.chores import settler_of
+from flask_idempotency.web.policies import Policies
 
 NOT_IN_ORDER: Final = 1
 UNKNOWN: Final = 2
@@ -49,6 +54,38 @@ def settings() -> Settings:
     return chosen
 
 
+def policies() -> Policies:
+    chosen: Policies | None = state().policies
+    if chosen is None:
+        raise Refused("IDEMPOTENCY_ENABLED is False, so no policy applies to any endpoint of this application.")
+    return chosen
+
+
+def unsettled() -> Unsettled:
+    """The records of this application's store by state."""
+    found = built().unsettled
+    if found is None:
+        raise Refused("The store of this application cannot be searched: it has no `unsettled`.")
+    return found
+
+
+def settler() -> Settler:
+    found = settler_of(built(), settings(), state().observers)
+    if found is None:
+        raise Refused("The store of this application lets nobody settle a key but its owner: it has no `unsettled`.")
+    return found
+
+
+def identity() -> Identity:
+    """Of the newest secret."""
+    return identities(settings())[0]
+
+
+def tell(event: Event) -> None:
+    """Tell whoever listens to this application's events."""
+    state().observers(event)
+
+
 def tids(tenant: str | None) -> list[bytes]:
     """What stands for this tenant in the store, under every secret in use, the newest first."""
     return [who.tenant_id(settings().namespace, tenant) for who in identities(settings())]
@@ -56,8 +93,7 @@ def tids(tenant: str | None) -> list[bytes]:
 
 def pseudonym(tenant: str | None) -> str:
     """What stands for this tenant in a log."""
-    newest: Identity = identities(settings())[0]
-    return "-" if tenant is None else newest.pseudonym(tenant)
+    return "-" if tenant is None else identity().pseudonym(tenant)
 
 
 @contextmanager

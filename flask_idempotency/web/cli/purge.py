@@ -3,29 +3,49 @@
 from __future__ import annotations
 
 import json
-import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import click
 from flask.cli import with_appcontext
 
-from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.operations import holds_sealed
+from flask_idempotency.engine.events import TenantErased
+from flask_idempotency.maintenance.drain import Drain
+from flask_idempotency.maintenance.wipe import still_open, wipe, wipe_condemned
+from flask_idempotency.operations import Word, holds_sealed
 from flask_idempotency.operations import shred as shred_keys
-from flask_idempotency.web.cli.group import Refused, as_json_option, built, giving_up, pseudonym, settings, tids
+from flask_idempotency.web.cli.audit import word_of, word_options
+from flask_idempotency.web.cli.dots import dots
+from flask_idempotency.web.cli.group import (
+    Refused,
+    as_json_option,
+    built,
+    giving_up,
+    policies,
+    pseudonym,
+    settings,
+    tell,
+    tids,
+)
 from flask_idempotency.web.cli.tenant import chosen, tenant_options
+from flask_idempotency.web.resolvers import policy_of
 
-_log = logging.getLogger("flask_idempotency")
-
-_WHAT: Final = (
-    "Every encrypted answer of this tenant becomes unreadable, for good. Its records stay: a retry gets 410 and is not run "
-    "again, until its time is over. Answers that were stored in plain are not given any more either, and stay readable for "
-    "whoever reads the store until `flask idempotency rotate` has wiped them or their time is over."
+_STAYS: Final = "Its records stay: a retry gets 410 and is not run again, until its time is over."
+_SHREDDED: Final = (
+    f"Every encrypted answer of this tenant becomes unreadable, for good. {_STAYS} Answers that were stored in plain are not "
+    "given any more either, and stay readable for whoever reads the store until `flask idempotency purge` without --shred, "
+    "or `flask idempotency rotate`, has wiped them or their time is over."
+)
+_WIPED: Final = (
+    f"Every answer of this tenant is erased, for good: what is encrypted becomes unreadable, and all of it is wiped from the "
+    f"store, plain answers too. {_STAYS}"
 )
 _BACKUPS: Final = (
     "Backups made before hold the same data keys, wrapped by the ring: to make those unreadable too, rotate to a new key of "
     "the ring and destroy the old one. After restoring such a backup, purge again."
 )
+_PLAIN_BACKUPS: Final = "Plain answers can be read in the backups that hold them for as long as you keep those."
 _SECRETS: Final = (
     "Secrets looked under: {secrets}. What was claimed under any other has data keys of its own, which are still there: if "
     "another secret was in use within the last `keep`, list it in IDEMPOTENCY_SECRET here and purge again."
@@ -34,52 +54,137 @@ _NO_CACHE: Final = (
     "IDEMPOTENCY_REDIS_URL is not set here, so no cache was told: if other hosts have one, purge again where it is set. Until "
     "then it goes on replaying encrypted answers for up to a minute, and plain ones to their end."
 )
+_OPEN: Final = (
+    "Uses of keys without an answer so far: {still_open}. One that a late worker brings is not given to anybody, but if it is "
+    "plain it can be read in the store: purge again when they are over."
+)
+_NOT_SEARCHED: Final = (
+    "This store cannot be searched for what is not completed: answers that nobody could open are in it still, and plain ones "
+    "that late workers bring can be read there. Purge again when all that runs is over."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """What was done. None: it was not asked for, or this store cannot do or tell it."""
+
+    data_keys: int
+    wiped: int | None = None
+    condemned: int | None = None
+    still_open: int | None = None
 
 
 @click.command("purge")
 @tenant_options
-@click.option("--shred", is_flag=True, help="Destroy the data keys of the tenant's answers.")
+@click.option("--shred", is_flag=True, help="Only destroy the data keys: at once, and without looking at every answer.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@word_options(required=True)
 @as_json_option
 @with_appcontext
-def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, as_json: bool) -> None:
-    """Erase the answers of one tenant, by destroying the keys that they are encrypted with.
+def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
+    """Erase the answers of one tenant: destroy the keys that they are encrypted with, and wipe what is stored.
 
     Run it where every secret is listed that was in use within the last `keep`, for a tenant has other data keys under each;
     and where IDEMPOTENCY_REDIS_URL is set, if any host has it, for the cache must be told.
 
-    Asks first. Exits with 2 when nobody can tell whether all of it is done. Safe to run again.
+    Asks first. Exits with 2 when nobody can tell whether all of it is done. Safe to run again, and to be broken off.
     """
     tenant = chosen(tenant, no_tenant=no_tenant)
-    if not shred:
-        raise click.UsageError("Say how: --shred destroys the keys that the answers are encrypted with.")
     with giving_up(as_json=as_json):
-        data_keys, whom = built().data_keys, tids(tenant)
-        if data_keys is None:
-            raise Refused("The store of this application keeps no data keys, so nothing in it can be shredded.")
-        if settings().key_ring is None and not holds_sealed(data_keys, whom):
-            raise Refused(
-                "There is no key ring here and no data key of this tenant in the store, so nothing of it is encrypted: set "
-                "IDEMPOTENCY_ENCRYPTION to on for what is stored from now on. Plain answers end with their `keep`."
-            )
+        whom = tids(tenant)
+        _check(whom, shred=shred)
         if not yes:
-            click.echo(_WHAT, err=True)
-            click.confirm("Destroy its data keys?", abort=True, err=True)
-        try:
-            destroyed = shred_keys(data_keys, whom)
-        except StoreUnavailable:
-            _log.warning(
-                "the answers of a tenant were to be erased by hand, and nobody can tell whether all of them are",
-                extra={"event": "purge-unfinished", "tenant": pseudonym(tenant)},
-            )
-            raise
-    _log.warning(
-        "the answers of a tenant were erased by hand",
-        extra={"event": "purged", "tenant": pseudonym(tenant), "data_keys": destroyed},
-    )
+            click.echo(_SHREDDED if shred else _WIPED, err=True)
+            click.confirm("Destroy its data keys?" if shred else "Erase its answers?", abort=True, err=True)
+        erased = _Erasing(tenant, word_of(actor, reason)).run(whom, shred=shred)
     untold = built().schema is not None and settings().redis_url is None
     if as_json:
-        click.echo(json.dumps({"data_keys": destroyed, "secrets": len(whom), "cache_unknown": untold}))
+        click.echo(json.dumps(_as_object(erased, shred=shred, secrets=len(whom), untold=untold)))
     else:
-        said = (_WHAT, _SECRETS.format(secrets=len(whom)), *((_NO_CACHE,) if untold else ()), _BACKUPS)
-        click.echo("\n".join((f"Data keys destroyed: {destroyed}.", *said)))
+        click.echo("\n".join(_as_text(erased, shred=shred, secrets=len(whom), untold=untold)))
+
+
+def _check(whom: Sequence[bytes], *, shred: bool) -> None:
+    parts = built()
+    if parts.data_keys is None:
+        raise Refused("The store of this application keeps no data keys, so nothing in it can be erased.")
+    if not shred and parts.answers is None:
+        raise Refused("The answers of this store cannot be walked through, so they cannot be wiped. See --shred.")
+    if shred and settings().key_ring is None and not holds_sealed(parts.data_keys, whom):
+        raise Refused(
+            "There is no key ring here and no data key of this tenant in the store, so nothing of it is encrypted: purge "
+            "without --shred, which wipes plain answers; and set IDEMPOTENCY_ENCRYPTION to on for what is stored from now on."
+        )
+
+
+class _Erasing:
+    """One run, which is told about also when it breaks off."""
+
+    def __init__(self, tenant: str | None, word: Word) -> None:
+        self._tenant = pseudonym(tenant)
+        self._word = word
+        self._data_keys = 0
+        self._wiped = 0
+
+    def run(self, whom: Sequence[bytes], *, shred: bool) -> Erased:
+        try:
+            erased = self._erase(whom, shred=shred)
+        except BaseException:  # Ctrl-C too: whatever was erased until then is gone
+            self._tell(finished=False)
+            raise
+        self._tell(finished=True)
+        return erased
+
+    def _erase(self, whom: Sequence[bytes], *, shred: bool) -> Erased:
+        parts = built()
+        if parts.data_keys is not None:
+            self._data_keys = shred_keys(parts.data_keys, whom)
+        if shred or parts.answers is None:
+            return Erased(self._data_keys)
+        # Counted first: what is completed after this was erased before, and is met on the walk or is among these.
+        running = None if parts.unsettled is None else still_open(parts.unsettled, whom)
+        with dots("answers") as told:
+            drain = Drain(batch=500, budget=float("inf"), told=told)
+            wipe(parts.answers, whom, drain=drain, told=self._count)
+        condemned = None
+        if parts.unsettled is not None:
+            rules = policies()
+            condemned = wipe_condemned(parts.unsettled, whom, keep_of=lambda about: policy_of(rules, about).keep)
+            self._wiped += condemned
+        return Erased(self._data_keys, self._wiped, condemned, running)
+
+    def _count(self, wiped: int) -> None:
+        self._wiped = wiped
+
+    def _tell(self, *, finished: bool) -> None:
+        tell(
+            TenantErased(
+                record="",
+                operation="",
+                tenant=self._tenant,
+                actor=self._word.actor,
+                reason=self._word.reason,
+                data_keys=self._data_keys,
+                wiped=self._wiped,
+                finished=finished,
+            )
+        )
+
+
+def _as_object(erased: Erased, *, shred: bool, secrets: int, untold: bool) -> dict[str, object]:
+    wiped = {"wiped": erased.wiped, "condemned": erased.condemned, "still_open": erased.still_open}
+    return {"data_keys": erased.data_keys, "secrets": secrets, "cache_unknown": untold, **({} if shred else wiped)}
+
+
+def _as_text(erased: Erased, *, shred: bool, secrets: int, untold: bool) -> list[str]:
+    said = [f"Data keys destroyed: {erased.data_keys}."]
+    if not shred:
+        said[0] += f" Answers wiped: {erased.wiped}."
+    said += [_SHREDDED if shred else _WIPED, _SECRETS.format(secrets=secrets)]
+    if not shred and erased.still_open is None:
+        said.append(_NOT_SEARCHED)
+    elif erased.still_open:
+        said.append(_OPEN.format(still_open=erased.still_open))
+    if untold:
+        said.append(_NO_CACHE)
+    return [*said, _BACKUPS, *([] if shred else [_PLAIN_BACKUPS])]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import asdict
 
 import click
 from flask.cli import AppGroup
 
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.events import QuotaSet
 from flask_idempotency.engine.quota import LIMITS, MAX_LIMIT, NewKeys, Quota, Usage
 from flask_idempotency.engine.upkeep import Ledger
 from flask_idempotency.operations import TenantUsage, quota_set, quota_show
+from flask_idempotency.web.cli.audit import word_of, word_options
 from flask_idempotency.web.cli.group import (
     Refused,
     as_json_option,
@@ -22,11 +23,10 @@ from flask_idempotency.web.cli.group import (
     settings,
     state,
     table,
+    tell,
     tids,
 )
 from flask_idempotency.web.cli.tenant import chosen, tenant_options
-
-_log = logging.getLogger("flask_idempotency")
 
 _OFF = (
     "Quotas are off in this application, so nothing is counted and no limit holds: set IDEMPOTENCY_QUOTA_* or register "
@@ -74,6 +74,7 @@ def show(tenant: str | None, no_tenant: bool, everybody: bool, as_json: bool) ->
 @click.option("--new-keys", type=click.IntRange(0, MAX_LIMIT), help="Most new keys in each window; needs --per.")
 @click.option("--per", type=float, metavar="SECONDS", help="How long such a window is.")
 @click.option("--clear", is_flag=True, help="Take back what was set before, all of it.")
+@word_options(required=False)
 @as_json_option
 def set_(
     tenant: str | None,
@@ -84,6 +85,8 @@ def set_(
     new_keys: int | None,
     per: float | None,
     clear: bool,
+    actor: str,
+    reason: str,
     as_json: bool,
 ) -> None:
     """Set limits of one tenant, from its next new key on. Those that are not named stay as they were set before.
@@ -102,11 +105,9 @@ def set_(
         if named.unlimited and not clear:
             raise click.UsageError("Name a limit, or --clear.")
         limits = quota_set(_ledger(), tids(tenant), named, clear=clear)
-    _log.warning(
-        "the limits of a tenant were set by hand",
-        extra={"event": "quota-set", "tenant": pseudonym(tenant), "limits": _limits(limits)},
-    )
-    click.echo(json.dumps({"counting": _counting(), "limits": _limits(limits)}) if as_json else _said(limits))
+    told, word = _limits(limits), word_of(actor, reason)
+    tell(QuotaSet("", "", tenant=pseudonym(tenant), actor=word.actor, reason=word.reason, limits=told))
+    click.echo(json.dumps({"counting": _counting(), "limits": told}) if as_json else _said(limits))
 
 
 def _ledger() -> Ledger:

@@ -1,0 +1,145 @@
+"""Which record a command is about: by its handle, or by the key as its client knows it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Final
+
+import click
+from flask import current_app
+
+from flask_idempotency.assembly import identities
+from flask_idempotency.engine.errors import InvalidKey
+from flask_idempotency.engine.key import Scope, parse_key
+from flask_idempotency.operations import Case, Refused, by_handle, by_key, handle_of, with_twins
+from flask_idempotency.web.cli.group import CommandT, built, policies, settings, state, tids, unsettled
+from flask_idempotency.web.cli.telling import clean
+from flask_idempotency.web.cli.tenant import tenant_options
+
+STDIN: Final = "-"
+LONGEST_KEY: Final = 4096
+"""What any policy may allow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What was typed to name a record. Never shown: a client's key may be among it."""
+
+    handle: str | None = field(repr=False)
+    key: str | None = field(repr=False)
+    principal: str | None = field(repr=False)
+    anonymous: bool
+    tenant: str | None = field(repr=False)
+    no_tenant: bool
+    endpoint: str | None
+
+    @property
+    def whose(self) -> str | None:
+        """The tenant. Has to be said where the application tells tenants apart."""
+        if self.tenant == "" or (self.tenant is not None and self.no_tenant):
+            raise click.UsageError("Say of whom: --tenant T, or --no-tenant.")
+        if self.tenant is None and not self.no_tenant and state().loaders.tenant is not None:
+            raise click.UsageError("This application tells tenants apart. Say of whom: --tenant T, or --no-tenant.")
+        return self.tenant
+
+    @property
+    def who(self) -> str | None:
+        """The principal. Has to be said where the application tells principals apart."""
+        if self.principal == "" or (self.principal is not None and self.anonymous):
+            raise click.UsageError("Say who sent it: --principal P, or --anonymous.")
+        known = state().loaders.principal is not None or hasattr(current_app, "login_manager")
+        if self.principal is None and not self.anonymous and known:
+            raise click.UsageError("This application tells principals apart. Say who: --principal P, or --anonymous.")
+        return self.principal
+
+
+def naming_options(command: CommandT) -> CommandT:
+    """HANDLE, or `--key` and whose it is. The command is given them as `named`."""
+
+    @wraps(command)
+    def named(*args: Any, **options: Any) -> Any:
+        typed = {name: options.pop(name) for name in Named.__dataclass_fields__}
+        return command(*args, named=Named(**typed), **options)
+
+    decorated: Any = tenant_options(named)
+    for option in (
+        click.option("--endpoint", metavar="E", help="The endpoint that --key was used for."),
+        click.option("--anonymous", is_flag=True, help="--key was sent by nobody in particular."),
+        click.option("--principal", metavar="P", help="Who sent --key, as the principal_loader names them."),
+        click.option("--key", metavar="KEY", help="The client's key; - reads it from standard input."),
+        click.argument("handle", required=False),
+    ):
+        decorated = option(decorated)
+    found: CommandT = decorated
+    return found
+
+
+def case_of(named: Named, *, whole: bool) -> Case:
+    """The one use of a key that is meant. Raises `Refused` for none, and for several.
+
+    `whole`: with its records under every secret, because they are to be settled.
+    """
+    if (named.handle is None) == (named.key is None):
+        raise click.UsageError("Name one record: by its HANDLE, or by --key.")
+    searched = unsettled()
+    if named.key is not None:
+        return _one(list(_by_key(named)), named)
+    if named.principal is not None or named.anonymous or named.endpoint is not None:
+        raise click.UsageError("--principal, --anonymous and --endpoint go with --key.")
+    read = built().engine.read
+    case = by_handle(read, named.handle or "")
+    if named.tenant is not None or named.no_tenant:
+        theirs = tids(named.whose)
+        if case.first.key.tid not in theirs:
+            raise Refused("This record is not of that tenant.")
+    else:
+        theirs = tids(case.first.record.about.tenant or None)
+    return with_twins(case, searched, read, theirs) if whole else case
+
+
+def _by_key(named: Named) -> Iterator[Case]:
+    scopes = [
+        Scope(settings().namespace, tenant=named.whose, principal=named.who, operation=operation)
+        for operation in _operations(named.endpoint)
+    ]
+    return iter(by_key(built().engine.read, identities(settings()), scopes, _client_key(named.key or "")))
+
+
+def _operations(endpoint: str | None) -> list[str | None]:
+    """The key spaces to look in: that of all endpoints, and those that are one endpoint's own."""
+    if endpoint is not None:
+        if endpoint not in current_app.view_functions:
+            raise Refused("This application has no such endpoint: `flask idempotency policy` names them all.")
+        return [None, endpoint]
+    rules = policies()
+    own = {each for each, method in rules.pairs() if rules.resolve(each, method).policy.scope == "operation"}
+    return [None, *sorted(own)]
+
+
+def _client_key(typed: str) -> str:
+    if typed == STDIN:
+        ask = sys.stdin.isatty()
+        typed = click.prompt("Key", hide_input=True, err=True) if ask else sys.stdin.readline().rstrip("\r\n")
+    try:
+        return parse_key(typed, max_length=LONGEST_KEY)
+    except InvalidKey as error:
+        raise Refused(f"That is no key: {error}.") from None  # what it came from knows the key
+
+
+def _one(cases: list[Case], named: Named) -> Case:
+    meant = [case for case in cases if named.endpoint in (None, case.first.record.about.operation)]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        each = "; ".join(f"{clean(case.first.record.about.operation)}: {handle_of(case.first.key)}" for case in meant)
+        raise Refused(f"This key was used for several endpoints. Say --endpoint, or name one by its handle: {each}.")
+    if cases:
+        other = clean(cases[0].first.record.about.operation)
+        raise Refused(f"This key was used for another endpoint, {other}: name that, or leave --endpoint out.")
+    raise Refused(
+        f"There is no record of this key under any of the {len(settings().secrets)} secrets in use: it was never used, was "
+        "released, or its time is over; or it is somebody else's, so look at --tenant and --principal."
+    )

@@ -1,0 +1,203 @@
+"""`flask idempotency release` and `resolve`: a person settles a key in its owner's place."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from typing import IO, Final
+
+import click
+from flask import current_app
+from flask.cli import with_appcontext
+
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.result import Result
+from flask_idempotency.operations import (
+    Case,
+    Done,
+    Refused,
+    alive,
+    check_quarantined,
+    complete,
+    doubts,
+    release,
+    reopen,
+)
+from flask_idempotency.web.cli.audit import word_of, word_options
+from flask_idempotency.web.cli.group import as_json_option, giving_up, policies, settler
+from flask_idempotency.web.cli.naming import STDIN, Named, case_of, naming_options
+from flask_idempotency.web.cli.telling import paragraph, show_of
+from flask_idempotency.web.resolvers import policy_of, result_of
+
+_FASTER: Final = "Somebody else has settled it meanwhile, or its owner has just been heard of. Nothing was changed."
+_LEFT: Final = "Records of the same use under other secrets that had changed meanwhile, and stay as they are: {left}."
+_FIELD: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):\s*([ -~]*)")
+
+_force = click.option("--force", is_flag=True, help="Although its owner may live, or its work was done.")
+_yes = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+@click.command("release")
+@naming_options
+@_force
+@_yes
+@word_options(required=True)
+@as_json_option
+@with_appcontext
+def release_command(named: Named, force: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
+    """Free a key that is in progress or quarantined: its next retry runs.
+
+    Refused, with exit code 1, while its owner may still be at work, and when its work was done; --force overrules both, and
+    is told in the audit event. Asks first.
+    """
+    with giving_up(as_json=as_json):
+        case = case_of(named, whole=True)
+        done, forced = _freed(case, force=force, yes=yes, actor=actor, reason=reason)
+    _say(done, "released", "Released: the next retry runs.", as_json=as_json, forced=forced)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The answer as it was typed."""
+
+    status: int | None
+    body: IO[bytes] | None
+    content_type: str | None
+    headers: tuple[str, ...] = field(repr=False)
+
+    @property
+    def anything(self) -> bool:
+        return self.status is not None or self.body is not None or bool(self.content_type or self.headers)
+
+
+@click.command("resolve")
+@naming_options
+@click.option("--never-happened", "verdict", flag_value="never", help="Nothing was done: its next retry runs.")
+@click.option("--happened", "verdict", flag_value="happened", help="It was done: retries get the answer that you give.")
+@click.option("--reopen", "verdict", flag_value="reopen", help="Its answer could not be opened, and can be again.")
+@click.option("--status", type=click.IntRange(200, 599), help="Of the answer.")
+@click.option(
+    "--body-file", type=click.File("rb"), metavar="FILE", help="Its body; - reads standard input. Without: none."
+)
+@click.option("--content-type", metavar="TYPE", help="Of the body; else what this application gives its answers.")
+@click.option(
+    "--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="One of its headers; may be repeated."
+)
+@_force
+@_yes
+@word_options(required=True)
+@as_json_option
+@with_appcontext
+def resolve_command(
+    named: Named,
+    verdict: str | None,
+    status: int | None,
+    body_file: IO[bytes] | None,
+    content_type: str | None,
+    headers: tuple[str, ...],
+    force: bool,
+    yes: bool,
+    actor: str,
+    reason: str,
+    as_json: bool,
+) -> None:
+    """Say what became of a quarantined key, having asked whoever knows.
+
+    --never-happened frees it, and is refused as `release` is. --happened has retries answered with --status, and the body
+    and headers as if the view had returned them; without a body, with `response-not-kept` under that status. --reopen is
+    for records that were quarantined because a key of the ring was missing, say. Asks first.
+    """
+    given = Given(status, body_file, content_type, headers)
+    _check(verdict, given, named, force=force)
+    word = word_of(actor, reason)
+    forced = False
+    dropped: list[str] = []
+    with giving_up(as_json=as_json):
+        case = case_of(named, whole=True)
+        check_quarantined(case)
+        policy = policy_of(policies(), case.first.record.about)
+        match verdict:
+            case "never":
+                done, forced = _freed(case, force=force, yes=yes, actor=actor, reason=reason)
+                said = "Released: the next retry runs."
+            case "happened":
+                result, dropped = _result(given, policy)
+                _ask(case, policy, "Have retries answered with this from now on?", yes=yes)
+                done = complete(settler(), case, result, word, keep=policy.keep)
+                said = f"Resolved: retries get {result.status}" + ("." if result.kept else ", and `response-not-kept`.")
+            case _:
+                _ask(case, policy, "Have retries answered with what it holds from now on?", yes=yes)
+                done = reopen(settler(), case, word, keep=policy.keep)
+                said = "Reopened: retries get its answer."
+        _check_done(done)
+    if dropped:
+        click.echo(f"Not kept, because this endpoint keeps no such headers: {', '.join(dropped)}.", err=True)
+    verb = {"never": "released", "happened": "completed"}.get(verdict or "", "reopened")
+    _say(done, verb, said, as_json=as_json, forced=forced)
+
+
+def _check(verdict: str | None, given: Given, named: Named, *, force: bool) -> None:
+    if verdict is None:
+        raise click.UsageError("Say what became of it: --never-happened, --happened, or --reopen.")
+    if (given.status is not None) != (verdict == "happened") or (given.anything and verdict != "happened"):
+        raise click.UsageError("--happened needs the --status of the answer, and only it takes an answer.")
+    if given.content_type is not None and given.body is None:
+        raise click.UsageError("--content-type goes with --body-file.")
+    if force and verdict != "never":
+        raise click.UsageError("--force goes with --never-happened.")
+    if named.key == STDIN and getattr(given.body, "name", "") == "<stdin>":
+        raise click.UsageError("Standard input can be the key or the body, and not both.")
+    if any(_FIELD.fullmatch(header) is None for header in given.headers):
+        raise click.UsageError("--header takes one 'Name: value', in ASCII.")
+    if any(header.lower().startswith(("content-type:", "content-length:")) for header in given.headers):
+        raise click.UsageError("The type of a body is given by --content-type, and its length is known.")
+
+
+def _freed(case: Case, *, force: bool, yes: bool, actor: str, reason: str) -> tuple[Done, bool]:
+    policy = policy_of(policies(), case.first.record.about)
+    against = doubts(case, policy)
+    if against and not force:
+        raise Refused(" ".join([*against, "Nothing was changed. To release it all the same: --force."]))
+    _ask(case, policy, "Let its next retry run?", yes=yes, against=against)
+    done = release(settler(), case, word_of(actor, reason), forced=bool(against))
+    _check_done(done)
+    return done, bool(against)
+
+
+def _ask(case: Case, policy: Policy, question: str, *, yes: bool, against: list[str] | None = None) -> None:
+    """Show what it is about, its owner among it, and wait for a yes."""
+    if yes:
+        return
+    lives = alive(case.first.record, policy) if against is None else None
+    click.echo("\n".join([paragraph(show_of(case.first)), *(against or []), *([lives] if lives else [])]), err=True)
+    click.confirm(question, abort=True, err=True)
+
+
+def _check_done(done: Done) -> None:
+    if not done.settled:
+        raise Refused(_FASTER)
+
+
+def _result(given: Given, policy: Policy) -> tuple[Result, list[str]]:
+    """What retries will get, and which headers of it they will not."""
+    fields = [match.group(1, 2) for header in given.headers if (match := _FIELD.fullmatch(header)) is not None]
+    body = None if given.body is None else given.body.read(policy.max_body + 1)
+    response = current_app.response_class(body or b"", status=given.status)
+    if given.content_type is not None:
+        response.content_type = given.content_type
+    elif body is None:
+        del response.headers["Content-Type"]
+    for name, value in fields:
+        response.headers.add(name, value)
+    result = result_of(current_app, response, policy)
+    kept = {name.lower() for name, _ in result.metadata}
+    dropped = [name for name, _ in fields if name.lower() not in kept]
+    return (result.without_body() if body is None and result.status not in (204, 304) else result), dropped
+
+
+def _say(done: Done, verb: str, said: str, *, as_json: bool, forced: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"verb": verb, "forced": forced, **asdict(done)}))
+        return
+    click.echo("\n".join([said, *([_LEFT.format(left=done.left)] if done.left else [])]))
