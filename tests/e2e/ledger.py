@@ -24,6 +24,17 @@ class Ledger:
         """Written by the victim: `what` happened."""
         self._redis.rpush(f"{what}:{case}", str(value))
 
+    def act(self, case: str, name: str) -> None:
+        """Written by the victim: it did to the outside world what must not be done twice, under this downstream key.
+
+        From this instant, and not before, the other side knows of it by that name.
+        """
+        with self._redis.pipeline(transaction=True) as pipeline:
+            pipeline.rpush(f"effect:{case}", name)
+            if name:
+                pipeline.rpush(f"done:{name}", case)
+            pipeline.execute()
+
     def noted(self, what: str, case: str) -> list[str]:
         """Everything that was noted, in order."""
         return cast("list[str]", self._redis.lrange(f"{what}:{case}", 0, -1))

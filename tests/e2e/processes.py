@@ -39,6 +39,8 @@ class Plan:
     arguments: Sequence[str] = ()
     app: str = "tests.e2e.service:from_environment()"
     """What gunicorn serves; waitress has the victim only."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to ours."""
     name: str = ""
     """Tells two servers with otherwise equal plans apart."""
 
@@ -67,6 +69,7 @@ class Server:
         config = {"IDEMPOTENCY_LEASE": plan.lease, **plan.config}
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         environment |= {"E2E_STORE": plan.store, "E2E_LEDGER": ledger, "E2E_CONFIG": json.dumps(config)}
+        environment |= plan.environment
         with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
             self.port: int = listener.getsockname()[1]
             launcher = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), sys.executable]
@@ -97,6 +100,12 @@ class Server:
     @property
     def running(self) -> bool:
         return self._process.poll() is None
+
+    @property
+    def workers(self) -> list[int]:
+        """Those of gunicorn that are there at this moment."""
+        children = Path("/proc") / str(self._process.pid) / "task" / str(self._process.pid) / "children"
+        return [int(pid) for pid in children.read_text().split()]
 
     def stop(self) -> None:
         """End it with all its workers, paused ones included."""

@@ -5,6 +5,7 @@ Steps are in a header because headers are no part of a request's identity: a ret
     pause        say so, and wait for the go-ahead; `pause:<name>` has one of its own
     point        pass the point of no return
     effect       do to the outside world what must not be done twice
+    take:<n>     be busy for so many milliseconds
     spin         compute until killed
     ask:<path>   call this service itself, with the same key and body
     flood        stream without end
@@ -19,15 +20,18 @@ import json
 import logging
 import os
 import sys
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
 from flask import Flask, Response, abort, current_app, g, request, send_file
 
 from flask_idempotency import Idempotency, current_claim, idempotent
+from flask_idempotency.engine.resolution import Resolution, UnknownOutcome
 from tests.e2e.ledger import Ledger
 
 SECRET = "what only the service knows"
@@ -60,11 +64,19 @@ def from_environment() -> Flask:
     )
 
 
-def create_app(*, store: str, ledger: str, config: Mapping[str, Any]) -> Flask:
-    """One victim. `config` is Flask configuration, `IDEMPOTENCY_*` included."""
+def create_app(
+    *,
+    store: str,
+    ledger: str,
+    config: Mapping[str, Any],
+    resolvers: Mapping[str, Callable[[UnknownOutcome], Resolution]] = MappingProxyType({}),
+) -> Flask:
+    """One victim. `config` is Flask configuration, `IDEMPOTENCY_*` included; `resolvers` are by endpoint."""
     app = Flask("victim")
     app.config.update(IDEMPOTENCY_STORE=store, IDEMPOTENCY_SECRET=SECRET, LEDGER=Ledger(ledger), **config)
-    Idempotency(app, principal=lambda: g.principal, tenant=lambda: g.tenant)
+    idempotency = Idempotency(app, principal=lambda: g.principal, tenant=lambda: g.tenant)
+    for endpoint, resolver in resolvers.items():
+        idempotency.resolver(endpoint)(resolver)
 
     # After the extension on purpose: its claims must wait for the application's own authentication wherever that is.
     @app.before_request
@@ -111,7 +123,9 @@ def perform() -> Response:
             case ("point", _):
                 current_claim.point_of_no_return()
             case ("effect", _):
-                ledger.note("effect", case, current_claim.downstream_key("effect") if current_claim else "")
+                ledger.act(case, current_claim.downstream_key("effect") if current_claim else "")
+            case ("take", milliseconds):
+                time.sleep(int(milliseconds) / 1000)
             case ("spin", _):
                 ledger.note("paused", case, os.getpid())
                 while True:

@@ -1,0 +1,156 @@
+"""Janitors of one application, killed at random moments while they look after it. Run as a program.
+
+    python -m tests.e2e.janitor_crowd '{"store": URL, "ledger": URL, "config": {}, "crowd": "x", "janitors": 4, "seed": 7}'
+
+One process forks them, kills one after another and forks others in their place, until its standard input ends. Then it
+prints one JSON object: how many were killed before that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+from typing import Any, Final, NoReturn
+
+from flask import Flask, request
+
+from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.events import ClaimGranted, Reaped, Settled
+from flask_idempotency.engine.resolution import Happened, NeverHappened, Resolution, UnknownOutcome
+from flask_idempotency.maintenance import janitor as locks
+from flask_idempotency.maintenance import reap as pauses
+from flask_idempotency.maintenance.drain import Drain
+from flask_idempotency.maintenance.janitor import Chore, Janitor
+from flask_idempotency.signals import claim_granted, reaped, settled
+from flask_idempotency.web.chores import janitor_of, work_of
+from tests.e2e import service
+from tests.e2e.ledger import Ledger
+
+BY_RESOLVER: Final = "resolver"
+"""What the answer says that nobody's view has given."""
+
+CHORES: Final[tuple[Chore, ...]] = ("reap", "expire", "reconcile", "heartbeat")
+LIFE_SECONDS: Final = 0.8
+PAUSE_SECONDS: Final = 0.05
+
+
+def victim() -> Flask:
+    """What the workers serve: the other victim, which also writes down whose key is whose."""
+    app = service.from_environment()
+    ledger: Ledger = app.config["LEDGER"]
+
+    def granted(sender: Flask, *, event: ClaimGranted) -> None:
+        ledger.note("granted", request.headers.get(service.CASE, ""), event.record)
+
+    claim_granted.connect(granted, app, weak=False)
+    return app
+
+
+def looked_after(*, store: Any, ledger: str, config: dict[str, Any], crowd: str) -> Flask:
+    """The same application as its janitors have it: with resolvers that ask the outside world."""
+
+    def look(unknown: UnknownOutcome) -> Resolution:
+        name = unknown.downstream_key("effect")
+        happened = bool(book.noted("done", name))
+        # Before it is acted on: whoever is killed in between has said it all the same.
+        book.note("said", name, "happened" if happened else "never")
+        return Happened(({"run": BY_RESOLVER}, 201)) if happened else NeverHappened()
+
+    app = service.create_app(store=store, ledger=ledger, config=config, resolvers={"plain": look, "marked": look})
+    book: Ledger = app.config["LEDGER"]
+
+    def told(sender: Flask, *, event: Settled) -> None:
+        book.note("settled", event.record, event.verb)
+
+    def found(sender: Flask, *, event: Reaped) -> None:
+        book.note("reaped", crowd, event.record)
+
+    settled.connect(told, app, weak=False)
+    reaped.connect(found, app, weak=False)
+    return app
+
+
+class Crowd:
+    def __init__(self, told: dict[str, Any]) -> None:
+        self._told = told
+        self._rng = random.Random(told["seed"])
+        self._alive: dict[int, int] = {}
+        self.killed = 0
+
+    def run(self) -> None:
+        for number in range(self._told["janitors"]):
+            self._fork(number)
+        while not _ended(self._rng.uniform(0, 2 * LIFE_SECONDS / len(self._alive))):
+            pid = self._rng.choice(list(self._alive))
+            self._kill(pid)
+            self.killed += 1
+            self._fork(self._alive.pop(pid))
+        for pid in self._alive:
+            self._kill(pid)
+
+    def _fork(self, number: int) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._be_a_janitor(number)
+        self._alive[pid] = number
+
+    def _be_a_janitor(self, number: int) -> NoReturn:
+        try:
+            if sys.platform == "linux":
+                ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+            names = ("store", "ledger", "config", "crowd")
+            work_for_ever(looked_after(**{name: self._told[name] for name in names}), locked=number % 2 == 0)
+        except BaseException:  # noqa: BLE001 - a child must never go on as its parent
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+
+    def _kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
+            raise SystemExit(f"a janitor failed with {os.waitstatus_to_exitcode(status)}")
+
+
+def work_for_ever(app: Flask, *, locked: bool) -> NoReturn:
+    """Every chore, again and again. Without the lock it finds others at the same work: that only saves some of it."""
+    state = app.extensions["idempotency"]
+    janitor = janitor_of(app)
+    if not locked:
+        work = work_of(app, state.built, state.settings, state.loaders, state.policies, state.observers)
+        janitor = Janitor(work, book=None, observers=state.observers)
+    while True:
+        for chore in CHORES:
+            try:
+                janitor.run(chore, Drain(batch=20, budget=1.0))
+            except StoreUnavailable:
+                continue
+        time.sleep(PAUSE_SECONDS)
+
+
+def hurry() -> None:
+    """Pauses that are made for days of waiting, and a lock for a chore of minutes, are no use in a test of seconds."""
+    setattr(pauses, "FIRST_PAUSE_SECONDS", 0.2)  # noqa: B010 - it is not to be set by anybody else
+    setattr(pauses, "LAST_PAUSE_SECONDS", 0.5)  # noqa: B010
+    setattr(locks, "LOCK_SECONDS", 0.0)  # noqa: B010
+
+
+def _ended(seconds: float) -> bool:
+    readable, _, _ = select.select([sys.stdin], [], [], seconds)
+    return bool(readable)
+
+
+def main() -> None:
+    hurry()
+    crowd = Crowd(json.loads(sys.argv[1]))
+    crowd.run()
+    sys.stdout.write(json.dumps({"killed": crowd.killed}))
+
+
+if __name__ == "__main__":
+    main()
