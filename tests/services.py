@@ -24,6 +24,8 @@ from tests import postgres
 from tests.pgbouncer import PROGRAM as PGBOUNCER
 from tests.pgbouncer import PgBouncer, PoolMode
 from tests.postgres import PostgresServer
+from tests.rabbitmq import EPMD, RabbitServer
+from tests.rabbitmq import PROGRAM as RABBITMQ
 from tests.tls_front import TlsFront
 
 MISSING = "missing service: "
@@ -211,13 +213,28 @@ def start_pgbouncer() -> Iterator[StartPgBouncer]:
         yield start
 
 
+def require_rabbitmq() -> None:
+    if not RABBITMQ.exists() or not EPMD.exists():
+        missing(
+            "RabbitMQ", remedy="Run `sudo apt install rabbitmq-server`, or your system's way to put it at that path."
+        )
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitServer]:
+    """The broker of this test process: name your queues after your test."""
+    require_rabbitmq()
+    with RabbitServer() as server:
+        yield server
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     used = getattr(item, "funcargs", {})
-    for name in ("redis_server", "postgres_server", "pgbouncer"):
+    for name in ("redis_server", "postgres_server", "pgbouncer", "rabbitmq"):
         server = used.get(name)
-        if report.failed and isinstance(server, RedisServer | PostgresServer | PgBouncer):
+        if report.failed and isinstance(server, RedisServer | PostgresServer | PgBouncer | RabbitServer):
             report.sections.append((f"{name} log", server.log[-2000:]))
     return report
 

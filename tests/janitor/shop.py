@@ -1,0 +1,38 @@
+"""What real workers look after: an application that is configured by its environment, and writes down what it is told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from flask import Flask
+
+from flask_idempotency import Idempotency
+from flask_idempotency.engine.events import ChoreDone, Event, Reaped
+from flask_idempotency.maintenance import janitor
+from flask_idempotency.signals import chore_done, reaped
+from flask_idempotency.web import chores
+
+if os.environ.get("SHOP_HURRIES"):
+    # A dead worker's lock is over within a test's patience, and a sweep of a few records is a long one.
+    janitor.LOCK_SECONDS = chores.SHORTEST_BUDGET_SECONDS = 1.0  # type: ignore[misc]
+    chores.BATCHES["expire"] = 1
+
+
+def create_app() -> Flask:
+    """Configured by FLASK_IDEMPOTENCY_…; it appends what happens to SHOP_DIARY."""
+    app = Flask("shop")
+    app.config.from_prefixed_env()
+    Idempotency(app)
+    # By whichever process: weak=False, because nothing else holds on to the function.
+    for signal in (reaped, chore_done):
+        signal.connect(_write_down, app, weak=False)
+    return app
+
+
+def _write_down(sender: Flask, event: Event) -> None:
+    said = f"reaped {event.record}" if isinstance(event, Reaped) else f"done {event.operation}"
+    if isinstance(event, ChoreDone) and event.error:
+        said = f"failed {event.operation}"
+    with Path(os.environ["SHOP_DIARY"]).open("a") as diary:
+        diary.write(f"{said} {os.getpid()}\n")

@@ -1,0 +1,99 @@
+"""Real workers and real beats, on every broker that the documentation names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flask_idempotency.assembly import build_store
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.record import State
+from flask_idempotency.testing.contract.examples import PAYLOAD, a_key, a_request, a_token, found
+from tests.backends import make_tables
+from tests.janitor.conftest import HireCrew
+from tests.janitor.crew import BEAT, PREFORK, SOLO, WITH_BEAT
+from tests.tooling.processes import eventually
+
+pytestmark = pytest.mark.slow
+
+
+def abandoned(store: Any) -> StorageKey:
+    """A key whose owner has vanished a moment ago."""
+    key = a_key()
+    store.claim(a_request(key), token=a_token(), lease=0.001)
+    return key
+
+
+def over(store: Any) -> StorageKey:
+    """A key whose answer has just come to the end of its life."""
+    key, token = a_key(), a_token()
+    store.claim(a_request(key), token=token, lease=30)
+    store.complete(key, token, PAYLOAD, keep=0.001)
+    return key
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    url = f"sqlite:///{tmp_path / 'records.sqlite3'}"
+    make_tables(url)
+    return url
+
+
+@pytest.fixture
+def folder_url(tmp_path: Path) -> str:
+    return f"filesystem://{tmp_path / 'broker'}"
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    store: str
+    broker: str | None
+    commands: tuple[tuple[str, ...], ...]
+
+
+ARRANGEMENTS: dict[str, Callable[[Callable[[str], Any]], Arrangement]] = {
+    # The store's own Redis carries the tasks as well.
+    "redis-solo": lambda ask: Arrangement(ask("redis_servers").get("valkey-9.1").url, None, ((*SOLO, *WITH_BEAT),)),
+    "redis-socket-prefork": lambda ask: Arrangement(
+        ask("redis_servers").get("valkey-9.1").unix_url, None, (PREFORK, BEAT)
+    ),
+    "folder-sqlite-prefork": lambda ask: Arrangement(ask("sqlite_url"), ask("folder_url"), ((*PREFORK, *WITH_BEAT),)),
+    "rabbitmq-postgres-prefork": lambda ask: Arrangement(
+        with_tables(ask("postgres_url")), ask("rabbitmq").url, (PREFORK, BEAT)
+    ),
+}
+
+
+def with_tables(url: str) -> str:
+    make_tables(url)
+    return url
+
+
+@pytest.mark.parametrize("arrangement", list(ARRANGEMENTS))
+def test_it_sweeps(arrangement: str, request: pytest.FixtureRequest, hire_crew: HireCrew, tmp_path: Path) -> None:
+    """
+    Claims of vanished owners are quarantined, what is over goes, and the heartbeat is noted: for as long as it runs.
+    """
+    arranged = ARRANGEMENTS[arrangement](request.getfixturevalue)
+    store: Any = build_store(arranged.store)
+    first, ended = abandoned(store), over(store)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    crew = hire_crew(store=arranged.store, broker=arranged.broker)
+    # In a folder of their own, to see what they leave in it.
+    for command in arranged.commands:
+        crew.start(
+            *(str(crew.folder / word) if word == "beat/schedule" else word for word in command), folder=elsewhere
+        )
+
+    assert eventually(lambda: found(store, first).state is State.QUARANTINED)
+    assert eventually(lambda: {"reap", "expire", "heartbeat"} <= store.chores.last().keys())
+    assert eventually(lambda: store.read(ended) is None)
+    second = abandoned(store)
+    assert eventually(lambda: found(store, second).state is State.QUARANTINED)
+    assert [] == list(elsewhere.iterdir())
+    store.close()

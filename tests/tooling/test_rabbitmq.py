@@ -1,0 +1,79 @@
+"""The RabbitMQ that tests start for themselves."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import kombu
+import pytest
+
+from tests import services
+from tests.rabbitmq import RabbitServer
+from tests.services import require_rabbitmq
+from tests.tooling.processes import gone
+
+pytestmark = pytest.mark.slow
+
+
+def listening(pids: list[int]) -> set[str]:
+    """The addresses at which these processes take connections, as the kernel writes them."""
+    inodes = set()
+    for pid in pids:
+        for descriptor in (Path("/proc") / str(pid) / "fd").iterdir():
+            inodes.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
+    lines = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
+    return {line[1].partition(":")[0] for line in lines if line[3] == "0A" and line[9] in inodes}
+
+
+def test_a_broker_takes_messages_from_nowhere_else() -> None:
+    """
+    It, its name service and its distribution are on the loopback interface; and nothing is left of it afterwards.
+    """
+    require_rabbitmq()
+    loopback = {"0100007F", "00000000000000000000000001000000"}
+    with RabbitServer() as server, kombu.Connection(server.url) as connection:
+        connection.ensure_connection(max_retries=1)
+        pids = server.pids
+        assert "0100007F" in listening(pids)
+        assert listening(pids) <= loopback
+        connection.close()
+
+    assert ([], False) == ([pid for pid in pids if not gone(pid)], server.folder.exists())
+
+
+OWNER = """
+import signal
+from tests.rabbitmq import RabbitServer
+server = RabbitServer()
+print(server.folder, *server.pids, flush=True)
+signal.pause()
+"""
+
+
+def test_a_broker_dies_with_the_process_that_started_it() -> None:
+    """
+    A test run that is killed outright leaves no broker and no name service behind.
+    """
+    require_rabbitmq()
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        folder, *pids = owner.stdout.readline().split()
+        owner.kill()
+
+    assert [] == [pid for pid in pids if not gone(int(pid))]
+    # SIGKILL left no chance to tidy up.
+    shutil.rmtree(folder)
+
+
+def test_a_missing_broker_fails_where_everything_must_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    What a laptop may lack, CI may not.
+    """
+    monkeypatch.setenv("CI", "1")
+    monkeypatch.setattr(services, "RABBITMQ", Path("/nowhere/rabbitmq-server"))
+
+    with pytest.raises(pytest.fail.Exception, match="missing service: RabbitMQ"):
+        require_rabbitmq()
