@@ -37,6 +37,8 @@ _AS_THEY_ARE: Final = (
     "reconcile_every",
     "heartbeat_every",
     "expire_rate",
+    "worker_timeout",
+    "proxy_timeout",
     "broker_url",
     "metrics",
     "enabled",
@@ -108,9 +110,18 @@ def load_settings(
         compression=None if compression == "off" else compression,
         hashed_names=loaded.get("audit_names", "hashed" if mode == "required" else "clear") == "hashed",
         plaintext_transport=loaded.get("allow_plaintext_transport", False),
+        origins=_origins(of_config, of_call),
         warnings=tuple(warnings),
         **{name: loaded[name] for name in _AS_THEY_ARE if name in loaded},
     )
+
+
+def _origins(of_config: Mapping[str, Any], of_call: Mapping[str, Any]) -> dict[str, str]:
+    written = {name: f"configuration {PREFIX}{name.upper()}" for name in of_config}
+    written |= {name: f"Idempotency({name}=…)" for name in of_call}
+    layer = {name: value for name, value in {**of_config, **of_call}.items() if name in POLICY_FIELDS}
+    profile = f"profile {layer.get('profile')}, of {written.get('profile')}"
+    return {name: written.get(name, profile) for name in spelled_out(layer)}
 
 
 def _faults_of_secret(loaded: Mapping[str, Any], secrets: tuple[bytes, ...]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -50,9 +50,14 @@ class Settings:
     heartbeat_every: float | None = 30.0
     """Of chores that are done by themselves, in seconds. None: this one is not."""
     expire_rate: int = 10_000
+    worker_timeout: float | None = None
+    proxy_timeout: float | None = None
+    """When servers and proxies give up, in seconds. None: nobody has said."""
     broker_url: str | None = field(default=None, repr=False)
     metrics: bool = False
     enabled: bool = True
+    origins: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Where each value of `policy` was written that is not the default, by its name."""
     warnings: tuple[str, ...] = ()
     """What is allowed and unwise, one sentence each, for whoever starts the application to log."""
 

@@ -17,7 +17,8 @@ from flask import Blueprint, Flask, current_app
 from werkzeug.exceptions import HTTPException
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.policy import Override, Policy, merge
+from flask_idempotency.engine.policy import POLICY_FIELDS, Override, Policy, merge
+from flask_idempotency.profiles import PROFILES
 from flask_idempotency.settings import load_override
 from flask_idempotency.web.visit import current_visit
 
@@ -46,6 +47,22 @@ class Resolved:
     exempt: bool
     deferred: bool
     headers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Why an endpoint and method have the policy that they have: by the name of each value, where it was written."""
+
+    resolved: Resolved
+    origins: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """What was said in one place."""
+
+    where: str
+    override: Override
 
 
 @overload
@@ -121,13 +138,20 @@ class Policies:
     """Which policy applies where, in one application: app → blueprint → nested blueprint → class → view → method."""
 
     def __init__(
-        self, app: Flask, *, base: Policy, overrides: Mapping[Blueprint, Override], joint: bool = False
+        self,
+        app: Flask,
+        *,
+        base: Policy,
+        overrides: Mapping[Blueprint, Override],
+        joint: bool = False,
+        origins: Mapping[str, str] | None = None,
     ) -> None:
-        """`joint`: whether records and the application's rows can be committed together."""
+        """`joint`: whether records and the application's rows can be committed together. `origins`: where `base` is from."""
         self._app = app
         self._joint = joint
         self._base = base
         self._overrides = overrides
+        self._origins = origins or {}
         self._resolved: dict[tuple[str, str], Resolved] = {}
 
     def resolve(self, endpoint: str, method: str) -> Resolved:
@@ -136,6 +160,13 @@ class Policies:
         if resolved is None:
             resolved = self._resolved[endpoint, method] = self._resolve(endpoint, method)
         return resolved
+
+    def explain(self, endpoint: str, method: str) -> Explained:
+        """What `resolve` says, and where each value comes from."""
+        origins = dict.fromkeys(sorted(POLICY_FIELDS), "default") | dict(self._origins)
+        for layer in self._layers(endpoint, method):
+            origins |= {name: _origin(name, layer) for name in layer.override}
+        return Explained(self.resolve(endpoint, method), origins)
 
     def pairs(self) -> list[tuple[str, str]]:
         """Every endpoint of the application with every method that it is routed for."""
@@ -158,9 +189,8 @@ class Policies:
         return (pair for pair in self.pairs() if not self.resolve(*pair).exempt)
 
     def _resolve(self, endpoint: str, method: str) -> Resolved:
-        marks = list(self._marks(endpoint, method))
-        layers = [*self._of_blueprints(endpoint), *(mark.override for mark in marks)]
-        policy = merge(self._base, *layers)
+        marks = [_mark(target) for target in self._marked(endpoint, method)]
+        policy = merge(self._base, *(layer.override for layer in self._layers(endpoint, method)))
         said = [mark.exempt for mark in marks if mark.exempt is not None]
         return Resolved(
             policy=policy,
@@ -169,20 +199,39 @@ class Policies:
             headers=tuple("HTTP_" + name.upper().replace("-", "_") for name in policy.header),
         )
 
-    def _of_blueprints(self, endpoint: str) -> Iterator[Override]:
+    def _layers(self, endpoint: str, method: str) -> Iterator[_Layer]:
+        """Outermost first."""
+        yield from self._of_blueprints(endpoint)
+        view_class = getattr(self._app.view_functions.get(endpoint), "view_class", None)
+        for target in self._marked(endpoint, method):
+            # The function that a MethodView makes of itself has no name of its own; it is what `decorators` decorate.
+            made = view_class is not None and getattr(target, "view_class", None) is view_class
+            name = f"the decorators of {_name(view_class)}" if made else _name(target)
+            yield _Layer(f"@idempotent on {name}", _mark(target).override)
+
+    def _of_blueprints(self, endpoint: str) -> Iterator[_Layer]:
         """Outer to inner. Looked up by object: one blueprint may be registered under several names."""
         path = endpoint.split(".")[:-1]
         for depth in range(1, len(path) + 1):
             blueprint: Any = self._app.blueprints.get(".".join(path[:depth]))
             if blueprint in self._overrides:
-                yield self._overrides[blueprint]
+                yield _Layer(f"configure({blueprint.name!r})", self._overrides[blueprint])
 
-    def _marks(self, endpoint: str, method: str) -> Iterator[Mark]:
+    def _marked(self, endpoint: str, method: str) -> Iterator[Any]:
+        """What decorators may have left a mark on, outermost first."""
         view: Any = self._app.view_functions.get(endpoint)
         view_class = getattr(view, "view_class", None)
         parents = reversed(view_class.__mro__) if view_class is not None else ()
-        for target in (*parents, view, getattr(view_class, method.lower(), None)):
-            yield _mark(target)
+        yield from (*parents, view, getattr(view_class, method.lower(), None))
+
+
+def _origin(name: str, layer: _Layer) -> str:
+    """A value that is what the layer's profile says is the profile's, also where it was written once more beside it."""
+    profile = layer.override.get("profile")
+    brought = PROFILES[profile].values if profile is not None else {}
+    if name in brought and brought[name] == layer.override[name]:
+        return f"profile {profile}, of {layer.where}"
+    return layer.where
 
 
 def _mark(target: Any) -> Mark:
