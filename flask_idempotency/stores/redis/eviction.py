@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Final
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.stores.redis.client import Errors
+
+REMEDY: Final = "Set maxmemory-policy to noeviction, or use a Redis of its own for this."
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -33,7 +35,7 @@ class Eviction:
             _log.warning("Redis does not answer (%s): requests with a key get 503 until it does", type(error).__name__)
             return
         if policy is not None:
-            raise ConfigurationError(f"IDEMPOTENCY_STORE: {told(policy)}")
+            raise ConfigurationError(f"IDEMPOTENCY_STORE: {evicts(policy)} {REMEDY}")
 
     def refuse_claims(self) -> None:
         """Raises `StoreUnavailable` for as long as it evicts or cannot be asked, and logs the former once."""
@@ -45,7 +47,7 @@ class Eviction:
             return
         if not self._reported:
             self._reported = True
-            _log.error("Requests with a key get 503: %s", told(policy))
+            _log.error("Requests with a key get 503: %s %s", evicts(policy), REMEDY)
         raise StoreUnavailable(f"this Redis evicts: it has maxmemory-policy {policy}")
 
     def _evicting_policy(self) -> str | None:
@@ -63,9 +65,6 @@ class Eviction:
         return None
 
 
-def told(policy: str) -> str:
-    """What is wrong with this policy, and what to do about it."""
-    return (
-        f"this Redis has maxmemory-policy {policy}: it may forget that a payment was made, which then runs again. "
-        "Set maxmemory-policy to noeviction, or use a Redis of its own for this."
-    )
+def evicts(policy: str) -> str:
+    """What is wrong with this policy."""
+    return f"Redis has maxmemory-policy {policy}: it may forget that a payment was made, which then runs again."

@@ -20,12 +20,11 @@ class Scan:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._primaries = getattr(server.client, "get_primaries", None)
 
     def page(self, pattern: bytes, *, after: bytes, count: int) -> tuple[list[bytes], bytes | None]:
         """About `count` keys are looked at. What comes with them is where the next page begins; None after the last."""
         name, _, cursor = after.rpartition(b" ")
-        nodes = self._nodes()
+        nodes = primaries(self._server.client)
         names = [each for each, _ in nodes]
         at = names.index(name) if name in names else 0
         begin = int(cursor) if cursor and names[at] == name else 0
@@ -41,8 +40,9 @@ class Scan:
             keys, after = self.page(pattern, after=after, count=BATCH)
             yield keys
 
-    def _nodes(self) -> list[tuple[bytes, Any]]:
-        """By their names, so that they are always in the same order."""
-        if self._primaries is None:
-            return [(b"", None)]
-        return sorted(((str(node.name).encode(), node) for node in self._primaries()), key=lambda named: named[0])
+
+def primaries(client: Any) -> list[tuple[bytes, Any]]:
+    """The primaries of a Cluster by their names, so that they are always in the same order; else one without either."""
+    if not hasattr(client, "get_primaries"):
+        return [(b"", None)]
+    return sorted(((str(node.name).encode(), node) for node in client.get_primaries()), key=lambda named: named[0])

@@ -19,6 +19,7 @@ from flask_idempotency.stores.redis.chores import RedisChores, RedisExpiry
 from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.completion import completion
 from flask_idempotency.stores.redis.eviction import Eviction
+from flask_idempotency.stores.redis.health import RedisHealth
 from flask_idempotency.stores.redis.ledger import RedisLedger, limits_of
 from flask_idempotency.stores.redis.record import (
     FINGERPRINT_BYTES,
@@ -60,6 +61,7 @@ class RedisStore:
         self.unsettled = RedisUnsettled(self._server, self.answers)
         self.expiry = RedisExpiry()
         self.chores = RedisChores(self._server)
+        self.health = RedisHealth(self._server)
 
     def check(self) -> None:
         """Raises `ConfigurationError` when this Redis may evict records.

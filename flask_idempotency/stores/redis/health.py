@@ -1,0 +1,188 @@
+"""Whether a Redis is set up such that it can keep what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.health import Finding, Verdict
+from flask_idempotency.stores.redis.eviction import REMEDY, evicts
+from flask_idempotency.stores.redis.scan import primaries
+from flask_idempotency.stores.redis.server import Server
+
+NEARLY_FULL: Final = 0.8
+FULL: Final = 0.95
+"""Of what it may use. From here on a burst of claims, or the copy that it makes of itself for its disk, may be too much."""
+
+LAG_SECONDS: Final = 10
+"""A replica reports once a second."""
+
+_SECTIONS: Final = "memory", "persistence", "replication"
+_WRITES: Final = {
+    "rdb_last_bgsave_status": "its last snapshot",
+    "aof_last_bgrewrite_status": "the last rewriting of its append-only file",
+    "aof_last_write_status": "the last write to its append-only file",
+}
+_ORDER: Final = list(Verdict)
+_GRANT: Final = (
+    "Let its user ask, with ACL SETUSER … +info +config|get, or look at it by hand: docs/redis.md says what it must be."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one server has told of itself. Empty where it would not."""
+
+    info: Mapping[str, Any]
+    config: Mapping[str, str]
+
+
+class RedisHealth:
+    """Implements `health.Health`. Of a Cluster, every primary is asked, and the worst is told of each check."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def findings(self) -> Sequence[Finding]:
+        looks = [self._look(node) for _, node in primaries(self._server.client)]
+        checks = _eviction, _persistence, _errors, _memory, _replication
+        return [_worst([check(look) for look in looks]) for check in checks]
+
+    def _look(self, node: Any) -> _Look:
+        where = {} if node is None else {"target_nodes": node}
+        info = dict[str, Any]()
+        for section in _SECTIONS:
+            info.update(self._told(self._server.client.info, section, where))
+        return _Look(info, self._told(self._server.client.config_get, "appendfsync", where))
+
+    def _told(self, ask: Callable[..., Any], what: str, where: Mapping[str, Any]) -> Mapping[str, Any]:
+        errors = self._server.errors
+        try:
+            told: Mapping[str, Any] = ask(what, **where)
+        except errors.unavailable as error:
+            if errors.will_not_tell(error):
+                return {}
+            raise StoreUnavailable(f"Redis cannot be asked how it is ({type(error).__name__})") from error
+        return told
+
+
+def _worst(findings: Sequence[Finding]) -> Finding:
+    worst = max(findings, key=lambda finding: _ORDER.index(finding.verdict))
+    if len(findings) == 1 or worst.verdict is Verdict.FINE:
+        return worst
+    return replace(worst, text=f"On at least one of {len(findings)} primaries: {worst.text}")
+
+
+def _eviction(look: _Look) -> Finding:
+    policy = look.info.get("maxmemory_policy")
+    if policy is None:
+        return _unknown("eviction", "whether it may forget records to make room")
+    if policy != "noeviction":
+        return Finding("eviction", Verdict.FAULT, evicts(policy), REMEDY)
+    return Finding("eviction", Verdict.FINE, "It never forgets a record to make room for another.")
+
+
+def _persistence(look: _Look) -> Finding:
+    if "aof_enabled" not in look.info:
+        return _unknown("persistence", "whether it keeps what it is given on its disk")
+    if not look.info["aof_enabled"]:
+        return Finding(
+            "persistence",
+            Verdict.FAULT,
+            "Its append-only file is off: when it restarts it forgets what came since its last snapshot, or everything, and "
+            "that runs again.",
+            "Set appendonly to yes, at first with CONFIG SET, and in its configuration file.",
+        )
+    match look.config.get("appendfsync"):
+        case None:
+            return _unknown("persistence", "how often its append-only file is written to its disk")
+        case "always":
+            return Finding("persistence", Verdict.FINE, "What it has answered is on its disk.")
+        case "everysec":
+            return Finding(
+                "persistence",
+                Verdict.ADVICE,
+                "A crash of its machine may lose the last two seconds, and what it forgets runs again.",
+                "Set appendfsync to always where that costs more than slower writes do.",
+            )
+        case _:
+            return Finding(
+                "persistence",
+                Verdict.FAULT,
+                "Its operating system decides when its append-only file is written to its disk: a crash may lose half a "
+                "minute, and what it forgets runs again.",
+                "Set appendfsync to always, or to everysec.",
+            )
+
+
+def _errors(look: _Look) -> Finding:
+    told = {name: look.info[name] for name in _WRITES if name in look.info}
+    failed = [_WRITES[name] for name, status in told.items() if status != "ok"]
+    if failed:
+        return Finding(
+            "persistence-errors",
+            Verdict.FAULT,
+            f"It could not write to its disk: {' and '.join(failed)} failed.",
+            "Its log says why: give it room on its disk, and the right to write there.",
+        )
+    if not told:
+        return _unknown("persistence-errors", "whether it could write to its disk")
+    return Finding("persistence-errors", Verdict.FINE, "It could write to its disk when it last did.")
+
+
+def _memory(look: _Look) -> Finding:
+    used = look.info.get("used_memory")
+    most = look.info.get("maxmemory") or look.info.get("total_system_memory")
+    if used is None or not most:
+        return _unknown("memory", "how much memory it has left")
+    share = used / most
+    text = f"It uses {min(share, 1):.0%} of the memory that it may use."
+    if share < NEARLY_FULL:
+        return Finding("memory", Verdict.FINE, text)
+    verdict = Verdict.ADVICE if share < FULL else Verdict.FAULT
+    remedy = "Raise maxmemory, or give it more memory; or keep answers for less long: when it is full, first requests get 503."
+    return Finding("memory", verdict, text, remedy)
+
+
+def _replication(look: _Look) -> Finding:
+    match look.info.get("role"):
+        case None:
+            return _unknown("replication", "whether it has replicas, and how far behind they are")
+        case "slave":
+            return Finding(
+                "replication",
+                Verdict.FAULT,
+                "It is a replica: it grants no claims, and what it tells may be old.",
+                "Let IDEMPOTENCY_STORE name the primary, or be a client that follows it.",
+            )
+    replicas = list(_replicas(look.info))
+    behind = [each for each in replicas if each.get("state") != "online" or int(each.get("lag", 0)) > LAG_SECONDS]
+    if behind:
+        return Finding(
+            "replication",
+            Verdict.ADVICE,
+            f"{len(behind)} of its {len(replicas)} replicas are behind: a fail-over to one forgets what it has not heard of, "
+            "and that runs again.",
+            "Look at these replicas' logs and at the network between.",
+        )
+    # Told only where both min-replicas-to-write and min-replicas-max-lag are set.
+    if replicas and "min_slaves_good_slaves" not in look.info:
+        return Finding(
+            "replication",
+            Verdict.ADVICE,
+            "It takes writes while no replica hears of them: a fail-over forgets those, and they run again.",
+            "Set min-replicas-to-write to 1 or more, and min-replicas-max-lag to a few seconds.",
+        )
+    return Finding("replication", Verdict.FINE, "Its replicas keep up." if replicas else "It has no replicas.")
+
+
+def _replicas(info: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for number in range(int(info.get("connected_slaves", 0))):
+        if isinstance(told := info.get(f"slave{number}"), Mapping):
+            yield told
+
+
+def _unknown(check: str, what: str) -> Finding:
+    return Finding(check, Verdict.UNKNOWN, f"This Redis will not tell {what}.", _GRANT)
