@@ -67,16 +67,20 @@ class Janitor:
         """
         work = self._work[chore]
         token = secrets.token_bytes(16)
-        if self._book is not None and not self._book.take(chore, token, lease=drain.budget + LOCK_SECONDS):
-            return None
         began = drain.monotonic()
         try:
-            report = work(self._horizon(), drain)
-            self._write_down(chore, report, seconds=drain.monotonic() - began)
+            if self._book is not None and not self._book.take(chore, token, lease=drain.budget + LOCK_SECONDS):
+                return None
+            return self._done(chore, work, drain, token, began)
         except Exception as error:
             seconds = drain.monotonic() - began
             self._tell(ChoreDone("", chore, seconds, counts={}, finished=False, error=type(error).__name__))
             raise
+
+    def _done(self, chore: Chore, work: Work, drain: Drain, token: bytes, began: float) -> Report:
+        try:
+            report = work(self._horizon(), drain)
+            self._write_down(chore, report, seconds=drain.monotonic() - began)
         finally:
             self._give_back(chore, token)
         return report

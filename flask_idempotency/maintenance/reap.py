@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypedDict
 
-from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, KeysUnavailable, StoreUnavailable
 from flask_idempotency.engine.events import Event, Reaped, ResolverAsked
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.owner import may_live_for
@@ -138,16 +138,25 @@ def _resolved(
     def unsettled(answer: str) -> None:
         observers(ResolverAsked(label(found.key), found.record.about.operation, answer=answer))
 
-    try:
-        resolution = resolver(UnknownOutcome(found.record, lambda name: asking.downstream(found, name)))
-        policy = asking.policy_of(found.record.about)
-        settled = _settle(found, resolution, policy, asking.settler, horizon=horizon)
-    except StoreUnavailable:
-        raise
-    except Exception as error:  # noqa: BLE001 - an application's own function may raise anything, and its turn comes again
-        _log.exception("the resolver of %s failed", found.record.about.operation)
+    def failed(error: Exception) -> str:
+        _log.error("the resolver of %s failed, or said what cannot be", found.record.about.operation, exc_info=error)
         unsettled(type(error).__name__)
         return "failed"
+
+    try:
+        resolution = resolver(UnknownOutcome(found.record, lambda name: asking.downstream(found, name)))
+    except Exception as error:  # noqa: BLE001 - an application's own function may raise anything, and its turn comes again
+        return failed(error)
+    try:
+        policy = asking.policy_of(found.record.about)
+        settled = _settle(found, resolution, policy, asking.settler, horizon=horizon)
+    except KeysUnavailable as error:
+        # It may be one tenant's keys alone: the others, whose turn it is as well, are not to wait for them.
+        return failed(error)
+    except StoreUnavailable:
+        raise
+    except Exception as error:  # noqa: BLE001 - nor may what it says lead anywhere else
+        return failed(error)
     if settled == "unknown":
         unsettled("still-unknown")
     return settled

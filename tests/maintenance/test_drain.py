@@ -1,0 +1,183 @@
+"""The pace of a chore: in batches that a store can answer, no faster than it may, and no longer than it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from flask_idempotency.engine.errors import KeysUnavailable, StoreUnavailable
+from flask_idempotency.maintenance.drain import FAILURES, SMALLEST_BATCH, Did, Drain, Drained
+
+
+class Hours:
+    """A clock that passes when somebody sleeps, or works."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Pile:
+    """So many things to do, each of which takes a while."""
+
+    def __init__(
+        self, hours: Hours, size: int, *, takes: float = 0.0, fails: Callable[[int], bool] | None = None
+    ) -> None:
+        self.hours, self.left, self.takes = hours, size, takes
+        self.fails = fails or (lambda call: False)
+        self.limits: list[int] = []
+
+    def step(self, limit: int) -> Did:
+        self.limits.append(limit)
+        if self.fails(len(self.limits)):
+            raise StoreUnavailable("down")
+        did = min(limit, self.left)
+        self.left -= did
+        self.hours.now += did * self.takes
+        return Did(did, more=self.left > 0)
+
+
+@pytest.fixture
+def hours() -> Hours:
+    return Hours()
+
+
+def drain(hours: Hours, **pace: object) -> Drain:
+    return Drain(sleep=hours.sleep, monotonic=hours, **pace)  # type: ignore[arg-type]
+
+
+def test_all_is_done_in_batches(hours: Hours) -> None:
+    """
+    And told how much, in how many.
+    """
+    pile, told = Pile(hours, 250), list[int]()
+    drained = drain(hours, batch=100, told=told.append).run(pile.step)
+
+    assert Drained(touched=250, batches=3) == drained
+    assert ([100, 100, 100], [100, 200, 250], []) == (pile.limits, told, hours.slept)
+
+
+def test_nothing_to_do_is_one_look(hours: Hours) -> None:
+    """
+    Which is no batch of anything.
+    """
+    assert Drained(touched=0, batches=1) == drain(hours).run(Pile(hours, 0).step)
+
+
+def test_it_ends_with_its_budget(hours: Hours) -> None:
+    """
+    Unfinished, and says so; what was done stays done.
+    """
+    pile = Pile(hours, 1000, takes=0.1)
+    drained = drain(hours, batch=100, budget=25.0).run(pile.step)
+
+    assert Drained(touched=300, batches=3, finished=False) == drained
+    assert pile.left == 700
+
+
+def test_what_is_finished_with_the_last_of_its_budget_is_finished(hours: Hours) -> None:
+    """
+    Nobody has to come again for nothing.
+    """
+    assert drain(hours, batch=100, budget=5.0).run(Pile(hours, 100, takes=0.1).step).finished
+
+
+def test_it_keeps_its_pace_over_the_whole_run(hours: Hours) -> None:
+    """
+    A batch that took long needs no pause, and one that was quick a longer one.
+    """
+    pile = Pile(hours, 400, takes=0.001)
+    drain(hours, batch=100, rate=50.0).run(pile.step)
+
+    assert hours.slept == pytest.approx([1.9, 1.9, 1.9])
+    slow = Hours()
+    drain(slow, batch=100, rate=50.0).run(Pile(slow, 400, takes=0.1).step)
+    assert slow.slept == []
+
+
+def test_it_does_not_sleep_beyond_its_budget(hours: Hours) -> None:
+    """
+    Its lock would be over when it wakes up, and somebody else at work.
+    """
+    drained = drain(hours, batch=1000, rate=1.0, budget=60.0).run(Pile(hours, 5000).step)
+
+    assert (60.0, Drained(touched=1000, batches=1, finished=False)) == (hours.now, drained)
+
+
+def test_a_batch_that_the_store_cannot_do_is_halved(hours: Hours) -> None:
+    """
+    And it grows again, to what it was and no further, while the store answers.
+    """
+    pile = Pile(hours, 5000, fails=lambda call: call <= 2)
+    drained = drain(hours, batch=1000).run(pile.step)
+
+    assert (5000, 2, True) == (drained.touched, drained.shrunk, drained.finished)
+    assert [1000, 500, 250, 376, 502, 628, 754, 880, 1000, 1000] == pile.limits[:10]
+
+
+def test_it_gives_up_when_the_store_stays_silent(hours: Hours) -> None:
+    """
+    The chore has failed then, and its next run tries again.
+    """
+    pile = Pile(hours, 5000, fails=lambda call: True)
+    with pytest.raises(StoreUnavailable):
+        drain(hours, batch=1000).run(pile.step)
+
+    assert [1000, 500, 250, 125, 62, 31] == pile.limits
+    assert len(pile.limits) == FAILURES
+
+
+def test_it_gives_up_when_the_smallest_batch_is_too_much(hours: Hours) -> None:
+    """
+    Such a store is not slow but away.
+    """
+    pile = Pile(hours, 5000, fails=lambda call: True)
+    with pytest.raises(StoreUnavailable):
+        drain(hours, batch=25).run(pile.step)
+
+    assert [25, 12, SMALLEST_BATCH] == pile.limits
+
+
+def test_failures_count_in_a_row(hours: Hours) -> None:
+    """
+    A store that fails now and then is no store that is away.
+    """
+    pile = Pile(hours, 4000, fails=lambda call: call % 2 == 1)
+    drained = drain(hours, batch=1000).run(pile.step)
+
+    assert (4000, True) == (drained.touched, drained.finished)
+    assert drained.shrunk > FAILURES
+
+
+def test_what_was_told_before_a_failure_is_not_told_again(hours: Hours) -> None:
+    """
+    A step that failed has touched nothing that counts.
+    """
+    pile, told = Pile(hours, 300, fails=lambda call: call == 2), list[int]()
+    drained = drain(hours, batch=100, told=told.append).run(pile.step)
+
+    assert (told[-1], told) == (drained.touched, sorted(told))
+    assert drained.touched == 300
+
+
+def test_keys_that_cannot_be_had_are_no_matter_of_batches(hours: Hours) -> None:
+    """
+    To ask again with half as many would change nothing.
+    """
+    calls = list[int]()
+
+    def step(limit: int) -> Did:
+        calls.append(limit)
+        raise KeysUnavailable("the key service is away")
+
+    with pytest.raises(KeysUnavailable):
+        drain(hours).run(step)
+    assert calls == [1000]

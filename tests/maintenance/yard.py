@@ -1,0 +1,107 @@
+"""A store, and all it takes to reap it: what was told, who is asked, and time that moves when told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.engine.events import Event, Observers
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.ports import Binding, Codec
+from flask_idempotency.engine.record import OnLapse, Record
+from flask_idempotency.engine.resolution import Resolution, UnknownOutcome
+from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.settling import Settler
+from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.maintenance.drain import Drain
+from flask_idempotency.maintenance.reap import Asking, Reaping, reap
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing.contract.examples import ABOUT, LEASE, a_key, a_request, a_token, found
+
+POLICY = Policy(lease=LEASE, max_runtime=900.0)
+PAID = Result(201, body=b"paid")
+
+
+def still(batch: int = 1000) -> Drain:
+    """No pace and no end."""
+    return Drain(batch, sleep=lambda seconds: None, monotonic=lambda: 0.0)
+
+
+def label(key: StorageKey) -> str:
+    return key.rid.hex()[:8]
+
+
+class Yard:
+    """One store, and what becomes of its unsettled records."""
+
+    def __init__(self, store: Any, clock: FrozenClock | None = None) -> None:
+        self.store = store
+        self.clock = clock or FrozenClock()
+        self.codec: Codec = EnvelopeCodec(compression=None)
+        self.events: list[Event] = []
+        self.asked: list[UnknownOutcome] = []
+        self.says: Sequence[Callable[[UnknownOutcome], Any]] = ()
+        self.policy = POLICY
+
+    def claim(
+        self, *, on_lapse: OnLapse = OnLapse.QUARANTINE, key: StorageKey | None = None
+    ) -> tuple[StorageKey, bytes]:
+        key, token = key or a_key(), a_token()
+        outcome = self.store.claim(a_request(key, on_lapse=on_lapse), token=token, lease=LEASE)
+        assert isinstance(outcome, Claimed)
+        return key, token
+
+    def held(self) -> tuple[StorageKey, bytes]:
+        """Quarantined by its owner's word."""
+        key, token = self.claim()
+        self.store.hold(key, token, "view-crashed")
+        return key, token
+
+    def vanished(self, *, ago: float = 1.0, on_lapse: OnLapse = OnLapse.QUARANTINE) -> tuple[StorageKey, bytes]:
+        """Its lease has ended so long ago, with no word from its owner."""
+        key, token = self.claim(on_lapse=on_lapse)
+        self.clock.advance(LEASE + ago)
+        return key, token
+
+    def resolver(self, unknown: UnknownOutcome) -> Resolution:
+        self.asked.append(unknown)
+        said: Resolution = self.says[min(len(self.asked), len(self.says)) - 1](unknown)
+        return said
+
+    def settler(self) -> Settler:
+        return Settler(self.store.unsettled, self.codec, Observers([self.events.append]), label=label)
+
+    def asking(self) -> Asking:
+        return Asking(
+            resolvers={ABOUT.operation: self.resolver},
+            policy_of=lambda about: self.policy,
+            settler=self.settler(),
+            downstream=lambda found, name: f"{name} of {label(found.key)}",
+        )
+
+    def reap(self, *, horizon: float | None = None, drain: Drain | None = None) -> Reaping:
+        return reap(
+            self.store.unsettled,
+            horizon=self.clock.now if horizon is None else horizon,
+            drain=drain or still(),
+            observers=Observers([self.events.append]),
+            label=label,
+            asking=self.asking() if self.says else None,
+        )
+
+    def read(self, key: StorageKey) -> Record:
+        return found(self.store, key)
+
+    def seen(self, key: StorageKey) -> Found:
+        return Found(key, self.read(key))
+
+    def opened(self, key: StorageKey) -> Result:
+        record = self.read(key)
+        assert record.payload is not None
+        return self.codec.open(record.payload, Binding(key, record.token, record.fence, record.fingerprint))
+
+    def told(self) -> list[str]:
+        return [type(event).__name__ for event in self.events]
