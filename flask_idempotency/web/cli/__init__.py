@@ -7,16 +7,19 @@ from flask_idempotency.web.cli.chores import expire_command, reap_command, recon
 from flask_idempotency.web.cli.db import db
 from flask_idempotency.web.cli.group import cli
 from flask_idempotency.web.cli.keys import keys
+from flask_idempotency.web.cli.policy import policy_command
 from flask_idempotency.web.cli.purge import purge
 from flask_idempotency.web.cli.quota import quota
 from flask_idempotency.web.cli.records import list_command, show_command
 from flask_idempotency.web.cli.settling import release_command, resolve_command
+from flask_idempotency.web.cli.stats import stats_command
 
 for command in (
     db,
     expire_command,
     keys,
     list_command,
+    policy_command,
     purge,
     quota,
     reap_command,
@@ -25,6 +28,7 @@ for command in (
     resolve_command,
     rotate_command,
     show_command,
+    stats_command,
 ):
     cli.add_command(command)
 
