@@ -16,6 +16,7 @@ from sqlalchemy import (
     LargeBinary,
     Select,
     String,
+    Subquery,
     Update,
     and_,
     bindparam,
@@ -28,6 +29,7 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.sql.selectable import CTE
 
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect
 from flask_idempotency.stores.sql.rows import Row
@@ -120,6 +122,15 @@ def if_as_seen(dialect: Dialect, condition: ColumnElement[bool]) -> Update:
         return update(records).where(seen, condition)
     free = select(_r.rid).where(seen, condition).correlate(None).with_for_update(skip_locked=True).scalar_subquery()
     return update(records).where(_r.rid == free)
+
+
+def chosen(dialect: Dialect, some: Select[Any]) -> CTE | Subquery:
+    """These rows, without those that somebody has locked: on PostgreSQL they are ours until the statement is over."""
+    if dialect.name != POSTGRESQL:
+        # sqlite3 counts what a statement has changed by its first word, which is not to be WITH.
+        return some.subquery("chosen")
+    # Chosen once: a subquery with a limit may be run again for each row that is compared with it, and choose others.
+    return some.with_for_update(skip_locked=True).cte("chosen")
 
 
 def has_answer() -> ColumnElement[bool]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, Delete, Integer, Select, and_, bindparam, delete, or_, select
 
-from flask_idempotency.stores.sql.clauses import ONE, word
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect
+from flask_idempotency.stores.sql.clauses import ONE, chosen, word
+from flask_idempotency.stores.sql.dialects import Dialect
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, RELEASED, records
 
 _r = records.c
@@ -20,13 +20,10 @@ def sweep(dialect: Dialect) -> Delete:
     """Some of the records that are over, those first that were over first. On PostgreSQL what somebody has locked stays:
     they are about to use the row again, or remove it themselves."""
     over = _is_over(dialect)
-    which = (
-        select(_r.rid).where(over).order_by(_r.expires_at).limit(bindparam("my_limit", type_=Integer)).correlate(None)
-    )
-    if dialect.name == POSTGRESQL:
-        which = which.with_for_update(skip_locked=True)
+    first = select(_r.rid).where(over).order_by(_r.expires_at).limit(bindparam("my_limit", type_=Integer))
+    which = chosen(dialect, first)
     # Once more: whoever used the row again between the look and the lock has it.
-    return delete(records).where(_r.rid.in_(which), over)
+    return delete(records).where(_r.rid.in_(select(which.c.rid)), over)
 
 
 def is_overdue(dialect: Dialect) -> Select[Any]:

@@ -39,6 +39,7 @@ from flask_idempotency.stores.sql.clauses import (
     ONE,
     ZERO,
     booked,
+    chosen,
     if_as_seen,
     inserted,
     is_absent,
@@ -46,7 +47,7 @@ from flask_idempotency.stores.sql.clauses import (
     regranted,
     word,
 )
-from flask_idempotency.stores.sql.dialects import BRIEFLY_MS, POSTGRESQL, Dialect
+from flask_idempotency.stores.sql.dialects import BRIEFLY_MS, Dialect
 from flask_idempotency.stores.sql.schema import ANSWERS, NEW_KEYS, PROCESSING, ledger, records, tenants
 
 _LIMITS = ("records", "bytes", "in_flight", "new_keys")
@@ -160,10 +161,8 @@ def sweep(dialect: Dialect) -> Delete:
     key = (_l.tid, _l.kind, _l.edge, _l.span, _l.shard)
     horizon = func.coalesce(bindparam("my_horizon", type_=BigInteger), _l.edge)
     over = select(*key).where(_l.edge <= dialect.now, _l.edge <= horizon)
-    over = over.limit(bindparam("my_limit", type_=BigInteger))
-    if dialect.name == POSTGRESQL:
-        over = over.with_for_update(skip_locked=True)
-    return delete(ledger).where(tuple_(*key).in_(over))
+    some = chosen(dialect, over.limit(bindparam("my_limit", type_=BigInteger)))
+    return delete(ledger).where(tuple_(*key).in_(select(*some.c)))
 
 
 others = records.alias("others")

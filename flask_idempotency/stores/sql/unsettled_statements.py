@@ -28,7 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from flask_idempotency.stores.sql.answer_statements import is_answer
-from flask_idempotency.stores.sql.clauses import ONE, ZERO, columns, is_as_met, is_mine, others_update, word
+from flask_idempotency.stores.sql.clauses import ONE, ZERO, chosen, columns, is_as_met, is_mine, others_update, word
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect
 from flask_idempotency.stores.sql.schema import PROCESSING, QUARANTINE, QUARANTINED, RELEASED, records
 from flask_idempotency.stores.sql.statements import LEASE_EXPIRED, RELEASED_KEEP
@@ -62,12 +62,10 @@ def lapse(dialect: Dialect) -> ReturningUpdate[Any]:
 def due(dialect: Dialect) -> ReturningUpdate[Any]:
     """Quarantined records whose turn it is, and when the next one is: no two askers are given the same."""
     turn = and_(_r.state == word(QUARANTINED), *_over(dialect, _r.ask_at))
-    which = select(_r.rid).where(turn).order_by(_r.ask_at, _r.lease_until).limit(_limit()).correlate(None)
-    if dialect.name == POSTGRESQL:
-        which = which.with_for_update(skip_locked=True)
+    which = chosen(dialect, select(_r.rid).where(turn).order_by(_r.ask_at, _r.lease_until).limit(_limit()))
     age = dialect.now - _r.lease_until
     pause = _the(dialect.least, _the(dialect.greatest, age, _number("least")), _number("most"))
-    taken = update(records).where(_r.rid.in_(which), turn).values(ask_at=dialect.now + pause)
+    taken = update(records).where(_r.rid.in_(select(which.c.rid)), turn).values(ask_at=dialect.now + pause)
     return taken.returning(_r.rid, _r.tid, *columns(), dialect.now.label("now"))
 
 

@@ -1,4 +1,7 @@
-DELETE FROM idempotency_records WHERE idempotency_records.rid IN (SELECT idempotency_records.rid
+WITH chosen AS
+(SELECT idempotency_records.rid AS rid
 FROM idempotency_records
 WHERE (idempotency_records.state = 'released' OR idempotency_records.state IN ('completed', 'failed') AND idempotency_records.expires_at >= idempotency_records.completed_at) AND idempotency_records.expires_at <= %(my_horizon)s::BIGINT AND idempotency_records.expires_at <= coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) ORDER BY idempotency_records.expires_at
- LIMIT %(my_limit)s::INTEGER FOR UPDATE SKIP LOCKED) AND (idempotency_records.state = 'released' OR idempotency_records.state IN ('completed', 'failed') AND idempotency_records.expires_at >= idempotency_records.completed_at) AND idempotency_records.expires_at <= %(my_horizon)s::BIGINT AND idempotency_records.expires_at <= coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint)
+ LIMIT %(my_limit)s::INTEGER FOR UPDATE SKIP LOCKED)
+ DELETE FROM idempotency_records WHERE idempotency_records.rid IN (SELECT chosen.rid
+FROM chosen) AND (idempotency_records.state = 'released' OR idempotency_records.state IN ('completed', 'failed') AND idempotency_records.expires_at >= idempotency_records.completed_at) AND idempotency_records.expires_at <= %(my_horizon)s::BIGINT AND idempotency_records.expires_at <= coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint)
