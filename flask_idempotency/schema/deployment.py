@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from marshmallow import fields, validate
 
-from flask_idempotency.schema.fields import Rate, count, interval, limit
+from flask_idempotency.schema.fields import Rate, count, interval, limit, patience
 from flask_idempotency.schema.policy import PolicySchema
 
 MEMORY = "memory://"
@@ -127,6 +127,13 @@ class DeploymentSchema(PolicySchema):
         30,
         "Seconds between two signs of life of the janitor. The application warns when none came for two such times. None: "
         "no janitor is expected, and nobody warns.",
+    )
+    worker_timeout = patience(
+        "Seconds after which a worker is killed that is still at work: gunicorn's `--timeout`. For `doctor` alone, which "
+        "reads GUNICORN_CMD_ARGS as well. 0: never."
+    )
+    proxy_timeout = patience(
+        "Seconds after which a proxy gives up on a request: nginx's `proxy_read_timeout`. For `doctor` alone. 0: never."
     )
     expire_rate = count(
         least=1,

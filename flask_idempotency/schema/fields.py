@@ -41,6 +41,14 @@ def interval(default: int, doc: str) -> Seconds:
     return Seconds(allow_none=True, validate=positive(), metadata={"doc": doc, "default": default})
 
 
+def patience(doc: str) -> Seconds:
+    """Seconds after which somebody else gives up. 0 is never; None: nobody has said."""
+    error = "must not be negative."
+    return Seconds(
+        allow_none=True, validate=validate.Range(min=0, error=error), metadata={"doc": doc, "default": "not known"}
+    )
+
+
 def positive() -> validate.Range:
     """For durations that must not be 0."""
     return validate.Range(min=0, min_inclusive=False, error="must be more than 0.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
@@ -21,8 +22,27 @@ _LOCAL_DRIVERS: Final = frozenset({"sqlite", "sqlite+pysqlite", "sqlite+aiosqlit
 _WAIVE: Final = "or, if something else protects the way there, set IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT to True."
 
 
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """Why what is sent to a store may be read on its way. `remedy` begins a sentence."""
+
+    setting: str
+    what: str
+    remedy: str
+    certain: bool = True
+    """False: nobody can tell."""
+
+
 def transport_fault(setting: str, choice: Any, config: Mapping[str, Any]) -> str | None:
-    """Why what is sent to this store may be read on its way, with a remedy. None: it cannot, or never leaves the machine."""
+    """What keeps `required` from starting with this store, with a remedy. None: nothing does."""
+    found = exposure(setting, choice, config)
+    if found is None:
+        return None
+    return f"{found.setting}: {found.what}, and IDEMPOTENCY_ENCRYPTION is required. {found.remedy}, {_WAIVE}"
+
+
+def exposure(setting: str, choice: Any, config: Mapping[str, Any]) -> Exposure | None:
+    """How what is sent to this store may be read on its way. None: it cannot, or never leaves the machine."""
     if isinstance(choice, MemoryStore):
         return None
     if not isinstance(choice, str):
@@ -52,7 +72,7 @@ def _is_ambiguous(url: str) -> bool:
     return "@" in url.partition("//")[2][len(authority) :]
 
 
-def _of_redis(setting: str, url: str) -> str | None:
+def _of_redis(setting: str, url: str) -> Exposure | None:
     parts = urlsplit(url)
     # Where the URL names no host before its path, redis-py takes one from behind the question mark.
     if _is_here(parts.hostname or _last(url, "host") or "localhost"):
@@ -61,32 +81,28 @@ def _of_redis(setting: str, url: str) -> str | None:
         checked = not {text.lower() for text in _all(url, "ssl_check_hostname")} & _FALSE
         if checked and _VERIFIED.issuperset(_all(url, "ssl_cert_reqs")):
             return None
-        return (
-            f"{setting}: names a Redis on another machine whose certificate nobody looks at, and IDEMPOTENCY_ENCRYPTION is "
-            "required. Take ssl_cert_reqs and ssl_check_hostname out of the URL (ssl_ca_certs names an authority of your "
-            f"own), {_WAIVE}"
+        return Exposure(
+            setting,
+            "names a Redis on another machine whose certificate nobody looks at",
+            "Take ssl_cert_reqs and ssl_check_hostname out of the URL (ssl_ca_certs names an authority of your own)",
         )
-    return (
-        f"{setting}: names a Redis on another machine without TLS, and IDEMPOTENCY_ENCRYPTION is required. Use rediss:// or "
-        f"unix://, {_WAIVE}"
-    )
+    return Exposure(setting, "names a Redis on another machine without TLS", "Use rediss:// or unix://")
 
 
-def _of_sqlite(setting: str, url: str) -> str | None:
+def _of_sqlite(setting: str, url: str) -> Exposure | None:
     parts = urlsplit(url)
     if parts.scheme in _LOCAL_DRIVERS and not parts.netloc:
         return None
     return _opaque(setting, "SQLite that is more than a file")
 
 
-def _of_application(config: Mapping[str, Any]) -> str | None:
+def _of_application(config: Mapping[str, Any]) -> Exposure | None:
     setting = "SQLALCHEMY_DATABASE_URI"
     options = _default_bind(config)
     url = options.get("url")
     if url is None:
-        return (
-            f"{setting}: is not set, so nobody can tell how its database is reached. Set it before init_app, {_WAIVE}"
-        )
+        what = "is not set, so nobody can tell how its database is reached"
+        return Exposure(setting, what, "Set it before init_app", certain=False)
     if {"creator", "pool"} & options.keys():
         return _opaque("SQLALCHEMY_ENGINE_OPTIONS", "database connection that a function makes")
     if _is_ambiguous(str(url)):
@@ -106,7 +122,7 @@ def _default_bind(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**(bind if isinstance(bind, Mapping) else {"url": bind}), **(basic if "url" in basic else {})}
 
 
-def _of_postgresql(setting: str, url: str, connect_args: Mapping[str, Any]) -> str | None:
+def _of_postgresql(setting: str, url: str, connect_args: Mapping[str, Any]) -> Exposure | None:
     """As libpq finds its way: what the driver is given goes before what the URL says, and that before the environment."""
 
     def said(name: str, variable: str) -> str:
@@ -120,17 +136,16 @@ def _of_postgresql(setting: str, url: str, connect_args: Mapping[str, Any]) -> s
     hosts = [*_hosts(named), *_hosts(said("hostaddr", "PGHOSTADDR"))]
     if all(_is_here(host) for host in hosts):
         return None
-    return (
-        f"{setting}: names a PostgreSQL on another machine without TLS, and IDEMPOTENCY_ENCRYPTION is required. Add "
-        f"sslmode=verify-full (or verify-ca, or require), {_WAIVE}"
+    return Exposure(
+        setting,
+        "names a PostgreSQL on another machine without TLS",
+        "Add sslmode=verify-full (or verify-ca, or require)",
     )
 
 
-def _opaque(setting: str, kind: str) -> str:
-    return (
-        f"{setting}: nobody can tell from a {kind} whether it is reached over TLS, and IDEMPOTENCY_ENCRYPTION is required. "
-        f"Use a URL, {_WAIVE}"
-    )
+def _opaque(setting: str, kind: str) -> Exposure:
+    what = f"nobody can tell from a {kind} whether it is reached over TLS"
+    return Exposure(setting, what, "Use a URL", certain=False)
 
 
 def _hosts(named: str | Sequence[str]) -> list[str]:

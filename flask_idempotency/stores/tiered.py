@@ -20,6 +20,7 @@ from flask_idempotency.engine.record import Payload, Record
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.engine.unsettled import KnowsUnsettled, Unsettled
 from flask_idempotency.engine.upkeep import Answers, Counts, DataKeys, KeepsDataKeys, Ledger, ShowsAnswers
+from flask_idempotency.stores.tiered_health import CachedHealth
 from flask_idempotency.stores.tiered_unsettled import CachedUnsettled
 from flask_idempotency.stores.tiered_upkeep import CachedAnswers, CachedDataKeys
 
@@ -106,8 +107,8 @@ class TieredStore:
     unsettled: Unsettled
     expiry: Expiry
     chores: ChoreBook
-    health: Health
     """As the system has them; one that it has not, this has not either."""
+    health: Health
 
     def __init__(self, system: Store, cache: ReplayCache) -> None:
         self._system = system
@@ -123,8 +124,8 @@ class TieredStore:
             self.expiry = system.expiry
         if isinstance(system, KeepsChoreBook):
             self.chores = system.chores
-        if isinstance(system, KnowsItsHealth):
-            self.health = system.health
+        health = system.health if isinstance(system, KnowsItsHealth) else None
+        self.health = CachedHealth(health, self._cache_answers)
         self._telling = system if isinstance(system, Telling) else None
         self._identified = system if isinstance(system, Identified) else None
         self._identity: bytes | None = None
@@ -186,6 +187,10 @@ class TieredStore:
         # The damage may be the cache's alone; the system compares, and knows.
         self._forget(key)
         self._system.condemn(key, payload)
+
+    def _cache_answers(self, key: StorageKey) -> bool:
+        found = self._cache.peek(key)
+        return isinstance(found, Record) or found.at is not None
 
     def _peek(self, key: StorageKey) -> Record | Missed:
         place = self._place(key)

@@ -1,0 +1,242 @@
+"""What there is to check of one application: its store, its settings, its policies, and who serves it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from math import inf
+from typing import Any
+from urllib.parse import urlsplit
+
+from flask import Flask
+
+from flask_idempotency.assembly import Built, in_one_process
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.health import Finding, Verdict
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.record import OnLapse
+from flask_idempotency.operations.checks import clocks, sealed, sweeping, timeouts, waiting
+from flask_idempotency.operations.checks.naming import some
+from flask_idempotency.operations.checks.timeouts import Endpoint
+from flask_idempotency.operations.doctor import Check, Examination, examine
+from flask_idempotency.operations.keys import keys_status
+from flask_idempotency.settings import Settings, derived_secret
+from flask_idempotency.settings.transport import exposure
+from flask_idempotency.web.chores import intervals, work_of
+from flask_idempotency.web.loaders import Loaders
+from flask_idempotency.web.policies import Policies
+
+
+def examination_of(
+    app: Flask,
+    *,
+    worker_timeout: float | None = None,
+    proxy_timeout: float | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Examination:
+    """Everything `doctor` looks at. The timeouts go before what the settings and gunicorn's arguments say; 0 is never.
+
+    The application must be guarded, or have been put together at least: its state has `built` and `policies`.
+    """
+    state: Any = app.extensions["idempotency"]
+    built: Built = state.built
+    settings: Settings = state.settings
+    worker = _first(worker_timeout, settings.worker_timeout)
+    if worker is None:
+        worker = timeouts.gunicorn_timeout(environ.get("GUNICORN_CMD_ARGS", ""))
+    endpoints = partial(_endpoints, state.policies)
+    checks = [
+        *_of_store(app, built, settings, state.loaders, state.policies),
+        Check("store-kind", lambda: _store_kind(settings, lenient=app.debug or app.testing)),
+        Check("secret", lambda: _secret(settings, app.config.get("SECRET_KEY"))),
+        Check("transport", lambda: _transport(settings, app.config)),
+        Check("worker-timeout", lambda: timeouts.worker_timeout(endpoints(), seconds=worker)),
+        Check(
+            "proxy-timeout",
+            lambda: timeouts.proxy_timeout(endpoints(), seconds=_first(proxy_timeout, settings.proxy_timeout)),
+        ),
+        Check("lease", lambda: timeouts.lease(endpoints())),
+        Check("policies", lambda: _policies(state.policies)),
+        Check("resolvers", lambda: _resolvers(app, state.loaders, endpoints())),
+        Check("docs-url", lambda: _docs_url(settings.docs_url)),
+    ]
+    return examine(checks, reach=partial(_reach, built))
+
+
+def _reach(built: Built) -> None:
+    """Ask the store for a key that nobody has ever used."""
+    if built.chores is not None:
+        built.chores.now()
+    built.engine.read(StorageKey(os.urandom(32), os.urandom(16)))
+
+
+def _of_store(app: Flask, built: Built, settings: Settings, loaders: Loaders, policies: Policies) -> Iterable[Check]:
+    """What the store says of itself, and what stands in it."""
+
+    def asking(name: str, look: Callable[[], Iterable[Finding]]) -> Check:
+        return Check(name, look, asks_store=True)
+
+    if built.health is None:
+        yield asking("health", lambda: [_cannot("health", "health")])
+    else:
+        yield asking("health", built.health.findings)
+    if (book := built.chores) is None:
+        for name in ("clock-skew", "clock-step", "janitor", "chores", "backlog"):
+            yield asking(name, partial(lambda name: [_cannot(name, "chores")], name))
+    else:
+        yield asking("clock-skew", lambda: clocks.clock_skew(book))
+        yield asking("clock-step", lambda: clocks.clock_step(book))
+        # Nobody else could see what is in this process's memory.
+        expected = None if in_one_process(settings) else settings.heartbeat_every
+        yield asking("janitor", lambda: sweeping.janitor(book.last(), heartbeat_every=expected))
+        if expected is not None:
+            every = partial(_intervals, app, built, settings, loaders, policies)
+            yield asking("chores", lambda: sweeping.chores(book.last(), every=every()))
+            yield asking("backlog", lambda: sweeping.backlog(book.last()))
+    if (unsettled := built.unsettled) is None:
+        for name in ("quarantined", "lapsed"):
+            yield asking(name, partial(lambda name: [_cannot(name, "unsettled")], name))
+    else:
+        yield asking("quarantined", lambda: waiting.quarantined(unsettled))
+        if book is not None:
+            yield asking("lapsed", lambda: waiting.lapsed(unsettled, now=book.now()))
+    ring, answers, data_keys = settings.key_ring, built.answers, built.data_keys
+    if ring is not None and answers is not None and data_keys is not None:
+        required = settings.encryption == "required"
+        yield Check("newest-key", lambda: sealed.newest_key(ring))
+        yield asking("keys", lambda: sealed.keys(keys_status(ring, answers, data_keys), required=required))
+
+
+def _cannot(name: str, port: str) -> Finding:
+    text = f"This store cannot tell: it has no `{port}`."
+    return Finding(
+        name, Verdict.UNKNOWN, text, "Set IDEMPOTENCY_STORE to a store of this package, or add that to yours."
+    )
+
+
+def _intervals(
+    app: Flask, built: Built, settings: Settings, loaders: Loaders, policies: Policies
+) -> Mapping[str, float]:
+    """Of the chores that there is anything to do for. The heartbeat is looked at by itself."""
+    try:
+        work = work_of(app, built, settings, loaders, policies, lambda event: None)
+    except ConfigurationError:
+        return {}  # of the resolvers, which are a check of their own
+    return {c: seconds for c, seconds in intervals(settings).items() if c in work and c != "heartbeat"}
+
+
+def _endpoints(policies: Policies) -> list[Endpoint]:
+    """Every endpoint that is guarded, once for each policy that its methods have."""
+    resolved = ((endpoint, policies.resolve(endpoint, method)) for endpoint, method in policies.pairs())
+    found: list[Endpoint] = []
+    for name, each in resolved:
+        if not each.exempt and (endpoint := Endpoint(name, each.policy)) not in found:
+            found.append(endpoint)
+    return found
+
+
+def _store_kind(settings: Settings, *, lenient: bool) -> list[Finding]:
+    if in_one_process(settings) and not lenient:
+        text = (
+            "Keys are in the memory of one process: every other process, and this one after a restart, runs them again."
+        )
+        remedy = "Set IDEMPOTENCY_STORE to flask-sqlalchemy:// or a redis:// URL before this application moves money."
+        return [Finding("store-kind", Verdict.FAULT, text, remedy)]
+    kind = urlsplit(settings.store).scheme if isinstance(settings.store, str) else type(settings.store).__name__
+    return [Finding("store-kind", Verdict.FINE, f"The store is {kind or 'made by a function'}.")]
+
+
+def _secret(settings: Settings, secret_key: str | bytes | None) -> list[Finding]:
+    findings = []
+    if secret_key and settings.secrets[0] == derived_secret(secret_key):
+        text = "The secret is derived from SECRET_KEY: whoever rotates that makes every key new, and retries run again."
+        remedy = (
+            "Set IDEMPOTENCY_SECRET to [a value of its own, flask_idempotency.settings.derived_secret(SECRET_KEY)], and drop "
+            "the second after one `keep`."
+        )
+        findings.append(Finding("secret", Verdict.ADVICE, text, remedy))
+    if len(settings.secrets) > 1:
+        text = (
+            f"A rotation of the secret is not at its end: {len(settings.secrets)} are listed, and every new key is claimed "
+            "under each."
+        )
+        remedy = (
+            "Drop the last one from IDEMPOTENCY_SECRET when one `keep` has passed since every process knows the first."
+        )
+        findings.append(Finding("secret", Verdict.ADVICE, text, remedy))
+    return findings or [Finding("secret", Verdict.FINE, "One secret of its own names the records.")]
+
+
+def _transport(settings: Settings, config: Mapping[str, Any]) -> list[Finding]:
+    if settings.plaintext_transport:
+        text = "Nobody looks at how the stores are reached: IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT is True."
+        return [Finding("transport", Verdict.FINE, text)]
+    findings = []
+    for name in ("store", "redis_url"):
+        choice = getattr(settings, name)
+        found = None if choice is None else exposure(f"IDEMPOTENCY_{name.upper()}", choice, config)
+        if found is not None:
+            verdict = Verdict.ADVICE if found.certain else Verdict.UNKNOWN
+            remedy = (
+                f"{found.remedy}; or, if something else protects the way there, set "
+                "IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT to True."
+            )
+            findings.append(Finding("transport", verdict, f"{found.setting}: {found.what}.", remedy))
+    return findings or [Finding("transport", Verdict.FINE, "Nobody can read what is sent to the store on its way.")]
+
+
+def _policies(policies: Policies) -> list[Finding]:
+    try:
+        policies.check_all()
+    except ConfigurationError as error:
+        remedy = (
+            "Change the policy there: @idempotent(…), idempotency.configure(…), or the IDEMPOTENCY_* setting it names."
+        )
+        return [Finding("policies", Verdict.FAULT, fault, remedy) for fault in error.faults]
+    return [Finding("policies", Verdict.FINE, "Every endpoint's policy can be kept.")]
+
+
+def _resolvers(app: Flask, loaders: Loaders, endpoints: Iterable[Endpoint]) -> list[Finding]:
+    """`endpoints` are those that are guarded."""
+    findings = []
+    nowhere = [name for name in loaders.resolvers if name not in app.view_functions]
+    if nowhere:
+        text = f"Resolvers are registered for endpoints that are not there ({some(nowhere)}): no janitor can start."
+        remedy = (
+            "Name an endpoint in @idempotency.resolver(…) as `url_for` would: blueprint and view, with a dot between."
+        )
+        findings.append(Finding("resolvers", Verdict.FAULT, text, remedy))
+    # One that is taken over is quarantined as well, once its view has passed the point of no return.
+    asking = [
+        each.name
+        for each in endpoints
+        if (each.policy.on_lapse is OnLapse.QUARANTINE or each.policy.effects == "marked")
+        and each.name not in loaders.resolvers
+    ]
+    if asking:
+        text = f"Nobody but a person can settle what a vanished worker leaves of {some(asking)}: there is no resolver."
+        remedy = (
+            "Register @idempotency.resolver(…) that asks the other side, or be ready for `flask idempotency resolve`; or "
+            'declare effects="deduplicated" or "transactional" where they are.'
+        )
+        findings.append(Finding("resolvers", Verdict.ADVICE, text, remedy))
+    return findings or [Finding("resolvers", Verdict.FINE, "Whatever can be quarantined has a resolver to ask.")]
+
+
+def _docs_url(url: str) -> list[Finding]:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        text = "IDEMPOTENCY_DOCS_URL is no address, so the `type` of a problem leads nowhere."
+    elif not url.endswith(("/", "#", "=")):
+        text = "IDEMPOTENCY_DOCS_URL does not end with a slash, and the code of a problem is put right behind it."
+    else:
+        return [Finding("docs-url", Verdict.FINE, "The `type` of a problem is an address.")]
+    remedy = "Set IDEMPOTENCY_DOCS_URL to https://… that ends with a slash, or leave it away."
+    return [Finding("docs-url", Verdict.ADVICE, text, remedy)]
+
+
+def _first(option: float | None, setting: float | None) -> float | None:
+    """What was said first. 0 is never."""
+    said = option if option is not None else setting
+    return said if said is None or said > 0 else inf
