@@ -51,7 +51,7 @@ def _options(command_line: str) -> Iterator[tuple[str, str]]:
         words = shlex.split(command_line)
     except ValueError:  # a quotation mark is missing: gunicorn will not start with it either
         return
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words[1:], ""], strict=False):
         if word.startswith("--"):
             name, separator, value = word[2:].partition("=")
             yield name, value if separator else following

@@ -5,6 +5,7 @@ Exit codes: 0 when all is in order, 1 when it is not or was refused, 2 when nobo
 
 from flask_idempotency.web.cli.chores import expire_command, reap_command, reconcile_command, rotate_command
 from flask_idempotency.web.cli.db import db
+from flask_idempotency.web.cli.doctor import doctor_command
 from flask_idempotency.web.cli.group import cli
 from flask_idempotency.web.cli.keys import keys
 from flask_idempotency.web.cli.policy import policy_command
@@ -16,6 +17,7 @@ from flask_idempotency.web.cli.stats import stats_command
 
 for command in (
     db,
+    doctor_command,
     expire_command,
     keys,
     list_command,
