@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -40,7 +41,7 @@ class Crew:
             "PYTHONPATH": str(ROOT),
             "FLASK_APP": "tests.janitor.shop:create_app",
             "SHOP_DIARY": str(self.diary_path),
-            **{f"FLASK_IDEMPOTENCY_{name.upper()}": str(value) for name, value in settings.items()},
+            **{f"FLASK_IDEMPOTENCY_{name.upper()}": json.dumps(value) for name, value in settings.items()},
         }
         self.members: list[Member] = []
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 from pathlib import Path
 
+from celery.signals import beat_embedded_init
 from flask import Flask
 
 from flask_idempotency import Idempotency
@@ -13,10 +16,18 @@ from flask_idempotency.maintenance import janitor
 from flask_idempotency.signals import chore_done, reaped
 from flask_idempotency.web import chores
 
+PR_SET_PDEATHSIG = 1
+
 if os.environ.get("SHOP_HURRIES"):
     # A dead worker's lock is over within a test's patience, and a sweep of a few records is a long one.
     janitor.LOCK_SECONDS = chores.SHORTEST_BUDGET_SECONDS = 1.0  # type: ignore[misc]
     chores.BATCHES["expire"] = 1
+
+
+@beat_embedded_init.connect
+def _die_with_worker(**_: object) -> None:
+    # The one child of a worker that outlives its SIGKILL, and with it a test run's.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def create_app() -> Flask:
@@ -25,8 +36,8 @@ def create_app() -> Flask:
     app.config.from_prefixed_env()
     Idempotency(app)
     # By whichever process: weak=False, because nothing else holds on to the function.
-    for signal in (reaped, chore_done):
-        signal.connect(_write_down, app, weak=False)
+    for told in (reaped, chore_done):
+        told.connect(_write_down, app, weak=False)
     return app
 
 
