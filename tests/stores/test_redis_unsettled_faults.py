@@ -1,0 +1,181 @@
+"""Looking after unsettled records of a Redis that is full, cut off, or knows no script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from example_app.servers import RedisServer
+from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.quota import Drift, Quota, Usage
+from flask_idempotency.engine.record import OnLapse, State
+from flask_idempotency.engine.unsettled import Sheet, Standing
+from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.testing import FrozenClock, TcpProxy
+from flask_idempotency.testing.contract.examples import (
+    KEEP,
+    LEASE,
+    PAYLOAD,
+    a_key,
+    a_request,
+    a_token,
+    found,
+    granted,
+    stand,
+)
+from tests.services import StartRedis
+from tests.stores.unsettled import indexed, keys, seen, stale
+
+
+@pytest.fixture
+def full(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> Iterator[tuple[RedisStore, redis.Redis]]:
+    server = start_redis(redis_kind)
+    store = RedisStore(server.url, clock=clock)
+    with redis.Redis.from_url(server.url) as client:
+        yield store, client
+    store.close()
+
+
+@pytest.mark.parametrize("quota", (None, Quota(records=1000)), ids=("not counted", "counted"))
+def test_a_full_server_is_looked_after_all_the_same(
+    full: tuple[RedisStore, redis.Redis], clock: FrozenClock, quota: Quota | None
+) -> None:
+    """
+    Most of all then: each is found, quarantined, given to a resolver, and settled or freed.
+    """
+    store, client = full
+    tid = a_key().tid
+    for on_lapse in (OnLapse.QUARANTINE,) * 3 + (OnLapse.TAKEOVER,):
+        granted(store.claim(a_request(a_key(tid=tid), on_lapse=on_lapse), token=a_token(), lease=LEASE, quota=quota))
+    answered, token = a_key(tid=tid), a_token()
+    granted(store.claim(a_request(answered), token=token, lease=LEASE, quota=quota))
+    store.complete(answered, token, PAYLOAD, keep=KEEP)
+    clock.advance(LEASE)
+    client.config_set("maxmemory", 1)
+
+    (sheet,) = stale(store)
+    assert [True] * 3 + [False] == sorted(
+        (store.unsettled.lapse(each, horizon=clock.now) for each in sheet.found), reverse=True
+    )
+    first, second, third = store.unsettled.due(horizon=clock.now, least=1, most=1, limit=10)
+    assert store.unsettled.settle(first, token=a_token(), payload=PAYLOAD, keep=KEEP)
+    assert store.unsettled.free(second)
+    assert store.unsettled.free(seen(store, answered))
+    assert (1, 1) == (store.unsettled.standing().lapsed, store.unsettled.standing().quarantined)
+    if quota is not None:
+        client.config_set("maxmemory", 0)
+        assert (Usage(3, PAYLOAD.byte_size, 0), Drift()) == (store.ledger.usage(tid), store.ledger.reconcile(tid))
+    assert State.QUARANTINED is found(store, third.key).state
+
+
+def test_a_full_server_mends_its_indexes(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
+    """
+    It puts in what it takes out elsewhere.
+    """
+    store, client = full
+    held = a_key()
+    stand(store, clock, held, "quarantined")
+    names = layout.keys(held)
+    client.zadd(names[1], {layout.name(names): 0})
+    client.delete(names[2])
+    client.config_set("maxmemory", 1)
+
+    assert keys(stale(store)) == []
+    assert [False, True] == indexed(client, held)
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[TcpProxy]:
+    with TcpProxy(redis_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def far(proxy: TcpProxy, clock: FrozenClock) -> Iterator[RedisStore]:
+    """The same records, through the proxy."""
+    store = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", clock=clock)
+    store.unsettled.standing()
+    yield store
+    store.close()
+
+
+@pytest.mark.parametrize("lose", ("lose_request", "lose_reply"))
+@pytest.mark.parametrize("verb", ("settle", "walk", "standing"))
+def test_a_broken_line_is_mended(
+    store: RedisStore, far: RedisStore, proxy: TcpProxy, clock: FrozenClock, verb: str, lose: str
+) -> None:
+    """
+    The client repeats what it sent, a script or many, and nobody notices.
+    """
+    key, token = a_key(), a_token()
+    stand(store, clock, key, "quarantined")
+    before = seen(store, key)
+    calls: dict[str, Callable[[], object]] = {
+        "settle": lambda: far.unsettled.settle(before, token=token, payload=PAYLOAD, keep=KEEP),
+        "walk": lambda: far.unsettled.walk(State.QUARANTINED, limit=10),
+        "standing": lambda: far.unsettled.standing(),
+    }
+    expected: dict[str, object] = {
+        "settle": True,
+        "walk": Sheet((before,), None),
+        "standing": Standing(quarantined=1, quarantined_for=0.0),
+    }
+    getattr(proxy, lose)()
+
+    assert expected[verb] == calls[verb]()
+
+
+@pytest.mark.parametrize("verb", ("stale", "due", "standing"))
+def test_a_server_that_forgot_the_scripts_is_told_again(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, verb: str
+) -> None:
+    """
+    All that were sent together, and each is run once.
+    """
+    made = {a_key() for _ in range(5)}
+    for key in made:
+        stand(store, clock, key, "quarantined" if verb == "due" else "in flight")
+    clock.advance(LEASE)
+    redis_client.script_flush()
+    match verb:
+        case "stale":
+            assert made == set(keys(stale(store)))
+        case "due":
+            due = store.unsettled.due(horizon=clock.now, least=1, most=1, limit=10)
+            assert sorted(made, key=lambda key: key.rid) == sorted((each.key for each in due), key=lambda key: key.rid)
+        case _:
+            assert Standing(lapsed=5, lapsed_for=0.0) == store.unsettled.standing()
+
+
+def test_a_dead_server_is_unavailable(start_redis: StartRedis, redis_kind: str) -> None:
+    """
+    And so is a replica, for whatever is to be changed.
+    """
+    server = start_redis(redis_kind)
+    store, key = RedisStore(server.url), a_key()
+    granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+    before = seen(store, key)
+    with redis.Redis.from_url(server.url) as client:
+        client.replicaof("127.0.0.1", "1")
+    with pytest.raises(StoreUnavailable):
+        store.unsettled.free(before)
+    server.kill()
+
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: stale(store),
+        lambda: store.unsettled.lapse(before, horizon=1e10),
+        lambda: store.unsettled.due(horizon=1e10, least=1, most=1, limit=1),
+        lambda: store.unsettled.settle(before, token=a_token(), payload=PAYLOAD, keep=KEEP),
+        lambda: store.unsettled.free(before),
+        lambda: store.unsettled.walk(State.QUARANTINED, limit=1),
+        store.unsettled.standing,
+        store.chores.now,
+        store.health.findings,
+    )
+    for call in calls:
+        with pytest.raises(StoreUnavailable):
+            call()
+    store.close()
