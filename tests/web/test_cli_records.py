@@ -1,0 +1,323 @@
+"""`flask idempotency list` and `show`: what an auditor may know of a record, and how one is named."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from flask import Flask
+
+from flask_idempotency.engine.key import Identity
+from flask_idempotency.operations import handle_of
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FaultyStore
+from tests.web.apps import World, new_world
+from tests.web.cases import ALICES, LEASE, MAX_RUNTIME, key_of, lapsed, paid, refusal, run, said, shop, vanished
+
+
+def listed(world: World, state: str, *arguments: str) -> list[dict[str, Any]]:
+    told = run(world, "list", "--state", state, *arguments, "--json")
+    assert 0 == told.exit_code, told.output
+    records: list[dict[str, Any]] = said(told)["records"]
+    return records
+
+
+def test_a_list_has_a_line_for_each_record_in_its_state() -> None:
+    """
+    With a handle by which it is found again, and what its store says of it. Times are as old as the store's clock says.
+    """
+    world = shop()
+    key, _ = lapsed(world, after=LEASE + 65)
+    vanished(world, "other")
+
+    told = run(world, "list", "--state", "quarantined")
+
+    head, line = told.output.splitlines()
+    assert ["handle", "state", "endpoint", "method", "tenant", "principal"] == head.split()[:6]
+    assert handle_of(key) == line.split()[0]
+    assert "quarantined pay POST acme alice 1 1 min 35 s ago 1 min 5 s ago 1 min 35 s ago lease-expired" == " ".join(
+        line.split()[1:]
+    )
+
+
+def test_machines_get_the_whole_record() -> None:
+    world = shop()
+    lapsed(world)
+
+    (told,) = listed(world, "quarantined")
+
+    assert {
+        "handle": handle_of(key_of(world)),
+        "record": Identity(b"s").label(key_of(world)),
+        "state": "quarantined",
+        "endpoint": "pay",
+        "method": "POST",
+        "tenant": "acme",
+        "principal": "alice",
+        "attempt": 1,
+        "fence": 1_000_000_000_000_000,
+        "requested_at": "2001-09-09T01:46:40.000Z",
+        "first_used_ago": LEASE + 1,
+        "lease_ended_ago": 1.0,
+        "on_lapse": "quarantine",
+        "reason": "lease-expired",
+        "owner": {"last_seen_ago": LEASE + 1, "may_live_for": MAX_RUNTIME - LEASE - 1},
+        "completed_at": None,
+        "duration": None,
+        "expires_at": None,
+        "answer": None,
+    } == told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keys"),
+    (
+        pytest.param((), {"old", "new", "elsewhere"}, id="all"),
+        pytest.param(("--tenant", "acme"), {"old", "new", "elsewhere"}, id="tenant"),
+        pytest.param(("--tenant", "globex"), set(), id="another tenant"),
+        pytest.param(("--no-tenant",), set(), id="no tenant"),
+        pytest.param(("--older-than", "10m"), {"old"}, id="older"),
+        pytest.param(("--older-than", "599.5"), {"old"}, id="in seconds"),
+        pytest.param(("--older-than", "601s"), set(), id="not so old"),
+        pytest.param(("--endpoint", "refund"), {"elsewhere"}, id="endpoint"),
+    ),
+)
+def test_a_list_can_be_narrowed(arguments: tuple[str, ...], keys: set[str]) -> None:
+    world = shop()
+    vanished(world, "old")
+    world.clock.advance(600)
+    vanished(world, "new")
+    vanished(world, "elsewhere", endpoint="refund")
+    handles = {handle_of(key_of(world, key)): key for key in ("old", "new", "elsewhere")}
+
+    assert keys == {handles[each["handle"]] for each in listed(world, "processing", *arguments)}
+
+
+def test_a_list_says_when_it_is_not_all() -> None:
+    """
+    A person who sees fifty must not believe that there are fifty.
+    """
+    world = shop()
+    for number in range(3):
+        vanished(world, str(number))
+
+    some, all_ = (run(world, "list", "--state", "processing", "--limit", limit) for limit in ("2", "3"))
+    machine = said(run(world, "list", "--state", "processing", "--limit", "2", "--json"))
+
+    assert (3, True) == (len(some.stdout.splitlines()), "There are more than 2" in some.stderr)
+    assert (4, "") == (len(all_.stdout.splitlines()), all_.stderr)
+    assert (2, True) == (len(machine["records"]), machine["more"])
+
+
+def test_a_list_of_nothing_says_so() -> None:
+    assert (0, "There are none.\n") == ((told := run(shop(), "list", "--state", "completed")).exit_code, told.output)
+
+
+def test_one_use_under_two_secrets_is_one_line_and_shown_with_both() -> None:
+    """
+    While secrets rotate. The record under the oldest comes first: it is the one that decides.
+    """
+    world = shop(secret=["new", "old"])
+    paid(world)
+
+    (line,) = listed(world, "completed")
+    told = said(run(world, "show", *ALICES, "--json"))
+
+    assert line["handle"] in (told["handle"], *told["also"])
+    assert 1 == len(told["also"])
+    assert handle_of(key_of(world)) == told["also"][0], "that of the newest secret"
+    assert f"also under:   {told['also'][0]}" in run(world, "show", *ALICES).output
+
+
+def test_show_tells_what_an_auditor_is_told_of_a_completed_record() -> None:
+    """
+    The status and the size of its answer, and not the answer.
+    """
+    world = shop()
+    paid(world)
+    world.clock.advance(60)
+
+    told = said(run(world, "show", *ALICES, "--json"))
+    text = run(world, "show", *ALICES).output
+
+    size = len("paid") + len("Content-Type: text/html; charset=utf-8\r\n")
+    assert {"status": 201, "success": True, "byte_size": size, "sealed_under": None, "erased": False} == told["answer"]
+    assert ("completed", 60.0, 0.0, None) == tuple(told[n] for n in ("state", "first_used_ago", "duration", "owner"))
+    assert ("2001-09-09T01:46:40.000Z", "2001-09-10T01:46:40.000Z") == (told["completed_at"], told["expires_at"])
+    assert f"answer:       status 201, {size} bytes, not encrypted" in text
+    assert "kept until:   2001-09-10T01:46:40.000Z" in text
+
+
+def test_show_says_when_the_owner_was_last_seen_and_whether_it_may_live() -> None:
+    world = shop()
+    vanished(world)
+    world.clock.advance(10)
+    alive = run(world, "show", *ALICES).output
+    world.clock.advance(MAX_RUNTIME)
+    dead = run(world, "show", *ALICES).output
+
+    assert "lease:        not over yet; then quarantined" in alive
+    assert "owner:        last seen 10 s ago, may be at work for another 14 min 50 s" in alive
+    assert "lease:        ended 14 min 40 s ago; then quarantined" in dead
+    assert "owner:        last seen 15 min 10 s ago, not at work" in dead
+
+
+def test_show_finds_by_handle_what_list_told() -> None:
+    """
+    In any case of its letters: it may be read out on the telephone.
+    """
+    world = shop()
+    lapsed(world)
+    (line,) = listed(world, "quarantined")
+
+    told = [said(run(world, "show", handle, "--json")) for handle in (line["handle"], line["handle"].upper())]
+
+    assert [{**line, "also": []}] * 2 == told
+
+
+@pytest.mark.parametrize("typed", ("k", '"k"'), ids=("bare", "quoted"))
+def test_a_key_can_be_read_from_standard_input(typed: str) -> None:
+    """
+    Where neither the shell's history nor anybody else on the machine sees it.
+    """
+    world = shop()
+    paid(world)
+
+    told = run(world, "show", "--key", "-", *ALICES[2:], "--json", typed=f"{typed}\n")
+
+    assert handle_of(key_of(world)) == said(told)["handle"]
+
+
+def test_a_key_of_an_endpoint_with_a_key_space_of_its_own_is_found_without_its_name() -> None:
+    """
+    `scope="operation"`: nobody has to know that who looks for a key.
+    """
+    world = shop(scope="operation")
+    paid(world)
+
+    assert handle_of(key_of(world, operation="pay")) == said(run(world, "show", *ALICES, "--json"))["handle"]
+
+
+def test_a_key_that_several_endpoints_know_is_ambiguous() -> None:
+    """
+    Each is named, so that the right one can be chosen.
+    """
+    world = shop(scope="operation")
+    world.view("/refund", endpoint="refund")(lambda: "refunded")
+    paid(world)
+    world.post("/refund", key="k", headers={"X-Tenant": "acme"})
+
+    told = refusal(run(world, "show", *ALICES))
+
+    assert "used for several endpoints" in told
+    for endpoint in ("pay", "refund"):
+        handle = handle_of(key_of(world, operation=endpoint))
+        assert f"{endpoint}: {handle}" in told
+        assert endpoint == said(run(world, "show", *ALICES, "--endpoint", endpoint, "--json"))["endpoint"]
+        assert endpoint == said(run(world, "show", handle, "--json"))["endpoint"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    (
+        pytest.param(("nonsense",), "That is no handle", id="no handle"),
+        pytest.param(("a" * 76 + "b",), "That is no handle", id="spare bits"),
+        pytest.param(("a" * 77,), "There is no record under this handle", id="unknown handle"),
+        pytest.param(("--key", "other", *ALICES[2:]), "There is no record of this key", id="unknown key"),
+        pytest.param((*ALICES[:2], "--tenant", "globex", *ALICES[4:]), "look at --tenant", id="wrong tenant"),
+        pytest.param((*ALICES[:2], "--no-tenant", *ALICES[4:]), "look at --tenant", id="no tenant"),
+        pytest.param((*ALICES[:4], "--principal", "bob"), "and --principal", id="wrong principal"),
+        pytest.param((*ALICES[:4], "--anonymous"), "and --principal", id="nobody"),
+        pytest.param((*ALICES, "--endpoint", "refund"), "used for another endpoint, pay", id="another endpoint"),
+        pytest.param((*ALICES, "--endpoint", "nowhere"), "has no such endpoint", id="no such endpoint"),
+        pytest.param(("--key", "a b", *ALICES[2:]), "That is no key", id="no key"),
+    ),
+)
+def test_what_names_nothing_is_refused_with_what_may_be_wrong(arguments: tuple[str, ...], why: str) -> None:
+    world = shop()
+    world.view("/refund", endpoint="refund")(lambda: "refunded")
+    paid(world)
+
+    assert why in refusal(run(world, "show", *arguments))
+
+
+def test_a_handle_of_another_tenant_is_refused() -> None:
+    """
+    Whoever says whose it is means it.
+    """
+    world = shop()
+    paid(world)
+    handle = handle_of(key_of(world))
+
+    assert "not of that tenant" in refusal(run(world, "show", handle, "--tenant", "globex"))
+    assert "not of that tenant" in refusal(run(world, "show", handle, "--no-tenant"))
+    assert handle == said(run(world, "show", handle, "--tenant", "acme", "--json"))["handle"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    (
+        (),
+        ("handle", *ALICES),
+        ("handle", "--principal", "alice"),
+        ("handle", "--endpoint", "pay"),
+        ("--key", "k", "--principal", "alice"),
+        ("--key", "k", "--tenant", "acme"),
+        ("--key", "k", "--tenant", "", "--principal", "alice"),
+        ("--key", "k", "--tenant", "acme", "--principal", ""),
+        (*ALICES, "--no-tenant"),
+        (*ALICES, "--anonymous"),
+    ),
+    ids=lambda arguments: " ".join(arguments) or "nothing",
+)
+def test_what_is_not_said_whole_is_a_mistake_in_typing(arguments: tuple[str, ...]) -> None:
+    """
+    Whose key it is has to be said where the application tells people apart: another's record would be settled else.
+    """
+    assert (2, True) == ((told := run(shop(), "show", *arguments)).exit_code, "Usage:" in told.stderr)
+
+
+def test_where_nobody_is_told_apart_nothing_has_to_be_said() -> None:
+    world = new_world(Flask("tests.web.app"), principal=None, allow_anonymous=True)
+    world.view()(lambda: "paid")
+    assert 200 == world.post().status_code
+
+    assert "completed" == said(run(world, "show", "--key", "k", "--json"))["state"]
+
+
+def test_a_name_cannot_command_a_terminal() -> None:
+    """
+    A principal is what a loader says, and may hold anything: it is written so that it can be read.
+    """
+    world = shop()
+    paid(world, User="eve\x1b[2J")
+
+    shown = run(world, "list", "--state", "completed").output
+
+    assert "eve\\x1b[2J" in shown
+    assert "\x1b" not in shown
+    assert (
+        "eve\x1b[2J"
+        == json.loads(run(world, "list", "--state", "completed", "--json").stdout)["records"][0]["principal"]
+    )
+
+
+@pytest.mark.parametrize("command", (("list", "--state", "completed"), ("show", "a" * 77)), ids=("list", "show"))
+def test_a_store_that_cannot_be_searched_is_said_to_be_so(command: tuple[str, ...]) -> None:
+    world = new_world(Flask("tests.web.app"), store=FaultyStore(MemoryStore()))  # type: ignore[arg-type]
+
+    assert "cannot be searched" in refusal(run(world, *command))
+
+
+def test_a_store_that_does_not_answer_is_exit_code_2() -> None:
+    """
+    Which is neither "there is none" nor "there is one".
+    """
+    world = shop()
+    paid(world)
+    world.store.down = True
+
+    told = run(world, "show", *ALICES, "--json")
+
+    assert (2, True) == (told.exit_code, "error" in json.loads(told.stdout))
