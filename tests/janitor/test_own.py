@@ -1,0 +1,139 @@
+"""The ready-made Celery application: `celery -A flask_idempotency.janitor`, and in a checkout `celery -A janitor`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import current_app
+from flask import Flask
+
+from flask_idempotency.engine.errors import ConfigurationError
+from janitor.own import find_flask_app, make_celery
+from tests.janitor.apps import a_flask, ours
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Three ways to write an application, each of which `flask` finds.
+MODULE = """
+from flask import Flask
+from flask_idempotency import Idempotency
+app = Flask("a-module")
+app.config.update(IDEMPOTENCY_SECRET="s", IDEMPOTENCY_STORE="memory://", IDEMPOTENCY_BROKER_URL="redis://nowhere/0")
+Idempotency(app)
+"""
+FACTORY = "def create_app():" + MODULE.replace("a-module", "a-factory").replace("\n", "\n    ") + "return app\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "flask_app", "found"),
+    (
+        ("wsgi.py", MODULE, None, "a-module"),
+        ("app.py", FACTORY, None, "a-factory"),
+        ("elsewhere.py", MODULE, "elsewhere", "a-module"),
+        ("elsewhere.py", FACTORY, "elsewhere:create_app()", "a-factory"),
+    ),
+)
+def test_it_finds_the_application_that_flask_finds(
+    file: str, text: str, flask_app: str | None, found: str, tmp_path: Path
+) -> None:
+    """
+    With nothing to set where `flask run` needs nothing.
+    """
+    (tmp_path / file).write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("FLASK_APP", None)
+    if flask_app is not None:
+        environment["FLASK_APP"] = flask_app
+    script = "from janitor.own import find_flask_app; print(find_flask_app().name)"
+    # With the folder of the application on the path, as `celery` puts it there.
+    answer = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+
+    assert f"{found}\n" == answer.stdout
+
+
+def test_an_env_file_is_read_as_flask_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Where python-dotenv is installed, FLASK_APP may be in there; and FLASK_SKIP_DOTENV leaves it alone.
+    """
+    read: list[str] = []
+    monkeypatch.setattr("janitor.own.load_dotenv", lambda: read.append("env"))
+    monkeypatch.setenv("FLASK_APP", "tests.janitor.apps:a_flask")
+    monkeypatch.delenv("FLASK_SKIP_DOTENV", raising=False)
+    assert "shop" == find_flask_app().name
+    monkeypatch.setenv("FLASK_SKIP_DOTENV", "1")
+    assert "shop" == find_flask_app().name
+
+    assert ["env"] == read
+
+
+def test_it_is_set_up_for_nothing_but_chores() -> None:
+    """
+    On a queue of its own, in UTC, without results, one task at a time, and patient with a broker that starts later.
+    """
+    celery_app = make_celery(a_flask(broker_url="redis://nowhere/0"))
+    conf: Any = celery_app.conf
+
+    assert ("redis://nowhere/0", "idempotency", "UTC", True) == (
+        conf.broker_url,
+        conf.task_default_queue,
+        conf.timezone,
+        conf.enable_utc,
+    )
+    assert (True, 1, True) == (
+        conf.task_ignore_result,
+        conf.worker_prefetch_multiplier,
+        conf.broker_connection_retry_on_startup,
+    )
+    assert {"visibility_timeout": 7200} == conf.broker_transport_options
+    assert ours(celery_app) == set(conf.beat_schedule)
+
+
+def test_it_is_nobody_elses_current_application() -> None:
+    """
+    A shared task of the Flask application's own must not end up in our queue.
+    """
+    celery_app = make_celery(a_flask(broker_url="redis://nowhere/0"))
+
+    assert celery_app.main != current_app.main
+
+
+def test_an_application_without_the_extension_is_told_apart() -> None:
+    """
+    It is usually FLASK_APP that names the wrong one.
+    """
+    with pytest.raises(ConfigurationError, match="FLASK_APP names the right one"):
+        make_celery(Flask("another"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("janitor", "flask_idempotency.janitor"))
+def test_celery_finds_it_by_the_packages_name(name: str, tmp_path: Path) -> None:
+    """
+    In a checkout and as it is installed, where the folder lies within the library; and it says what is wrong.
+    """
+    (tmp_path / "wsgi.py").write_text(MODULE)
+    path = str(ROOT)
+    if name != "janitor":
+        path = str(tmp_path / "installed")
+        installed = tmp_path / "installed" / "flask_idempotency"
+        installed.mkdir(parents=True)
+        for part in (ROOT / "flask_idempotency").iterdir():
+            (installed / part.name).symlink_to(part)
+        (installed / "janitor").symlink_to(ROOT / "janitor")
+    environment = {**os.environ, "PYTHONPATH": path}
+    environment.pop("FLASK_APP", None)
+    command = [sys.executable, "-m", "celery", "-A", name, "report"]
+
+    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    (tmp_path / "wsgi.py").write_text(MODULE.replace('IDEMPOTENCY_BROKER_URL="redis://nowhere/0"', ""))
+    lost = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    assert "flask_idempotency.reap" in found.stdout, found.stdout + found.stderr
+    assert "Set IDEMPOTENCY_BROKER_URL to a Redis" in lost.stdout + lost.stderr
