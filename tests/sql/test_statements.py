@@ -50,6 +50,7 @@ NOT_ON_BOTH: dict[Made, tuple[str, ...]] = {
     statements.claim_or_read: ONLY_POSTGRESQL,
     statements.read_locked: ONLY_POSTGRESQL,
     statements.advisory_lock: ONLY_POSTGRESQL,
+    statements.wait_to_reclaim: ONLY_POSTGRESQL,
     statements.has_written: ONLY_POSTGRESQL,
     statements.next_fence: ONLY_SQLITE,
     ledger_statements.insert_within: ONLY_POSTGRESQL,

@@ -17,8 +17,8 @@ PATIENCE_MS: Final = 2000
 holder is frozen, and a worker that waits for it is lost as well."""
 
 BRIEFLY_MS: Final = 100
-"""How long a connection is kept for a tenant's lock. Long enough to queue there behind the other processes: who only tried
-it would find it taken each time; and short enough not to be missed."""
+"""How long a connection is kept for a tenant's lock, or for a row that is being removed. Long enough to queue there behind
+the other processes: who only tried it would find it taken each time; and short enough not to be missed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ from flask_idempotency.stores.sql.clauses import (
     regranted,
     word,
 )
-from flask_idempotency.stores.sql.dialects import Dialect
+from flask_idempotency.stores.sql.dialects import BRIEFLY_MS, Dialect
 from flask_idempotency.stores.sql.schema import (
     PROCESSING,
     QUARANTINE,
@@ -157,6 +157,16 @@ def quarantine(dialect: Dialect) -> ReturningUpdate[Any]:
 def read_locked(dialect: Dialect) -> Select[Any]:
     """PostgreSQL: the row, ours until the transaction ends. Absent and locked by somebody else both give no row."""
     return read(dialect).with_for_update(skip_locked=True)
+
+
+def wait_to_reclaim(dialect: Dialect) -> Select[Any]:
+    """PostgreSQL: when this is over, nobody has the row locked that is nobody's any more; or raises after a moment.
+
+    Whoever has locked such a row removes it, or takes it. Of any other row nothing is found, and nothing is waited for.
+    """
+    moment = dialect.moment(patient=True, patience_ms=BRIEFLY_MS).subquery("moment")
+    absent = select(_r.rid, moment.c.patience).select_from(moment.join(records, is_mine()))
+    return absent.where(is_absent(dialect)).with_for_update(of=records)
 
 
 def advisory_lock(dialect: Dialect) -> Select[Any]:

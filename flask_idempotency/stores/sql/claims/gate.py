@@ -14,7 +14,7 @@ from flask_idempotency.engine.ports import StoreOutcome
 from flask_idempotency.engine.quota import window_of
 from flask_idempotency.stores.sql import ledger_statements, statements
 from flask_idempotency.stores.sql.claims.moves import Moves
-from flask_idempotency.stores.sql.claims.turns import take_turns, turn
+from flask_idempotency.stores.sql.claims.turns import turn, until_answered
 from flask_idempotency.stores.sql.claims.verdict import Asked
 from flask_idempotency.stores.sql.dialects import Dialect
 from flask_idempotency.stores.sql.faults import contended
@@ -37,6 +37,7 @@ class Gate:
         self._lock = ledger_statements.tenant_lock(dialect)
         self._read = statements.read(dialect)
         self._standing = ledger_statements.standing(dialect)
+        self._wait_to_reclaim = statements.wait_to_reclaim(dialect)
         self._moves = moves
 
     def claim(
@@ -55,19 +56,32 @@ class Gate:
         if outcome is not None:
             return outcome
         closely = asked.closely()
-        return Crowded(lambda again: take_turns(again, lambda transaction: self._closely(transaction, closely)))
+        return Crowded(lambda again: self._in_transactions(again, closely, self._closely))
 
     def in_turns(
         self, connection: Connection, asked: Asked, once: Callable[[Connection, Asked], StoreOutcome | None]
     ) -> StoreOutcome | Crowded:
         """For strategies that work in short transactions: `once` in one of them, past the gate if there is a quota."""
 
-        def in_one(transaction: Connection) -> StoreOutcome | None:
-            return once(transaction, asked)
-
         if asked.quota is not None:
-            return self.claim(connection, asked, lambda: turn(connection, in_one))
-        return take_turns(connection, in_one)
+            return self.claim(connection, asked, lambda: turn(connection, lambda transaction: once(transaction, asked)))
+        return self._in_transactions(connection, asked, once)
+
+    def until_answered(
+        self, connection: Connection, asked: Asked, once: Callable[[Connection], StoreOutcome | None]
+    ) -> StoreOutcome:
+        """The first answer of `once`. A row that is being removed is waited for, briefly: then its key is a new one."""
+        return until_answered(
+            connection, once, wait=lambda alone: alone.execute(self._wait_to_reclaim, asked.parameters).all()
+        )
+
+    def _in_transactions(
+        self, connection: Connection, asked: Asked, once: Callable[[Connection, Asked], StoreOutcome | None]
+    ) -> StoreOutcome:
+        def in_one(alone: Connection) -> StoreOutcome | None:
+            return turn(alone, lambda transaction: once(transaction, asked))
+
+        return self.until_answered(connection, asked, in_one)
 
     def _refused(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
         """What is said without a lock: who floods a tenant that is full makes nobody wait. None: it is not full.

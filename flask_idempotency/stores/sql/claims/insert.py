@@ -12,7 +12,7 @@ from flask_idempotency.stores.sql.claims.gate import Crowded, Gate, refusal
 from flask_idempotency.stores.sql.claims.moves import Moves
 from flask_idempotency.stores.sql.claims.verdict import RETRY_SECONDS, Asked, Move, judge
 from flask_idempotency.stores.sql.completing import entry
-from flask_idempotency.stores.sql.database import TRIES, together
+from flask_idempotency.stores.sql.database import together
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
 from flask_idempotency.stores.sql.rows import Row, row_of
 from flask_idempotency.stores.sql.schema import NEW_KEYS
@@ -32,11 +32,7 @@ class Insert:
     def claim(self, connection: Connection, asked: Asked) -> StoreOutcome | Crowded:
         if asked.quota is not None:
             return self._gate.claim(connection, asked, lambda: self._look_first(connection, asked))
-        for _ in range(TRIES):
-            outcome = self._once(connection, asked)
-            if outcome is not None:
-                return outcome
-        return InFlight(RETRY_SECONDS)
+        return self._gate.until_answered(connection, asked, lambda alone: self._once(alone, asked))
 
     def _once(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
         fence, *found = connection.execute(self._claim_or_read, asked.parameters).one()
