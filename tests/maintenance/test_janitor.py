@@ -1,0 +1,296 @@
+"""A chore is done by one at a time, by the earlier of two clocks, and told however it ends."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from flask_idempotency.engine.chores import Entry
+from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.events import ChoreDone, Event, Observers
+from flask_idempotency.maintenance.drain import Drain
+from flask_idempotency.maintenance.expire import expire
+from flask_idempotency.maintenance.janitor import CHORES, LOCK_SECONDS, Chore, Janitor, Report, Work
+from flask_idempotency.maintenance.reap import reap
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, stand
+from tests.maintenance.yard import label, still
+
+MEETING_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Swept:
+    removed: int = 0
+    finished: bool = True
+
+
+def works(report: Swept = Swept(7)) -> Work:
+    return lambda horizon, drain: report
+
+
+def fails(error: BaseException) -> Work:
+    def work(horizon: float, drain: Drain) -> Report:
+        raise error
+
+    return work
+
+
+class House:
+    """One store, and the janitors of several hosts."""
+
+    def __init__(self, clock: FrozenClock) -> None:
+        self.clock = clock
+        self.store = MemoryStore(clock)
+        self.events: list[Event] = []
+        self.host_clock: Callable[[], float] = lambda: self.clock.now
+
+    def janitor(self, work: Mapping[Chore, Work] | None = None, *, book: Any = None) -> Janitor:
+        return Janitor(
+            work or {"expire": works()},
+            book=book or self.store.chores,
+            observers=Observers([self.events.append]),
+            host_clock=lambda: self.host_clock(),
+        )
+
+    def last(self, chore: Chore = "expire") -> Entry:
+        return self.store.chores.last()[chore]
+
+    def is_free(self, chore: Chore = "expire") -> bool:
+        return self.store.chores.take(chore, a_token(), lease=1.0)
+
+
+@pytest.fixture
+def house(clock: FrozenClock) -> House:
+    return House(clock)
+
+
+def test_a_chore_is_done_written_down_and_told(house: House) -> None:
+    """
+    With what it has done, in words and numbers that are ours.
+    """
+    ticks = iter((10.0, 12.5))
+    drain = Drain(monotonic=ticks.__next__)
+
+    assert Swept(7) == house.janitor().run("expire", drain)
+    assert {"removed": 7, "finished": True, "seconds": 2.5} == json.loads(house.last().report)
+    assert [ChoreDone("", "expire", 2.5, counts={"removed": 7}, finished=True)] == house.events
+    assert house.is_free()
+
+
+def test_an_unfinished_chore_says_so(house: House) -> None:
+    """
+    In the book and to whoever listens: it is no error.
+    """
+    house.janitor({"expire": works(Swept(7, finished=False))}).run("expire", still())
+    (event,) = house.events
+
+    assert (False, False) == (json.loads(house.last().report)["finished"], getattr(event, "finished", None))
+    assert getattr(event, "error", None) == ""
+
+
+def test_only_what_there_is_work_for_is_a_chore(house: House) -> None:
+    """
+    In the order in which they make sense, whoever gave them in which; others cannot be run.
+    """
+    janitor = house.janitor({"rotate": works(), "reap": works()})
+
+    assert ("reap", "rotate") == janitor.chores == tuple(chore for chore in CHORES if chore in ("rotate", "reap"))
+    with pytest.raises(KeyError):
+        janitor.run("expire", still())
+
+
+def test_the_second_at_the_same_chore_does_nothing(house: House) -> None:
+    """
+    While the first is at it. Another chore is another's; and afterwards it is free.
+    """
+    began, may_end, reports = threading.Event(), threading.Event(), list[Any]()
+
+    def slow(horizon: float, drain: Drain) -> Report:
+        began.set()
+        assert may_end.wait(MEETING_SECONDS)
+        return Swept()
+
+    first = threading.Thread(target=lambda: reports.append(house.janitor({"expire": slow}).run("expire", still())))
+    first.start()
+    assert began.wait(MEETING_SECONDS)
+    second = house.janitor({"expire": works(), "reap": works()})
+
+    assert second.run("expire", still()) is None
+    assert Swept(7) == second.run("reap", still())
+    assert ["reap"] == [event.operation for event in house.events]
+    may_end.set()
+    first.join(MEETING_SECONDS)
+    assert ([Swept()], Swept(7)) == (reports, second.run("expire", still()))
+
+
+def test_a_janitor_that_was_killed_holds_its_chore_for_its_budget_and_a_minute(
+    house: House, clock: FrozenClock
+) -> None:
+    """
+    Not for ever: then somebody else takes it for dead.
+    """
+
+    class Killed(BaseException):
+        pass
+
+    class Dead:
+        """Nobody gives anything back who is no more."""
+
+        def __init__(self, book: Any) -> None:
+            self._book = book
+
+        def __getattr__(self, name: str) -> Any:
+            return (lambda *arguments: None) if name == "give_back" else getattr(self._book, name)
+
+    drain = Drain(budget=300.0)
+    with pytest.raises(Killed):
+        house.janitor({"expire": fails(Killed())}, book=Dead(house.store.chores)).run("expire", drain)
+    clock.advance(300 + LOCK_SECONDS - 0.125)
+    assert house.janitor().run("expire", drain) is None
+    clock.advance(0.125)
+    assert Swept(7) == house.janitor().run("expire", drain)
+
+
+@pytest.mark.parametrize("error", (StoreUnavailable("down"), ValueError("a bug"), KeyboardInterrupt()))
+def test_a_chore_that_failed_is_free_at_once(house: House, error: BaseException) -> None:
+    """
+    The next run need not wait until a lock is over. Nothing was written down: it was not done.
+    """
+    with pytest.raises(type(error)):
+        house.janitor({"expire": fails(error)}).run("expire", still())
+
+    assert house.is_free()
+    assert {} == house.store.chores.last()
+
+
+def test_a_chore_that_failed_is_told_by_the_name_of_its_error(house: House) -> None:
+    """
+    And by no more: errors may quote what nobody should read.
+    """
+    ticks = iter((10.0, 12.5))
+    with pytest.raises(StoreUnavailable):
+        house.janitor({"expire": fails(StoreUnavailable("secret"))}).run("expire", Drain(monotonic=ticks.__next__))
+
+    assert [ChoreDone("", "expire", 2.5, counts={}, finished=False, error="StoreUnavailable")] == house.events
+
+
+class Away:
+    """A book that cannot be read or written in one place."""
+
+    def __init__(self, book: Any, verb: str) -> None:
+        self._book, self._verb = book, verb
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._verb:
+            return self._fail
+        return getattr(self._book, name)
+
+    def _fail(self, *arguments: Any, **options: Any) -> Any:
+        raise StoreUnavailable("down")
+
+
+@pytest.mark.parametrize("verb", ("take", "now", "note"))
+def test_a_store_that_is_away_is_told_wherever_it_was_asked(house: House, verb: str) -> None:
+    """
+    A janitor that fails in silence looks like one that works.
+    """
+    with pytest.raises(StoreUnavailable):
+        house.janitor(book=Away(house.store.chores, verb)).run("expire", still())
+
+    assert ["StoreUnavailable"] == [getattr(event, "error", "") for event in house.events]
+    assert house.is_free()
+
+
+def test_a_lock_that_cannot_be_given_back_spoils_nothing(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    """
+    What was done is done, and the lock runs out.
+    """
+    assert Swept(7) == house.janitor(book=Away(house.store.chores, "give_back")).run("expire", still())
+    assert "was not given back" in caplog.text
+    assert not house.is_free()
+
+
+def test_without_a_book_chores_are_done_all_the_same(house: House) -> None:
+    """
+    By this host's clock, by as many as like: a lock only saves work.
+    """
+    horizons = list[float]()
+
+    def work(horizon: float, drain: Drain) -> Report:
+        horizons.append(horizon)
+        return Swept()
+
+    janitor = Janitor({"expire": work}, book=None, observers=Observers([house.events.append]), host_clock=lambda: 7.0)
+
+    assert (Swept(), [7.0], 1) == (janitor.run("expire", still()), horizons, len(house.events))
+
+
+@pytest.mark.parametrize(("store_ahead", "horizon"), ((0.0, 0.0), (2 * 86400.0, 0.0), (-3600.0, -3600.0)))
+def test_the_horizon_is_the_earlier_of_two_clocks(house: House, store_ahead: float, horizon: float) -> None:
+    """
+    Whichever of them was set, nothing is over that the other does not call so.
+    """
+    horizons, host = list[float](), house.clock.now
+    house.host_clock = lambda: host
+    house.clock.advance(store_ahead)
+
+    def work(horizon: float, drain: Drain) -> Report:
+        horizons.append(horizon)
+        return Swept()
+
+    house.janitor({"expire": work}).run("expire", still())
+    assert [host + horizon] == horizons
+
+
+def test_a_stores_clock_that_was_set_forward_ends_nothing(house: House, clock: FrozenClock) -> None:
+    """
+    No answer is removed and no owner declared dead; when the clock is right again, everything is as it was.
+    """
+    store, host = house.store, clock.now
+    house.host_clock = lambda: host + 1
+    answered, flying = a_key(), a_key()
+    stand(store, clock, answered, "completed")
+    stand(store, clock, flying, "in flight")
+    before = [store.read(key) for key in (answered, flying)]
+    janitor = house.janitor(
+        {
+            "expire": lambda horizon, drain: expire(store.expiry, horizon=horizon, drain=drain),
+            "reap": lambda horizon, drain: reap(
+                store.unsettled, horizon=horizon, drain=drain, observers=house.events.append, label=label
+            ),
+        }
+    )
+    clock.advance(2 * 86400)
+    for chore in janitor.chores:
+        janitor.run(chore, still())
+    clock.advance(-2 * 86400)
+
+    assert before == [store.read(key) for key in (answered, flying)]
+    assert ["ChoreDone"] * 2 == [type(event).__name__ for event in house.events]
+    clock.advance(KEEP)
+    house.host_clock = lambda: clock.now
+    for chore in janitor.chores:
+        janitor.run(chore, still())
+    assert {flying} == store._room.records.keys()
+
+
+def test_a_run_that_is_delivered_twice_does_nothing_more(house: House, clock: FrozenClock) -> None:
+    """
+    A beat that fires twice, a message that comes again: the counts of the second are its own, and nothing is told anew.
+    """
+    store = house.store
+    for _ in range(3):
+        token, key = a_token(), a_key()
+        store.claim(a_request(key), token=token, lease=LEASE)
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+    clock.advance(KEEP)
+    janitor = house.janitor({"expire": lambda horizon, drain: expire(store.expiry, horizon=horizon, drain=drain)})
+
+    assert [3, 0] == [getattr(janitor.run("expire", still()), "removed", None) for _ in range(2)]

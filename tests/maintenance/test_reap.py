@@ -1,0 +1,229 @@
+"""The claims of vanished owners are found, by their own rule and by nobody's guess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.events import Reaped
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.engine.record import OnLapse, State
+from flask_idempotency.engine.unsettled import Found, Sheet
+from flask_idempotency.maintenance.reap import Reaping
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing.contract.examples import ABOUT, KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, stand
+from flask_idempotency.testing.contract.racing import at_once
+from tests.maintenance.yard import Yard, label, still
+
+
+@pytest.fixture
+def yard(clock: FrozenClock) -> Yard:
+    return Yard(MemoryStore(clock), clock)
+
+
+def test_a_vanished_owners_key_is_quarantined_and_told_once(yard: Yard) -> None:
+    """
+    By its label and its operation, and never again.
+    """
+    key, _ = yard.vanished()
+
+    assert Reaping(quarantined=1) == yard.reap()
+    assert (State.QUARANTINED, "lease-expired") == (yard.read(key).state, yard.read(key).reason)
+    assert [Reaped(label(key), ABOUT.operation)] == yard.events
+    assert Reaping() == yard.reap()
+    assert len(yard.events) == 1
+
+
+def test_a_key_that_is_to_be_taken_over_is_left_to_the_next_retry(yard: Yard) -> None:
+    """
+    Only that knows the request. It is counted as often as it is met, and told to nobody.
+    """
+    key, _ = yard.vanished(on_lapse=OnLapse.TAKEOVER)
+    before = yard.read(key)
+
+    assert Reaping(waiting=1) == yard.reap() == yard.reap()
+    assert (before, []) == (yard.read(key), yard.events)
+    assert isinstance(yard.store.claim(a_request(key), token=a_token(), lease=LEASE), Claimed)
+
+
+def test_whoever_is_at_work_or_done_is_left_alone(yard: Yard, clock: FrozenClock) -> None:
+    """
+    A lease that runs, an answer, a key that its owner has quarantined.
+    """
+    keys = [a_key() for _ in range(3)]
+    stand(yard.store, clock, keys[0], "completed")
+    stand(yard.store, clock, keys[1], "quarantined")
+    clock.advance(LEASE)
+    stand(yard.store, clock, keys[2], "in flight")
+    before = [yard.read(key) for key in keys]
+
+    assert Reaping() == yard.reap()
+    assert (before, []) == ([yard.read(key) for key in keys], yard.events)
+
+
+def test_a_lease_that_ended_after_the_horizon_is_left_alone(yard: Yard, clock: FrozenClock) -> None:
+    """
+    The store's clock may have been set forward.
+    """
+    key, _ = yard.vanished()
+
+    assert Reaping() == yard.reap(horizon=clock.now - 1.5)
+    assert Reaping(quarantined=1) == yard.reap(horizon=clock.now - 0.5)
+    assert State.QUARANTINED is yard.read(key).state
+
+
+@pytest.mark.parametrize("batch", (1, 3, 1000))
+def test_all_are_found_in_batches(yard: Yard, clock: FrozenClock, batch: int) -> None:
+    """
+    Whatever rule each of them has.
+    """
+    for number in range(10):
+        yard.claim(on_lapse=OnLapse.TAKEOVER if number % 2 else OnLapse.QUARANTINE)
+    clock.advance(LEASE)
+
+    assert Reaping(quarantined=5, waiting=5) == yard.reap(drain=still(batch))
+
+
+class Meanwhile:
+    """What a store finds stale, and something that happens before anybody acts on it."""
+
+    def __init__(self, store: MemoryStore, happens: Callable[[StorageKey], object]) -> None:
+        self._unsettled = store.unsettled
+        self._happens = happens
+
+    def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> Sheet:
+        sheet = self._unsettled.stale(horizon=horizon, after=after, limit=limit)
+        for found in sheet.found:
+            self._happens(found.key)
+        return sheet
+
+    def lapse(self, seen: Found, *, horizon: float) -> bool:
+        return self._unsettled.lapse(seen, horizon=horizon)
+
+
+@pytest.mark.parametrize("event", ("completed", "renewed", "released", "held"))
+def test_an_owner_that_was_faster_is_counted_as_such(yard: Yard, clock: FrozenClock, event: str) -> None:
+    """
+    And nothing of its is touched, and nothing told.
+    """
+    store = yard.store
+    key, token = yard.vanished()
+    events: dict[str, Callable[[StorageKey], object]] = {
+        "completed": lambda key: store.complete(key, token, PAYLOAD, keep=KEEP),
+        "renewed": lambda key: store.renew(key, token, lease=LEASE),
+        "released": lambda key: store.release(key, token),
+        "held": lambda key: store.hold(key, token, "view-crashed"),
+    }
+    late = Yard(store, clock)
+    late.store = type("", (), {"unsettled": Meanwhile(store, events[event])})()
+
+    assert Reaping(overtaken=1) == late.reap()
+    assert late.events == []
+    record = store.read(key)
+    assert record is None or record.reason != "lease-expired"
+
+
+class Failing:
+    """A store that does not answer now and then, before or after it has done what it was asked."""
+
+    def __init__(self, store: MemoryStore, *, verb: str, nth: int, reply: bool = False) -> None:
+        self._unsettled, self._verb, self._nth, self._reply = store.unsettled, verb, nth, reply
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def call(*arguments: object, **options: object) -> object:
+            self.calls += name == self._verb
+            fails = name == self._verb and self.calls == self._nth
+            if fails and not self._reply:
+                raise StoreUnavailable("down")
+            answer = getattr(self._unsettled, name)(*arguments, **options)
+            if fails:
+                raise StoreUnavailable("the reply was lost")
+            return answer
+
+        return call
+
+
+@pytest.mark.parametrize("reply", (False, True), ids=("request", "reply"))
+@pytest.mark.parametrize("verb", ("stale", "lapse"))
+@pytest.mark.parametrize("nth", (1, 2))
+def test_a_store_that_fails_once_is_asked_again(
+    yard: Yard, clock: FrozenClock, verb: str, nth: int, reply: bool
+) -> None:
+    """
+    Nothing is left behind, and nothing counted or told twice.
+    """
+    keys = [yard.claim()[0] for _ in range(40)]
+    waiting = [yard.claim(on_lapse=OnLapse.TAKEOVER)[0] for _ in range(10)]
+    clock.advance(LEASE)
+    store = yard.store
+    yard.store = type("", (), {"unsettled": Failing(store, verb=verb, nth=nth, reply=reply)})()
+    report = yard.reap(drain=still(20))
+    yard.store = store
+    untold = verb == "lapse" and reply
+
+    assert {State.QUARANTINED} == {yard.read(key).state for key in keys}
+    assert (40 - untold, len(waiting), 1) == (report.quarantined, report.waiting, report.shrunk)
+    labels = [event.record for event in yard.events]
+    assert (40 - untold, len(labels)) == (len(labels), len(set(labels)))
+
+
+def test_what_was_done_before_the_store_went_away_stays_done(yard: Yard, clock: FrozenClock) -> None:
+    """
+    The next run does the rest, and each is told once over both.
+    """
+    for _ in range(8):
+        yard.claim()
+    clock.advance(LEASE)
+    store = yard.store
+    yard.store = type("", (), {"unsettled": Failing(store, verb="lapse", nth=4)})()
+    with pytest.raises(StoreUnavailable):
+        yard.reap(drain=still(8))
+    yard.store = store
+
+    assert len(yard.events) == 3
+    assert Reaping(quarantined=5) == yard.reap()
+    assert len({event.record for event in yard.events}) == len(yard.events) == 8
+
+
+def test_four_janitors_quarantine_each_key_once(yard: Yard, clock: FrozenClock) -> None:
+    """
+    All that one of them says was done by none of the others.
+    """
+    keys = [yard.claim()[0] for _ in range(60)]
+    clock.advance(LEASE)
+    yards = [Yard(yard.store, clock) for _ in range(4)]
+    reports = at_once(*[lambda each=each: each.reap(drain=still(7)) for each in yards])
+    told = [event.record for each in yards for event in each.events]
+
+    assert sorted(label(key) for key in keys) == sorted(told)
+    assert len(keys) == sum(report.quarantined for report in reports)
+
+
+def test_without_resolvers_nobody_is_asked(yard: Yard) -> None:
+    """
+    Nor is anybody's turn used up: it may be another deployment that has them.
+    """
+    key, _ = yard.vanished()
+    yard.reap()
+
+    assert [key] == [
+        found.key for found in yard.store.unsettled.due(horizon=yard.clock.now, least=30, most=3600, limit=10)
+    ]
+
+
+def test_a_budget_that_ends_leaves_the_rest_for_the_next_run(yard: Yard, clock: FrozenClock) -> None:
+    """
+    And says so.
+    """
+    for _ in range(9):
+        yard.claim()
+    clock.advance(LEASE)
+    spent = still(3)
+    report = yard.reap(drain=type(spent)(3, budget=0.0, sleep=spent.sleep, monotonic=spent.monotonic))
+
+    assert (Reaping(quarantined=3, finished=False), Reaping(quarantined=6)) == (report, yard.reap())

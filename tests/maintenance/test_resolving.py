@@ -1,0 +1,352 @@
+"""Resolvers are asked what became of a key, and are believed as far as they may be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from flask_idempotency.engine.errors import KeysUnavailable, LeaseLost, StoreUnavailable
+from flask_idempotency.engine.events import ResolverAsked, Settled
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import Replayed
+from flask_idempotency.engine.ports import Binding, Codec
+from flask_idempotency.engine.record import CORRUPT, Payload, State
+from flask_idempotency.engine.resolution import Happened, NeverHappened, StillUnknown, UnknownOutcome
+from flask_idempotency.engine.result import Result
+from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, Reaping
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing.contract.examples import ABOUT, KEEP, LEASE, PAYLOAD, a_request, a_token, near
+from flask_idempotency.testing.contract.racing import at_once
+from tests.maintenance.yard import PAID, POLICY, Yard, label, still
+
+
+@pytest.fixture
+def yard(clock: FrozenClock) -> Yard:
+    return Yard(MemoryStore(clock), clock)
+
+
+def raises(error: Exception) -> Callable[[UnknownOutcome], Any]:
+    def resolver(unknown: UnknownOutcome) -> Any:
+        raise error
+
+    return resolver
+
+
+def test_what_happened_is_what_retries_get(yard: Yard, clock: FrozenClock) -> None:
+    """
+    For as long as the endpoint keeps its answers; told as settled by a resolver.
+    """
+    key, token = yard.held()
+    yard.says = (lambda unknown: Happened(PAID),)
+
+    assert Reaping(asked=1, completed=1) == yard.reap()
+    assert (State.COMPLETED, PAID) == (yard.read(key).state, yard.opened(key))
+    assert near(POLICY.keep) == yard.read(key).remaining
+    assert isinstance(yard.store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+    assert [
+        Settled(label(key), ABOUT.operation, verb="completed", was="quarantined", actor="resolver", reason="resolved")
+    ] == yard.events
+    with pytest.raises(LeaseLost):
+        yard.store.complete(key, token, PAYLOAD, keep=KEEP)
+
+
+def test_a_vanished_owners_key_is_quarantined_and_asked_about_in_one_run(yard: Yard) -> None:
+    """
+    Nobody has to wait for the next one.
+    """
+    yard.vanished()
+    yard.says = (lambda unknown: Happened(PAID),)
+
+    assert Reaping(quarantined=1, asked=1, completed=1) == yard.reap()
+    assert ["Reaped", "Settled"] == yard.told()
+
+
+def test_what_never_happened_may_run_again(yard: Yard) -> None:
+    """
+    Its owner has said itself that it is done, and does not know.
+    """
+    key, _ = yard.held()
+    yard.says = (lambda unknown: NeverHappened(),)
+
+    assert Reaping(asked=1, released=1) == yard.reap()
+    assert yard.store.read(key) is None
+    assert [
+        Settled(label(key), ABOUT.operation, verb="released", was="quarantined", actor="resolver", reason="resolved")
+    ] == yard.events
+
+
+def test_never_while_its_owner_may_be_about_to(yard: Yard, clock: FrozenClock) -> None:
+    """
+    The other side has not heard of it *yet*: until the longest a view may run, that is no more than still unknown.
+    """
+    key, _ = yard.vanished()
+    yard.says = (lambda unknown: NeverHappened(),)
+
+    assert Reaping(quarantined=1, asked=1, unknown=1) == yard.reap()
+    assert [ResolverAsked(label(key), ABOUT.operation, answer="still-unknown")] == yard.events[1:]
+    clock.advance(POLICY.max_runtime - LEASE - 1.5)
+    assert Reaping(asked=1, unknown=1) == yard.reap()
+    assert State.QUARANTINED is yard.read(key).state
+    clock.advance(POLICY.max_runtime)
+    assert Reaping(asked=1, released=1) == yard.reap()
+    assert yard.store.read(key) is None
+
+
+def test_a_clock_that_was_set_forward_declares_no_owner_dead(yard: Yard, clock: FrozenClock) -> None:
+    """
+    It claimed a moment ago, by every other clock.
+    """
+    key, _ = yard.claim()
+    began = clock.now
+    clock.advance(86400)
+    yard.store.claim(a_request(key), token=a_token(), lease=LEASE)
+    yard.says = (lambda unknown: NeverHappened(),)
+
+    assert Reaping(asked=1, unknown=1) == yard.reap(horizon=began + 1)
+    assert State.QUARANTINED is yard.read(key).state
+
+
+def test_never_of_what_has_been_done(yard: Yard, clock: FrozenClock, caplog: pytest.LogCaptureFixture) -> None:
+    """
+    A record that holds an answer, which nobody can open, is proof that the work was done: to run it again would do it
+    twice.
+    """
+    key, token = yard.claim()
+    yard.store.complete(key, token, PAYLOAD, keep=KEEP)
+    yard.store.condemn(key, PAYLOAD)
+    clock.advance(10 * POLICY.max_runtime)
+    yard.says = (lambda unknown: NeverHappened(),)
+
+    assert Reaping(asked=1, failed=1) == yard.reap()
+    assert (State.QUARANTINED, CORRUPT) == (yard.read(key).state, yard.read(key).reason)
+    assert [ResolverAsked(label(key), ABOUT.operation, answer="ConfigurationError")] == yard.events
+    assert "NeverHappened" in caplog.text
+
+
+def test_a_resolver_may_know_the_answer_that_nobody_can_open(yard: Yard) -> None:
+    """
+    The other side tells it again.
+    """
+    key, token = yard.claim()
+    yard.store.complete(key, token, PAYLOAD, keep=KEEP)
+    yard.store.condemn(key, PAYLOAD)
+    yard.says = (lambda unknown: Happened(PAID),)
+
+    assert Reaping(asked=1, completed=1) == yard.reap()
+    assert yard.opened(key) == PAID
+
+
+def test_what_is_still_unknown_stays(yard: Yard) -> None:
+    """
+    As it was, and told as asked about.
+    """
+    key, _ = yard.held()
+    before = yard.read(key)
+    yard.says = (lambda unknown: StillUnknown(),)
+
+    assert Reaping(asked=1, unknown=1) == yard.reap()
+    assert before == yard.read(key)
+    assert [ResolverAsked(label(key), ABOUT.operation, answer="still-unknown")] == yard.events
+
+
+@pytest.mark.parametrize(
+    ("says", "name"),
+    (
+        (raises(KeyError("what")), "KeyError"),
+        (raises(StoreUnavailable("a store of its own")), "StoreUnavailable"),
+        (raises(KeysUnavailable("keys of its own")), "KeysUnavailable"),
+        (lambda unknown: None, "TypeError"),
+        (lambda unknown: Happened, "TypeError"),
+        (lambda unknown: Happened("paid"), "TypeError"),
+        (lambda unknown: True, "TypeError"),
+    ),
+    ids=("raises", "its store is away", "its keys are away", "nothing", "the class", "no result", "nonsense"),
+)
+def test_a_resolver_that_fails_settles_nothing(
+    yard: Yard, caplog: pytest.LogCaptureFixture, says: Callable[[UnknownOutcome], Any], name: str
+) -> None:
+    """
+    Whatever it raised or returned. The others are asked all the same, and its turn comes again.
+    """
+    first, _ = yard.held()
+    second, _ = yard.held()
+    before = yard.read(first)
+    yard.says = (says, lambda unknown: Happened(PAID))
+
+    assert Reaping(asked=2, completed=1, failed=1) == yard.reap()
+    assert sorted([State.COMPLETED.value, State.QUARANTINED.value]) == sorted(
+        yard.read(key).state.value for key in (first, second)
+    )
+    assert [name] == [event.answer for event in yard.events if isinstance(event, ResolverAsked)]
+    assert ["ERROR"] == [record.levelname for record in caplog.records]
+    assert before.token.hex() not in caplog.text
+
+
+def test_what_a_resolver_said_is_in_no_log(yard: Yard, caplog: pytest.LogCaptureFixture) -> None:
+    """
+    It may be an answer, and so a body.
+    """
+    caplog.set_level(logging.DEBUG)
+    yard.held()
+    yard.says = (lambda unknown: "4111 1111 1111 1111",)
+    yard.reap()
+
+    assert "4111" not in caplog.text
+    assert "4111" not in repr(yard.events)
+    assert "str" in caplog.text
+
+
+class Away:
+    """A codec whose keys cannot be had for some."""
+
+    def __init__(self, codec: Codec, key: StorageKey) -> None:
+        self._codec, self._key = codec, key
+
+    def seal(self, result: Result, binding: Binding) -> Payload:
+        if binding.key == self._key:
+            raise KeysUnavailable("this tenant's keys are damaged")
+        return self._codec.seal(result, binding)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._codec, name)
+
+
+def test_one_tenants_keys_keep_no_other_key_waiting(yard: Yard) -> None:
+    """
+    Theirs alone cannot be used. It is told and its turn comes again; everybody else's answer is stored.
+    """
+    damaged, _ = yard.held()
+    others = [yard.held()[0] for _ in range(3)]
+    yard.codec = Away(yard.codec, damaged)
+    yard.says = (lambda unknown: Happened(PAID),)
+
+    assert Reaping(asked=4, completed=3, failed=1) == yard.reap()
+    assert {State.COMPLETED} == {yard.read(key).state for key in others}
+    assert State.QUARANTINED is yard.read(damaged).state
+
+
+def test_a_resolver_is_shown_what_it_needs_to_ask(yard: Yard) -> None:
+    """
+    The record, and what the other side was told.
+    """
+    key, _ = yard.held()
+    yard.says = (lambda unknown: StillUnknown(),)
+    seen = yard.read(key)
+    yard.reap()
+    (unknown,) = yard.asked
+
+    assert (seen, f"charge of {label(key)}") == (unknown.record, unknown.downstream_key("charge"))
+    assert "alice" not in repr(unknown)
+
+
+def test_endpoints_without_a_resolver_are_passed_over(yard: Yard) -> None:
+    """
+    Nothing is counted or told of them.
+    """
+    key, _ = yard.held()
+    yard.says = (lambda unknown: Happened(PAID),)
+    asking = yard.asking()
+    yard.asking = lambda: replace(asking, resolvers={"another": yard.resolver})  # type: ignore[method-assign]
+
+    assert Reaping() == yard.reap()
+    assert (State.QUARANTINED, []) == (yard.read(key).state, yard.events)
+
+
+def test_the_pauses_between_two_questions_double(yard: Yard, clock: FrozenClock) -> None:
+    """
+    From the first to the last: a run each minute asks about a key ten times in its first hours, and then hourly.
+    """
+    yard.held()
+    yard.says = (lambda unknown: StillUnknown(),)
+    asked = list[float]()
+    for _ in range(6 * 60):
+        if yard.reap().asked:
+            asked.append(clock.now)
+        clock.advance(60)
+    pauses = [later - earlier for earlier, later in pairwise(asked)]
+
+    assert (pauses, True) == (sorted(pauses), len(asked) <= 14)
+    assert pauses[0] <= FIRST_PAUSE_SECONDS + 60
+    assert LAST_PAUSE_SECONDS <= pauses[-1] <= LAST_PAUSE_SECONDS + 60
+
+
+def test_four_janitors_ask_about_each_key_once(yard: Yard, clock: FrozenClock) -> None:
+    """
+    And settle it once: the other side is called as often as there are keys.
+    """
+    keys = [yard.held()[0] for _ in range(30)]
+    yards = [Yard(yard.store, clock) for _ in range(4)]
+    for each in yards:
+        each.says = (lambda unknown: Happened(PAID),)
+    reports = at_once(*[lambda each=each: each.reap(drain=still(3)) for each in yards])
+
+    assert [30, 30] == [sum(report.asked for report in reports), sum(len(each.asked) for each in yards)]
+    assert sorted(label(key) for key in keys) == sorted(event.record for each in yards for event in each.events)
+
+
+def test_a_janitor_that_is_killed_between_asking_and_settling_costs_one_turn(yard: Yard, clock: FrozenClock) -> None:
+    """
+    Nothing was changed, and the next turn asks again.
+    """
+
+    class Killed(BaseException):
+        pass
+
+    def killed(unknown: UnknownOutcome) -> Any:
+        raise Killed
+
+    key, _ = yard.held()
+    before = yard.read(key)
+    yard.says = (killed, lambda unknown: Happened(PAID))
+    with pytest.raises(Killed):
+        yard.reap()
+
+    assert (before, []) == (yard.read(key), yard.events)
+    assert Reaping() == yard.reap()
+    clock.advance(FIRST_PAUSE_SECONDS)
+    assert Reaping(asked=1, completed=1) == yard.reap()
+
+
+@pytest.mark.parametrize("said", (Happened(PAID), NeverHappened()))
+def test_an_owner_that_was_faster_than_the_resolver_has_said_it(yard: Yard, said: Any) -> None:
+    """
+    It knows best: its answer stays, and nothing is told of the other.
+    """
+    key, token = yard.held()
+
+    def meanwhile(unknown: UnknownOutcome) -> Any:
+        yard.store.complete(key, token, PAYLOAD, keep=KEEP)
+        return said
+
+    yard.says = (meanwhile,)
+
+    assert Reaping(asked=1, overtaken=1) == yard.reap()
+    assert (PAYLOAD, []) == (yard.read(key).payload, yard.events)
+
+
+def test_a_store_that_goes_away_while_an_answer_is_stored_ends_the_run_at_last(yard: Yard) -> None:
+    """
+    It is no resolver's fault, and told as none.
+    """
+    yard.held()
+    store = yard.store
+
+    class Silent:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store.unsettled, name)
+
+        def settle(self, *arguments: Any, **options: Any) -> bool:
+            raise StoreUnavailable("down")
+
+    yard.says = (lambda unknown: Happened(PAID),)
+    yard.store = type("", (), {"unsettled": Silent()})()
+    with pytest.raises(StoreUnavailable):
+        yard.reap(drain=still(10))
+
+    assert yard.events == []
