@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass, field
-from typing import IO, Final
+from typing import Final
 
 import click
 from flask import current_app
@@ -62,13 +62,13 @@ class Given:
     """The answer as it was typed."""
 
     status: int | None
-    body: IO[bytes] | None
+    body_file: str | None
     content_type: str | None
     headers: tuple[str, ...] = field(repr=False)
 
     @property
     def anything(self) -> bool:
-        return self.status is not None or self.body is not None or bool(self.content_type or self.headers)
+        return self.status is not None or self.body_file is not None or bool(self.content_type or self.headers)
 
 
 @click.command("resolve")
@@ -78,7 +78,10 @@ class Given:
 @click.option("--reopen", "verdict", flag_value="reopen", help="Its answer could not be opened, and can be again.")
 @click.option("--status", type=click.IntRange(200, 599), help="Of the answer.")
 @click.option(
-    "--body-file", type=click.File("rb"), metavar="FILE", help="Its body; - reads standard input. Without: none."
+    "--body-file",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+    metavar="FILE",
+    help="Its body; - reads standard input. Without: none.",
 )
 @click.option("--content-type", metavar="TYPE", help="Of the body; else what this application gives its answers.")
 @click.option(
@@ -93,7 +96,7 @@ def resolve_command(
     named: Named,
     verdict: str | None,
     status: int | None,
-    body_file: IO[bytes] | None,
+    body_file: str | None,
     content_type: str | None,
     headers: tuple[str, ...],
     force: bool,
@@ -109,7 +112,7 @@ def resolve_command(
     for records that were quarantined because a key of the ring was missing, say. Asks first.
     """
     given = Given(status, body_file, content_type, headers)
-    _check(verdict, given, named, force=force)
+    _check(verdict, given, named, force=force, yes=yes)
     word = word_of(actor, reason)
     forced = False
     dropped: list[str] = []
@@ -137,17 +140,17 @@ def resolve_command(
     _say(done, verb, said, as_json=as_json, forced=forced)
 
 
-def _check(verdict: str | None, given: Given, named: Named, *, force: bool) -> None:
+def _check(verdict: str | None, given: Given, named: Named, *, force: bool, yes: bool) -> None:
     if verdict is None:
         raise click.UsageError("Say what became of it: --never-happened, --happened, or --reopen.")
     if (given.status is not None) != (verdict == "happened") or (given.anything and verdict != "happened"):
         raise click.UsageError("--happened needs the --status of the answer, and only it takes an answer.")
-    if given.content_type is not None and given.body is None:
+    if given.content_type is not None and given.body_file is None:
         raise click.UsageError("--content-type goes with --body-file.")
     if force and verdict != "never":
         raise click.UsageError("--force goes with --never-happened.")
-    if named.key == STDIN and getattr(given.body, "name", "") == "<stdin>":
-        raise click.UsageError("Standard input can be the key or the body, and not both.")
+    if given.body_file == STDIN and (named.key == STDIN or not yes):
+        raise click.UsageError("Standard input is one thing: the key, the body, or a yes. See --yes.")
     if any(_FIELD.fullmatch(header) is None for header in given.headers):
         raise click.UsageError("--header takes one 'Name: value', in ASCII.")
     if any(header.lower().startswith(("content-type:", "content-length:")) for header in given.headers):
@@ -182,7 +185,7 @@ def _check_done(done: Done) -> None:
 def _result(given: Given, policy: Policy) -> tuple[Result, list[str]]:
     """What retries will get, and which headers of it they will not."""
     fields = [match.group(1, 2) for header in given.headers if (match := _FIELD.fullmatch(header)) is not None]
-    body = None if given.body is None else given.body.read(policy.max_body + 1)
+    body = None if given.body_file is None else _read(given.body_file, most=policy.max_body + 1)
     response = current_app.response_class(body or b"", status=given.status)
     if given.content_type is not None:
         response.content_type = given.content_type
@@ -194,6 +197,12 @@ def _result(given: Given, policy: Policy) -> tuple[Result, list[str]]:
     kept = {name.lower() for name, _ in result.metadata}
     dropped = [name for name, _ in fields if name.lower() not in kept]
     return (result.without_body() if body is None and result.status not in (204, 304) else result), dropped
+
+
+def _read(path: str, *, most: int) -> bytes:
+    with click.open_file(path, "rb") as file:
+        body: bytes = file.read(most)
+        return body
 
 
 def _say(done: Done, verb: str, said: str, *, as_json: bool, forced: bool) -> None:

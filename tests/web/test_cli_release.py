@@ -1,0 +1,388 @@
+"""`flask idempotency release`: a key is freed by hand, and not while its work may be done or be going on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from flask import Flask
+
+from flask_idempotency.engine.engine import Engine
+from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
+from flask_idempotency.engine.events import Settled
+from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.record import OnLapse, Record, State
+from flask_idempotency.operations import handle_of
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FaultyStore
+from tests.web.apps import World, new_world
+from tests.web.cases import (
+    ALICES,
+    ANSWER,
+    LEASE,
+    MAX_RUNTIME,
+    WHY,
+    key_of,
+    lapsed,
+    paid,
+    record,
+    refusal,
+    run,
+    said,
+    shop,
+    vanished,
+)
+
+RELEASE = ("release", *ALICES, *WHY, "--yes")
+
+
+def state(world: World, key: str = "k") -> State | None:
+    found = record(world, key)
+    return None if found is None else found.state
+
+
+def test_a_key_whose_owner_is_gone_for_good_is_free() -> None:
+    """
+    And its next retry runs, once.
+    """
+    world = shop()
+    lapsed(world, after=MAX_RUNTIME)
+
+    told = run(world, *RELEASE)
+
+    assert (0, "Released: the next retry runs.\n") == (told.exit_code, told.output)
+    assert [201, 201] == [paid(world).status_code for _ in range(2)]
+    assert 1 == len(world.runs)
+
+
+@pytest.mark.parametrize("on_lapse", OnLapse)
+def test_one_that_is_in_progress_and_whose_owner_is_gone_for_good_is_free_too(on_lapse: OnLapse) -> None:
+    """
+    Nobody has to wait for a janitor.
+    """
+    world = shop()
+    vanished(world, on_lapse=on_lapse)
+    world.clock.advance(MAX_RUNTIME)
+
+    assert (0, {"verb": "released", "forced": False, "settled": 1, "left": 0}) == (
+        (told := run(world, *RELEASE, "--json")).exit_code,
+        said(told),
+    )
+    assert record(world) is None
+
+
+def test_one_that_its_own_owner_gave_up_is_free_at_once() -> None:
+    """
+    It has said that it cannot tell, and is at work no more.
+    """
+    world = shop(on_error="quarantine")
+    assert 500 == paid(world, Fail="yes").status_code
+    assert State.QUARANTINED is state(world)
+
+    assert 0 == run(world, *RELEASE).exit_code
+    assert 201 == paid(world).status_code
+
+
+@pytest.mark.parametrize("quarantined", (True, False), ids=("quarantined", "in progress"))
+def test_while_the_owner_may_live_it_is_refused(quarantined: bool) -> None:
+    """
+    With when it was last seen, and until when it may be at work. Nothing is changed, and it can still settle its key.
+    """
+    world = shop()
+    key, token = lapsed(world) if quarantined else vanished(world)
+    before = record(world)
+
+    told = refusal(run(world, *RELEASE))
+
+    seen, lives, until = ("31 s", "14 min 29 s", "02:01:40.000Z") if quarantined else ("0 s", "15 min", "02:01:40.000Z")
+    assert f"it was last seen {seen} ago, and may go on for {lives}, until 2001-09-09T{until}." in told
+    assert "--force" in told
+    assert (before, []) == (record(world), world.told(Settled))
+    world.store.complete(key, token, ANSWER, keep=60)
+    assert State.COMPLETED is state(world)
+
+
+@pytest.mark.parametrize("seconds", (MAX_RUNTIME - 0.01, MAX_RUNTIME), ids=("may live", "cannot live"))
+def test_the_owner_may_live_for_as_long_as_its_lease_was_renewed_at_most(seconds: float) -> None:
+    """
+    Not for its lease alone: one that is frozen comes back.
+    """
+    world = shop()
+    vanished(world)
+    world.clock.advance(seconds)
+
+    assert (0 if seconds >= MAX_RUNTIME else 1) == run(world, *RELEASE).exit_code
+
+
+def test_what_was_done_is_refused() -> None:
+    """
+    Its retries get the answer, and would be a second payment.
+    """
+    world = shop()
+    paid(world)
+
+    assert "Its work was done, and retries get the answer" in refusal(run(world, *RELEASE))
+    assert "true" == paid(world).headers["Idempotency-Replayed"]
+    assert 1 == len(world.runs)
+
+
+def condemned(world: World) -> None:
+    paid(world)
+    found = record(world)
+    assert found is not None
+    assert found.payload is not None
+    world.store.condemn(key_of(world), found.payload)
+
+
+def test_what_was_done_and_cannot_be_opened_is_refused() -> None:
+    """
+    It is quarantined, and all the same it was done.
+    """
+    world = shop()
+    condemned(world)
+
+    assert "Its work was done: the record holds an answer that nobody could open" in refusal(run(world, *RELEASE))
+    assert State.QUARANTINED is state(world)
+
+
+@pytest.mark.parametrize("make", (vanished, lapsed, condemned, paid), ids=lambda make: make.__name__)
+def test_force_overrules_each_refusal_and_is_told(make: Any) -> None:
+    """
+    In the audit event, and to the one who was slower: a late owner has lost its claim.
+    """
+    world = shop()
+    owned = make(world)
+    world.runs.clear()
+
+    told = run(world, *RELEASE, "--force", "--json")
+
+    assert (0, True) == (told.exit_code, said(told)["forced"])
+    (event,) = world.told(Settled)
+    assert isinstance(event, Settled)
+    assert event.forced
+    if isinstance(owned, tuple):
+        key, token = owned
+        with pytest.raises(LeaseLost):
+            world.store.complete(key, token, ANSWER, keep=60)
+    assert (201, 1) == (paid(world).status_code, len(world.runs))
+
+
+def test_a_force_that_was_not_needed_is_none() -> None:
+    """
+    An auditor looks for those that were.
+    """
+    world = shop()
+    lapsed(world, after=MAX_RUNTIME)
+
+    assert not said(run(world, *RELEASE, "--force", "--json"))["forced"]
+
+
+def test_it_asks_and_shows_what_about() -> None:
+    """
+    No, and no answer at all, leave everything as it is.
+    """
+    world = shop()
+    lapsed(world, after=MAX_RUNTIME)
+    told = [run(world, *RELEASE[:-1], typed=typed) for typed in ("n\n", "")]
+
+    assert [1, 1] == [each.exit_code for each in told]
+    assert all("owner:        last seen 15 min ago, not at work" in each.stderr for each in told)
+    assert State.QUARANTINED is state(world)
+    assert 0 == run(world, *RELEASE[:-1], typed="y\n").exit_code
+    assert record(world) is None
+
+
+def test_what_speaks_against_it_is_shown_to_whoever_forces_it() -> None:
+    world = shop()
+    lapsed(world)
+
+    told = run(world, *RELEASE[:-1], "--force", typed="n\n")
+
+    assert "Its owner may still be at work" in told.stderr
+    assert State.QUARANTINED is state(world)
+
+
+def test_an_owner_that_was_faster_wins() -> None:
+    """
+    Between the look and the yes: nothing is changed, and somebody says so.
+    """
+    world = shop()
+    key, token = vanished(world)
+    world.clock.advance(MAX_RUNTIME)
+
+    told = _meanwhile(world, lambda: world.store.complete(key, token, ANSWER, keep=60))
+
+    assert "Somebody else has settled it meanwhile, or its owner has just been heard of" in told
+    assert (State.COMPLETED, []) == (state(world), world.told(Settled))
+
+
+def test_an_owner_that_has_just_renewed_wins() -> None:
+    """
+    It is at work after all.
+    """
+    world = shop()
+    key, token = vanished(world)
+    world.clock.advance(MAX_RUNTIME)
+
+    told = _meanwhile(world, lambda: world.store.renew(key, token, lease=LEASE))
+
+    assert "or its owner has just been heard of" in told
+    assert State.PROCESSING is state(world)
+
+
+def _meanwhile(world: World, act: Any) -> str:
+    """What is said to whoever releases, while this is done right after they have looked."""
+    read = Engine.read
+
+    def looked(self: Engine, key: Any) -> Record | None:
+        found = read(self, key)
+        act()
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "read", looked)
+        return refusal(run(world, *RELEASE))
+
+
+def test_it_is_told_who_and_why() -> None:
+    """
+    By what stands for the key in logs, which names nobody.
+    """
+    world = shop()
+    lapsed(world, after=MAX_RUNTIME)
+
+    run(world, *RELEASE)
+
+    label = Identity(b"s").label(key_of(world))
+    assert [
+        Settled(label, "pay", verb="released", was="quarantined", actor="ops", reason="asked the bank")
+    ] == world.told(Settled)
+
+
+def test_whoever_says_no_name_is_the_user_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Or unknown, where that has none.
+    """
+    actors = []
+    for user in (lambda: "carol", _nobody):
+        world = shop()
+        lapsed(world, after=MAX_RUNTIME)
+        monkeypatch.setattr("getpass.getuser", user)
+        assert 0 == run(world, "release", *ALICES, "--reason", "x", "--yes").exit_code
+        actors += [event.actor for event in world.told(Settled) if isinstance(event, Settled)]
+
+    assert ["carol", "unknown"] == actors
+
+
+def _nobody() -> str:
+    raise OSError("no user name")
+
+
+@pytest.mark.parametrize(
+    "why",
+    ((), ("--reason", ""), ("--reason", "  "), ("--reason", "a\nb"), ("--reason", "x" * 501)),
+    ids=("none", "empty", "blank", "two lines", "long"),
+)
+def test_without_a_reason_nothing_is_done(why: tuple[str, ...]) -> None:
+    """
+    It is what an auditor asks first; and one line, so that it forges none in a log.
+    """
+    world = shop()
+    lapsed(world, after=MAX_RUNTIME)
+
+    assert 2 == run(world, "release", *ALICES, *why, "--yes").exit_code
+    assert State.QUARANTINED is state(world)
+
+
+def test_what_is_free_already_is_refused() -> None:
+    world = shop()
+    lapsed(world, after=MAX_RUNTIME)
+    handle = handle_of(key_of(world))
+    assert 0 == run(world, "release", handle, *WHY, "--yes").exit_code
+
+    assert "There is no record under this handle" in refusal(run(world, "release", handle, *WHY, "--yes"))
+
+
+@pytest.mark.parametrize("named", ("key", "handle", "other handle"))
+def test_while_secrets_rotate_it_is_free_under_each(named: str) -> None:
+    """
+    Whichever record it was named by; else the other would still refuse the retry.
+    """
+    world = shop(secret=["new", "old"], on_error="quarantine")
+    paid(world, Fail="yes")
+    told = said(run(world, "show", *ALICES, "--json"))
+    by = {"key": ALICES, "handle": (told["handle"],), "other handle": (told["also"][0],)}[named]
+
+    done = said(run(world, "release", *by, *WHY, "--yes", "--json"))
+
+    assert (2, 0) == (done["settled"], done["left"])
+    assert 201 == paid(world).status_code
+    assert 2 == len(world.told(Settled))
+
+
+def test_while_secrets_rotate_an_owner_that_took_the_first_keeps_all() -> None:
+    """
+    Owners settle the oldest first, and so does this: there is never one answer here and a second run there.
+    """
+    world = shop(secret=["new", "old"], on_error="quarantine")
+    paid(world, Fail="yes")
+    states = _all_states(world)
+    free = type(world.store.unsettled).free
+    asked = []
+
+    def late(self: Any, seen: Any) -> bool:
+        asked.append(seen.key.rid)
+        return free(self, replace(seen, record=replace(seen.record, token=bytes(16))))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(world.store.unsettled), "free", late)
+        assert "Nothing was changed" in refusal(run(world, *RELEASE))
+
+    oldest = handle_of(_keys(world)[0])
+    assert (states, 1) == (_all_states(world), len(asked))
+    assert oldest == said(run(world, "show", *ALICES, "--json"))["handle"]
+
+
+def _keys(world: World) -> list[Any]:
+    return [call.key for call in world.store.calls if call.verb == "claim"][:2]
+
+
+def _all_states(world: World) -> list[State | None]:
+    found = [world.store.read(key) for key in _keys(world)]
+    return [None if each is None else each.state for each in found]
+
+
+def test_while_secrets_rotate_a_hashed_name_needs_its_tenant_said() -> None:
+    """
+    Nobody can tell from the record what the tenant is called under the other secret.
+    """
+    world = shop(secret=["new", "old"], on_error="quarantine", audit_names="hashed")
+    paid(world, Fail="yes")
+    handle = said(run(world, "show", *ALICES, "--json"))["handle"]
+
+    assert "say --tenant T" in refusal(run(world, "release", handle, *WHY, "--yes"))
+    assert State.QUARANTINED in _all_states(world)
+    assert 2 == said(run(world, "release", handle, "--tenant", "acme", *WHY, "--yes", "--json"))["settled"]
+
+
+def test_a_store_that_does_not_answer_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Nobody can tell whether it is free, so it is to be repeated; and nobody is told that it was.
+    """
+    world = shop()
+    lapsed(world, after=MAX_RUNTIME)
+
+    def down(*_: Any) -> bool:
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(type(world.store.unsettled), "free", down)
+
+    assert (2, "Error: no answer\n") == ((told := run(world, *RELEASE)).exit_code, told.stderr)
+    assert [] == world.told(Settled)
+
+
+def test_a_store_in_which_nobody_can_settle_is_said_to_be_so() -> None:
+    world = new_world(Flask("tests.web.app"), store=FaultyStore(MemoryStore()))  # type: ignore[arg-type]
+
+    assert "cannot be searched" in refusal(run(world, "release", "a" * 77, *WHY, "--yes"))
