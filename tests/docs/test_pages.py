@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from celery import Celery
 from flask import Blueprint, Flask, g, request
 
 import flask_idempotency
@@ -61,12 +64,14 @@ def surroundings() -> dict[str, Any]:
         "__name__": "documented",  # no package's: an instance folder goes where the test is
         "app": app,
         "blueprint": Blueprint("documented", "documentation"),
+        "celery_app": Celery("documentation", set_as_current=False),
         "charge": lambda payment, key: {"charged": payment, "key": key},
         "current_claim": current_claim,
         "Flask": Flask,
         "g": g,
         "idempotency": Idempotency(),
         "idempotent": idempotent,
+        "provider": None,
         "request": request,
         "timedelta": timedelta,
         "validate": lambda payload: payload,
@@ -79,6 +84,9 @@ def test_every_python_block_runs(block: str, monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.chdir(tmp_path)  # where a relative database is made
     monkeypatch.setattr("flask_idempotency.assembly._redis_store", lambda choice: MemoryStore())
     monkeypatch.setenv("IDEMPOTENCY_SECRET", "documented")
+    installed = ModuleType("flask_idempotency.janitor")
+    installed.__path__ = [str(ROOT / "janitor")]  # where it is in a checkout
+    monkeypatch.setitem(sys.modules, installed.__name__, installed)
 
     code = compile(ast.parse(block), "documentation", "exec", dont_inherit=True)
     exec(code, surroundings())  # noqa: S102 - our own pages
