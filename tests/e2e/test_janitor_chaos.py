@@ -12,18 +12,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import IncompleteRead, RemoteDisconnected
-from typing import Any, Final
+from typing import Any, Final, cast
 from uuid import uuid4
 
 import pytest
 from sqlalchemy import create_engine
 
 from example_app.servers import RedisServer
+from flask_idempotency.assembly import build_store
 from flask_idempotency.engine.unsettled import Standing
 from flask_idempotency.maintenance.drain import Drain
+from flask_idempotency.maintenance.janitor import Chore, Janitor, Report
 from flask_idempotency.maintenance.reap import Reaping
 from flask_idempotency.sql import upgrade
 from flask_idempotency.web.chores import janitor_of
@@ -33,6 +35,7 @@ from tests.e2e.ledger import Ledger
 from tests.e2e.processes import ROOT, Server, kill, pause, resume
 from tests.e2e.wire import Answer, Order, ask
 from tests.services import StartPostgres, StartRedis
+from tests.tooling.processes import eventually
 
 SECONDS: Final = int(os.environ.get("JANITOR_CHAOS_SECONDS", "15"))
 """A minute is better, and is what the figures in the README were taken with."""
@@ -219,13 +222,25 @@ def test_36_37_every_key_is_settled_once_and_truthfully(
     assert min(fate.killed, fate.frozen, counts["killed"]) >= SECONDS / 5
     assert sum(story.settled.total() for story in stories) > 0
 
-    app = looked_after(**told)
-    built = app.extensions["idempotency"].built
-    janitor = janitor_of(app)
-    assert Standing() == built.unsettled.standing()
-    assert Reaping() == janitor.run("reap", Drain())
-    drifts: Any = janitor.run("reconcile", Drain())
-    assert (0, 0) == (drifts.drifted, drifts.busy)
+    with closing(cast("Any", build_store(url))) as store:
+        janitor = janitor_of(looked_after(**{**told, "store": store}))
+        assert Standing() == store.unsettled.standing()
+        assert Reaping() == run(janitor, "reap")
+        recount = run(janitor, "reconcile")
+        assert (0, 0) == (recount.drifted, recount.busy)
+
+
+def run(janitor: Janitor, chore: Chore) -> Any:
+    """Its report, as soon as the lock has run out that a killed janitor may have left behind."""
+    reports: list[Report] = []
+
+    def ran() -> bool:
+        report = janitor.run(chore, Drain())
+        reports.extend([] if report is None else [report])
+        return report is not None
+
+    assert eventually(ran)
+    return reports[0]
 
 
 @dataclass(frozen=True)
