@@ -87,10 +87,12 @@ def _of_store(app: Flask, built: Built, settings: Settings, loaders: Loaders, po
     else:
         yield asking("clock-skew", lambda: clocks.clock_skew(book))
         yield asking("clock-step", lambda: clocks.clock_step(book))
-        # Nobody else could see what is in this process's memory.
-        expected = None if in_one_process(settings) else settings.heartbeat_every
-        yield asking("janitor", lambda: sweeping.janitor(book.last(), heartbeat_every=expected))
-        if expected is not None:
+        if in_one_process(settings):
+            alone = "No janitor is expected: no other process could see these records."
+            yield Check("janitor", lambda: [Finding("janitor", Verdict.FINE, alone)])
+        else:
+            yield asking("janitor", lambda: sweeping.janitor(book.last(), heartbeat_every=settings.heartbeat_every))
+        if settings.heartbeat_every is not None and not in_one_process(settings):
             every = partial(_intervals, app, built, settings, loaders, policies)
             yield asking("chores", lambda: sweeping.chores(book.last(), every=every()))
             yield asking("backlog", lambda: sweeping.backlog(book.last()))
@@ -165,7 +167,7 @@ def _secret(settings: Settings, secret_key: str | bytes | None) -> list[Finding]
             "Drop the last one from IDEMPOTENCY_SECRET when one `keep` has passed since every process knows the first."
         )
         findings.append(Finding("secret", Verdict.ADVICE, text, remedy))
-    return findings or [Finding("secret", Verdict.FINE, "One secret of its own names the records.")]
+    return findings or [Finding("secret", Verdict.FINE, "One secret names the records, and it is not SECRET_KEY.")]
 
 
 def _transport(settings: Settings, config: Mapping[str, Any]) -> list[Finding]:

@@ -1,0 +1,73 @@
+"""Janitors that do not come, come too late, or do not keep up."""
+
+from __future__ import annotations
+
+import pytest
+
+from flask_idempotency.engine.chores import Entry
+from flask_idempotency.engine.health import Verdict
+from flask_idempotency.operations.checks.sweeping import backlog, chores, janitor
+from tests.operations.checks.judging import worst
+
+DONE, CUT = '{"removed":1,"finished":true}', '{"removed":1,"finished":false}'
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"),
+    (
+        pytest.param({}, Verdict.FAULT, id="never"),
+        pytest.param({"heartbeat": Entry(59.0, "{}")}, Verdict.FINE, id="lately"),
+        pytest.param({"heartbeat": Entry(61.0, "{}")}, Verdict.FAULT, id="long ago"),
+        pytest.param({"heartbeat": Entry(9e9, "{}"), "expire": Entry(5.0, "{}")}, Verdict.FINE, id="by cron"),
+    ),
+)
+def test_a_janitor_is_missed_after_two_intervals(last: dict[str, Entry], verdict: Verdict) -> None:
+    """
+    Any chore is a sign of life: cron has no heartbeat.
+    """
+    assert verdict is worst(janitor(last, heartbeat_every=30.0))
+
+
+def test_where_none_is_expected_none_is_missed() -> None:
+    assert Verdict.FINE is worst(janitor({}, heartbeat_every=None))
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"),
+    (
+        pytest.param({"expire": Entry(179.0, DONE), "rotate": Entry(9.0, DONE)}, Verdict.FINE, id="in time"),
+        pytest.param({"expire": Entry(181.0, DONE), "rotate": Entry(9.0, DONE)}, Verdict.FAULT, id="late"),
+        pytest.param({"rotate": Entry(9.0, DONE)}, Verdict.ADVICE, id="never, though due every minute"),
+        pytest.param({"expire": Entry(9.0, DONE)}, Verdict.FINE, id="never, and due every day"),
+        pytest.param({}, Verdict.FINE, id="no janitor at all is another check's"),
+    ),
+)
+def test_each_chore_has_to_have_its_turns(last: dict[str, Entry], verdict: Verdict) -> None:
+    """
+    One may be late; three intervals without it are told.
+    """
+    assert verdict is worst(chores(last, every={"expire": 60.0, "rotate": 86400.0}))
+
+
+def test_a_chore_that_nobody_does_by_itself_is_not_missed() -> None:
+    assert Verdict.FINE is worst(chores({"expire": Entry(9e9, DONE)}, every={}))
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"),
+    (
+        pytest.param({}, Verdict.FINE, id="nothing"),
+        pytest.param({"expire": Entry(1.0, DONE)}, Verdict.FINE, id="to its end"),
+        pytest.param({"expire": Entry(1.0, CUT)}, Verdict.ADVICE, id="cut short"),
+        pytest.param({"reap": Entry(1.0, CUT), "expire": Entry(1.0, DONE)}, Verdict.ADVICE, id="one of two"),
+        pytest.param({"expire": Entry(1.0, "?")}, Verdict.FINE, id="of another release"),
+    ),
+)
+def test_a_run_that_its_budget_has_ended_is_a_backlog(last: dict[str, Entry], verdict: Verdict) -> None:
+    assert verdict is worst(backlog(last))
+
+
+def test_the_backlog_of_expire_names_its_rate() -> None:
+    said = [backlog({chore: Entry(1.0, CUT)})[0].remedy for chore in ("expire", "reap")]
+
+    assert [True, False] == ["IDEMPOTENCY_EXPIRE_RATE" in remedy for remedy in said]
