@@ -24,15 +24,23 @@ _JOURNAL: Final = text("PRAGMA journal_mode")
 _SYNCHRONOUS: Final = text("PRAGMA synchronous")
 
 # PRAGMA synchronous: what EXTRA is more than FULL matters to no log that is written ahead.
-_FULL: Final = 2
+FULL: Final = 2
+
+INDEX: Final = "The index "
+"""How a sentence begins that is about one."""
 
 
 def faults(connection: Connection) -> list[str]:
     """Why nobody may claim here: a sentence for each reason, with its remedy. Empty when all is in order."""
+    return [*structural(connection), *_durability(connection)]
+
+
+def structural(connection: Connection) -> list[str]:
+    """Those of them that are about tables, what is in them, and the right to use them."""
     lacking = rights.lacking(connection)
     # The schema's version is a fact: whoever may not read it would be refused, and told nothing.
     schema = _schema(connection) if "SELECT" not in lacking.get(FACTS, ()) else ()
-    return [*_rights(lacking), *schema, *_durability(connection)]
+    return [*_rights(lacking), *schema]
 
 
 def advice(connection: Connection) -> list[str]:
@@ -88,7 +96,7 @@ def _parts(missing: Lacks) -> Iterator[str]:
             f"Restore it, or give it another name and then {_UPGRADE.lower()}."
         )
     for index in missing.indexes:
-        yield f"The index {index} is not in this database: the whole table would be read. {_UPGRADE}."
+        yield f"{INDEX}{index} is not in this database: the whole table would be read. {_UPGRADE}."
     for sequence in missing.sequences:
         yield f"The sequence {sequence} is not in this database: no claim can be granted. {_UPGRADE}."
     if missing.seed:
@@ -117,7 +125,7 @@ def _durability(connection: Connection) -> Iterator[str]:
                 f"This SQLite database has journal_mode {journal}: readers and writers would keep each other waiting. "
                 "Run `PRAGMA journal_mode=WAL` on it once."
             )
-        if (connection.scalar(_SYNCHRONOUS) or 0) < _FULL:
+        if (connection.scalar(_SYNCHRONOUS) or 0) < FULL:
             yield (
                 "This SQLite connection has PRAGMA synchronous below FULL: a power failure could lose a claim that was "
                 "granted, and the payment would run again. Set it to FULL where connections are made."

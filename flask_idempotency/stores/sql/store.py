@@ -28,6 +28,7 @@ from flask_idempotency.stores.sql.data_keys import SqlDataKeys
 from flask_idempotency.stores.sql.database import TRIES, Database
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.faults import waited_in_vain
+from flask_idempotency.stores.sql.health import SqlHealth
 from flask_idempotency.stores.sql.identity import identity
 from flask_idempotency.stores.sql.ledger import SqlLedger
 from flask_idempotency.stores.sql.prepared import Statements
@@ -64,6 +65,7 @@ class SqlStore:
         self.unsettled = SqlUnsettled(database, lambda: self.statements.completing, now=self.now)
         self.expiry = SqlExpiry(database, self.ledger, now=self.now)
         self.chores = SqlChores(database, now=self.now)
+        self.health = SqlHealth(database, now=self.now)
         if database.known:
             self._ready()
 
