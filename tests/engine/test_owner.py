@@ -1,0 +1,101 @@
+"""Whether an owner may still be at work: what others may know of it, and by which clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flask_idempotency.engine.owner import LAPSED, last_seen, may_live_for
+from flask_idempotency.engine.record import NOBODY, OnLapse, Record, State
+from flask_idempotency.testing.contract.examples import FINGERPRINT
+
+NOW = 1_800_000_000.0
+LEASE, MAX_RUNTIME = 30.0, 900.0
+
+
+def record(state: State, *, remaining: float, reason: str = "") -> Record:
+    """As a store tells it at NOW."""
+    return Record(
+        state=state,
+        token=b"t" * 16,
+        fence=1,
+        attempt=1,
+        fingerprint=FINGERPRINT,
+        on_lapse=OnLapse.QUARANTINE,
+        about=NOBODY,
+        requested_at=NOW - 100,
+        deadline=NOW + remaining,
+        remaining=remaining,
+        reason=reason,
+    )
+
+
+def may_live(record: Record, *, horizon: float | None = None) -> float:
+    return may_live_for(record, lease=LEASE, max_runtime=MAX_RUNTIME, horizon=horizon)
+
+
+@pytest.mark.parametrize(
+    ("remaining", "seconds"), ((30.0, 0.0), (20.0, 10.0), (0.0, 30.0), (-70.0, 100.0), (45.0, 0.0))
+)
+def test_an_owner_was_last_seen_when_it_claimed_or_renewed(remaining: float, seconds: float) -> None:
+    """
+    For as long as a lease is; a longer one than is known of was given just now.
+    """
+    assert seconds == last_seen(record(State.PROCESSING, remaining=remaining), lease=LEASE)
+
+
+@pytest.mark.parametrize(("remaining", "seconds"), ((30.0, 900.0), (10.0, 880.0), (-10.0, 860.0), (-869.0, 1.0)))
+@pytest.mark.parametrize("state", (State.PROCESSING, State.QUARANTINED))
+def test_a_silent_owner_may_live_as_long_as_a_view_may_run(state: State, remaining: float, seconds: float) -> None:
+    """
+    Since it was last seen: it may be frozen, or cut off from the store, and come back.
+    """
+    reason = LAPSED if state is State.QUARANTINED else ""
+
+    assert seconds == may_live(record(state, remaining=remaining, reason=reason))
+
+
+@pytest.mark.parametrize("remaining", (-870.0, -871.0, -1e9))
+def test_an_owner_that_has_had_its_time_is_taken_for_gone(remaining: float) -> None:
+    """
+    And never for less than that.
+    """
+    assert may_live(record(State.QUARANTINED, remaining=remaining, reason=LAPSED)) == 0.0
+
+
+def test_a_lease_that_runs_is_waited_for_whatever_a_view_may_run() -> None:
+    """
+    The limit may have been shortened since the claim.
+    """
+    assert may_live_for(record(State.PROCESSING, remaining=500.0), lease=LEASE, max_runtime=60.0) == 500.0
+
+
+@pytest.mark.parametrize("remaining", (30.0, -10.0))
+def test_an_owner_that_has_had_its_say_is_not_waited_for(remaining: float) -> None:
+    """
+    It has completed its record, or said that it does not know: its work is over.
+    """
+    assert may_live(record(State.COMPLETED, remaining=remaining)) == 0.0
+    assert may_live(record(State.QUARANTINED, remaining=remaining, reason="view-crashed")) == 0.0
+
+
+def test_a_clock_that_was_set_forward_declares_no_owner_dead() -> None:
+    """
+    The store says that its lease ended long ago; the horizon, that it was seen ten seconds ago.
+    """
+    claimed = replace(record(State.QUARANTINED, remaining=-2 * 86400.0, reason=LAPSED), deadline=NOW + LEASE)
+
+    assert may_live(claimed) == 0.0
+    assert last_seen(claimed, lease=LEASE, horizon=NOW + 10) == 10.0
+    assert may_live(claimed, horizon=NOW + 10) == MAX_RUNTIME - 10
+
+
+def test_a_horizon_that_is_ahead_says_nothing() -> None:
+    """
+    It is the earlier of two clocks that is believed.
+    """
+    claimed = record(State.PROCESSING, remaining=20.0)
+
+    assert last_seen(claimed, lease=LEASE, horizon=NOW + 1e6) == 10.0
+    assert may_live(claimed, horizon=NOW + 1e6) == MAX_RUNTIME - 10

@@ -1,0 +1,312 @@
+"""Keys are settled in their owners' place, sealed as their own, and told with who did it and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from flask_idempotency.codec.data_keys import DataKeyring
+from flask_idempotency.codec.encryption import EncryptedCodec
+from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.codec.keyring import KeyRing
+from flask_idempotency.engine.errors import CorruptRecord, KeysUnavailable, LeaseLost, StoreUnavailable
+from flask_idempotency.engine.events import Event, Observers, Settled
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import Replayed
+from flask_idempotency.engine.ports import Binding
+from flask_idempotency.engine.record import CORRUPT, ERASED, Payload, State
+from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.settling import Settler
+from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing.contract.examples import (
+    ABOUT,
+    KEEP,
+    LEASE,
+    a_key,
+    a_request,
+    a_token,
+    found,
+    granted,
+    near,
+)
+
+PAID = Result(201, metadata=(("Location", "/payments/1"),), body=b"paid")
+OTHER = Result(200, body=b"refunded")
+WHY: dict[str, Any] = {"actor": "alice", "reason": "ticket 7"}
+KEYS = {"2025": b"5" * 32, "2026": b"6" * 32}
+
+
+@dataclass
+class Desk:
+    """A store with encrypted answers, and somebody who settles in it."""
+
+    clock: FrozenClock
+    store: MemoryStore
+    events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.turn("2025")
+
+    def turn(self, *kids: str) -> None:
+        """A restart with these keys in the ring, the newest first."""
+        ring = KeyRing({kid: KEYS[kid] for kid in kids})
+        keys = DataKeyring(ring, self.store.data_keys, monotonic=lambda: self.clock.now)
+        self.codec = EncryptedCodec(EnvelopeCodec(compression=None), keys)
+        self.settler = Settler(
+            self.store.unsettled,
+            self.codec,
+            Observers([self.events.append]),
+            label=lambda key: key.rid.hex()[:8],
+        )
+
+    def claim(self) -> tuple[StorageKey, bytes, Binding]:
+        key, token = a_key(), a_token()
+        request = a_request(key)
+        fence = granted(self.store.claim(request, token=token, lease=LEASE)).fence
+        return key, token, Binding(key, token, fence, request.fingerprint)
+
+    def held(self) -> tuple[Found, bytes]:
+        key, token, _ = self.claim()
+        self.store.hold(key, token, "view-crashed")
+        return self.seen(key), token
+
+    def answered(self) -> tuple[Found, bytes]:
+        key, token, binding = self.claim()
+        self.store.complete(key, token, self.codec.seal(PAID, binding), keep=KEEP)
+        return self.seen(key), token
+
+    def condemned(self) -> tuple[Found, bytes]:
+        """Whoever could not open its answer has said so."""
+        answered, token = self.answered()
+        assert answered.record.payload is not None
+        self.store.condemn(answered.key, answered.record.payload)
+        return self.seen(answered.key), token
+
+    def seen(self, key: StorageKey) -> Found:
+        return Found(key, found(self.store, key))
+
+    def payload(self, key: StorageKey) -> Payload:
+        payload = found(self.store, key).payload
+        assert payload is not None
+        return payload
+
+    def opened(self, key: StorageKey) -> Result:
+        return self.codec.open(self.payload(key), self.binding(key))
+
+    def binding(self, key: StorageKey) -> Binding:
+        record = found(self.store, key)
+        return Binding(key, record.token, record.fence, record.fingerprint)
+
+    def told(self, seen: Found, verb: str, *, forced: bool = False) -> Settled:
+        was = seen.record.state.value
+        return Settled(seen.key.rid.hex()[:8], ABOUT.operation, verb=verb, was=was, forced=forced, **WHY)
+
+
+@pytest.fixture
+def desk() -> Desk:
+    clock = FrozenClock()
+    return Desk(clock, MemoryStore(clock))
+
+
+def test_a_completed_key_is_replayed_and_told(desk: Desk) -> None:
+    """
+    For as long as was asked, with who did it and why.
+    """
+    held, token = desk.held()
+
+    assert desk.settler.complete(held, PAID, keep=KEEP, **WHY)
+    assert (PAID, near(KEEP)) == (desk.opened(held.key), found(desk.store, held.key).remaining)
+    assert isinstance(desk.store.claim(a_request(held.key), token=a_token(), lease=LEASE), Replayed)
+    assert [desk.told(held, "completed")] == desk.events
+    with pytest.raises(LeaseLost):
+        desk.store.complete(held.key, token, desk.payload(held.key), keep=KEEP)
+
+
+def test_an_answer_is_sealed_under_the_fresh_token(desk: Desk) -> None:
+    """
+    And opens under no other: neither the owner's, nor for another key.
+    """
+    held, token = desk.held()
+    desk.settler.complete(held, PAID, keep=KEEP, **WHY)
+
+    assert found(desk.store, held.key).token != token
+    others: list[dict[str, Any]] = [
+        {"token": token},
+        {"key": a_key(tid=held.key.tid)},
+        {"fence": held.record.fence + 1},
+    ]
+    for other in others:
+        with pytest.raises(CorruptRecord):
+            desk.codec.open(desk.payload(held.key), replace(desk.binding(held.key), **other))
+
+
+def test_an_answer_without_keys_is_not_stored(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    The record stands as it was, and nothing is told.
+    """
+    held, _ = desk.held()
+
+    def away(result: Result, binding: Binding) -> Payload:
+        raise KeysUnavailable("the key service is away")
+
+    monkeypatch.setattr(desk.codec, "seal", away)
+    with pytest.raises(KeysUnavailable):
+        desk.settler.complete(held, PAID, keep=KEEP, **WHY)
+    assert (held, []) == (desk.seen(held.key), desk.events)
+
+
+def test_an_answer_whose_key_was_closed_meanwhile_is_sealed_anew(desk: Desk) -> None:
+    """
+    By somebody who rotates the ring at this moment.
+    """
+    held, _ = desk.held()
+    desk.codec.seal(PAID, desk.binding(held.key))
+    last = desk.store.data_keys.shelf(held.key.tid).last
+    desk.store.data_keys.close(held.key.tid, last)
+
+    assert desk.settler.complete(held, PAID, keep=KEEP, **WHY)
+    by = desk.payload(held.key).sealed_by
+    assert by is not None
+    assert (True, PAID) == (by.number > last, desk.opened(held.key))
+
+
+def test_of_an_erased_tenant_only_that_it_was_done_is_stored(desk: Desk) -> None:
+    """
+    Whoever settles it does not bring back what was erased.
+    """
+    held, _ = desk.held()
+    desk.codec.seal(PAID, desk.binding(held.key))
+    desk.store.data_keys.destroy(held.key.tid)
+
+    assert desk.settler.complete(held, PAID, keep=KEEP, **WHY)
+    assert (b"", ERASED, 201) == (
+        desk.payload(held.key).data,
+        desk.payload(held.key).sealed_by,
+        desk.payload(held.key).status,
+    )
+    assert [desk.told(held, "completed")] == desk.events
+
+
+@pytest.mark.parametrize("verb", ("complete", "free", "reopen"))
+def test_who_was_not_first_changes_nothing_and_tells_nothing(desk: Desk, verb: str) -> None:
+    """
+    The owner was faster, or another janitor.
+    """
+    seen, token = desk.condemned() if verb == "reopen" else desk.held()
+    if verb == "reopen":
+        desk.settler.free(seen, **WHY)
+        desk.events.clear()
+    else:
+        desk.store.complete(seen.key, token, desk.codec.seal(PAID, desk.binding(seen.key)), keep=KEEP)
+    before = desk.store.read(seen.key)
+    done = {
+        "complete": lambda: desk.settler.complete(seen, OTHER, keep=KEEP, **WHY),
+        "free": lambda: desk.settler.free(seen, **WHY),
+        "reopen": lambda: desk.settler.reopen(seen, keep=KEEP, **WHY),
+    }
+
+    assert not done[verb]()
+    assert (before, []) == (desk.store.read(seen.key), desk.events)
+
+
+@pytest.mark.parametrize("forced", (False, True))
+def test_a_freed_key_runs_again_and_is_told(desk: Desk, forced: bool) -> None:
+    """
+    With whether it was forced, and what it was.
+    """
+    held, _ = desk.held()
+
+    assert desk.settler.free(held, forced=forced, **WHY)
+    assert desk.store.read(held.key) is None
+    assert [desk.told(held, "released", forced=forced)] == desk.events
+
+
+def test_an_answer_that_can_be_opened_again_is_reopened(desk: Desk) -> None:
+    """
+    The right key is in the ring again. It is sealed under the newest, and its life begins anew.
+    """
+    damaged, _ = desk.condemned()
+    desk.turn("2026")
+    with pytest.raises(CorruptRecord):
+        desk.settler.reopen(damaged, keep=KEEP, **WHY)
+    assert (damaged, []) == (desk.seen(damaged.key), desk.events)
+
+    desk.turn("2026", "2025")
+    desk.clock.advance(10 * KEEP)
+    damaged = desk.seen(damaged.key)
+    assert desk.settler.reopen(damaged, keep=KEEP, **WHY)
+    record, by = found(desk.store, damaged.key), desk.payload(damaged.key).sealed_by
+    assert (State.COMPLETED, "", near(KEEP), PAID) == (
+        record.state,
+        record.reason,
+        record.remaining,
+        desk.opened(damaged.key),
+    )
+    assert ("2026", True) == (None if by is None else by.kid, record.token != damaged.record.token)
+    assert [desk.told(damaged, "reopened")] == desk.events
+
+
+def test_damage_is_not_reopened(desk: Desk) -> None:
+    """
+    As long as nobody can open it, it stays.
+    """
+    answered, _ = desk.answered()
+    spoilt = replace(desk.payload(answered.key), data=desk.payload(answered.key).data[::-1])
+    desk.store.answers.replace(answered.key, desk.payload(answered.key), spoilt)
+    desk.store.condemn(answered.key, spoilt)
+    damaged = desk.seen(answered.key)
+    with pytest.raises(CorruptRecord):
+        desk.settler.reopen(damaged, keep=KEEP, **WHY)
+
+    assert (damaged, CORRUPT) == (desk.seen(answered.key), damaged.record.reason)
+
+
+def test_only_a_condemned_answer_is_reopened(desk: Desk) -> None:
+    """
+    What holds none has nothing to open, and what is completed needs none.
+    """
+    for seen, _ in (desk.held(), desk.answered()):
+        with pytest.raises(CorruptRecord, match="no answer"):
+            desk.settler.reopen(seen, keep=KEEP, **WHY)
+        assert seen == desk.seen(seen.key)
+
+
+def test_an_erased_answer_is_not_reopened(desk: Desk) -> None:
+    """
+    Whether by a key that is gone or by what says that it is.
+    """
+    damaged, _ = desk.condemned()
+    desk.store.data_keys.destroy(damaged.key.tid)
+    key, token, _ = desk.claim()
+    wiped = Payload(b"", 201, True, 0, ERASED)
+    desk.store.complete(key, token, wiped, keep=KEEP)
+    desk.store.condemn(key, wiped)
+
+    for seen in (desk.seen(damaged.key), desk.seen(key)):
+        with pytest.raises(CorruptRecord):
+            desk.settler.reopen(seen, keep=KEEP, **WHY)
+        assert State.QUARANTINED is desk.seen(seen.key).record.state
+    assert desk.events == []
+
+
+def test_a_store_that_does_not_answer_is_said_to(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Nobody knows what it did, so nothing is told.
+    """
+    held, _ = desk.held()
+
+    def away(*arguments: Any, **options: Any) -> bool:
+        raise StoreUnavailable("down")
+
+    for verb in ("settle", "free"):
+        monkeypatch.setattr(desk.store.unsettled, verb, away)
+    with pytest.raises(StoreUnavailable):
+        desk.settler.complete(held, PAID, keep=KEEP, **WHY)
+    with pytest.raises(StoreUnavailable):
+        desk.settler.free(held, **WHY)
+
+    assert desk.events == []

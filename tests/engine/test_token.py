@@ -1,0 +1,60 @@
+"""Tokens say by which secret the other side was told, and nothing else about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.token import MARK_BYTES, TOKEN_BYTES, marked, new_token
+
+MARKS = tuple(Identity(secret).mark for secret in (b"new", b"old", b"older"))
+
+
+@pytest.mark.parametrize("several", (False, True))
+@pytest.mark.parametrize("mark", (b"", *MARKS))
+def test_every_token_is_another(mark: bytes, several: bool) -> None:
+    """
+    All of one length; what is not its mark is random.
+    """
+    tokens = {new_token(mark, several=several) for _ in range(200)}
+
+    assert (200, {TOKEN_BYTES}) == (len(tokens), {len(token) for token in tokens})
+    assert len({token[MARK_BYTES:] for token in tokens}) == 200
+
+
+@pytest.mark.parametrize("mark", (*MARKS, b"\x00\x00", b"\xff\xff", b"\x80\x00"))
+def test_a_token_shows_the_secret_that_it_was_made_under(mark: bytes) -> None:
+    """
+    Whatever bytes a mark has, and to nobody who has another.
+    """
+    token = new_token(mark)
+
+    assert marked(token, mark)
+    assert not marked(token, bytes((mark[0], mark[1] ^ 1)))
+    assert not marked(token, bytes((mark[0] ^ 1, mark[1])))
+
+
+@pytest.mark.parametrize("mark", (*MARKS, b"\x00\x00", b"\xff\xff", b"\x80\x00"))
+def test_a_claim_under_several_secrets_shows_none(mark: bytes) -> None:
+    """
+    Its record may bear the name of any of them, and the other side was told by one.
+    """
+    assert not marked(new_token(mark, several=True), mark)
+
+
+def test_marks_are_of_their_secrets() -> None:
+    """
+    The same in every process, and others for others.
+    """
+    assert (MARKS[0], 3) == (Identity(b"new").mark, len(set(MARKS)))
+    assert {MARK_BYTES} == {len(mark) for mark in MARKS}
+
+
+def test_a_mark_leads_back_to_nothing_else_that_is_derived() -> None:
+    """
+    It stands in the clear in every store.
+    """
+    identity = Identity(b"new")
+    derived = [identity.fingerprint(b"x"), identity.tenant_id("n", "t"), identity._record, identity._log]
+
+    assert not any(each.startswith(identity.mark) for each in derived)
