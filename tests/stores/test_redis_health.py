@@ -1,0 +1,256 @@
+"""What a Redis is asked when somebody asks whether all is well: each answer on a server that is so."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+
+from example_app.servers import RedisServer
+from flask_idempotency.engine.health import Finding, Health, Verdict
+from flask_idempotency.stores.redis.store import RedisStore
+from tests.backends import Clusters
+from tests.services import REDIS_KINDS, RedisServers, StartRedis
+
+DEADLINE = 20.0
+GOOD = "--appendonly", "yes", "--appendfsync", "always", "--maxmemory", "1gb"
+CHECKS = ["eviction", "persistence", "persistence-errors", "memory", "replication"]
+
+
+@contextmanager
+def a_store(server: Any) -> Iterator[RedisStore]:
+    store = RedisStore(server)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def found(server: Any) -> dict[str, Finding]:
+    with a_store(server) as store:
+        health: Health = store.health
+        return {finding.check: finding for finding in health.findings()}
+
+
+def verdicts(server: Any) -> dict[str, Verdict]:
+    return {check: finding.verdict for check, finding in found(server).items()}
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not is_so():
+        assert time.monotonic() < deadline, "the server never came to be so"
+
+
+def worse(told: dict[str, Finding]) -> dict[str, Verdict]:
+    """All that is not fine, and says what to do."""
+    assert all(finding.remedy and finding.text for finding in told.values() if finding.verdict is not Verdict.FINE)
+    return {check: finding.verdict for check, finding in told.items() if finding.verdict is not Verdict.FINE}
+
+
+def test_a_server_that_is_as_it_should_be_is_fine(start_redis: StartRedis, redis_kind: str) -> None:
+    """
+    Each check says so by name, always in the same order, and there is nothing to do.
+    """
+    told = found(start_redis(redis_kind, *GOOD).url)
+
+    assert (CHECKS, {}) == (list(told), worse(told))
+    assert {finding.remedy for finding in told.values()} == {""}
+
+
+@pytest.mark.parametrize(
+    ("check", "setting", "value", "verdict"),
+    [
+        ("eviction", "maxmemory-policy", "allkeys-lru", Verdict.FAULT),
+        ("eviction", "maxmemory-policy", "volatile-ttl", Verdict.FAULT),
+        ("persistence", "appendonly", "no", Verdict.FAULT),
+        ("persistence", "appendfsync", "everysec", Verdict.ADVICE),
+        ("persistence", "appendfsync", "no", Verdict.FAULT),
+        ("memory", "maxmemory", "1", Verdict.FAULT),
+    ],
+)
+def test_a_setting_that_breaks_a_promise_is_found(
+    start_redis: StartRedis, redis_kind: str, check: str, setting: str, value: str, verdict: Verdict
+) -> None:
+    """
+    It alone, with what to do about it.
+    """
+    server = start_redis(redis_kind, *GOOD)
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set(setting, value)
+
+    assert {check: verdict} == worse(found(server.url))
+
+
+def test_a_server_that_is_nearly_full_is_found(start_redis: StartRedis, redis_kind: str) -> None:
+    """
+    Before it is: then there is still time.
+    """
+    server = start_redis(redis_kind, *GOOD)
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("maxmemory", int(client.info("memory")["used_memory"] / 0.87))
+
+    assert {"memory": Verdict.ADVICE} == worse(found(server.url))
+
+
+def test_a_server_without_a_limit_may_use_all_there_is(start_redis: StartRedis, redis_kind: str) -> None:
+    """
+    It is compared with its machine.
+    """
+    told = found(start_redis(redis_kind, *GOOD[:4]).url)
+
+    assert Verdict.FINE is told["memory"].verdict
+
+
+@pytest.mark.parametrize("command", ("BGSAVE", "BGREWRITEAOF"))
+def test_a_disk_that_cannot_be_written_to_is_found(start_redis: StartRedis, redis_kind: str, command: str) -> None:
+    """
+    A snapshot or an append-only file that failed, which the server's log alone would tell.
+    """
+    server = start_redis(redis_kind, "--maxmemory", "1gb")
+    shutil.rmtree(server.folder)
+    with redis.Redis.from_url(server.url) as client:
+        with suppress(redis.exceptions.ResponseError):  # some say so at once
+            client.execute_command(command)
+        status = "rdb_last_bgsave_status" if command == "BGSAVE" else "aof_last_bgrewrite_status"
+        until(lambda: bool(client.info("persistence")[status] != "ok"))
+
+    assert {"persistence": Verdict.FAULT, "persistence-errors": Verdict.FAULT} == worse(found(server.url))
+
+
+@pytest.fixture
+def pair(start_redis: StartRedis, redis_kind: str) -> tuple[RedisServer, RedisServer]:
+    """A primary, and a replica that is in step with it."""
+    primary, replica = (start_redis(redis_kind, *GOOD, "--repl-diskless-sync-delay", "0") for _ in range(2))
+    with redis.Redis.from_url(replica.url) as client:
+        client.replicaof("127.0.0.1", str(primary.port))
+    with redis.Redis.from_url(primary.url) as client:
+        until(lambda: bool(client.info("replication").get("slave0", {}).get("state") == "online"))
+    return primary, replica
+
+
+def test_writes_that_no_replica_has_are_found(pair: tuple[RedisServer, RedisServer]) -> None:
+    """
+    Until the primary waits for replicas to be near.
+    """
+    primary, _ = pair
+    assert {"replication": Verdict.ADVICE} == worse(found(primary.url))
+    with redis.Redis.from_url(primary.url) as client:
+        client.config_set("min-replicas-to-write", 1)
+
+    assert {} == worse(found(primary.url))
+
+
+def test_a_replica_is_no_store(pair: tuple[RedisServer, RedisServer]) -> None:
+    """
+    It grants nothing, however well it is.
+    """
+    assert {"replication": Verdict.FAULT} == worse(found(pair[1].url))
+
+
+@pytest.mark.slow
+def test_a_replica_that_is_behind_is_found(
+    pair: tuple[RedisServer, RedisServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Whatever else is set: what it has not heard of is lost in a fail-over.
+    """
+    primary, replica = pair
+    monkeypatch.setattr("flask_idempotency.stores.redis.health.LAG_SECONDS", 2)
+    with redis.Redis.from_url(primary.url) as client:
+        client.config_set("min-replicas-to-write", 1)
+        replica.pause()
+        until(lambda: bool(int(client.info("replication")["slave0"]["lag"]) > 2))
+    told = found(primary.url)
+    replica.resume()
+
+    assert {"replication": Verdict.ADVICE} == worse(told)
+    assert "1 of its 1 replicas" in told["replication"].text
+
+
+@pytest.mark.parametrize(
+    ("refused", "unknown"),
+    [(("-info", "-config"), CHECKS), (("-info",), CHECKS), (("-config",), ["persistence"])],
+    ids=("neither", "no INFO", "no CONFIG"),
+)
+def test_a_server_that_will_not_tell_is_unknown(
+    start_redis: StartRedis, redis_kind: str, refused: tuple[str, ...], unknown: list[str]
+) -> None:
+    """
+    Not fine and no fault; and the user's rights are what to change.
+    """
+    server = start_redis(redis_kind, *GOOD)
+    with redis.Redis.from_url(server.url) as client:
+        client.acl_setuser("app", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", *refused])
+    told = found(server.url.replace("://", "://app:pw@"))
+
+    assert dict.fromkeys(unknown, Verdict.UNKNOWN) == worse(told)
+    assert all("ACL SETUSER" in told[check].remedy for check in unknown)
+
+
+def test_the_rights_that_the_remedy_names_are_enough(start_redis: StartRedis, redis_kind: str) -> None:
+    """
+    As it spells them, for a user that has no others.
+    """
+    server = start_redis(redis_kind, *GOOD)
+    with redis.Redis.from_url(server.url) as client:
+        client.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "+info", "+config|get")
+
+    assert {} == worse(found(server.url.replace("://", "://app:pw@")))
+
+
+def test_asking_changes_nothing(start_redis: StartRedis, redis_kind: str) -> None:
+    """
+    Neither a key nor a setting.
+    """
+    server = start_redis(redis_kind)
+    with redis.Redis.from_url(server.url) as client:
+        before = client.config_get("*")
+        found(server.url)
+
+        assert (before, 0) == (client.config_get("*"), client.dbsize())
+
+
+@pytest.mark.parametrize("kind", REDIS_KINDS)
+def test_a_cluster_is_asked(clusters: Clusters, kind: str) -> None:
+    """
+    By its own client.
+    """
+    client: Any = redis.RedisCluster.from_url(clusters.get(kind).url)
+
+    assert {"persistence": Verdict.FAULT} == worse(found(client))
+    client.close()
+
+
+def test_the_worst_primary_is_told_of(redis_servers: RedisServers, start_redis: StartRedis) -> None:
+    """
+    One that forgets is enough, and it does not matter which; without its address.
+    """
+    good, bad = (
+        start_redis(REDIS_KINDS[0], *GOOD),
+        start_redis(REDIS_KINDS[0], *GOOD, "--maxmemory-policy", "allkeys-lru"),
+    )
+
+    class Both(redis.Redis):
+        def get_primaries(self) -> list[Any]:
+            return [SimpleNamespace(name=server.url, server=server) for server in (good, bad)]
+
+        def info(self, section: Any = None, *args: Any, target_nodes: Any = None, **options: Any) -> Any:
+            with redis.Redis.from_url(target_nodes.server.url) as client:
+                return client.info(section)
+
+        def config_get(self, pattern: Any = "*", *args: Any, target_nodes: Any = None, **options: Any) -> Any:
+            with redis.Redis.from_url(target_nodes.server.url) as client:
+                return client.config_get(pattern)
+
+    told = found(Both())
+
+    assert {"eviction": Verdict.FAULT} == worse(told)
+    assert told["eviction"].text.startswith("On at least one of 2 primaries: ")
+    assert str(bad.port) not in "".join(finding.text + finding.remedy for finding in told.values())
