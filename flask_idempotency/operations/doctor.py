@@ -65,7 +65,8 @@ def _reached(reach: Callable[[], object]) -> Finding:
         reach()
     except StoreUnavailable as error:
         # Its text is ours, and names no server.
-        return Finding(REACHABLE, Verdict.FAULT, f"The store does not answer: {error}", _REACH)
+        why = str(error).rstrip(".")
+        return Finding(REACHABLE, Verdict.FAULT, f"The store does not answer: {why}.", _REACH)
     except Exception as error:  # noqa: BLE001 - a store of somebody's own may raise anything
         return Finding(REACHABLE, Verdict.FAULT, f"The store cannot be asked ({type(error).__name__}).", _REACH)
     return Finding(REACHABLE, Verdict.FINE, "The store answers.")

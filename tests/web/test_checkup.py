@@ -1,0 +1,267 @@
+"""What `doctor` finds in whole applications: each check fires on a broken one, and is quiet on one that is well."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from flask import Flask
+
+from flask_idempotency import Idempotency, idempotent
+from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.health import Finding, Verdict
+from flask_idempotency.engine.resolution import StillUnknown
+from flask_idempotency.operations.doctor import Examination
+from flask_idempotency.settings import derived_secret
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.web.checkup import examination_of
+from tests.operations.checks.judging import worst
+
+FAULT, UNKNOWN, ADVICE, FINE = Verdict.FAULT, Verdict.UNKNOWN, Verdict.ADVICE, Verdict.FINE
+RING = {"new": b64encode(b"n" * 32).decode()}
+
+
+class Store(MemoryStore):
+    """The memory store, as one that other processes could see."""
+
+
+def shop(**settings: Any) -> Flask:
+    return set_up(Flask("shop"), **settings)
+
+
+def set_up(app: Flask, *, setup: Callable[[Idempotency], object] = lambda extension: None, **settings: Any) -> Flask:
+    app.config.update({"SECRET_KEY": "flask's", **settings.pop("config", {})})
+    extension = Idempotency(**{"secret": "s", "store": MemoryStore(), **settings})
+    setup(extension)
+    app.post("/pay", endpoint="pay")(lambda: "paid")
+    extension.init_app(app)
+    return app
+
+
+def examined(app: Flask, environ: Mapping[str, str] | None = None, **timeouts: float) -> Examination:
+    with app.app_context():
+        return examination_of(app, environ=environ or {}, **timeouts)
+
+
+def found(app: Flask, check: str, environ: Mapping[str, str] | None = None, **timeouts: float) -> list[Finding]:
+    return [each for each in examined(app, environ, **timeouts).findings if each.check == check]
+
+
+def resolved(extension: Idempotency) -> None:
+    extension.resolver("pay")(lambda unknown: StillUnknown())
+
+
+def misnamed(extension: Idempotency) -> None:
+    extension.resolver("refund")(lambda unknown: StillUnknown())
+
+
+CASES: list[tuple[str, Verdict, dict[str, Any]]] = [
+    ("store-kind", FAULT, {"store": "memory://"}),
+    ("store-kind", FINE, {"store": "memory://", "config": {"TESTING": True}}),
+    ("secret", ADVICE, {"secret": derived_secret("flask's")}),
+    ("secret", ADVICE, {"secret": ["new", "old"]}),
+    ("secret", FINE, {"secret": "one"}),
+    ("worker-timeout", UNKNOWN, {}),
+    ("worker-timeout", FAULT, {"worker_timeout": 30}),
+    ("worker-timeout", FINE, {"worker_timeout": 30, "max_runtime": 30}),
+    ("worker-timeout", FINE, {"worker_timeout": 0}),
+    ("proxy-timeout", FINE, {}),
+    ("proxy-timeout", UNKNOWN, {"in_flight": "wait"}),
+    ("proxy-timeout", ADVICE, {"in_flight": "wait", "proxy_timeout": 5}),
+    ("proxy-timeout", FINE, {"in_flight": "wait", "proxy_timeout": 0}),
+    ("lease", ADVICE, {"lease": 2}),
+    ("lease", FINE, {}),
+    ("resolvers", ADVICE, {}),
+    ("resolvers", ADVICE, {"effects": "marked"}),
+    ("resolvers", FINE, {"effects": "deduplicated"}),
+    ("resolvers", FINE, {"setup": resolved}),
+    ("resolvers", FAULT, {"setup": misnamed}),
+    ("policies", FINE, {}),
+    ("docs-url", FINE, {}),
+    ("docs-url", ADVICE, {"docs_url": "https://docs.example/problems"}),
+    ("docs-url", ADVICE, {"docs_url": "/problems/"}),
+    ("transport", FINE, {}),
+    ("janitor", FINE, {}),
+    ("newest-key", FINE, {"encryption": "on", "key_ring": RING}),
+    ("keys", FINE, {"encryption": "on", "key_ring": RING}),
+    ("persistence", FAULT, {}),
+]
+
+
+@pytest.mark.parametrize(("check", "verdict", "settings"), CASES)
+def test_a_setting_is_judged(check: str, verdict: Verdict, settings: dict[str, Any]) -> None:
+    assert verdict is worst(found(shop(**settings), check))
+
+
+def test_a_policy_that_cannot_be_kept_is_a_fault() -> None:
+    """
+    Also that of a view, which init_app has not seen.
+    """
+    app = shop()
+    app.post("/refund", endpoint="refund")(idempotent(effects="transactional")(lambda: "back"))
+
+    said = found(app, "policies")
+
+    assert FAULT is worst(said)
+    assert "POST refund" in said[0].text
+
+
+@pytest.mark.parametrize(
+    ("url", "verdict"),
+    (
+        ("redis://elsewhere.example", ADVICE),
+        ("rediss://elsewhere.example", FINE),
+        ("redis://localhost", FINE),
+        ("postgresql+psycopg://u:password@elsewhere.example/shop", ADVICE),
+        ("postgresql+psycopg://u:password@elsewhere.example/shop?sslmode=verify-full", FINE),
+        ("tests.web.test_checkup:Store", UNKNOWN),
+    ),
+)
+def test_a_line_that_others_can_read_is_told(url: str, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    By the setting that names it; never the URL, which may hold a password.
+    """
+    monkeypatch.setattr("flask_idempotency.assembly._redis_store", lambda choice: Store())
+    monkeypatch.setattr("flask_idempotency.assembly._sql_store", lambda strategy, bind: Store())
+    app = shop(store=url)
+
+    said = found(app, "transport")
+
+    assert verdict is worst(said)
+    assert not [each for each in said if "password" in each.text + each.remedy]
+
+
+def test_a_line_that_something_else_protects_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flask_idempotency.assembly._redis_store", lambda choice: Store())
+    app = shop(store="redis://elsewhere.example", allow_plaintext_transport=True)
+
+    assert FINE is worst(found(app, "transport"))
+
+
+@pytest.mark.parametrize(
+    ("option", "setting", "arguments", "verdict"),
+    (
+        pytest.param({}, None, "-t 30", FAULT, id="gunicorn's"),
+        pytest.param({}, None, "-t 30 --threads 4", FINE, id="gunicorn's, with threads"),
+        pytest.param({}, 901, "-t 30", FINE, id="the setting goes before gunicorn's"),
+        pytest.param({"worker_timeout": 30.0}, 901, "-t 901", FAULT, id="the option goes before both"),
+        pytest.param({"worker_timeout": 0.0}, 30, "-t 30", FINE, id="never"),
+    ),
+)
+def test_who_says_the_timeout_of_workers(
+    option: dict[str, float], setting: float | None, arguments: str, verdict: Verdict
+) -> None:
+    app = shop(worker_timeout=setting)
+
+    assert verdict is worst(found(app, "worker-timeout", {"GUNICORN_CMD_ARGS": arguments}, **option))
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A store that a janitor could see, where one is made by a function."""
+    store = Store()
+    monkeypatch.setattr("flask_idempotency.assembly._factory", lambda path: lambda: store)
+    return store
+
+
+def of_function(**settings: Any) -> Flask:
+    return shop(store="tests.web.test_checkup:Store", **settings)
+
+
+def test_a_janitor_that_never_came_is_missed(shared: Store) -> None:
+    before = found(of_function(), "janitor")
+    shared.chores.note("heartbeat", "{}")
+
+    assert [FAULT, FINE] == [worst(before), worst(found(of_function(), "janitor"))]
+
+
+def test_a_chore_is_missed_where_there_is_work_for_it(shared: Store) -> None:
+    """
+    Nobody rotates where nothing is encrypted, and nobody recounts where there are no quotas.
+    """
+    shared.chores.note("heartbeat", "{}")
+
+    said = found(of_function(reconcile_every=10, rotate_every=10), "chores")
+    counted = found(of_function(reconcile_every=10, quota_records=5), "chores")
+
+    assert [True, True, False, False] == [
+        f"chore {c} is" in str(said) for c in ("reap", "expire", "reconcile", "rotate")
+    ]
+    assert "chore reconcile is" in str(counted)
+
+
+def test_a_janitor_that_cannot_start_is_the_resolvers_fault_alone(shared: Store) -> None:
+    shared.chores.note("heartbeat", "{}")
+    app = of_function(setup=misnamed)
+
+    assert [FINE, FAULT] == [worst(found(app, check)) for check in ("chores", "resolvers")]
+
+
+def test_a_backlog_and_a_clock_that_was_set_are_told(shared: Store) -> None:
+    shared.chores.note("expire", json.dumps({"removed": 1, "finished": False}))
+    shared.chores.note("heartbeat", json.dumps({"skew_ms": 0, "stepped_ms": 60_000, "finished": True}))
+    app = of_function()
+
+    assert [ADVICE, FAULT] == [worst(found(app, check)) for check in ("backlog", "clock-step")]
+
+
+def test_a_key_that_is_not_in_the_ring_is_told(shared: Store) -> None:
+    old = {"old": b64encode(b"o" * 32).decode()}
+    of_function(encryption="on", key_ring=old).test_client().post("/pay", headers={"Idempotency-Key": "k"})
+
+    said = [worst(found(of_function(encryption="on", key_ring=ring), "keys")) for ring in (old, {**RING, **old}, RING)]
+
+    assert [FINE, ADVICE, FAULT] == said
+
+
+def test_a_store_that_can_do_nothing_besides_is_unknown_and_not_broken() -> None:
+    """
+    One of somebody's own that offers the port alone: it works, and cannot be looked into.
+    """
+    whole = MemoryStore()
+
+    class Bare:
+        claim, renew, mark, complete = whole.claim, whole.renew, whole.mark, whole.complete
+        release, hold, read, condemn = whole.release, whole.hold, whole.read, whole.condemn
+
+    said = examined(shop(store=Bare()))
+
+    unknown = {each.check for each in said.findings if each.verdict is UNKNOWN}
+    assert {"health", "clock-skew", "janitor", "quarantined", "lapsed"} <= unknown
+    assert (True, True) == (said.complete, said.in_order)
+
+
+def test_a_store_that_is_away_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    And what needs no store is looked at all the same.
+    """
+    store = MemoryStore()
+    app = shop(store=store)
+
+    def away(*arguments: object) -> float:
+        raise StoreUnavailable("it is away")
+
+    monkeypatch.setattr(store.chores, "now", away)
+
+    said = examined(app)
+
+    assert [FAULT, FINE] == [
+        worst(each for each in said.findings if each.check == name) for name in ("store", "policies")
+    ]
+    assert (False, UNKNOWN) == (said.complete, worst(each for each in said.findings if each.check == "quarantined"))
+
+
+def test_a_database_is_examined_too(tmp_path: Any) -> None:
+    """
+    As far as this release knows how: with tables, and with none.
+    """
+    app = shop(store=f"sqlite:///{tmp_path / 'shop.db'}")
+
+    without = examined(app)
+    app.test_cli_runner().invoke(args=["idempotency", "db", "upgrade"])
+    after = examined(app)
+
+    assert (False, True) == (without.complete and without.in_order, after.complete)
