@@ -51,6 +51,17 @@ class OneAtATime(fakeredis.FakeRedis):
         with self.turn:
             return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
 
+    def pipeline(self, *args: Any, **options: Any) -> Any:
+        pipeline = super().pipeline(*args, **options)
+        execute = pipeline.execute
+
+        def in_turn(*args: Any, **options: Any) -> Any:
+            with self.turn:
+                return execute(*args, **options)
+
+        pipeline.execute = in_turn  # type: ignore[method-assign]
+        return pipeline
+
 
 def fake(request: pytest.FixtureRequest, ends: ExitStack) -> MakeStore:
     """Quick, and wherever no server runs. Its Lua differs from the servers' in a third of all details."""

@@ -125,14 +125,16 @@ def test_a_disk_that_cannot_be_written_to_is_found(start_redis: StartRedis, redi
 
 
 @pytest.fixture
-def pair(start_redis: StartRedis, redis_kind: str) -> tuple[RedisServer, RedisServer]:
+def pair(start_redis: StartRedis, redis_kind: str) -> Iterator[tuple[RedisServer, RedisServer]]:
     """A primary, and a replica that is in step with it."""
     primary, replica = (start_redis(redis_kind, *GOOD, "--repl-diskless-sync-delay", "0") for _ in range(2))
     with redis.Redis.from_url(replica.url) as client:
         client.replicaof("127.0.0.1", str(primary.port))
     with redis.Redis.from_url(primary.url) as client:
         until(lambda: bool(client.info("replication").get("slave0", {}).get("state") == "online"))
-    return primary, replica
+    yield primary, replica
+    for server in (replica, primary):
+        server.kill()  # asked to end, they wait for each other
 
 
 def test_writes_that_no_replica_has_are_found(pair: tuple[RedisServer, RedisServer]) -> None:
@@ -154,7 +156,6 @@ def test_a_replica_is_no_store(pair: tuple[RedisServer, RedisServer]) -> None:
     assert {"replication": Verdict.FAULT} == worse(found(pair[1].url))
 
 
-@pytest.mark.slow
 def test_a_replica_that_is_behind_is_found(
     pair: tuple[RedisServer, RedisServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

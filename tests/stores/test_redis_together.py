@@ -1,0 +1,105 @@
+"""Several commands in one round trip: over a connection of ours, and by a client of the application's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+import valkey
+
+from example_app.servers import RedisServer
+from flask_idempotency.engine.clock import store_time
+from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.stores.redis import layout, scripts
+from flask_idempotency.stores.redis.client import OwnLine, make_client
+from flask_idempotency.stores.redis.server import Call, Server
+from flask_idempotency.testing import TcpProxy
+from tests.services import StartRedis, connect
+
+WAYS: dict[str, Callable[[str], Any]] = {
+    "own": make_client,
+    "own, newer protocol": lambda url: make_client(f"{url}?protocol=3"),
+    "redis-py": connect,
+    "redis-py, text": lambda url: connect(url, decode_responses=True),
+    "redis-py, newer protocol": lambda url: connect(url, protocol=3),
+    "valkey-py": valkey.Valkey.from_url,
+}
+
+
+@pytest.fixture(params=list(WAYS))
+def server(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator[Server]:
+    with ExitStack() as ends:
+        client = ends.enter_context(WAYS[request.param](redis_server.url))
+        yield Server(client, owned=request.param.startswith("own"), clock=store_time)
+
+
+def test_each_answer_is_its_commands(server: Server, redis_client: redis.Redis) -> None:
+    """
+    In bytes, in their order; and none is none.
+    """
+    redis_client.set("a", b"\xff")
+
+    assert [b"\xff", None, 1, b"\xff"] == server.ask_all([("GET", "a"), ("GET", "b"), ("EXISTS", "a"), ("GET", "a")])
+    assert [] == server.ask_all([])
+
+
+def test_a_refusal_leaves_the_line_in_step(server: Server, redis_client: redis.Redis) -> None:
+    """
+    The answers behind it are read: the next one to ask gets its own.
+    """
+    redis_client.set("text", "one")
+    redis_client.lpush("list", "two")
+    with pytest.raises(CorruptRecord):
+        server.ask_all([("GET", "text"), ("GET", "list"), ("GET", "text"), ("EXISTS", "list")])
+
+    assert b"one" == server.ask("GET", "text")
+    assert [1, b"one"] == server.ask_all([("EXISTS", "list"), ("GET", "text")])
+
+
+def test_scripts_that_the_server_does_not_know_are_run_once(server: Server, redis_client: redis.Redis) -> None:
+    """
+    Each of them: those that were refused, and no others, are sent again in full.
+    """
+    calls = [Call((layout.lock(f"chore-{number}"),), (b"t" * 16, 1_000_000_000)) for number in range(3)]
+    for _ in range(2):
+        redis_client.script_flush()
+        redis_client.config_resetstat()
+        assert [b"TAKEN"] * 3 == server.run_all(scripts.TAKE, calls)
+        told: dict[str, Any] = redis_client.info("commandstats")
+        assert told["cmdstat_set"]["calls"] == 3
+    redis_client.config_resetstat()
+    assert [b"TAKEN"] * 3 == server.run_all(scripts.TAKE, calls)
+    assert "cmdstat_eval" not in redis_client.info("commandstats")
+
+
+def test_many_commands_are_one_round_trip(redis_server: RedisServer) -> None:
+    """
+    As far as they fit into one piece.
+    """
+    with TcpProxy(redis_server.port) as proxy, make_client(f"redis://127.0.0.1:{proxy.port}/0") as client:
+        server = Server(client, owned=True, clock=store_time)
+        server.ask("GET", "a")
+        before = proxy.chunks
+        server.ask_all([("GET", "a")] * 100)
+
+        assert proxy.chunks - before == 1
+
+
+def test_a_demoted_server_is_not_asked_again(start_redis: StartRedis, redis_kind: str) -> None:
+    """
+    No answer is kept that it still owes, and behind a name the next connection finds the new primary.
+    """
+    demoted = start_redis(redis_kind)
+    with make_client(demoted.url) as client, redis.Redis.from_url(demoted.url) as operator:
+        pool, line = client.connection_pool, OwnLine(client)
+        used = pool.get_connection()
+        pool.release(used)
+        operator.replicaof("127.0.0.1", "1")
+
+        with pytest.raises(redis.exceptions.ReadOnlyError):
+            line.together([("GET", "a"), ("SET", "a", "b"), ("GET", "a")])
+
+        assert not used.is_connected
