@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -21,8 +20,6 @@ UNANSWERED: Final = "the store did not answer"
 
 _SERVED: Final = "_flask_idempotency"
 """Where a Celery application remembers whose chores it does: nothing is kept here, because two names may import this."""
-
-_log = logging.getLogger("flask_idempotency")
 
 
 def name_of(chore: Chore) -> str:
@@ -99,9 +96,8 @@ def _do(flask_app: Flask, janitor: Janitor, chore: Chore, settings: Settings) ->
     with flask_app.app_context():
         try:
             report = janitor.run(chore, drain_of(chore, settings))
-        except StoreUnavailable as error:
-            # Every few seconds, while it is away: a line and no traceback.
-            _log.warning("%s was not finished: %s (%s)", chore, UNANSWERED, type(error.__cause__ or error).__name__)
+        except StoreUnavailable:
+            # Told already, in a line. A traceback every few seconds, while it is away, would tell no more.
             return UNANSWERED
     return BUSY if report is None else asdict(report)
 

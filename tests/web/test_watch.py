@@ -16,9 +16,8 @@ from flask_idempotency.engine.chores import Entry
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import Event, JanitorMissing
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing import FaultyStore, FrozenClock
 from flask_idempotency.web.watch import Watch
-from tests.web.apps import FaultyMemory
 
 EVERY = 30.0
 
@@ -42,7 +41,7 @@ class CountedBook:
         return self._book.last()
 
 
-class Shared(FaultyMemory):
+class Shared(FaultyStore):
     """A store that other processes can see, as far as anybody can tell."""
 
     def __init__(self, store: MemoryStore) -> None:
@@ -173,7 +172,7 @@ def test_a_keyed_request_looks_when_it_ends_and_no_other(
     (
         (MemoryStore(), {}),
         ("memory://", {}),
-        (FaultyMemory(MemoryStore()), {}),
+        (FaultyStore(MemoryStore()), {}),
         (Shared(MemoryStore()), {"IDEMPOTENCY_HEARTBEAT_EVERY": None}),
     ),
     ids=("memory", "memory-url", "no-chore-book", "no-janitor-expected"),
