@@ -76,17 +76,18 @@ class Till:
     def _pay(self) -> tuple[dict[str, str], int]:
         name = current_claim.downstream_key("pay")
         self.executions.append(name)
-        self._pause_at("start")
+        self.pause_if_told()
         if request.path == "/marked":
             current_claim.point_of_no_return()
-        self._pause_at("point")
+        self.pause_if_told("point")
         if request.headers.get("X-Fail"):
             abort(503)
         self.effects.append(name)
-        self._pause_at("effect")
+        self.pause_if_told("effect")
         return {"run": uuid4().hex}, 201
 
-    def _pause_at(self, point: str) -> None:
+    def pause_if_told(self, point: str = "start") -> None:
+        """Where a request stops that `begin` has sent."""
         if request.headers.get("X-Pause") == point:
             self._paused.release()
             assert self._go.wait(PATIENCE_SECONDS)
