@@ -24,7 +24,8 @@ idempotency.quota_loader(auth.plan)
 idempotency.configure(payments, required=True, effects="transactional")
 idempotency.configure(charges, profile="stripe")
 idempotency.configure(accounting, profile="x-idempotency")
-idempotency.configure(gateway, profile="playbook", ignore_fields=("/timestamp", "/trace_id"))
+# A worker that is silent for five seconds here is gone: a charge takes less than one, and leases are renewed meanwhile.
+idempotency.configure(gateway, profile="playbook", ignore_fields=("/timestamp", "/trace_id"), lease=5)
 # The others commit by themselves. Where a worker vanished in mid-view, this one can be asked what came of it.
 idempotency.resolver("gateway.create")(what_happened)
 

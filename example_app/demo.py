@@ -1,4 +1,5 @@
-"""`python3 run.py demo`: the service with two workers, a database and a Valkey of its own, and a tour of what it promises.
+"""`python3 run.py demo`: the service with two workers, a janitor, a database and a Valkey of its own, and a tour of what
+it promises.
 
 python -m example_app.demo [--exit] [--port N]
 
@@ -14,28 +15,25 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
 from example_app.databases import NoDatabase, tour_database
+from example_app.janitor_tour import janitor_tour
+from example_app.processes import CannotStart, janitor, service
 from example_app.report import Finding, run, table
-from example_app.servers import DIE_WITH_PARENT, RedisServer, ServerFailed
+from example_app.servers import RedisServer, ServerFailed
 from example_app.shop import Shop
 from example_app.tour import tour
 
-START_SECONDS = 30.0
-STOP_SECONDS = 5.0
 # Short, so that the tour need not wait half a minute for a dead worker's lease.
 LEASE_SECONDS = 2
-
-NOT_HERE_YET = "Not in this tour, because not in this release: the janitor."
+# Nor a minute for the janitor.
+JANITOR_SECONDS = 1
 
 TRY_THIS = """
 The service is at {url}, until you press Ctrl-C. Try, twice each:
@@ -53,10 +51,6 @@ The service is at {url}, until you press Ctrl-C. Try, twice each:
 
   curl {url}/payments -H 'Authorization: Bearer tok_alice'
 """
-
-
-class CannotStart(Exception):
-    """The demo cannot run here and now; the message says why."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -84,8 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def take_tour(shop: Shop) -> int:
-    scenarios = list(tour)
-    notes = [NOT_HERE_YET]
+    scenarios = [*tour, *janitor_tour]
+    notes = []
     if find_spec("stripe") is not None:
         from example_app.stripe_tour import stripe_tour
 
@@ -114,6 +108,11 @@ def open_shop(running: ExitStack, port: int) -> Shop:
         "IDEMPOTENCY_REDIS_URL": cache.url,
         "IDEMPOTENCY_SECRET": secrets.token_urlsafe(32),
         "IDEMPOTENCY_LEASE": LEASE_SECONDS,
+        "IDEMPOTENCY_REAP_EVERY": JANITOR_SECONDS,
+        "IDEMPOTENCY_EXPIRE_EVERY": JANITOR_SECONDS,
+        "IDEMPOTENCY_HEARTBEAT_EVERY": JANITOR_SECONDS,
+        # No server: worker and beat leave each other notes in a folder.
+        "IDEMPOTENCY_BROKER_URL": f"filesystem://{folder / 'broker'}",
         # The compliance mode: it would not start if anything were missing for it.
         "IDEMPOTENCY_ENCRYPTION": "required",
         "IDEMPOTENCY_KEY_RING": f"demo:{base64.b64encode(secrets.token_bytes(32)).decode()}",
@@ -124,7 +123,8 @@ def open_shop(running: ExitStack, port: int) -> Shop:
     }
     # Flask reads FLASK_… variables as JSON.
     environment = {**os.environ, **{f"FLASK_{name}": json.dumps(value) for name, value in settings.items()}}
-    running.enter_context(gunicorn(port, {**environment, "DEMO_SIMULATE": "1"}, log=folder / "log"))
+    running.enter_context(service(port, {**environment, "DEMO_SIMULATE": "1"}, log=folder / "log"))
+    running.enter_context(janitor({**environment, "DEMO_SIMULATE": "1"}, folder=folder))
     shop = Shop(port, database=database, cache=cache, environment=environment)
     running.callback(shop.close)
     return shop
@@ -137,58 +137,6 @@ def refuse_taken(port: int) -> None:
             probe.bind(("127.0.0.1", port))
         except (OSError, OverflowError) as error:
             raise CannotStart(f"port {port} cannot be used ({error}). Choose another one: --port 8001") from error
-
-
-@contextmanager
-def gunicorn(port: int, environment: dict[str, str], *, log: Path) -> Iterator[None]:
-    """Two workers with eight threads each, answering when the body runs."""
-    server = [sys.executable, "-m", "gunicorn", "example_app.app:create_app()", "--bind", f"127.0.0.1:{port}"]
-    server += ["--worker-class", "gthread", "--workers", "2", "--threads", "8", "--graceful-timeout", "2"]
-    server += ["--no-control-socket"]  # which would be in the home folder, and shared with every other gunicorn there
-    launcher = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid())]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*launcher, *server],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for us: the servers end after the last request, not before
-        )
-    try:
-        wait_until_it_answers(process, port, log)
-        yield
-    finally:
-        end(process)
-
-
-def wait_until_it_answers(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        if answers(port):
-            return
-        time.sleep(0.05)
-    raise CannotStart("gunicorn did not start:\n" + log.read_text(errors="replace")[-4000:])
-
-
-def answers(port: int) -> bool:
-    """Whether a worker answers. Gunicorn listens before it has one, so a connection alone says nothing."""
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
-            connection.sendall(b"GET /payments HTTP/1.0\r\n\r\n")
-            return connection.recv(64).startswith(b"HTTP/")
-    except OSError:
-        return False
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        # The whole session: workers outlive a master that is killed by about a second.
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:

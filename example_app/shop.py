@@ -49,6 +49,12 @@ class Shop:
         with self._database.connect() as connection:
             return sum(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one() for table in TABLES)  # noqa: S608
 
+    def records(self, operation: str, *states: str) -> int:
+        """How many keys of this endpoint are in one of these states."""
+        query = text("SELECT state FROM idempotency_records WHERE operation = :operation")
+        with self._database.connect() as connection:
+            return sum(state in states for state in connection.scalars(query, {"operation": operation}))
+
     def held_in_stores(self) -> list[str]:
         """Everything in the records and in the cache, as whoever steals them would see it."""
         held = []

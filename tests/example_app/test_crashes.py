@@ -13,6 +13,9 @@ from flask import Flask
 from sqlalchemy import func, select
 
 from example_app.models import GatewayCharge, Payment, db
+from flask_idempotency.maintenance.drain import Drain
+from flask_idempotency.maintenance.reap import Reaping
+from flask_idempotency.web.chores import janitor_of
 from tests.example_app.conftest import Customer, MakeApp, on_records
 from tests.example_app.crashing_worker import ask
 
@@ -37,7 +40,7 @@ def crash(app: Flask, blueprint: str, moment: str) -> None:
         timeout=WORKER_SECONDS,
     )
     assert -signal.SIGKILL == worker.returncode, worker.stderr
-    on_records(app, "UPDATE idempotency_records SET lease_until = 0 WHERE state = 'processing'")
+    on_records(app, "UPDATE idempotency_records SET lease_until = requested_at + 1 WHERE state = 'processing'")
 
 
 def rows(app: Flask) -> int:
@@ -74,4 +77,21 @@ def test_plain_view(app: Flask, moment: str, left: int) -> None:
     answer = ask(Customer(app), "gateway", moment)
 
     assert (409, "1") == (answer.status_code, answer.headers["X-Executions"])
+    assert left == rows(app)
+
+
+@pytest.mark.parametrize(
+    ("moment", "status", "left"), (("before_commit", 409, 0), ("after_commit", 201, 1)), ids=("not made", "made")
+)
+def test_plain_view_that_can_be_asked_about(app: Flask, moment: str, status: int, left: int) -> None:
+    """
+    The janitor finds the charge, and the retry gets it. That there is none yet proves nothing: its worker may be frozen.
+    """
+    crash(app, "gateway", moment)
+    report = janitor_of(app).run("reap", Drain())
+
+    assert isinstance(report, Reaping)
+    assert (1, 1, left, 1 - left) == (report.quarantined, report.asked, report.completed, report.unknown)
+    answer = ask(Customer(app), "gateway", moment)
+    assert (status, "1") == (answer.status_code, answer.headers["X-Executions"])
     assert left == rows(app)
