@@ -29,7 +29,7 @@ from sqlalchemy.sql.dml import ReturningUpdate
 
 from flask_idempotency.stores.sql.answer_statements import is_answer
 from flask_idempotency.stores.sql.clauses import ONE, ZERO, chosen, columns, is_as_met, is_mine, others_update, word
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
 from flask_idempotency.stores.sql.schema import PROCESSING, QUARANTINE, QUARANTINED, RELEASED, records
 from flask_idempotency.stores.sql.statements import LEASE_EXPIRED, RELEASED_KEEP
 
@@ -105,7 +105,7 @@ def walk_completed(dialect: Dialect) -> Select[Any]:
     """Those up to `my_until` that are done and whose life has not ended, without their answers: those may be large."""
     empty = literal_column("''::bytea" if dialect.name == POSTGRESQL else "x''", LargeBinary)
     shown = [empty.label("answer") if column is _r.answer else column for column in columns()]
-    return _walk(dialect, shown, is_answer(dialect), _r.rid <= _bytes("my_until"))
+    return _walk(dialect, shown, is_answer(dialect), _r.rid <= _bytes("my_until"), few=False)
 
 
 def standing(dialect: Dialect) -> Select[Any]:
@@ -128,11 +128,16 @@ def standing(dialect: Dialect) -> Select[Any]:
     return select(*counts).select_from(processing.join(quarantined, ONE == ONE))
 
 
-def _walk(dialect: Dialect, shown: list[ColumnElement[Any]], *conditions: ColumnElement[bool]) -> Select[Any]:
+def _walk(
+    dialect: Dialect, shown: list[ColumnElement[Any]], *conditions: ColumnElement[bool], few: bool = True
+) -> Select[Any]:
     tid = _bytes("my_tid")
+    # SQLite takes the keys' index for what is to be in their order, and would go through all that is completed: a sign
+    # in front of a column keeps it from using an index of it.
+    rid = literal_column("+idempotency_records.rid", LargeBinary) if few and dialect.name == SQLITE else _r.rid
     found = select(_r.rid, _r.tid, *shown, dialect.now.label("now"))
-    of_tenant = found.where(_r.rid > _bytes("my_after"), *conditions, _r.tid == func.coalesce(tid, _r.tid))
-    return of_tenant.order_by(_r.rid).limit(_limit())
+    of_tenant = found.where(rid > _bytes("my_after"), *conditions, _r.tid == func.coalesce(tid, _r.tid))
+    return of_tenant.order_by(rid).limit(_limit())
 
 
 def _living(dialect: Dialect) -> tuple[ColumnElement[bool], ...]:

@@ -2,5 +2,5 @@ SELECT idempotency_records.rid, idempotency_records.tid, idempotency_records.sta
 FROM idempotency_tenants
 WHERE idempotency_tenants.tid = idempotency_records.tid AND idempotency_tenants.erased_at IS NOT NULL) AS erased, coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) AS now
 FROM idempotency_records
-WHERE idempotency_records.rid > ? AND idempotency_records.state = 'quarantined' AND idempotency_records.tid = coalesce(?, idempotency_records.tid) ORDER BY idempotency_records.rid
+WHERE +idempotency_records.rid > ? AND idempotency_records.state = 'quarantined' AND idempotency_records.tid = coalesce(?, idempotency_records.tid) ORDER BY +idempotency_records.rid
  LIMIT ? OFFSET ?
