@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.health import Finding, Verdict
 
 REACHABLE: Final = "store"
@@ -50,6 +50,9 @@ def examine(checks: Sequence[Check], *, reach: Callable[[], object]) -> Examinat
             continue
         try:
             findings += check.look()
+        except ConfigurationError as error:
+            # Ours, and says what to do: tables that are missing, for one.
+            findings += [Finding(check.name, Verdict.FAULT, fault, _AS_SAID) for fault in error.faults]
         except Exception as error:  # noqa: BLE001 - whatever it is, the other checks are worth having
             findings.append(_failed(check.name, error))
             complete = False
@@ -57,6 +60,7 @@ def examine(checks: Sequence[Check], *, reach: Callable[[], object]) -> Examinat
     return Examination(tuple(findings), complete)
 
 
+_AS_SAID = "Do what this says, and run `flask idempotency doctor` again."
 _AGAIN = "Run `flask idempotency doctor` again when the store answers."
 
 

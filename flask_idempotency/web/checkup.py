@@ -65,10 +65,11 @@ def examination_of(
 
 
 def _reach(built: Built) -> None:
-    """Ask the store for a key that nobody has ever used."""
+    """Ask the store for the time; or for a key that nobody has ever used, where it does not tell the time."""
     if built.chores is not None:
         built.chores.now()
-    built.engine.read(StorageKey(os.urandom(32), os.urandom(16)))
+    else:
+        built.engine.read(StorageKey(os.urandom(32), os.urandom(16)))
 
 
 def _of_store(app: Flask, built: Built, settings: Settings, loaders: Loaders, policies: Policies) -> Iterable[Check]:
@@ -94,7 +95,8 @@ def _of_store(app: Flask, built: Built, settings: Settings, loaders: Loaders, po
             yield asking("janitor", lambda: sweeping.janitor(book.last(), heartbeat_every=settings.heartbeat_every))
         if settings.heartbeat_every is not None and not in_one_process(settings):
             every = partial(_intervals, app, built, settings, loaders, policies)
-            yield asking("chores", lambda: sweeping.chores(book.last(), every=every()))
+            patience = 2 * settings.heartbeat_every
+            yield asking("chores", lambda: sweeping.chores(book.last(), every=every(), patience=patience))
             yield asking("backlog", lambda: sweeping.backlog(book.last()))
     if (unsettled := built.unsettled) is None:
         for name in ("quarantined", "lapsed"):

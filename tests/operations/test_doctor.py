@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.health import Finding, Verdict
 from flask_idempotency.operations.doctor import REACHABLE, Check, examine
 
@@ -68,6 +68,18 @@ def test_a_check_that_fails_is_unknown_and_hides_no_other() -> None:
     assert ("(ZeroDivisionError)" in found.findings[1].text, "secret" in str(found)) == (True, False)
     assert found.findings[1].remedy
     assert not found.complete
+
+
+def test_what_is_set_up_wrong_is_a_fault_in_its_own_words() -> None:
+    """
+    They are ours, and name the remedy: tables that are missing, for one.
+    """
+    found = examine([fails("a", ConfigurationError("One. Do this.", "Two. Do that."))], reach=there)
+
+    assert [("a", FAULT, "One. Do this."), ("a", FAULT, "Two. Do that.")] == [
+        (each.check, each.verdict, each.text) for each in found.findings[:2]
+    ]
+    assert (True, False) == (found.complete, found.in_order)
 
 
 def test_a_store_that_stops_answering_is_no_failure_of_the_check() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from flask_idempotency.engine.resolution import StillUnknown
 from flask_idempotency.operations.doctor import Examination
 from flask_idempotency.settings import derived_secret
 from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FaultyStore
 from flask_idempotency.web.checkup import examination_of
 from tests.operations.checks.judging import worst
 
@@ -254,14 +256,32 @@ def test_a_store_that_is_away_is_told_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert (False, UNKNOWN) == (said.complete, worst(each for each in said.findings if each.check == "quarantined"))
 
 
-def test_a_database_is_examined_too(tmp_path: Any) -> None:
+def test_a_database_is_examined_too(tmp_path: Path) -> None:
     """
-    As far as this release knows how: with tables, and with none.
+    With its tables, and without: then that is a fault, and the rest of it is looked at all the same.
     """
     app = shop(store=f"sqlite:///{tmp_path / 'shop.db'}")
 
     without = examined(app)
-    app.test_cli_runner().invoke(args=["idempotency", "db", "upgrade"])
+    assert 0 == app.test_cli_runner().invoke(args=["idempotency", "db", "upgrade"]).exit_code
     after = examined(app)
 
-    assert (False, True) == (without.complete and without.in_order, after.complete)
+    assert [FAULT, FINE] == [
+        next(each.verdict for each in examination.findings if each.check == "schema")
+        for examination in (without, after)
+    ]
+    assert [(True, False), (True, False)] == [(each.complete, each.in_order) for each in (without, after)]
+    assert ["janitor"] == [each.check for each in after.findings if each.verdict is FAULT]
+
+
+def test_a_store_of_somebodys_own_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    One that does not tell the time is asked for a key that nobody has used.
+    """
+    store = FaultyStore(MemoryStore())
+    app = shop(store=store)
+    store.down = True
+
+    said = examined(app)
+
+    assert (FAULT, "store", False) == (said.findings[0].verdict, said.findings[0].check, said.complete)

@@ -72,10 +72,10 @@ def test_a_store_that_does_not_answer_exits_with_2(monkeypatch: pytest.MonkeyPat
     store = MemoryStore()
     app = shop(store)
 
-    def away(key: object) -> None:
+    def away() -> None:
         raise StoreUnavailable("it is away")
 
-    monkeypatch.setattr(store, "read", away)
+    monkeypatch.setattr(store.chores, "now", away)
 
     told = run(app, *QUIET)
 

@@ -35,17 +35,23 @@ def janitor(last: Mapping[str, Entry], *, heartbeat_every: float | None) -> list
     return [Finding("janitor", Verdict.FINE, f"A janitor reported {span(silence)} ago.")]
 
 
-def chores(last: Mapping[str, Entry], *, every: Mapping[str, float]) -> list[Finding]:
-    """Whether each chore that is done by itself has had its turns. `every` has their intervals in seconds."""
+def chores(last: Mapping[str, Entry], *, every: Mapping[str, float], patience: float) -> list[Finding]:
+    """Whether each chore that is done by itself has had its turns. `every` has their intervals in seconds.
+
+    None is late before the janitor itself would be missed, which is after `patience` seconds: cron comes once a minute.
+    """
     found = []
     for chore, seconds in every.items():
         entry = last.get(chore)
-        remedy = f"See why in the janitor's log, or run `flask idempotency {chore}` by hand."
+        remedy = (
+            f"See why in the janitor's log, or run `flask idempotency {chore}` by hand. If it is meant to be done less often, "
+            f"set IDEMPOTENCY_{chore.upper()}_EVERY to that."
+        )
         if entry is None:
             if seconds <= SOON_SECONDS and last:
                 text = f"The chore {chore} is due every {span(seconds)}, and was never done."
                 found.append(Finding("chores", Verdict.ADVICE, text, remedy))
-        elif entry.ago > MISSED * seconds:
+        elif entry.ago > max(MISSED * seconds, patience):
             text = f"The chore {chore} is due every {span(seconds)}, and was last done {span(entry.ago)} ago."
             found.append(Finding("chores", Verdict.FAULT, text, remedy))
     return found or [Finding("chores", Verdict.FINE, "Every chore that was done once has had its turns since.")]
