@@ -1,18 +1,24 @@
-"""`flask idempotency rotate` and `reconcile`: what they do, say, and exit with."""
+"""`flask idempotency reap`, `expire`, `rotate` and `reconcile`: what they do, say, and exit with."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from click.testing import Result
 from flask import Flask
 
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.events import RecordCorrupt
+from flask_idempotency.engine.events import ChoreDone, Reaped, RecordCorrupt
+from flask_idempotency.engine.record import OnLapse
+from flask_idempotency.engine.resolution import Happened, Resolution, UnknownOutcome
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
+from flask_idempotency.web.cli import chores as cli_chores
+from tests.web import cases
 from tests.web.apps import FaultyMemory, World, new_world
 from tests.web.test_cli_keys import NEW, OLD, disabled, run, shop
 
@@ -128,3 +134,158 @@ def test_a_store_that_does_not_answer_is_not_said_to_be_in_order() -> None:
 
     world = shop(None, store=Silent(), encryption="off", quota_records=5)
     assert 2 == run(world, "reconcile").exit_code
+
+
+def test_reap_quarantines_what_its_owner_has_left() -> None:
+    """
+    Once: the second time there is nothing to do. What is to be taken over is left to its retry.
+    """
+    world = cases.shop()
+    cases.vanished(world, "a"), cases.vanished(world, "b", on_lapse=OnLapse.TAKEOVER)
+    early = object_of(run(world, "reap", "--json"))
+    world.clock.advance(cases.LEASE + 1)
+    said = [run(world, "reap", "--json") for _ in range(2)]
+
+    assert [0, 0] == [each.exit_code for each in said]
+    assert [(0, 0), (1, 1), (0, 1)] == [
+        (told["quarantined"], told["waiting"]) for told in (early, *map(object_of, said))
+    ]
+    assert 1 == len(world.told(Reaped))
+    assert "To be taken over by their next retries: 1." in run(world, "reap").output
+
+
+def test_reap_asks_resolvers_and_says_what_they_knew() -> None:
+    """
+    And exits with 1 when one of them failed, so that a cron job is heard.
+    """
+    world = cases.shop()
+    answers = iter((Happened(("paid", 201)), ZeroDivisionError()))
+
+    def resolver(unknown: UnknownOutcome) -> Resolution:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    world.idempotency.resolver("pay")(resolver)
+    cases.lapsed(world, "a"), cases.lapsed(world, "b")
+    told = run(world, "reap")
+
+    assert 1 == told.exit_code
+    assert "Resolvers were asked about 2: 1 completed, 0 released, 0 unknown still, 1 failed." in told.output
+    assert "The log says which resolver failed" in told.output
+
+
+def test_expire_removes_what_is_over() -> None:
+    """
+    And nothing that is in progress or quarantined.
+    """
+    world = cases.shop()
+    cases.paid(world, "a"), cases.paid(world, "b"), cases.vanished(world, "c")
+    world.clock.advance(24 * 3600)
+    told = run(world, "expire")
+
+    assert (0, "Removed, because their time was over: 2.\n") == (told.exit_code, told.output)
+    assert [None, None] == [cases.record(world, key) for key in "ab"]
+    assert cases.record(world, "c") is not None
+
+
+@pytest.mark.parametrize("chore", ("reap", "expire", "rotate", "reconcile"))
+def test_a_chore_by_hand_is_written_down_and_told(chore: str) -> None:
+    """
+    As a janitor's is: whoever relies on cron is not warned that none comes.
+    """
+    world = shop({"new": NEW}, quota_records=5)
+
+    assert 0 == run(world, chore).exit_code
+    assert [chore] == list(world.store.chores.last())
+    assert [chore] == [event.operation for event in world.told(ChoreDone) if isinstance(event, ChoreDone)]
+
+
+@pytest.mark.parametrize("chore", ("reap", "expire", "rotate", "reconcile"))
+def test_a_chore_that_somebody_is_at_is_left_to_them(chore: str) -> None:
+    """
+    Which is in order: cron may come while the janitor is at work.
+    """
+    world = shop({"new": NEW}, quota_records=5)
+    assert world.store.chores.take(chore, b"another", lease=60)
+    told = run(world, chore)
+
+    assert (0, True) == (told.exit_code, told.output.startswith("Somebody else is at it just now"))
+    assert {"busy": True} == object_of(run(world, chore, "--json"))
+    assert ({}, []) == (world.store.chores.last(), world.told(ChoreDone))
+    world.store.chores.give_back(chore, b"another")
+    assert not object_of(run(world, chore, "--json"))["busy"]
+
+
+@pytest.mark.parametrize(("budget", "lease"), (((), 360.0), (("--budget", "7"), 67.0)), ids=("usual", "given"))
+def test_a_chore_that_is_killed_keeps_the_others_out_no_longer_than_its_budget(
+    budget: tuple[str, ...], lease: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Its lock ends a minute after it. One without an end would be no lock but a halt.
+    """
+    world, leases = cases.shop(), list[float]()
+    take = type(world.store.chores).take
+
+    def taken(self: Any, chore: str, token: bytes, *, lease: float) -> bool:
+        leases.append(lease)
+        return take(self, chore, token, lease=lease)
+
+    monkeypatch.setattr(type(world.store.chores), "take", taken)
+
+    assert (0, [lease]) == (run(world, "reap", *budget).exit_code, leases)
+
+
+def test_a_chore_whose_budget_ended_says_so() -> None:
+    """
+    It is no fault, and it is to be run again.
+    """
+    world = cases.shop()
+    for number in range(3):
+        cases.paid(world, str(number))
+    world.clock.advance(24 * 3600)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli_chores, "hurried", lambda drain, budget, told: replace(drain, batch=1, budget=0.0, told=told))
+        told = [run(world, "expire"), run(world, "expire", "--json")]
+
+    assert (0, True) == (told[0].exit_code, "Its budget ended before it was finished: run it again." in told[0].output)
+    assert not object_of(told[1])["finished"]
+
+
+@pytest.mark.parametrize(
+    ("chore", "why"),
+    (
+        ("reap", "cannot be searched for claims"),
+        ("expire", "ends things by itself"),
+        ("rotate", "set IDEMPOTENCY_ENCRYPTION to on"),
+        ("reconcile", "does not count"),
+    ),
+)
+def test_a_chore_that_a_store_gives_no_work_for_is_refused(chore: str, why: str) -> None:
+    world = new_world(Flask("tests.web.app"), store=FaultyStore(MemoryStore()))  # type: ignore[arg-type]
+
+    assert why in cases.refusal(run(world, chore))
+    assert "IDEMPOTENCY_ENABLED is False" in cases.refusal(run(disabled(), chore))
+
+
+def test_without_quotas_there_is_nothing_to_reconcile() -> None:
+    assert "Quotas are off" in cases.refusal(run(cases.shop(), "reconcile"))
+
+
+@pytest.mark.parametrize("chore", ("reap", "expire", "rotate"))
+def test_a_store_that_is_away_is_exit_code_2(chore: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Nobody can tell how much of it is done; it is safe to run again.
+    """
+    world = shop({"new": NEW})
+
+    def down(*_: Any, **__: Any) -> Any:
+        raise StoreUnavailable("no answer")
+
+    store = world.store
+    for port, method in ((store.unsettled, "stale"), (store.expiry, "sweep"), (store.answers, "walk")):
+        monkeypatch.setattr(type(port), method, down)
+
+    assert (2, {"error": "no answer"}) == ((told := run(world, chore, "--json")).exit_code, object_of(told))
