@@ -45,7 +45,10 @@ _BACKUPS: Final = (
     "Backups made before hold the same data keys, wrapped by the ring: to make those unreadable too, rotate to a new key of "
     "the ring and destroy the old one. After restoring such a backup, purge again."
 )
-_PLAIN_BACKUPS: Final = "Plain answers can be read in the backups that hold them for as long as you keep those."
+_PLAIN_BACKUPS: Final = (
+    "Plain answers can be read in backups for as long as you keep those, and in the files of a database until it has cleared "
+    "out what rows were before (VACUUM) and its logs are gone."
+)
 _SECRETS: Final = (
     "Secrets looked under: {secrets}. What was claimed under any other has data keys of its own, which are still there: if "
     "another secret was in use within the last `keep`, list it in IDEMPOTENCY_SECRET here and purge again."

@@ -1,0 +1,175 @@
+"""Nothing readable is left of an erased tenant's answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
+from flask_idempotency.engine.record import ERASED, Payload, State
+from flask_idempotency.engine.upkeep import Page
+from flask_idempotency.maintenance.drain import Drain
+from flask_idempotency.maintenance.wipe import Wiping, still_open, wipe, wipe_condemned
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing.contract.examples import (
+    KEEP,
+    LEASE,
+    PAYLOAD,
+    a_key,
+    a_request,
+    a_token,
+    found,
+    granted,
+)
+from tests.maintenance.conftest import ANSWER, Office
+
+TID, OTHER = bytes(16), b"o" * 16
+FAST = Drain(batch=2)
+
+
+def plain(store: MemoryStore, tid: bytes = TID) -> Any:
+    """A key whose answer is stored as it is."""
+    key, token = a_key(tid=tid), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+    return key
+
+
+def running(store: MemoryStore, tid: bytes = TID) -> Any:
+    key, token = a_key(tid=tid), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    return key, token
+
+
+def wiped(payload: Payload | None) -> bool:
+    return payload is not None and (payload.data, payload.sealed_by) == (b"", ERASED)
+
+
+def test_plain_answers_and_sealed_ones_are_wiped_and_nobody_elses(office: Office) -> None:
+    """
+    Nothing is left but that the work was done, its status and its size; and each ends when it would have.
+    """
+    keys = [plain(office.store) for _ in range(3)]
+    keys += [office.answer(ANSWER, key=a_key(tid=TID)) for _ in range(2)]
+    before = [found(office.store, key) for key in keys]
+    other = plain(office.store, OTHER)
+    office.store.data_keys.destroy(TID)
+
+    assert Wiping(wiped=5) == wipe(office.store.answers, [TID], drain=FAST)
+    after = [found(office.store, key) for key in keys]
+    assert all(wiped(record.payload) and record.erased for record in after)
+    assert [(r.deadline, r.payload and r.payload.status) for r in before] == [
+        (r.deadline, r.payload and r.payload.status) for r in after
+    ]
+    assert PAYLOAD == found(office.store, other).payload
+
+
+def test_a_tenant_is_wiped_under_all_that_stands_for_it(office: Office) -> None:
+    """
+    While secrets rotate that is more than one.
+    """
+    keys = [plain(office.store, tid) for tid in (TID, OTHER)]
+    for tid in (TID, OTHER):
+        office.store.data_keys.destroy(tid)
+
+    assert 2 == wipe(office.store.answers, [TID, OTHER], drain=FAST).wiped
+    assert all(wiped(found(office.store, key).payload) for key in keys)
+
+
+def test_it_can_be_repeated(office: Office) -> None:
+    plain(office.store)
+    office.store.data_keys.destroy(TID)
+
+    assert [Wiping(wiped=1), Wiping(passed_over=1)] == [wipe(office.store.answers, [TID], drain=FAST) for _ in range(2)]
+
+
+def test_what_was_first_used_after_the_erasing_is_left_alone(office: Office) -> None:
+    """
+    A tenant may come back at once.
+    """
+    office.store.data_keys.destroy(TID)
+    office.clock.advance(1)
+    key = plain(office.store)
+
+    assert Wiping() == wipe(office.store.answers, [TID], drain=FAST)
+    assert PAYLOAD == found(office.store, key).payload
+
+
+def test_what_is_done_before_the_store_goes_away_stays_and_is_told(office: Office) -> None:
+    """
+    And the next run finishes it.
+    """
+    for _ in range(5):
+        plain(office.store)
+    office.store.data_keys.destroy(TID)
+    walk, walks, told = office.store.answers.walk, list[bytes](), list[int]()
+
+    class Failing:
+        replace = office.store.answers.replace
+        count = office.store.answers.count
+
+        def walk(self, *, after: bytes = b"", **options: Any) -> Page:
+            walks.append(after)
+            if len(walks) > 2:
+                raise StoreUnavailable("gone")
+            return walk(after=after, **options)
+
+    with pytest.raises(StoreUnavailable):
+        wipe(Failing(), [TID], drain=FAST, told=told.append)
+
+    rest = wipe(office.store.answers, [TID], drain=FAST).wiped
+    assert (5, 0) == (told[-1] + rest, wipe(office.store.answers, [TID], drain=FAST).wiped)
+    assert 0 < rest < 5
+
+
+def test_an_answer_that_nobody_could_open_is_wiped_and_done(office: Office) -> None:
+    """
+    Its work was done, so it does not run again; and it ends, as others do.
+    """
+    key = plain(office.store)
+    payload = found(office.store, key).payload
+    assert payload is not None
+    office.store.condemn(key, payload)
+    office.store.data_keys.destroy(TID)
+
+    assert 1 == wipe_condemned(office.store.unsettled, [TID], keep_of=lambda about: 60.0)
+    after = found(office.store, key)
+    assert (State.COMPLETED, True, 60.0) == (after.state, wiped(after.payload), after.remaining)
+    assert 0 == wipe_condemned(office.store.unsettled, [TID], keep_of=lambda about: 60.0)
+
+
+def test_a_quarantined_key_without_an_answer_is_not_made_a_done_one(office: Office) -> None:
+    """
+    Nobody knows whether its work was done.
+    """
+    key, token = running(office.store)
+    office.store.hold(key, token, "view-crashed")
+    before = found(office.store, key)
+
+    assert 0 == wipe_condemned(office.store.unsettled, [TID], keep_of=lambda about: 60.0)
+    assert before == found(office.store, key)
+
+
+def test_what_has_no_answer_yet_is_counted(office: Office) -> None:
+    """
+    In progress or quarantined: a late owner may bring one, and a plain one would be readable.
+    """
+    running(office.store), running(office.store, OTHER), plain(office.store)
+    key, token = running(office.store)
+    office.store.hold(key, token, "view-crashed")
+
+    assert (2, 1) == (still_open(office.store.unsettled, [TID]), still_open(office.store.unsettled, [OTHER]))
+
+
+def test_a_late_plain_answer_is_given_to_nobody_and_wiped_by_the_next_run(office: Office) -> None:
+    key, token = running(office.store)
+    office.store.data_keys.destroy(TID)
+    assert Wiping() == wipe(office.store.answers, [TID], drain=FAST)
+    office.store.complete(key, token, PAYLOAD, keep=KEEP)
+
+    assert found(office.store, key).erased
+    assert 1 == wipe(office.store.answers, [TID], drain=FAST).wiped
+    assert wiped(found(office.store, key).payload)
+    with pytest.raises(LeaseLost):
+        office.store.release(key, token)

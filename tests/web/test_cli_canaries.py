@@ -1,0 +1,150 @@
+"""No command says a client's key or a body, to anybody; and none tells a log or an event who somebody is."""
+
+from __future__ import annotations
+
+import json
+import logging
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from flask_idempotency.engine.key import Identity, Scope, StorageKey
+from flask_idempotency.engine.record import About, OnLapse
+from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.operations import handle_of
+from flask_idempotency.web.cli import cli
+from tests.web.apps import World
+from tests.web.cases import NAME, WHY, paid, run, shop
+
+KEY, TENANT, PRINCIPAL, BODY = "canary-key", "canary-tenant", "canary-principal", "canary-body"
+WHOSE = ("--tenant", TENANT)
+NAMED = ("--key", KEY, *WHOSE, "--principal", PRINCIPAL)
+RING = {"a": b64encode(b"a" * 32).decode()}
+
+COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "db check": ((),),
+    "db upgrade": ((),),
+    "doctor": ((),),
+    "expire": ((),),
+    "keys generate": ((),),
+    "keys status": ((),),
+    "list": (("--state", "completed"), ("--state", "quarantined", *WHOSE), ("--state", "processing")),
+    "policy": ((), ("pay",)),
+    "purge": ((*WHOSE, *WHY, "--yes"), (*WHOSE, *WHY, "--shred", "--yes")),
+    "quota set": ((*WHOSE, "--records", "1000", *WHY),),
+    "quota show": ((*WHOSE,), ("--all",)),
+    "reap": ((),),
+    "reconcile": ((),),
+    "release": ((*NAMED, *WHY, "--yes", "--force"), (*NAMED, *WHY, "--yes"), (*NAMED, *WHY)),
+    "resolve": (
+        (*NAMED, *WHY, "--yes", "--happened", "--status", "201", "--body-file", "-"),
+        (*NAMED, *WHY, "--yes", "--happened", "--status", "201", "--header", f"Location: /{BODY}"),
+        (*NAMED, *WHY, "--yes", "--never-happened"),
+        (*NAMED, *WHY, "--yes", "--reopen"),
+        (*NAMED, *WHY, "--happened", "--status", "201", "--header", f"X-Unkept: {BODY}"),
+        (*NAMED, *WHY, "--happened", "--status", "201", "--header", f"wrong {BODY}"),
+    ),
+    "rotate": ((),),
+    "show": (NAMED, (KEY,), ("--key", f"{KEY} with a space", *NAMED[2:]), ("--key", KEY, *NAMED[2:4], "--anonymous")),
+    "stats": ((),),
+}
+"""How each command is tried, with everything in it that must not be said."""
+
+SAYS_WHO = ("list", "show", "release", "resolve")
+"""These show a record as it is stored, its tenant and principal too. `quota show` names the tenant that was typed."""
+
+
+def commands(group: click.Group = cli, *above: str) -> Iterator[str]:
+    for name, command in sorted(group.commands.items()):
+        if isinstance(command, click.Group):
+            yield from commands(command, *above, name)
+        else:
+            yield " ".join((*above, name))
+
+
+def test_every_command_is_tried() -> None:
+    assert sorted(COMMANDS) == sorted(commands())
+
+
+def troubled(**settings: Any) -> World:
+    """A shop with a key of this client's in each kind of trouble: done, unknown, and in progress."""
+    world = shop(on_error="quarantine", encryption="on", key_ring=RING, quota_records=100, **settings)
+    who = {"Tenant": TENANT, "User": PRINCIPAL}
+    pay = world.app.view_functions["pay"]
+    world.app.view_functions["pay"] = lambda: (BODY, pay())[0]
+    paid(world, f"{KEY}-done", **who)
+    world.app.view_functions["pay"] = pay
+    paid(world, KEY, Fail="yes", **who)
+    hashed = settings.get("audit_names") == "hashed"
+    tenant, principal = (Identity(b"s").pseudonym(name) if hashed else name for name in (TENANT, PRINCIPAL))
+    about = About(tenant, principal, "POST", "pay")
+    world.store.claim(
+        ClaimRequest(canary(f"{KEY}-busy"), bytes(32), OnLapse.QUARANTINE, about), token=bytes(16), lease=30
+    )
+    return world
+
+
+def canary(key: str = KEY) -> StorageKey:
+    return Identity(b"s").storage_key(Scope(NAME, TENANT, PRINCIPAL), key)
+
+
+def typed(arguments: tuple[str, ...]) -> str:
+    """What standard input holds. An answer to a question is not echoed by us but by the terminal."""
+    return BODY if "--body-file" in arguments else "n\n"
+
+
+TRIED = [(name, arguments) for name, ways in COMMANDS.items() for arguments in ways]
+
+
+@pytest.mark.parametrize("as_json", (False, True), ids=("text", "json"))
+@pytest.mark.parametrize(("name", "arguments"), TRIED, ids=lambda part: part if isinstance(part, str) else "")
+def test_nobody_is_told_what_is_nobodys_business(
+    name: str, arguments: tuple[str, ...], as_json: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """
+    Not what it prints, nor what it logs at any level, nor its events, nor its traceback if it had one.
+    """
+    world = troubled()
+    world.events.clear()
+    caplog.clear()
+    caplog.set_level(logging.DEBUG)
+    options = ("--json",) if as_json and name != "keys generate" else ()
+
+    result = run(world, *name.split(), *arguments, *options, typed=typed(arguments))
+
+    logged = "".join(str({**vars(record), "said": record.getMessage()}) for record in caplog.records)
+    handles = [handle_of(canary(key)) for key in (KEY, f"{KEY}-done", f"{KEY}-busy")]
+    printed = result.stdout + result.stderr
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert not any(canary in printed for canary in (KEY, BODY)), printed
+    assert not any(c in text for c in (KEY, BODY, TENANT, PRINCIPAL, *handles) for text in (logged, str(world.events)))
+    if name not in SAYS_WHO:
+        asked = TENANT if name == "quota show" and arguments == WHOSE else ""
+        assert not any(who in printed for who in {TENANT, PRINCIPAL} - {asked}), printed
+
+
+@pytest.mark.parametrize("name", SAYS_WHO)
+def test_hashed_names_are_shown_as_they_are_stored(name: str) -> None:
+    """
+    Who may look at a terminal need not know who the customers are.
+    """
+    world = troubled(audit_names="hashed")
+
+    told = [run(world, name, *arguments, typed=typed(arguments)) for arguments in COMMANDS[name]]
+
+    assert not any(who in each.stdout + each.stderr for each in told for who in (TENANT, PRINCIPAL))
+
+
+def test_the_canaries_would_be_seen() -> None:
+    """
+    The commands that were tried did meet the records: a list shows them, and what it settles is settled.
+    """
+    world = troubled()
+    shown = json.loads(run(world, "list", "--state", "quarantined", "--json").stdout)["records"]
+
+    assert [(TENANT, PRINCIPAL)] == [(each["tenant"], each["principal"]) for each in shown]
+    assert 0 == run(world, "resolve", *COMMANDS["resolve"][0], typed=BODY).exit_code
