@@ -28,6 +28,7 @@ default_pool_size = {pool_size}
 max_client_conn = 1000
 ; the default keeps everybody out for fifteen seconds after a server came back
 server_login_retry = 0.1
+ignore_startup_parameters = {ignored}
 """
 
 
@@ -39,10 +40,13 @@ class PgBouncer:
     the thread that started it.
     """
 
-    def __init__(self, server: PostgresServer, *, pool_size: int = 4, pool_mode: PoolMode = "transaction") -> None:
+    def __init__(
+        self, server: PostgresServer, *, pool_size: int = 4, pool_mode: PoolMode = "transaction", ignored: str = ""
+    ) -> None:
         self.port = 0
         self.folder = private_folder()
-        self._settings = {"upstream_port": server.port, "pool_size": pool_size, "pool_mode": pool_mode}
+        settings = {"upstream_port": server.port, "pool_size": pool_size, "pool_mode": pool_mode}
+        self._settings = {**settings, "ignored": ignored}
         try:
             self.port = on_some_port(self._start, folder=self.folder)
         except BaseException:

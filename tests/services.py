@@ -183,7 +183,9 @@ def require_pgbouncer() -> None:
 
 
 class StartPgBouncer(Protocol):
-    def __call__(self, server: PostgresServer, *, pool_size: int = ..., pool_mode: PoolMode = ...) -> PgBouncer: ...
+    def __call__(
+        self, server: PostgresServer, *, pool_size: int = ..., pool_mode: PoolMode = ..., ignored: str = ...
+    ) -> PgBouncer: ...
 
 
 @pytest.fixture(scope="session")
@@ -207,8 +209,10 @@ def start_pgbouncer() -> Iterator[StartPgBouncer]:
     require_pgbouncer()
     with ExitStack() as started:
 
-        def start(server: PostgresServer, *, pool_size: int = 4, pool_mode: PoolMode = "transaction") -> PgBouncer:
-            return started.enter_context(PgBouncer(server, pool_size=pool_size, pool_mode=pool_mode))
+        def start(
+            server: PostgresServer, *, pool_size: int = 4, pool_mode: PoolMode = "transaction", ignored: str = ""
+        ) -> PgBouncer:
+            return started.enter_context(PgBouncer(server, pool_size=pool_size, pool_mode=pool_mode, ignored=ignored))
 
         yield start
 

@@ -34,8 +34,8 @@ from flask_idempotency.testing.contract.examples import (
 from flask_idempotency.testing.contract.finding import seen, stood
 from tests.sql.conftest import MakeEngine, OpenStore, on_postgresql, on_sqlite
 from tests.sql.counting import sent
+from tests.sql.plans import fill, plan_of
 
-COMPLETED_ROWS = 3000
 IN_2106 = 2**32 * 1_000_000
 
 
@@ -57,26 +57,6 @@ def test_a_time_is_told_back_to_the_microsecond(us: int) -> None:
     A record tells its deadline as a float, and is compared by it.
     """
     assert us == in_microseconds(us / 1_000_000)
-
-
-def fill(connection: Connection) -> None:
-    """Many completed rows, as there are where anybody looks for the few that are not."""
-    few = connection.execute(select(records).where(records.c.state == "completed").limit(1)).mappings().one()
-    rows = [{**few, "rid": number.to_bytes(32, "big")} for number in range(COMPLETED_ROWS)]
-    connection.execute(records.insert(), rows)
-    connection.commit()
-    connection.execute(text("ANALYZE"))
-    connection.commit()
-
-
-def plan_of(connection: Connection, statement: Any, **brought: object) -> str:
-    asked = {"my_horizon": 2**53, "my_limit": 20, "my_after": b"", "my_first": 0, "my_tid": None, "now": None}
-    compiled = statement.compile(dialect=connection.dialect)
-    parameters = compiled.construct_params({**asked, "least": 1, "most": 2, **brought})
-    how = "EXPLAIN" if connection.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN"
-    values = [parameters[name] for name in compiled.positiontup] if compiled.positional else parameters
-    rows = connection.exec_driver_sql(f"{how} {compiled}", tuple(values) if isinstance(values, list) else values)
-    return "\n".join(str(row[-1]) for row in rows)
 
 
 @pytest.mark.parametrize(

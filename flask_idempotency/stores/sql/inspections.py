@@ -142,5 +142,9 @@ def _durability_of_file(connection: Connection) -> Finding:
 
 def _parted(fault: str) -> tuple[str, str]:
     """What is wrong, and what to do about it: a sentence of `checks` says one after the other."""
+    said, grants, rest = fault.partition(": grant it ")
+    if grants:
+        what, _, lacking = rest.partition(". ")
+        return f"{said}. {lacking}", f"Grant it {what}."
     said, _, remedy = fault.partition(". ")
     return (f"{said}.", remedy) if remedy else (fault, "Run `flask idempotency db check`.")
