@@ -38,6 +38,8 @@ BY_RESOLVER: Final = "resolver"
 CHORES: Final[tuple[Chore, ...]] = ("reap", "expire", "reconcile", "heartbeat")
 LIFE_SECONDS: Final = 0.8
 PAUSE_SECONDS: Final = 0.05
+ANSWER_SECONDS: Final = 0.6
+"""As long as workers may stand still: some wake just before their key is settled in their place."""
 
 
 def victim() -> Flask:
@@ -60,6 +62,8 @@ def looked_after(*, store: Any, ledger: str, config: dict[str, Any], crowd: str)
         happened = bool(book.noted("done", name))
         # Before it is acted on: whoever is killed in between has said it all the same.
         book.note("said", name, "happened" if happened else "never")
+        # The outside world takes its time to answer, and much may happen to the key meanwhile.
+        time.sleep(random.uniform(0, ANSWER_SECONDS))
         return Happened(({"run": BY_RESOLVER}, 201)) if happened else NeverHappened()
 
     app = service.create_app(store=store, ledger=ledger, config=config, resolvers={"plain": look, "marked": look})
