@@ -104,7 +104,7 @@ def _do(flask_app: Flask, janitor: Janitor, chore: Chore, settings: Settings) ->
 
 def _add_schedule(celery_app: Any, entries: Mapping[str, Mapping[str, Any]]) -> None:
     def add(conf: Any) -> None:
-        # A new one: what is there may be Celery's own default, which all applications have in common.
+        # A new one: what is there may be in a module that configures another application as well.
         conf.beat_schedule = {**entries, **conf.beat_schedule}
 
     if celery_app.configured:

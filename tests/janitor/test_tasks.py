@@ -17,7 +17,7 @@ from flask_idempotency import Idempotency
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.record import State
-from flask_idempotency.engine.resolution import Resolution, StillUnknown, UnknownOutcome
+from flask_idempotency.engine.resolution import StillUnknown
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import a_key, found, stand
@@ -87,8 +87,10 @@ def test_what_is_in_a_schedule_stays_there(when: str, tmp_path: Path, monkeypatc
         monkeypatch.syspath_prepend(tmp_path)
         celery_app.config_from_object("theirs_in_a_file")
 
-    assert theirs | celery_app.conf.beat_schedule == celery_app.conf.beat_schedule
+    assert celery_app.conf.beat_schedule | theirs == celery_app.conf.beat_schedule
     assert celery_app.conf.beat_schedule.keys() == ALWAYS | {"nightly"}
+    # Another application may be configured by the same object.
+    assert theirs.keys() == {"nightly", "flask_idempotency.reap"}
 
 
 def test_nothing_else_of_a_configuration_is_changed() -> None:
@@ -165,19 +167,31 @@ def test_to_register_twice_is_to_register_once() -> None:
     assert (ALWAYS, ALWAYS) == (ours(celery_app), set(celery_app.conf.beat_schedule))
 
 
-def test_a_chore_runs_in_its_applications_context_and_says_what_it_did() -> None:
+def test_a_chore_runs_in_its_applications_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A store of the application's own, and Flask-SQLAlchemy's session, ask which application it is.
+    """
+    store, celery_app = MemoryStore(), a_celery()
+    register(celery_app, a_flask(store))
+    where: list[str] = []
+
+    def sweep(**options: object) -> int:
+        where.append(current_app.name)
+        return 0
+
+    monkeypatch.setattr(store.expiry, "sweep", sweep)
+    run(celery_app, "expire")
+
+    assert ["shop"] == where
+
+
+def test_a_chore_says_what_it_did() -> None:
     """
     What comes of it is in the worker's log, as numbers.
     """
     idempotency, clock = Idempotency(), FrozenClock(PAST)
     store = MemoryStore(clock)
-    asked: list[str] = []
-
-    @idempotency.resolver("payments.create")
-    def ask(unknown: UnknownOutcome) -> Resolution:
-        asked.append(current_app.name)
-        return StillUnknown()
-
+    idempotency.resolver("payments.create")(lambda unknown: StillUnknown())
     app = a_flask(store, extension=idempotency)
     app.add_url_rule("/payments", endpoint="payments.create", view_func=lambda: "", methods=["POST"])
     celery_app = a_celery()
@@ -187,7 +201,6 @@ def test_a_chore_runs_in_its_applications_context_and_says_what_it_did() -> None
     report: Any = run(celery_app, "reap")
 
     assert (1, 1, 1, True) == (report["quarantined"], report["asked"], report["unknown"], report["finished"])
-    assert ["shop"] == asked
 
 
 def test_a_resolver_without_an_endpoint_is_refused_at_once() -> None:
