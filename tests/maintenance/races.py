@@ -94,24 +94,25 @@ class Round:
         self.diaries = [Diary(a_key(tid=self.tid), chance.choice(list(OnLapse))) for _ in range(KEYS)]
 
     def run(self) -> None:
+        chance = random.Random(self.seed)
+        owners = {diary.label: a_token() for diary in self.diaries}
+        for diary in self.diaries:
+            self.claim(diary, owners[diary.label], chance)
         half = KEYS // 2
         at_once(
-            lambda: self.own(self.diaries[:half], random.Random(self.seed + 1)),
-            lambda: self.own(self.diaries[half:], random.Random(self.seed + 2)),
+            lambda: self.own(self.diaries[:half], owners, random.Random(self.seed + 1)),
+            lambda: self.own(self.diaries[half:], owners, random.Random(self.seed + 2)),
             lambda: self.retry(random.Random(self.seed + 3)),
             lambda: self.look_after(random.Random(self.seed + 4)),
             lambda: self.look_after(random.Random(self.seed + 5)),
         )
 
-    def own(self, diaries: list[Diary], chance: random.Random) -> None:
-        """Claim each key, and do something about it, or not."""
-        mine = {diary.label: a_token() for diary in diaries}
-        for diary in diaries:
-            self.claim(diary, mine[diary.label], chance)
+    def own(self, diaries: list[Diary], owners: dict[str, bytes], chance: random.Random) -> None:
+        """Do something about each of these keys, or nothing."""
         work = [(diary, list(chance.choice(SCRIPTS))) for diary in diaries]
         while work:
             diary, script = chance.choice(work)
-            if not script or not self.settle(diary, mine[diary.label], script.pop(0), OWNER, chance):
+            if not script or not self.settle(diary, owners[diary.label], script.pop(0), OWNER, chance):
                 work.remove((diary, script))
 
     def retry(self, chance: random.Random) -> None:

@@ -16,7 +16,7 @@ from tests.maintenance.races import KEYS, Jittered, Round, faults_of_lives
 from tests.postgres import PostgresServer
 from tests.services import REDIS_KINDS
 
-RACES = int(os.environ.get("RACES", "600"))
+RACES = int(os.environ.get("RACES", "400"))
 """At each store; each is one key. 10,000 take some minutes."""
 
 AT_A_TIME = 10
