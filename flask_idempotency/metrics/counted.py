@@ -37,7 +37,7 @@ def _one(*values: str) -> Callable[[Any], Iterable[Sample]]:
 
 
 def _by(*labels: Callable[[Any], str]) -> Callable[[Any], Iterable[Sample]]:
-    return lambda event: ((tuple(label(event) for label in labels), 1.0),)
+    return lambda event: ((tuple([label(event) for label in labels]), 1.0),)
 
 
 def _answer(event: events.ReplayServed | events.Completed) -> str:
