@@ -41,7 +41,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 @click.command("list")
-@click.option("--state", "of_state", required=True, type=click.Choice([state.value for state in State]))
+@click.option("--state", "of_state", required=True, type=click.Choice([state.value for state in State]), help="Which.")
 @tenant_options
 @click.option(
     "--older-than", callback=_seconds, default="0", metavar="DURATION", help="First used before that: 90s, 15m, 2h, 3d."
