@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from docs.commands import page as cli
 from flask_idempotency.engine.events import Event, facts_of
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.record import TRANSITIONS, State
@@ -139,6 +140,7 @@ def states() -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     **{f"problems/{row.code}.md": partial(_problem_page, row) for row in PROBLEMS.values()},
     "problems/README.md": problems,
+    "cli.md": lambda: cli(NOTICE),
     "configuration.md": configuration,
     "signals.md": signals,
     "states.md": states,
