@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect import getattr_static
+
 import pytest
 
 from flask_idempotency.engine.chores import Expires, KeepsChoreBook
@@ -122,6 +124,8 @@ def test_what_the_store_can_do_besides_is_still_found() -> None:
     known = (KeepsDataKeys, ShowsAnswers, Counts, KnowsUnsettled, Expires, KeepsChoreBook, KnowsItsHealth)
 
     assert all(isinstance(store, each) for each in known)
+    # As Python from 3.12 on looks for what a protocol names.
+    assert [getattr_static(store, name) for name in BESIDES if hasattr(behind, name)]
     assert [getattr(behind, name) for name in BESIDES if hasattr(behind, name)] == [
         getattr(store, name) for name in BESIDES if hasattr(store, name)
     ]
