@@ -11,14 +11,14 @@ from contextlib import contextmanager
 
 import redis
 
-from benchmarks import compliance, hot_spots, in_process, memory, million, serving, sql, trips
+from benchmarks import compliance, expiry, hot_spots, in_process, memory, million, serving, sql, trips
 from benchmarks.cases import OURS, OURS_MEMORY, PATHS, our_cases
 from benchmarks.machine import BUSY, Cores, choose_cores, describe, is_idle, pin, pinned
 from benchmarks.table import Section
 from example_app.servers import RedisServer
 from flask_idempotency.stores.memory import MemoryStore
 
-PARTS = ("requests", "trips", "serving", "memory", "sql", "compliance")
+PARTS = ("requests", "trips", "serving", "memory", "sql", "compliance", "expiry")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -28,6 +28,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"there is no part called {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
     if options.quick:
         options.rounds, options.requests, options.seconds = 3, 50, 0.5
+        options.rows = min(options.rows, 20_000)
     cores = choose_cores()
     with _server(options.redis_url, cores) as (client, url), pinned(cores.application):
         about, idle = describe(client, cores), is_idle()
@@ -49,6 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=int, default=200, help="requests of each case in a round (default 200)")
     parser.add_argument(
         "--seconds", type=float, default=2.0, help="seconds of each case in a gunicorn round (default 2)"
+    )
+    parser.add_argument(
+        "--rows", type=int, default=expiry.ROWS, help=f"records for `expiry` to remove (default {expiry.ROWS:,})"
     )
     parser.add_argument("--quick", action="store_true", help="a few rounds of everything: for a first impression")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
@@ -100,6 +104,7 @@ def _chosen(options: argparse.Namespace, client: redis.Redis, url: str, cores: C
         "serving": lambda: [serving.section(url, cores, rounds=_serving_rounds(options), seconds=options.seconds)],
         "memory": lambda: [memory.section(client, url)],
         "compliance": lambda: compliance.sections(client, url, rounds=options.rounds, requests=options.requests),
+        "expiry": lambda: expiry.sections(options.database_url, cores, rows=options.rows),
         "sql": lambda: sql.sections(
             options.database_url, client, url, cores, rounds=options.rounds, requests=options.requests
         ),

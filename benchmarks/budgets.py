@@ -16,6 +16,7 @@ RECORD_BYTES = 1.1 * 1024
 FULL_TO_EMPTY = 2.0
 LEDGER_BYTES = 4 * 1024
 FLOODED_TO_QUIET = 1.10
+REMOVING_TO_RESTING = 2.0
 # Of our own process, on top of bare Flask; of transactional effects, on top of the business alone. Targets, for a table
 # to show: other machines and other SQLAlchemys take other times.
 SQL_FIRST_ADDED_CPU = 350.0
