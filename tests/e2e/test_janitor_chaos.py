@@ -44,7 +44,7 @@ LEASE: Final = 0.6
 MAX_RUNTIME: Final = 5.0
 """Far longer than any worker is frozen, and than a busy machine may take to go on with it afterwards."""
 
-FROZEN_SECONDS: Final = (LEASE, 2.5 * LEASE)
+FROZEN_SECONDS: Final = (LEASE, 4 * LEASE)
 CUSTOMERS: Final = 8
 JANITORS: Final = 4
 BUSY_MS: Final = 300
@@ -123,7 +123,7 @@ class Fate(threading.Thread):
             thaw.join()
 
     def _strike(self, pid: int, thaws: list[threading.Timer]) -> None:
-        if self._rng.random() < 0.5:
+        if self._rng.random() < 0.4:
             kill(pid)
             self.killed += 1
             return
