@@ -11,6 +11,7 @@ import pytest
 import redis
 from sqlalchemy import create_engine, text
 
+from benchmarks import expiry
 from benchmarks.__main__ import main
 from benchmarks.calls import call
 from benchmarks.cases import EXPECTED, Case, our_cases
@@ -321,3 +322,15 @@ def test_every_path_knows_its_status() -> None:
     The check of answers covers all of them.
     """
     assert list(EXPECTED) == PATHS
+
+
+@pytest.mark.slow
+def test_removal_is_timed_beside_claims_and_beside_what_comes_in(postgres_url: str) -> None:
+    """
+    On a server and in a file, and nothing is left that is over.
+    """
+    shown = expiry.sections(postgres_url, choose_cores(), rows=1500, seconds=2)
+    rows = {row.case: row for section in shown for row in section.rows}
+
+    assert ["PostgreSQL", "SQLite", "PostgreSQL, 2,000 a second", "SQLite, 2,000 a second"] == list(rows)
+    assert [1500] * 2 == [rows[kind].cells["removed"] for kind in ("PostgreSQL", "SQLite")]
