@@ -19,7 +19,8 @@ from tests.janitor.crew import BEAT, PREFORK, SOLO, WITH_BEAT
 from tests.janitor.records import abandoned, over, rows
 from tests.tooling.processes import eventually
 
-pytestmark = pytest.mark.slow
+# A RabbitMQ alone takes ten times as long to start where ten other tests run.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ class Arrangement:
     store: str
     broker: str | None
     commands: tuple[tuple[str, ...], ...]
-    every: float = 0.5
+    every: float = 1.0
 
 
 ARRANGEMENTS: dict[str, Callable[[Callable[[str], Any]], Arrangement]] = {
