@@ -137,15 +137,23 @@ def test_many_scrapes_are_one_question(store: Store) -> None:
     assert (1, 2) == (asked, store.asked)
 
 
-def test_scrapes_at_the_same_moment_are_one_question_too(store: Store) -> None:
+def test_scrapes_at_the_same_moment_are_one_question_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    The others wait for what the first is told.
+    """
     gauges = gauges_of(app := shop(store))
-    barrier = threading.Barrier(8)
+    second, real = threading.Event(), store.unsettled.standing
 
-    def scrape() -> None:
-        barrier.wait(DEADLINE_SECONDS)
-        read(gauges)
+    def standing() -> Standing:
+        if store.asked:
+            second.set()
+        try:
+            return real()
+        finally:
+            second.wait(0.2)  # for one that must not come
 
-    threads = [threading.Thread(target=scrape) for _ in range(8)]
+    monkeypatch.setattr(store.unsettled, "standing", standing)
+    threads = [threading.Thread(target=read, args=(gauges,)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -186,10 +194,10 @@ def test_registering_asks_nothing(store: Store) -> None:
     registry = CollectorRegistry(auto_describe=True)
     app = shop(store)
 
-    watch(app, name="shop", registry=registry)
+    registry.register(gauges_of(app))
 
     assert 0 == store.asked
-    assert 1.0 == registry.get_sample_value("idempotency_store_up", {"app": "shop"})
+    assert 1.0 == registry.get_sample_value("idempotency_store_up", {"app": app.name})
 
 
 def test_applications_of_one_registry_are_told_apart(store: Store, clock: FrozenClock) -> None:
