@@ -5,14 +5,19 @@ A test fails when a page is not what this would write.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from docs.commands import page as cli
-from flask_idempotency.engine.events import Event, facts_of
+from flask_idempotency.engine.events import Event, facts_of, name_of
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.record import TRANSITIONS, State
+from flask_idempotency.logs import LINES, LOGGER, Line
+from flask_idempotency.metrics.counted import COUNTED, Uncounted
+from flask_idempotency.metrics.families import FAMILIES, Family
+from flask_idempotency.metrics.gauges import GAUGES
 from flask_idempotency.schema import DeploymentSchema, PolicySchema
 from flask_idempotency.signals import SIGNALS
 from flask_idempotency.web.problem_types import PROBLEMS, ProblemType
@@ -123,7 +128,61 @@ def signals() -> str:
 
 
 def _facts(kind: type[Event]) -> str:
-    return ", ".join(f"`{name}`" for name in facts_of(kind)) or "–"
+    return _listed(facts_of(kind))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "–"
+
+
+def events() -> str:
+    """Where each event is heard of: as a signal, in the log, and as a metric; and every metric."""
+    rows = [
+        (f"`{kind.__name__}`", f"`{signal.name}`", f"`{name_of(kind)}`", _levels(LINES[kind]), _counted(kind))
+        for kind, signal in SIGNALS.items()
+    ]
+    sentences = [(f"`{name_of(kind)}`", line.sentence, _facts(kind)) for kind, line in LINES.items()]
+    counted = [
+        (f"`{family.exposed}`", _kind(family), _labels(family.labels), family.help) for family in FAMILIES.values()
+    ]
+    gauges = [(f"`{name}`", _listed(labels), about) for name, (about, labels) in GAUGES.items()]
+    return (
+        f"# Events, logs and metrics\n\n{NOTICE}\n"
+        "Whatever happens to a key is told once, and heard of in three ways: as a [signal](signals.md), as a line on the "
+        f"logger `{LOGGER}`, and as a [metric](metrics.md).\n\n"
+        + _table(("event", "signal", "`event` in the log", "level", "metrics"), rows)
+        + "\n## The log\n\n"
+        "The sentence is always the same, so that lines can be counted by it. Everything else is a field of the log record "
+        "(`extra`): `event`, `app` (the namespace), `record` (a short keyed hash that leads back to no key), `operation` (the "
+        "endpoint, or the chore), and the facts of the event. A formatter for JSON writes them; others show them behind the "
+        "sentence.\nNo key, principal or body is ever in one, and a tenant only as its pseudonym, where an operator "
+        "named it.\n\n"
+        + _table(("`event`", "sentence", "facts"), sentences)
+        + "\n## The metrics\n\nEach has the label `app` as well, which is the application's namespace.\n\n"
+        + _table(("metric", "type", "labels", "what it counts"), counted)
+        + "\n## The gauges\n\nRead from the store when somebody scrapes, and at most once in ten seconds.\n\n"
+        + _table(("gauge", "labels", "what it says"), gauges)
+    )
+
+
+def _levels(line: Line) -> str:
+    levels = line.levels or ((line.level,) if isinstance(line.level, int) else ())
+    return " or ".join(logging.getLevelName(level) for level in levels)
+
+
+def _counted(kind: type[Event]) -> str:
+    counted = COUNTED[kind]
+    if isinstance(counted, Uncounted):
+        return f"none: {counted.because}"
+    return ", ".join(f"`{FAMILIES[counts.family].exposed}`" for counts in counted)
+
+
+def _kind(family: Family) -> str:
+    return "histogram" if family.buckets else "counter"
+
+
+def _labels(labels: Mapping[str, tuple[str, ...]]) -> str:
+    return "; ".join(f"`{label}`: {', '.join(values)}" for label, values in labels.items()) or "–"
 
 
 def states() -> str:
@@ -142,6 +201,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "problems/README.md": problems,
     "cli.md": lambda: cli(NOTICE),
     "configuration.md": configuration,
+    "events.md": events,
     "signals.md": signals,
     "states.md": states,
 }
