@@ -1,0 +1,129 @@
+"""The verbs that settle a key in its owner's place, without a command line: for a console, or a script."""
+
+from __future__ import annotations
+
+import pytest
+
+from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.settling import Settler
+from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.operations import Case, Done, Refused, Word, alive, complete, doubts, handle_of, release, reopen
+from flask_idempotency.operations.records import key_of
+from flask_idempotency.operations.spelling import moment, span
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing.contract.examples import KEEP, LEASE, Standing, a_key, found, stand
+
+WORD = Word("ops", "asked the bank")
+
+
+class Desk:
+    """A store with one key, and somebody who may settle it."""
+
+    def __init__(self, standing: Standing) -> None:
+        self.clock = FrozenClock()
+        self.store = MemoryStore(clock=self.clock)
+        self.key = a_key()
+        self.token = stand(self.store, self.clock, self.key, standing)
+        self.settler = Settler(self.store.unsettled, EnvelopeCodec(), lambda event: None, label=lambda key: "label")
+
+    @property
+    def case(self) -> Case:
+        return Case((Found(self.key, found(self.store, self.key)),))
+
+
+@pytest.mark.parametrize("standing", ("in flight", "completed", "lapsed, takeover", "lapsed, quarantine"))
+def test_only_what_is_quarantined_is_completed_or_reopened(standing: Standing) -> None:
+    """
+    The verb itself sees to it, whoever calls it. Nothing is changed.
+    """
+    desk = Desk(standing)
+    before = desk.case
+
+    with pytest.raises(Refused):
+        complete(desk.settler, before, Result(201), WORD, keep=KEEP)
+    with pytest.raises(Refused):
+        reopen(desk.settler, before, WORD, keep=KEEP)
+    assert before == desk.case
+
+
+def test_what_is_quarantined_is_completed_once() -> None:
+    """
+    The second to say so is told that somebody was faster.
+    """
+    desk = Desk("quarantined")
+    seen = desk.case
+
+    assert [Done(1, left=0), Done(0, left=1)] == [
+        complete(desk.settler, seen, Result(201), WORD, keep=KEEP) for _ in range(2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("standing", "doubtful"),
+    (("in flight", True), ("lapsed, quarantine", True), ("completed", True), ("quarantined", False)),
+)
+def test_there_are_doubts_of_whatever_was_done_or_may_go_on(standing: Standing, doubtful: bool) -> None:
+    """
+    None of what its own owner has given up.
+    """
+    assert doubtful is bool(doubts(Desk(standing).case, Policy()))
+
+
+def test_an_owner_may_live_until_its_runtime_is_over() -> None:
+    desk = Desk("in flight")
+    policy = Policy(lease=LEASE, max_runtime=100)
+    lives = [alive(desk.case.first.record, policy) is not None]
+    for seconds in (99.9, 0.1):
+        desk.clock.advance(seconds)
+        lives.append(alive(desk.case.first.record, policy) is not None)
+
+    assert [True, True, False] == lives
+
+
+def test_whether_it_is_wise_is_not_asked_by_the_verb() -> None:
+    """
+    It has been asked before, and perhaps overruled.
+    """
+    desk = Desk("completed")
+
+    assert Done(1, left=0) == release(desk.settler, desk.case, WORD, forced=True)
+    assert desk.store.read(desk.key) is None
+
+
+def test_a_handle_leads_back_to_its_record_and_to_nothing_else() -> None:
+    """
+    Whichever record it is; and a letter less or more is another thing.
+    """
+    key = a_key()
+    handle = handle_of(key)
+
+    assert (key, 77) == (key_of(handle), len(handle))
+    for wrong in (handle[:-1], handle + "a", handle[:-1] + "1", "", "ü" * 77):
+        with pytest.raises(Refused):
+            key_of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "spelled"),
+    (
+        (0, "0 s"),
+        (0.9, "0 s"),
+        (-5, "0 s"),
+        (59, "59 s"),
+        (60, "1 min"),
+        (888, "14 min 48 s"),
+        (3600, "1 h"),
+        (3605, "1 h"),
+        (90000, "1 d 1 h"),
+        (86400 * 30 + 59, "30 d"),
+    ),
+)
+def test_a_duration_is_written_in_its_two_largest_units(seconds: float, spelled: str) -> None:
+    assert spelled == span(seconds)
+
+
+def test_a_time_is_written_in_utc() -> None:
+    assert "2001-09-09T01:46:40.250Z" == moment(1_000_000_000.25)

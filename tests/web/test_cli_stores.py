@@ -1,0 +1,125 @@
+"""The commands that settle keys, on stores that other processes share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask import Flask, request
+from flask_sqlalchemy import SQLAlchemy
+
+from flask_idempotency.engine.events import Settled
+from flask_idempotency.engine.key import Identity
+from tests.services import REDIS_KINDS, RedisServers
+from tests.web.apps import World, new_world
+from tests.web.cases import ALICES, WHY, paid, refusal, run, said
+
+
+def world_on(store: Any, *, app: Flask | None = None, **settings: Any) -> World:
+    app = app or Flask("tests.web.app")
+    world = new_world(app, store=store, init=False, on_error="quarantine", **settings)
+    world.idempotency.tenant_loader(lambda: request.headers.get("X-Tenant"))
+    world.idempotency.init_app(world.app)
+
+    @world.view()
+    def pay() -> tuple[str, int]:
+        world.runs.append(1)
+        if "X-Fail" in request.headers:
+            raise RuntimeError("the view failed")
+        return "paid", 201
+
+    assert 0 == run(world, "db", "upgrade").exit_code
+    return world
+
+
+@pytest.fixture(params=("sqlite", "tiered", *REDIS_KINDS))
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    database = f"sqlite:///{tmp_path / 'records.db'}"
+    if request.param == "sqlite":
+        return world_on(database)
+    servers: RedisServers = request.getfixturevalue("redis_servers")
+    url = servers.get(REDIS_KINDS[0] if request.param == "tiered" else request.param).url
+    return world_on(database, redis_url=url) if request.param == "tiered" else world_on(url, namespace=str(tmp_path))
+
+
+def quarantined(world: World) -> list[dict[str, Any]]:
+    told = run(world, "list", "--state", "quarantined", "--tenant", "acme", "--json")
+    records: list[dict[str, Any]] = said(told)["records"]
+    return records
+
+
+def test_what_a_list_shows_can_be_shown_and_released(world: World) -> None:
+    """
+    By its handle. Its next retry runs, and then it is released no more.
+    """
+    assert 500 == paid(world, Fail="yes").status_code
+    (line,) = quarantined(world)
+    shown = said(run(world, "show", line["handle"], "--json"))
+
+    assert ("pay", "acme", "alice", "status-500") == tuple(
+        shown[n] for n in ("endpoint", "tenant", "principal", "reason")
+    )
+    assert 0 == run(world, "release", line["handle"], *WHY, "--yes").exit_code
+    assert ([], 201) == (quarantined(world), paid(world).status_code)
+    assert "Its work was done" in refusal(run(world, "release", line["handle"], *WHY, "--yes"))
+    assert 1 == len(world.told(Settled))
+
+
+def test_what_is_resolved_is_every_retrys_answer(world: World) -> None:
+    """
+    Byte for byte, and the view does not run.
+    """
+    assert 500 == paid(world, Fail="yes").status_code
+    happened = ("--happened", "--status", "202", "--body-file", "-", *WHY, "--yes")
+
+    assert 0 == run(world, "resolve", *ALICES, *happened, typed=b"\x00done").exit_code
+    assert (202, b"\x00done") == ((answer := paid(world)).status_code, answer.data)
+    assert ([], 1) == (quarantined(world), len(world.runs))
+
+
+def test_a_purge_leaves_nothing_readable_and_nothing_runs_again(world: World) -> None:
+    assert 201 == paid(world).status_code
+
+    assert 1 == said(run(world, "purge", "--tenant", "acme", *WHY, "--yes", "--json"))["wiped"]
+    assert (410, 1) == (paid(world).status_code, len(world.runs))
+    state = world.app.extensions["idempotency"]
+    tid = Identity(b"s").tenant_id(state.settings.namespace, "acme")
+    assert {b""} == {payload.data for payload in _payloads(state.built.answers, tid)}
+
+
+def _payloads(answers: Any, tid: bytes) -> Iterator[Any]:
+    after: bytes | None = b""
+    while after is not None:
+        page = answers.walk(after=after, limit=100, tid=tid)
+        yield from (answer.record.payload for answer in page.answers)
+        after = page.after
+
+
+def test_chores_by_hand_are_written_down_for_every_process(world: World) -> None:
+    assert 0 == run(world, "reap").exit_code
+
+    assert "reap" in said(run(world, "stats", "--json"))["chores"]
+
+
+def test_switched_off_an_application_on_its_own_database_can_still_be_looked_after(tmp_path: Path) -> None:
+    """
+    It may be switched off because of what its keys are in: then somebody has to see to them.
+    """
+
+    def app(*, enabled: bool) -> World:
+        made = Flask("tests.web.app")
+        made.config["SQLALCHEMY_DATABASE_URI"] = f"sqlite:///{tmp_path / 'records.db'}"
+        SQLAlchemy(made)
+        return world_on("flask-sqlalchemy://", app=made, enabled=enabled)
+
+    on = app(enabled=True)
+    assert 500 == paid(on, Fail="yes").status_code
+    off = app(enabled=False)
+    (line,) = quarantined(off)
+
+    assert line["handle"] == said(run(off, "show", *ALICES, "--json"))["handle"]
+    assert 0 == run(off, "release", line["handle"], *WHY, "--yes").exit_code
+    assert 0 == run(off, "policy").exit_code
+    assert 201 == paid(on).status_code
