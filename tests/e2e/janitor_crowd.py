@@ -1,15 +1,17 @@
 """Janitors of one application, killed at random moments while they look after it. Run as a program.
 
-    python -m tests.e2e.janitor_crowd '{"store": URL, "ledger": URL, "config": {}, "crowd": "x", "janitors": 4, "seed": 7}'
+    python -m tests.e2e.janitor_crowd \
+        '{"store": URL, "ledger": URL, "config": {}, "crowd": "x", "janitors": 4, "seconds": 60, "seed": 7}'
 
-One process forks them, kills one after another and forks others in their place, until its standard input ends. Then it
-prints one JSON object: how many were killed before that.
+One process forks them, and for so many seconds kills one after another and forks others in their place. When its standard
+input ends it ends them all and prints one JSON object: how many were killed before that.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import mmap
 import os
 import random
 import select
@@ -35,8 +37,10 @@ from tests.e2e.ledger import Ledger
 BY_RESOLVER: Final = "resolver"
 """What the answer says that nobody's view has given."""
 
-CHORES: Final[tuple[Chore, ...]] = ("reap", "expire", "reconcile", "heartbeat")
-LIFE_SECONDS: Final = 0.8
+CHORES: Final[tuple[Chore, ...]] = ("heartbeat", "reap", "expire", "reconcile")
+LIFE_SECONDS: Final = 1.0
+"""On average, and at least until it has begun its work."""
+
 PAUSE_SECONDS: Final = 0.05
 ANSWER_SECONDS: Final = 0.6
 """As long as workers may stand still: some wake just before their key is settled in their place."""
@@ -84,32 +88,40 @@ class Crowd:
     def __init__(self, told: dict[str, Any]) -> None:
         self._told = told
         self._rng = random.Random(told["seed"])
-        self._alive: dict[int, int] = {}
+        self._alive: dict[int, tuple[int, mmap.mmap]] = {}
         self.killed = 0
 
     def run(self) -> None:
         for number in range(self._told["janitors"]):
             self._fork(number)
+        until = time.monotonic() + self._told["seconds"]
         while not _ended(self._rng.uniform(0, 2 * LIFE_SECONDS / len(self._alive))):
-            pid = self._rng.choice(list(self._alive))
+            # Whoever is killed before it has begun tells nothing, and on a busy machine that may be everybody.
+            at_work = [pid for pid, (_, begun) in self._alive.items() if begun[0]]
+            if time.monotonic() > until or not at_work:
+                continue
+            pid = self._rng.choice(at_work)
             self._kill(pid)
             self.killed += 1
-            self._fork(self._alive.pop(pid))
+            number, begun = self._alive.pop(pid)
+            begun.close()
+            self._fork(number)
         for pid in self._alive:
             self._kill(pid)
 
     def _fork(self, number: int) -> None:
+        begun = mmap.mmap(-1, mmap.PAGESIZE)
         pid = os.fork()
         if pid == 0:
-            self._be_a_janitor(number)
-        self._alive[pid] = number
+            self._be_a_janitor(number, begun)
+        self._alive[pid] = number, begun
 
-    def _be_a_janitor(self, number: int) -> NoReturn:
+    def _be_a_janitor(self, number: int, begun: mmap.mmap) -> NoReturn:
         try:
             if sys.platform == "linux":
                 ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
             names = ("store", "ledger", "config", "crowd")
-            work_for_ever(looked_after(**{name: self._told[name] for name in names}), locked=number % 2 == 0)
+            work_for_ever(looked_after(**{name: self._told[name] for name in names}), begun, locked=number % 2 == 0)
         except BaseException:  # noqa: BLE001 - a child must never go on as its parent
             sys.excepthook(*sys.exc_info())
             os._exit(1)
@@ -121,7 +133,7 @@ class Crowd:
             raise SystemExit(f"a janitor failed with {os.waitstatus_to_exitcode(status)}")
 
 
-def work_for_ever(app: Flask, *, locked: bool) -> NoReturn:
+def work_for_ever(app: Flask, begun: mmap.mmap, *, locked: bool) -> NoReturn:
     """Every chore, again and again. Without the lock it finds others at the same work: that only saves some of it."""
     state = app.extensions["idempotency"]
     janitor = janitor_of(app)
@@ -131,9 +143,10 @@ def work_for_ever(app: Flask, *, locked: bool) -> NoReturn:
     while True:
         for chore in CHORES:
             try:
-                janitor.run(chore, Drain(batch=20, budget=1.0))
+                janitor.run(chore, Drain(batch=3, budget=1.0))
             except StoreUnavailable:
                 continue
+            begun[0] = 1
         time.sleep(PAUSE_SECONDS)
 
 

@@ -196,7 +196,7 @@ def test_36_37_every_key_is_settled_once_and_truthfully(
     counts: Counter[str] = Counter()
     until = time.monotonic() + SECONDS
     fate = Fate(server, until, seed)
-    with janitors({**told, "janitors": JANITORS, "seed": seed}, counts):
+    with janitors({**told, "janitors": JANITORS, "seconds": SECONDS, "seed": seed}, counts):
         fate.start()
         purchases = shopping(server.port, until)
         fate.join()
