@@ -9,7 +9,8 @@ from blinker import NamedSignal
 from flask import Flask
 
 from flask_idempotency import signals
-from flask_idempotency.engine.events import Event, Released
+from flask_idempotency.engine import events
+from flask_idempotency.engine.events import Event, Released, kinds
 
 
 def test_every_event_has_a_signal_with_a_contract() -> None:
@@ -18,6 +19,17 @@ def test_every_event_has_a_signal_with_a_contract() -> None:
 
     assert set(signals.SIGNALS.values()) == public
     assert all(signal.__doc__ for signal in public)
+
+
+def test_every_event_is_there_once() -> None:
+    """
+    `slots=True` makes a class anew, and the one that it replaces may still be about: its events are never sent.
+    """
+    names = [kind.__name__ for kind in kinds()]
+
+    assert len(names) == len(set(names))
+    assert set(names) == {each.__name__ for each in Event.__subclasses__() if each.__module__ == Event.__module__}
+    assert all(getattr(events, kind.__name__) is kind for kind in kinds())
 
 
 def test_an_event_is_sent_in_the_applications_name() -> None:
