@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -12,9 +14,10 @@ from flask_idempotency.codec.data_keys import DataKeyring
 from flask_idempotency.codec.encryption import EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyRing
+from flask_idempotency.engine.clock import Clock
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed
-from flask_idempotency.engine.ports import Binding
+from flask_idempotency.engine.ports import Binding, Store
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Record
 from flask_idempotency.engine.result import Result
@@ -23,6 +26,10 @@ from flask_idempotency.maintenance.rotate import Rotation, rotate
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, a_key, a_request, a_token, found
+from tests.backends import BACKENDS, MakeStore
+from tests.maintenance.neglected import store_at
+from tests.maintenance.stores import SHARED, empty
+from tests.services import REDIS_KINDS
 
 KEYS = {kid: os.urandom(32) for kid in ("2024", "2025", "2026")}
 ANSWER = Result(201, metadata=(("Location", "/payments/1"),), body=b"paid")
@@ -74,6 +81,23 @@ class Office:
 
     def rotate(self, *, batch: int = 2, grace: float = 0.0) -> Rotation:
         return rotate(self.store.answers, self.store.data_keys, self.codec, self.ring, drain=Drain(batch), grace=grace)
+
+
+@pytest.fixture(params=("memory", f"tiered-{REDIS_KINDS[0]}", *SHARED))
+def make_empty(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
+    """Makes a store of each kind that has nothing of other tests' in it: a janitor looks at everything."""
+    with ExitStack() as ends:
+        if request.param in BACKENDS and request.param not in SHARED:
+            yield BACKENDS[request.param](request, ends)
+        else:
+            url = empty(request.param, request)
+
+            def make(clock: Clock) -> Store:
+                store = store_at(url, clock)
+                ends.callback(store.close)
+                return cast(Store, store)
+
+            yield make
 
 
 @pytest.fixture

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.quota import Drift
-from tests.backends import BACKENDS, MakeStore, make_tables, stores_in
+from tests.backends import MakeStore
 from tests.maintenance.races import KEYS, Jittered, Round, faults_of_lives
-from tests.postgres import PostgresServer
-from tests.services import REDIS_KINDS
 
 RACES = int(os.environ.get("RACES", "400"))
 """At each store; each is one key. 10,000 take some minutes."""
@@ -22,31 +18,15 @@ RACES = int(os.environ.get("RACES", "400"))
 AT_A_TIME = 10
 """Rounds between two looks at how lives end: a clock that has gone 400 days ahead does not come back."""
 
-STORES = ("memory", *(f"{kind}-url" for kind in REDIS_KINDS), f"tiered-{REDIS_KINDS[0]}", "sqlite", "postgres")
-
-
-@pytest.fixture(params=STORES)
-def make(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
-    """Makes a store of each kind, with nothing of other tests' in it: a janitor looks at everything."""
-    with ExitStack() as ends:
-        if request.param == "postgres":
-            server: PostgresServer = request.getfixturevalue("postgres_server")
-            name = f"races_{random.getrandbits(64):x}"
-            server.create_database(name)
-            make_tables(server.url(name))
-            yield stores_in(server.url(name), ends)
-        else:
-            yield BACKENDS[request.param](request, ends)
-
 
 @pytest.mark.slow
-def test_no_race_loses_an_answer_or_runs_anything_twice(make: MakeStore) -> None:
+def test_no_race_loses_an_answer_or_runs_anything_twice(make_empty: MakeStore) -> None:
     """
     What was acknowledged is replayed to the end of its life and not a moment longer, nothing completed is quarantined,
     nothing unsettled is ended by time, and the ledger is a recount.
     """
     clock, seed = Jittered(), random.randrange(2**32)
-    store = make(clock)
+    store = make_empty(clock)
     left = max(RACES // KEYS, 1)
     while left > 0:
         events = list[Event]()
