@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from flask import Flask
 
+from example_app.servers import RedisServer
 from flask_idempotency import Idempotency, idempotent
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.health import Finding, Verdict
@@ -272,6 +273,20 @@ def test_a_database_is_examined_too(tmp_path: Path) -> None:
     ]
     assert [(True, False), (True, False)] == [(each.complete, each.in_order) for each in (without, after)]
     assert ["janitor"] == [each.check for each in after.findings if each.verdict is FAULT]
+
+
+def test_a_redis_is_examined_too(redis_server: RedisServer) -> None:
+    """
+    What it says of itself, and what every store is asked.
+    """
+    app = shop(store=redis_server.url)
+    app.test_client().post("/pay", headers={"Idempotency-Key": "k"})
+
+    said = examined(app)
+
+    names = {each.check for each in said.findings}
+    assert {"store", "eviction", "persistence", "memory", "clock-skew", "janitor", "quarantined", "lapsed"} <= names
+    assert (True, FINE) == (said.complete, worst(each for each in said.findings if each.check == "store"))
 
 
 def test_a_store_of_somebodys_own_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
