@@ -34,6 +34,7 @@ def killed_after(lines: int, url: str, now: float) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", SHARED)
 def test_a_janitor_that_is_killed_leaves_nothing_half_done(kind: str, request: pytest.FixtureRequest) -> None:
     """

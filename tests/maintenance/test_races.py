@@ -20,6 +20,7 @@ AT_A_TIME = 10
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120 + RACES)
 def test_no_race_loses_an_answer_or_runs_anything_twice(make_empty: MakeStore) -> None:
     """
     What was acknowledged is replayed to the end of its life and not a moment longer, nothing completed is quarantined,
