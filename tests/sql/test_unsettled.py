@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import Connection, func, select, text, update
+from sqlalchemy import Connection, func, select, update
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import State
 from flask_idempotency.engine.unsettled import Found
-from flask_idempotency.stores.sql import completions, dialects, unsettled_statements
+from flask_idempotency.stores.sql import dialects, unsettled_statements
 from flask_idempotency.stores.sql.dialects import dialect_of
 from flask_idempotency.stores.sql.schema import records
 from flask_idempotency.stores.sql.store import SqlStore
@@ -32,7 +32,7 @@ from flask_idempotency.testing.contract.examples import (
     granted,
 )
 from flask_idempotency.testing.contract.finding import seen, stood
-from tests.sql.conftest import MakeEngine, OpenStore, on_postgresql, on_sqlite
+from tests.sql.conftest import MakeEngine, OpenStore, on_postgresql
 from tests.sql.counting import sent
 from tests.sql.plans import fill, plan_of
 
@@ -226,36 +226,6 @@ def test_a_person_hears_that_nobody_can_tell(
     act: Callable[[Found], bool] = store.unsettled.free if verb == "free" else settle
     with pytest.raises(StoreUnavailable):
         act(held)
-
-
-@on_sqlite
-def test_what_a_statement_returns_of_one_tenant_is_its_own(
-    store: SqlStore, clock: FrozenClock, make_engine: MakeEngine
-) -> None:
-    """
-    That another tenant was erased says nothing of this one's answers.
-    """
-    held, _ = stood(store, clock, "quarantined")
-    with make_engine().begin() as connection:
-        erased = text("INSERT INTO idempotency_tenants (tid, last_key, destroyed, erased_at) VALUES (:tid, 9, 9, :at)")
-        connection.execute(erased, {"tid": b"another tenant..", "at": 2**53})
-    tells = completions.complete(store.database.dialect, tells=True)
-    brought = {
-        **{f"my_{name}": None for name in ("key_id", "data_key")},
-        "my_state": "completed",
-        "my_status": 201,
-        "my_byte_size": 1,
-        "my_answer": b"1",
-        "keep": 10,
-        "width": 1,
-        "my_rid": held.key.rid,
-        "my_token": held.record.token,
-        "my_shard": 0,
-        "now": None,
-    }
-    row = store.database.run(lambda connection: connection.execute(tells, brought).one())
-
-    assert row.erased is None
 
 
 def test_what_is_asked_about_first_is_what_waits_longest(

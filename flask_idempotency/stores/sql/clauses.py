@@ -59,7 +59,7 @@ def columns(*, without: str = "") -> list[ColumnElement[Any]]:
     """Those of a `Row`, but for `now`: the stored ones, and whether its answer was erased with its tenant's data keys."""
     t = tenants.c
     by_key = case((_r.data_key.is_(None), _r.requested_at <= t.erased_at), else_=_r.data_key <= t.destroyed)
-    # Spelt out: in what a statement returns on SQLite, columns lose their tables, and tid = tid is true of every tenant.
+    # Spelt out: SQLAlchemy leaves tables away in what a statement returns on SQLite, and would write tid = tid.
     tid = literal_column("idempotency_records.tid", LargeBinary)
     erased = select(by_key).where(t.tid == tid, t.erased_at.is_not(None)).correlate(records).scalar_subquery()
     return [*(_r[name] for name in _STORED if name != without), erased.label("erased")]
