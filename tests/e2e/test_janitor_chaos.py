@@ -38,7 +38,7 @@ from tests.services import StartPostgres, StartRedis
 from tests.tooling.processes import eventually
 
 SECONDS: Final = int(os.environ.get("JANITOR_CHAOS_SECONDS", "15"))
-"""A minute is better, and is what the figures in the README were taken with."""
+"""A minute is better: more workers wake just as somebody settles their keys."""
 
 LEASE: Final = 0.6
 MAX_RUNTIME: Final = 5.0
