@@ -41,12 +41,7 @@ class Looked(FaultyStore):
     def __init__(self, clock: FrozenClock) -> None:
         store = MemoryStore(clock)
         super().__init__(store)
-        self.unsettled, self.expiry, self.chores, self.health = (
-            store.unsettled,
-            store.expiry,
-            store.chores,
-            store.health,
-        )
+        self.unsettled, self.expiry, self.chores = store.unsettled, store.expiry, store.chores
 
 
 @pytest.fixture
@@ -242,7 +237,7 @@ def test_what_the_system_does_for_its_janitor_the_whole_does(store: TieredStore,
     """
     Time ends what is cached by itself, and chores are written down in one place.
     """
-    assert (system.expiry, system.chores, system.health) == (store.expiry, store.chores, store.health)
+    assert (system.expiry, system.chores) == (store.expiry, store.chores)
 
 
 def test_what_the_system_cannot_do_for_a_janitor_the_whole_cannot_do(clock: FrozenClock, cache: RedisReplays) -> None:
@@ -251,4 +246,4 @@ def test_what_the_system_cannot_do_for_a_janitor_the_whole_cannot_do(clock: Froz
     """
     store = TieredStore(FaultyStore(MemoryStore(clock)), cache)
 
-    assert [hasattr(store, name) for name in ("unsettled", "expiry", "chores", "health")] == [False] * 4
+    assert [hasattr(store, name) for name in ("unsettled", "expiry", "chores")] == [False] * 3
