@@ -64,6 +64,45 @@ def test_what_cannot_be_read_is_dropped(
     missed(cache, key)
 
 
+@pytest.mark.parametrize("which", ("entry", "erasure"))
+def test_of_what_is_ours_nothing_is_dropped_beside_what_is_not(
+    cache: RedisReplays, redis_client: redis.Redis, clock: FrozenClock, which: str
+) -> None:
+    """
+    What keeps late answers out goes on doing so.
+    """
+    key, record = a_key(), completed(clock)
+    at = missed(cache, key)
+    clock.advance(1)
+    if which == "entry":
+        cache.erase(key.tid)
+        redis_client.lpush(layout.replay(key), "not ours")
+    else:
+        cache.withdraw(key, fence=record.fence)
+        redis_client.lpush(layout.erasure(key.tid), "not ours")
+    assert isinstance(cache.peek(key), Missed)
+    cache.fill(key, record, missed_at=at)
+
+    missed(cache, key)
+
+
+def test_an_answer_that_is_withdrawn_late_lets_nothing_in_that_was_withdrawn_since(
+    cache: RedisReplays, clock: FrozenClock
+) -> None:
+    """
+    The first one was stuck on its way, and its key was used again.
+    """
+    key = a_key()
+    at = missed(cache, key)
+    for fence in (8, 7):
+        assert cache.withdraw(key, fence=fence)
+    cache.fill(key, completed(clock, fence=8), missed_at=at)
+    missed(cache, key)
+    cache.fill(key, completed(clock, fence=9), missed_at=at)
+
+    assert isinstance(cache.peek(key), Record)
+
+
 def test_a_server_that_forgot_the_scripts_is_told_again(
     cache: RedisReplays, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:

@@ -42,6 +42,7 @@ class Looked(FaultyStore):
         store = MemoryStore(clock)
         super().__init__(store)
         self.unsettled, self.expiry, self.chores = store.unsettled, store.expiry, store.chores
+        self.answers = store.answers
 
 
 @pytest.fixture
@@ -131,6 +132,47 @@ def test_an_answer_in_the_place_of_a_condemned_one_is_what_is_replayed(
     assert store.unsettled.settle(condemned, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
     slow.arrive()
     assert [replayed(store, answered.key).payload for _ in range(2)] == [OTHER_PAYLOAD] * 2
+
+
+@pytest.mark.parametrize("meanwhile", ("condemned", "sealed anew"))
+def test_a_cache_that_is_to_forget_a_key_goes_on_keeping_out_what_was_withdrawn(
+    cache: RedisReplays, system: Looked, clock: FrozenClock, meanwhile: str
+) -> None:
+    """
+    Others may find the answer damaged, or seal it anew, just before its key is freed.
+    """
+    slow = HeldUp(cache)
+    late, other, key = TieredStore(system, slow), TieredStore(system, cache), a_key()
+    stand(late, clock, key, "completed")
+    replayed(late, key)
+    answered = seen(system, key)
+    assert cache.withdraw(key, fence=answered.record.fence)
+    if meanwhile == "condemned":
+        other.condemn(key, OTHER_PAYLOAD)
+    else:
+        assert other.answers.replace(key, PAYLOAD, OTHER_PAYLOAD)
+    assert system.unsettled.free(answered)
+    slow.arrive()
+
+    assert isinstance(other.claim(a_request(key), token=a_token(), lease=LEASE), Claimed)
+
+
+def test_what_was_settled_anew_has_one_answer_whoever_condemns_the_old_one_once_more(
+    store: TieredStore, system: Looked, cache: RedisReplays, clock: FrozenClock
+) -> None:
+    """
+    Where the cache is asked and where it is not.
+    """
+    slow, key = HeldUp(cache), a_key()
+    late = TieredStore(system, slow)
+    stand(late, clock, key, "completed")
+    replayed(late, key)
+    store.condemn(key, PAYLOAD)
+    assert store.unsettled.settle(seen(system, key), token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+    store.condemn(key, PAYLOAD)
+    slow.arrive()
+
+    assert found(system, key) == replayed(store, key)
 
 
 def test_what_does_not_stand_as_it_was_seen_stays_and_is_replayed(

@@ -32,6 +32,8 @@ REMEMBERED_MS = 90 * 86_400_000
 
 _SUM_BYTES = 4
 _FENCE_BYTES = 7
+_PLACE_BYTES = 14
+"""Before what is sealed: until when it is good, and when it was looked for."""
 _WITHDRAWN_BYTES = 24
 """As much of a record as ends with its fence: shorter than any record."""
 _ENDLESS = (1 << 52).to_bytes(7, "big")
@@ -78,7 +80,7 @@ class RedisReplays:
                 except CorruptRecord as error:
                     # In a store corruption is never absence. In a cache it is: the system of record still decides.
                     _log.error("An answer cached in Redis was dropped: %s", error)
-                    self._guarded(self._drop, names[0])
+                    self._guarded(self._drop, names)
                     return Missed(at=now)
             case _:
                 return Missed()
@@ -94,7 +96,8 @@ class RedisReplays:
             self._guarded(self._keep, names, missed_at, left, sealed)
 
     def forget(self, key: StorageKey) -> None:
-        self._guarded(self._drop, layout.replay(key))
+        # Whoever withdrew an answer did so for good.
+        self._guarded(self._drop, (layout.replay(key), layout.erasure(key.tid)))
 
     def withdraw(self, key: StorageKey, *, fence: int) -> bool:
         """From now on nothing is replayed of what this key was answered under this fence, or a lower one.
@@ -112,7 +115,7 @@ class RedisReplays:
 
     def _withdraw(self, name: bytes, fence: int) -> bool:
         try:
-            self._line("SET", name, _withdrawn(fence), "PX", REMEMBERED_MS)
+            self._run(scripts.WITHDRAW, (name,), _withdrawn(fence), REMEMBERED_MS)
         except self._errors.refused:
             return False
         return True
@@ -132,7 +135,7 @@ class RedisReplays:
             if "WRONGTYPE" not in str(error):
                 raise
             _log.error("Something that is not ours was in the place of an answer cached in Redis, and was dropped")
-            return self._drop(*names)
+            return self._drop(names)
 
     def _keep(self, names: Sequence[bytes], *arguments: bytes | int) -> None:
         try:
@@ -144,8 +147,8 @@ class RedisReplays:
                 self._refusing = True
                 _log.warning("The Redis that caches answers takes no more of them (%s)", type(error).__name__)
 
-    def _drop(self, *names: bytes) -> None:
-        self._line("DEL", *names)
+    def _drop(self, names: Sequence[bytes]) -> None:
+        self._run(scripts.FORGET, names, _PLACE_BYTES + _WITHDRAWN_BYTES)
 
     def _guarded(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         """What Redis returned, or None when it does not answer or is being left alone."""

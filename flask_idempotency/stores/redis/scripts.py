@@ -71,6 +71,8 @@ PEEK = _load("peek")
 FILL = _load("writing", "fill")
 ERASE = _load("writing", "erase")
 DROP = _load("drop")
+FORGET = _load("forget")
+WITHDRAW = _load("withdraw")
 
 CLOCK = _load("clock")
 NOTE = _load("writing", "note")
