@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
+
+LONGEST_LOCK_SECONDS: Final = 2 * 3600.0
+"""Nobody has a chore for as long: whoever does has taken it before the clock was set back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class ChoreBook(Protocol):
     def take(self, chore: str, token: bytes, *, lease: float) -> bool:
         """Whether this chore is the caller's for `lease` seconds. With the same token it is so again, for as long.
 
-        Nothing's correctness may hang on it: a lock saves work, and no more. It is over when the lease is.
+        Nothing's correctness may hang on it: a lock saves work, and no more. It is over when the lease is; and one that is
+        to last for longer than `LONGEST_LOCK_SECONDS` from now was taken by another clock, and is nobody's.
         """
         ...
 

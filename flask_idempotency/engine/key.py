@@ -37,7 +37,7 @@ class StorageKey:
     label: str = field(default="", compare=False)
     """Eight characters that tell records apart in logs and lead back to none."""
     mark: bytes = field(default=b"", compare=False)
-    """Of the secret that it was derived from: see `token.py`."""
+    """Of the namespace and the secret that it was derived from: see `token.py`."""
 
     def __repr__(self) -> str:
         """Says nothing: a repr ends up in logs."""
@@ -123,15 +123,22 @@ class Identity:
         self._fingerprint = _subkey(secret, b"fingerprint")
         self._downstream = _subkey(secret, b"downstream")
         self._log = _subkey(secret, b"log")
-        self.mark = _mac(secret, b"flask_idempotency/1/mark")[:MARK_BYTES]
-        """Tells secrets apart, mostly, and leads back to none."""
+        self._mark = _subkey(secret, b"mark")
+        self._marks = dict[str, bytes]()
 
     def storage_key(self, scope: Scope, client_key: str) -> StorageKey:
         """Injective: no two (scope, key) pairs share a storage key, whatever characters they contain."""
         owner = _owner(scope.namespace, scope.tenant)
         request = (_optional(scope.principal), _optional(scope.operation), client_key.encode("utf-8", "surrogatepass"))
         rid = _mac(self._record, encode(*owner, *request))
-        return StorageKey(rid, tid=self._tid(owner), label=self._label(rid), mark=self.mark)
+        return StorageKey(rid, tid=self._tid(owner), label=self._label(rid), mark=self.mark(scope.namespace))
+
+    def mark(self, namespace: str) -> bytes:
+        """What tokens begin with: tells secrets apart, and applications under one secret. Leads back to neither."""
+        # Asked for with every key, and an application has one namespace.
+        if namespace not in self._marks:
+            self._marks[namespace] = _mac(self._mark, namespace.encode("utf-8", "surrogatepass"))[:MARK_BYTES]
+        return self._marks[namespace]
 
     def label(self, key: StorageKey) -> str:
         """The label of a key that was found in a store."""

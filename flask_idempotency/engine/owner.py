@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from flask_idempotency.engine.record import Record, State
@@ -10,27 +11,33 @@ LAPSED: Final = "lease-expired"
 """The reason of a quarantine that nobody's word has led to: the lease ended, and the owner was silent."""
 
 
-def last_seen(record: Record, *, lease: float, horizon: float | None = None) -> float:
-    """Seconds since the owner claimed or renewed, if it did so for `lease` seconds. Never below 0.
+def as_of(record: Record, horizon: float) -> Record:
+    """This record by the earlier of two clocks: the store's, and `horizon` (seconds since the epoch).
 
-    By the store's clock; and by `horizon` (seconds since the epoch), where that is earlier: a clock that was set forward
-    makes every owner look long gone.
+    A clock that was set forward makes every owner look long gone. Answers have the store's time, and no other.
     """
-    return max(lease - _remaining(record, horizon), 0.0)
+    if record.state is State.COMPLETED:
+        return record
+    return replace(record, remaining=max(record.remaining, record.deadline - horizon))
 
 
-def may_live_for(record: Record, *, lease: float, max_runtime: float, horizon: float | None = None) -> float:
-    """For how many more seconds the owner may be at work: 0 when it has settled the record, or said that it cannot.
+def last_seen(record: Record, *, lease: float) -> float:
+    """Seconds since the owner claimed or renewed, if it did so for `lease` seconds. Never below 0."""
+    return max(lease - record.remaining, 0.0)
+
+
+def may_live_for(record: Record, *, max_runtime: float) -> float:
+    """For how many more seconds the owner, or what it has sent, may be at work: 0 when it has settled the record.
 
     An owner that was renewed until a moment ago may be frozen, or cut off from the store, and may come back. After
-    `max_runtime` nothing renews it, so its work was to be over by then. One that is frozen for longer still is not ruled
-    out, by this or by anything else. `horizon` as for `last_seen`.
+    `max_runtime` nothing renews it, so its work was to be over by then. It is counted from the end of the lease and not
+    from its beginning, for nobody knows how long a lease the owner was given. One that is frozen for longer still is not
+    ruled out, by this or by anything else.
+
+    One that has said itself that it does not know is not at work any more. But the commonest reason for that is a request
+    to somebody else that has timed out, and may still be on its way: so the rest of its lease is waited for.
     """
-    if record.state is State.COMPLETED or (record.state is State.QUARANTINED and record.reason != LAPSED):
+    if record.state is State.COMPLETED:
         return 0.0
-    seen = last_seen(record, lease=lease, horizon=horizon)
-    return max(_remaining(record, horizon), max_runtime - seen, 0.0)
-
-
-def _remaining(record: Record, horizon: float | None) -> float:
-    return record.remaining if horizon is None else max(record.remaining, record.deadline - horizon)
+    silent = record.state is State.PROCESSING or record.reason == LAPSED
+    return max(record.remaining + (max_runtime if silent else 0.0), 0.0)

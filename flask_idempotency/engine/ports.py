@@ -52,7 +52,9 @@ class Store(Protocol):
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
         """The lease ends no sooner than `lease` seconds from now, and is never shortened.
 
-        A record that is quarantined, or that this token has completed, stays as it is, without an error.
+        One that was quarantined because its lease ended stays so, with the lease that it is given: whoever would settle it
+        sees that its owner lives. One that is quarantined for another reason, or that this token has completed, stays as it
+        is, without an error.
         """
         ...
 

@@ -11,7 +11,7 @@ from flask_idempotency.engine.ports import Binding, Codec
 from flask_idempotency.engine.record import ERASED, Payload, State
 from flask_idempotency.engine.result import Result
 from flask_idempotency.engine.sealing import Sealing
-from flask_idempotency.engine.token import new_token
+from flask_idempotency.engine.token import successor
 from flask_idempotency.engine.unsettled import Found, Unsettled
 
 
@@ -64,7 +64,7 @@ class Settler:
         return self._complete(seen, result, keep, verb="reopened", actor=actor, reason=reason)
 
     def _complete(self, seen: Found, result: Result, keep: float, *, verb: str, actor: str, reason: str) -> bool:
-        token = new_token()
+        token = successor(seen.record.token)
         binding = Binding(seen.key, token, seen.record.fence, seen.record.fingerprint)
         settled = False
 

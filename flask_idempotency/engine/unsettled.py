@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -16,6 +16,9 @@ class Found:
 
     key: StorageKey
     record: Record
+    asked: bool = False
+    """Of one that `Unsettled.due` gives: whether it was given to somebody before, since it was quarantined. May be False
+    where it was, and never True where it was not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +68,18 @@ class Unsettled(Protocol):
         """
         ...
 
-    def due(self, *, horizon: float, least: float, most: float, limit: int) -> Sequence[Found]:
+    def due(
+        self, *, horizon: float, least: float, most: float, limit: int, marks: Collection[bytes] | None = None
+    ) -> Sequence[Found]:
         """Quarantined records whose turn it is to be asked about. Each is given to one caller, and then has to wait.
 
         The first turn is at once. The next comes after as many seconds as it has been quarantined for (since the end of
         its lease), but not before `least` nor after `most`: so the pauses double, and a caller that dies delays one turn.
-        The one that has waited longest comes first, as far as the store can tell.
+        They are counted from the horizon or from now, whichever is earlier. The one that has waited longest comes first, as
+        far as the store can tell.
+
+        `marks`: only those whose tokens begin with one of these, all of which have `token.MARK_BYTES` bytes. The others
+        keep their turns: they are another application's in the same store.
         """
         ...
 

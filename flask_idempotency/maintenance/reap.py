@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Final, TypedDict
 
-from flask_idempotency.engine.errors import ConfigurationError, KeysUnavailable, StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, KeysUnavailable, StoreUnavailable
 from flask_idempotency.engine.events import Event, Reaped, ResolverAsked
 from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.owner import may_live_for
+from flask_idempotency.engine.owner import LAPSED, as_of, may_live_for
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.record import About, OnLapse
 from flask_idempotency.engine.resolution import Happened, NeverHappened, Resolution, StillUnknown, UnknownOutcome
@@ -24,8 +24,8 @@ FIRST_PAUSE_SECONDS: Final = 30.0
 LAST_PAUSE_SECONDS: Final = 3600.0
 """Between two questions to a resolver about one key: the pauses double from one to the other."""
 
-ASKED_AT_ONCE: Final = 20
-"""A resolver calls somebody else, and each of those it is given is given to nobody else meanwhile."""
+ASKED_AT_ONCE: Final = 1
+"""A resolver calls somebody else, and may take its time: what is to be asked about after that waits for its own turn."""
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -66,6 +66,10 @@ class Asking:
     settler: Settler
     downstream: Callable[[Found, str], str]
     """What `current_claim.downstream_key(name)` was for this record. Raises `ConfigurationError` where nobody can tell."""
+    marks: Collection[bytes] | None = None
+    """How the tokens of this application's claims begin. None: nobody else has any in this store."""
+    first_pause: float = FIRST_PAUSE_SECONDS
+    """Seconds between the first two questions: longer than an owner that lives needs to renew its lease."""
 
 
 def reap(
@@ -106,7 +110,11 @@ def reap(
         if asking is None:
             return Did(0, more=False)
         due = unsettled.due(
-            horizon=horizon, least=FIRST_PAUSE_SECONDS, most=LAST_PAUSE_SECONDS, limit=min(limit, ASKED_AT_ONCE)
+            horizon=horizon,
+            least=asking.first_pause,
+            most=LAST_PAUSE_SECONDS,
+            limit=min(limit, ASKED_AT_ONCE),
+            marks=asking.marks,
         )
         for found in due:
             resolver = asking.resolvers.get(found.record.about.operation)
@@ -115,8 +123,10 @@ def reap(
                 counts[_resolved(found, resolver, asking, observers, label, horizon=horizon)] += 1
         return Did(len(due), more=bool(due))
 
+    began = drain.monotonic()
     first = drain.run(quarantine)
-    second = drain.run(ask) if asking is not None and asking.resolvers else None
+    rest = replace(drain, budget=drain.budget - (drain.monotonic() - began))
+    second = rest.run(ask) if asking is not None and asking.resolvers else None
     return Reaping(
         **counts,
         shrunk=first.shrunk + (second.shrunk if second else 0),
@@ -138,25 +148,26 @@ def _resolved(
     def unsettled(answer: str) -> None:
         observers(ResolverAsked(label(found.key), found.record.about.operation, answer=answer))
 
-    def failed(error: Exception) -> str:
-        _log.error("the resolver of %s failed, or said what cannot be", found.record.about.operation, exc_info=error)
+    def failed(error: Exception, why: str) -> str:
+        _log.error("the resolver of %s failed, or said what cannot be: %s", found.record.about.operation, why)
         unsettled(type(error).__name__)
         return "failed"
 
     try:
         resolution = resolver(UnknownOutcome(found.record, lambda name: asking.downstream(found, name)))
     except Exception as error:  # noqa: BLE001 - an application's own function may raise anything, and its turn comes again
-        return failed(error)
+        # By its class alone: what clients of other services say may quote what they were to do, and for whom.
+        return failed(error, type(error).__name__)
     try:
         policy = asking.policy_of(found.record.about)
         settled = _settle(found, resolution, policy, asking.settler, horizon=horizon)
     except KeysUnavailable as error:
         # It may be one tenant's keys alone: the others, whose turn it is as well, are not to wait for them.
-        return failed(error)
+        return failed(error, "its answer cannot be sealed for now")
     except StoreUnavailable:
         raise
     except Exception as error:  # noqa: BLE001 - nor may what it says lead anywhere else
-        return failed(error)
+        return failed(error, str(error) if isinstance(error, IdempotencyError | TypeError) else type(error).__name__)
     if settled == "unknown":
         unsettled("still-unknown")
     return settled
@@ -174,9 +185,12 @@ def _settle(found: Found, resolution: Resolution, policy: Policy, settler: Settl
                 raise ConfigurationError(
                     "a resolver said NeverHappened() of work that was done: its record holds an answer"
                 )
-            times = {"lease": policy.lease, "max_runtime": policy.max_runtime, "horizon": horizon}
-            if may_live_for(found.record, **times) > 0:
+            if may_live_for(as_of(found.record, horizon), max_runtime=policy.max_runtime) > 0:
                 # The other side has not heard of it yet, and the owner may be about to ask.
+                return "unknown"
+            if found.record.reason == LAPSED and not found.asked:
+                # Leases that end all at once may have been ended by a clock that was set right. By the next turn an owner
+                # that lives has renewed its own.
                 return "unknown"
             return "released" if settler.free(found, **why) else "overtaken"
         case StillUnknown():

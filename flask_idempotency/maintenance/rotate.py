@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
@@ -23,10 +24,12 @@ MOST_BLOCKED: Final = 20
 
 
 class Sealed(Protocol):
-    """The key of the ring that new answers are sealed under."""
+    """The keys of a ring by their ids, and the one that new answers are sealed under."""
 
     @property
     def newest(self) -> str: ...
+
+    def kids(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,8 @@ def rotate(
     when the codec does not encrypt: it would store in clear what is sealed.
     """
     newest = ring.newest
-    old = data_keys.others(newest)
+    # Those of a ring that is not ours may be another application's, which seals with them.
+    old = [(tid, key) for tid, key in data_keys.others(newest) if key.kid in ring.kids()]
     counts: Counter[str] = Counter()
     for tid, key in old:
         if key.closed_for is None:

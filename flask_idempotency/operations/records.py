@@ -161,7 +161,7 @@ def _now(record: Record) -> float:
 
 
 def _owner(record: Record, policy: Policy) -> Owner:
-    lives = may_live_for(record, lease=policy.lease, max_runtime=policy.max_runtime)
+    lives = may_live_for(record, max_runtime=policy.max_runtime)
     return Owner(round(last_seen(record, lease=policy.lease), 3), round(lives, 3))
 
 

@@ -49,7 +49,7 @@ def doubts(case: Case, policy: Policy) -> list[str]:
 
 def alive(record: Record, policy: Policy) -> str | None:
     """When the owner was last seen, and until when it may be at work. None: it is not, or has said that it cannot tell."""
-    lives = may_live_for(record, lease=policy.lease, max_runtime=policy.max_runtime)
+    lives = may_live_for(record, max_runtime=policy.max_runtime)
     if lives <= 0:
         return None
     until = moment(record.deadline - record.remaining + lives)

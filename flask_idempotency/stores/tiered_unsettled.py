@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
@@ -26,8 +26,10 @@ class CachedUnsettled:
     def lapse(self, seen: Found, *, horizon: float) -> bool:
         return self._unsettled.lapse(seen, horizon=horizon)
 
-    def due(self, *, horizon: float, least: float, most: float, limit: int) -> Sequence[Found]:
-        return self._unsettled.due(horizon=horizon, least=least, most=most, limit=limit)
+    def due(
+        self, *, horizon: float, least: float, most: float, limit: int, marks: Collection[bytes] | None = None
+    ) -> Sequence[Found]:
+        return self._unsettled.due(horizon=horizon, least=least, most=most, limit=limit, marks=marks)
 
     def settle(self, seen: Found, *, token: bytes, payload: Payload, keep: float) -> bool:
         self._forget(seen)

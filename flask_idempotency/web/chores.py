@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -14,11 +14,12 @@ from flask_idempotency.assembly import Built, identities
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.settling import Settler
+from flask_idempotency.engine.token import beginnings
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.expire import expire
 from flask_idempotency.maintenance.heartbeat import Heartbeat, heartbeat
 from flask_idempotency.maintenance.janitor import Chore, Janitor, Work
-from flask_idempotency.maintenance.reap import Asking, reap
+from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, Asking, reap
 from flask_idempotency.maintenance.reconcile import reconcile
 from flask_idempotency.maintenance.rotate import rotate
 from flask_idempotency.settings import Settings
@@ -91,7 +92,10 @@ def work_of(
             resolvers=callable_resolvers(app, loaders.resolvers, policies),
             policy_of=partial(policy_of, policies),
             settler=settler,
-            downstream=partial(downstream_key, every),
+            downstream=partial(downstream_key, every, settings.namespace),
+            marks=frozenset(begin for who in every for begin in beginnings(who.mark(settings.namespace))),
+            # Leases are renewed every third of themselves.
+            first_pause=max([FIRST_PAUSE_SECONDS, *(lease / 2 for lease in _leases(policies, loaders.resolvers))]),
         )
         unsettled, label = built.unsettled, every[0].label
         work["reap"] = lambda horizon, drain: reap(
@@ -114,6 +118,13 @@ def work_of(
 
         work["heartbeat"] = beat
     return work
+
+
+def _leases(policies: Policies, endpoints: Iterable[str]) -> Iterator[float]:
+    """How long the leases of these endpoints are, by whichever method they are called."""
+    for endpoint, method in policies.pairs():
+        if endpoint in endpoints:
+            yield policies.resolve(endpoint, method).policy.lease
 
 
 def hurried(drain: Drain, *, budget: float, told: Callable[[int], object]) -> Drain:

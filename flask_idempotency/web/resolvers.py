@@ -53,14 +53,14 @@ def result_of(app: Flask, answer: Any, policy: Policy) -> Result:
     return taken.result
 
 
-def downstream_key(identities: Sequence[Identity], found: Found, name: str) -> str:
+def downstream_key(identities: Sequence[Identity], namespace: str, found: Found, name: str) -> str:
     """What `current_claim.downstream_key(name)` was for whoever claimed this record.
 
     Raises `ConfigurationError` where nobody can tell: under another secret it would be a key that the other side has never
     heard of, and that would look as if nothing had been done.
     """
     for who in identities:
-        if marked(found.record.token, who.mark):
+        if marked(found.record.token, who.mark(namespace)):
             return who.downstream_key(found.key, name)
     raise ConfigurationError(
         "downstream_key(): this key was claimed while two secrets were listed in IDEMPOTENCY_SECRET, or under one that is not "

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from flask_idempotency.engine.key import Identity
-from flask_idempotency.engine.token import MARK_BYTES, TOKEN_BYTES, marked, new_token
+from flask_idempotency.engine.token import MARK_BYTES, TOKEN_BYTES, beginnings, marked, new_token, successor
 
-MARKS = tuple(Identity(secret).mark for secret in (b"new", b"old", b"older"))
+MARKS = tuple(
+    Identity(secret).mark(namespace) for secret, namespace in ((b"new", "shop"), (b"old", "shop"), (b"new", "bank"))
+)
 
 
 @pytest.mark.parametrize("several", (False, True))
@@ -22,7 +24,7 @@ def test_every_token_is_another(mark: bytes, several: bool) -> None:
     assert len({token[MARK_BYTES:] for token in tokens}) == 200
 
 
-@pytest.mark.parametrize("mark", (*MARKS, b"\x00\x00", b"\xff\xff", b"\x80\x00"))
+@pytest.mark.parametrize("mark", (*MARKS, bytes(4), b"\xff" * 4, b"\x80\x00\x00\x00"))
 def test_a_token_shows_the_secret_that_it_was_made_under(mark: bytes) -> None:
     """
     Whatever bytes a mark has, and to nobody who has another.
@@ -30,11 +32,11 @@ def test_a_token_shows_the_secret_that_it_was_made_under(mark: bytes) -> None:
     token = new_token(mark)
 
     assert marked(token, mark)
-    assert not marked(token, bytes((mark[0], mark[1] ^ 1)))
-    assert not marked(token, bytes((mark[0] ^ 1, mark[1])))
+    for at in range(MARK_BYTES):
+        assert not marked(token, bytes(byte ^ (at == number) for number, byte in enumerate(mark)))
 
 
-@pytest.mark.parametrize("mark", (*MARKS, b"\x00\x00", b"\xff\xff", b"\x80\x00"))
+@pytest.mark.parametrize("mark", (*MARKS, bytes(4), b"\xff" * 4, b"\x80\x00\x00\x00"))
 def test_a_claim_under_several_secrets_shows_none(mark: bytes) -> None:
     """
     Its record may bear the name of any of them, and the other side was told by one.
@@ -46,8 +48,19 @@ def test_marks_are_of_their_secrets() -> None:
     """
     The same in every process, and others for others.
     """
-    assert (MARKS[0], 3) == (Identity(b"new").mark, len(set(MARKS)))
+    assert (MARKS[0], 3) == (Identity(b"new").mark("shop"), len(set(MARKS)))
     assert {MARK_BYTES} == {len(mark) for mark in MARKS}
+
+
+@pytest.mark.parametrize("several", (False, True))
+def test_whoever_settles_a_claim_has_a_token_with_its_mark(several: bool) -> None:
+    """
+    What is settled may be quarantined again, and then its application must know it.
+    """
+    token = new_token(MARKS[0], several=several)
+
+    assert token[:MARK_BYTES] == successor(token)[:MARK_BYTES] in beginnings(MARKS[0])
+    assert token != successor(token)
 
 
 def test_a_mark_leads_back_to_nothing_else_that_is_derived() -> None:
@@ -57,4 +70,4 @@ def test_a_mark_leads_back_to_nothing_else_that_is_derived() -> None:
     identity = Identity(b"new")
     derived = [identity.fingerprint(b"x"), identity.tenant_id("n", "t"), identity._record, identity._log]
 
-    assert not any(each.startswith(identity.mark) for each in derived)
+    assert not any(each.startswith(identity.mark("n")) for each in derived)

@@ -67,13 +67,16 @@ def test_a_vanished_owners_key_is_quarantined_and_asked_about_in_one_run(yard: Y
     assert ["Reaped", "Settled"] == yard.told()
 
 
-def test_what_never_happened_may_run_again(yard: Yard) -> None:
+def test_what_never_happened_may_run_again(yard: Yard, clock: FrozenClock) -> None:
     """
-    Its owner has said itself that it is done, and does not know.
+    Its owner has said itself that it is done, and does not know. What it has sent has the rest of its lease to arrive.
     """
     key, _ = yard.held()
     yard.says = (lambda unknown: NeverHappened(),)
 
+    assert Reaping(asked=1, unknown=1) == yard.reap()
+    yard.events.clear()
+    clock.advance(max(LEASE, FIRST_PAUSE_SECONDS) + 1)
     assert Reaping(asked=1, released=1) == yard.reap()
     assert yard.store.read(key) is None
     assert [
@@ -94,6 +97,37 @@ def test_never_while_its_owner_may_be_about_to(yard: Yard, clock: FrozenClock) -
     assert Reaping(asked=1, unknown=1) == yard.reap()
     assert State.QUARANTINED is yard.read(key).state
     clock.advance(POLICY.max_runtime)
+    assert Reaping(asked=1, released=1) == yard.reap()
+    assert yard.store.read(key) is None
+
+
+def test_never_at_the_first_question_to_a_silent_owner(yard: Yard, clock: FrozenClock) -> None:
+    """
+    The store's clock was behind when it claimed, and has been set right: by both clocks its lease is long over. It lives,
+    and renews before it is asked about again.
+    """
+    key, token = yard.claim()
+    clock.advance(86400)
+    yard.says = (lambda unknown: NeverHappened(),)
+
+    assert Reaping(quarantined=1, asked=1, unknown=1) == yard.reap()
+    clock.advance(LAST_PAUSE_SECONDS)
+    yard.store.renew(key, token, lease=LEASE)
+    assert Reaping(asked=1, unknown=1) == yard.reap()
+    yard.store.complete(key, token, PAYLOAD, keep=KEEP)
+    assert PAYLOAD == yard.read(key).payload
+
+
+def test_never_at_the_second_question_to_an_owner_that_has_not_renewed(yard: Yard, clock: FrozenClock) -> None:
+    """
+    That one is gone.
+    """
+    key, _ = yard.claim()
+    clock.advance(86400)
+    yard.says = (lambda unknown: NeverHappened(),)
+
+    assert Reaping(quarantined=1, asked=1, unknown=1) == yard.reap()
+    clock.advance(LAST_PAUSE_SECONDS + 1)
     assert Reaping(asked=1, released=1) == yard.reap()
     assert yard.store.read(key) is None
 
@@ -314,11 +348,12 @@ def test_a_janitor_that_is_killed_between_asking_and_settling_costs_one_turn(yar
 
 
 @pytest.mark.parametrize("said", (Happened(PAID), NeverHappened()))
-def test_an_owner_that_was_faster_than_the_resolver_has_said_it(yard: Yard, said: Any) -> None:
+def test_an_owner_that_was_faster_than_the_resolver_has_said_it(yard: Yard, clock: FrozenClock, said: Any) -> None:
     """
     It knows best: its answer stays, and nothing is told of the other.
     """
     key, token = yard.held()
+    clock.advance(LEASE)
 
     def meanwhile(unknown: UnknownOutcome) -> Any:
         yard.store.complete(key, token, PAYLOAD, keep=KEEP)

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Mapping
 from itertools import count
 
-from flask_idempotency.engine.chores import Entry
+from flask_idempotency.engine.chores import LONGEST_LOCK_SECONDS, Entry
 from flask_idempotency.engine.health import Finding, Verdict
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import Record
@@ -38,7 +38,7 @@ class MemoryChores:
         with self._room.lock:
             now = self._room.now()
             holder, until = self._held.get(chore, (token, now))
-            if holder != token and until > now:
+            if holder != token and now < until <= now + LONGEST_LOCK_SECONDS:
                 return False
             self._held[chore] = token, now + lease
             return True

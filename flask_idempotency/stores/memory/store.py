@@ -11,6 +11,7 @@ from flask_idempotency.engine.clock import Clock, store_time
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, Replayed, Unknown
+from flask_idempotency.engine.owner import LAPSED
 from flask_idempotency.engine.ports import StoreOutcome
 from flask_idempotency.engine.quota import Quota, bucket_edge_ms, bucket_width_ms
 from flask_idempotency.engine.record import CORRUPT, OnLapse, Payload, Record, State
@@ -69,14 +70,14 @@ class MemoryStore:
                 return InFlight(retry_after=record.deadline - now)
             if record.on_lapse is OnLapse.TAKEOVER:
                 return self._grant(request, token, now, seconds, before=record, counted=record.counted)
-            return Unknown(self._quarantine(request.key, record, "lease-expired"))
+            return Unknown(self._quarantine(request.key, record, LAPSED))
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
         seconds = _seconds(lease)
         with self._room.lock:
             now = self._room.now()
             record = self._owned(key, token, now)
-            if record.state is State.PROCESSING:
+            if record.state is State.PROCESSING or record.reason == LAPSED:
                 self._put(key, replace(record, deadline=max(record.deadline, now + seconds)))
 
     def mark(self, key: StorageKey, token: bytes) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from math import inf
 
 from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.owner import LAPSED
 from flask_idempotency.engine.record import OnLapse, Payload, Record, State
+from flask_idempotency.engine.token import MARK_BYTES
 from flask_idempotency.engine.unsettled import Found, Sheet, Standing
 from flask_idempotency.stores.memory.room import Room, is_over
 
@@ -41,19 +43,26 @@ class MemoryUnsettled:
             record = self._as_seen(seen, now)
             if record is None or not _is_stale(record, min(horizon, now)) or record.on_lapse is OnLapse.TAKEOVER:
                 return False
-            self._put(seen.key, replace(record, state=State.QUARANTINED, reason="lease-expired"))
+            self._put(seen.key, replace(record, state=State.QUARANTINED, reason=LAPSED))
             return True
 
-    def due(self, *, horizon: float, least: float, most: float, limit: int) -> Sequence[Found]:
+    def due(
+        self, *, horizon: float, least: float, most: float, limit: int, marks: Collection[bytes] | None = None
+    ) -> Sequence[Found]:
         with self._room.lock:
             now = self._room.now()
-            quarantined = {k: r for k, r in self._not_completed.items() if r.state is State.QUARANTINED}
+            quarantined = {
+                key: record
+                for key, record in self._not_completed.items()
+                if record.state is State.QUARANTINED and (marks is None or record.token[:MARK_BYTES] in marks)
+            }
             waiting = sorted(quarantined, key=lambda key: self._turns.get(key, quarantined[key].deadline))
             come = (key for key in waiting if self._turns.get(key, -inf) <= min(horizon, now))
             taken = list(islice(come, limit))
+            found = [Found(key, self._told(key, quarantined[key], now), key in self._turns) for key in taken]
             for key in taken:
-                self._turns[key] = now + min(max(now - quarantined[key].deadline, least), most)
-            return [Found(key, self._told(key, quarantined[key], now)) for key in taken]
+                self._turns[key] = min(horizon, now) + min(max(now - quarantined[key].deadline, least), most)
+            return found
 
     def settle(self, seen: Found, *, token: bytes, payload: Payload, keep: float) -> bool:
         with self._room.lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flask_idempotency.engine.chores import Entry
+from flask_idempotency.engine.chores import LONGEST_LOCK_SECONDS, Entry
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.server import Server, corrupt
@@ -28,7 +28,8 @@ class RedisChores:
         return {chore.decode(): _entry(note, now) for chore, note in notes.items()}
 
     def take(self, chore: str, token: bytes, *, lease: float) -> bool:
-        answer = self._server.run(scripts.TAKE, (layout.lock(chore),), token, microseconds(lease))
+        longest = microseconds(LONGEST_LOCK_SECONDS)
+        answer = self._server.run(scripts.TAKE, (layout.lock(chore),), token, microseconds(lease), longest)
         return bool(answer == b"TAKEN")
 
     def give_back(self, chore: str, token: bytes) -> None:

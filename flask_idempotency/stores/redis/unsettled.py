@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, Final
 
@@ -48,15 +49,24 @@ class RedisUnsettled:
         facts = seen.record.token, _ms(seen.record.deadline), round(horizon * 1_000_000)
         return bool(self._run(scripts.LAPSE, seen.key, *facts) == b"DONE")
 
-    def due(self, *, horizon: float, least: float, most: float, limit: int) -> Sequence[Found]:
+    def due(
+        self, *, horizon: float, least: float, most: float, limit: int, marks: Collection[bytes] | None = None
+    ) -> Sequence[Found]:
         latest = _ms(min(horizon, self._server.now()))
         # Not less than the unit of a turn: the same one would come again at once.
         pauses = max(_ms(least), 1), max(_ms(most), 1)
-        due = list[Found]()
+        due, others = list[Found](), set[Entry]()
+        ours = b"" if marks is None else b"".join(marks)
         while len(due) < limit:
-            wanted = limit - len(due)
+            # Those of others keep their turns, and so stand in the way of ours.
+            wanted = limit - len(due) + len(others)
             entries = self._quarantined.first(upto=latest, limit=wanted)
-            due += self._found(State.QUARANTINED, self._ask(scripts.DUE, entries, latest, *pauses))
+            given = list(
+                self._ask(scripts.DUE, [each for each in entries if each not in others], latest, *pauses, ours)
+            )
+            due += self._turns(entries, iter(given))
+            left = {key for key, data, _ in given if data == b"OTHER"}
+            others |= {each for each in entries if layout.record_in(each.partition, each.name) in left}
             if len(entries) < wanted:
                 break
         return due
@@ -104,6 +114,13 @@ class RedisUnsettled:
             quarantined_for=quarantined_for / 1_000_000 if quarantined else None,
         )
 
+    def _turns(self, entries: Sequence[Entry], told: Iterator[tuple[bytes, bytes, int]]) -> Iterator[Found]:
+        """Those that were given. The first turn of each is no later than the end of its lease, and all others are."""
+        turns = {layout.record_in(entry.partition, entry.name): entry.score for entry in entries}
+        for found in self._found(State.QUARANTINED, told):
+            turn = turns[layout.keys(found.key)[0]]
+            yield replace(found, asked=turn > _ms(found.record.deadline))
+
     def _longest(self, partitions: Sequence[int]) -> int:
         batches = list(_batches(self._quarantined.all(partitions)))
         told = self._server.run_all(scripts.LONGEST, [Call(_records(batch)) for batch in batches])
@@ -112,7 +129,9 @@ class RedisUnsettled:
     def _met(self, state: State, entries: Sequence[Entry]) -> Iterator[Found]:
         return self._found(state, self._ask(scripts.MEET, entries, NUMBERS[state]))
 
-    def _ask(self, script: Script, entries: Sequence[Entry], *arguments: int) -> Iterator[tuple[bytes, bytes, int]]:
+    def _ask(
+        self, script: Script, entries: Sequence[Entry], *arguments: int | bytes
+    ) -> Iterator[tuple[bytes, bytes, int]]:
         """The keys of records, what the script tells of each, and when that was. In their order."""
         batches = list(_batches(entries))
         calls = [

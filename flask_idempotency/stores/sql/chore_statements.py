@@ -23,6 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.dml import ReturningInsert
 
+from flask_idempotency.engine.chores import LONGEST_LOCK_SECONDS
 from flask_idempotency.stores.sql.clauses import ONE
 from flask_idempotency.stores.sql.dialects import Dialect
 from flask_idempotency.stores.sql.schema import chores
@@ -65,9 +66,12 @@ def give_back(dialect: Dialect) -> Update:
 
 def _unless_held(dialect: Dialect) -> TextClause:
     free = "idempotency_chores.holder IS NULL OR idempotency_chores.holder = excluded.holder"
-    over = f"idempotency_chores.held_until <= coalesce(:now, {dialect.clock})"
+    now = f"coalesce(:now, {dialect.clock})"
+    over = f"idempotency_chores.held_until <= {now}"
+    # By a clock that was set back since.
+    too_long = f"idempotency_chores.held_until > {now} + {round(LONGEST_LOCK_SECONDS * 1_000_000)}"
     taken = "ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, held_until = excluded.held_until"
-    return text(f"{taken} WHERE {free} OR {over}").bindparams(bindparam("now", type_=BigInteger))
+    return text(f"{taken} WHERE {free} OR {over} OR {too_long}").bindparams(bindparam("now", type_=BigInteger))
 
 
 def _name() -> ColumnElement[str]:

@@ -20,6 +20,7 @@ from sqlalchemy import (
     func,
     literal_column,
     null,
+    or_,
     select,
     true,
     update,
@@ -76,10 +77,12 @@ def standing(dialect: Dialect) -> Select[Any]:
 
 
 def renew(dialect: Dialect) -> ReturningUpdate[Any]:
-    """The lease ends no sooner than this long from now; never sooner than it did."""
-    statement, now = owners(dialect, PROCESSING)
+    """The lease ends no sooner than this long from now; never sooner than it did. Also of a row that was quarantined when
+    it ended: that stays so, but its owner lives."""
+    statement, now = owners(dialect, PROCESSING, QUARANTINED)
+    lapsing = or_(_r.state == word(PROCESSING), _r.reason == word(LEASE_EXPIRED))
     longer: ColumnElement[int] = getattr(func, dialect.greatest)(_r.lease_until, now + duration("lease"))
-    return statement.values(lease_until=longer).returning(_r.fence)
+    return statement.where(lapsing).values(lease_until=longer).returning(_r.fence)
 
 
 def mark(dialect: Dialect) -> ReturningUpdate[Any]:

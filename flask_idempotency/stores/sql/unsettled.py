@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -58,11 +58,16 @@ class SqlUnsettled:
         lapse = self._sent.lapse
         return self._database.run(lambda connection: connection.execute(lapse, asked).one_or_none()) is not None
 
-    def due(self, *, horizon: float, least: float, most: float, limit: int) -> Sequence[Found]:
+    def due(
+        self, *, horizon: float, least: float, most: float, limit: int, marks: Collection[bytes] | None = None
+    ) -> Sequence[Found]:
         pauses = {"least": microseconds(least), "most": microseconds(most)}
-        asked = {"my_horizon": in_microseconds(horizon), "my_limit": limit, **pauses}
+        asked: dict[str, Any] = {"my_horizon": in_microseconds(horizon), "my_limit": limit, **pauses}
+        if marks is not None:
+            asked["my_marks"] = list(marks)
+        statement = self._sent.due if marks is None else self._sent.due_marked
         while True:
-            taken = self._all(self._sent.due, asked)
+            taken = self._all(statement, asked)
             found = _readable(taken)
             # Those that cannot be read have had their turn, too: they keep nobody else from theirs.
             if found or len(taken) < limit:
@@ -167,6 +172,7 @@ class _Sent:
         self.stale = unsettled_statements.stale(dialect)
         self.lapse = unsettled_statements.lapse(dialect)
         self.due = unsettled_statements.due(dialect)
+        self.due_marked = unsettled_statements.due_of_marked(dialect)
         self.free = unsettled_statements.free(dialect)
         self.glance = unsettled_statements.glance(dialect)
         self.walk_processing = unsettled_statements.walk_processing(dialect)
@@ -184,8 +190,10 @@ def _readable(found: Sequence[Any]) -> tuple[Found, ...]:
 
 def _found(row: Any) -> Found | None:
     rid, tid, *columns = row
+    # Of those that are given a turn.
+    asked = bool(columns.pop()) if "asked" in row._fields else False
     try:
-        return Found(StorageKey(rid, tid), row_of(columns).record())
+        return Found(StorageKey(rid, tid), row_of(columns).record(), asked)
     except CorruptRecord:
         return None
 

@@ -6,7 +6,7 @@ server's clock as well, which is compared apart, because no index can be searche
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
@@ -27,11 +27,14 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.dml import ReturningUpdate
 
+from flask_idempotency.engine.token import MARK_BYTES
 from flask_idempotency.stores.sql.answer_statements import is_answer
 from flask_idempotency.stores.sql.clauses import ONE, ZERO, chosen, columns, is_as_met, is_mine, others_update, word
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
 from flask_idempotency.stores.sql.schema import PROCESSING, QUARANTINE, QUARANTINED, RELEASED, records
 from flask_idempotency.stores.sql.statements import LEASE_EXPIRED, RELEASED_KEEP
+
+TWO: Final[ColumnElement[int]] = literal_column("2", BigInteger)
 
 _r = records.c
 
@@ -61,12 +64,28 @@ def lapse(dialect: Dialect) -> ReturningUpdate[Any]:
 
 def due(dialect: Dialect) -> ReturningUpdate[Any]:
     """Quarantined records whose turn it is, and when the next one is: no two askers are given the same."""
-    turn = and_(_r.state == word(QUARANTINED), *_over(dialect, _r.ask_at))
+    return _due(dialect)
+
+
+def due_of_marked(dialect: Dialect) -> ReturningUpdate[Any]:
+    """The same of those whose tokens begin with one of some marks. The others keep their turns."""
+    begins = func.substr(_r.token, 1, MARK_BYTES, type_=LargeBinary)
+    return _due(dialect, begins.in_(bindparam("my_marks", type_=LargeBinary, expanding=True)))
+
+
+def _due(dialect: Dialect, *meant: ColumnElement[bool]) -> ReturningUpdate[Any]:
+    turn = and_(_r.state == word(QUARANTINED), *_over(dialect, _r.ask_at), *meant)
     which = chosen(dialect, select(_r.rid).where(turn).order_by(_r.ask_at, _r.lease_until).limit(_limit()))
-    age = dialect.now - _r.lease_until
+    age = dialect.now - _lease_until(dialect)
     pause = _the(dialect.least, _the(dialect.greatest, age, _number("least")), _number("most"))
-    taken = update(records).where(_r.rid.in_(select(which.c.rid)), turn).values(ask_at=dialect.now + pause)
-    return taken.returning(_r.rid, _r.tid, *columns(), dialect.now.label("now"))
+    following = _the(dialect.least, dialect.now, _number("my_horizon")) + pause
+    # Odd from the second turn on: what is returned is the row as it is then, and shall tell whether this was the first.
+    # Asked for once: the next look at the clock would find it gone on.
+    half = following.op("/", precedence=8, return_type=BigInteger())(TWO)
+    turned = half * TWO + case((_r.ask_at > ZERO, ONE), else_=ZERO)
+    taken = update(records).where(_r.rid.in_(select(which.c.rid)), turn).values(ask_at=turned)
+    asked = (_r.ask_at % TWO).label("asked")
+    return taken.returning(_r.rid, _r.tid, *columns(), dialect.now.label("now"), asked)
 
 
 def free(dialect: Dialect) -> ReturningUpdate[Any]:
@@ -116,10 +135,10 @@ def standing(dialect: Dialect) -> Select[Any]:
     in_flight = select(
         func.coalesce(func.sum(case((is_over, ZERO), else_=ONE)), ZERO).label("in_flight"),
         func.coalesce(func.sum(case((is_over, ONE), else_=ZERO)), ZERO).label("lapsed"),
-        func.min(case((is_over, _r.lease_until))).label("first_lapsed"),
+        func.min(case((is_over, _lease_until(dialect)))).label("first_lapsed"),
     )
     processing = in_flight.where(_r.state == word(PROCESSING)).subquery("processing")
-    unknown = select(func.count().label("quarantined"), func.min(_r.lease_until).label("first_quarantined"))
+    unknown = select(func.count().label("quarantined"), func.min(_lease_until(dialect)).label("first_quarantined"))
     quarantined = unknown.where(_r.state == word(QUARANTINED)).subquery("quarantined")
     p, q = processing.c, quarantined.c
     told = (p.in_flight, p.lapsed, now - p.first_lapsed, q.quarantined, now - q.first_quarantined)
@@ -147,6 +166,11 @@ def _living(dialect: Dialect) -> tuple[ColumnElement[bool], ...]:
 
 def _over(dialect: Dialect, when: ColumnElement[Any]) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
     return when <= _number("my_horizon"), when <= dialect.now
+
+
+def _lease_until(dialect: Dialect) -> ColumnElement[int]:
+    # One flipped bit makes a time that cannot be taken away from now. It is not to keep all others waiting.
+    return _the(dialect.greatest, _r.lease_until, ZERO)
 
 
 def _unless_locked(dialect: Dialect, wanted: ColumnElement[bool]) -> Update:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -142,6 +143,23 @@ class Lapsing:
         store.renew(key, token, lease=10 * LEASE)
 
         assert before == found(store, key)
+
+    def test_an_owner_that_was_quarantined_in_its_absence_shows_that_it_lives(
+        self, store: Store, clock: FrozenClock
+    ) -> None:
+        """Whoever would settle its key sees the lease. It stays quarantined, and nothing but its lease changes."""
+        key = a_key()
+        token = stand(store, clock, key, "lapsed, quarantine")
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+        before = found(store, key)
+
+        store.renew(key, token, lease=LEASE)
+
+        assert before.state is State.QUARANTINED
+        after = found(store, key)
+        assert (near(clock.now + LEASE), near(LEASE)) == (after.deadline, after.remaining)
+        assert before == replace(after, deadline=before.deadline, remaining=before.remaining)
+        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Unknown)
 
     @pytest.mark.parametrize("lease", (0.0, -1.0, math.inf, math.nan))
     def test_a_renewal_without_an_end_is_refused(self, store: Store, clock: FrozenClock, lease: float) -> None:

@@ -95,7 +95,7 @@ class Model:
         row = self.row
         if row is None or row.token != token:
             return True
-        if row.state is State.PROCESSING:
+        if row.state is State.PROCESSING or row.reason == "lease-expired":
             self._row = replace(row, deadline=max(row.deadline, self._clock.now + lease))
         return False
 

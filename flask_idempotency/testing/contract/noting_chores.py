@@ -109,6 +109,14 @@ class ChoreBookContract:
         store.chores.give_back(chore, dead)
         assert not store.chores.take(chore, a_token(), lease=LOCK)
 
+    def test_a_lock_of_a_clock_that_was_set_back_is_nobodys(self, store: BookStore, clock: FrozenClock) -> None:
+        """Or the chore would rest for as long as the clock was ahead."""
+        chore = a_chore()
+        assert store.chores.take(chore, a_token(), lease=LOCK)
+        clock.advance(-2 * 86400)
+
+        assert store.chores.take(chore, a_token(), lease=LOCK)
+
     def test_to_take_it_again_is_to_have_it_as_long_again(self, store: BookStore, clock: FrozenClock) -> None:
         """After a lost reply nobody knows whether it was the first."""
         chore, token = a_chore(), a_token()

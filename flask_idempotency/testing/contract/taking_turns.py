@@ -8,6 +8,7 @@ import pytest
 
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import State
+from flask_idempotency.engine.token import MARK_BYTES
 from flask_idempotency.engine.unsettled import Found
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
@@ -75,6 +76,28 @@ class TakingTurns:
             clock.advance(0.25)
 
         assert pauses == pytest.approx([10, 11, 22, 44, 88, 100, 100], abs=5)
+
+    def test_the_first_turn_is_told_from_the_others(self, store: UnsettledStore, clock: FrozenClock) -> None:
+        """Who is asked for the first time may be asked too early."""
+        quarantined, _ = noticed(store, clock)
+        turns = list[bool]()
+        for _ in range(3):
+            turns += [each.asked for each in due(store, horizon=clock.now) if each.key == quarantined.key]
+            clock.advance(MOST + 1)
+
+        assert turns == [False, True, True]
+
+    def test_only_those_are_given_that_are_meant(self, store: UnsettledStore, clock: FrozenClock) -> None:
+        """Two applications may share a store, and neither can ask about the other's. Their turns are not taken."""
+        ours, theirs = [noticed(store, clock)[0] for _ in range(3)], [noticed(store, clock)[0] for _ in range(3)]
+        marks = [each.record.token[:MARK_BYTES] for each in ours]
+        given = list[StorageKey]()
+        while found := store.unsettled.due(horizon=clock.now, least=LEAST, most=MOST, limit=1, marks=marks):
+            given += [each.key for each in found]
+
+        assert {each.key for each in ours} == set(given)
+        assert len(ours) == len(given)
+        assert {each.key for each in theirs} <= set(keys(due(store, horizon=clock.now)))
 
     def test_one_that_is_held_before_its_lease_is_over_waits_the_least(
         self, store: UnsettledStore, clock: FrozenClock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import wraps
@@ -13,7 +14,9 @@ from flask import current_app
 
 from flask_idempotency.assembly import identities
 from flask_idempotency.engine.errors import InvalidKey
-from flask_idempotency.engine.key import Scope, parse_key
+from flask_idempotency.engine.key import Scope, StorageKey, parse_key
+from flask_idempotency.engine.owner import as_of
+from flask_idempotency.engine.record import Record
 from flask_idempotency.operations import Case, Refused, by_handle, by_key, handle_of, with_twins
 from flask_idempotency.web.cli.group import CommandT, built, policies, settings, state, tids, unsettled
 from flask_idempotency.web.cli.telling import clean
@@ -89,7 +92,6 @@ def case_of(named: Named, *, whole: bool) -> Case:
         return _one(list(_by_key(named)), named)
     if named.principal is not None or named.anonymous or named.endpoint is not None:
         raise click.UsageError("--principal, --anonymous and --endpoint go with --key.")
-    read = built().engine.read
     case = by_handle(read, named.handle or "")
     if named.tenant is not None or named.no_tenant:
         theirs = tids(named.whose)
@@ -100,12 +102,18 @@ def case_of(named: Named, *, whole: bool) -> Case:
     return with_twins(case, searched, read, theirs) if whole else case
 
 
+def read(key: StorageKey) -> Record | None:
+    """How this key stands, by the store's clock or by this host's, whichever is earlier."""
+    record = built().engine.read(key)
+    return None if record is None else as_of(record, time.time())
+
+
 def _by_key(named: Named) -> Iterator[Case]:
     scopes = [
         Scope(settings().namespace, tenant=named.whose, principal=named.who, operation=operation)
         for operation in _operations(named.endpoint)
     ]
-    return iter(by_key(built().engine.read, identities(settings()), scopes, _client_key(named.key or "")))
+    return iter(by_key(read, identities(settings()), scopes, _client_key(named.key or "")))
 
 
 def _operations(endpoint: str | None) -> list[str | None]:

@@ -9,5 +9,5 @@ local record = as_seen(redis.call('GET', KEYS[1]), '1', token, deadline)
 if not record or record.takeover or record.deadline * 1000 > math.min(horizon, now) then
   return 'OTHER'
 end
-quarantine(record, name, '\13lease-expired')
+quarantine(record, name, LAPSED)
 return 'DONE'

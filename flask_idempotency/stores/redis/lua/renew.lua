@@ -11,7 +11,10 @@ if not record then
 end
 -- Up, so that nothing ends before its time.
 local deadline = math.ceil((now + lease) / 1000)
-if record.state == PROCESSING and deadline > record.deadline then
+if deadline <= record.deadline then
+  return 'DONE'
+end
+if record.state == PROCESSING then
   if record.counted then
     redis.call('ZCARD', KEYS[5])
   end
@@ -22,5 +25,10 @@ if record.state == PROCESSING and deadline > record.deadline then
   end
   local first = first_byte(PROCESSING, record.takeover, false, record.counted)
   redis.call('SET', KEYS[1], rewritten(record, first, deadline, NO_RESULT, ''))
+elseif record.state == QUARANTINED and string.sub(record.bytes, record.head + 1) == LAPSED then
+  -- It stays what it is; but whoever would settle it sees that its owner lives.
+  redis.call('PERSIST', KEYS[1])
+  local first = first_byte(QUARANTINED, record.takeover, false, record.counted)
+  redis.call('SET', KEYS[1], rewritten(record, first, deadline, NO_RESULT, LAPSED))
 end
 return 'DONE'

@@ -4,6 +4,8 @@
 local HIGHEST_FENCE = 2 ^ 53 - 1
 -- In ms. Redis drops an answer this long after its own deadline: what counts is the deadline, and scripts see both clocks.
 local AFTERLIFE = 60000
+-- A reason with its length before it: the owner's lease ended, and it was silent.
+local LAPSED = '\13lease-expired'
 local NO_RESULT = string.rep('\0', 7)
 
 -- tostring would round a number this long: 1.7951869300405e+15.
