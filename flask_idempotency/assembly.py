@@ -11,17 +11,17 @@ from urllib.parse import urlsplit
 
 from flask_idempotency.codec.compression import COMPRESSIONS
 from flask_idempotency.codec.envelope import EnvelopeCodec
-from flask_idempotency.engine.chores import ChoreBook, Expires, Expiry, KeepsChoreBook
+from flask_idempotency.engine.chores import ChoreBook, Expires, Expiry, KeepsChoreBook, OwnChores
 from flask_idempotency.engine.claim import Surroundings
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.health import Health, KnowsItsHealth
-from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.key import Identity, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.engine.ports import Codec, Schema, Store, Transactions
 from flask_idempotency.engine.unsettled import KnowsUnsettled, Unsettled
-from flask_idempotency.engine.upkeep import Answers, Counts, DataKeys, KeepsDataKeys, Ledger, ShowsAnswers
+from flask_idempotency.engine.upkeep import Answers, Counts, DataKeys, Fronted, KeepsDataKeys, Ledger, ShowsAnswers
 from flask_idempotency.engine.waiting import WaitingRoom
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.encryption import NO_DATA_KEYS
@@ -57,6 +57,8 @@ class Built:
     expiry: Expiry | None = None
     chores: ChoreBook | None = None
     health: Health | None = None
+    fronted: Fronted | None = None
+    """Of a store before which a cache may stand, whether or not these settings name one."""
 
 
 def build(
@@ -97,8 +99,11 @@ def build(
         answers=store.answers if isinstance(store, ShowsAnswers) else None,
         unsettled=store.unsettled if isinstance(store, KnowsUnsettled) else None,
         expiry=store.expiry if isinstance(store, Expires) else None,
-        chores=store.chores if isinstance(store, KeepsChoreBook) else None,
+        chores=OwnChores(store.chores, owner=owner_mark(settings.namespace))
+        if isinstance(store, KeepsChoreBook)
+        else None,
         health=store.health if isinstance(store, KnowsItsHealth) else None,
+        fronted=system if isinstance(system, Fronted) else None,
     )
 
 

@@ -178,6 +178,22 @@ class ShowsAnswers(Protocol):
 
 
 @runtime_checkable
+class Fronted(Protocol):
+    """A store that remembers that a cache of its answers stands before it, for hosts that do not know the cache.
+
+    What is freed or settled anew must be withdrawn from the cache first, and only a host that knows it can do so.
+    """
+
+    def note_cache(self) -> None:
+        """Some of its answers may be cached from now on. Remembered for good."""
+        ...
+
+    def has_cache(self) -> bool:
+        """Whether some may have been, by whatever host."""
+        ...
+
+
+@runtime_checkable
 class Counts(Protocol):
     """A store that can hold tenants to quotas."""
 

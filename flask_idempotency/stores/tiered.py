@@ -19,7 +19,7 @@ from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Payload, Record
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.engine.unsettled import KnowsUnsettled, Unsettled
-from flask_idempotency.engine.upkeep import Answers, Counts, DataKeys, KeepsDataKeys, Ledger, ShowsAnswers
+from flask_idempotency.engine.upkeep import Answers, Counts, DataKeys, Fronted, KeepsDataKeys, Ledger, ShowsAnswers
 from flask_idempotency.stores.tiered_health import CachedHealth
 from flask_idempotency.stores.tiered_unsettled import CachedUnsettled
 from flask_idempotency.stores.tiered_upkeep import CachedAnswers, CachedDataKeys
@@ -245,7 +245,11 @@ class TieredStore:
         if not self._answers:
             return None
         try:
-            return identified.identity()
+            identity = identified.identity()
+            if isinstance(identified, Fronted):
+                # Before the first answer is cached: hosts that know no cache must hear of it.
+                identified.note_cache()
+            return identity
         except Exception as error:  # noqa: BLE001 - whatever it is, the cache can do without
             self._answers = False
             if not self._warned:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
@@ -27,9 +27,9 @@ class CachedUnsettled:
         return self._unsettled.lapse(seen, horizon=horizon)
 
     def due(
-        self, *, horizon: float, least: float, most: float, limit: int, marks: Collection[bytes] | None = None
+        self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
     ) -> Sequence[Found]:
-        return self._unsettled.due(horizon=horizon, least=least, most=most, limit=limit, marks=marks)
+        return self._unsettled.due(horizon=horizon, least=least, most=most, limit=limit, owner=owner)
 
     def settle(self, seen: Found, *, token: bytes, payload: Payload, keep: float) -> bool:
         self._forget(seen)
@@ -51,5 +51,5 @@ class CachedUnsettled:
         if seen.record.payload is not None and not self._withdraw(seen.key, seen.record.fence):
             raise StoreUnavailable(
                 "Nothing was changed, for the cache of answers did not hear of it and would go on replaying this one: repeat "
-                "this when the cache answers. If it never will again, empty it, and do this without IDEMPOTENCY_REDIS_URL."
+                "this when the cache answers. If it never will again, see `A cache that is gone` in docs/operations.md."
             )

@@ -22,6 +22,7 @@ from flask_idempotency.stores.sql import (
     chore_statements,
     completions,
     expiry_statements,
+    fronting,
     key_statements,
     ledger_statements,
     statements,
@@ -42,6 +43,7 @@ MODULES = (
     unsettled_statements,
     expiry_statements,
     chore_statements,
+    fronting,
 )
 PARTS = {"is_answer", "may_be_sealed"}
 """What several statements share."""

@@ -383,6 +383,30 @@ def test_nobodys_answers_are_looked_for_while_it_is_not_known_whose(
     assert "s3cret" not in caplog.text
 
 
+class FrontedStore(NamedStore):
+    """A system of record that is to remember that it is cached, and cannot."""
+
+    def note_cache(self) -> None:
+        raise StoreUnavailable("read-only")
+
+    def has_cache(self) -> bool:
+        return False
+
+
+def test_nothing_is_cached_while_hosts_that_know_no_cache_would_not_hear_of_it(
+    cache: RedisReplays, clock: FrozenClock, redis_client: redis.Redis
+) -> None:
+    """
+    They could free a key whose answer is replayed on.
+    """
+    store, key = TieredStore(FrontedStore(clock, b"the one"), cache), a_key()
+    stand(store, clock, key, "completed")
+    for _ in range(2):
+        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+
+    assert 0 == redis_client.dbsize()
+
+
 def test_a_system_that_is_down_is_not_waited_for_twice(cache: RedisReplays, clock: FrozenClock) -> None:
     """
     Each claim finds out by itself that it still is; the question is put again after one got an answer.

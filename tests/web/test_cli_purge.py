@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def test_the_help_says_where_to_run_it() -> None:
 
 def test_it_tells_that_a_cache_which_is_not_known_here_was_not_told(tmp_path: Path) -> None:
     """
-    An administrator's host may have the database only. Where there can be no cache, nothing is said of one.
+    An administrator's host may have the database only, which knows. Where there is no cache, nothing is said of one.
     """
     world = new_world(
         Flask("tests.web.app"),
@@ -142,9 +143,29 @@ def test_it_tells_that_a_cache_which_is_not_known_here_was_not_told(tmp_path: Pa
     )
     assert 0 == world.app.test_cli_runner().invoke(args=["idempotency", "db", "upgrade"]).exit_code
 
+    assert not json.loads(run(world, *SHRED, "--json").stdout)["cache_unknown"]
+    world.app.extensions["idempotency"].built.fronted.note_cache()
+
     assert "IDEMPOTENCY_REDIS_URL is not set here, so no cache was told" in run(world, *SHRED).output
     assert json.loads(run(world, *SHRED, "--json").stdout)["cache_unknown"]
     assert "IDEMPOTENCY_REDIS_URL" not in run(shop(), *SHRED).output
+
+
+def test_where_nobody_can_tell_whether_there_is_a_cache_it_says_so(tmp_path: Path) -> None:
+    """
+    The database knows, and does not answer any more: the answers are erased all the same.
+    """
+
+    class Silent:
+        def has_cache(self) -> bool:
+            raise StoreUnavailable("gone")
+
+    world = new_world(Flask("tests.web.app"), store=f"sqlite:///{tmp_path / 'records.db'}")  # type: ignore[arg-type]
+    assert 0 == world.app.test_cli_runner().invoke(args=["idempotency", "db", "upgrade"]).exit_code
+    state = world.app.extensions["idempotency"]
+    world.app.extensions["idempotency"] = replace(state, built=replace(state.built, fronted=Silent()))
+
+    assert json.loads(run(world, "--tenant", "acme", *WHY, "--yes", "--json").stdout)["cache_unknown"]
 
 
 @pytest.mark.parametrize("ring", (RING, None), ids=("with a ring", "without its ring"))

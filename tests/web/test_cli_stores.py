@@ -12,6 +12,10 @@ from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency.engine.events import Settled
 from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.record import State
+from flask_idempotency.stores.sql.database import Database
+from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.testing.contract.examples import found
 from tests.services import REDIS_KINDS, RedisServers
 from tests.web.apps import World, new_world
 from tests.web.cases import ALICES, WHY, paid, refusal, run, said
@@ -61,7 +65,7 @@ def test_what_a_list_shows_can_be_shown_and_released(world: World) -> None:
     assert ("pay", "acme", "alice", "status-500") == tuple(
         shown[n] for n in ("endpoint", "tenant", "principal", "reason")
     )
-    assert 0 == run(world, "release", line["handle"], *WHY, "--yes").exit_code
+    assert 0 == run(world, "release", line["handle"], *WHY, "--yes", "--force").exit_code
     assert ([], 201) == (quarantined(world), paid(world).status_code)
     assert "Its work was done" in refusal(run(world, "release", line["handle"], *WHY, "--yes"))
     assert 1 == len(world.told(Settled))
@@ -87,6 +91,54 @@ def test_a_purge_leaves_nothing_readable_and_nothing_runs_again(world: World) ->
     state = world.app.extensions["idempotency"]
     tid = Identity(b"s").tenant_id(state.settings.namespace, "acme")
     assert {b""} == {payload.data for payload in _payloads(state.built.answers, tid)}
+
+
+@pytest.mark.parametrize("condemned", (False, True), ids=("answered", "condemned"))
+def test_a_host_that_does_not_know_the_cache_leaves_its_answers_alone(
+    tmp_path: Path, redis_servers: RedisServers, condemned: bool
+) -> None:
+    """
+    It could free the key in the database, and the web hosts would go on replaying. Where the cache is known it is freed.
+    """
+    database, cache = f"sqlite:///{tmp_path / 'records.db'}", redis_servers.get(REDIS_KINDS[0]).url
+    web, admin = world_on(database, redis_url=cache), world_on(database)
+    assert [201, 201, 500] == [paid(web).status_code, paid(web).status_code, paid(web, "other", Fail="yes").status_code]
+    commands = [("release", *ALICES, *WHY, "--yes"), ("release", *ALICES, *WHY, "--yes", "--force")]
+    if condemned:
+        built = web.app.extensions["idempotency"].built
+        (answer,) = built.unsettled.walk(State.COMPLETED, limit=10).found
+        store = SqlStore(Database(database))
+        payload = found(store, answer.key).payload
+        assert payload is not None
+        store.condemn(answer.key, payload)
+        store.close()
+        happened = ("--happened", "--status", "202")
+        commands += [
+            ("resolve", *ALICES, verdict, *rest, *WHY, "--yes")
+            for verdict, *rest in (happened, ("--reopen",), ("--never-happened", "--force"))
+        ]
+    before = admin.app.extensions["idempotency"].built.unsettled.standing().quarantined
+
+    for command in commands:
+        told = refusal(run(admin, *command))
+        assert "IDEMPOTENCY_REDIS_URL is not set here" in told
+        assert "Nothing was changed." in told
+    assert before == admin.app.extensions["idempotency"].built.unsettled.standing().quarantined
+    other = ("--key", "other", *ALICES[2:])
+    assert 0 == run(admin, "release", *other, *WHY, "--yes", "--force").exit_code
+    assert 0 == run(web, *commands[1]).exit_code
+    answer = paid(web)
+    assert (201, None) == (answer.status_code, answer.headers.get("Idempotency-Replayed"))
+
+
+def test_where_no_host_has_ever_had_a_cache_an_answer_can_be_released(tmp_path: Path) -> None:
+    """
+    Most databases stand alone.
+    """
+    world = world_on(f"sqlite:///{tmp_path / 'records.db'}")
+    assert 201 == paid(world).status_code
+
+    assert 0 == run(world, "release", *ALICES, *WHY, "--yes", "--force").exit_code
 
 
 def _payloads(answers: Any, tid: bytes) -> Iterator[Any]:
@@ -120,6 +172,6 @@ def test_switched_off_an_application_on_its_own_database_can_still_be_looked_aft
     (line,) = quarantined(off)
 
     assert line["handle"] == said(run(off, "show", *ALICES, "--json"))["handle"]
-    assert 0 == run(off, "release", line["handle"], *WHY, "--yes").exit_code
+    assert 0 == run(off, "release", line["handle"], *WHY, "--yes", "--force").exit_code
     assert 0 == run(off, "policy").exit_code
     assert 201 == paid(on).status_code

@@ -28,6 +28,7 @@ from flask_idempotency.stores.sql.data_keys import SqlDataKeys
 from flask_idempotency.stores.sql.database import TRIES, Database
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.faults import waited_in_vain
+from flask_idempotency.stores.sql.fronting import note, noted
 from flask_idempotency.stores.sql.health import SqlHealth
 from flask_idempotency.stores.sql.identity import identity
 from flask_idempotency.stores.sql.ledger import SqlLedger
@@ -81,6 +82,17 @@ class SqlStore:
     def identity(self) -> bytes:
         """What tells this database from every other. Asks it."""
         return self.database.run(identity)
+
+    def note_cache(self) -> None:
+        """Some of its answers may be cached from now on. Remembered for good."""
+        if not self.has_cache():
+            statement, parameters = note(self.database.dialect), {"now": self.now()}
+            self.database.run(lambda connection: connection.execute(statement, parameters))
+
+    def has_cache(self) -> bool:
+        """Whether some may have been, by whatever host."""
+        statement = noted(self.database.dialect)
+        return bool(self.database.run(lambda connection: connection.scalar(statement)))
 
     def close(self) -> None:
         """Close the connections for records. Those of an application's own Engine are left alone."""

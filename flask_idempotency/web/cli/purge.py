@@ -10,6 +10,7 @@ from typing import Final
 import click
 from flask.cli import with_appcontext
 
+from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.events import TenantErased
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.wipe import still_open, wipe, wipe_condemned
@@ -54,7 +55,7 @@ _SECRETS: Final = (
     "another secret was in use within the last `keep`, list it in IDEMPOTENCY_SECRET here and purge again."
 )
 _NO_CACHE: Final = (
-    "IDEMPOTENCY_REDIS_URL is not set here, so no cache was told: if other hosts have one, purge again where it is set. Until "
+    "IDEMPOTENCY_REDIS_URL is not set here, so no cache was told, and other hosts have one: purge again where it is set. Until "
     "then it goes on replaying encrypted answers for up to a minute, and plain ones to their end."
 )
 _OPEN: Final = (
@@ -100,11 +101,22 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, actor: st
             click.echo(_SHREDDED if shred else _WIPED, err=True)
             click.confirm("Destroy its data keys?" if shred else "Erase its answers?", abort=True, err=True)
         erased = _Erasing(tenant, word_of(actor, reason)).run(whom, shred=shred)
-    untold = built().schema is not None and settings().redis_url is None
+    untold = _untold()
     if as_json:
         click.echo(json.dumps(_as_object(erased, shred=shred, secrets=len(whom), untold=untold)))
     else:
         click.echo("\n".join(_as_text(erased, shred=shred, secrets=len(whom), untold=untold)))
+
+
+def _untold() -> bool:
+    """Whether there may be a cache that cannot be told from here. True also where nobody can tell."""
+    parts = built()
+    if parts.schema is None or settings().redis_url is not None:
+        return False
+    try:
+        return parts.fronted is None or parts.fronted.has_cache()
+    except IdempotencyError:  # the answers are erased by now, and whoever asked must hear so
+        return True
 
 
 def _check(whom: Sequence[bytes], *, shred: bool) -> None:

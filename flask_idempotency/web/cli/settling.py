@@ -25,13 +25,18 @@ from flask_idempotency.operations import (
     reopen,
 )
 from flask_idempotency.web.cli.audit import word_of, word_options
-from flask_idempotency.web.cli.group import as_json_option, giving_up, policies, settler
+from flask_idempotency.web.cli.group import as_json_option, built, giving_up, policies, settings, settler
 from flask_idempotency.web.cli.naming import STDIN, Named, case_of, naming_options
 from flask_idempotency.web.cli.telling import paragraph, show_of
 from flask_idempotency.web.resolvers import policy_of, result_of
 
 _FASTER: Final = "Somebody else has settled it meanwhile, or its owner has just been heard of. Nothing was changed."
 _LEFT: Final = "Records of the same use under other secrets that had changed meanwhile, and stay as they are: {left}."
+_CACHED: Final = (
+    "It holds an answer, and other hosts have a cache that would go on giving it: IDEMPOTENCY_REDIS_URL is not set here, so "
+    "that cannot be told. Nothing was changed. Do this where it is set as it is for the web hosts; --force does not help. If "
+    "no host has a cache any more, see `A cache that is gone` in docs/operations.md."
+)
 _FIELD: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):\s*([ -~]*)")
 
 _force = click.option("--force", is_flag=True, help="Although its owner may live, or its work was done.")
@@ -53,6 +58,7 @@ def release_command(named: Named, force: bool, yes: bool, actor: str, reason: st
     """
     with giving_up(as_json=as_json):
         case = case_of(named, whole=True)
+        _check_cache(case)
         done, forced = _freed(case, force=force, yes=yes, actor=actor, reason=reason)
     _say(done, "released", "Released: the next retry runs.", as_json=as_json, forced=forced)
 
@@ -119,6 +125,7 @@ def resolve_command(
     with giving_up(as_json=as_json):
         case = case_of(named, whole=True)
         check_quarantined(case)
+        _check_cache(case)
         policy = policy_of(policies(), case.first.record.about)
         match verdict:
             case "never":
@@ -155,6 +162,15 @@ def _check(verdict: str | None, given: Given, named: Named, *, force: bool, yes:
         raise click.UsageError("--header takes one 'Name: value', in ASCII.")
     if any(header.lower().startswith(("content-type:", "content-length:")) for header in given.headers):
         raise click.UsageError("The type of a body is given by --content-type, and its length is known.")
+
+
+def _check_cache(case: Case) -> None:
+    """Raises `Refused` where only another host can keep the cache from giving the answer that this case holds."""
+    fronted = built().fronted
+    if fronted is None or settings().redis_url is not None:
+        return
+    if any(found.record.payload is not None for found in case.found) and fronted.has_cache():
+        raise Refused(_CACHED)
 
 
 def _freed(case: Case, *, force: bool, yes: bool, actor: str, reason: str) -> tuple[Done, bool]:
