@@ -52,6 +52,34 @@ class ChoreBook(Protocol):
         ...
 
 
+class OwnChores:
+    """Implements `ChoreBook` for one application, in the book of a store that several may share.
+
+    Each has a janitor of its own: one that only the others have must not keep it from being missed.
+    """
+
+    def __init__(self, book: ChoreBook, *, owner: bytes) -> None:
+        """`owner`: the mark of the application."""
+        self._book = book
+        self._whose = f"@{owner.hex()}"
+
+    def now(self) -> float:
+        return self._book.now()
+
+    def note(self, chore: str, report: str) -> None:
+        self._book.note(chore + self._whose, report)
+
+    def last(self) -> Mapping[str, Entry]:
+        noted = self._book.last().items()
+        return {name.removesuffix(self._whose): entry for name, entry in noted if name.endswith(self._whose)}
+
+    def take(self, chore: str, token: bytes, *, lease: float) -> bool:
+        return self._book.take(chore + self._whose, token, lease=lease)
+
+    def give_back(self, chore: str, token: bytes) -> None:
+        self._book.give_back(chore + self._whose, token)
+
+
 class Expiry(Protocol):
     """Removes what nobody can see any more. Found as `expiry`."""
 

@@ -10,10 +10,11 @@ import re
 from base64 import b32encode
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from struct import Struct
 
 from flask_idempotency.engine.errors import InvalidKey
-from flask_idempotency.engine.token import MARK_BYTES
+from flask_idempotency.engine.token import MARK_BYTES, OWNER_BYTES
 
 TID_BYTES = 16
 """Enough that no two tenants share one by accident or by design: it is keyed. It is stored with every record."""
@@ -134,10 +135,12 @@ class Identity:
         return StorageKey(rid, tid=self._tid(owner), label=self._label(rid), mark=self.mark(scope.namespace))
 
     def mark(self, namespace: str) -> bytes:
-        """What tokens begin with: tells secrets apart, and applications under one secret. Leads back to neither."""
+        """What tokens begin with: of the application, and of this secret in it. Leads back to no secret."""
         # Asked for with every key, and an application has one namespace.
         if namespace not in self._marks:
-            self._marks[namespace] = _mac(self._mark, namespace.encode("utf-8", "surrogatepass"))[:MARK_BYTES]
+            name = namespace.encode("utf-8", "surrogatepass")
+            secret = _mac(self._mark, name)[: MARK_BYTES - OWNER_BYTES]
+            self._marks[namespace] = owner_mark(namespace) + secret
         return self._marks[namespace]
 
     def label(self, key: StorageKey) -> str:
@@ -165,6 +168,11 @@ class Identity:
 
     def _tid(self, owner: tuple[bytes, bytes]) -> bytes:
         return _mac(self._tenant, encode(*owner))[:TID_BYTES]
+
+
+def owner_mark(namespace: str) -> bytes:
+    """What the tokens of this application's claims begin with, under whatever secret."""
+    return sha256(b"flask_idempotency/1/namespace" + namespace.encode("utf-8", "surrogatepass")).digest()[:OWNER_BYTES]
 
 
 def _owner(namespace: str, tenant: str | None) -> tuple[bytes, bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -69,7 +69,7 @@ class Unsettled(Protocol):
         ...
 
     def due(
-        self, *, horizon: float, least: float, most: float, limit: int, marks: Collection[bytes] | None = None
+        self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
     ) -> Sequence[Found]:
         """Quarantined records whose turn it is to be asked about. Each is given to one caller, and then has to wait.
 
@@ -78,8 +78,8 @@ class Unsettled(Protocol):
         They are counted from the horizon or from now, whichever is earlier. The one that has waited longest comes first, as
         far as the store can tell.
 
-        `marks`: only those whose tokens begin with one of these, all of which have `token.MARK_BYTES` bytes. The others
-        keep their turns: they are another application's in the same store.
+        `owner`: only those whose tokens begin with these `token.OWNER_BYTES` bytes. The others keep their turns: they are
+        another application's in the same store.
         """
         ...
 

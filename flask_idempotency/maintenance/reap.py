@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypedDict
 
@@ -66,8 +66,8 @@ class Asking:
     settler: Settler
     downstream: Callable[[Found, str], str]
     """What `current_claim.downstream_key(name)` was for this record. Raises `ConfigurationError` where nobody can tell."""
-    marks: Collection[bytes] | None = None
-    """How the tokens of this application's claims begin. None: nobody else has any in this store."""
+    owner: bytes | None = None
+    """What the tokens of this application's claims begin with. None: nobody else has any in this store."""
     first_pause: float = FIRST_PAUSE_SECONDS
     """Seconds between the first two questions: longer than an owner that lives needs to renew its lease."""
 
@@ -114,7 +114,7 @@ def reap(
             least=asking.first_pause,
             most=LAST_PAUSE_SECONDS,
             limit=min(limit, ASKED_AT_ONCE),
-            marks=asking.marks,
+            owner=asking.owner,
         )
         for found in due:
             resolver = asking.resolvers.get(found.record.about.operation)
@@ -156,8 +156,8 @@ def _resolved(
     try:
         resolution = resolver(UnknownOutcome(found.record, lambda name: asking.downstream(found, name)))
     except Exception as error:  # noqa: BLE001 - an application's own function may raise anything, and its turn comes again
-        # By its class alone: what clients of other services say may quote what they were to do, and for whom.
-        return failed(error, type(error).__name__)
+        # By its class, unless it is ours: other services' clients may quote what they were to do, and for whom.
+        return failed(error, str(error) if isinstance(error, ConfigurationError) else type(error).__name__)
     try:
         policy = asking.policy_of(found.record.about)
         settled = _settle(found, resolution, policy, asking.settler, horizon=horizon)

@@ -13,8 +13,8 @@ from flask import Flask
 from flask_idempotency.assembly import Built, identities
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Event
+from flask_idempotency.engine.key import owner_mark
 from flask_idempotency.engine.settling import Settler
-from flask_idempotency.engine.token import beginnings
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.expire import expire
 from flask_idempotency.maintenance.heartbeat import Heartbeat, heartbeat
@@ -93,7 +93,7 @@ def work_of(
             policy_of=partial(policy_of, policies),
             settler=settler,
             downstream=partial(downstream_key, every, settings.namespace),
-            marks=frozenset(begin for who in every for begin in beginnings(who.mark(settings.namespace))),
+            owner=owner_mark(settings.namespace),
             # Leases are renewed every third of themselves.
             first_pause=max([FIRST_PAUSE_SECONDS, *(lease / 2 for lease in _leases(policies, loaders.resolvers))]),
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flask_idempotency.engine.key import Identity
-from flask_idempotency.engine.token import MARK_BYTES, TOKEN_BYTES, beginnings, marked, new_token, successor
+from flask_idempotency.engine.key import Identity, owner_mark
+from flask_idempotency.engine.token import MARK_BYTES, OWNER_BYTES, TOKEN_BYTES, marked, new_token, successor
 
 MARKS = tuple(
     Identity(secret).mark(namespace) for secret, namespace in ((b"new", "shop"), (b"old", "shop"), (b"new", "bank"))
@@ -24,7 +24,7 @@ def test_every_token_is_another(mark: bytes, several: bool) -> None:
     assert len({token[MARK_BYTES:] for token in tokens}) == 200
 
 
-@pytest.mark.parametrize("mark", (*MARKS, bytes(4), b"\xff" * 4, b"\x80\x00\x00\x00"))
+@pytest.mark.parametrize("mark", (*MARKS, bytes(5), b"\xff" * 5, b"\0\0\0\x80\0"))
 def test_a_token_shows_the_secret_that_it_was_made_under(mark: bytes) -> None:
     """
     Whatever bytes a mark has, and to nobody who has another.
@@ -36,7 +36,7 @@ def test_a_token_shows_the_secret_that_it_was_made_under(mark: bytes) -> None:
         assert not marked(token, bytes(byte ^ (at == number) for number, byte in enumerate(mark)))
 
 
-@pytest.mark.parametrize("mark", (*MARKS, bytes(4), b"\xff" * 4, b"\x80\x00\x00\x00"))
+@pytest.mark.parametrize("mark", (*MARKS, bytes(5), b"\xff" * 5, b"\0\0\0\x80\0"))
 def test_a_claim_under_several_secrets_shows_none(mark: bytes) -> None:
     """
     Its record may bear the name of any of them, and the other side was told by one.
@@ -52,6 +52,16 @@ def test_marks_are_of_their_secrets() -> None:
     assert {MARK_BYTES} == {len(mark) for mark in MARKS}
 
 
+def test_an_application_is_the_same_under_every_secret() -> None:
+    """
+    And another one is another, under the same.
+    """
+    new, old, other = (mark[:OWNER_BYTES] for mark in MARKS)
+
+    assert (new, True) == (old, new != other)
+    assert owner_mark("shop") == new
+
+
 @pytest.mark.parametrize("several", (False, True))
 def test_whoever_settles_a_claim_has_a_token_with_its_mark(several: bool) -> None:
     """
@@ -59,7 +69,7 @@ def test_whoever_settles_a_claim_has_a_token_with_its_mark(several: bool) -> Non
     """
     token = new_token(MARKS[0], several=several)
 
-    assert token[:MARK_BYTES] == successor(token)[:MARK_BYTES] in beginnings(MARKS[0])
+    assert token[:MARK_BYTES] == successor(token)[:MARK_BYTES]
     assert token != successor(token)
 
 

@@ -16,12 +16,15 @@ from flask import current_app
 from flask_idempotency import Idempotency
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.key import Identity
 from flask_idempotency.engine.record import State
 from flask_idempotency.engine.resolution import StillUnknown
+from flask_idempotency.engine.token import new_token
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import a_key, found, stand
+from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, found, stand
 from janitor.tasks import BUSY, UNANSWERED, register
+from tests.books import book_in
 from tests.janitor.apps import a_celery, a_flask, ours, run
 
 ALWAYS = {"flask_idempotency.reap", "flask_idempotency.expire", "flask_idempotency.heartbeat"}
@@ -196,7 +199,9 @@ def test_a_chore_says_what_it_did() -> None:
     app.add_url_rule("/payments", endpoint="payments.create", view_func=lambda: "", methods=["POST"])
     celery_app = a_celery()
     register(celery_app, app)
-    stand(store, clock, a_key(), "lapsed, quarantine")
+    token = new_token(Identity(b"documented").mark("shop"))
+    store.claim(a_request(a_key()), token=token, lease=LEASE)
+    clock.advance(LEASE)
 
     report: Any = run(celery_app, "reap")
 
@@ -220,10 +225,10 @@ def test_a_chore_that_somebody_else_is_at_says_so() -> None:
     """
     store, celery_app = MemoryStore(), a_celery()
     register(celery_app, a_flask(store))
-    store.chores.take("expire", b"somebody else's", lease=60)
+    book_in(store, "shop").take("expire", b"somebody else's", lease=60)
 
     assert BUSY == run(celery_app, "expire")
-    assert {} == store.chores.last()
+    assert {} == book_in(store, "shop").last()
 
 
 def test_a_store_that_is_away_costs_one_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

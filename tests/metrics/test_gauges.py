@@ -19,6 +19,7 @@ from flask_idempotency.metrics.gauges import REMEMBERED_SECONDS, Gauges, gauges_
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import a_key, a_token
+from tests.books import book_in
 
 DEADLINE_SECONDS = 10
 
@@ -79,9 +80,9 @@ def test_a_scrape_tells_what_is_unsettled_and_since_when(store: Store, clock: Fr
     store.hold(*store.stand(lease=10), "test")
     store.stand(lease=20)
     store.stand(lease=500)
-    store.chores.note("heartbeat", '{"skew_ms":-1500,"stepped_ms":0}')
+    book_in(store, "shop").note("heartbeat", '{"skew_ms":-1500,"stepped_ms":0}')
     clock.advance(60)
-    store.chores.note("reap", "{}")
+    book_in(store, "shop").note("reap", "{}")
     clock.advance(1)
 
     assert {
@@ -105,8 +106,8 @@ def test_a_store_where_all_is_settled_says_0_and_not_nothing(store: Store) -> No
 
 
 def test_a_heartbeat_of_another_release_is_passed_over(store: Store) -> None:
-    store.chores.note("heartbeat", "[1]")
-    store.chores.note("a-chore-of-tomorrow", "{}")
+    book_in(store, "shop").note("heartbeat", "[1]")
+    book_in(store, "shop").note("a-chore-of-tomorrow", "{}")
 
     read_now = read(gauges_of(shop(store)))
 

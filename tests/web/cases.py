@@ -13,6 +13,7 @@ from flask_idempotency.engine.key import Scope, StorageKey
 from flask_idempotency.engine.outcome import Claimed
 from flask_idempotency.engine.record import About, OnLapse, Payload, Record
 from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.token import new_token
 from tests.web.apps import World, new_world
 
 LEASE, MAX_RUNTIME = 30.0, 900.0
@@ -74,7 +75,8 @@ def vanished(
     world: World, key: str = "k", *, on_lapse: OnLapse = OnLapse.QUARANTINE, endpoint: str = "pay", **scope: Any
 ) -> tuple[StorageKey, bytes]:
     """A claim whose owner is heard of no more. Returns what it would need to come back: its key, and its token."""
-    storage_key, token = key_of(world, key, **scope), bytes(15) + bytes((len(world.store.calls) % 256,))
+    storage_key = key_of(world, key, **scope)
+    token = new_token(storage_key.mark)
     about = About("acme", "alice", "POST", endpoint)
     asked = ClaimRequest(storage_key, fingerprint=bytes(32), on_lapse=on_lapse, about=about)
     assert isinstance(world.store.claim(asked, token=token, lease=LEASE), Claimed)

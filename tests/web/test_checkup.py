@@ -21,6 +21,7 @@ from flask_idempotency.settings import derived_secret
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from flask_idempotency.web.checkup import examination_of
+from tests.books import book_in
 from tests.operations.checks.judging import worst
 
 FAULT, UNKNOWN, ADVICE, FINE = Verdict.FAULT, Verdict.UNKNOWN, Verdict.ADVICE, Verdict.FINE
@@ -176,7 +177,7 @@ def of_function(**settings: Any) -> Flask:
 
 def test_a_janitor_that_never_came_is_missed(shared: Store) -> None:
     before = found(of_function(), "janitor")
-    shared.chores.note("heartbeat", "{}")
+    book_in(shared, "shop").note("heartbeat", "{}")
 
     assert [FAULT, FINE] == [worst(before), worst(found(of_function(), "janitor"))]
 
@@ -185,7 +186,7 @@ def test_a_chore_is_missed_where_there_is_work_for_it(shared: Store) -> None:
     """
     Nobody rotates where nothing is encrypted, and nobody recounts where there are no quotas.
     """
-    shared.chores.note("heartbeat", "{}")
+    book_in(shared, "shop").note("heartbeat", "{}")
 
     said = found(of_function(reconcile_every=10, rotate_every=10), "chores")
     counted = found(of_function(reconcile_every=10, quota_records=5), "chores")
@@ -197,15 +198,15 @@ def test_a_chore_is_missed_where_there_is_work_for_it(shared: Store) -> None:
 
 
 def test_a_janitor_that_cannot_start_is_the_resolvers_fault_alone(shared: Store) -> None:
-    shared.chores.note("heartbeat", "{}")
+    book_in(shared, "shop").note("heartbeat", "{}")
     app = of_function(setup=misnamed)
 
     assert [FINE, FAULT] == [worst(found(app, check)) for check in ("chores", "resolvers")]
 
 
 def test_a_backlog_and_a_clock_that_was_set_are_told(shared: Store) -> None:
-    shared.chores.note("expire", json.dumps({"removed": 1, "finished": False}))
-    shared.chores.note("heartbeat", json.dumps({"skew_ms": 0, "stepped_ms": 60_000, "finished": True}))
+    book_in(shared, "shop").note("expire", json.dumps({"removed": 1, "finished": False}))
+    book_in(shared, "shop").note("heartbeat", json.dumps({"skew_ms": 0, "stepped_ms": 60_000, "finished": True}))
     app = of_function()
 
     assert [ADVICE, FAULT] == [worst(found(app, check)) for check in ("backlog", "clock-step")]

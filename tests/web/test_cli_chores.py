@@ -18,6 +18,7 @@ from flask_idempotency.maintenance.rotate import GRACE_SECONDS
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from flask_idempotency.web.cli import chores as cli_chores
+from tests.books import book_of
 from tests.web import cases
 from tests.web.apps import FaultyMemory, World, new_world
 from tests.web.test_cli_keys import NEW, OLD, disabled, run, shop
@@ -198,7 +199,7 @@ def test_a_chore_by_hand_is_written_down_and_told(chore: str) -> None:
     world = shop({"new": NEW}, quota_records=5)
 
     assert 0 == run(world, chore).exit_code
-    assert [chore] == list(world.store.chores.last())
+    assert [chore] == list(book_of(world.app).last())
     assert [chore] == [event.operation for event in world.told(ChoreDone) if isinstance(event, ChoreDone)]
 
 
@@ -208,13 +209,13 @@ def test_a_chore_that_somebody_is_at_is_left_to_them(chore: str) -> None:
     Which is in order: cron may come while the janitor is at work.
     """
     world = shop({"new": NEW}, quota_records=5)
-    assert world.store.chores.take(chore, b"another", lease=60)
+    assert book_of(world.app).take(chore, b"another", lease=60)
     told = run(world, chore)
 
     assert (0, True) == (told.exit_code, told.output.startswith("Somebody else is at it just now"))
     assert {"busy": True} == object_of(run(world, chore, "--json"))
-    assert ({}, []) == (world.store.chores.last(), world.told(ChoreDone))
-    world.store.chores.give_back(chore, b"another")
+    assert ({}, []) == (book_of(world.app).last(), world.told(ChoreDone))
+    book_of(world.app).give_back(chore, b"another")
     assert not object_of(run(world, chore, "--json"))["busy"]
 
 

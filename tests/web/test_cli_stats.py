@@ -10,6 +10,7 @@ from flask import Flask
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
+from tests.books import book_of
 from tests.web.apps import new_world
 from tests.web.cases import LEASE, lapsed, paid, refusal, run, said, shop, vanished
 
@@ -75,8 +76,8 @@ def test_it_says_when_each_chore_was_last_done_and_what_it_did() -> None:
     vanished(world)
     world.clock.advance(LEASE + 1)
     assert 0 == run(world, "reap").exit_code
-    world.store.chores.note("expire", '{"removed":0,"shrunk":0,"finished":false,"seconds":1.5}')
-    world.store.chores.note("sweep", "\x1b[2J")
+    book_of(world.app).note("expire", '{"removed":0,"shrunk":0,"finished":false,"seconds":1.5}')
+    book_of(world.app).note("sweep", "\x1b[2J")
     world.clock.advance(75)
 
     assert [

@@ -11,6 +11,7 @@ from flask import Blueprint, Flask, Response, current_app, has_request_context, 
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import ResolverAsked, Settled
+from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.record import State
 from flask_idempotency.engine.resolution import Happened, NeverHappened, Resolution, StillUnknown, UnknownOutcome
 from flask_idempotency.engine.result import Result
@@ -145,9 +146,10 @@ def test_a_resolver_may_be_async() -> None:
 
 def test_what_never_happened_runs_again() -> None:
     """
-    The view itself has failed, so nothing of it is on its way.
+    The view itself has failed; what it has sent has had the rest of its lease to arrive.
     """
     world = unknown(lambda unknown: NeverHappened())
+    world.clock.advance(Policy().lease)
 
     assert Reaping(asked=1, released=1) == reap(world)
     assert (b"ran again", 2) == (world.post().data, len(world.runs))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from math import inf
@@ -11,7 +11,6 @@ from math import inf
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.owner import LAPSED
 from flask_idempotency.engine.record import OnLapse, Payload, Record, State
-from flask_idempotency.engine.token import MARK_BYTES
 from flask_idempotency.engine.unsettled import Found, Sheet, Standing
 from flask_idempotency.stores.memory.room import Room, is_over
 
@@ -47,14 +46,14 @@ class MemoryUnsettled:
             return True
 
     def due(
-        self, *, horizon: float, least: float, most: float, limit: int, marks: Collection[bytes] | None = None
+        self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
     ) -> Sequence[Found]:
         with self._room.lock:
             now = self._room.now()
             quarantined = {
                 key: record
                 for key, record in self._not_completed.items()
-                if record.state is State.QUARANTINED and (marks is None or record.token[:MARK_BYTES] in marks)
+                if record.state is State.QUARANTINED and (owner is None or record.token.startswith(owner))
             }
             waiting = sorted(quarantined, key=lambda key: self._turns.get(key, quarantined[key].deadline))
             come = (key for key in waiting if self._turns.get(key, -inf) <= min(horizon, now))

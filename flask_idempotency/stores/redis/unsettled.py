@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, Final
@@ -10,6 +10,7 @@ from typing import Any, Final
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import Payload, State
+from flask_idempotency.engine.token import new_token
 from flask_idempotency.engine.unsettled import Found, Sheet, Standing
 from flask_idempotency.stores.redis import index, layout, scripts
 from flask_idempotency.stores.redis.answers import RedisAnswers
@@ -22,6 +23,10 @@ from flask_idempotency.stores.redis.shelf import Erasures, refused_for_want_of_a
 
 RECORDS_AT_ONCE: Final = 200
 """Looked at by one run of a script: about a millisecond of a server's time, in which nobody else is answered."""
+
+FREED_MS: Final = 600_000
+"""For how long a call that frees may be repeated: a client gives up after seconds, and one that has been frozen since after
+minutes."""
 
 
 class RedisUnsettled:
@@ -50,19 +55,18 @@ class RedisUnsettled:
         return bool(self._run(scripts.LAPSE, seen.key, *facts) == b"DONE")
 
     def due(
-        self, *, horizon: float, least: float, most: float, limit: int, marks: Collection[bytes] | None = None
+        self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
     ) -> Sequence[Found]:
         latest = _ms(min(horizon, self._server.now()))
         # Not less than the unit of a turn: the same one would come again at once.
         pauses = max(_ms(least), 1), max(_ms(most), 1)
         due, others = list[Found](), set[Entry]()
-        ours = b"" if marks is None else b"".join(marks)
         while len(due) < limit:
             # Those of others keep their turns, and so stand in the way of ours.
             wanted = limit - len(due) + len(others)
             entries = self._quarantined.first(upto=latest, limit=wanted)
             given = list(
-                self._ask(scripts.DUE, [each for each in entries if each not in others], latest, *pauses, ours)
+                self._ask(scripts.DUE, [each for each in entries if each not in others], latest, *pauses, owner or b"")
             )
             due += self._turns(entries, iter(given))
             left = {key for key, data, _ in given if data == b"OTHER"}
@@ -81,7 +85,12 @@ class RedisUnsettled:
     def free(self, seen: Found) -> bool:
         record = seen.record
         facts = NUMBERS[record.state], record.token, _ms(record.deadline)
-        return bool(self._run(scripts.FREE, seen.key, *facts) == b"DONE")
+        keys = layout.keys(seen.key)
+        # A token of its own, so that a reply that was lost is not taken for somebody else's work.
+        told = self._server.run(
+            scripts.FREE, (*keys, layout.freed(seen.key)), layout.name(keys), *facts, new_token(), FREED_MS
+        )
+        return bool(told == b"DONE")
 
     def walk(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> Sheet:
         if state is State.COMPLETED:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -59,13 +59,11 @@ class SqlUnsettled:
         return self._database.run(lambda connection: connection.execute(lapse, asked).one_or_none()) is not None
 
     def due(
-        self, *, horizon: float, least: float, most: float, limit: int, marks: Collection[bytes] | None = None
+        self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
     ) -> Sequence[Found]:
         pauses = {"least": microseconds(least), "most": microseconds(most)}
-        asked: dict[str, Any] = {"my_horizon": in_microseconds(horizon), "my_limit": limit, **pauses}
-        if marks is not None:
-            asked["my_marks"] = list(marks)
-        statement = self._sent.due if marks is None else self._sent.due_marked
+        asked = {"my_horizon": in_microseconds(horizon), "my_limit": limit, "my_owner": owner, **pauses}
+        statement = self._sent.due if owner is None else self._sent.due_of_one
         while True:
             taken = self._all(statement, asked)
             found = _readable(taken)
@@ -172,7 +170,7 @@ class _Sent:
         self.stale = unsettled_statements.stale(dialect)
         self.lapse = unsettled_statements.lapse(dialect)
         self.due = unsettled_statements.due(dialect)
-        self.due_marked = unsettled_statements.due_of_marked(dialect)
+        self.due_of_one = unsettled_statements.due_of_one(dialect)
         self.free = unsettled_statements.free(dialect)
         self.glance = unsettled_statements.glance(dialect)
         self.walk_processing = unsettled_statements.walk_processing(dialect)

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from flask_idempotency.engine.token import MARK_BYTES
+from flask_idempotency.engine.token import OWNER_BYTES
 from flask_idempotency.stores.sql.answer_statements import is_answer
 from flask_idempotency.stores.sql.clauses import ONE, ZERO, chosen, columns, is_as_met, is_mine, others_update, word
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
@@ -67,10 +67,10 @@ def due(dialect: Dialect) -> ReturningUpdate[Any]:
     return _due(dialect)
 
 
-def due_of_marked(dialect: Dialect) -> ReturningUpdate[Any]:
-    """The same of those whose tokens begin with one of some marks. The others keep their turns."""
-    begins = func.substr(_r.token, 1, MARK_BYTES, type_=LargeBinary)
-    return _due(dialect, begins.in_(bindparam("my_marks", type_=LargeBinary, expanding=True)))
+def due_of_one(dialect: Dialect) -> ReturningUpdate[Any]:
+    """The same of one application's. The others keep their turns."""
+    begins = func.substr(_r.token, 1, OWNER_BYTES, type_=LargeBinary)
+    return _due(dialect, begins == _bytes("my_owner"))
 
 
 def _due(dialect: Dialect, *meant: ColumnElement[bool]) -> ReturningUpdate[Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import State
-from flask_idempotency.engine.token import MARK_BYTES
+from flask_idempotency.engine.token import OWNER_BYTES
 from flask_idempotency.engine.unsettled import Found
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
@@ -89,15 +89,14 @@ class TakingTurns:
 
     def test_only_those_are_given_that_are_meant(self, store: UnsettledStore, clock: FrozenClock) -> None:
         """Two applications may share a store, and neither can ask about the other's. Their turns are not taken."""
-        ours, theirs = [noticed(store, clock)[0] for _ in range(3)], [noticed(store, clock)[0] for _ in range(3)]
-        marks = [each.record.token[:MARK_BYTES] for each in ours]
-        given = list[StorageKey]()
-        while found := store.unsettled.due(horizon=clock.now, least=LEAST, most=MOST, limit=1, marks=marks):
-            given += [each.key for each in found]
+        several = [noticed(store, clock)[0] for _ in range(4)]
+        for ours in several[1:3]:
+            owner = ours.record.token[:OWNER_BYTES]
+            given = store.unsettled.due(horizon=clock.now, least=LEAST, most=MOST, limit=2, owner=owner)
 
-        assert {each.key for each in ours} == set(given)
-        assert len(ours) == len(given)
-        assert {each.key for each in theirs} <= set(keys(due(store, horizon=clock.now)))
+            assert [ours.key] == keys(given)
+        left = set(keys(due(store, horizon=clock.now)))
+        assert {several[0].key, several[3].key} == left & set(keys(several))
 
     def test_one_that_is_held_before_its_lease_is_over_waits_the_least(
         self, store: UnsettledStore, clock: FrozenClock

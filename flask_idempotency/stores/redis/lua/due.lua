@@ -2,19 +2,10 @@
 --
 -- KEYS: as in indexed.lua
 -- ARGV: 1 now in microseconds, or '' for the server's own time; 2 by when a turn must have come, 3 the shortest pause and
---   4 the longest, all in ms; 5 how tokens begin that are meant, four bytes each, '' for all; then the names of the records
+--   4 the longest, all in ms; 5 what the tokens begin with that are meant, '' for all; then the names of the records
 -- Returns {now, and of each of the records its bytes, '' if there is no turn to give, 'OTHER' if another one is not meant}
 
-local latest, least, most, marks = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
-
-local function is_meant(record)
-  for at = 1, #marks, 4 do
-    if string.sub(marks, at, at + 3) == string.sub(record.token, 1, 4) then
-      return true
-    end
-  end
-  return marks == ''
-end
+local latest, least, most, owner = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 
 local given = { now }
 for i = 3, #KEYS do
@@ -23,7 +14,7 @@ for i = 3, #KEYS do
   if turn and tonumber(turn) <= latest then
     local beginning, record = indexed(QUARANTINED, name, KEYS[i])
     local now_ms = math.floor(now / 1000)
-    if beginning and not is_meant(record) then
+    if beginning and string.sub(record.token, 1, #owner) ~= owner then
       bytes = 'OTHER'
     elseif beginning then
       bytes = redis.call('GET', KEYS[i])

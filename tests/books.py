@@ -1,0 +1,21 @@
+"""One application's pages in the book of chores of a store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import Flask
+
+from flask_idempotency.engine.chores import ChoreBook, OwnChores
+from flask_idempotency.engine.key import owner_mark
+
+
+def book_of(app: Flask) -> ChoreBook:
+    """As its janitor writes it."""
+    book: ChoreBook = app.extensions["idempotency"].built.chores
+    return book
+
+
+def book_in(store: Any, namespace: str) -> ChoreBook:
+    """The same before there is an application."""
+    return OwnChores(store.chores, owner=owner_mark(namespace))
