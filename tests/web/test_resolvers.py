@@ -21,6 +21,7 @@ from flask_idempotency.maintenance.reap import Reaping
 from flask_idempotency.web.chores import janitor_of
 from flask_idempotency.web.current import current_claim
 from flask_idempotency.web.policies import idempotent
+from tests.books import book_of
 from tests.web.apps import World, is_replay, new_world
 
 DRAIN = Drain(sleep=lambda seconds: None, monotonic=lambda: 0.0)
@@ -333,3 +334,40 @@ def test_a_resolver_that_asks_by_something_else_needs_no_key() -> None:
     again = restarted(world, lambda unknown: Happened("paid"), "new")
 
     assert Reaping(asked=1, completed=1) == reap(again)
+
+
+def test_another_applications_keys_are_not_asked_about() -> None:
+    """
+    Two share a store and a secret, and have endpoints of the same name: each asks its own provider, about its own.
+    """
+    asked = list[str]()
+
+    def says(whose: str) -> Callable[[UnknownOutcome], Resolution]:
+        def resolver(unknown: UnknownOutcome) -> Resolution:
+            asked.append(whose)
+            return Happened(whose)
+
+        return resolver
+
+    billing = unknown(says("billing"), secret="shared")
+    shop = Flask("another")
+    extension = Idempotency(store=billing.store, secret="shared")
+    shop.post("/", endpoint="pay")(lambda: "never")
+    extension.resolver("pay")(says("shop"))
+    extension.init_app(shop)
+
+    assert Reaping() == reap(billing, shop)
+    assert Reaping(asked=1, completed=1) == reap(billing)
+    assert (["billing"], b"billing") == (asked, billing.post().data)
+
+
+def test_each_application_has_a_janitor_of_its_own() -> None:
+    """
+    That the other one's has come says nothing about this one's.
+    """
+    billing = unknown()
+    shop = Flask("another")
+    Idempotency(shop, store=billing.store, secret="shared")
+    reap(billing)
+
+    assert (["reap"], []) == (list(book_of(billing.app).last()), list(book_of(shop).last()))
