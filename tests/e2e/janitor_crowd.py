@@ -30,6 +30,7 @@ from flask_idempotency.maintenance import reap as pauses
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.janitor import Chore, Janitor
 from flask_idempotency.signals import claim_granted, reaped, settled
+from flask_idempotency.web import chores
 from flask_idempotency.web.chores import janitor_of, work_of
 from tests.e2e import service
 from tests.e2e.ledger import Ledger
@@ -152,7 +153,7 @@ def work_for_ever(app: Flask, begun: mmap.mmap, *, locked: bool) -> NoReturn:
 
 def hurry() -> None:
     """Pauses that are made for days of waiting, and a lock for a chore of minutes, are no use in a test of seconds."""
-    setattr(pauses, "FIRST_PAUSE_SECONDS", 0.2)  # noqa: B010 - it is not to be set by anybody else
+    setattr(chores, "FIRST_PAUSE_SECONDS", 0.2)  # noqa: B010 - it is not to be set by anybody else
     setattr(pauses, "LAST_PAUSE_SECONDS", 0.5)  # noqa: B010
     setattr(locks, "LOCK_SECONDS", 0.0)  # noqa: B010
 

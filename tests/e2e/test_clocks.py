@@ -110,7 +110,6 @@ def test_38_a_resolver_does_not_free_what_its_owner_still_works_at(
     assert (1, 1) == (len(till.executions), len(till.effects))
 
 
-@pytest.mark.xfail(reason="a deadline that was written by a clock that was behind says that its owner is gone")
 def test_38_a_resolver_does_not_free_what_was_claimed_while_the_clock_was_behind(
     place: Place, till: Till, key: str
 ) -> None:
