@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -14,6 +15,7 @@ from flask_idempotency.engine.record import OnLapse, State
 from flask_idempotency.engine.unsettled import Sheet, Standing
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.stores.redis.unsettled import FREED_MS
 from flask_idempotency.testing import FrozenClock, TcpProxy
 from flask_idempotency.testing.contract.examples import (
     KEEP,
@@ -103,7 +105,7 @@ def far(proxy: TcpProxy, clock: FrozenClock) -> Iterator[RedisStore]:
 
 
 @pytest.mark.parametrize("lose", ("lose_request", "lose_reply"))
-@pytest.mark.parametrize("verb", ("settle", "walk", "standing"))
+@pytest.mark.parametrize("verb", ("settle", "free", "walk", "standing"))
 def test_a_broken_line_is_mended(
     store: RedisStore, far: RedisStore, proxy: TcpProxy, clock: FrozenClock, verb: str, lose: str
 ) -> None:
@@ -115,17 +117,50 @@ def test_a_broken_line_is_mended(
     before = seen(store, key)
     calls: dict[str, Callable[[], object]] = {
         "settle": lambda: far.unsettled.settle(before, token=token, payload=PAYLOAD, keep=KEEP),
+        "free": lambda: far.unsettled.free(before),
         "walk": lambda: far.unsettled.walk(State.QUARANTINED, limit=10),
         "standing": lambda: far.unsettled.standing(),
     }
     expected: dict[str, object] = {
         "settle": True,
+        "free": True,
         "walk": Sheet((before,), None),
         "standing": Standing(quarantined=1, quarantined_for=0.0),
     }
     getattr(proxy, lose)()
 
     assert expected[verb] == calls[verb]()
+
+
+@pytest.mark.parametrize("standing", ("in flight", "quarantined", "completed"))
+@pytest.mark.parametrize("again", (False, True), ids=("free", "in flight again"))
+def test_a_call_that_has_freed_a_key_is_told_so_when_it_is_repeated(
+    full: tuple[RedisStore, redis.Redis],
+    clock: FrozenClock,
+    monkeypatch: pytest.MonkeyPatch,
+    standing: Any,
+    again: bool,
+) -> None:
+    """
+    Whatever became of the key since, and on a full server too. Whoever comes second is told that it was somebody else.
+    """
+    store, client = full
+    key, call = a_key(), a_token()
+    stand(store, clock, key, standing)
+    before = seen(store, key)
+    monkeypatch.setattr("flask_idempotency.stores.redis.unsettled.new_token", lambda: call)
+    client.config_set("maxmemory", 1)
+    assert store.unsettled.free(before)
+    client.config_set("maxmemory", 0)
+    if again:
+        granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+    after = store.read(key)
+
+    assert store.unsettled.free(before)
+    monkeypatch.undo()
+    assert not store.unsettled.free(before)
+    assert after == store.read(key)
+    assert 0 < client.pttl(layout.freed(key)) <= FREED_MS
 
 
 @pytest.mark.parametrize("verb", ("stale", "due", "standing"))

@@ -9,6 +9,7 @@
                             milliseconds, and those that are quarantined, by 0
     idm1:{p02b0}:q:<tid>    hash: the tenant's ledger of what is completed, and its limits; see below
     idm1:{p02b0}:k:<tid>    hash: the tenant's data keys; see below
+    idm1:{p02b0}:g:<rid>    by which call the record was freed that was there; gone after minutes
     idm1:{p02b0}:c:<rid>    a cached answer of another store, see `replays.py`; these may be lost. The store's identity
                             is mixed into this rid, see `stores/tiered.py`
     idm1:{p02b0}:e:<tid>    when the tenant's cached answers were erased, by the cache's clock in microseconds
@@ -151,6 +152,11 @@ def records_of(tid: bytes | None) -> bytes:
 EVERY_LEDGER: Final = b"idm1:{*}:[fq]:*"
 EVERY_SHELF: Final = b"idm1:{*}:k:*"
 """Patterns for SCAN."""
+
+
+def freed(key: StorageKey) -> bytes:
+    """By which call this key was freed."""
+    return _prefix(key.tid) + b"g:" + _text(key.rid)
 
 
 def replay(key: StorageKey) -> bytes:
