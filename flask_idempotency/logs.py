@@ -83,7 +83,9 @@ LINES: Mapping[type[Event], Line] = MappingProxyType(
         events.RecordCorrupt: Line(logging.ERROR, "A stored record cannot be read."),
         events.ReplayForbidden: Line(logging.INFO, "A replay was refused by the application's guard."),
         events.Reaped: Line(logging.WARNING, "A claim was quarantined: its owner has vanished."),
-        events.Settled: Line(logging.WARNING, "A key was settled in its owner's place."),
+        events.Settled: Line(
+            logging.WARNING, "A key was settled in its owner's place; or may have been, if not `certain`."
+        ),
         events.ResolverAsked: Line(logging.INFO, "A resolver did not settle a key."),
         events.TenantErased: Line(logging.WARNING, "The answers of a tenant were erased by hand."),
         events.QuotaSet: Line(logging.WARNING, "The limits of a tenant were set by hand."),

@@ -29,6 +29,10 @@ class StoreUnavailable(IdempotencyError):
     """The store did not answer, or answered that it cannot decide. Nobody knows what it did."""
 
 
+class NothingChanged(StoreUnavailable):
+    """Something did not answer that had to be asked before anything was changed: so nothing was."""
+
+
 class KeysUnavailable(StoreUnavailable):
     """The store is there, and the keys that its answers are encrypted with are not: not even `on_store_down="allow"` runs
     anything without them, for the store goes on remembering who has run."""

@@ -155,7 +155,8 @@ class Settled(Event):
     """Somebody else than its owner has settled a key: an audit event.
 
     `verb` is `completed`, `released` or `reopened`; `was` the state it was in before, and `forced` whether a warning was
-    overruled. `actor` says who: `resolver`, or the operator as the command was told; `reason` why, in their words.
+    overruled. `actor` says who: `resolver`, or the operator as the command was told; `reason` why, in their words. `certain`
+    is False when the store did not say whether it has done it: it may have, and may not.
     """
 
     verb: str
@@ -163,6 +164,7 @@ class Settled(Event):
     actor: str
     reason: str
     forced: bool = False
+    certain: bool = True
 
 
 @dataclass(frozen=True, slots=True)

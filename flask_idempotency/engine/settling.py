@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, NothingChanged, StoreUnavailable
 from flask_idempotency.engine.events import Event, Settled
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.ports import Binding, Codec
@@ -19,7 +20,8 @@ class Settler:
     """Settles what was seen and still stands so, and tells who did it and why.
 
     Every method returns False when something else is there by now: the owner was faster, or another janitor. Then nothing
-    was changed, and nothing is told. Each raises `StoreUnavailable` when nobody can tell; it may be repeated.
+    was changed, and nothing is told. Each raises `StoreUnavailable` when nobody can tell, and tells that it may have been
+    done; it may be repeated.
     """
 
     def __init__(
@@ -44,10 +46,8 @@ class Settler:
 
     def free(self, seen: Found, *, actor: str, reason: str, forced: bool = False) -> bool:
         """The key may run again. Whoever calls this has made sure that its work was not done, and is not being done."""
-        freed = self._unsettled.free(seen)
-        if freed:
-            self._tell(seen, verb="released", actor=actor, reason=reason, forced=forced)
-        return freed
+        told = partial(self._tell, seen, verb="released", actor=actor, reason=reason, forced=forced)
+        return _heard(lambda: self._unsettled.free(seen), told)
 
     def reopen(self, seen: Found, *, keep: float, actor: str, reason: str) -> bool:
         """A record that was quarantined because nobody could open its answer is completed again, now that somebody can.
@@ -66,18 +66,19 @@ class Settler:
     def _complete(self, seen: Found, result: Result, keep: float, *, verb: str, actor: str, reason: str) -> bool:
         token = successor(seen.record.token)
         binding = Binding(seen.key, token, seen.record.fence, seen.record.fingerprint)
+        told = partial(self._tell, seen, verb=verb, actor=actor, reason=reason)
         settled = False
 
         def store(key: StorageKey, payload: Payload) -> None:
             nonlocal settled
-            settled = self._unsettled.settle(seen, token=token, payload=payload, keep=keep)
+            settled = _heard(lambda: self._unsettled.settle(seen, token=token, payload=payload, keep=keep), told)
 
         Sealing(self._codec, [binding], result).writing(store)(seen.key)
-        if settled:
-            self._tell(seen, verb=verb, actor=actor, reason=reason)
         return settled
 
-    def _tell(self, seen: Found, *, verb: str, actor: str, reason: str, forced: bool = False) -> None:
+    def _tell(
+        self, seen: Found, *, verb: str, actor: str, reason: str, forced: bool = False, certain: bool = True
+    ) -> None:
         self._observers(
             Settled(
                 self._label(seen.key),
@@ -87,5 +88,24 @@ class Settler:
                 actor=actor,
                 reason=reason,
                 forced=forced,
+                certain=certain,
             )
         )
+
+
+def _heard(settle: Callable[[], bool], told: Callable[..., None]) -> bool:
+    """Whether this has settled the key. It is told of, and also where nobody knows: what may have been done is on record."""
+    try:
+        settled = settle()
+    except BaseException as error:  # whoever is interrupted does not know either
+        if not isinstance(error, IdempotencyError) or _may_be_done(error):
+            told(certain=False)
+        raise
+    if settled:
+        told()
+    return settled
+
+
+def _may_be_done(error: IdempotencyError) -> bool:
+    """Any other than these the store raises instead of doing it."""
+    return isinstance(error, StoreUnavailable) and not isinstance(error, NothingChanged)

@@ -103,7 +103,10 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
         events.Settled: (
             Counts(
                 "settled_by_others",
-                _by(lambda event: event.verb, lambda event: "resolver" if event.actor == "resolver" else "person"),
+                _by(
+                    lambda event: event.verb if event.certain else "uncertain",
+                    lambda event: "resolver" if event.actor == "resolver" else "person",
+                ),
             ),
         ),
         events.ResolverAsked: (

@@ -123,8 +123,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
             Family(
                 "idempotency_settled_by_others",
-                "Keys settled in their owners' place.",
-                {"verb": ("completed", "released", "reopened", OTHER), "by": ("resolver", "person")},
+                "Keys settled in their owners' place, or perhaps, where the store did not say.",
+                {"verb": ("completed", "released", "reopened", "uncertain", OTHER), "by": ("resolver", "person")},
             ),
             Family(
                 "idempotency_resolver_misses",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.errors import NothingChanged
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import Payload, State
 from flask_idempotency.engine.unsettled import Found, Sheet, Standing, Unsettled
@@ -49,7 +49,7 @@ class CachedUnsettled:
         # Before the system changes: what is withdrawn in vain is cached again one day, and this may be repeated; what was
         # freed and is replayed could not be freed once more.
         if seen.record.payload is not None and not self._withdraw(seen.key, seen.record.fence):
-            raise StoreUnavailable(
+            raise NothingChanged(
                 "Nothing was changed, for the cache of answers did not hear of it and would go on replaying this one: repeat "
                 "this when the cache answers. If it never will again, see `A cache that is gone` in docs/operations.md."
             )

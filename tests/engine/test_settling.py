@@ -11,7 +11,14 @@ from flask_idempotency.codec.data_keys import DataKeyring
 from flask_idempotency.codec.encryption import EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyRing
-from flask_idempotency.engine.errors import CorruptRecord, KeysUnavailable, LeaseLost, StoreUnavailable
+from flask_idempotency.engine.errors import (
+    CorruptRecord,
+    IdempotencyError,
+    KeysUnavailable,
+    LeaseLost,
+    NothingChanged,
+    StoreUnavailable,
+)
 from flask_idempotency.engine.events import Event, Observers, Settled
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Replayed
@@ -293,20 +300,46 @@ def test_an_erased_answer_is_not_reopened(desk: Desk) -> None:
     assert desk.events == []
 
 
-def test_a_store_that_does_not_answer_is_said_to(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", (StoreUnavailable("down"), KeyboardInterrupt(), TimeoutError()))
+def test_a_store_that_does_not_answer_is_said_to(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
     """
-    Nobody knows what it did, so nothing is told.
+    Nobody knows what it did, and that is told: it may have done it. So is what was interrupted.
     """
     held, _ = desk.held()
 
     def away(*arguments: Any, **options: Any) -> bool:
-        raise StoreUnavailable("down")
+        raise error
 
     for verb in ("settle", "free"):
         monkeypatch.setattr(desk.store.unsettled, verb, away)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(type(error)):
         desk.settler.complete(held, PAID, keep=KEEP, **WHY)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(type(error)):
+        desk.settler.free(held, forced=True, **WHY)
+
+    told = desk.told(held, "completed"), desk.told(held, "released", forced=True)
+    assert [replace(event, certain=False) for event in told] == desk.events
+
+
+@pytest.mark.parametrize("error", (NothingChanged("down"), CorruptRecord("none of ours")))
+def test_what_was_certainly_not_done_is_not_told(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, error: IdempotencyError
+) -> None:
+    """
+    A store that says so has changed nothing.
+    """
+    held, _ = desk.held()
+
+    def refuse(*arguments: Any, **options: Any) -> bool:
+        raise error
+
+    for verb in ("settle", "free"):
+        monkeypatch.setattr(desk.store.unsettled, verb, refuse)
+    with pytest.raises(type(error)):
+        desk.settler.complete(held, PAID, keep=KEEP, **WHY)
+    with pytest.raises(type(error)):
         desk.settler.free(held, **WHY)
 
     assert desk.events == []

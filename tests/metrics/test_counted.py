@@ -162,6 +162,9 @@ def test_an_event_counts_for_this_and_nothing_else(
             id="by a person",
         ),
         pytest.param(
+            made(events.Settled, certain=False), {("settled_by_others_total", "uncertain", "resolver"): 1}, id="perhaps"
+        ),
+        pytest.param(
             made(events.ResolverAsked, answer="still-unknown"),
             {("resolver_misses_total", "still-unknown"): 1},
             id="unknown",
