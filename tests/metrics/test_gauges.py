@@ -99,7 +99,8 @@ def test_a_scrape_tells_what_is_unsettled_and_since_when(store: Store, clock: Fr
 
 
 def test_a_store_where_all_is_settled_says_0_and_not_nothing(store: Store) -> None:
-    read_now = read(gauges_of(shop(store)))
+    app = shop(store)  # held, or it may be gone before the scrape
+    read_now = read(gauges_of(app))
 
     assert 0.0 == read_now["unsettled_records", "quarantined"] == read_now["unsettled_age_seconds", "quarantined"]
     assert not [name for name in read_now if name[0] in ("chore_age_seconds", "clock_skew_seconds")]
@@ -109,7 +110,8 @@ def test_a_heartbeat_of_another_release_is_passed_over(store: Store) -> None:
     book_in(store, "shop").note("heartbeat", "[1]")
     book_in(store, "shop").note("a-chore-of-tomorrow", "{}")
 
-    read_now = read(gauges_of(shop(store)))
+    app = shop(store)  # held, or it may be gone before the scrape
+    read_now = read(gauges_of(app))
 
     assert (True, False, False) == (
         ("chore_age_seconds", "heartbeat") in read_now,
