@@ -37,7 +37,8 @@ def may_live_for(record: Record, *, max_runtime: float) -> float:
     One that has said itself that it does not know is not at work any more. But the commonest reason for that is a request
     to somebody else that has timed out, and may still be on its way: so the rest of its lease is waited for.
     """
-    if record.state is State.COMPLETED:
+    if record.state is State.COMPLETED or record.payload is not None:
+        # Of an answer that nobody can open, too, the deadline is its own and no lease's.
         return 0.0
     silent = record.state is State.PROCESSING or record.reason == LAPSED
     return max(record.remaining + (max_runtime if silent else 0.0), 0.0)

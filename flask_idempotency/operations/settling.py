@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
+from typing import Final
 
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.owner import last_seen, may_live_for
@@ -15,6 +17,11 @@ from flask_idempotency.engine.unsettled import Found
 from flask_idempotency.operations.finding import Case
 from flask_idempotency.operations.refusal import Refused
 from flask_idempotency.operations.spelling import moment, span
+
+_NOBODY_KNOWS: Final = (
+    "Its owner may still be at work: this application has no such endpoint, or has it under another name, so nobody knows "
+    "for how long it may run."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +40,11 @@ class Done:
     left: int
 
 
-def doubts(case: Case, policy: Policy) -> list[str]:
-    """Why this key should not run again, one sentence each. Empty: it was not done, as far as we know, and nobody is at it."""
+def doubts(case: Case, policy: Policy, *, known: bool = True) -> list[str]:
+    """Why this key should not run again, one sentence each. Empty: it was not done, as far as we know, and nobody is at it.
+
+    `known`: the application has the endpoint that the key was used for, so the policy's `max_runtime` is what its views have.
+    """
     said = []
     if any(found.record.state is State.COMPLETED for found in case.found):
         said.append("Its work was done, and retries get the answer. Released, the next retry does it once more.")
@@ -43,6 +53,8 @@ def doubts(case: Case, policy: Policy) -> list[str]:
             "Its work was done: the record holds an answer that nobody could open. Released, the next retry does it once "
             "more. See `resolve --reopen` and `resolve --happened`."
         )
+    if not known and any(may_live_for(found.record, max_runtime=inf) == inf for found in case.found):
+        return [*said, _NOBODY_KNOWS]
     lives = [living for found in case.found if (living := alive(found.record, policy)) is not None]
     return [*said, *lives[:1]]
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from flask_idempotency.engine.owner import LAPSED, last_seen, may_live_for
-from flask_idempotency.engine.record import NOBODY, OnLapse, Record, State
-from flask_idempotency.testing.contract.examples import FINGERPRINT
+from flask_idempotency.engine.owner import LAPSED, as_of, last_seen, may_live_for
+from flask_idempotency.engine.record import CORRUPT, NOBODY, OnLapse, Record, State
+from flask_idempotency.testing.contract.examples import FINGERPRINT, PAYLOAD
 
 NOW = 1_800_000_000.0
 LEASE, MAX_RUNTIME = 30.0, 900.0
@@ -31,8 +31,8 @@ def record(state: State, *, remaining: float, reason: str = "") -> Record:
     )
 
 
-def may_live(record: Record, *, horizon: float | None = None) -> float:
-    return may_live_for(record, lease=LEASE, max_runtime=MAX_RUNTIME, horizon=horizon)
+def may_live(record: Record) -> float:
+    return may_live_for(record, max_runtime=MAX_RUNTIME)
 
 
 @pytest.mark.parametrize(
@@ -45,18 +45,18 @@ def test_an_owner_was_last_seen_when_it_claimed_or_renewed(remaining: float, sec
     assert seconds == last_seen(record(State.PROCESSING, remaining=remaining), lease=LEASE)
 
 
-@pytest.mark.parametrize(("remaining", "seconds"), ((30.0, 900.0), (10.0, 880.0), (-10.0, 860.0), (-869.0, 1.0)))
+@pytest.mark.parametrize(("remaining", "seconds"), ((30.0, 930.0), (10.0, 910.0), (-10.0, 890.0), (-899.0, 1.0)))
 @pytest.mark.parametrize("state", (State.PROCESSING, State.QUARANTINED))
 def test_a_silent_owner_may_live_as_long_as_a_view_may_run(state: State, remaining: float, seconds: float) -> None:
     """
-    Since it was last seen: it may be frozen, or cut off from the store, and come back.
+    Since its lease ended: it may be frozen, or cut off from the store, and come back.
     """
     reason = LAPSED if state is State.QUARANTINED else ""
 
     assert seconds == may_live(record(state, remaining=remaining, reason=reason))
 
 
-@pytest.mark.parametrize("remaining", (-870.0, -871.0, -1e9))
+@pytest.mark.parametrize("remaining", (-900.0, -901.0, -1e9))
 def test_an_owner_that_has_had_its_time_is_taken_for_gone(remaining: float) -> None:
     """
     And never for less than that.
@@ -64,20 +64,23 @@ def test_an_owner_that_has_had_its_time_is_taken_for_gone(remaining: float) -> N
     assert may_live(record(State.QUARANTINED, remaining=remaining, reason=LAPSED)) == 0.0
 
 
-def test_a_lease_that_runs_is_waited_for_whatever_a_view_may_run() -> None:
-    """
-    The limit may have been shortened since the claim.
-    """
-    assert may_live_for(record(State.PROCESSING, remaining=500.0), lease=LEASE, max_runtime=60.0) == 500.0
-
-
 @pytest.mark.parametrize("remaining", (30.0, -10.0))
-def test_an_owner_that_has_had_its_say_is_not_waited_for(remaining: float) -> None:
+def test_an_owner_that_has_completed_its_record_is_not_waited_for(remaining: float) -> None:
     """
-    It has completed its record, or said that it does not know: its work is over.
+    Its work is over, and its answer's life is another thing than a lease. Nor when nobody can open that answer.
     """
-    assert may_live(record(State.COMPLETED, remaining=remaining)) == 0.0
-    assert may_live(record(State.QUARANTINED, remaining=remaining, reason="view-crashed")) == 0.0
+    answered = replace(record(State.COMPLETED, remaining=remaining), payload=PAYLOAD)
+
+    assert may_live(answered) == 0.0
+    assert may_live(replace(answered, state=State.QUARANTINED, reason=CORRUPT)) == 0.0
+
+
+@pytest.mark.parametrize(("remaining", "seconds"), ((30.0, 30.0), (-10.0, 0.0)))
+def test_of_an_owner_that_does_not_know_the_lease_is_waited_for(remaining: float, seconds: float) -> None:
+    """
+    It is not at work any more; what it has sent to somebody may still be on its way.
+    """
+    assert seconds == may_live(record(State.QUARANTINED, remaining=remaining, reason="view-crashed"))
 
 
 def test_a_clock_that_was_set_forward_declares_no_owner_dead() -> None:
@@ -87,8 +90,9 @@ def test_a_clock_that_was_set_forward_declares_no_owner_dead() -> None:
     claimed = replace(record(State.QUARANTINED, remaining=-2 * 86400.0, reason=LAPSED), deadline=NOW + LEASE)
 
     assert may_live(claimed) == 0.0
-    assert last_seen(claimed, lease=LEASE, horizon=NOW + 10) == 10.0
-    assert may_live(claimed, horizon=NOW + 10) == MAX_RUNTIME - 10
+    seen = as_of(claimed, NOW + 10)
+    assert last_seen(seen, lease=LEASE) == 10.0
+    assert may_live(seen) == LEASE - 10 + MAX_RUNTIME
 
 
 def test_a_horizon_that_is_ahead_says_nothing() -> None:
@@ -97,5 +101,13 @@ def test_a_horizon_that_is_ahead_says_nothing() -> None:
     """
     claimed = record(State.PROCESSING, remaining=20.0)
 
-    assert last_seen(claimed, lease=LEASE, horizon=NOW + 1e6) == 10.0
-    assert may_live(claimed, horizon=NOW + 1e6) == MAX_RUNTIME - 10
+    assert claimed == as_of(claimed, NOW + 1e6)
+
+
+def test_the_life_of_an_answer_has_one_clock() -> None:
+    """
+    The store's: it is over when that says so.
+    """
+    answered = record(State.COMPLETED, remaining=-1.0)
+
+    assert answered == as_of(answered, NOW - 1e6)

@@ -67,16 +67,34 @@ def test_what_is_quarantined_is_completed_once() -> None:
 )
 def test_there_are_doubts_of_whatever_was_done_or_may_go_on(standing: Standing, doubtful: bool) -> None:
     """
-    None of what its own owner has given up.
+    And of what its own owner has given up until its lease is over: what it has sent may be on its way.
     """
-    assert doubtful is bool(doubts(Desk(standing).case, Policy()))
+    desk = Desk(standing)
+
+    assert doubts(desk.case, Policy())
+    desk.clock.advance(LEASE)
+    assert doubtful is bool(doubts(desk.case, Policy()))
+
+
+@pytest.mark.parametrize(
+    ("standing", "doubtful"), (("in flight", True), ("lapsed, quarantine", True), ("quarantined", False))
+)
+def test_of_an_endpoint_that_is_not_known_no_silent_owner_is_ever_gone(standing: Standing, doubtful: bool) -> None:
+    """
+    Nobody knows for how long its views may run.
+    """
+    desk = Desk(standing)
+    desk.clock.advance(1e6)
+
+    assert [] == doubts(desk.case, Policy())
+    assert int(doubtful) == len(doubts(desk.case, Policy(), known=False))
 
 
 def test_an_owner_may_live_until_its_runtime_is_over() -> None:
     desk = Desk("in flight")
     policy = Policy(lease=LEASE, max_runtime=100)
     lives = [alive(desk.case.first.record, policy) is not None]
-    for seconds in (99.9, 0.1):
+    for seconds in (LEASE + 99.9, 0.1):
         desk.clock.advance(seconds)
         lives.append(alive(desk.case.first.record, policy) is not None)
 

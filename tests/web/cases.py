@@ -18,6 +18,8 @@ from tests.web.apps import World, new_world
 
 LEASE, MAX_RUNTIME = 30.0, 900.0
 """Of the default policy."""
+GONE = LEASE + MAX_RUNTIME
+"""Seconds after its claim an owner that was never heard of again is taken for gone."""
 
 WHY = ("--reason", "asked the bank", "--actor", "ops")
 ALICES = ("--key", "k", "--tenant", "acme", "--principal", "alice")

@@ -13,7 +13,7 @@ from flask_idempotency.operations import handle_of
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from tests.web.apps import World, new_world
-from tests.web.cases import ALICES, LEASE, MAX_RUNTIME, key_of, lapsed, paid, refusal, run, said, shop, vanished
+from tests.web.cases import ALICES, GONE, LEASE, MAX_RUNTIME, key_of, lapsed, paid, refusal, run, said, shop, vanished
 
 
 def listed(world: World, state: str, *arguments: str) -> list[dict[str, Any]]:
@@ -62,7 +62,7 @@ def test_machines_get_the_whole_record() -> None:
         "lease_ended_ago": 1.0,
         "on_lapse": "quarantine",
         "reason": "lease-expired",
-        "owner": {"last_seen_ago": LEASE + 1, "may_live_for": MAX_RUNTIME - LEASE - 1},
+        "owner": {"last_seen_ago": LEASE + 1, "may_live_for": MAX_RUNTIME - 1},
         "completed_at": None,
         "duration": None,
         "expires_at": None,
@@ -154,13 +154,13 @@ def test_show_says_when_the_owner_was_last_seen_and_whether_it_may_live() -> Non
     vanished(world)
     world.clock.advance(10)
     alive = run(world, "show", *ALICES).output
-    world.clock.advance(MAX_RUNTIME)
+    world.clock.advance(GONE)
     dead = run(world, "show", *ALICES).output
 
     assert "lease:        not over yet; then quarantined" in alive
-    assert "owner:        last seen 10 s ago, may be at work for another 14 min 50 s" in alive
-    assert "lease:        ended 14 min 40 s ago; then quarantined" in dead
-    assert "owner:        last seen 15 min 10 s ago, not at work" in dead
+    assert "owner:        last seen 10 s ago, may be at work for another 15 min 20 s" in alive
+    assert "lease:        ended 15 min 10 s ago; then quarantined" in dead
+    assert "owner:        last seen 15 min 40 s ago, not at work" in dead
 
 
 def test_show_finds_by_handle_what_list_told() -> None:

@@ -20,8 +20,8 @@ from tests.web.apps import World, new_world
 from tests.web.cases import (
     ALICES,
     ANSWER,
+    GONE,
     LEASE,
-    MAX_RUNTIME,
     WHY,
     key_of,
     lapsed,
@@ -47,7 +47,7 @@ def test_a_key_whose_owner_is_gone_for_good_is_free() -> None:
     And its next retry runs, once.
     """
     world = shop()
-    lapsed(world, after=MAX_RUNTIME)
+    lapsed(world, after=GONE)
 
     told = run(world, *RELEASE)
 
@@ -63,7 +63,7 @@ def test_one_that_is_in_progress_and_whose_owner_is_gone_for_good_is_free_too(on
     """
     world = shop()
     vanished(world, on_lapse=on_lapse)
-    world.clock.advance(MAX_RUNTIME)
+    world.clock.advance(GONE)
 
     assert (0, {"verb": "released", "forced": False, "settled": 1, "left": 0}) == (
         (told := run(world, *RELEASE, "--json")).exit_code,
@@ -72,13 +72,16 @@ def test_one_that_is_in_progress_and_whose_owner_is_gone_for_good_is_free_too(on
     assert record(world) is None
 
 
-def test_one_that_its_own_owner_gave_up_is_free_at_once() -> None:
+def test_one_that_its_own_owner_gave_up_is_free_when_its_lease_is_over() -> None:
     """
-    It has said that it cannot tell, and is at work no more.
+    It has said that it cannot tell, and is at work no more; but what it has sent may still arrive.
     """
     world = shop(on_error="quarantine")
     assert 500 == paid(world, Fail="yes").status_code
     assert State.QUARANTINED is state(world)
+    world.clock.advance(LEASE - 1)
+    assert "may go on for 1 s" in refusal(run(world, *RELEASE))
+    world.clock.advance(1)
 
     assert 0 == run(world, *RELEASE).exit_code
     assert 201 == paid(world).status_code
@@ -95,16 +98,16 @@ def test_while_the_owner_may_live_it_is_refused(quarantined: bool) -> None:
 
     told = refusal(run(world, *RELEASE))
 
-    seen, lives, until = ("31 s", "14 min 29 s", "02:01:40.000Z") if quarantined else ("0 s", "15 min", "02:01:40.000Z")
-    assert f"it was last seen {seen} ago, and may go on for {lives}, until 2001-09-09T{until}." in told
+    seen, lives = ("31 s", "14 min 59 s") if quarantined else ("0 s", "15 min 30 s")
+    assert f"it was last seen {seen} ago, and may go on for {lives}, until 2001-09-09T02:02:10.000Z." in told
     assert "--force" in told
     assert (before, []) == (record(world), world.told(Settled))
     world.store.complete(key, token, ANSWER, keep=60)
     assert State.COMPLETED is state(world)
 
 
-@pytest.mark.parametrize("seconds", (MAX_RUNTIME - 0.01, MAX_RUNTIME), ids=("may live", "cannot live"))
-def test_the_owner_may_live_for_as_long_as_its_lease_was_renewed_at_most(seconds: float) -> None:
+@pytest.mark.parametrize("seconds", (GONE - 0.01, GONE), ids=("may live", "cannot live"))
+def test_the_owner_may_live_for_as_long_as_a_view_may_run_after_its_lease(seconds: float) -> None:
     """
     Not for its lease alone: one that is frozen comes back.
     """
@@ -112,7 +115,7 @@ def test_the_owner_may_live_for_as_long_as_its_lease_was_renewed_at_most(seconds
     vanished(world)
     world.clock.advance(seconds)
 
-    assert (0 if seconds >= MAX_RUNTIME else 1) == run(world, *RELEASE).exit_code
+    assert (0 if seconds >= GONE else 1) == run(world, *RELEASE).exit_code
 
 
 def test_what_was_done_is_refused() -> None:
@@ -142,8 +145,37 @@ def test_what_was_done_and_cannot_be_opened_is_refused() -> None:
     world = shop()
     condemned(world)
 
-    assert "Its work was done: the record holds an answer that nobody could open" in refusal(run(world, *RELEASE))
+    told = refusal(run(world, *RELEASE))
+
+    assert "Its work was done: the record holds an answer that nobody could open" in told
+    assert "owner" not in told
     assert State.QUARANTINED is state(world)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "doubtful"), (("pay", False), ("paid_before", True)), ids=("there", "renamed since")
+)
+@pytest.mark.parametrize("quarantined", (True, False), ids=("quarantined", "in progress"))
+def test_of_an_endpoint_that_is_not_there_nobody_knows_for_how_long_its_views_run(
+    endpoint: str, doubtful: bool, quarantined: bool
+) -> None:
+    """
+    The policy that holds for it now is none that anybody has chosen for it.
+    """
+    world = shop()
+    vanished(world, endpoint=endpoint)
+    world.clock.advance(10 * GONE)
+    if quarantined:
+        (found,) = world.store.unsettled.stale(horizon=world.clock.now, limit=10).found
+        assert world.store.unsettled.lapse(found, horizon=world.clock.now)
+    never = ("resolve", *ALICES, "--never-happened", *WHY, "--yes")
+
+    for command in (RELEASE, never) if quarantined and doubtful else (RELEASE,):
+        told = run(world, *command)
+        assert doubtful is ("this application has no such endpoint" in told.stderr)
+        assert int(doubtful) == told.exit_code
+    if doubtful:
+        assert said(run(world, *RELEASE, "--force", "--json"))["forced"]
 
 
 @pytest.mark.parametrize("make", (vanished, lapsed, condemned, paid), ids=lambda make: make.__name__)
@@ -173,7 +205,7 @@ def test_a_force_that_was_not_needed_is_none() -> None:
     An auditor looks for those that were.
     """
     world = shop()
-    lapsed(world, after=MAX_RUNTIME)
+    lapsed(world, after=GONE)
 
     assert not said(run(world, *RELEASE, "--force", "--json"))["forced"]
 
@@ -183,11 +215,11 @@ def test_it_asks_and_shows_what_about() -> None:
     No, and no answer at all, leave everything as it is.
     """
     world = shop()
-    lapsed(world, after=MAX_RUNTIME)
+    lapsed(world, after=GONE)
     told = [run(world, *RELEASE[:-1], typed=typed) for typed in ("n\n", "")]
 
     assert [1, 1] == [each.exit_code for each in told]
-    assert all("owner:        last seen 15 min ago, not at work" in each.stderr for each in told)
+    assert all("owner:        last seen 15 min 30 s ago, not at work" in each.stderr for each in told)
     assert State.QUARANTINED is state(world)
     assert 0 == run(world, *RELEASE[:-1], typed="y\n").exit_code
     assert record(world) is None
@@ -209,7 +241,7 @@ def test_an_owner_that_was_faster_wins() -> None:
     """
     world = shop()
     key, token = vanished(world)
-    world.clock.advance(MAX_RUNTIME)
+    world.clock.advance(GONE)
 
     told = _meanwhile(world, lambda: world.store.complete(key, token, ANSWER, keep=60))
 
@@ -223,7 +255,7 @@ def test_an_owner_that_has_just_renewed_wins() -> None:
     """
     world = shop()
     key, token = vanished(world)
-    world.clock.advance(MAX_RUNTIME)
+    world.clock.advance(GONE)
 
     told = _meanwhile(world, lambda: world.store.renew(key, token, lease=LEASE))
 
@@ -250,7 +282,7 @@ def test_it_is_told_who_and_why() -> None:
     By what stands for the key in logs, which names nobody.
     """
     world = shop()
-    lapsed(world, after=MAX_RUNTIME)
+    lapsed(world, after=GONE)
 
     run(world, *RELEASE)
 
@@ -267,7 +299,7 @@ def test_whoever_says_no_name_is_the_user_of_the_system(monkeypatch: pytest.Monk
     actors = []
     for user in (lambda: "carol", _nobody):
         world = shop()
-        lapsed(world, after=MAX_RUNTIME)
+        lapsed(world, after=GONE)
         monkeypatch.setattr("getpass.getuser", user)
         assert 0 == run(world, "release", *ALICES, "--reason", "x", "--yes").exit_code
         actors += [event.actor for event in world.told(Settled) if isinstance(event, Settled)]
@@ -289,7 +321,7 @@ def test_without_a_reason_nothing_is_done(why: tuple[str, ...]) -> None:
     It is what an auditor asks first; and one line, so that it forges none in a log.
     """
     world = shop()
-    lapsed(world, after=MAX_RUNTIME)
+    lapsed(world, after=GONE)
 
     assert 2 == run(world, "release", *ALICES, *why, "--yes").exit_code
     assert State.QUARANTINED is state(world)
@@ -297,7 +329,7 @@ def test_without_a_reason_nothing_is_done(why: tuple[str, ...]) -> None:
 
 def test_what_is_free_already_is_refused() -> None:
     world = shop()
-    lapsed(world, after=MAX_RUNTIME)
+    lapsed(world, after=GONE)
     handle = handle_of(key_of(world))
     assert 0 == run(world, "release", handle, *WHY, "--yes").exit_code
 
@@ -311,6 +343,7 @@ def test_while_secrets_rotate_it_is_free_under_each(named: str) -> None:
     """
     world = shop(secret=["new", "old"], on_error="quarantine")
     paid(world, Fail="yes")
+    world.clock.advance(LEASE)
     told = said(run(world, "show", *ALICES, "--json"))
     by = {"key": ALICES, "handle": (told["handle"],), "other handle": (told["also"][0],)}[named]
 
@@ -327,6 +360,7 @@ def test_while_secrets_rotate_an_owner_that_took_the_first_keeps_all() -> None:
     """
     world = shop(secret=["new", "old"], on_error="quarantine")
     paid(world, Fail="yes")
+    world.clock.advance(LEASE)
     states = _all_states(world)
     free = type(world.store.unsettled).free
     asked = []
@@ -359,6 +393,7 @@ def test_while_secrets_rotate_a_hashed_name_needs_its_tenant_said() -> None:
     """
     world = shop(secret=["new", "old"], on_error="quarantine", audit_names="hashed")
     paid(world, Fail="yes")
+    world.clock.advance(LEASE)
     handle = said(run(world, "show", *ALICES, "--json"))["handle"]
 
     assert "say --tenant T" in refusal(run(world, "release", handle, *WHY, "--yes"))
@@ -368,10 +403,10 @@ def test_while_secrets_rotate_a_hashed_name_needs_its_tenant_said() -> None:
 
 def test_a_store_that_does_not_answer_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    Nobody can tell whether it is free, so it is to be repeated; and nobody is told that it was.
+    Nobody can tell whether it is free, so it is to be repeated; and what is told says so.
     """
     world = shop()
-    lapsed(world, after=MAX_RUNTIME)
+    lapsed(world, after=GONE)
 
     def down(*_: Any) -> bool:
         raise StoreUnavailable("no answer")
@@ -379,7 +414,7 @@ def test_a_store_that_does_not_answer_is_exit_code_2(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(type(world.store.unsettled), "free", down)
 
     assert (2, "Error: no answer\n") == ((told := run(world, *RELEASE)).exit_code, told.stderr)
-    assert [] == world.told(Settled)
+    assert [False] == [event.certain for event in world.told(Settled) if isinstance(event, Settled)]
 
 
 def test_a_store_in_which_nobody_can_settle_is_said_to_be_so() -> None:

@@ -15,7 +15,8 @@ from tests.web.apps import World
 from tests.web.cases import (
     ALICES,
     ANSWER,
-    MAX_RUNTIME,
+    GONE,
+    LEASE,
     WHY,
     key_of,
     lapsed,
@@ -149,6 +150,7 @@ def test_it_is_kept_for_as_long_as_the_endpoint_keeps_answers() -> None:
 
 def test_what_never_happened_runs_again() -> None:
     world = unknown()
+    world.clock.advance(LEASE)
 
     told = run(world, *RESOLVE, "--never-happened", "--json")
 
@@ -243,12 +245,12 @@ def test_it_shows_when_the_owner_was_last_seen_before_it_asks(verdict: tuple[str
     No, and no answer at all, leave everything as it is.
     """
     world = shop()
-    lapsed(world, after=MAX_RUNTIME + 60)
+    lapsed(world, after=GONE + 60)
     before = record(world)
     told = [run(world, *RESOLVE[:-1], *verdict, typed=typed) for typed in ("n\n", "")]
 
     assert [1, 1] == [each.exit_code for each in told]
-    assert all("owner:        last seen 16 min ago" in each.stderr for each in told)
+    assert all("owner:        last seen 16 min 30 s ago" in each.stderr for each in told)
     assert before == record(world)
     assert 0 == run(world, *RESOLVE[:-1], *verdict, typed="y\n").exit_code
     assert before != record(world)
@@ -272,7 +274,7 @@ def test_an_owner_that_was_faster_wins(verdict: tuple[str, ...], monkeypatch: py
     Its answer stays, and nobody is told that anything was settled.
     """
     world = shop()
-    key, token = lapsed(world, after=MAX_RUNTIME)
+    key, token = lapsed(world, after=GONE)
     read = world.store.read
 
     def looked(which: Any) -> Any:

@@ -174,8 +174,9 @@ def _check_cache(case: Case) -> None:
 
 
 def _freed(case: Case, *, force: bool, yes: bool, actor: str, reason: str) -> tuple[Done, bool]:
-    policy = policy_of(policies(), case.first.record.about)
-    against = doubts(case, policy)
+    about = case.first.record.about
+    policy = policy_of(policies(), about)
+    against = doubts(case, policy, known=about.operation in current_app.view_functions)
     if against and not force:
         raise Refused(" ".join([*against, "Nothing was changed. To release it all the same: --force."]))
     _ask(case, policy, "Let its next retry run?", yes=yes, against=against)
