@@ -187,7 +187,8 @@ def test_a_store_that_can_tell_nothing_is_up_and_says_no_more(store: Store) -> N
         claim, renew, mark, complete = store.claim, store.renew, store.mark, store.complete
         release, hold, read, condemn = store.release, store.hold, store.read, store.condemn
 
-    assert {("store_up",): 1.0} == read(gauges_of(shop(Bare())))
+    app = shop(Bare())
+    assert {("store_up",): 1.0} == read(gauges_of(app))
 
 
 def test_registering_asks_nothing(store: Store) -> None:
