@@ -262,6 +262,20 @@ SYSTEMS = [name for name in BACKENDS if name not in TIERED or name == "tiered-fa
 """Of tiered stores one: what tenants have is the system's, and `test_tiered_upkeep.py` has what the cache adds."""
 
 
+_THE_SAME_TO_A_JANITOR = ("-socket", "-tls", "-python", "_lock", "-advisory", "-repeatable-read")
+"""Other ways to the same server, and other ways to claim."""
+
+KEPT = [name for name in SYSTEMS if not name.endswith(_THE_SAME_TO_A_JANITOR)]
+"""As many of them as differ in how they are looked after."""
+
+
+@pytest.fixture(params=KEPT)
+def make_kept(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
+    """The same for what a store does for its janitor."""
+    with ExitStack() as ends:
+        yield BACKENDS[request.param](request, ends)
+
+
 @pytest.fixture(params=SYSTEMS)
 def make_system(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
     """The same for what a store can do besides being one."""

@@ -9,9 +9,9 @@ import pytest
 from example_app.servers import RedisServer
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
-from tests.backends import clusters, make_store, make_system, sql_databases
+from tests.backends import clusters, make_kept, make_store, make_system, sql_databases
 
-__all__ = ["clusters", "make_store", "make_system", "sql_databases"]
+__all__ = ["clusters", "make_kept", "make_store", "make_system", "sql_databases"]
 
 
 @pytest.fixture

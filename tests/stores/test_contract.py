@@ -33,17 +33,17 @@ class TestSystems(DataKeysContract, AnswersContract, LedgerContract):
 
 class TestUnsettled(UnsettledContract, SettledContract):
     @pytest.fixture
-    def store(self, make_system: MakeStore, clock: FrozenClock) -> Store:
-        return make_system(clock)
+    def store(self, make_kept: MakeStore, clock: FrozenClock) -> Store:
+        return make_kept(clock)
 
 
 class TestExpiry(ExpiryContract):
     @pytest.fixture
-    def store(self, make_system: MakeStore, clock: FrozenClock) -> Store:
-        return make_system(clock)
+    def store(self, make_kept: MakeStore, clock: FrozenClock) -> Store:
+        return make_kept(clock)
 
 
 class TestChoreBooks(ChoreBookContract):
     @pytest.fixture
-    def store(self, make_system: MakeStore, clock: FrozenClock) -> Store:
-        return make_system(clock)
+    def store(self, make_kept: MakeStore, clock: FrozenClock) -> Store:
+        return make_kept(clock)

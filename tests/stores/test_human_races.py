@@ -80,8 +80,8 @@ def at_once(*acts: Callable[[], bool]) -> list[bool]:
 
 
 @pytest.fixture
-def store(make_system: MakeStore) -> Any:
-    return make_system(FrozenClock())
+def store(make_kept: MakeStore) -> Any:
+    return make_kept(FrozenClock())
 
 
 def test_44_what_a_person_says_or_what_the_owner_says_stays(store: Any) -> None:
