@@ -10,10 +10,12 @@ import pytest
 from click.testing import Result
 from flask import Flask
 
+from flask_idempotency.engine.chores import LONGEST_LOCK_SECONDS
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import ChoreDone, Reaped, RecordCorrupt
 from flask_idempotency.engine.record import OnLapse
 from flask_idempotency.engine.resolution import Happened, Resolution, UnknownOutcome
+from flask_idempotency.maintenance.janitor import LOCK_SECONDS
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
@@ -236,6 +238,20 @@ def test_a_chore_that_is_killed_keeps_the_others_out_no_longer_than_its_budget(
     monkeypatch.setattr(type(world.store.chores), "take", taken)
 
     assert (0, [lease]) == (run(world, "reap", *budget).exit_code, leases)
+
+
+@pytest.mark.parametrize("chore", ("reap", "expire", "rotate", "reconcile"))
+def test_no_budget_is_longer_than_a_lock_may_last(chore: str) -> None:
+    """
+    A longer one would be taken for another clock's, and the janitor would begin beside it.
+    """
+    world = shop({"new": NEW}, quota_records=5)
+
+    longest, longer = (run(world, chore, "--budget", budget) for budget in ("7000", "7001"))
+
+    assert 7000 + LOCK_SECONDS < LONGEST_LOCK_SECONDS
+    assert (0, 2) == (longest.exit_code, longer.exit_code), longest.output
+    assert "7001" in longer.stderr
 
 
 def test_a_chore_whose_budget_ended_says_so() -> None:

@@ -163,6 +163,19 @@ def test_show_says_when_the_owner_was_last_seen_and_whether_it_may_live() -> Non
     assert "owner:        last seen 15 min 40 s ago, not at work" in dead
 
 
+def test_what_is_quarantined_is_not_told_that_it_will_be() -> None:
+    """
+    Its owner has said that it does not know, with lease left; or the lease was over. Neither is to be waited for.
+    """
+    world = shop(on_error="quarantine")
+    paid(world, Fail="yes")
+    held = run(world, "show", *ALICES).output
+    world.clock.advance(LEASE + 1)
+    over = run(world, "show", *ALICES).output
+
+    assert ("lease:        not over yet\n" in held, "lease:        ended 1 s ago\n" in over) == (True, True)
+
+
 def test_show_finds_by_handle_what_list_told() -> None:
     """
     In any case of its letters: it may be read out on the telephone.

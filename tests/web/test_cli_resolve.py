@@ -76,6 +76,30 @@ def test_a_body_may_come_from_standard_input() -> None:
     assert (0, b"\xff\x00\r\n") == (told.exit_code, paid(world).data)
 
 
+@pytest.mark.parametrize(
+    "verdict", (("--never-happened",), ("--happened", "--status", "201")), ids=("freed", "settled")
+)
+def test_where_standard_input_was_the_key_nobody_can_answer(verdict: tuple[str, ...]) -> None:
+    """
+    The error says what to add, and nothing is changed; with it, it is done. A second line is an answer.
+    """
+    asked = ("resolve", "--key", "-", *ALICES[2:], *WHY, *verdict)
+    world = unknown()
+    world.clock.advance(GONE)
+
+    told = run(world, *asked, typed="k\n")
+    no = run(world, *asked, typed="k\nn\n")
+
+    assert (1, State.QUARANTINED) == (told.exit_code, state(world))
+    assert "\nError: Standard input was the key" in told.stderr
+    assert told.stderr.endswith("add --yes.\n")
+    assert (1, "Aborted!") == (no.exit_code, no.stderr.splitlines()[-1])
+    assert 0 == run(world, *asked, typed="k\ny\n").exit_code
+    again = unknown()
+    again.clock.advance(GONE)
+    assert 0 == run(again, *asked, "--yes", typed="k\n").exit_code
+
+
 def test_without_a_body_retries_get_the_status_and_that_nothing_was_kept() -> None:
     """
     And the headers: where the payment is to be found, say.

@@ -25,6 +25,9 @@ from flask_idempotency.web.cli.group import NOT_IN_ORDER, Refused, as_json_optio
 _BUSY: Final = "Somebody else is at it just now, or was, and was killed less than its budget ago. Nothing was done."
 _UNFINISHED: Final = "Its budget ended before it was finished: run it again."
 
+_LONGEST_BUDGET_SECONDS: Final = 7000
+"""With the minute for which its lock outlives it, less than `LONGEST_LOCK_SECONDS`: a longer lock keeps nobody out."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Told:
@@ -156,11 +159,11 @@ _TOLD: Final = {
 def _budget_option(chore: Chore) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return click.option(
         "--budget",
-        type=click.FloatRange(1, 86400),
+        type=click.FloatRange(1, _LONGEST_BUDGET_SECONDS),
         metavar="SECONDS",
         default=_TOLD[chore].budget,
         show_default=True,
-        help="End after this, finished or not.",
+        help=f"End after this, finished or not: {_LONGEST_BUDGET_SECONDS:,} at most, for no lock lasts longer than two hours.",
     )
 
 

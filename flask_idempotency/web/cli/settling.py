@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
@@ -36,6 +37,10 @@ _CACHED: Final = (
     "It holds an answer, and other hosts have a cache that would go on giving it: IDEMPOTENCY_REDIS_URL is not set here, so "
     "that cannot be told. Nothing was changed. Do this where it is set as it is for the web hosts; --force does not help. If "
     "no host has a cache any more, see `A cache that is gone` in docs/operations.md."
+)
+_NOBODY: Final = (
+    "Standard input was the key, or is at its end, so nobody can answer. Nothing was changed. To do it without being asked: "
+    "add --yes."
 )
 _FIELD: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):\s*([ -~]*)")
 
@@ -191,7 +196,18 @@ def _ask(case: Case, policy: Policy, question: str, *, yes: bool, against: list[
         return
     lives = alive(case.first.record, policy) if against is None else None
     click.echo("\n".join([paragraph(show_of(case.first)), *(against or []), *([lives] if lives else [])]), err=True)
-    click.confirm(question, abort=True, err=True)
+    if not _confirmed(question):
+        raise click.Abort
+
+
+def _confirmed(question: str) -> bool:
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        click.echo(err=True)
+        raise Refused(_NOBODY) from None
 
 
 def _check_done(done: Done) -> None:

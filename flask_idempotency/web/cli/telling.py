@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flask_idempotency.engine.record import State
 from flask_idempotency.engine.unsettled import Found
 from flask_idempotency.operations import Shown, shown
 from flask_idempotency.operations.spelling import span
@@ -47,8 +48,9 @@ def _owner(told: Shown) -> list[tuple[str, str]]:
         return []
     lease = "not over yet" if told.lease_ended_ago is None else f"ended {ago(told.lease_ended_ago)}"
     lives = f"may be at work for another {span(told.owner.may_live_for)}" if told.owner.may_live_for else "not at work"
+    then = "; then taken over by a retry" if told.on_lapse == "takeover" else "; then quarantined"
     return [
-        ("lease", f"{lease}; then {'taken over by a retry' if told.on_lapse == 'takeover' else 'quarantined'}"),
+        ("lease", lease if told.state == State.QUARANTINED.value else lease + then),
         ("owner", f"last seen {ago(told.owner.last_seen_ago)}, {lives}"),
     ]
 
