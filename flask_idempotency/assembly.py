@@ -26,6 +26,7 @@ from flask_idempotency.engine.waiting import WaitingRoom
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.encryption import NO_DATA_KEYS
 from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.tiered_unsettled import CachedUnsettled
 from flask_idempotency.stores.timed import TimedStore, Timing
 
 _FACTORY = re.compile(r"[\w.]+:\w+")
@@ -97,7 +98,7 @@ def build(
         ledger=store.ledger if isinstance(store, Counts) else None,
         data_keys=data_keys,
         answers=store.answers if isinstance(store, ShowsAnswers) else None,
-        unsettled=store.unsettled if isinstance(store, KnowsUnsettled) else None,
+        unsettled=_unsettled(store, system),
         expiry=store.expiry if isinstance(store, Expires) else None,
         chores=OwnChores(store.chores, owner=owner_mark(settings.namespace))
         if isinstance(store, KeepsChoreBook)
@@ -105,6 +106,16 @@ def build(
         health=store.health if isinstance(store, KnowsItsHealth) else None,
         fronted=system if isinstance(system, Fronted) else None,
     )
+
+
+def _unsettled(store: Store, system: Store) -> Unsettled | None:
+    """What others than their owners may settle. Here, too, where the answers of a system that others have a cache before
+    cannot be withdrawn from it, nothing that holds one is settled anew: the cache would go on giving what it has."""
+    if not isinstance(store, KnowsUnsettled):
+        return None
+    if store is not system or not isinstance(system, Fronted):
+        return store.unsettled
+    return CachedUnsettled(store.unsettled, lambda key, fence: not system.has_cache())
 
 
 def _codec(settings: Settings, data_keys: DataKeys | None, *, store: str) -> Codec:

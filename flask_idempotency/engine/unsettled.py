@@ -17,8 +17,7 @@ class Found:
     key: StorageKey
     record: Record
     asked: bool = False
-    """Of one that `Unsettled.due` gives: whether it was given to somebody before, since it was quarantined. May be False
-    where it was, and never True where it was not."""
+    """Of one that `Unsettled.due` gives: whether it was given to somebody before, since its owner was last heard of."""
 
 
 @dataclass(frozen=True, slots=True)

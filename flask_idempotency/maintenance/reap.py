@@ -8,7 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypedDict
 
-from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, KeysUnavailable, StoreUnavailable
+from flask_idempotency.engine.errors import (
+    ConfigurationError,
+    IdempotencyError,
+    KeysUnavailable,
+    NothingChanged,
+    StoreUnavailable,
+)
 from flask_idempotency.engine.events import Event, Reaped, ResolverAsked
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.owner import LAPSED, as_of, may_live_for
@@ -161,9 +167,9 @@ def _resolved(
     try:
         policy = asking.policy_of(found.record.about)
         settled = _settle(found, resolution, policy, asking.settler, horizon=horizon)
-    except KeysUnavailable as error:
-        # It may be one tenant's keys alone: the others, whose turn it is as well, are not to wait for them.
-        return failed(error, "its answer cannot be sealed for now")
+    except (KeysUnavailable, NothingChanged) as error:
+        # It may be one tenant's keys alone, or one answer's cache: the others, whose turn it is as well, are not to wait.
+        return failed(error, str(error))
     except StoreUnavailable:
         raise
     except Exception as error:  # noqa: BLE001 - nor may what it says lead anywhere else

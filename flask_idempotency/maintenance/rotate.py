@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, DataKeyGone, KeysUnavailable
 from flask_idempotency.engine.ports import Binding, Codec
 from flask_idempotency.engine.record import ERASED, Record
-from flask_idempotency.engine.upkeep import Answer, Answers, DataKeys
+from flask_idempotency.engine.upkeep import Answer, Answers, DataKey, DataKeys
 from flask_idempotency.maintenance.drain import Did, Drain
 from flask_idempotency.maintenance.wipe import wiped
 
@@ -74,6 +74,7 @@ def rotate(
     ring: Sealed,
     *,
     drain: Drain,
+    owner: bytes = b"",
     grace: float = GRACE_SECONDS,
 ) -> Rotation:
     """Seal every answer anew that is not sealed under the newest key of the ring, plain ones too; and wipe erased ones.
@@ -84,17 +85,24 @@ def rotate(
 
     A tenant whose data keys cannot be used keeps nobody else's answers from being sealed.
 
+    `owner`: what the tokens of this application's claims begin with. Another one's answers in the same store are left
+    alone, for it may have no ring, or another; and so are data keys of a ring that is not ours while anything needs them.
+
     Raises `StoreUnavailable` when the store does not answer; what was done until then stays. Raises `ConfigurationError`
     when the codec does not encrypt: it would store in clear what is sealed.
     """
     newest = ring.newest
-    # Those of a ring that is not ours may be another application's, which seals with them.
-    old = [(tid, key) for tid, key in data_keys.others(newest) if key.kid in ring.kids()]
+    old = data_keys.others(newest)
     counts: Counter[str] = Counter()
-    for tid, key in old:
+
+    def close(tid: bytes, key: DataKey) -> None:
         if key.closed_for is None:
             data_keys.close(tid, key.number)
             counts["closed"] += 1
+
+    for tid, key in old:
+        if key.kid in ring.kids():
+            close(tid, key)
     used: set[tuple[bytes, int]] = set()
     blocked: set[bytes] = set()
     cursor: bytes | None = b""
@@ -103,6 +111,9 @@ def rotate(
         nonlocal cursor
         page = answers.walk(after=cursor or b"", limit=limit, other_than=newest)
         for answer in page.answers:
+            if not answer.record.token.startswith(owner):
+                used.update(_used_by(answer))
+                continue
             # Asked once for each tenant: whether it is one tenant's damage or everybody's outage, it will not be over soon.
             outcome = _Outcome.BLOCKED if answer.key.tid in blocked else _reseal(answer, answers, codec)
             if outcome is _Outcome.BLOCKED:
@@ -118,9 +129,14 @@ def rotate(
     drained = drain.run(step)
     if drained.finished:
         for tid, key in old:
-            if key.closed_for is not None and key.closed_for >= grace and (tid, key.number) not in used:
+            if (tid, key.number) in used:
+                continue
+            if key.closed_for is not None and key.closed_for >= grace:
                 data_keys.retire(tid, key.number)
                 counts["retired"] += 1
+            if key.kid not in ring.kids():
+                # Of a ring that is not ours, or no more: whoever still seals with it makes another.
+                close(tid, key)
     return Rotation(**counts, shrunk=drained.shrunk, finished=drained.finished)
 
 

@@ -46,10 +46,11 @@ class CachedUnsettled:
         return self._unsettled.standing()
 
     def _forget(self, seen: Found) -> None:
-        # Before the system changes: what is withdrawn in vain is cached again one day, and this may be repeated; what was
-        # freed and is replayed could not be freed once more.
+        # Before the system changes: what is withdrawn in vain is cached again when its tombstone is gone, after 90 days, and
+        # this may be repeated; what was freed and is replayed could not be freed once more.
         if seen.record.payload is not None and not self._withdraw(seen.key, seen.record.fence):
             raise NothingChanged(
                 "Nothing was changed, for the cache of answers did not hear of it and would go on replaying this one: repeat "
-                "this when the cache answers. If it never will again, see `A cache that is gone` in docs/operations.md."
+                "this when the cache answers, where IDEMPOTENCY_REDIS_URL is set as on the web hosts. If it never will again, "
+                "see `A cache that is gone` in docs/operations.md."
             )

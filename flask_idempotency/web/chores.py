@@ -85,6 +85,7 @@ def work_of(
 ) -> dict[Chore, Work]:
     """Each chore that this application and its store give any work for."""
     work: dict[Chore, Work] = {}
+    owner = owner_mark(settings.namespace)
     settler = settler_of(built, settings, observers)
     if built.unsettled is not None and settler is not None:
         every = identities(settings)
@@ -93,7 +94,7 @@ def work_of(
             policy_of=partial(policy_of, policies),
             settler=settler,
             downstream=partial(downstream_key, every, settings.namespace),
-            owner=owner_mark(settings.namespace),
+            owner=owner,
             # Leases are renewed every third of themselves.
             first_pause=max([FIRST_PAUSE_SECONDS, *(lease / 2 for lease in _leases(policies, loaders.resolvers))]),
         )
@@ -106,7 +107,7 @@ def work_of(
         work["expire"] = lambda horizon, drain: expire(expiry, horizon=horizon, drain=drain)
     answers, data_keys, ring = built.answers, built.data_keys, settings.key_ring
     if settings.encryption != "off" and answers is not None and data_keys is not None and ring is not None:
-        work["rotate"] = lambda horizon, drain: rotate(answers, data_keys, built.codec, ring, drain=drain)
+        work["rotate"] = lambda horizon, drain: rotate(answers, data_keys, built.codec, ring, drain=drain, owner=owner)
     ledger = built.ledger
     if ledger is not None and (settings.quota is not None or loaders.quota is not None):
         work["reconcile"] = lambda horizon, drain: reconcile(ledger, drain=drain)

@@ -14,6 +14,7 @@ from flask_idempotency.engine.quota import Drift, Quota
 from flask_idempotency.engine.record import ERASED, Payload
 from flask_idempotency.engine.result import Result
 from flask_idempotency.engine.sealing import Sealing
+from flask_idempotency.engine.token import OWNER_BYTES
 from flask_idempotency.engine.upkeep import DataKey
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS, MOST_BLOCKED, Rotation, rotate
@@ -290,3 +291,35 @@ def test_a_run_that_was_killed_is_finished_by_the_next(office: Office) -> None:
     assert [ANSWER] * 6 == [office.opened(key) for key in keys]
 
     assert 4 == office.rotate().resealed
+
+
+def test_another_applications_answers_are_left_alone(office: Office) -> None:
+    """
+    It may have no ring, and would never open them again.
+    """
+    ours, theirs = office.answer(), office.answer()
+    owner = found(office.store, ours).token[:OWNER_BYTES]
+    before = found(office.store, theirs)
+    office.turn(("2026", "2025"))
+
+    report = rotate(
+        office.store.answers, office.store.data_keys, office.codec, office.ring, drain=Drain(), owner=owner, grace=0.0
+    )
+    assert (1, 0, 0) == (report.resealed, report.unreadable, report.retired)
+    assert before == found(office.store, theirs)
+    assert office.opened(ours) == ANSWER
+
+
+def test_a_data_key_that_nobody_can_unwrap_goes_when_nothing_needs_it(office: Office) -> None:
+    """
+    Its ring key was destroyed, as after a purge: `keys status` is not to speak of it for ever.
+    """
+    key = office.answer()
+    office.turn(("2026",))
+
+    assert 1 == office.rotate().unreadable
+    assert {"2025": 1} == office.store.data_keys.count()
+    office.clock.advance(KEEP)
+    runs = [office.rotate() for _ in range(2)]
+    assert [(1, 0), (0, 1)] == [(run.closed, run.retired) for run in runs]
+    assert (None, {}) == (office.store.read(key), office.store.data_keys.count())

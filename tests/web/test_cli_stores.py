@@ -10,6 +10,7 @@ import pytest
 from flask import Flask, request
 from flask_sqlalchemy import SQLAlchemy
 
+from flask_idempotency.engine.errors import NothingChanged
 from flask_idempotency.engine.events import Settled
 from flask_idempotency.engine.key import Identity
 from flask_idempotency.engine.record import State
@@ -175,3 +176,21 @@ def test_switched_off_an_application_on_its_own_database_can_still_be_looked_aft
     assert 0 == run(off, "release", line["handle"], *WHY, "--yes", "--force").exit_code
     assert 0 == run(off, "policy").exit_code
     assert 201 == paid(on).status_code
+
+
+def test_a_janitor_that_does_not_know_the_cache_settles_nothing_that_holds_an_answer(
+    tmp_path: Path, redis_servers: RedisServers
+) -> None:
+    """
+    Whatever a resolver says of it there would be two answers: the cache's, and its own.
+    """
+    database, cache = f"sqlite:///{tmp_path / 'records.db'}", redis_servers.get(REDIS_KINDS[0]).url
+    web, janitor = world_on(database, redis_url=cache), world_on(database)
+    assert 201 == paid(web).status_code
+    unsettled = janitor.app.extensions["idempotency"].built.unsettled
+    (answer,) = unsettled.walk(State.COMPLETED, limit=10).found
+
+    with pytest.raises(NothingChanged, match="IDEMPOTENCY_REDIS_URL"):
+        unsettled.free(answer)
+    assert "true" == paid(web).headers["Idempotency-Replayed"]
+    assert web.app.extensions["idempotency"].built.unsettled.free(answer)

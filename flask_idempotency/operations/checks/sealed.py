@@ -48,7 +48,7 @@ _LOOK = "Look at IDEMPOTENCY_KEY_RING, and at what `flask idempotency keys statu
 def keys(report: KeysReport, *, required: bool) -> list[Finding]:
     """Whether everything that is sealed can be opened. `required`: whether plain answers are refused."""
     findings = []
-    missing = [key.kid for key in report.keys if not key.known]
+    missing = [key.kid for key in report.keys if not key.known and key.records]
     old = [key.kid for key in report.keys if key.known and not key.newest and (key.records or key.data_keys)]
     if missing:
         text = f"Answers are sealed under keys that are not in the ring ({_names(missing)}): nobody can open them."

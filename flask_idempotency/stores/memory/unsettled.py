@@ -58,7 +58,10 @@ class MemoryUnsettled:
             waiting = sorted(quarantined, key=lambda key: self._turns.get(key, quarantined[key].deadline))
             come = (key for key in waiting if self._turns.get(key, -inf) <= min(horizon, now))
             taken = list(islice(come, limit))
-            found = [Found(key, self._told(key, quarantined[key], now), key in self._turns) for key in taken]
+            found = [
+                Found(key, self._told(key, record, now), asked=self._turns.get(key, -inf) > record.deadline)
+                for key, record in ((key, quarantined[key]) for key in taken)
+            ]
             for key in taken:
                 self._turns[key] = min(horizon, now) + min(max(now - quarantined[key].deadline, least), most)
             return found

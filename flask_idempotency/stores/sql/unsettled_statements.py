@@ -79,10 +79,10 @@ def _due(dialect: Dialect, *meant: ColumnElement[bool]) -> ReturningUpdate[Any]:
     age = dialect.now - _lease_until(dialect)
     pause = _the(dialect.least, _the(dialect.greatest, age, _number("least")), _number("most"))
     following = _the(dialect.least, dialect.now, _number("my_horizon")) + pause
-    # Odd from the second turn on: what is returned is the row as it is then, and shall tell whether this was the first.
+    # Odd where there was a turn since the owner was last heard of: what is returned is the row as it is from now on.
     # Asked for once: the next look at the clock would find it gone on.
     half = following.op("/", precedence=8, return_type=BigInteger())(TWO)
-    turned = half * TWO + case((_r.ask_at > ZERO, ONE), else_=ZERO)
+    turned = half * TWO + case((_r.ask_at > _r.lease_until, ONE), else_=ZERO)
     taken = update(records).where(_r.rid.in_(select(which.c.rid)), turn).values(ask_at=turned)
     asked = (_r.ask_at % TWO).label("asked")
     return taken.returning(_r.rid, _r.tid, *columns(), dialect.now.label("now"), asked)

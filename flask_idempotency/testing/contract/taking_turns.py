@@ -13,7 +13,10 @@ from flask_idempotency.engine.unsettled import Found
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     KEEP,
+    LEASE,
     PAYLOAD,
+    a_key,
+    a_request,
     a_token,
     found,
     stand,
@@ -86,6 +89,21 @@ class TakingTurns:
             clock.advance(MOST + 1)
 
         assert turns == [False, True, True]
+
+    def test_an_owner_that_was_heard_of_since_is_asked_about_for_the_first_time(
+        self, store: UnsettledStore, clock: FrozenClock
+    ) -> None:
+        """It lives, or has: what was said before is about the past."""
+        key, token = a_key(), a_token()
+        store.claim(a_request(key), token=token, lease=LEASE)
+        clock.advance(LEASE)
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+        assert [each.asked for each in due(store, horizon=clock.now) if each.key == key] == [False]
+        clock.advance(MOST)
+        store.renew(key, token, lease=LEASE)
+        clock.advance(86400)
+
+        assert [each.asked for each in due(store, horizon=clock.now) if each.key == key] == [False]
 
     def test_only_those_are_given_that_are_meant(self, store: UnsettledStore, clock: FrozenClock) -> None:
         """Two applications may share a store, and neither can ask about the other's. Their turns are not taken."""

@@ -14,7 +14,7 @@ from flask import current_app
 
 from flask_idempotency.assembly import identities
 from flask_idempotency.engine.errors import InvalidKey
-from flask_idempotency.engine.key import Scope, StorageKey, parse_key
+from flask_idempotency.engine.key import Scope, StorageKey, owner_mark, parse_key
 from flask_idempotency.engine.owner import as_of
 from flask_idempotency.engine.record import Record
 from flask_idempotency.operations import Case, Refused, by_handle, by_key, handle_of, with_twins
@@ -93,6 +93,8 @@ def case_of(named: Named, *, whole: bool) -> Case:
     if named.principal is not None or named.anonymous or named.endpoint is not None:
         raise click.UsageError("--principal, --anonymous and --endpoint go with --key.")
     case = by_handle(read, named.handle or "")
+    if whole and not case.first.record.token.startswith(owner_mark(settings().namespace)):
+        raise Refused("This record is another application's in the same store: settle it there, by its own FLASK_APP.")
     if named.tenant is not None or named.no_tenant:
         theirs = tids(named.whose)
         if case.first.key.tid not in theirs:

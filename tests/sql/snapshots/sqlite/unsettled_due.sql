@@ -1,4 +1,4 @@
-UPDATE idempotency_records SET ask_at=(((min(coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)), ?) + min(max(coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) - max(idempotency_records.lease_until, 0), ?), ?)) / 2) * 2 + CASE WHEN (idempotency_records.ask_at > 0) THEN 1 ELSE 0 END) WHERE idempotency_records.rid IN (SELECT chosen.rid
+UPDATE idempotency_records SET ask_at=(((min(coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)), ?) + min(max(coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) - max(idempotency_records.lease_until, 0), ?), ?)) / 2) * 2 + CASE WHEN (idempotency_records.ask_at > idempotency_records.lease_until) THEN 1 ELSE 0 END) WHERE idempotency_records.rid IN (SELECT chosen.rid
 FROM (SELECT idempotency_records.rid AS rid
 FROM idempotency_records
 WHERE idempotency_records.state = 'quarantined' AND idempotency_records.ask_at <= ? AND idempotency_records.ask_at <= coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) ORDER BY idempotency_records.ask_at, idempotency_records.lease_until
