@@ -14,12 +14,14 @@ from flask_idempotency.engine.errors import NothingChanged
 from flask_idempotency.engine.events import Settled
 from flask_idempotency.engine.key import Identity
 from flask_idempotency.engine.record import State
+from flask_idempotency.extension import Idempotency
+from flask_idempotency.operations import handle_of
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.examples import found
 from tests.services import REDIS_KINDS, RedisServers
 from tests.web.apps import World, new_world
-from tests.web.cases import ALICES, WHY, paid, refusal, run, said
+from tests.web.cases import ALICES, LEASE, MAX_RUNTIME, WHY, lapsed, paid, refusal, run, said, shop
 
 
 def world_on(store: Any, *, app: Flask | None = None, **settings: Any) -> World:
@@ -194,3 +196,19 @@ def test_a_janitor_that_does_not_know_the_cache_settles_nothing_that_holds_an_an
         unsettled.free(answer)
     assert "true" == paid(web).headers["Idempotency-Replayed"]
     assert web.app.extensions["idempotency"].built.unsettled.free(answer)
+
+
+def test_another_applications_key_is_settled_by_that_one_alone() -> None:
+    """
+    Its policies, its ring and its resolvers are not known here.
+    """
+    world = shop()
+    key, _ = lapsed(world, after=LEASE + MAX_RUNTIME)
+    another = Flask("another")
+    Idempotency(another, store=world.store, secret="another's")
+    handle = handle_of(key)
+
+    told = another.test_cli_runner().invoke(args=["idempotency", "release", handle, *WHY, "--yes", "--force"])
+    assert (1, True) == (told.exit_code, "another application's" in told.stderr)
+    assert State.QUARANTINED is found(world.store, key).state
+    assert 0 == run(world, "release", handle, *WHY, "--yes").exit_code
