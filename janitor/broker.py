@@ -11,6 +11,8 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.chores import LONGEST_BUDGET_SECONDS
 
+from .folder import SCHEME
+
 _REDIS: Final = frozenset({"redis", "rediss", "unix"})
 
 VISIBILITY_SECONDS: Final = round(2 * LONGEST_BUDGET_SECONDS)
@@ -86,4 +88,4 @@ def _folder(url: str) -> Broker:
     # Whoever sends puts them where whoever works looks: there is one folder for both.
     names = {"data_folder_in": "messages", "data_folder_out": "messages"}
     names |= {"control_folder": "control", "processed_folder": "processed"}
-    return Broker("filesystem://", {option: str(folders[name]) for option, name in names.items()})
+    return Broker(f"{SCHEME}://", {option: str(folders[name]) for option, name in names.items()})

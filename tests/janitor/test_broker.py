@@ -91,7 +91,7 @@ def test_a_folder_is_made_and_closed_to_others(tmp_path: Path) -> None:
     """
     broker = broker_of(settings_with("memory://", f"filesystem://{tmp_path}/of%20ours"))
 
-    assert "filesystem://" == broker.url
+    assert "idempotency-folder://" == broker.url
     assert {"messages", "control", "processed"} == {path.name for path in (tmp_path / "of ours").iterdir()}
     assert {0o700} == {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "of ours").iterdir()}
     assert {str(tmp_path / "of ours" / "messages")} == {

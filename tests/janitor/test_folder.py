@@ -1,0 +1,66 @@
+"""A folder as a broker, looked at by two at the same moment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import pytest
+from kombu import Connection
+
+from janitor.broker import broker_of
+from janitor.folder import Channel
+from tests.janitor.apps import a_flask
+
+QUEUE = "idempotency"
+
+
+@pytest.fixture
+def channel(tmp_path: Path) -> Iterator[Any]:
+    app = a_flask(broker_url=f"filesystem://{tmp_path}")
+    broker = broker_of(app.extensions["idempotency"].settings)
+    with Connection(broker.url, transport_options=broker.options) as connection, connection.channel() as channel:
+        assert isinstance(channel, Channel)
+        yield channel
+
+
+def test_a_message_is_there_when_it_is_whole(channel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Until then nobody finds it.
+    """
+    before = list[list[str]]()
+    replace = os.replace
+
+    def looked_at(source: Path, target: Path) -> None:
+        before.append([name for name in os.listdir(tmp_path / "messages") if name.endswith(".msg")])
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", looked_at)
+    channel._put(QUEUE, {"chore": "reap"})
+
+    assert [[]] == before
+    assert {"chore": "reap"} == channel._get(QUEUE)
+    with pytest.raises(Empty):
+        channel._get(QUEUE)
+
+
+def test_what_is_not_whole_is_passed_over(channel: Any, tmp_path: Path) -> None:
+    """
+    A worker that ended of it would be gone until somebody notices.
+    """
+    (tmp_path / "messages" / f"0_a.{QUEUE}.msg").touch()
+    channel._put(QUEUE, {"chore": "reap"})
+
+    assert {"chore": "reap"} == channel._get(QUEUE)
+
+
+def test_a_queue_that_somebody_is_about_to_write_is_none_yet(channel: Any, tmp_path: Path) -> None:
+    """
+    Worker and beat start at the same moment.
+    """
+    (tmp_path / "control" / "idempotency.exchange").touch()
+
+    assert [] == channel.get_table("idempotency")
