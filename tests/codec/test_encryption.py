@@ -139,7 +139,8 @@ def test_every_field_is_tampered_with() -> None:
     bound = {field.name for field in fields(Binding)} | {field.name for field in fields(StorageKey)}
     clear = {field.name for field in fields(Payload)}
 
-    assert bound == {*BINDINGS, "key", "label"}  # a key is its rid and tid; a label is for people
+    # A key is its rid and tid; a label is for people, and a mark is part of the token.
+    assert bound == {*BINDINGS, "key", "label", "mark"}
     assert clear == {name.partition(".")[0] for name in PAYLOADS if "," not in name} | {"data"}
 
 
