@@ -150,6 +150,6 @@ def _one(cases: list[Case], named: Named) -> Case:
         other = clean(cases[0].first.record.about.operation)
         raise Refused(f"This key was used for another endpoint, {other}: name that, or leave --endpoint out.")
     raise Refused(
-        f"There is no record of this key under any of the {len(settings().secrets)} secrets in use: it was never used, was "
+        "There is no record of this key under any secret in use: it was never used, was "
         "released, or its time is over; or it is somebody else's, so look at --tenant and --principal."
     )
