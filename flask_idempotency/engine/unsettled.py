@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import Payload, Record, State
@@ -117,3 +117,20 @@ class KnowsUnsettled(Protocol):
 
     @property
     def unsettled(self) -> Unsettled: ...
+
+
+PAGE: Final = 200
+"""Records looked at in one step: some tens of milliseconds of the store's time."""
+
+
+def every(unsettled: Unsettled, state: State, *, tids: Iterable[bytes | None] = (None,)) -> Iterator[Found]:
+    """All records in this state, sheet by sheet: of these tenants, or of everybody. Some may be met twice.
+
+    Raises `StoreUnavailable` when the store does not answer.
+    """
+    for tid in tids:
+        after: bytes | None = b""
+        while after is not None:
+            sheet = unsettled.walk(state, after=after, limit=PAGE, tid=tid)
+            yield from sheet.found
+            after = sheet.after

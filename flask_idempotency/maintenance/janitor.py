@@ -74,7 +74,7 @@ class Janitor:
             return self._done(chore, work, drain, token, began)
         except Exception as error:
             seconds = drain.monotonic() - began
-            self._tell(ChoreDone("", chore, seconds, counts={}, finished=False, error=type(error).__name__))
+            self._observers(ChoreDone("", chore, seconds, counts={}, finished=False, error=type(error).__name__))
             raise
 
     def _done(self, chore: Chore, work: Work, drain: Drain, token: bytes, began: float) -> Report:
@@ -94,10 +94,7 @@ class Janitor:
         if self._book is not None:
             told = {**counts, "finished": report.finished, "seconds": round(seconds, 3)}
             self._book.note(chore, json.dumps(told, separators=(",", ":")))
-        self._tell(ChoreDone("", chore, seconds, counts=counts, finished=report.finished))
-
-    def _tell(self, event: Event) -> None:
-        self._observers(event)
+        self._observers(ChoreDone("", chore, seconds, counts=counts, finished=report.finished))
 
     def _give_back(self, chore: Chore, token: bytes) -> None:
         if self._book is None:

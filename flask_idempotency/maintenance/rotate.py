@@ -10,7 +10,8 @@ from typing import Final, Protocol
 
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, DataKeyGone, KeysUnavailable
 from flask_idempotency.engine.ports import Binding, Codec
-from flask_idempotency.engine.record import ERASED, Record
+from flask_idempotency.engine.record import ERASED, Record, State
+from flask_idempotency.engine.unsettled import Found, Unsettled, every
 from flask_idempotency.engine.upkeep import Answer, Answers, DataKey, DataKeys
 from flask_idempotency.maintenance.drain import Did, Drain
 from flask_idempotency.maintenance.wipe import wiped
@@ -74,6 +75,7 @@ def rotate(
     ring: Sealed,
     *,
     drain: Drain,
+    unsettled: Unsettled | None = None,
     owner: bytes = b"",
     grace: float = GRACE_SECONDS,
 ) -> Rotation:
@@ -84,6 +86,8 @@ def rotate(
     seconds, and it retires the data keys that are needed no more.
 
     A tenant whose data keys cannot be used keeps nobody else's answers from being sealed.
+
+    `unsettled`: where those answers are that nobody could open so far: their data keys stay, or nobody ever will.
 
     `owner`: what the tokens of this application's claims begin with. Another one's answers in the same store are left
     alone, for it may have no ring, or another; and so are data keys of a ring that is not ours while anything needs them.
@@ -128,6 +132,9 @@ def rotate(
 
     drained = drain.run(step)
     if drained.finished:
+        if unsettled is not None:
+            for condemned in every(unsettled, State.QUARANTINED):
+                used.update(_used_by(condemned))
         for tid, key in old:
             if (tid, key.number) in used:
                 continue
@@ -173,6 +180,6 @@ def _binding(answer: Answer) -> Binding:
     return Binding(answer.key, record.token, record.fence, record.fingerprint)
 
 
-def _used_by(answer: Answer) -> set[tuple[bytes, int]]:
+def _used_by(answer: Answer | Found) -> set[tuple[bytes, int]]:
     payload = answer.record.payload
     return set() if payload is None or payload.sealed_by is None else {(answer.key.tid, payload.sealed_by.number)}

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from flask_idempotency.engine.record import ERASED, About, Payload, State
-from flask_idempotency.engine.token import new_token
-from flask_idempotency.engine.unsettled import Found, Unsettled
+from flask_idempotency.engine.token import successor
+from flask_idempotency.engine.unsettled import Unsettled, every
 from flask_idempotency.engine.upkeep import Answers
 from flask_idempotency.maintenance.drain import Did, Drain
-
-PAGE: Final = 200
-"""Unsettled records looked at in one step: there are few of one tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +66,11 @@ def wipe_condemned(unsettled: Unsettled, tids: Sequence[bytes], *, keep_of: Call
     Their work was done, so each is completed again, without an answer, and ends after its endpoint's `keep`.
     """
     count = 0
-    for found in _of_tenant(unsettled, State.QUARANTINED, tids):
+    for found in every(unsettled, State.QUARANTINED, tids=tids):
         payload = found.record.payload
         if payload is not None:
             keep = keep_of(found.record.about)
-            count += unsettled.settle(found, token=new_token(), payload=wiped(payload), keep=keep)
+            count += unsettled.settle(found, token=successor(found.record.token), payload=wiped(payload), keep=keep)
     return count
 
 
@@ -83,16 +79,7 @@ def still_open(unsettled: Unsettled, tids: Sequence[bytes]) -> int:
     tokens = {
         found.record.token
         for state in (State.PROCESSING, State.QUARANTINED)
-        for found in _of_tenant(unsettled, state, tids)
+        for found in every(unsettled, state, tids=tids)
         if found.record.payload is None
     }
     return len(tokens)
-
-
-def _of_tenant(unsettled: Unsettled, state: State, tids: Sequence[bytes]) -> Iterator[Found]:
-    for tid in tids:
-        after: bytes | None = b""
-        while after is not None:
-            sheet = unsettled.walk(state, after=after, limit=PAGE, tid=tid)
-            yield from sheet.found
-            after = sheet.after

@@ -12,14 +12,11 @@ from flask_idempotency.engine.key import TID_BYTES, StorageKey
 from flask_idempotency.engine.owner import last_seen, may_live_for
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.record import ERASED, Record, State
-from flask_idempotency.engine.unsettled import Found, Unsettled
+from flask_idempotency.engine.unsettled import Found, Unsettled, every
 from flask_idempotency.operations.refusal import Refused
 from flask_idempotency.operations.spelling import moment
 
 RID_BYTES: Final = 32
-
-PAGE: Final = 500
-"""Records looked at in one step of a walk: some tens of milliseconds of the store's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +141,11 @@ def listed(unsettled: Unsettled, wanted: Wanted, *, one_of_each: bool = True) ->
     `one_of_each`: of those that one use of a key has under several secrets, one.
     """
     tokens: set[bytes] = set()
-    for tid in wanted.tids:
-        after: bytes | None = b""
-        while after is not None:
-            sheet = unsettled.walk(wanted.state, after=after, limit=PAGE, tid=tid)
-            for found in sheet.found:
-                if not wanted.wants(found.record) or (one_of_each and found.record.token in tokens):
-                    continue
-                tokens.add(found.record.token)
-                yield found
-            after = sheet.after
+    for found in every(unsettled, wanted.state, tids=wanted.tids):
+        if not wanted.wants(found.record) or (one_of_each and found.record.token in tokens):
+            continue
+        tokens.add(found.record.token)
+        yield found
 
 
 def _now(record: Record) -> float:

@@ -107,7 +107,9 @@ def work_of(
         work["expire"] = lambda horizon, drain: expire(expiry, horizon=horizon, drain=drain)
     answers, data_keys, ring = built.answers, built.data_keys, settings.key_ring
     if settings.encryption != "off" and answers is not None and data_keys is not None and ring is not None:
-        work["rotate"] = lambda horizon, drain: rotate(answers, data_keys, built.codec, ring, drain=drain, owner=owner)
+        work["rotate"] = lambda horizon, drain: rotate(
+            answers, data_keys, built.codec, ring, drain=drain, unsettled=built.unsettled, owner=owner
+        )
     ledger = built.ledger
     if ledger is not None and (settings.quota is not None or loaders.quota is not None):
         work["reconcile"] = lambda horizon, drain: reconcile(ledger, drain=drain)

@@ -323,3 +323,28 @@ def test_a_data_key_that_nobody_can_unwrap_goes_when_nothing_needs_it(office: Of
     runs = [office.rotate() for _ in range(2)]
     assert [(1, 0), (0, 1)] == [(run.closed, run.retired) for run in runs]
     assert (None, {}) == (office.store.read(key), office.store.data_keys.count())
+
+
+def test_the_data_key_of_an_answer_that_nobody_could_open_stays(office: Office) -> None:
+    """
+    Its ring key may be put back, and then it can be reopened.
+    """
+    key = office.answer()
+    office.turn(("2026",))
+    payload = found(office.store, key).payload
+    assert payload is not None
+    office.store.condemn(key, payload)
+
+    for _ in range(3):
+        report = rotate(
+            office.store.answers,
+            office.store.data_keys,
+            office.codec,
+            office.ring,
+            drain=Drain(),
+            unsettled=office.store.unsettled,
+            grace=0.0,
+        )
+        assert (0, 0) == (report.closed, report.retired)
+    office.turn(("2026", "2025"))
+    assert office.opened(key) == ANSWER
