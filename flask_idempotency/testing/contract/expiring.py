@@ -151,8 +151,9 @@ class ExpiryContract:
     def test_several_remove_each_thing_once(self, store: ExpiringStore, clock: FrozenClock) -> None:
         """As many altogether as one alone would."""
         removed = list[int]()
-        # By then all is over that others have left here: else what they left would be counted once, and not twice.
-        clock.advance(AGES)
+        # Long after all that others have left here was over, theirs that begins ages from now too: it would be counted
+        # in one round, and not in the other.
+        clock.advance(10 * AGES)
         for sweepers in (1, 6):
             swept(store, horizon=clock.now)
             self.answered(store, 30)
