@@ -16,3 +16,7 @@ class ClaimRequest:
     fingerprint: bytes = field(repr=False)
     on_lapse: OnLapse
     about: About = NOBODY
+    awaited: bool = False
+    """Whether duplicates may wait for its answer: a store that can shall tell them when the key is settled."""
+    born: float | None = None
+    """When the client made its key, in seconds since the epoch by the client's clock, if the key says so."""
