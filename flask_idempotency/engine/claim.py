@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from flask_idempotency.engine.errors import LeaseLost, NotCommitted, StoreUnavailable
 from flask_idempotency.engine.events import (
+    ClaimRestored,
     CommittedEarly,
     Completed,
     Event,
@@ -21,11 +22,12 @@ from flask_idempotency.engine.events import (
     SettlementAbandoned,
     SettlementDelayed,
 )
+from flask_idempotency.engine.held import Held, Settlement
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.lease import RETRY_SECONDS, LeaseRenewer
+from flask_idempotency.engine.memory import Memory
 from flask_idempotency.engine.outcome import Grant
-from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.ports import Binding, Codec, Store, Transaction, Transactions
+from flask_idempotency.engine.ports import Codec, Store, Transaction, Transactions
 from flask_idempotency.engine.record import OnLapse
 from flask_idempotency.engine.result import Result
 from flask_idempotency.engine.sealing import Sealing
@@ -45,31 +47,9 @@ class Surroundings:
     observers: Observers
     transactions: Transactions | None = None
     """Present when the store keeps its records in the database of the application's own session."""
+    memory: Memory | None = None
+    """Present when the store may forget."""
     monotonic: Callable[[], float] = time.monotonic
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What is held, and on which terms. `bindings` has one entry, or one more for each secret still being rotated out."""
-
-    bindings: tuple[Binding, ...]
-    token: bytes = field(repr=False)
-    policy: Policy
-    on_lapse: OnLapse
-    record: str
-    operation: str
-
-    @property
-    def keys(self) -> tuple[StorageKey, ...]:
-        return tuple(binding.key for binding in self.bindings)
-
-
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """How a claim ends: the write that each of its keys needs, and what to tell when the store has taken it."""
-
-    write: Callable[[StorageKey], None]
-    event: Callable[[], Event] | None = None
 
 
 class Claim:
@@ -165,7 +145,7 @@ class Claim:
             self._commit(self._transaction, sealing)
         else:
             write = sealing.writing(lambda key, payload: store.complete(key, token, payload, keep=keep))
-            self._settle(Settlement(write, lambda: self._completed(sealing)))
+            self._settle(Settlement(self._remembered(write), lambda: self._completed(sealing)))
 
     def release(self, reason: str) -> None:
         """Nothing happened that must not happen twice: the key may run again."""
@@ -174,9 +154,8 @@ class Claim:
     def hold(self, reason: str) -> None:
         """Nobody can tell what happened: quarantine the key until somebody settles it."""
         store, token = self._around.store, self._held.token
-        self._settle(
-            Settlement(lambda key: store.hold(key, token, reason), lambda: Quarantined(*self._who, reason=reason))
-        )
+        write = self._remembered(lambda key: store.hold(key, token, reason))
+        self._settle(Settlement(write, lambda: Quarantined(*self._who, reason=reason)))
 
     def give_back(self) -> None:
         """The work was not begun, and will not be: whatever of the claim was granted is free again."""
@@ -205,8 +184,7 @@ class Claim:
 
     def _renew(self) -> float | None:
         try:
-            for key in self._held.keys:
-                self._around.store.renew(key, self._held.token, lease=self._held.policy.lease)
+            self._prolong()
         except LeaseLost:
             if not self._settling:
                 self._lost = True
@@ -222,8 +200,37 @@ class Claim:
     def _stay_alive(self) -> None:
         """The work is done, and its answer waits to be stored: nobody shall take the key over for that meanwhile."""
         with suppress(LeaseLost, StoreUnavailable):
-            for key in self._held.keys:
-                self._around.store.renew(key, self._held.token, lease=self._held.policy.lease)
+            self._prolong()
+
+    def _prolong(self) -> None:
+        store, token, lease = self._around.store, self._held.token, self._held.policy.lease
+        renew = self._remembered(lambda key: store.renew(key, token, lease=lease))
+        for key in self._held.keys:
+            renew(key)
+
+    def _remembered(self, write: Callable[[StorageKey], None]) -> Callable[[StorageKey], None]:
+        """The same write, once more where the store had forgotten the claim and has it back."""
+
+        def again(key: StorageKey) -> None:
+            try:
+                write(key)
+            except LeaseLost:
+                if not self._restored(key):
+                    raise
+                write(key)
+
+        return again
+
+    def _restored(self, key: StorageKey) -> bool:
+        memory, held = self._around.memory, self._held
+        if memory is None or (held.on_lapse is OnLapse.TAKEOVER and not self._past_point):
+            return False
+        request, grant = next(pair for pair in held.granted if pair[0].key == key)
+        age = self._around.monotonic() - self._asked_at
+        if not memory.restore(request, grant, lease=held.policy.lease, age=age):
+            return False
+        self._tell(ClaimRestored(*self._who))
+        return True
 
     def _commit(self, transaction: Transaction, sealing: Sealing) -> None:
         try:

@@ -7,18 +7,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
-from flask_idempotency.engine.claim import Claim, Held, Surroundings
-from flask_idempotency.engine.errors import AnswerUnavailable, CorruptRecord, KeysUnavailable, StoreUnavailable
+from flask_idempotency.engine.claim import Claim, Surroundings
+from flask_idempotency.engine.errors import (
+    AnswerUnavailable,
+    CorruptRecord,
+    KeysUnavailable,
+    MemoryLost,
+    StoreUnavailable,
+)
 from flask_idempotency.engine.events import (
     ClaimGranted,
     ConflictRefused,
     ErasedRefused,
+    LossNoticed,
+    LossRefused,
     MismatchRefused,
     QuotaRefused,
     RecordCorrupt,
     StoreFailed,
     UnknownRefused,
 )
+from flask_idempotency.engine.held import Held
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import (
     Claimed,
@@ -142,6 +151,12 @@ class Engine:
                     self._claim(asking, granted, token, asked_at).give_back()
                 self._around.observers(RecordCorrupt(asking.requests[0].key.label, request.about.operation))
                 raise
+            except MemoryLost as error:
+                # It was not granted: the store does not know it, and says that it should.
+                if granted:
+                    self._claim(asking, granted, token, asked_at).give_back()
+                self._lost(request, error, label=asking.requests[0].key.label)
+                raise
             except BaseException:
                 # It may have been granted all the same, and its work will not be begun.
                 self._claim(asking, [*granted, _NOTHING], token, asked_at).abandon()
@@ -154,6 +169,12 @@ class Engine:
         claim = self._claim(asking, granted, token, asked_at)
         self._prepare(claim, fresh=all(grant.attempt == 1 for grant in granted))
         return Claimed(self._won(claim, asking)), asking.requests[0]
+
+    def _lost(self, request: ClaimRequest, error: MemoryLost, *, label: str) -> None:
+        who = label, request.about.operation
+        if error.noticed:
+            self._around.observers(LossNoticed(*who, loss=error.loss))
+        self._around.observers(LossRefused(*who, loss=error.loss))
 
     def _quota(self, request: ClaimRequest, asking: _Asking) -> Quota | None:
         """While secrets rotate: what is known under the newest one is no new key under the older either."""
@@ -193,13 +214,11 @@ class Engine:
 
     def _claim(self, asking: _Asking, grants: list[Grant], token: bytes, asked_at: float) -> Claim:
         """The claim of what was granted: of the oldest secrets first, as they were asked for."""
-        requests = asking.requests[-len(grants) :]
-        newest = requests[0]
+        granted = tuple(zip(asking.requests[-len(grants) :], reversed(grants), strict=True))
+        newest = granted[0][0]
         held = Held(
-            bindings=tuple(
-                Binding(request.key, token, grant.fence, request.fingerprint)
-                for request, grant in zip(requests, reversed(grants), strict=True)
-            ),
+            bindings=tuple(Binding(request.key, token, grant.fence, request.fingerprint) for request, grant in granted),
+            granted=granted,
             token=token,
             policy=asking.policy,
             on_lapse=newest.on_lapse,

@@ -38,6 +38,19 @@ class KeysUnavailable(StoreUnavailable):
     anything without them, for the store goes on remembering who has run."""
 
 
+class MemoryLost(StoreUnavailable):
+    """The store does not know this key, and has forgotten keys that it should know: nobody can tell whether it was run.
+
+    Nothing was granted or changed. Not even `on_store_down="allow"` runs it. `loss` is a `memory.Loss`' value; `noticed`:
+    nobody had noticed it before.
+    """
+
+    def __init__(self, text: str, *, loss: str, noticed: bool = False) -> None:
+        super().__init__(text)
+        self.loss = loss
+        self.noticed = noticed
+
+
 class AnswerUnavailable(StoreUnavailable):
     """The work was done before, and its answer cannot be had for the moment: not even `on_store_down="allow"` runs it."""
 

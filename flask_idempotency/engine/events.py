@@ -67,6 +67,25 @@ class ErasedRefused(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LossRefused(Event):
+    """A key was refused that the store does not know, because it has lost its memory: `loss` says how (`memory.Loss`)."""
+
+    loss: str
+
+
+@dataclass(frozen=True, slots=True)
+class LossNoticed(Event):
+    """This request was the first to notice that the store has lost its memory. `loss` says how (`memory.Loss`)."""
+
+    loss: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRestored(Event):
+    """An owner has put back its claim, which the store had forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
 class Completed(Event):
     """A result is durable. `kept` is False for a tombstone; `byte_size` is what the store was given."""
 

@@ -1,0 +1,86 @@
+"""What a store that can lose its memory says when it has, and what its owners and operators can do about it.
+
+A key that such a store does not know may have been run before. Protocol: research/correctness.md, sections 1.1, 3 and 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol, runtime_checkable
+
+from flask_idempotency.engine.outcome import Grant
+from flask_idempotency.engine.request import ClaimRequest
+
+
+class Loss(Enum):
+    """What is wrong with a store's memory."""
+
+    MISSING = "missing"
+    """Nothing says that it was ever set up: it was emptied, or is new."""
+    FOREIGN = "foreign"
+    """It is another store than the application was told, or its keys are laid out for another one."""
+    CHANGED = "changed"
+    """Another process keeps it than the one that made its promises: a restart, a fail-over, an older copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How the parts of a store stand, and what to do about it."""
+
+    store_id: str | None
+    """None where nothing says so, or parts disagree."""
+    parts: Mapping[str, int]
+    """How many parts are `fine`, `acknowledged`, or suffer which `Loss`."""
+    since: float | None
+    """When the latest loss was noticed, in seconds since the epoch by the store's clock."""
+    now: float
+    """By the same clock."""
+    may_be_acknowledged_at: float | None
+    """When every owner that survived has had the time to put its claim back. None: nothing is lost."""
+    notices_restarts: bool
+    """False where the server does not tell scripts which process it is: then only an emptied store is noticed."""
+
+    @property
+    def losses(self) -> Mapping[str, int]:
+        """How many parts suffer which loss."""
+        return {name: count for name, count in self.parts.items() if name in {loss.value for loss in Loss} and count}
+
+
+class Memory(Protocol):
+    """Found as `memory`. Every method raises `StoreUnavailable` when the store cannot answer."""
+
+    def restore(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
+        """Put a claim back that the store has forgotten. True: it is this token's again, in progress.
+
+        Only if the record is absent, and the store has lost its memory since the claim was asked for `age` seconds ago.
+        For claims alone that nobody may take over: who was taken over would call back to life what others have finished.
+        """
+        ...
+
+    def initialise(self) -> str:
+        """Make a new store ready, and return its id. Harmless when it is.
+
+        Raises `ConfigurationError` for one that was made ready before and lacks something: that has lost its memory.
+        """
+        ...
+
+    def acknowledge(self, *, forced: bool = False) -> Standing:
+        """From now on keys run that the store does not know, what it has forgotten among them. How it stood before.
+
+        Raises `ConfigurationError` before `may_be_acknowledged_at`, unless forced, and for a store that is foreign.
+        """
+        ...
+
+    def standing(self) -> Standing:
+        """How every part stands. Losses that nobody has noticed so far are, by this."""
+        ...
+
+
+@runtime_checkable
+class MayForget(Protocol):
+    """A store that can lose its memory, and says so."""
+
+    @property
+    def memory(self) -> Memory: ...
