@@ -19,7 +19,7 @@ from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.health import Health, KnowsItsHealth
 from flask_idempotency.engine.key import Identity, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.ports import Codec, Schema, Store, Transactions
+from flask_idempotency.engine.ports import Codec, Partitioned, Schema, Store, Transactions
 from flask_idempotency.engine.unsettled import KnowsUnsettled, Unsettled
 from flask_idempotency.engine.upkeep import Answers, Counts, DataKeys, Fronted, KeepsDataKeys, Ledger, ShowsAnswers
 from flask_idempotency.engine.waiting import WaitingRoom
@@ -77,6 +77,11 @@ def build(
     if settings.claim_strategy is not None and system is settings.store:
         raise ConfigurationError(
             "IDEMPOTENCY_CLAIM_STRATEGY: the store is an object, and was given its way to claim when it was made. Remove this."
+        )
+    if settings.tenant_shards > 1 and not isinstance(system, Partitioned):
+        raise ConfigurationError(
+            f"IDEMPOTENCY_TENANT_SHARDS: the store ({type(system).__name__}) has no partitions, so that no tenant can outgrow "
+            "one. Remove this, or use a Redis store."
         )
     transactions: Transactions | None = getattr(system, "transactions", None)
     store = system if settings.redis_url is None else _tiered(system, settings.redis_url, transactions)
@@ -143,7 +148,7 @@ def in_one_process(settings: Settings) -> bool:
 
 def identities(settings: Settings) -> tuple[Identity, ...]:
     """One for each secret in use, the newest first."""
-    return tuple(Identity(secret) for secret in settings.secrets)
+    return tuple(Identity(secret, tenant_shards=settings.tenant_shards) for secret in settings.secrets)
 
 
 def build_store(choice: Any, *, strategy: str | None = None, database: ApplicationDatabase | None = None) -> Store:

@@ -29,8 +29,8 @@ _UUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 class StorageKey:
     """Names a record without containing anything a client sent.
 
-    `rid` has 32 bytes; `tid` has 16 and stands for the tenant: it decides the partition, and names what is counted and
-    sealed per tenant.
+    `rid` has 32 bytes; `tid` has 16 and stands for the tenant, or for that part of it which the key is in: it decides the
+    partition, and names what is counted and sealed per tenant.
     """
 
     rid: bytes
@@ -116,9 +116,12 @@ class Identity:
     """Derives every name from one secret: storage keys and their labels, fingerprints, downstream keys.
 
     Keyed, because client keys and bodies are guessable: who reads the store must not be able to try candidates.
+
+    `tenant_shards` is part of the format of keys, as the secret is: with another number most records would be looked for
+    where they are not.
     """
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, *, tenant_shards: int = 1) -> None:
         self._record = _subkey(secret, b"record")
         self._tenant = _subkey(secret, b"tenant")
         self._fingerprint = _subkey(secret, b"fingerprint")
@@ -126,13 +129,15 @@ class Identity:
         self._log = _subkey(secret, b"log")
         self._mark = _subkey(secret, b"mark")
         self._marks = dict[str, bytes]()
+        self._shards = tenant_shards
 
     def storage_key(self, scope: Scope, client_key: str) -> StorageKey:
         """Injective: no two (scope, key) pairs share a storage key, whatever characters they contain."""
         owner = _owner(scope.namespace, scope.tenant)
         request = (_optional(scope.principal), _optional(scope.operation), client_key.encode("utf-8", "surrogatepass"))
         rid = _mac(self._record, encode(*owner, *request))
-        return StorageKey(rid, tid=self._tid(owner), label=self._label(rid), mark=self.mark(scope.namespace))
+        tid = self._tid(owner, int.from_bytes(rid[:8], "big") % self._shards)
+        return StorageKey(rid, tid=tid, label=self._label(rid), mark=self.mark(scope.namespace))
 
     def mark(self, namespace: str) -> bytes:
         """What tokens begin with: of the application, and of this secret in it. Leads back to no secret."""
@@ -147,9 +152,15 @@ class Identity:
         """The label of a key that was found in a store."""
         return key.label or self._label(key.rid)
 
+    def tenant_ids(self, namespace: str, tenant: str | None) -> tuple[bytes, ...]:
+        """The `tid`s of all storage keys of this tenant: one for each of its parts, always in the same order."""
+        owner = _owner(namespace, tenant)
+        return tuple(self._tid(owner, part) for part in range(self._shards))
+
     def tenant_id(self, namespace: str, tenant: str | None) -> bytes:
-        """The `tid` of every storage key of this tenant."""
-        return self._tid(_owner(namespace, tenant))
+        """The `tid` of every storage key of this tenant. Raises `ValueError` where it has several parts."""
+        (only,) = self.tenant_ids(namespace, tenant)
+        return only
 
     def pseudonym(self, name: str) -> str:
         """What stands for a tenant or a principal where their names must not: always the same, and leads back to neither."""
@@ -166,8 +177,10 @@ class Identity:
     def _label(self, rid: bytes) -> str:
         return _mac(self._log, rid)[:4].hex()
 
-    def _tid(self, owner: tuple[bytes, bytes]) -> bytes:
-        return _mac(self._tenant, encode(*owner))[:TID_BYTES]
+    def _tid(self, owner: tuple[bytes, bytes], part: int) -> bytes:
+        # Not of the number of parts: on a host that has it wrong, what is found by chance still replays.
+        which = () if self._shards == 1 else (part.to_bytes(2, "big"),)
+        return _mac(self._tenant, encode(*owner, *which))[:TID_BYTES]
 
 
 def owner_mark(namespace: str) -> bytes:

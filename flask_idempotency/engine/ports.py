@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, OverQuota, Replayed, Unknown
@@ -104,6 +104,14 @@ class Store(Protocol):
         it is.
         """
         ...
+
+
+@runtime_checkable
+class Partitioned(Protocol):
+    """A store that keeps everything of one `tid` together in one of its partitions, which a large tenant may outgrow."""
+
+    @property
+    def partitions(self) -> int: ...
 
 
 class Transaction(Protocol):

@@ -7,8 +7,8 @@ is as long as there are buckets, not keys. (The design, and those that drift: co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple, dataclass, field, fields
 from typing import Final
 
 from flask_idempotency.engine.errors import ConfigurationError
@@ -55,6 +55,27 @@ class Quota:
         named = {limit.name: getattr(other, limit.name) for limit in fields(other)}
         return Quota(**{name: getattr(self, name) if value is None else value for name, value in named.items()})
 
+    def divided(self, parts: int) -> Quota:
+        """What each of a tenant's parts may have: rounded up, so that together they may have less than `parts` more."""
+        return self._each(lambda limit: -(-limit // parts))
+
+    def multiplied(self, parts: int) -> Quota:
+        """What so many parts may have together, each of which may have this."""
+        return self._each(lambda limit: min(limit * parts, MAX_LIMIT))
+
+    def less_than(self, parts: int) -> dict[str, int]:
+        """The limits that cannot be divided by so many: rounded up, a tenant might have a multiple of them. 0 can."""
+        rate = None if self.new_keys is None else self.new_keys.count
+        named = {"records": self.records, "bytes": self.bytes, "in_flight": self.in_flight, "new_keys": rate}
+        return {name: limit for name, limit in named.items() if limit is not None and 0 < limit < parts}
+
+    def _each(self, change: Callable[[int], int]) -> Quota:
+        records, size, in_flight = (
+            None if limit is None else change(limit) for limit in (self.records, self.bytes, self.in_flight)
+        )
+        rate = self.new_keys
+        return Quota(records, size, in_flight, None if rate is None else NewKeys(change(rate.count), rate.seconds))
+
     def __post_init__(self) -> None:
         faults = [
             f"{name} must be a whole number from 0 to 2**53, or None, not {value!r}"
@@ -78,6 +99,11 @@ class Usage:
     in_flight: int = 0
     new_keys: int = 0
     """In the window that is open now; of windows of several lengths, the most."""
+
+    @classmethod
+    def together(cls, parts: Iterable[Usage]) -> Usage:
+        """What these have in all."""
+        return cls(*map(sum, zip(*map(astuple, parts), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,22 +53,27 @@ def by_handle(read: Read, handle: str) -> Case:
     return Case((Found(key, record),))
 
 
-def with_twins(case: Case, unsettled: Unsettled, read: Read, tids: Sequence[bytes]) -> Case:
-    """The same, with the records of the same use under other secrets; `tids` are its tenant's, the newest secret's first.
+def with_twins(case: Case, unsettled: Unsettled, read: Read, theirs: Sequence[Sequence[bytes]]) -> Case:
+    """The same, with the records of the same use under other secrets.
+
+    `theirs` are the ids of its tenant's parts under each secret, the newest first.
 
     Found by its token, among what is not completed: those of a completed one would have to be looked for among all. Raises
     `Refused` for a completed one, and where the tenant is not known.
     """
     first = case.first
-    if len(tids) > 1 and (first.record.state is State.COMPLETED or first.key.tid not in tids):
+    if len(theirs) == 1:
+        return case
+    # A use of a key is in one part under each secret, and not in the same.
+    secret_of = {tid: number for number, parts in enumerate(theirs) for tid in parts}
+    if first.record.state is State.COMPLETED or first.key.tid not in secret_of:
         raise Refused(
             "Several secrets are in use, so there may be a record of the same use under another, and they are settled "
             "together: name it by --key, or say --tenant T or --no-tenant beside the handle of one that is not completed."
         )
     met = {first.key: first}
-    for state in (State.PROCESSING, State.QUARANTINED) if len(tids) > 1 else ():
-        for found in listed(unsettled, Wanted(state, tids=tids), one_of_each=False):
+    for state in (State.PROCESSING, State.QUARANTINED):
+        for found in listed(unsettled, Wanted(state, tids=tuple(secret_of)), one_of_each=False):
             if found.record.token == first.record.token and (record := read(found.key)) is not None:
                 met.setdefault(found.key, Found(found.key, record))
-    order = list(reversed(tids))
-    return Case(tuple(sorted(met.values(), key=lambda found: order.index(found.key.tid) if len(tids) > 1 else 0)))
+    return Case(tuple(sorted(met.values(), key=lambda found: -secret_of[found.key.tid])))

@@ -127,7 +127,7 @@ class Wanted:
 
     state: State
     tids: Sequence[bytes | None] = (None,)
-    """Of the tenant, under every secret in use. None: of everybody."""
+    """Of all parts of the tenant, under every secret in use. None: of everybody."""
     older_than: float = 0.0
     endpoint: str | None = None
 

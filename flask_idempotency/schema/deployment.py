@@ -8,6 +8,8 @@ from flask_idempotency.schema.fields import Rate, count, interval, limit, patien
 from flask_idempotency.schema.policy import PolicySchema
 
 MEMORY = "memory://"
+MOST_SHARDS = 256
+"""Chores and commands go through all parts of a tenant, one after the other."""
 DOCS_URL = "https://flask-idempotency.readthedocs.io/problems/"
 
 
@@ -103,6 +105,16 @@ class DeploymentSchema(PolicySchema):
         metadata={
             "doc": "Most new keys of one tenant in each window: `(count, seconds)`.",
             "default": "no limit",
+        },
+    )
+    tenant_shards = count(
+        least=1,
+        most=MOST_SHARDS,
+        metadata={
+            "doc": "Over how many parts the keys of each tenant are spread, on Redis, so that no tenant has to fit into one "
+            "node of a Cluster. Part of the format of keys: it cannot be changed while any are remembered. See "
+            "[tenants that outgrow a node](redis.md#tenants-that-outgrow-a-node).",
+            "default": 1,
         },
     )
     max_waiters = count(

@@ -23,10 +23,12 @@ MAX_WINDOW_SECONDS = 366 * 24 * 3600.0
 _TOO_MUCH = f"must not be more than 2**53 ({MAX_LIMIT}), which is what stores can count to; for no limit, leave it out."
 
 
-def count(*, least: int = 0, **options: Any) -> fields.Integer:
+def count(*, least: int = 0, most: int | None = None, **options: Any) -> fields.Integer:
     """A whole number, from this one up. True is none."""
     error = "must not be negative." if least == 0 else f"must be at least {least}."
-    return fields.Integer(strict=True, validate=validate.Range(min=least, error=error), **options)
+    if most is not None:
+        error = f"must be from {least} to {most}."
+    return fields.Integer(strict=True, validate=validate.Range(min=least, max=most, error=error), **options)
 
 
 def limit(**options: Any) -> fields.Integer:

@@ -30,6 +30,7 @@ _AS_THEY_ARE: Final = (
     "docs_url",
     "allow_anonymous",
     "max_waiters",
+    "tenant_shards",
     "encryption",
     "reap_every",
     "expire_every",
@@ -94,6 +95,7 @@ def load_settings(
         *faults_of_ring,
         *faults_of_encryption(loaded, config, identified=identified),
         *_faults_of_place(loaded, policy, in_memory=in_memory),
+        *_faults_of_shards(loaded),
     ]
     if faults:
         raise ConfigurationError(*faults)
@@ -144,6 +146,16 @@ def _faults_of_place(loaded: Mapping[str, Any], policy: Policy, *, in_memory: bo
             if name in loaded
         ]
     return faults
+
+
+def _faults_of_shards(loaded: Mapping[str, Any]) -> list[str]:
+    """What is too little to be divided over all parts of a tenant."""
+    shards = loaded.get("tenant_shards", 1)
+    return [
+        f"IDEMPOTENCY_QUOTA_{name.upper()}: {limit} cannot be divided over IDEMPOTENCY_TENANT_SHARDS ({shards}). Raise it to "
+        f"{shards} or more, or leave it out; fewer shards are for a store that remembers no key yet."
+        for name, limit in (_quota(loaded) or Quota()).less_than(shards).items()
+    ]
 
 
 def _quota(loaded: Mapping[str, Any]) -> Quota | None:

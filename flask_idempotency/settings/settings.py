@@ -35,6 +35,8 @@ class Settings:
     max_waiters: int = 2
     quota: Quota | None = None
     """What each tenant may have, unless something says otherwise of one. None: nothing is counted."""
+    tenant_shards: int = 1
+    """Over how many parts the keys of each tenant are spread."""
     encryption: Encryption = "off"
     key_ring: KeyProvider | None = field(default=None, repr=False)
     """Also without encryption it may be there: what was sealed before still opens."""

@@ -28,7 +28,8 @@ def _store(settings: Settings) -> str:
     choice = settings.store
     kind = urlsplit(choice).scheme or "made by a function" if isinstance(choice, str) else type(choice).__name__
     cache = "" if settings.redis_url is None else f" behind {urlsplit(settings.redis_url).scheme}"
-    return f"store {kind}{cache}"
+    shards = "" if settings.tenant_shards == 1 else f" with each tenant in {settings.tenant_shards} parts"
+    return f"store {kind}{cache}{shards}"
 
 
 def _encryption(settings: Settings) -> str:

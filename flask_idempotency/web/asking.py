@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
@@ -109,6 +110,9 @@ class Asking:
 
     def _claimed(self, visit: Visit, requests: list[ClaimRequest]) -> Answer | None:
         quota = load_quota(self._desk.loaders, self._desk.settings.quota, visit.tenant, self._app)
+        shards = self._desk.settings.tenant_shards
+        if quota is not None and shards > 1:
+            quota = quota.divided(shards)
         try:
             outcome = self._desk.engine.claim(requests[0], visit.policy, former=requests[1:], quota=quota)
         except StoreUnavailable as error:
@@ -118,6 +122,9 @@ class Asking:
         if isinstance(outcome, Claimed):
             visit.claim, visit.oldest, visit.phase = outcome.held, self._desk.identities[-1], Phase.CLAIMED
             return None
+        if isinstance(outcome, OverQuota):
+            # The store knows of one part; a client is told what its tenant may have.
+            outcome = replace(outcome, allowed=outcome.allowed * shards)
         return self.answer(visit, outcome)
 
     def _replay(self, visit: Visit, replay: Replay) -> Answer:

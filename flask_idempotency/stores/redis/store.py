@@ -51,6 +51,7 @@ class RedisStore:
     """
 
     def __init__(self, server: Any, *, clock: Clock = store_time) -> None:
+        self.partitions = layout.PARTITIONS
         self._owned = isinstance(server, str)
         self._client = make_client(server) if isinstance(server, str) else server
         self._server = Server(self._client, owned=self._owned, clock=clock)

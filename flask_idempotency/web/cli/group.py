@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, Final, NoReturn, TypeVar
 
 import click
@@ -86,9 +87,14 @@ def tell(event: Event) -> None:
     state().observers(event)
 
 
+def tids_by_secret(tenant: str | None) -> list[tuple[bytes, ...]]:
+    """What stands for the parts of this tenant in the store, under every secret in use, the newest first."""
+    return [who.tenant_ids(settings().namespace, tenant) for who in identities(settings())]
+
+
 def tids(tenant: str | None) -> list[bytes]:
-    """What stands for this tenant in the store, under every secret in use, the newest first."""
-    return [who.tenant_id(settings().namespace, tenant) for who in identities(settings())]
+    """All that stands for this tenant in the store: of every part, under every secret in use."""
+    return list(chain.from_iterable(tids_by_secret(tenant)))
 
 
 def pseudonym(tenant: str | None) -> str:

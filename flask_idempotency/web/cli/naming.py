@@ -18,7 +18,7 @@ from flask_idempotency.engine.key import Scope, StorageKey, owner_mark, parse_ke
 from flask_idempotency.engine.owner import as_of
 from flask_idempotency.engine.record import Record
 from flask_idempotency.operations import Case, Refused, by_handle, by_key, handle_of, with_twins
-from flask_idempotency.web.cli.group import CommandT, built, policies, settings, state, tids, unsettled
+from flask_idempotency.web.cli.group import CommandT, built, policies, settings, state, tids_by_secret, unsettled
 from flask_idempotency.web.cli.telling import clean
 from flask_idempotency.web.cli.tenant import tenant_options
 
@@ -96,11 +96,11 @@ def case_of(named: Named, *, whole: bool) -> Case:
     if whole and not case.first.record.token.startswith(owner_mark(settings().namespace)):
         raise Refused("This record is another application's in the same store: settle it there, by its own FLASK_APP.")
     if named.tenant is not None or named.no_tenant:
-        theirs = tids(named.whose)
-        if case.first.key.tid not in theirs:
+        theirs = tids_by_secret(named.whose)
+        if not any(case.first.key.tid in parts for parts in theirs):
             raise Refused("This record is not of that tenant.")
     else:
-        theirs = tids(case.first.record.about.tenant or None)
+        theirs = tids_by_secret(case.first.record.about.tenant or None)
     return with_twins(case, searched, read, theirs) if whole else case
 
 

@@ -101,11 +101,11 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, actor: st
             click.echo(_SHREDDED if shred else _WIPED, err=True)
             click.confirm("Destroy its data keys?" if shred else "Erase its answers?", abort=True, err=True)
         erased = _Erasing(tenant, word_of(actor, reason)).run(whom, shred=shred)
-    untold = _untold()
+    untold, secrets = _untold(), len(settings().secrets)
     if as_json:
-        click.echo(json.dumps(_as_object(erased, shred=shred, secrets=len(whom), untold=untold)))
+        click.echo(json.dumps(_as_object(erased, shred=shred, secrets=secrets, untold=untold)))
     else:
-        click.echo("\n".join(_as_text(erased, shred=shred, secrets=len(whom), untold=untold)))
+        click.echo("\n".join(_as_text(erased, shred=shred, secrets=secrets, untold=untold)))
 
 
 def _untold() -> bool:

@@ -24,13 +24,16 @@ from flask_idempotency.web.cli.group import (
     state,
     table,
     tell,
-    tids,
+    tids_by_secret,
 )
 from flask_idempotency.web.cli.tenant import chosen, tenant_options
 
 _OFF = (
     "Quotas are off in this application, so nothing is counted and no limit holds: set IDEMPOTENCY_QUOTA_* or register "
     "a quota_loader."
+)
+_DIVIDED = (
+    "Each of its {parts} parts has its share of that, rounded up: one that is full refuses, though others are not."
 )
 
 quota = AppGroup("quota", help="What tenants have, and what they may have.")
@@ -50,9 +53,9 @@ def show(tenant: str | None, no_tenant: bool, everybody: bool, as_json: bool) ->
     with giving_up(as_json=as_json):
         ledger = _ledger()
         if everybody:
-            shown = [quota_show(ledger, [tid], name=tid.hex()) for tid in sorted(ledger.tenants())]
+            shown = [quota_show(ledger, [[tid]], name=tid.hex()) for tid in sorted(ledger.tenants())]
         else:
-            shown = [quota_show(ledger, tids(tenant), name=tenant)]
+            shown = [quota_show(ledger, tids_by_secret(tenant), name=tenant)]
     configured = settings().quota
     if as_json:
         click.echo(
@@ -104,7 +107,7 @@ def set_(
             raise Refused(" ".join(error.faults)) from error
         if named.unlimited and not clear:
             raise click.UsageError("Name a limit, or --clear.")
-        limits = quota_set(_ledger(), tids(tenant), named, clear=clear)
+        limits = quota_set(_ledger(), tids_by_secret(tenant), named, clear=clear)
     told, word = _limits(limits), word_of(actor, reason)
     tell(QuotaSet("", "", tenant=pseudonym(tenant), actor=word.actor, reason=word.reason, limits=told))
     click.echo(json.dumps({"counting": _counting(), "limits": told}) if as_json else _said(limits))
@@ -123,6 +126,8 @@ def _counting() -> bool:
 
 def _said(limits: Quota) -> str:
     lines = [f"{name}: {_spelled(value)}" for name, value in _limits(limits).items() if value is not None]
+    if lines and settings().tenant_shards > 1:
+        lines.append(_DIVIDED.format(parts=settings().tenant_shards))
     return "\n".join(
         [*(lines or ["No limits of its own: what the application says holds."]), *([] if _counting() else [_OFF])]
     )
