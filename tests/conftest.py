@@ -7,7 +7,7 @@ from types import FrameType
 
 import pytest
 
-pytest_plugins = ["tests.services", "tests.faults.clock_shim", "tests.faults.clocked"]
+pytest_plugins = ["tests.services", "tests.faults.clock_shim", "tests.faults.clocked", "tests.faults.cluster"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,0 +1,133 @@
+"""The Cluster that tests break does what they are told of it, or what they prove would be nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from flask_idempotency.testing import TcpProxy
+from tests.faults.cluster import ClusterRig, slot_of
+from tests.faults.slots import SlotMove, move
+
+
+@pytest.fixture
+def client(cluster_rig: ClusterRig) -> Iterator[redis.RedisCluster]:
+    with cluster_rig.client(decode_responses=True) as client:
+        yield client
+
+
+def test_a_lagging_replica_lacks_the_last_write_when_it_is_promoted(
+    cluster_rig: ClusterRig, client: redis.RedisCluster
+) -> None:
+    """
+    And has everything that was written before it lagged.
+    """
+    primary = cluster_rig.primary_of("key")
+    replica = cluster_rig.replica_of(primary)
+    client.set("key", "early")
+    replica.has_all_of(primary)
+
+    replica.lag()
+    client.set("key", "late")
+    primary.kill()
+    cluster_rig.fail_over(replica, force=True)
+
+    assert client.get("key") == "early"
+
+
+@pytest.mark.slow
+def test_a_silent_primary_is_replaced_and_comes_back_as_a_replica(
+    cluster_rig: ClusterRig, client: redis.RedisCluster
+) -> None:
+    """
+    By the nodes' own doing, and nothing is lost of what its replica had.
+    """
+    client.set("key", "value")
+    primary = cluster_rig.primary_of("key")
+    replica = cluster_rig.replica_of(primary)
+    replica.has_all_of(primary)
+
+    primary.pause()
+    cluster_rig.counts_as_failed(primary)
+    cluster_rig.promoted(replica)
+    primary.resume()
+    cluster_rig.settled()
+
+    assert client.get("key") == "value"
+    assert cluster_rig.replica_of(replica) is primary
+
+
+def test_between_the_steps_of_a_migration_keys_are_where_they_were_carried(cluster_rig: ClusterRig) -> None:
+    """
+    ASK for what has gone, a refusal of both together, MOVED when it is over.
+    """
+    slot = slot_of("{tag}")
+    source = cluster_rig.primary_of(slot)
+    target = next(node for node in cluster_rig.primaries if node is not source)
+    for key in ("{tag}gone", "{tag}here"):
+        source.client.set(key, key)
+
+    step = SlotMove(cluster_rig, slot, to=target)
+    step.begin()
+    step.carry("{tag}gone")
+
+    assert source.client.get("{tag}here") == "{tag}here"
+    with pytest.raises(redis.exceptions.AskError):
+        source.client.get("{tag}gone")
+    # Redis 6 sends whoever wants both to the target, and that one says TRYAGAIN.
+    with pytest.raises((redis.exceptions.TryAgainError, redis.exceptions.AskError)):
+        source.client.mget("{tag}gone", "{tag}here")
+
+    step.finish()
+
+    with pytest.raises(redis.exceptions.MovedError):
+        source.client.get("{tag}here")
+    assert target.client.mget("{tag}gone", "{tag}here") == ["{tag}gone", "{tag}here"]
+
+
+def test_a_mended_cluster_is_whole_and_empty(cluster_rig: ClusterRig, client: redis.RedisCluster) -> None:
+    """
+    Whatever was done to it: one dead, one half-way through a migration, one that lags.
+    """
+    client.set("key", "value")
+    source = cluster_rig.primary_of("key")
+    others = [node for node in cluster_rig.primaries if node is not source]
+    SlotMove(cluster_rig, slot_of("key"), to=others[0]).begin()
+    cluster_rig.replica_of(others[0]).lag()
+    cluster_rig.replica_of(others[1]).kill()
+
+    cluster_rig.mend()
+
+    assert [node.told("DBSIZE") for node in cluster_rig.nodes] == [0] * 6
+    assert len(cluster_rig.primaries) == 3
+    assert all(cluster_rig.replica_of(primary).in_step() for primary in cluster_rig.primaries)
+
+
+def test_clients_are_sent_through_a_proxy_that_a_node_announces(cluster_rig: ClusterRig, redis_kind: str) -> None:
+    """
+    So that one line of many can be cut.
+    """
+    if redis_kind == "redis-6.2":
+        pytest.skip("it says its new port only when it starts again")
+    node = cluster_rig.primary_of("key")
+    with TcpProxy(node.port, marker=b"GET") as proxy:
+        cluster_rig.announce(node, proxy.port)
+        with cluster_rig.client() as client:
+            client.get("key")
+
+        assert proxy.requests == 1
+        cluster_rig.announce(node, 0)
+
+
+def test_slots_are_moved_with_what_is_in_them(cluster_rig: ClusterRig, client: redis.RedisCluster) -> None:
+    keys = [f"key {number}" for number in range(20)]
+    for key in keys:
+        client.set(key, key)
+    target = cluster_rig.primaries[0]
+
+    move(cluster_rig, {slot_of(key) for key in keys}, to=target)
+
+    assert {cluster_rig.primary_of(key) for key in keys} == {target}
+    assert [client.get(key) for key in keys] == keys
