@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable
@@ -41,7 +42,10 @@ def at_once(*calls: Callable[[], ReturnT]) -> list[ReturnT]:
         barrier.wait(MEETING_SECONDS)
         return call()
 
-    usual = sys.getswitchinterval()
+    usual, collected = sys.getswitchinterval(), gc.isenabled()
+    # Python 3.11 crashes when one thread collects garbage while it makes an object's `__dict__`, and another thread asks
+    # for the same one meanwhile: both get theirs, over one array. SQLAlchemy's statements are full of such moments.
+    gc.disable()
     # Python lets a thread run for 5 ms, in which a store in memory answers a hundred times: no race would ever show.
     sys.setswitchinterval(1e-6)
     try:
@@ -49,6 +53,8 @@ def at_once(*calls: Callable[[], ReturnT]) -> list[ReturnT]:
             return list(threads.map(started_together, calls))
     finally:
         sys.setswitchinterval(usual)
+        if collected:
+            gc.enable()
 
 
 class Racing:
