@@ -18,9 +18,11 @@ import redis.asyncio
 from example_app.servers import RedisServer
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.outcome import Claimed
-from flask_idempotency.stores.redis.client import CONNECT_SECONDS, REPLY_SECONDS, RETRIES, OwnLine, make_client
+from flask_idempotency.stores.redis.client import CONNECT_SECONDS, REPLY_SECONDS, make_client
+from flask_idempotency.stores.redis.lines import OwnLine
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token
+from tests.forgiving import redis_store
 from tests.services import StartRedis
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,20 +30,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def own(redis_server: RedisServer) -> Iterator[RedisStore]:
-    store = RedisStore(redis_server.url)
+    store = redis_store(redis_server.url)
     yield store
     store.close()
 
 
 def test_a_client_of_ours_neither_waits_nor_retries_for_ever() -> None:
     """
-    redis-py's own defaults are ten silent retries, and once were no time-out at all.
+    redis-py's own defaults are ten silent retries, and once were no time-out at all. Ours are the line's alone.
     """
     with make_client("redis://127.0.0.1:1/0") as client:
         options = client.connection_pool.connection_kwargs
 
     assert (options["socket_connect_timeout"], options["socket_timeout"]) == (CONNECT_SECONDS, REPLY_SECONDS)
-    assert options["retry"].get_retries() == RETRIES
+    assert options["retry"].get_retries() == 0
 
 
 def test_what_the_url_says_goes_first() -> None:
@@ -68,7 +70,7 @@ def test_a_url_that_names_no_server_is_refused(url: str) -> None:
     With examples of what would.
     """
     with pytest.raises(ConfigurationError, match="rediss://host:6379/0"):
-        RedisStore(url)
+        redis_store(url)
 
 
 @pytest.mark.parametrize("url", ("redis://:p4ss/w0rd@host", "redis://[p4ss@host", "redis://:p4ss@host?db=w0rd"))
@@ -77,7 +79,7 @@ def test_a_refused_url_keeps_its_password_to_itself(url: str) -> None:
     A start-up error ends up in logs and on screens. What was mistaken for a port is half of the password.
     """
     with pytest.raises(ConfigurationError) as raised:
-        RedisStore(url)
+        redis_store(url)
 
     told = "".join(traceback.format_exception(raised.value))
     assert [secret for secret in ("p4ss", "w0rd") if secret in told] == []
@@ -88,7 +90,7 @@ def test_a_client_for_asyncio_is_refused() -> None:
     Its calls return promises; a Flask view cannot wait for them.
     """
     with pytest.raises(ConfigurationError, match=r"redis\.Redis"):
-        RedisStore(redis.asyncio.Redis())
+        redis_store(redis.asyncio.Redis())
 
 
 def test_what_is_no_client_is_refused() -> None:
@@ -96,14 +98,14 @@ def test_what_is_no_client_is_refused() -> None:
     By the name of its class.
     """
     with pytest.raises(ConfigurationError, match="PosixPath"):
-        RedisStore(Path("/run/redis.sock"))
+        redis_store(Path("/run/redis.sock"))
 
 
 def test_closing_leaves_a_borrowed_client_alone(redis_client: redis.Redis) -> None:
     """
     It belongs to the application.
     """
-    store = RedisStore(redis_client)
+    store = redis_store(redis_client)
     redis_client.ping()
     held = redis_client.connection_pool.get_connection()
     store.close()
@@ -117,7 +119,7 @@ def test_a_server_that_evicts_is_refused(start_redis: StartRedis, redis_kind: st
     """
     An evicted answer is a payment made twice. Evicting only what has a TTL evicts answers first.
     """
-    store = RedisStore(start_redis(redis_kind, "--maxmemory-policy", policy).url)
+    store = redis_store(start_redis(redis_kind, "--maxmemory-policy", policy).url)
 
     with pytest.raises(ConfigurationError, match=f"{policy}.*Set maxmemory-policy to noeviction"):
         store.check()
@@ -140,7 +142,7 @@ def test_a_borrowed_client_is_checked_too(start_redis: StartRedis, redis_kind: s
     """
     server = start_redis(redis_kind, "--maxmemory-policy", "allkeys-lru")
     with redis.Redis.from_url(server.url, decode_responses=decode) as client, pytest.raises(ConfigurationError):
-        RedisStore(client).check()
+        redis_store(client).check()
 
 
 def test_a_server_that_will_not_tell_is_warned_of(
@@ -150,7 +152,7 @@ def test_a_server_that_will_not_tell_is_warned_of(
     Managed services may hide INFO. The operator is told what to make sure of; the application starts.
     """
     redis_client.acl_setuser("app", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-info"])
-    store = RedisStore(f"redis://app:pw@127.0.0.1:{redis_server.port}/0")
+    store = redis_store(f"redis://app:pw@127.0.0.1:{redis_server.port}/0")
 
     store.check()
     redis_client.acl_deluser("app")
@@ -165,7 +167,7 @@ def test_a_server_that_is_down_does_not_keep_the_application_from_starting(caplo
     """
     It may come up a second later. Until it does, requests with a key are refused.
     """
-    RedisStore("redis://127.0.0.1:1/0").check()
+    redis_store("redis://127.0.0.1:1/0").check()
 
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
@@ -174,7 +176,7 @@ def test_a_fake_server_can_be_checked(caplog: pytest.LogCaptureFixture) -> None:
     """
     It has no INFO to look at; an application under test starts nevertheless.
     """
-    RedisStore(fakeredis.FakeRedis()).check()
+    redis_store(fakeredis.FakeRedis()).check()
 
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
@@ -224,10 +226,10 @@ def test_an_answer_that_is_an_error_does_not_cost_the_connection(redis_server: R
 FORK = """
 import os, sys
 from flask_idempotency.engine.outcome import Claimed
-from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token
+from tests.forgiving import redis_store
 
-store = RedisStore(sys.argv[1])
+store = redis_store(sys.argv[1])
 
 def claims():
     for _ in range(200):

@@ -16,7 +16,8 @@ from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, InFlight
 from flask_idempotency.engine.record import OnLapse
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.client import REPLY_SECONDS, RETRIES
+from flask_idempotency.stores.redis.client import REPLY_SECONDS
+from flask_idempotency.stores.redis.lines import RETRIES
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
 from flask_idempotency.testing.contract.examples import (
@@ -31,6 +32,7 @@ from flask_idempotency.testing.contract.examples import (
     granted,
     stand,
 )
+from tests.forgiving import redis_store
 from tests.services import StartRedis
 from tests.stores.owners import WRITES
 
@@ -46,7 +48,7 @@ def proxy(redis_server: RedisServer) -> Iterator[TcpProxy]:
 @pytest.fixture
 def store(proxy: TcpProxy, clock: FrozenClock) -> Iterator[RedisStore]:
     """Through the proxy, every script known to the server already: one request each."""
-    store = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", clock=clock)
+    store = redis_store(f"redis://127.0.0.1:{proxy.port}/0", clock=clock)
     warm_up(store)
     yield store
     store.close()
@@ -187,7 +189,7 @@ def test_a_dead_server_is_unavailable(start_redis: StartRedis, redis_kind: str) 
     Every call says so, with the driver's error as its cause, and without the key that it was about.
     """
     server = start_redis(redis_kind)
-    store, key = RedisStore(server.url), a_key()
+    store, key = redis_store(server.url), a_key()
     store.claim(a_request(key), token=a_token(), lease=LEASE)
     server.kill()
 
@@ -204,7 +206,7 @@ def test_a_silent_server_is_unavailable(start_redis: StartRedis, redis_kind: str
     A request is not kept waiting for ever, and what it asked for may have happened: the token tells later.
     """
     server = start_redis(redis_kind)
-    store, key, token = RedisStore(f"{server.url}?socket_timeout=0.2"), a_key(), a_token()
+    store, key, token = redis_store(f"{server.url}?socket_timeout=0.2"), a_key(), a_token()
     server.pause()
 
     with pytest.raises(StoreUnavailable) as raised:
@@ -245,7 +247,7 @@ def test_whatever_a_client_raises_is_unavailable(client: type[Any], kind: type[E
 
     for verb in ("claim", "read", *WRITES):
         with pytest.raises(StoreUnavailable):
-            call(RedisStore(Failing()), verb, a_key(), a_token())
+            call(redis_store(Failing()), verb, a_key(), a_token())
 
 
 @pytest.mark.parametrize("warm", (True, False), ids=("in mid-conversation", "from the start"))
@@ -258,7 +260,7 @@ def test_a_silent_server_costs_three_replies(
     assert (REPLY_SECONDS, 1 + RETRIES) == (1.0, 3)
 
     server = start_redis(redis_kind)
-    store = RedisStore(f"{server.url}?socket_timeout=0.05")
+    store = redis_store(f"{server.url}?socket_timeout=0.05")
     if warm:
         warm_up(store)
     awaited = count_replies(monkeypatch)

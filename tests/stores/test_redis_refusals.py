@@ -10,7 +10,8 @@ import redis
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.outcome import Replayed, Unknown
 from flask_idempotency.engine.record import OnLapse, State
-from flask_idempotency.stores.redis.client import OwnLine, make_client
+from flask_idempotency.stores.redis.client import make_client
+from flask_idempotency.stores.redis.lines import OwnLine
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import (
@@ -23,6 +24,7 @@ from flask_idempotency.testing.contract.examples import (
     granted,
     stand,
 )
+from tests.forgiving import redis_store
 from tests.services import StartRedis
 from tests.stores.owners import WRITES
 
@@ -32,7 +34,7 @@ def test_a_replica_grants_nothing(start_redis: StartRedis, redis_kind: str) -> N
     It may not write, and what it has read may be old.
     """
     server = start_redis(redis_kind)
-    store = RedisStore(server.url)
+    store = redis_store(server.url)
     with redis.Redis.from_url(server.url) as client:
         client.replicaof("127.0.0.1", "1")
 
@@ -79,7 +81,7 @@ def test_a_replica_without_its_primary_is_not_asked_again(start_redis: StartRedi
 @pytest.fixture
 def full(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> Iterator[tuple[RedisStore, redis.Redis]]:
     server = start_redis(redis_kind)
-    store = RedisStore(server.url, clock=clock)
+    store = redis_store(server.url, clock=clock)
     with redis.Redis.from_url(server.url) as client:
         yield store, client
     store.close()

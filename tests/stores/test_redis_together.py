@@ -14,7 +14,8 @@ from example_app.servers import RedisServer
 from flask_idempotency.engine.clock import store_time
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.client import OwnLine, make_client
+from flask_idempotency.stores.redis.client import make_client
+from flask_idempotency.stores.redis.lines import OwnLine
 from flask_idempotency.stores.redis.server import Call, Server
 from flask_idempotency.testing import TcpProxy
 from tests.services import StartRedis, connect

@@ -6,7 +6,8 @@ import logging
 from typing import Any, Final
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
-from flask_idempotency.stores.redis.client import Errors
+from flask_idempotency.stores.redis.server import Server
+from flask_idempotency.stores.redis.topology import primaries
 
 REMEDY: Final = "Set maxmemory-policy to noeviction, or use a Redis of its own for this."
 
@@ -14,15 +15,16 @@ _log = logging.getLogger("flask_idempotency")
 
 
 class Eviction:
-    """Asks the server for its maxmemory-policy until it has told once that it evicts nothing, or that it will not tell.
+    """Asks the server for its maxmemory-policy until it has told once that it evicts nothing, or that it will not tell;
+    of a Cluster all primaries, at once.
 
     A policy that is changed afterwards goes unnoticed, and so does that of another server after a fail-over: to notice
     would take a round trip per claim.
     """
 
-    def __init__(self, client: Any, errors: Errors) -> None:
-        self._client = client
-        self._errors = errors
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._errors = server.errors
         self._reported = False
         self.possible = True
         """Until the server has said otherwise."""
@@ -51,18 +53,21 @@ class Eviction:
         raise StoreUnavailable(f"this Redis evicts: it has maxmemory-policy {policy}")
 
     def _evicting_policy(self) -> str | None:
+        policies = [self._policy(node) for _, node in primaries(self._server.client)]
+        if None in policies:
+            _log.warning("Redis does not tell its maxmemory-policy: make sure that it is noeviction")
+        evicting = [policy for policy in policies if policy not in (None, "noeviction")]
+        self.possible = bool(evicting)
+        return evicting[0] if evicting else None
+
+    def _policy(self, node: Any) -> str | None:
         try:
-            policy = self._client.info("memory").get("maxmemory_policy")
+            policy = self._server.directly(self._server.client.info, "memory", node=node).get("maxmemory_policy")
         except self._errors.refused as error:
             if not self._errors.will_not_tell(error):
                 raise
-            policy = None
-        if policy is None:
-            _log.warning("Redis does not tell its maxmemory-policy: make sure that it is noeviction")
-        elif policy != "noeviction":
-            return str(policy)
-        self.possible = False
-        return None
+            return None
+        return None if policy is None else str(policy)
 
 
 def evicts(policy: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any, Final
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.health import Finding, Verdict
 from flask_idempotency.stores.redis.eviction import REMEDY, evicts
-from flask_idempotency.stores.redis.scan import primaries
 from flask_idempotency.stores.redis.server import Server
+from flask_idempotency.stores.redis.topology import primaries
 
 NEARLY_FULL: Final = 0.8
 FULL: Final = 0.95
@@ -51,16 +51,15 @@ class RedisHealth:
         return [_worst([check(look) for look in looks]) for check in checks]
 
     def _look(self, node: Any) -> _Look:
-        where = {} if node is None else {"target_nodes": node}
         info = dict[str, Any]()
         for section in _SECTIONS:
-            info.update(self._told(self._server.client.info, section, where))
-        return _Look(info, self._told(self._server.client.config_get, "appendfsync", where))
+            info.update(self._told(self._server.client.info, section, node))
+        return _Look(info, self._told(self._server.client.config_get, "appendfsync", node))
 
-    def _told(self, ask: Callable[..., Any], what: str, where: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _told(self, ask: Callable[..., Any], what: str, node: Any) -> Mapping[str, Any]:
         errors = self._server.errors
         try:
-            told: Mapping[str, Any] = ask(what, **where)
+            told: Mapping[str, Any] = self._server.directly(ask, what, node=node)
         except errors.unavailable as error:
             if errors.will_not_tell(error):
                 return {}

@@ -16,7 +16,7 @@ from flask_idempotency.engine.record import Record
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.breaker import Breaker
-from flask_idempotency.stores.redis.client import BorrowedLine, Errors, Line, OwnLine, make_cache_client
+from flask_idempotency.stores.redis.client import Errors, line_of, make_cache_client
 from flask_idempotency.stores.redis.record import decode, encode
 from flask_idempotency.stores.redis.scan import Scan
 from flask_idempotency.stores.redis.scripts import Script
@@ -57,7 +57,7 @@ class RedisReplays:
         self._client = make_cache_client(server) if isinstance(server, str) else server
         self._errors = Errors(self._client)
         self._failures: tuple[type[Exception], ...] = (*self._errors.unavailable, StoreUnavailable)
-        self._line: Line = OwnLine(self._client) if self._owned else BorrowedLine(self._client)
+        self._line = line_of(self._client, owned=self._owned, retries=0)
         self._breaker = Breaker("The Redis that caches answers", monotonic=monotonic)
         self._refusing = False
         self._scan = Scan(Server(self._client, owned=self._owned, clock=clock))

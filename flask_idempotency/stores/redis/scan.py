@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from flask_idempotency.stores.redis.server import Server
+from flask_idempotency.stores.redis.topology import primaries
 
 BATCH = 500
 """Keys that a server looks at for one answer: less than a millisecond of its time."""
@@ -39,10 +39,3 @@ class Scan:
         while after is not None:
             keys, after = self.page(pattern, after=after, count=BATCH)
             yield keys
-
-
-def primaries(client: Any) -> list[tuple[bytes, Any]]:
-    """The primaries of a Cluster by their names, so that they are always in the same order; else one without either."""
-    if not hasattr(client, "get_primaries"):
-        return [(b"", None)]
-    return sorted(((str(node.name).encode(), node) for node in client.get_primaries()), key=lambda named: named[0])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from flask_idempotency.engine.clock import Clock
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.client import BorrowedLine, Command, Errors, Line, OwnLine
+from flask_idempotency.stores.redis.client import Errors, line_of
+from flask_idempotency.stores.redis.lines import RETRIES, UNREACHABLE, Command, Patience
 from flask_idempotency.stores.redis.scripts import Script
 
 
@@ -29,7 +30,8 @@ class Server:
         self.client = client
         self.errors = Errors(client)
         self._clock = clock
-        self._line: Line = OwnLine(client) if owned else BorrowedLine(client)
+        self._owned = owned
+        self._line = line_of(client, owned=owned)
 
     def run(self, script: Script, keys: Sequence[bytes], *arguments: bytes | int) -> Any:
         """What this script returns. Its first argument is the time."""
@@ -76,11 +78,21 @@ class Server:
             if node is None:
                 after, keys = self._line(*command)
             else:
-                after, keys = self.client.execute_command(*command, target_nodes=node, NEVER_DECODE=True)
+                after, keys = self.directly(self.client.execute_command, *command, node=node, NEVER_DECODE=True)
         except self.errors.unavailable as error:
             raise self._told(error) from error
         # A Cluster's client tells of every node that it was to ask: here of one.
         return int(next(iter(after.values())) if isinstance(after, dict) else after), keys
+
+    def directly(self, ask: Callable[..., Any], *arguments: Any, node: Any = None, **options: Any) -> Any:
+        """What this method of the client tells, of this node of a Cluster. Raises what the client's library raises."""
+        where = {} if node is None else {"target_nodes": node}
+        patience = Patience(RETRIES if self._owned else 0)
+        while True:
+            try:
+                return ask(*arguments, **where, **options)
+            except UNREACHABLE as error:
+                patience.failed(error)
 
     def _rest(self, call: Call) -> tuple[bytes | str | int, ...]:
         told = self._clock()

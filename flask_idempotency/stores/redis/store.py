@@ -55,7 +55,7 @@ class RedisStore:
         self._owned = isinstance(server, str)
         self._client = make_client(server) if isinstance(server, str) else server
         self._server = Server(self._client, owned=self._owned, clock=clock)
-        self._eviction = Eviction(self._client, self._server.errors)
+        self._eviction = Eviction(self._server)
         self.ledger = RedisLedger(self._server)
         self.data_keys = RedisShelf(self._server)
         self.answers = RedisAnswers(self._server)

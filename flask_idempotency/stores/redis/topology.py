@@ -1,0 +1,214 @@
+"""A Cluster as its nodes describe it: which of them keeps which slot."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import redis
+from redis.crc import key_slot
+
+from flask_idempotency.stores.redis.addresses import Address
+from flask_idempotency.stores.redis.lines import UNREACHABLE, exchange
+
+SLOTS: Final = 16384
+
+LOOK_SECONDS: Final = 1.5
+"""Once a look at the Cluster has taken this long, nobody else is asked: time for one silent node and one that tells."""
+
+FRESH_SECONDS: Final = 1.0
+"""After one redirection there are many: a look less old than this is not repeated for them."""
+
+
+class NoCluster(redis.exceptions.ClusterError):
+    """Who was asked keeps no slots: it is a server of its own, and no part of a Cluster."""
+
+
+class Node:
+    """One server of a Cluster. `client` speaks to it alone, and goes nowhere else."""
+
+    def __init__(self, address: Address, client: redis.Redis) -> None:
+        self.address = address
+        self.client = client
+        self.name = f"{address.host}:{address.port}"
+
+    @property
+    def pool(self) -> Any:
+        return self.client.connection_pool
+
+
+class Cluster:
+    """Knows which node keeps a slot. Nothing is asked before the first call, so it can be made while all of them are down.
+
+    Everything raises what redis-py raises when no node tells anything. Those that must know at the same time share one
+    look: of many threads one asks, and all have its answer, or its failure.
+    """
+
+    def __init__(self, seeds: Sequence[Address], make_client: Callable[[Address], redis.Redis]) -> None:
+        self._seeds = tuple(seeds)
+        self._make_client = make_client
+        self._nodes: dict[Address, Node] = {}
+        self._keepers: list[Address | None] = []
+        self._others: tuple[Address, ...] = ()
+        self._silent = set[Address]()
+        self._looked_at = float("-inf")
+        self.looks = 0
+        """How many times it was looked at, in vain or not."""
+        self._lock = threading.Lock()
+        if hasattr(os, "register_at_fork"):
+            weak = weakref.ref(self)
+
+            def unlock() -> None:
+                # The thread that was looking while its parent forked is not in the child to finish.
+                if (cluster := weak()) is not None:
+                    cluster._lock = threading.Lock()
+
+            os.register_at_fork(after_in_child=unlock)
+
+    def keeper(self, key: bytes) -> Node:
+        """The primary that keeps this key, as far as is known."""
+        keepers = self._known()
+        address = keepers[key_slot(key)]
+        if address is None:
+            raise redis.exceptions.ClusterDownError("CLUSTERDOWN no node keeps this slot")
+        return self.node(address)
+
+    def node(self, address: Address) -> Node:
+        node = self._nodes.get(address)
+        if node is None:
+            # Of two that make one at once the second takes the first one's.
+            node = self._nodes.setdefault(address, Node(address, self._make_client(address)))
+        return node
+
+    def moved(self, error: redis.exceptions.AskError, *, by: Node) -> Node:
+        """Whom this redirection names. One for good is remembered, and makes the next look due."""
+        node = self.node(Address(error.host or by.address.host, error.port))
+        if isinstance(error, redis.exceptions.MovedError) and self._keepers:
+            self._keepers[error.slot_id] = node.address
+            if time.monotonic() - self._looked_at > FRESH_SECONDS:
+                self.look_if_possible(since=self.looks)
+        return node
+
+    def look(self, *, since: int, failed: Node | None = None) -> None:
+        """Asks who keeps what, unless somebody has since that many looks. `failed` is asked last, now and later."""
+        with self._lock:
+            if self.looks == since:
+                if failed is not None:
+                    self._silent.add(failed.address)
+                try:
+                    self._look()
+                finally:
+                    self.looks += 1
+                    self._looked_at = time.monotonic()
+        if not self._keepers:
+            raise redis.exceptions.ConnectionError("no node of the Cluster answers")
+
+    def look_if_possible(self, *, since: int, failed: Node | None = None) -> None:
+        """The same for whom what is known will do, if nobody tells anything."""
+        with suppress(*UNREACHABLE, redis.exceptions.RedisError):
+            self.look(since=since, failed=failed)
+
+    def get_primaries(self) -> list[Node]:
+        """All that keep something. Named, like what follows, as redis-py's own client of a Cluster has it."""
+        return [self.node(address) for address in sorted({each for each in self._known() if each is not None})]
+
+    def execute_command(self, *command: Any, target_nodes: Node, **options: Any) -> Any:
+        """What this node answers, on one try."""
+        client: Any = target_nodes.client
+        return self._at(target_nodes, lambda: client.execute_command(*command, **options))
+
+    def info(self, section: str, *, target_nodes: Node) -> Any:
+        return self._at(target_nodes, lambda: target_nodes.client.info(section))
+
+    def config_get(self, pattern: str, *, target_nodes: Node) -> Any:
+        return self._at(target_nodes, lambda: target_nodes.client.config_get(pattern))
+
+    @property
+    def any_pool(self) -> Any:
+        """Of any node: all are connected to in the same way."""
+        return self.node(self._seeds[0]).pool
+
+    @property
+    def unknown(self) -> bool:
+        """Whether nobody has told anything yet."""
+        return not self._keepers
+
+    def close(self) -> None:
+        for node in list(self._nodes.values()):
+            node.client.close()
+
+    def _at(self, node: Node, ask: Callable[[], Any]) -> Any:
+        looks = self.looks
+        try:
+            return ask()
+        except UNREACHABLE:
+            # It may have been replaced: whoever asks for all primaries once more must not get it again.
+            self.look_if_possible(since=looks, failed=node)
+            raise
+
+    def _known(self) -> list[Address | None]:
+        if not self._keepers:
+            self.look(since=self.looks)
+        return self._keepers
+
+    def _look(self) -> None:
+        until = time.monotonic() + LOOK_SECONDS
+        error: Exception | None = None
+        for address in self._to_ask():
+            try:
+                (told,) = exchange(self.node(address).pool, [("CLUSTER", "SLOTS")])
+            except UNREACHABLE as lost:
+                self._silent.add(address)
+                error = lost
+            else:
+                self._silent.discard(address)
+                if isinstance(told, Exception):
+                    error = told
+                elif told:
+                    self._learn(told, by=address)
+                    return
+            if time.monotonic() > until:
+                break
+        if error is not None and "cluster support disabled" in str(error):
+            raise NoCluster("not a Cluster") from error
+        raise error or redis.exceptions.ClusterDownError("CLUSTERDOWN no node keeps any slot")
+
+    def _to_ask(self) -> list[Address]:
+        """Those that keep something first: they are the likeliest to be up, and to know."""
+        keepers = list({address for address in self._keepers if address is not None})
+        others = [*self._others, *self._seeds]
+        random.shuffle(keepers)
+        random.shuffle(others)
+        return sorted(dict.fromkeys((*keepers, *others)), key=self._silent.__contains__)
+
+    def _learn(self, told: Sequence[Any], *, by: Address) -> None:
+        keepers: list[Address | None] = [None] * SLOTS
+        others = set[Address]()
+        for first, last, primary, *replicas in told:
+            keeper = _named(primary, by)
+            keepers[first : last + 1] = [keeper] * (last + 1 - first)
+            others.update(_named(replica, by) for replica in replicas)
+        self._keepers = keepers
+        self._others = tuple(others)
+        for address in set(self._nodes) - {*keepers, *others, *self._seeds}:
+            if (gone := self._nodes.pop(address, None)) is not None:
+                gone.pool.disconnect(inuse_connections=False)
+
+
+def _named(told: Sequence[Any], by: Address) -> Address:
+    """A node that does not know its own name is where it was asked."""
+    host = told[0].decode() if told[0] else ""
+    return Address(by.host if host in ("", "?") else host, told[1])
+
+
+def primaries(client: Any) -> list[tuple[bytes, Any]]:
+    """The primaries of a Cluster by their names, so that they are always in the same order; else one without either."""
+    if not hasattr(client, "get_primaries"):
+        return [(b"", None)]
+    return sorted(((str(node.name).encode(), node) for node in client.get_primaries()), key=lambda named: named[0])
