@@ -191,4 +191,4 @@ def _ask(store: Any, tid: bytes, quota: Quota) -> tuple[ClaimRequest, Any, bytes
 
 @contextmanager
 def _stores(url: str) -> Iterator[dict[str, Any]]:
-    yield {"memory": MemoryStore(), "Redis": build_store(url)}
+    yield {"memory": MemoryStore(), "Redis": build_store(url, memory={"after_loss": "run"})}

@@ -31,6 +31,7 @@ from flask_idempotency.engine.record import OnLapse
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.engine.result import Result
 from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.memory import MemoryRules
 from flask_idempotency.stores.redis.store import RedisStore
 
 KEYS = 1_000_000
@@ -54,7 +55,10 @@ def section(cores: Cores, *, keys: int = KEYS) -> Section:
         empty = running.enter_context(_server(cores))
         full = running.enter_context(_server(cores))
         used, ledger = fill(full, keys)
-        stores = {empty: build_store(empty), full: build_store(full)}
+        stores = {
+            empty: build_store(empty, memory={"after_loss": "run"}),
+            full: build_store(full, memory={"after_loss": "run"}),
+        }
         taken: dict[str, list[float]] = {empty: [], full: []}
         for _ in range(ROUNDS):
             for url in random.sample([empty, full], 2):
@@ -77,7 +81,7 @@ def fill(url: str, keys: int) -> tuple[int, int]:
     """That many live records of one tenant. The memory that the server then uses, and that its ledger does."""
     identity, scope = Identity(SECRET.encode()), Scope(APP, tenant=None, principal=PRINCIPAL)
     began, number = time.time() - SPREAD_SECONDS, 0
-    store = RedisStore(url, clock=lambda: began + SPREAD_SECONDS * number / keys)
+    store = RedisStore(url, rules=MemoryRules(after_loss="run"), clock=lambda: began + SPREAD_SECONDS * number / keys)
     payload = EnvelopeCodec().seal(Result(201, body=ANSWER), _UNBOUND)
     for number in range(keys):
         key, token = identity.storage_key(scope, str(number)), os.urandom(16)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.health import Health, KnowsItsHealth
 from flask_idempotency.engine.key import Identity, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
+from flask_idempotency.engine.memory import MayForget, Memory
 from flask_idempotency.engine.ports import Codec, Partitioned, Schema, Store, Transactions
 from flask_idempotency.engine.unsettled import KnowsUnsettled, Unsettled
 from flask_idempotency.engine.upkeep import Answers, Counts, DataKeys, Fronted, KeepsDataKeys, Ledger, ShowsAnswers
@@ -58,6 +60,7 @@ class Built:
     expiry: Expiry | None = None
     chores: ChoreBook | None = None
     health: Health | None = None
+    memory: Memory | None = None
     fronted: Fronted | None = None
     """Of a store before which a cache may stand, whether or not these settings name one."""
 
@@ -73,7 +76,9 @@ def build(
 
     Raises `ConfigurationError` for a store that cannot be made.
     """
-    system = build_store(settings.store, strategy=settings.claim_strategy, database=database)
+    system = build_store(
+        settings.store, strategy=settings.claim_strategy, database=database, memory=_memory_rules(settings)
+    )
     if settings.claim_strategy is not None and system is settings.store:
         raise ConfigurationError(
             "IDEMPOTENCY_CLAIM_STRATEGY: the store is an object, and was given its way to claim when it was made. Remove this."
@@ -95,6 +100,7 @@ def build(
         waiting_room=WaitingRoom(settings.max_waiters),
         observers=observers,
         transactions=transactions,
+        memory=store.memory if isinstance(store, MayForget) else None,
     )
     return Built(
         Engine(around),
@@ -109,6 +115,7 @@ def build(
         if isinstance(store, KeepsChoreBook)
         else None,
         health=store.health if isinstance(store, KnowsItsHealth) else None,
+        memory=around.memory,
         fronted=system if isinstance(system, Fronted) else None,
     )
 
@@ -151,21 +158,30 @@ def identities(settings: Settings) -> tuple[Identity, ...]:
     return tuple(Identity(secret, tenant_shards=settings.tenant_shards) for secret in settings.secrets)
 
 
-def build_store(choice: Any, *, strategy: str | None = None, database: ApplicationDatabase | None = None) -> Store:
-    """A store from a URL, a `"package.module:factory"`, a Redis client, or a `Store` as it is."""
+def build_store(
+    choice: Any,
+    *,
+    strategy: str | None = None,
+    database: ApplicationDatabase | None = None,
+    memory: Mapping[str, Any] = MappingProxyType({}),
+) -> Store:
+    """A store from a URL, a `"package.module:factory"`, a Redis client, or a `Store` as it is.
+
+    `memory` has the keywords of `stores.redis.memory.MemoryRules`, for a Redis that is made here.
+    """
     if not isinstance(choice, str):
-        return _from_object(choice)
+        return _from_object(choice, memory)
     scheme = urlsplit(choice).scheme
     if scheme == "memory":
         return MemoryStore()
     if scheme in _REDIS_SCHEMES:
-        return _redis_store(choice)
+        return _redis_store(choice, memory)
     if scheme == _OF_APPLICATION:
         return _sql_store(strategy, database)
     if scheme.partition("+")[0] in _SQL_SCHEMES:
         return _sql_store(strategy, choice)
     if _FACTORY.fullmatch(choice):
-        return _from_object(_factory(choice)())
+        return _from_object(_factory(choice)(), memory)
     raise ConfigurationError(
         f"IDEMPOTENCY_STORE: there is no store for {scheme or 'this'} URLs in this release. "
         "Use memory://, redis://, rediss://, unix://, flask-sqlalchemy://, postgresql+psycopg:// or sqlite:///, a Store "
@@ -173,11 +189,21 @@ def build_store(choice: Any, *, strategy: str | None = None, database: Applicati
     )
 
 
-def _from_object(choice: Any) -> Store:
+def _memory_rules(settings: Settings) -> dict[str, Any]:
+    return {
+        "store_id": settings.store_id,
+        "after_loss": settings.after_loss,
+        "hold": settings.loss_hold,
+        "clock_skew": settings.key_clock_skew,
+        "shards": settings.tenant_shards,
+    }
+
+
+def _from_object(choice: Any, memory: Mapping[str, Any]) -> Store:
     if all(callable(getattr(choice, name, None)) for name in _PORT):
         return choice  # type: ignore[no-any-return]
     if callable(getattr(choice, "evalsha", None)):
-        return _redis_store(choice)
+        return _redis_store(choice, memory)
     missing = [name for name in _PORT if not callable(getattr(choice, name, None))]
     raise ConfigurationError(
         f"IDEMPOTENCY_STORE: {type(choice).__name__} is neither a Redis client nor a Store; it has no {', '.join(missing)}. "
@@ -185,8 +211,9 @@ def _from_object(choice: Any) -> Store:
     )
 
 
-def _redis_store(choice: Any) -> Store:
+def _redis_store(choice: Any, memory: Mapping[str, Any]) -> Store:
     try:
+        from flask_idempotency.stores.redis.memory import MemoryRules
         from flask_idempotency.stores.redis.store import RedisStore
     except ModuleNotFoundError as error:
         if error.name != "redis":
@@ -194,7 +221,7 @@ def _redis_store(choice: Any) -> Store:
         raise ConfigurationError(
             "IDEMPOTENCY_STORE names a Redis, and the redis package is not installed: pip install 'flask-idempotency[redis]'."
         ) from error
-    store = RedisStore(choice)
+    store = RedisStore(choice, rules=MemoryRules(**memory))
     store.check()
     return store
 

@@ -25,6 +25,7 @@ from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.store import SqlStore
+from tests.forgiving import FORGIVING
 from tests.pgbouncer import PgBouncer
 from tests.postgres import PostgresServer
 from tests.services import REDIS_KINDS, RedisServers, connect
@@ -66,7 +67,7 @@ class OneAtATime(fakeredis.FakeRedis):
 def fake(request: pytest.FixtureRequest, ends: ExitStack) -> MakeStore:
     """Quick, and wherever no server runs. Its Lua differs from the servers' in a third of all details."""
     client = ends.enter_context(OneAtATime())
-    return lambda clock: RedisStore(client, clock=clock)
+    return lambda clock: RedisStore(client, clock=clock, rules=FORGIVING)
 
 
 def on(kind: str, connected: Connected) -> Backend:
@@ -77,7 +78,7 @@ def on(kind: str, connected: Connected) -> Backend:
         reached = connected(servers.get(kind), request, ends)
 
         def make(clock: Clock) -> Store:
-            store = RedisStore(reached, clock=clock)
+            store = RedisStore(reached, clock=clock, rules=FORGIVING)
             ends.callback(store.close)
             return store
 
@@ -161,7 +162,7 @@ def cluster(kind: str) -> Backend:
         clusters: Clusters = request.getfixturevalue("clusters")
         client: Any = redis.RedisCluster.from_url(clusters.get(kind).url)
         ends.callback(client.close)
-        return lambda clock: RedisStore(client, clock=clock)
+        return lambda clock: RedisStore(client, clock=clock, rules=FORGIVING)
 
     return backend
 

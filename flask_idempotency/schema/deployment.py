@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from marshmallow import fields, validate
 
-from flask_idempotency.schema.fields import Rate, count, interval, limit, patience
+from flask_idempotency.schema.fields import Rate, Seconds, count, interval, limit, patience, positive
 from flask_idempotency.schema.policy import PolicySchema
 
 MEMORY = "memory://"
@@ -105,6 +105,38 @@ class DeploymentSchema(PolicySchema):
         metadata={
             "doc": "Most new keys of one tenant in each window: `(count, seconds)`.",
             "default": "no limit",
+        },
+    )
+    store_id = fields.String(
+        validate=validate.Regexp(r"[!-~]{1,64}", error="must be 1 to 64 visible ASCII characters."),
+        metadata={
+            "doc": "Which Redis this is, as `flask idempotency redis init` has said: another environment's is refused.",
+            "default": "any will do",
+        },
+    )
+    after_loss = fields.String(
+        validate=validate.OneOf(["refuse", "hold", "run"], error="must be one of: {choices}."),
+        metadata={
+            "doc": "What becomes of keys that a Redis does not know once it has lost its memory. `refuse`: 503 until "
+            "`flask idempotency redis ack`. `hold`: 503 for `loss_hold` after a restart or a fail-over, and until then after "
+            "it was emptied. `run`: they run, those among them that have run before.",
+            "default": "`refuse`; `run` in debug and testing",
+        },
+    )
+    loss_hold = Seconds(
+        validate=positive(),
+        metadata={
+            "doc": "For how long owners that survived a loss may put their claims back before keys that are not known run "
+            "again. At least the longest lease.",
+            "default": 60,
+        },
+    )
+    key_clock_skew = Seconds(
+        validate=validate.Range(min=0, error="must not be negative."),
+        metadata={
+            "doc": "How far clients' clocks may be off. A UUID of version 7 or a ULID that was made later than a loss by more "
+            "than this runs at once.",
+            "default": 5,
         },
     )
     tenant_shards = count(

@@ -30,6 +30,9 @@ _AS_THEY_ARE: Final = (
     "docs_url",
     "allow_anonymous",
     "max_waiters",
+    "store_id",
+    "loss_hold",
+    "key_clock_skew",
     "tenant_shards",
     "encryption",
     "reap_every",
@@ -111,6 +114,8 @@ def load_settings(
         key_ring=key_ring,
         compression=None if compression == "off" else compression,
         hashed_names=loaded.get("audit_names", "hashed" if mode == "required" else "clear") == "hashed",
+        # On a developer's machine a Redis comes and goes.
+        after_loss=loaded.get("after_loss", "run" if lenient else "refuse"),
         plaintext_transport=loaded.get("allow_plaintext_transport", False),
         origins=_origins(of_config, of_call),
         warnings=tuple(warnings),

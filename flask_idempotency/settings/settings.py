@@ -35,6 +35,11 @@ class Settings:
     max_waiters: int = 2
     quota: Quota | None = None
     """What each tenant may have, unless something says otherwise of one. None: nothing is counted."""
+    store_id: str | None = None
+    after_loss: Literal["refuse", "hold", "run"] = "refuse"
+    loss_hold: float = 60.0
+    key_clock_skew: float = 5.0
+    """What becomes of keys that a Redis does not know after it has lost its memory: see `stores.redis.memory`."""
     tenant_shards: int = 1
     """Over how many parts the keys of each tenant are spread."""
     encryption: Encryption = "off"

@@ -9,12 +9,14 @@ from typing import assert_never
 
 from flask import Flask, Request
 
+from flask_idempotency.engine.birth import born
 from flask_idempotency.engine.engine import Outcome, Replay
 from flask_idempotency.engine.errors import (
     AnswerUnavailable,
     CorruptRecord,
     InvalidKey,
     KeysUnavailable,
+    MemoryLost,
     StoreUnavailable,
 )
 from flask_idempotency.engine.events import ReplayForbidden, ReplayServed, StoreFailed
@@ -94,11 +96,14 @@ class Asking:
         identities = self._desk.identities
         about = About(self._named(visit.tenant), self._named(visit.principal), request.method, operation)
         visit.body = read_body(request, most=policy.max_request_body)
+        born_at, awaited = born(visit.client_key), policy.in_flight == "wait"
         # Asked each time: an application may set them after the extension was set up.
         by_host = self._app.url_map.host_matching or self._app.subdomain_matching
         asked = fingerprints(request, policy, identities, by_host=by_host)
         return [
-            ClaimRequest(identity.storage_key(scope, visit.client_key), fingerprint, policy.on_lapse, about)
+            ClaimRequest(
+                identity.storage_key(scope, visit.client_key), fingerprint, policy.on_lapse, about, awaited, born_at
+            )
             for identity, fingerprint in zip(identities, asked, strict=True)
         ]
 
@@ -149,6 +154,10 @@ class Asking:
             _log.warning("a record that cannot be read could not be quarantined (%s)", type(error).__name__)
 
     def _store_failed(self, visit: Visit, error: StoreUnavailable) -> Answer | None:
+        if isinstance(error, MemoryLost):
+            # Told by the engine, and never run.
+            self._outages.refused(visit.operation, error)
+            return self._answers.problem(failure(error), visit.policy)
         name = type(error.__cause__ or error).__name__
         # Neither of these says that the store is away: what runs past it now, it would let run again.
         known = isinstance(error, AnswerUnavailable | KeysUnavailable)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Final
 
-from flask_idempotency.engine.errors import KeysUnavailable, StoreUnavailable
+from flask_idempotency.engine.errors import KeysUnavailable, MemoryLost, StoreUnavailable
 
 INTERVAL_SECONDS: Final = 10
 """An outage lasts minutes: a line every ten seconds shows when it began and ended, and drowns nothing."""
@@ -42,7 +42,8 @@ class OutageLog:
             "%s was refused with 503: the %s is not available (%s)%s",
             operation,
             "key provider" if isinstance(error, KeysUnavailable) else "store",
-            _named(error.__cause__ or error),
+            # Nothing that came from outside is in it, and it says what to do.
+            error if isinstance(error, MemoryLost) else _named(error.__cause__ or error),
             f"; {more} more since the last such line" if more else "",
         )
 

@@ -139,6 +139,25 @@ _ROWS = (
         stripe_type="api_error",
     ),
     ProblemType(
+        code="memory-lost",
+        status=503,
+        title="Idempotency records may have been forgotten",
+        detail=(
+            "The service cannot tell whether this request was carried out before, because it has lost some of its records. "
+            "Nothing was done now. Send it again later with the same key."
+        ),
+        guide=(
+            "The service does not know this key, and has lost keys that it should know: its store was restarted, failed over "
+            "or emptied. So the request may have been carried out by an earlier attempt. It was not run now. If you know that "
+            "this was the first attempt, it has not been carried out. Send it again with the same key after Retry-After; it "
+            "runs, or gets the first attempt's answer, once the operator has looked. Keys that carry the time at which they "
+            "were made (UUID version 7, ULID) run at once if that is later than the loss. Do not send a request under a new "
+            "key that you may have sent before: look up first whether it took effect."
+        ),
+        retry=True,
+        stripe_type="api_error",
+    ),
+    ProblemType(
         code="not-committed",
         status=500,
         title="The database refused the request's changes",

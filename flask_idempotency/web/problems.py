@@ -13,7 +13,14 @@ from typing import Any, Protocol, assert_never
 from werkzeug.datastructures import Headers
 from werkzeug.wrappers import Response
 
-from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, InvalidKey, NotCommitted, StoreUnavailable
+from flask_idempotency.engine.errors import (
+    CorruptRecord,
+    IdempotencyError,
+    InvalidKey,
+    MemoryLost,
+    NotCommitted,
+    StoreUnavailable,
+)
 from flask_idempotency.engine.outcome import Erased, InFlight, Mismatched, OverQuota, Unknown
 from flask_idempotency.engine.quota import LIMITS
 from flask_idempotency.profiles import Profile
@@ -25,6 +32,9 @@ done. Most work ends within a second; asking again every five costs one store ca
 
 STORE_RETRY_SECONDS = 2
 """Longer than a failover's reconnect, shorter than a caller's patience."""
+
+LOSS_RETRY_SECONDS = 30
+"""Owners have to put their claims back first, and perhaps a person has to look."""
 
 CONFLICT_RETRY_SECONDS = 1
 """The least that the header can say: the other transaction is over, or it would not have won."""
@@ -85,6 +95,8 @@ def failure(error: IdempotencyError) -> Problem:
     match error:
         case InvalidKey():
             return Problem("invalid-key", str(error))
+        case MemoryLost():
+            return Problem("memory-lost", retry_after=LOSS_RETRY_SECONDS)
         case StoreUnavailable():
             return Problem("store-unavailable", retry_after=STORE_RETRY_SECONDS)
         case CorruptRecord():

@@ -70,7 +70,9 @@ def on_redis(request: pytest.FixtureRequest, ends: ExitStack) -> Vault:
         held: Any = client.get(name)
         client.set(name, b"\xff" + held[1:], keepttl=True)
 
-    return Vault({"IDEMPOTENCY_STORE": url}, lambda: _redis_dump(client), forge, garble)
+    return Vault(
+        {"IDEMPOTENCY_STORE": url, "IDEMPOTENCY_AFTER_LOSS": "run"}, lambda: _redis_dump(client), forge, garble
+    )
 
 
 def _redis_dump(client: redis.Redis) -> bytes:

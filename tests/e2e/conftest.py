@@ -14,6 +14,7 @@ from tests.e2e.books import Books
 from tests.e2e.ledger import Ledger
 from tests.e2e.processes import Fleet, Plan, Server
 from tests.e2e.proxy import Proxy
+from tests.forgiving import make_ready
 from tests.services import REDIS_KINDS, RedisServers, connect
 
 
@@ -61,7 +62,9 @@ def serve(fleet: Fleet, store: RedisServer, served: list[Server]) -> Serve:
 
     def start(choice: RedisServer | str | None = None, **plan: Any) -> Server:
         choice = choice or store
-        served.append(fleet.get(Plan(choice if isinstance(choice, str) else choice.url, **plan)))
+        url = choice if isinstance(choice, str) else choice.url
+        make_ready(url)
+        served.append(fleet.get(Plan(url, **plan)))
         return served[-1]
 
     return start
@@ -75,6 +78,7 @@ def serve_once(ledger_server: RedisServer, store: RedisServer, served: list[Serv
         def start(choice: RedisServer | str | None = None, **plan: Any) -> Server:
             choice = choice or store
             url = choice if isinstance(choice, str) else choice.url
+            make_ready(url)
             served.append(started.enter_context(Server(Plan(url, **plan), ledger=ledger_server.url)))
             return served[-1]
 

@@ -126,7 +126,7 @@ class Crowd:
 
     def _be_a_member(self, seed: float, counts: memoryview) -> None:
         try:
-            store = build_store(self._told["store"])
+            store = build_store(self._told["store"], memory={"after_loss": "run"})
             tids = [bytes.fromhex(tid) for tid in self._told["tids"]]
             member = Member(store, tids, self._told["limit"], random.Random(seed), counts)
             member.work(self._until)

@@ -19,12 +19,12 @@ from sqlalchemy import create_engine
 from flask_idempotency.engine.quota import Drift, Usage
 from flask_idempotency.engine.record import State
 from flask_idempotency.sql import upgrade
-from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
 from tests.e2e.conftest import Figures
 from tests.e2e.processes import ROOT
 from tests.e2e.quota_crowd import KEYS, key_of
+from tests.forgiving import redis_store
 from tests.services import REDIS_KINDS, StartPostgres, StartRedis
 
 SECONDS = int(os.environ.get("QUOTA_CHAOS_SECONDS", "15"))
@@ -43,7 +43,7 @@ def on_redis(request: pytest.FixtureRequest) -> tuple[str, Open]:
     start: StartRedis = request.getfixturevalue("start_redis")
     # Each is killed with what it has in its pipe; the server is not.
     url = start(REDIS_KINDS[0]).url
-    return url, lambda clock: closing(RedisStore(url, clock=clock))
+    return url, lambda clock: closing(redis_store(url, clock=clock))
 
 
 def on_postgresql(request: pytest.FixtureRequest) -> tuple[str, Open]:

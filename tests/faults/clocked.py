@@ -16,10 +16,10 @@ from sqlalchemy import create_engine
 from example_app.servers import RedisServer
 from flask_idempotency.sql import upgrade
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
 from tests.faults.clock_shim import MakeWallClock, WallClock
+from tests.forgiving import redis_store
 from tests.postgres import PostgresServer
 from tests.services import REDIS_KINDS, RedisServers, connect, postgres_installation
 from tests.tooling.processes import eventually
@@ -117,7 +117,7 @@ def _on(kind: str, clock: WallClock, server: RedisServer | PostgresServer, ends:
     if isinstance(server, RedisServer):
         client = ends.enter_context(connect(server.url))
         client.flushall()
-        store = RedisStore(server.url)
+        store = redis_store(server.url)
         ends.callback(store.close)
         return Place(kind, store, server.url, set_ahead, lambda: float(client.time()[0]))
     database = ends.enter_context(server.database())

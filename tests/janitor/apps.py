@@ -19,7 +19,12 @@ def a_flask(store: Any = None, *, name: str = "shop", extension: Idempotency | N
     app = Flask(name)
     app.testing = True
     settings = {f"IDEMPOTENCY_{setting.upper()}": value for setting, value in config.items()}
-    app.config.update(IDEMPOTENCY_SECRET="documented", IDEMPOTENCY_STORE=store or MemoryStore(), **settings)
+    app.config.update(
+        IDEMPOTENCY_SECRET="documented",
+        IDEMPOTENCY_AFTER_LOSS="run",
+        IDEMPOTENCY_STORE=store or MemoryStore(),
+        **settings,
+    )
     (extension or Idempotency()).init_app(app)
     return app
 

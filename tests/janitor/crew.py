@@ -31,7 +31,7 @@ class Crew:
     def __init__(self, folder: Path, *, store: str, broker: str | None = None, **config: object) -> None:
         self.folder = folder
         self.diary_path = folder / "diary"
-        settings = {"reap_every": 1, "expire_every": 1, "heartbeat_every": 1, **config}
+        settings = {"after_loss": "run", "reap_every": 1, "expire_every": 1, "heartbeat_every": 1, **config}
         settings = {"store": store, "secret": "of tests", **settings}
         if broker is not None:
             settings["broker_url"] = broker

@@ -18,19 +18,19 @@ from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.expire import expire
 from flask_idempotency.maintenance.janitor import Janitor
 from flask_idempotency.maintenance.reap import Asking, reap
-from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.counting import EXTRA, Tenant
 from flask_idempotency.testing.contract.examples import ABOUT, KEEP, LEASE, PAYLOAD
+from tests.forgiving import redis_store
 from tests.maintenance.yard import PAID, label
 
 BATCH = 7
 
 
 def store_at(url: str, clock: Clock) -> Any:
-    return RedisStore(url, clock=clock) if url.startswith("redis") else SqlStore(Database(url), clock=clock)
+    return redis_store(url, clock=clock) if url.startswith("redis") else SqlStore(Database(url), clock=clock)
 
 
 def said(unknown: UnknownOutcome) -> Resolution:

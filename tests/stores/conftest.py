@@ -10,6 +10,7 @@ from example_app.servers import RedisServer
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from tests.backends import clusters, make_kept, make_store, make_system, sql_databases
+from tests.forgiving import redis_store
 
 __all__ = ["clusters", "make_kept", "make_store", "make_system", "sql_databases"]
 
@@ -22,6 +23,6 @@ def clock() -> FrozenClock:
 @pytest.fixture
 def store(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisStore]:
     """Overridden by tests that reach it in a way of their own."""
-    store = RedisStore(redis_server.url, clock=clock)
+    store = redis_store(redis_server.url, clock=clock)
     yield store
     store.close()

@@ -8,8 +8,8 @@ from typing import Any
 
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed
-from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_request, a_token
+from tests.forgiving import redis_store
 
 MEETING_SECONDS = 30.0
 
@@ -20,7 +20,7 @@ def round_key(number: int) -> StorageKey:
 
 def contend(url: str, rounds: int, threads: int, barrier: Any, results: Any) -> None:
     """Run in a process of its own: `barrier` has a place for every thread of every process."""
-    store = RedisStore(url)
+    store = redis_store(url)
     wins: list[tuple[int, int]] = []
     outcomes: list[str] = []
 

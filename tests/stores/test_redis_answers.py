@@ -18,6 +18,7 @@ from flask_idempotency.stores.redis.scan import Scan
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted, stand
+from tests.forgiving import redis_store
 
 
 def walk(store: RedisStore, **which: Any) -> list[Answer]:
@@ -156,7 +157,7 @@ def test_every_command_of_a_call_names_all_its_keys_in_one_slot(redis_server: Re
             return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
 
     with Listening.from_url(redis_server.url) as client:
-        store = RedisStore(client, clock=clock)
+        store = redis_store(client, clock=clock)
         keys = [a_key() for _ in range(3)]
         for key in keys:
             complete(store, key)
@@ -190,7 +191,7 @@ def test_long_answers_are_read_a_few_at_a_time(
     """
     tid, payload = a_key().tid, replace(PAYLOAD, data=bytes(300_000))
     with Weighing.from_url(redis_server.url) as client:
-        store = RedisStore(client, clock=clock)
+        store = redis_store(client, clock=clock)
         keys, condemned = {a_key(tid=tid) for _ in range(21)}, a_key(tid=tid)
         for key in (*keys, condemned):
             complete(store, key, payload)

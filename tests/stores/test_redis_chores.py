@@ -10,6 +10,7 @@ from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import KEEP, a_key, a_token
+from tests.forgiving import redis_store
 from tests.services import StartRedis
 from tests.stores.counted import complete, fields
 
@@ -51,7 +52,7 @@ def test_a_full_server_keeps_the_book(start_redis: StartRedis, redis_kind: str, 
     That it is full is no reason to believe that nobody comes, or that nobody may.
     """
     server, token = start_redis(redis_kind), a_token()
-    store = RedisStore(server.url, clock=clock)
+    store = redis_store(server.url, clock=clock)
     with redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory", 1)
         assert store.chores.take("reap", token, lease=60)
@@ -95,7 +96,7 @@ def test_the_time_is_the_servers(redis_client: redis.Redis) -> None:
     """
     Wherever no test says otherwise.
     """
-    store = RedisStore(redis_client)
+    store = redis_store(redis_client)
     before, after = redis_client.time(), store.chores.now()
     seconds, micros = redis_client.time()
 

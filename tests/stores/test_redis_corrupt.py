@@ -28,6 +28,7 @@ from flask_idempotency.testing.contract.examples import (
     granted,
     stand,
 )
+from tests.forgiving import redis_store
 
 
 def spoil(data: bytes, spoilt: str) -> bytes:
@@ -273,7 +274,7 @@ def test_an_answer_that_redis_is_to_keep_has_not_ended(redis_server: RedisServer
     """
     A deadline may lose a bit hours after it was written, and be in the past and still after the completion.
     """
-    store, key, token = RedisStore(redis_server.url), a_key(), a_token()
+    store, key, token = redis_store(redis_server.url), a_key(), a_token()
     record = layout.keys(key)[0]
     try:
         granted(store.claim(a_request(key), token=token, lease=LEASE))

@@ -27,6 +27,7 @@ from flask_idempotency.testing.contract.examples import (
     found,
     granted,
 )
+from tests.forgiving import redis_store
 from tests.services import StartRedis
 
 SEALED = replace(PAYLOAD, sealed_by=SealedBy("2026-11", 1))
@@ -62,7 +63,7 @@ def test_the_stores_id_is_made_once(redis_server: RedisServer, store: RedisStore
     """
     Whoever asks first, in whatever process.
     """
-    tid, other = a_key().tid, RedisStore(redis_server.url)
+    tid, other = a_key().tid, redis_store(redis_server.url)
     first = store.data_keys.shelf(tid).store
     try:
         assert (first, 16) == (other.data_keys.shelf(tid).store, len(first))
@@ -89,7 +90,7 @@ def test_a_replay_of_an_erased_answer_is_one_command(redis_server: RedisServer, 
     That it was erased is said by the same script; and so is, when it is stored, that its key is there.
     """
     with TcpProxy(redis_server.port) as proxy:
-        store = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", clock=clock)
+        store = redis_store(f"redis://127.0.0.1:{proxy.port}/0", clock=clock)
         tid = a_key().tid
         add(store, tid)
         for _ in range(2):  # The server must be told each script once.
@@ -110,7 +111,7 @@ def test_a_replay_of_an_erased_answer_is_one_command(redis_server: RedisServer, 
 @pytest.fixture
 def full(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> Iterator[tuple[RedisStore, redis.Redis]]:
     server = start_redis(redis_kind)
-    store = RedisStore(server.url, clock=clock)
+    store = redis_store(server.url, clock=clock)
     with redis.Redis.from_url(server.url) as client:
         yield store, client
     store.close()

@@ -13,6 +13,7 @@ from flask_idempotency.engine.outcome import Claimed
 from flask_idempotency.engine.record import State
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
+from tests.forgiving import redis_store
 from tests.services import StartRedis
 
 
@@ -31,7 +32,7 @@ def test_a_server_that_came_late_and_evicts_grants_nothing(
     The application started without it. That it evicts is said once, and not at every request.
     """
     server = start_redis(redis_kind, "--maxmemory-policy", "allkeys-lru")
-    store = RedisStore(server.url)
+    store = redis_store(server.url)
     server.kill()
     store.check()
     caplog.clear()
@@ -53,7 +54,7 @@ def test_a_server_that_stops_evicting_grants_again(start_redis: StartRedis, redi
     Without a restart of the application.
     """
     server = start_redis(redis_kind, "--maxmemory-policy", "volatile-ttl")
-    store = RedisStore(server.url)
+    store = redis_store(server.url)
     with pytest.raises(StoreUnavailable):
         claim_one(store)
     with redis.Redis.from_url(server.url) as client:
@@ -68,11 +69,11 @@ def test_a_server_that_evicts_still_takes_what_owners_write(start_redis: StartRe
     A worker that was granted before must be able to settle, through whichever store.
     """
     server = start_redis(redis_kind)
-    store, key, token = RedisStore(server.url), a_key(), a_token()
+    store, key, token = redis_store(server.url), a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE))
     with redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
-    fresh = RedisStore(server.url)
+    fresh = redis_store(server.url)
 
     fresh.renew(key, token, lease=2 * LEASE)
     fresh.complete(key, token, PAYLOAD, keep=KEEP)
@@ -88,7 +89,7 @@ def test_it_is_asked_once(redis_server: RedisServer, redis_client: redis.Redis, 
     At the start or before the first claim; then every claim is one round trip.
     """
     redis_client.config_resetstat()
-    store = RedisStore(redis_server.url)
+    store = redis_store(redis_server.url)
     if checked:
         store.check()
     for _ in range(3):
@@ -105,7 +106,7 @@ def test_a_server_that_will_not_tell_is_warned_of_once(
     It will not tell at the next claim either. Claims are granted.
     """
     redis_client.acl_setuser("app", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-info"])
-    store = RedisStore(f"redis://app:pw@127.0.0.1:{redis_server.port}/0")
+    store = redis_store(f"redis://app:pw@127.0.0.1:{redis_server.port}/0")
     outcomes = [claim_one(store) for _ in range(2)]
     redis_client.acl_deluser("app")
     store.close()
@@ -137,7 +138,7 @@ def test_a_server_that_cannot_tell_now_is_asked_again(redis_server: RedisServer,
             return super().execute_command(*command, **options)  # type: ignore[no-untyped-call]
 
     with Shaky.from_url(redis_server.url) as client:
-        store = RedisStore(client)
+        store = redis_store(client)
         with pytest.raises(StoreUnavailable) as raised:
             claim_one(store)
 

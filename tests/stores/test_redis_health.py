@@ -16,6 +16,7 @@ from example_app.servers import RedisServer
 from flask_idempotency.engine.health import Finding, Health, Verdict
 from flask_idempotency.stores.redis.store import RedisStore
 from tests.backends import Clusters
+from tests.forgiving import redis_store
 from tests.services import REDIS_KINDS, RedisServers, StartRedis
 
 DEADLINE = 20.0
@@ -25,7 +26,7 @@ CHECKS = ["eviction", "persistence", "persistence-errors", "memory", "replicatio
 
 @contextmanager
 def a_store(server: Any) -> Iterator[RedisStore]:
-    store = RedisStore(server)
+    store = redis_store(server)
     try:
         yield store
     finally:

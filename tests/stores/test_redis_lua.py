@@ -14,7 +14,7 @@ SCRIPTS = sorted(path.name for path in FOLDER.iterdir())
 
 # redis.call's commands: all of them in Redis 6.2 and in every later Redis and Valkey.
 COMMANDS = {
-    *("GET", "GETRANGE", "STRLEN", "SET", "DEL", "UNLINK", "EXISTS", "PERSIST", "PTTL", "TIME"),
+    *("GET", "GETRANGE", "STRLEN", "SET", "DEL", "UNLINK", "EXISTS", "PERSIST", "PTTL", "TIME", "INFO"),
     *("HGET", "HSET", "HSETNX", "HMGET", "HDEL", "HKEYS", "HEXISTS", "HGETALL"),
     *("ZADD", "ZREM", "ZCARD", "ZSCORE", "ZCOUNT", "ZRANGEBYSCORE"),
 }

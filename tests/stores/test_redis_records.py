@@ -34,6 +34,7 @@ from flask_idempotency.testing.contract.examples import (
     granted,
     stand,
 )
+from tests.forgiving import redis_store
 
 KEY_OF_OURS = re.compile(rb"idm1:\{p[0-9a-f]{4}\}:(r:[A-Za-z0-9_-]{43}|i|z|m|[fqk]:[A-Za-z0-9_-]{22})")
 
@@ -183,7 +184,7 @@ def test_the_servers_own_time_decides(redis_server: RedisServer, redis_client: r
     """
     Without a clock from a test the script asks Redis: deadline, fence and first use are all in its time.
     """
-    store, key = RedisStore(redis_server.url), a_key()
+    store, key = redis_store(redis_server.url), a_key()
     try:
         before = redis_client.time()
         grant = granted(store.claim(a_request(key), token=a_token(), lease=LEASE))

@@ -28,6 +28,7 @@ from flask_idempotency.testing.contract.examples import (
     granted,
     stand,
 )
+from tests.forgiving import redis_store
 from tests.services import StartRedis
 from tests.stores.unsettled import indexed, keys, seen, stale
 
@@ -35,7 +36,7 @@ from tests.stores.unsettled import indexed, keys, seen, stale
 @pytest.fixture
 def full(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> Iterator[tuple[RedisStore, redis.Redis]]:
     server = start_redis(redis_kind)
-    store = RedisStore(server.url, clock=clock)
+    store = redis_store(server.url, clock=clock)
     with redis.Redis.from_url(server.url) as client:
         yield store, client
     store.close()
@@ -98,7 +99,7 @@ def proxy(redis_server: RedisServer) -> Iterator[TcpProxy]:
 @pytest.fixture
 def far(proxy: TcpProxy, clock: FrozenClock) -> Iterator[RedisStore]:
     """The same records, through the proxy."""
-    store = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", clock=clock)
+    store = redis_store(f"redis://127.0.0.1:{proxy.port}/0", clock=clock)
     store.unsettled.standing()
     yield store
     store.close()
@@ -190,7 +191,7 @@ def test_a_dead_server_is_unavailable(start_redis: StartRedis, redis_kind: str) 
     And so is a replica, for whatever is to be changed.
     """
     server = start_redis(redis_kind)
-    store, key = RedisStore(server.url), a_key()
+    store, key = redis_store(server.url), a_key()
     granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
     before = seen(store, key)
     with redis.Redis.from_url(server.url) as client:

@@ -13,6 +13,7 @@
     idm1:{p02b0}:c:<rid>    a cached answer of another store, see `replays.py`; these may be lost. The store's identity
                             is mixed into this rid, see `stores/tiered.py`
     idm1:{p02b0}:e:<tid>    when the tenant's cached answers were erased, by the cache's clock in microseconds
+    idm1:{p02b0}:w          what is written so that replicas can be waited for; gone after a minute
     idm1:{chores}:n         hash: of each chore `microseconds report`, when it was last written down and what it said
     idm1:{chores}:l:<name>  who has this chore and until when: `microseconds token`
 
@@ -40,8 +41,17 @@ Many, so that a Cluster can spread them and a tenant shares its fences and index
 """
 
 FIELDS: Final[Mapping[str, str]] = {
-    # Of the partition's memory: the last fence given out, and the id by which this store is told from others.
+    # Of the partition's memory: the last fence given out; the store's id, how its keys are laid out, which process keeps it
+    # and on which line of replication; when it was last noticed that this is another one, or that the memory was empty, and
+    # until which of these times all is well again, in ms; and the id by which its data keys are told from those of a
+    # memory that is gone.
     "FENCE": "fence",
+    "STORE_ID": "sid",
+    "LAYOUT": "layout",
+    "PROCESS": "run",
+    "LINE": "line",
+    "LOST": "lost",
+    "OPEN": "open",
     "STORE": "id",
     # Of a ledger. `records bytes lowest-edge` of all buckets; before the length of a window of new keys, in microseconds,
     # its `number count`; `records,bytes,in-flight,new-keys,microseconds,seconds` as the operator has set them, empty where
@@ -108,6 +118,11 @@ def partition(key: bytes) -> bytes:
     return key[: key.find(b"}")]
 
 
+def followed(key: bytes) -> bytes:
+    """What is written behind a script on this key."""
+    return partition(key) + b"}:w"
+
+
 def number(tid: bytes) -> int:
     """Which partition the tenant's records are in."""
     return int.from_bytes(tid[:2], "big") % PARTITIONS
@@ -127,6 +142,11 @@ def indexes_in(partition: int) -> tuple[bytes, bytes]:
 def memory(tid: bytes) -> bytes:
     """What the tenant's partition remembers."""
     return _prefix(tid) + b"m"
+
+
+def memory_in(partition: int) -> bytes:
+    """What this partition remembers."""
+    return _beginning(partition) + b"m"
 
 
 def unsettled(tid: bytes) -> bytes:

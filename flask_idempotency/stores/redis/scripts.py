@@ -33,10 +33,11 @@ def _load(*parts: str) -> Script:
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), parts)
 
 
-CLAIM = _load("claim", "length", "writing", "quarantine", "grant", "first_use")
-COUNTED_CLAIM = _load("claim", "length", "writing", "quarantine", "grant", "ledger", "quota", "counted_use")
+_NEW = "length", "writing", "quarantine", "process", "canary", "grant"
+CLAIM = _load("claim", *_NEW, "first_use")
+COUNTED_CLAIM = _load("claim", *_NEW, "ledger", "quota", "counted_use")
 RENEW = _load("writing", "owner", "renew")
-MARK = _load("writing", "length", "owner", "answered", "mark")
+MARK = _load("writing", "length", "owner", "answered", "process", "mark")
 _COMPLETING = "completing", "length", "answer", "ledger", "counted_completion"
 COMPLETE = _load("writing", "owner", "data_keys", "complete", *_COMPLETING)
 RELEASE = _load("writing", "length", "owner", "answered", "release")
@@ -52,6 +53,11 @@ MEET = _load("length", "glance", "beginning", "indexed", "meet")
 DUE = _load("writing", "glance", "indexed", "due")
 STANDING = _load("standing")
 LONGEST = _load("longest")
+
+RESTORE = _load("writing", "process", "restore")
+NOTICE = _load("process", "notice")
+INITIALISE = _load("process", "initialise")
+ACKNOWLEDGE = _load("process", "acknowledge")
 
 USAGE = _load("usage")
 TALLY = _load("length", "answer", "glance", "tally")
@@ -75,6 +81,7 @@ FORGET = _load("forget")
 WITHDRAW = _load("withdraw")
 
 CLOCK = _load("clock")
+FOLLOW = _load("follow")
 NOTE = _load("writing", "note")
 NOTES = _load("notes")
 TAKE = _load("writing", "take")

@@ -21,6 +21,7 @@ from flask_idempotency.stores.redis.completion import completion
 from flask_idempotency.stores.redis.eviction import Eviction
 from flask_idempotency.stores.redis.health import RedisHealth
 from flask_idempotency.stores.redis.ledger import RedisLedger, limits_of
+from flask_idempotency.stores.redis.memory import MemoryRules, RedisMemory
 from flask_idempotency.stores.redis.record import (
     FINGERPRINT_BYTES,
     TOKEN_BYTES,
@@ -42,19 +43,20 @@ class RedisStore:
     """Keeps the contract while Redis remembers: every method is one script, and one round trip.
 
     `server` is a URL or a ready-made client of redis-py or valkey-py. A ready-made one is used as it is: give it a
-    `socket_timeout`, or a request waits for a silent server for ever. What Redis forgets, by restarting without
-    persistence, by fail-over or by eviction, may run again.
+    `socket_timeout`, or a request waits for a silent server for ever. A Redis that has forgotten something, by restarting,
+    by fail-over or because it was emptied, lets no key run that it does not know, unless the `rules` say otherwise; it has
+    to be made ready once (`memory.initialise`).
 
     A Redis that is out of memory grants no new claims. Renewing, marking, completing, releasing and holding still work
     until the operating system says no: the effect has happened, and its answer must not be lost. This holds on every
     Redis from 6.2 and every Valkey.
     """
 
-    def __init__(self, server: Any, *, clock: Clock = store_time) -> None:
+    def __init__(self, server: Any, *, clock: Clock = store_time, rules: MemoryRules | None = None, replicas: int = 0) -> None:
         self.partitions = layout.PARTITIONS
         self._owned = isinstance(server, str)
         self._client = make_client(server) if isinstance(server, str) else server
-        self._server = Server(self._client, owned=self._owned, clock=clock)
+        self._server = Server(self._client, owned=self._owned, clock=clock, replicas=replicas)
         self._eviction = Eviction(self._server)
         self.ledger = RedisLedger(self._server)
         self.data_keys = RedisShelf(self._server)
@@ -62,6 +64,7 @@ class RedisStore:
         self.unsettled = RedisUnsettled(self._server, self.answers)
         self.expiry = RedisExpiry()
         self.chores = RedisChores(self._server)
+        self.memory = RedisMemory(self._server, rules or MemoryRules())
         self.health = RedisHealth(self._server)
 
     def check(self) -> None:
@@ -71,6 +74,7 @@ class RedisStore:
         asked again before the first claim, and grants none while it evicts.
         """
         self._eviction.refuse_to_start()
+        self.memory.warn()
 
     def close(self) -> None:
         """Close the connections of a client that was made from a URL. Another's client is left alone."""
@@ -94,6 +98,7 @@ class RedisStore:
             int(request.on_lapse is OnLapse.TAKEOVER),
             request.key.tid + about_bytes(request.about),
             microseconds(lease),
+            *self.memory.arguments(request),
             *(() if quota is None else limits_of(quota)),
         )
         match answer:
@@ -109,6 +114,8 @@ class RedisStore:
                 return Unknown(reason_of(reason))
             case [b"OVER-QUOTA", limit, allowed, left, window]:
                 return OverQuota(limit.decode(), int(allowed), left / 1_000_000, window / 1_000_000 if window else None)
+            case [b"FORGOTTEN", loss, noticed]:
+                raise self.memory.lost(loss, noticed=bool(noticed))
             case _:
                 raise corrupt()
 

@@ -4,8 +4,8 @@
 -- counted_use.lua: making a function takes a while, and a replay should not wait for those that it does not need.
 --
 -- ARGV: 3 token, 4 fingerprint, 5 '1' when a lapse of this claim may be taken over, 6 tid and about,
---   7 lease in microseconds; with a quota also 8 records, 9 bytes, 10 in flight, 11 new keys, each '' when unlimited,
---   and 12 the microseconds in which those may come
+--   7 lease in microseconds, 8 to 12 as in canary.lua; with a quota also 13 records, 14 bytes, 15 in flight, 16 new keys,
+--   each '' when unlimited, and 17 the microseconds in which those may come
 -- Returns {'CLAIMED', fence, attempt, lease left} | {'REPLAYED', record, now, erasure or nothing}
 --       | {'IN-FLIGHT', lease left} | {'MISMATCHED', first seen in ms} | {'UNKNOWN', reason} | {'CORRUPT'}
 --       | {'OVER-QUOTA', limit, allowed, room in, window}; other times in microseconds

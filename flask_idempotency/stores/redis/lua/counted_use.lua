@@ -1,6 +1,6 @@
 -- Ends a claim with a quota: what claim.lua says, for a key that is absent.
 
-local books = books_of({ ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12] })
+local books = books_of({ ARGV[13], ARGV[14], ARGV[15], ARGV[16], ARGV[17] })
 
 if not books then
   return { 'CORRUPT' }

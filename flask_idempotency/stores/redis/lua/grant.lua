@@ -1,7 +1,7 @@
 -- Goes on where claim.lua has found that the key is absent, lapsed, or nothing that could be read.
 
 local function grant(last_fence, next_attempt, first_seen, counted, admit)
-  local floor = redis.call('HGET', KEYS[4], FENCE) or '0'
+  local floor = memory[1] or '0'
   -- What tonumber takes for a number may as well be nan, 0x1F or 1e300.
   if not string.find(floor, '^%d+$') then
     return { 'CORRUPT' }
@@ -62,12 +62,19 @@ if record and not live and ARGV[1] == '' then
     return { 'CORRUPT' }
   end
 end
-if live and record.takeover then
+if loss and loss ~= 'changed' and (not live or record.takeover) then
+  return { 'FORGOTTEN', loss, noticed }
+end
+-- What was claimed before a loss may have been done, and its answer given, in what was forgotten.
+if live and record.takeover and (after == 'run' or not since or requested(record) > since) then
   return grant(fence(record), math.min(attempt(record) + 1, 255), requested(record), record.counted)
 end
 if live then
   quarantine(record, name, '\13lease-expired')
   return { 'UNKNOWN', 'lease-expired' }
+end
+if loss then
+  return { 'FORGOTTEN', loss, noticed }
 end
 local last_fence, first_seen = record and fence(record) or 0, math.floor(now / 1000)
 

@@ -1,0 +1,42 @@
+-- Whether this Redis still knows what it has promised. Stands before grant.lua: keys that are known do without.
+--
+-- ARGV: 8 the store's id, '' for any; 9 its layout; 10 what becomes of keys that it may have forgotten: 'run', 'refuse', or
+--   for how many ms they are refused; 11 how far clients' clocks may be off, in ms; 12 when the client made its key, in ms,
+--   '' where nothing says so
+
+local expected, laid_out, after, skew, born = ARGV[8], ARGV[9], ARGV[10], tonumber(ARGV[11]), tonumber(ARGV[12])
+
+local memory = redis.call('HMGET', KEYS[4], FENCE, STORE_ID, LAYOUT, PROCESS, LINE, LOST, OPEN)
+local process, changed = handed_over(memory[4], memory[5])
+local now_ms, since, open, loss, noticed = math.floor(now / 1000), tonumber(memory[6]), tonumber(memory[7]), nil, 0
+if not memory[2] then
+  loss = 'missing'
+  if not since and after ~= 'run' then
+    since, noticed = now_ms, 1
+    redis.call('HSET', KEYS[4], LOST, string.format('%.0f', since))
+  end
+elseif (expected ~= '' and memory[2] ~= expected) or memory[3] ~= laid_out then
+  loss = 'foreign'
+elseif changed then
+  since, noticed = noticed_at(since), 1
+  redis.call('HSET', KEYS[4], PROCESS, process, LINE, line, LOST, string.format('%.0f', since))
+elseif memory[5] ~= line then
+  redis.call('HSET', KEYS[4], LINE, line)
+end
+if loss == 'missing' and after == 'run' then
+  loss = nil
+  redis.call(
+    'HSET', KEYS[4],
+    STORE_ID, expected ~= '' and expected or 'unnamed', LAYOUT, laid_out, PROCESS, process, LINE, line
+  )
+end
+if not loss and since and after ~= 'run' then
+  local held = tonumber(after)
+  local acknowledged = open and open >= since
+  -- Made after the loss, it cannot have been used before. What claims to be from the future says nothing.
+  local later = born and born > since + skew and born <= now_ms + skew
+  if not (acknowledged or later or (held and now_ms >= since + held)) then
+    loss = 'changed'
+  end
+end
+

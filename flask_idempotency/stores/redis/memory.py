@@ -1,0 +1,220 @@
+"""Whether a Redis still knows what it has promised.
+
+In every partition stands who it is, how it is laid out, and which process keeps it. A partition that lacks this was
+emptied; another process means a restart, a fail-over or an older copy, and with each of them what was written last may be
+gone. Measured in research/correctness.md, section 3.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from flask_idempotency.engine.errors import ConfigurationError, MemoryLost, StoreUnavailable
+from flask_idempotency.engine.memory import Loss, Standing
+from flask_idempotency.engine.outcome import Grant
+from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.stores.durations import microseconds
+from flask_idempotency.stores.redis import layout, scripts
+from flask_idempotency.stores.redis.record import about_bytes
+from flask_idempotency.stores.redis.scripts import Script
+from flask_idempotency.stores.redis.server import Call, Server, corrupt
+
+AfterLoss: TypeAlias = Literal["refuse", "hold", "run"]
+
+FINE: Final = "fine"
+ACKNOWLEDGED: Final = "acknowledged"
+PARTITIONS_AT_ONCE: Final = 256
+
+_log = logging.getLogger("flask_idempotency")
+
+_TEXTS: Final = {
+    Loss.MISSING: "this Redis was emptied, or never made ready: flask idempotency redis status says what to do",
+    Loss.FOREIGN: "this Redis is another store than IDEMPOTENCY_STORE_ID names, or is laid out for another one",
+    Loss.CHANGED: "this Redis was restarted, failed over or restored, and may have forgotten this key: flask idempotency "
+    "redis status says what to do",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRules:
+    """What becomes of keys that a Redis does not know, after it has lost its memory."""
+
+    store_id: str | None = None
+    """None: any store will do."""
+    after_loss: AfterLoss = "refuse"
+    hold: float = 60.0
+    """For how many seconds owners that survived may put their claims back before anybody lets unknown keys run again."""
+    clock_skew: float = 5.0
+    """How far clients' clocks may be off, in seconds: a key made later than a loss by more than this cannot be older."""
+    shards: int = 1
+
+    @property
+    def layout(self) -> str:
+        """How keys are laid out: another one would look for every record where it is not."""
+        return f"{layout.PARTITIONS}/{self.shards}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """How one partition stands. Times in seconds."""
+
+    now: float
+    process: bytes
+    store_id: str
+    layout: str
+    lost: float | None
+    open: float | None
+
+
+class RedisMemory:
+    """Implements `memory.Memory`, and says for the store what a claim has to bring."""
+
+    def __init__(self, server: Server, rules: MemoryRules) -> None:
+        self._server = server
+        self.rules = rules
+        after = str(round(rules.hold * 1000)) if rules.after_loss == "hold" else rules.after_loss
+        told = rules.store_id or "", rules.layout, after, str(round(rules.clock_skew * 1000))
+        self._expected = tuple(text.encode() for text in told)
+
+    def arguments(self, request: ClaimRequest) -> tuple[bytes | int, ...]:
+        """What the claim of a key that is unknown is judged by."""
+        return *self._expected, b"" if request.born is None else int(request.born * 1000)
+
+    def lost(self, loss: bytes, *, noticed: bool) -> MemoryLost:
+        """Why a key was refused that is not known. The first to notice has all the other partitions looked at."""
+        if noticed:
+            # Each would count from its own first claim else, which may come days later.
+            self._parts()
+        kind = Loss(loss.decode())
+        return MemoryLost(_TEXTS[kind], loss=kind.value, noticed=noticed)
+
+    def warn(self) -> None:
+        """Log what keeps new keys from running, if anything does. A server that does not answer is nobody's news here."""
+        if self.rules.after_loss == "run":
+            return
+        try:
+            losses = self.standing().losses
+        except StoreUnavailable:
+            return
+        for name in losses:
+            _log.error("Requests with a new key get 503: %s", _TEXTS[Loss(name)])
+
+    def restore(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
+        keys = layout.keys(request.key)
+        answer = self._server.run(
+            scripts.RESTORE,
+            keys,
+            layout.name(keys),
+            grant.token,
+            grant.fence,
+            grant.attempt,
+            request.fingerprint,
+            request.key.tid + about_bytes(request.about),
+            microseconds(lease),
+            round(age * 1_000_000),
+        )
+        if answer not in (b"DONE", b"OTHER", b"REMEMBERED"):
+            raise corrupt()
+        return bool(answer == b"DONE")
+
+    def standing(self) -> Standing:
+        parts = self._parts()
+        kinds = Counter(self._kind(part) for part in parts)
+        ids = {part.store_id for part in parts if part.store_id}
+        lost = [part.lost for part in parts if part.lost is not None and self._kind(part) != FINE]
+        now, since = max(part.now for part in parts), max(lost, default=None)
+        suffering = any(kinds[loss.value] for loss in Loss)
+        return Standing(
+            store_id=ids.pop() if len(ids) == 1 else None,
+            parts=dict(kinds),
+            since=since,
+            now=now,
+            may_be_acknowledged_at=(now if since is None else since + self.rules.hold) if suffering else None,
+            notices_restarts=all(part.process for part in parts),
+        )
+
+    def initialise(self) -> str:
+        parts = self._parts()
+        ids = {part.store_id for part in parts}
+        if len(ids) > 1:
+            raise ConfigurationError(
+                "This Redis was made ready before, and a part of what that wrote is gone: it has lost its memory. "
+                "flask idempotency redis status says more."
+            )
+        found = ids.pop()
+        chosen = found or self.rules.store_id or secrets.token_hex(8)
+        if found:
+            self._refuse_others(parts)
+        elif not all(answer == b"DONE" for answer in self._everywhere(scripts.INITIALISE, chosen, self.rules.layout)):
+            raise ConfigurationError("Somebody else has made this Redis ready at the same moment: look at its status.")
+        return chosen
+
+    def acknowledge(self, *, forced: bool = False) -> Standing:
+        standing, parts = self.standing(), self._parts()
+        self._refuse_others(parts)
+        due = standing.may_be_acknowledged_at
+        if due is not None and standing.now < due and not forced:
+            raise ConfigurationError(
+                f"Owners that survived have {due - standing.now:.0f} more seconds to put their claims back: wait for them, or "
+                "--force and run twice what they are at."
+            )
+        chosen = standing.store_id or self.rules.store_id or secrets.token_hex(8)
+        told = set(self._everywhere(scripts.ACKNOWLEDGE, chosen, self.rules.layout))
+        if told != {b"DONE"}:
+            raise ConfigurationError(
+                "Parts of this Redis changed hands meanwhile, or are of another store: look at its status."
+            )
+        return standing
+
+    def _refuse_others(self, parts: Sequence[_Part]) -> None:
+        if any(self._kind(part) == Loss.FOREIGN.value for part in parts):
+            told = sorted({part.layout for part in parts if part.layout} - {self.rules.layout})
+            raise ConfigurationError(
+                "This Redis was made ready for other settings: "
+                + (
+                    f"its layout is {', '.join(told)} and not {self.rules.layout}. "
+                    if told
+                    else "its id is another one. "
+                )
+                + "Point IDEMPOTENCY_STORE to the right Redis, or set IDEMPOTENCY_STORE_ID and IDEMPOTENCY_TENANT_SHARDS "
+                "to what it was made for."
+            )
+
+    def _kind(self, part: _Part) -> str:
+        if not part.store_id:
+            return Loss.MISSING.value
+        if part.layout != self.rules.layout or self.rules.store_id not in (None, part.store_id):
+            return Loss.FOREIGN.value
+        if part.lost is None:
+            return FINE
+        if part.open is not None and part.open >= part.lost:
+            return ACKNOWLEDGED
+        return Loss.CHANGED.value
+
+    def _parts(self) -> list[_Part]:
+        return [_part(answer) for answer in self._everywhere(scripts.NOTICE)]
+
+    def _everywhere(self, script: Script, *arguments: str) -> list[Any]:
+        told = list[Any]()
+        for first in range(0, layout.PARTITIONS, PARTITIONS_AT_ONCE):
+            chunk = range(first, first + PARTITIONS_AT_ONCE)
+            calls = [Call((layout.memory_in(each),), [text.encode() for text in arguments]) for each in chunk]
+            told += self._server.run_all(script, calls)
+        return told
+
+
+def _part(answer: Sequence[Any]) -> _Part:
+    now, process, store_id, laid_out, lost, opened = answer
+    return _Part(
+        int(now) / 1_000_000,
+        process,
+        store_id.decode("utf-8", "replace"),
+        laid_out.decode("utf-8", "replace"),
+        int(lost) / 1000 if lost else None,
+        int(opened) / 1000 if opened else None,
+    )

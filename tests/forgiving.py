@@ -1,0 +1,24 @@
+"""Redis stores for tests about something else than what a Redis forgets."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any, Final
+
+from flask_idempotency.engine.clock import Clock, store_time
+from flask_idempotency.stores.redis.memory import MemoryRules
+from flask_idempotency.stores.redis.store import RedisStore
+
+FORGIVING: Final = MemoryRules(after_loss="run")
+
+
+def redis_store(server: Any, *, clock: Clock = store_time) -> RedisStore:
+    """One that is ready at once, whether or not somebody has made it so."""
+    return RedisStore(server, clock=clock, rules=FORGIVING)
+
+
+def make_ready(url: str) -> None:
+    """What whoever sets up a new Redis does once: harmless for one that is ready, and for what is no Redis."""
+    if url.startswith(("redis", "unix")):
+        with closing(RedisStore(url)) as store:
+            store.memory.initialise()
