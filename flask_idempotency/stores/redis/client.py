@@ -61,8 +61,8 @@ def line_of(client: Any, *, owned: bool, retries: int = RETRIES) -> Line:
     if not hasattr(client, "get_primaries"):
         return BorrowedLine(client)
     names = _library_of(client)
-    away = names.AskError, names.TryAgainError, names.ClusterDownError
-    return BorrowedClusterLine(client, failure=names.ClusterError, redirected=away)
+    elsewhere = names.AskError, names.TryAgainError, names.ClusterDownError, names.ConnectionError, names.TimeoutError
+    return BorrowedClusterLine(client, failure=names.ClusterError, elsewhere=elsewhere)
 
 
 def _from_url(url: str, *, setting: str, times: dict[str, float]) -> Client:

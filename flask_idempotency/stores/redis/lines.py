@@ -152,10 +152,10 @@ class BorrowedClusterLine:
     """The same through a Cluster's client. One that meets what it has not looked out for, such as a node that it does not
     know yet, raises errors of Python's: here they are `failure`, and the next call finds its way."""
 
-    def __init__(self, client: Any, *, failure: type[Exception], redirected: tuple[type[Exception], ...]) -> None:
+    def __init__(self, client: Any, *, failure: type[Exception], elsewhere: tuple[type[Exception], ...]) -> None:
         self._client = client
         self._failure = failure
-        self._redirected = redirected
+        self._elsewhere = elsewhere
 
     def __call__(self, *command: bytes | str | int) -> Any:
         with self._sorted_out():
@@ -174,14 +174,17 @@ class BorrowedClusterLine:
             self._client.execute_command(*commands[0], NEVER_DECODE=True)
             told = self._at_keeper(commands)
         if told is None:
-            raise self._failure("the slot is being moved")
+            raise self._failure("the key is not where the Cluster says")
         return told
 
     def _at_keeper(self, commands: Sequence[Command]) -> list[Any] | None:
-        """None: the node that was asked does not keep the key, or not any more."""
+        """None: the node that was asked does not keep the key any more, or does not answer."""
         node = self._client.get_node_from_key(key_of(commands[0]))
-        told = _piped(self._client.get_redis_connection(node), commands)
-        return None if isinstance(told[0], self._redirected) else told
+        try:
+            told = _piped(self._client.get_redis_connection(node), commands)
+        except self._elsewhere:
+            return None
+        return None if isinstance(told[0], self._elsewhere) else told
 
     @contextmanager
     def _sorted_out(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.client import Errors, line_of
 from flask_idempotency.stores.redis.lines import RETRIES, UNREACHABLE, Command, Patience
+from flask_idempotency.stores.redis.replication import Replication, reply_seconds_of
 from flask_idempotency.stores.redis.scripts import Script
 
 
@@ -26,16 +27,19 @@ class Server:
     What is of another type than ours raises `CorruptRecord`.
     """
 
-    def __init__(self, client: Any, *, owned: bool, clock: Clock) -> None:
+    def __init__(self, client: Any, *, owned: bool, clock: Clock, replicas: int = 0) -> None:
         self.client = client
         self.errors = Errors(client)
         self._clock = clock
         self._owned = owned
         self._line = line_of(client, owned=owned)
+        self.replication = Replication(replicas, reply_seconds=reply_seconds_of(client) if replicas else None)
 
     def run(self, script: Script, keys: Sequence[bytes], *arguments: bytes | int) -> Any:
         """What this script returns. Its first argument is the time."""
         rest = self._rest(Call(keys, arguments))
+        if self.replication.concerns(script):
+            return self._kept(script, keys[0], rest)
         try:
             try:
                 return self._line("EVALSHA", script.sha, *rest)
@@ -98,6 +102,25 @@ class Server:
         told = self._clock()
         now = b"" if told is None else round(told * 1_000_000)
         return (len(call.keys), *call.keys, now, *call.arguments)
+
+    def _kept(self, script: Script, key: bytes, rest: Command) -> Any:
+        """What this script returns, once as many replicas have its effect as must."""
+        try:
+            told = self._line.in_a_row([("EVALSHA", script.sha, *rest), *self.replication.row(key, known=True)])
+            if any(isinstance(answer, self.errors.no_script) for answer in told):
+                told = self._line.in_a_row([("EVAL", script.text, *rest), *self.replication.row(key, known=False)])
+        except self.errors.unavailable as error:
+            raise self._told(error) from error
+        answer: Any
+        answer, followed, acknowledged = told
+        if isinstance(answer, Exception):
+            raise self._told(answer) from answer
+        if self.replication.lacking(answer, followed, acknowledged):
+            # It may have been done all the same: who owns it asks again, and who claimed gives it up.
+            raise StoreUnavailable(
+                f"fewer replicas have it than must (IDEMPOTENCY_REPLICAS = {self.replication.replicas})"
+            )
+        return answer
 
     def _together(self, commands: Sequence[Command]) -> list[Any]:
         if not commands:

@@ -52,8 +52,9 @@ class RedisStore:
     Redis from 6.2 and every Valkey.
     """
 
-    def __init__(self, server: Any, *, clock: Clock = store_time, rules: MemoryRules | None = None, replicas: int = 0) -> None:
-        self.partitions = layout.PARTITIONS
+    def __init__(
+        self, server: Any, *, clock: Clock = store_time, rules: MemoryRules | None = None, replicas: int = 0
+    ) -> None:
         self._owned = isinstance(server, str)
         self._client = make_client(server) if isinstance(server, str) else server
         self._server = Server(self._client, owned=self._owned, clock=clock, replicas=replicas)
@@ -65,6 +66,7 @@ class RedisStore:
         self.expiry = RedisExpiry()
         self.chores = RedisChores(self._server)
         self.memory = RedisMemory(self._server, rules or MemoryRules())
+        self.tenant_shards = self.memory.rules.shards
         self.health = RedisHealth(self._server)
 
     def check(self) -> None:
