@@ -66,6 +66,12 @@ LINES: Mapping[type[Event], Line] = MappingProxyType(
         ),
         events.QuotaRefused: Line(logging.INFO, "A request was refused: its tenant has as much as it may."),
         events.ErasedRefused: Line(logging.INFO, "A retry was refused: the answer was erased."),
+        events.LossRefused: Line(logging.INFO, "A request was refused: the store may have forgotten its key."),
+        events.LossNoticed: Line(
+            logging.ERROR,
+            "The store has lost its memory: new keys get 503 until somebody has looked at `flask idempotency redis status`.",
+        ),
+        events.ClaimRestored: Line(logging.WARNING, "A claim was put back that the store had forgotten."),
         events.Completed: Line(logging.INFO, "A result is durable."),
         events.Released: Line(logging.INFO, "A key was released, and may run again."),
         events.Quarantined: Line(logging.WARNING, "A key is quarantined: nobody knows what became of its work."),

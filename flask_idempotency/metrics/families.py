@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from flask_idempotency.engine.memory import Loss
 from flask_idempotency.maintenance.expire import Expiration
 from flask_idempotency.maintenance.janitor import CHORES
 from flask_idempotency.maintenance.reap import Reaping
@@ -94,6 +95,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                         "outcome-unknown",
                         "quota-exceeded",
                         "answer-erased",
+                        "memory-lost",
                         "replay-forbidden",
                         "record-corrupt",
                     )
@@ -104,6 +106,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "Requests refused because their tenant has as much as it may, by what it has.",
                 {"limit": ("records", "bytes", "in-flight", "new-keys", OTHER)},
             ),
+            Family(
+                "idempotency_memory_losses",
+                "Requests that were the first to notice that the store has lost its memory, by how.",
+                {"loss": (*(loss.value for loss in Loss), OTHER)},
+            ),
+            Family("idempotency_restored_claims", "Claims that their owners put back: the store had forgotten them."),
             Family("idempotency_completions", "Results made durable.", {"status": _CLASSES, "answer": _ANSWERS}),
             Family("idempotency_answer_size_bytes", "Sizes of stored answers, as they were sent.", buckets=_SIZES),
             Family("idempotency_releases", "Keys that may run again.", {"cause": _CAUSES}),

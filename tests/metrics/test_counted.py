@@ -91,6 +91,9 @@ CASES: dict[type[Event], dict[tuple[str, ...], float]] = {
     events.UnknownRefused: {("refusals_total", "outcome-unknown"): 1},
     events.QuotaRefused: {("refusals_total", "quota-exceeded"): 1, ("quota_refusals_total", OTHER): 1},
     events.ErasedRefused: {("refusals_total", "answer-erased"): 1},
+    events.LossRefused: {("refusals_total", "memory-lost"): 1},
+    events.LossNoticed: {("memory_losses_total", OTHER): 1},
+    events.ClaimRestored: {("restored_claims_total",): 1},
     events.Completed: {
         ("completions_total", "2xx", "kept"): 1,
         ("answer_size_bytes_count",): 1,

@@ -279,6 +279,7 @@ def test_the_stripe_client_repeats_what_may_end_better_and_nothing_else(service:
 def test_what_a_machine_may_repeat() -> None:
     repeatable = {
         "in-flight",
+        "memory-lost",
         "not-committed",
         "quota-exceeded",
         "store-unavailable",
