@@ -83,11 +83,7 @@ def build(
         raise ConfigurationError(
             "IDEMPOTENCY_CLAIM_STRATEGY: the store is an object, and was given its way to claim when it was made. Remove this."
         )
-    if settings.tenant_shards > 1 and not isinstance(system, Partitioned):
-        raise ConfigurationError(
-            f"IDEMPOTENCY_TENANT_SHARDS: the store ({type(system).__name__}) has no partitions, so that no tenant can outgrow "
-            "one. Remove this, or use a Redis store."
-        )
+    _check_shards(settings.tenant_shards, system)
     transactions: Transactions | None = getattr(system, "transactions", None)
     store = system if settings.redis_url is None else _tiered(system, settings.redis_url, transactions)
     # Of the tiered store, where there is one: what is erased or sealed anew must leave the cache too.
@@ -118,6 +114,21 @@ def build(
         memory=around.memory,
         fronted=system if isinstance(system, Fronted) else None,
     )
+
+
+def _check_shards(shards: int, system: Store) -> None:
+    """Keys are derived here and kept there: by the same number of parts, or they would not be found again."""
+    if not isinstance(system, Partitioned):
+        if shards > 1:
+            raise ConfigurationError(
+                f"IDEMPOTENCY_TENANT_SHARDS: the store ({type(system).__name__}) has no partitions, so that no tenant can "
+                "outgrow one. Remove this, or use a Redis store."
+            )
+    elif shards != system.tenant_shards:
+        raise ConfigurationError(
+            f"IDEMPOTENCY_TENANT_SHARDS: is {shards}, and the store was made for {system.tenant_shards}. Give it "
+            f"rules=MemoryRules(shards={shards}), or let it be made from a URL or a client."
+        )
 
 
 def _unsettled(store: Store, system: Store) -> Unsettled | None:

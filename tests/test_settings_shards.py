@@ -14,6 +14,8 @@ from flask_idempotency.assembly import identities
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.settings import in_one_line
 from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.redis.memory import MemoryRules
+from flask_idempotency.stores.redis.store import RedisStore
 from tests.test_settings_encryption import faults, load
 
 
@@ -48,7 +50,17 @@ def test_a_store_without_partitions_has_none_to_outgrow(store: Any, tmp_path: Pa
 
 
 def test_a_redis_may_have_several() -> None:
-    Idempotency(Flask("shop"), store=fakeredis.FakeRedis(), secret="s", tenant_shards=2)
+    """
+    One that was made elsewhere must have been made for as many: it is what refuses another number later.
+    """
+    client = fakeredis.FakeRedis()
+    two = RedisStore(client, rules=MemoryRules(shards=2, after_loss="run"))
+
+    Idempotency(Flask("shop"), store=client, secret="s", tenant_shards=2, after_loss="run")
+    Idempotency(Flask("shop"), store=two, secret="s", tenant_shards=2)
+    for shards in (1, 3):
+        with pytest.raises(ConfigurationError, match=rf"is {shards}, and the store was made for 2"):
+            Idempotency(Flask("shop"), store=two, secret="s", tenant_shards=shards)
 
 
 def test_a_quota_that_cannot_be_divided_is_refused_at_start() -> None:

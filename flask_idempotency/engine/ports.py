@@ -111,7 +111,9 @@ class Partitioned(Protocol):
     """A store that keeps everything of one `tid` together in one of its partitions, which a large tenant may outgrow."""
 
     @property
-    def partitions(self) -> int: ...
+    def tenant_shards(self) -> int:
+        """Over how many parts the keys of each tenant are spread that this store expects. It refuses to mix them."""
+        ...
 
 
 class Transaction(Protocol):

@@ -198,6 +198,23 @@ def test_a_limit_that_is_set_by_hand_is_divided_over_all_parts(shop: Shop) -> No
     assert [Quota()] * 8 == limits()
 
 
+def test_another_number_of_parts_runs_nothing_again(shop: Shop) -> None:
+    """
+    Keys would be looked for where they are not. So what is not found by chance is refused, and no purge passes for whole.
+    """
+    world, *others = (shop.world(shards=shards, after_loss="refuse") for shards in (PARTS, 1, 2 * PARTS))
+    memory = built(world).memory
+    assert memory is not None
+    memory.initialise()
+    assert [201] * 20 == paid(world)
+
+    for other in others:
+        assert {503} <= set(paid(other)) <= {201, 503}
+        assert "IDEMPOTENCY_TENANT_SHARDS" in refusal(run(other, "purge", "--tenant", "acme", *WHY, "--yes"))
+        assert "IDEMPOTENCY_TENANT_SHARDS" in refusal(run(other, "quota", "set", "--tenant", "acme", "--clear"))
+    assert ([201] * 20, 20) == (paid(world), len(shop.runs))
+
+
 def test_a_loader_that_allows_less_than_there_are_parts_allows_one_in_each(shop: Shop) -> None:
     """
     Nobody can refuse to start for it; and with none in some parts, a key would be refused for ever that never ran.

@@ -16,6 +16,7 @@ from flask_idempotency.assembly import Built, identities
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.memory import Loss
 from flask_idempotency.engine.settling import Settler
 from flask_idempotency.engine.unsettled import Unsettled
 from flask_idempotency.operations import Refused as Refused
@@ -95,6 +96,16 @@ def tids_by_secret(tenant: str | None) -> list[tuple[bytes, ...]]:
 def tids(tenant: str | None) -> list[bytes]:
     """All that stands for this tenant in the store: of every part, under every secret in use."""
     return list(chain.from_iterable(tids_by_secret(tenant)))
+
+
+def check_layout() -> None:
+    """Raises `Refused` where the settings of this host look for a tenant where the store does not keep it."""
+    memory = built().memory
+    if memory is not None and Loss.FOREIGN.value in memory.standing().losses:
+        raise Refused(
+            "This Redis is another one than IDEMPOTENCY_STORE_ID names, or was made for another IDEMPOTENCY_TENANT_SHARDS: "
+            "little of the tenant would be found. Nothing was changed. `flask idempotency redis status` says more."
+        )
 
 
 def pseudonym(tenant: str | None) -> str:

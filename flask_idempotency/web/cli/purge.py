@@ -22,6 +22,7 @@ from flask_idempotency.web.cli.group import (
     Refused,
     as_json_option,
     built,
+    check_layout,
     giving_up,
     policies,
     pseudonym,
@@ -120,6 +121,7 @@ def _untold() -> bool:
 
 
 def _check(whom: Sequence[bytes], *, shred: bool) -> None:
+    check_layout()
     parts = built()
     if parts.data_keys is None:
         raise Refused("The store of this application keeps no data keys, so nothing in it can be erased.")

@@ -18,6 +18,7 @@ from flask_idempotency.web.cli.group import (
     Refused,
     as_json_option,
     built,
+    check_layout,
     giving_up,
     pseudonym,
     settings,
@@ -107,6 +108,7 @@ def set_(
             raise Refused(" ".join(error.faults)) from error
         if named.unlimited and not clear:
             raise click.UsageError("Name a limit, or --clear.")
+        check_layout()
         limits = quota_set(_ledger(), tids_by_secret(tenant), named, clear=clear)
     told, word = _limits(limits), word_of(actor, reason)
     tell(QuotaSet("", "", tenant=pseudonym(tenant), actor=word.actor, reason=word.reason, limits=told))
