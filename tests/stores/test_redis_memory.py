@@ -1,0 +1,278 @@
+"""A Redis that has forgotten what it promised: what it still answers, and what it refuses until somebody has looked."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+
+from example_app.servers import RedisServer
+from flask_idempotency.engine.errors import ConfigurationError, LeaseLost
+from flask_idempotency.engine.outcome import InFlight, Mismatched, Replayed, Unknown
+from flask_idempotency.engine.record import OnLapse, State
+from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing.contract.examples import (
+    KEEP,
+    LEASE,
+    OTHER_FINGERPRINT,
+    PAYLOAD,
+    a_key,
+    a_token,
+    found,
+    granted,
+    stand,
+)
+from tests.stores.forgetting import HOLD, RULES, SKEW, Loss, claim, emptying, handing_over, losing, ready_store, refused
+
+__all__ = ["emptying", "handing_over", "losing", "ready_store"]
+
+
+def test_a_redis_that_was_never_made_ready_grants_nothing(redis_server: RedisServer, clock: FrozenClock) -> None:
+    """
+    Nobody can tell it from one that was emptied, but whoever has set it up.
+    """
+    with closing(RedisStore(redis_server.url, clock=clock, rules=RULES)) as store:
+        assert "missing" == refused(store).loss
+        store.memory.initialise()
+
+        granted(claim(store))
+
+
+def test_a_loss_is_noticed_once(store: RedisStore, lose: Loss) -> None:
+    """
+    For all partitions: keys of another one are not the first to notice a week later.
+    """
+    lose()
+
+    assert [True, False, False] == [refused(store).noticed for _ in range(3)]
+
+
+@pytest.mark.parametrize("standing", ("in flight", "completed", "quarantined", "lapsed, quarantine"))
+def test_known_keys_are_answered_as_ever(store: RedisStore, clock: FrozenClock, hand_over: Loss, standing: Any) -> None:
+    key = a_key()
+    stand(store, clock, key, standing)
+    hand_over()
+
+    kinds = {"in flight": InFlight, "completed": Replayed}
+    assert isinstance(claim(store, key, fingerprint=OTHER_FINGERPRINT), Mismatched)
+    assert isinstance(claim(store, key), kinds.get(standing, Unknown))
+
+
+def test_owners_that_are_remembered_renew_and_complete(store: RedisStore, clock: FrozenClock, hand_over: Loss) -> None:
+    key = a_key()
+    token = stand(store, clock, key, "in flight")
+    hand_over()
+    store.renew(key, token, lease=LEASE)
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+
+    assert isinstance(claim(store, key), Replayed)
+
+
+def test_a_key_that_is_not_known_waits_for_somebody_to_look(store: RedisStore, clock: FrozenClock, lose: Loss) -> None:
+    """
+    However long that takes; and then it runs.
+    """
+    key = a_key()
+    lose()
+    refused(store, key)
+    clock.advance(86400 * 365)
+    refused(store, key)
+    store.memory.acknowledge()
+
+    granted(claim(store, key))
+
+
+def test_an_answer_whose_life_is_over_is_not_known(store: RedisStore, clock: FrozenClock, hand_over: Loss) -> None:
+    key = a_key()
+    stand(store, clock, key, "completed")
+    hand_over()
+    clock.advance(KEEP)
+
+    assert "changed" == refused(store, key).loss
+
+
+def test_after_the_hold_unknown_keys_run_where_that_was_chosen(
+    store: RedisStore, redis_server: RedisServer, clock: FrozenClock, hand_over: Loss
+) -> None:
+    rules = replace(RULES, after_loss="hold")
+    with closing(RedisStore(redis_server.url, clock=clock, rules=rules)) as holding:
+        hand_over()
+        refused(holding)
+        clock.advance(HOLD - 0.001)
+        refused(holding)
+        clock.advance(0.001)
+
+        granted(claim(holding))
+
+
+def test_no_hold_ends_for_a_store_that_was_emptied(
+    store: RedisStore, redis_server: RedisServer, clock: FrozenClock, empty: Loss
+) -> None:
+    with closing(RedisStore(redis_server.url, clock=clock, rules=replace(RULES, after_loss="hold"))) as holding:
+        empty()
+        refused(holding)
+        clock.advance(HOLD * 100)
+
+        assert "missing" == refused(holding).loss
+
+
+def test_whoever_wants_to_runs_what_may_have_run(
+    store: RedisStore, redis_server: RedisServer, clock: FrozenClock, lose: Loss
+) -> None:
+    with closing(RedisStore(redis_server.url, clock=clock, rules=replace(RULES, after_loss="run"))) as careless:
+        lose()
+
+        granted(claim(careless))
+
+
+@pytest.mark.parametrize(
+    ("after", "ahead", "runs"),
+    (
+        pytest.param(SKEW + 0.001, 0, True, id="made later"),
+        pytest.param(SKEW, 0, False, id="made at the edge"),
+        pytest.param(-1, 0, False, id="made before"),
+        pytest.param(SKEW + 1, SKEW + 0.002, False, id="made in the future"),
+        pytest.param(SKEW + 1, SKEW - 0.002, True, id="by a clock that is a little ahead"),
+    ),
+)
+def test_a_key_that_was_made_later_than_the_loss_runs_at_once(
+    store: RedisStore, clock: FrozenClock, hand_over: Loss, after: float, ahead: float, runs: bool
+) -> None:
+    hand_over()
+    refused(store)
+    lost = clock.now
+    clock.advance(after)
+    born = lost + after + ahead
+
+    if runs:
+        granted(claim(store, born=born))
+    else:
+        refused(store, born=born)
+
+
+def test_no_time_in_a_key_helps_where_nothing_says_when_it_was_emptied(
+    store: RedisStore, clock: FrozenClock, empty: Loss
+) -> None:
+    empty()
+    refused(store)
+    clock.advance(3600)
+
+    assert "missing" == refused(store, born=clock.now).loss
+
+
+def test_another_store_is_foreign(redis_server: RedisServer, clock: FrozenClock) -> None:
+    """
+    Another environment's, or a wrong number in the URL: nothing runs, and nobody's acknowledgement changes that.
+    """
+    with closing(RedisStore(redis_server.url, clock=clock, rules=replace(RULES, store_id="theirs"))) as theirs:
+        assert "theirs" == theirs.memory.initialise()
+    for rules in (replace(RULES, store_id="ours"), replace(RULES, store_id="theirs", shards=2)):
+        with closing(RedisStore(redis_server.url, clock=clock, rules=rules)) as store:
+            assert "foreign" == refused(store).loss
+            assert {"foreign": layout.PARTITIONS} == store.memory.standing().losses
+            for verb in (store.memory.initialise, lambda memory=store.memory: memory.acknowledge(forced=True)):
+                with pytest.raises(ConfigurationError, match="other settings"):
+                    verb()
+
+
+def test_what_was_claimed_before_a_loss_is_never_taken_over(
+    store: RedisStore, clock: FrozenClock, hand_over: Loss
+) -> None:
+    """
+    Acknowledged or not: its answer may have been given in what was forgotten. What was claimed since is taken over.
+    """
+    old, older, new = a_key(), a_key(), a_key()
+    stand(store, clock, old, "lapsed, takeover")
+    stand(store, clock, older, "lapsed, takeover")
+    hand_over()
+    assert isinstance(claim(store, old), Unknown)
+    store.memory.acknowledge(forced=True)
+    assert isinstance(claim(store, older), Unknown)
+    clock.advance(0.001)
+    stand(store, clock, new, "lapsed, takeover")
+
+    assert 2 == granted(claim(store, new)).attempt
+
+
+def test_nothing_is_taken_over_in_a_store_that_lacks_its_name(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    key = a_key()
+    stand(store, clock, key, "lapsed, takeover")
+    redis_client.delete(layout.memory(key.tid))
+
+    assert "missing" == refused(store, key).loss
+    assert State.PROCESSING is found(store, key).state
+
+
+def test_a_point_of_no_return_is_not_passed_where_a_successor_may_be_forgotten(
+    store: RedisStore, clock: FrozenClock, hand_over: Loss
+) -> None:
+    """
+    Of claims made before the loss; those made after it may.
+    """
+    key, later = a_key(), a_key()
+    token = a_token()
+    granted(claim(store, key, token=token, on_lapse=OnLapse.TAKEOVER))
+    hand_over()
+    for _ in range(2):
+        with pytest.raises(LeaseLost):
+            store.mark(key, token)
+        store.memory.acknowledge(forced=True)
+    clock.advance(0.001)
+    granted(claim(store, later, token=token, on_lapse=OnLapse.TAKEOVER))
+    store.mark(later, token)
+
+    assert OnLapse.QUARANTINE is found(store, later).on_lapse
+
+
+def test_owners_are_waited_for(store: RedisStore, clock: FrozenClock, lose: Loss) -> None:
+    """
+    An acknowledgement that comes too early says how long to wait, or is forced; it says how all stood before.
+    """
+    lose()
+    refused(store)
+    clock.advance(HOLD - 10)
+    with pytest.raises(ConfigurationError, match="10 more seconds"):
+        store.memory.acknowledge()
+    before = store.memory.acknowledge(forced=True)
+
+    assert layout.PARTITIONS == sum(before.losses.values())
+    assert {"acknowledged": layout.PARTITIONS} == store.memory.standing().parts
+    granted(claim(store))
+
+
+def test_what_is_lost_after_an_acknowledgement_is_another_loss(
+    store: RedisStore, clock: FrozenClock, hand_over: Loss
+) -> None:
+    """
+    Also where the clock was set back in between.
+    """
+    hand_over()
+    refused(store)
+    store.memory.acknowledge(forced=True)
+    clock.advance(-86400)
+    hand_over()
+
+    assert ("changed", True) == ((lost := refused(store)).loss, lost.noticed)
+    refused(store)
+
+
+def test_a_store_that_lacks_a_part_is_not_made_ready_anew(store: RedisStore, redis_client: redis.Redis) -> None:
+    redis_client.delete(layout.memory_in(7))
+
+    with pytest.raises(ConfigurationError, match="lost its memory"):
+        store.memory.initialise()
+    assert {"missing": 1} == store.memory.standing().losses
+
+
+def test_to_be_made_ready_twice_harms_nothing(store: RedisStore) -> None:
+    first = store.memory.standing()
+
+    assert first.store_id == store.memory.initialise()
+    assert first.parts == store.memory.standing().parts

@@ -1,0 +1,128 @@
+"""What owners put back that a Redis has forgotten, and what nobody does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flask_idempotency.engine.errors import LeaseLost
+from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Replayed
+from flask_idempotency.engine.quota import Quota
+from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing.contract.examples import (
+    KEEP,
+    LEASE,
+    PAYLOAD,
+    a_key,
+    a_request,
+    a_token,
+    found,
+    granted,
+)
+from tests.stores.forgetting import Loss, claim, emptying, handing_over, losing, ready_store, refused
+
+__all__ = ["emptying", "handing_over", "losing", "ready_store"]
+
+
+class Owner:
+    """Somebody whose claim was granted a while ago."""
+
+    def __init__(self, store: RedisStore, clock: FrozenClock, **asked: Any) -> None:
+        self._store, self._clock, self._began = store, clock, clock.now
+        self.request = replace(a_request(a_key()), **asked)
+        self.grant = self._granted()
+        self.key, self.token = self.request.key, self.grant.token
+
+    def _granted(self) -> Grant:
+        return granted(self._store.claim(self.request, token=a_token(), lease=LEASE, quota=Quota(records=9)))
+
+    def restore(self) -> bool:
+        age = self._clock.now - self._began
+        return self._store.memory.restore(self.request, self.grant, lease=LEASE, age=age)
+
+
+def test_an_owner_puts_its_claim_back(store: RedisStore, clock: FrozenClock, lose: Loss, redis_client: Any) -> None:
+    """
+    Retries are refused as before, its answer is stored, and it is in the index of what is in flight.
+    """
+    owner = Owner(store, clock)
+    lose()
+    redis_client.delete(layout.keys(owner.key)[0])
+    with pytest.raises(LeaseLost):
+        store.renew(owner.key, owner.token, lease=LEASE)
+
+    assert [True, True] == [owner.restore() for _ in range(2)]
+    record = found(store, owner.key)
+    assert (owner.token, owner.grant.fence, owner.request.about) == (record.token, record.fence, record.about)
+    assert isinstance(claim(store, owner.key), InFlight)
+    assert isinstance(claim(store, owner.key, token=owner.token), Claimed)
+    assert 1 == redis_client.zcard(layout.indexes(owner.key.tid)[0])
+    store.complete(owner.key, owner.token, PAYLOAD, keep=KEEP)
+    assert isinstance(claim(store, owner.key), Replayed)
+
+
+def test_fences_rise_after_what_was_put_back(store: RedisStore, clock: FrozenClock, empty: Loss) -> None:
+    """
+    Also where the clock of the server that took over is behind.
+    """
+    owner = Owner(store, clock)
+    empty()
+    owner.restore()
+    clock.advance(-3600)
+    store.memory.acknowledge(forced=True)
+    store.release(owner.key, owner.token)
+
+    assert granted(claim(store, owner.key)).fence > owner.grant.fence
+
+
+def test_an_owner_is_the_first_to_notice(
+    store: RedisStore, clock: FrozenClock, hand_over: Loss, redis_client: Any
+) -> None:
+    owner = Owner(store, clock)
+    hand_over()
+    redis_client.delete(layout.keys(owner.key)[0])
+
+    assert owner.restore()
+    assert {"changed": layout.PARTITIONS} == store.memory.standing().losses
+
+
+def test_nothing_is_put_back_that_was_not_forgotten(store: RedisStore, clock: FrozenClock) -> None:
+    """
+    A key that its owner, or a person, has freed stays free.
+    """
+    owner = Owner(store, clock)
+    store.release(owner.key, owner.token)
+
+    assert not owner.restore()
+    assert store.read(owner.key) is None
+
+
+def test_nothing_is_put_back_that_was_claimed_since_the_loss(
+    store: RedisStore, clock: FrozenClock, hand_over: Loss
+) -> None:
+    """
+    The store has not forgotten that: somebody has freed it.
+    """
+    hand_over()
+    refused(store)
+    store.memory.acknowledge(forced=True)
+    clock.advance(1)
+    owner = Owner(store, clock)
+    clock.advance(1)
+    store.release(owner.key, owner.token)
+
+    assert not owner.restore()
+
+
+def test_nothing_is_put_back_over_another_record(store: RedisStore, clock: FrozenClock, empty: Loss) -> None:
+    owner = Owner(store, clock)
+    empty()
+    store.memory.acknowledge(forced=True)
+    other = granted(claim(store, owner.key))
+
+    assert not owner.restore()
+    assert other.token == found(store, owner.key).token
