@@ -33,7 +33,9 @@ from flask_idempotency.stores.timed import TimedStore, Timing
 
 _FACTORY = re.compile(r"[\w.]+:\w+")
 _PORT = ("claim", "renew", "mark", "complete", "release", "hold", "read", "condemn")
-_REDIS_SCHEMES = frozenset({"redis", "rediss", "unix"})
+_REDIS_SCHEMES = frozenset(
+    {"redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"}
+)
 _SQL_SCHEMES = frozenset({"sqlite", "postgresql", "postgres"})
 _OF_APPLICATION = "flask-sqlalchemy"
 
@@ -77,7 +79,11 @@ def build(
     Raises `ConfigurationError` for a store that cannot be made.
     """
     system = build_store(
-        settings.store, strategy=settings.claim_strategy, database=database, memory=_memory_rules(settings)
+        settings.store,
+        strategy=settings.claim_strategy,
+        database=database,
+        memory=_memory_rules(settings),
+        replicas=settings.replicas,
     )
     if settings.claim_strategy is not None and system is settings.store:
         raise ConfigurationError(
@@ -175,28 +181,30 @@ def build_store(
     strategy: str | None = None,
     database: ApplicationDatabase | None = None,
     memory: Mapping[str, Any] = MappingProxyType({}),
+    replicas: int = 0,
 ) -> Store:
     """A store from a URL, a `"package.module:factory"`, a Redis client, or a `Store` as it is.
 
-    `memory` has the keywords of `stores.redis.memory.MemoryRules`, for a Redis that is made here.
+    `memory` has the keywords of `stores.redis.memory.MemoryRules`, and so many `replicas` are waited for, where a store in
+    Redis is made here.
     """
     if not isinstance(choice, str):
-        return _from_object(choice, memory)
+        return _from_object(choice, memory, replicas)
     scheme = urlsplit(choice).scheme
     if scheme == "memory":
         return MemoryStore()
     if scheme in _REDIS_SCHEMES:
-        return _redis_store(choice, memory)
+        return _redis_store(choice, memory, replicas)
     if scheme == _OF_APPLICATION:
         return _sql_store(strategy, database)
     if scheme.partition("+")[0] in _SQL_SCHEMES:
         return _sql_store(strategy, choice)
     if _FACTORY.fullmatch(choice):
-        return _from_object(_factory(choice)(), memory)
+        return _from_object(_factory(choice)(), memory, replicas)
     raise ConfigurationError(
         f"IDEMPOTENCY_STORE: there is no store for {scheme or 'this'} URLs in this release. "
-        "Use memory://, redis://, rediss://, unix://, flask-sqlalchemy://, postgresql+psycopg:// or sqlite:///, a Store "
-        'object, a Redis client, or "package.module:factory".'
+        "Use memory://, redis://, rediss://, unix://, redis+cluster://, redis+sentinel://, flask-sqlalchemy://, "
+        'postgresql+psycopg:// or sqlite:///, a Store object, a Redis client, or "package.module:factory".'
     )
 
 
@@ -210,11 +218,15 @@ def _memory_rules(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _from_object(choice: Any, memory: Mapping[str, Any]) -> Store:
+def _from_object(choice: Any, memory: Mapping[str, Any], replicas: int) -> Store:
     if all(callable(getattr(choice, name, None)) for name in _PORT):
+        if replicas:
+            raise ConfigurationError(
+                "IDEMPOTENCY_REPLICAS: the store is an object, and was told of its replicas when it was made. Remove this."
+            )
         return choice  # type: ignore[no-any-return]
     if callable(getattr(choice, "evalsha", None)):
-        return _redis_store(choice, memory)
+        return _redis_store(choice, memory, replicas)
     missing = [name for name in _PORT if not callable(getattr(choice, name, None))]
     raise ConfigurationError(
         f"IDEMPOTENCY_STORE: {type(choice).__name__} is neither a Redis client nor a Store; it has no {', '.join(missing)}. "
@@ -222,7 +234,7 @@ def _from_object(choice: Any, memory: Mapping[str, Any]) -> Store:
     )
 
 
-def _redis_store(choice: Any, memory: Mapping[str, Any]) -> Store:
+def _redis_store(choice: Any, memory: Mapping[str, Any], replicas: int) -> Store:
     try:
         from flask_idempotency.stores.redis.memory import MemoryRules
         from flask_idempotency.stores.redis.store import RedisStore
@@ -232,7 +244,7 @@ def _redis_store(choice: Any, memory: Mapping[str, Any]) -> Store:
         raise ConfigurationError(
             "IDEMPOTENCY_STORE names a Redis, and the redis package is not installed: pip install 'flask-idempotency[redis]'."
         ) from error
-    store = RedisStore(choice, rules=MemoryRules(**memory))
+    store = RedisStore(choice, rules=MemoryRules(**memory), replicas=replicas)
     store.check()
     return store
 

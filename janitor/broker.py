@@ -36,10 +36,20 @@ def broker_of(settings: Settings) -> Broker:
         return Broker(_redis_url(settings.store, keep=("ssl_",)), {"visibility_timeout": VISIBILITY_SECONDS})
     raise ConfigurationError(
         "The janitor's Celery worker needs a broker, and the store is no redis://, rediss:// or unix:// URL that could be "
-        "one. Set IDEMPOTENCY_BROKER_URL to a Redis (redis://…), a RabbitMQ (amqp://…), or on a single machine to a folder "
-        "(filesystem:///var/lib/…); or register the chores on a Celery application of your own; or do without Celery, and "
-        "have cron run `flask idempotency reap` and `flask idempotency expire`."
+        f"one{_why(settings.store)}. Set IDEMPOTENCY_BROKER_URL to a Redis (redis://…), a RabbitMQ (amqp://…), or on a single "
+        "machine to a folder (filesystem:///var/lib/…); or register the chores on a Celery application of your own; or do "
+        "without Celery, and have cron run `flask idempotency reap` and `flask idempotency expire`."
     )
+
+
+def _why(choice: object) -> str:
+    """Why what a store can be in is no broker."""
+    kind = choice.partition(":")[0].partition("+")[2].lower() if isinstance(choice, str) else ""
+    return {
+        "cluster": ": Celery can keep no queue in a Cluster",
+        "sentinel": ": Celery takes Sentinels as sentinel://host:26379;sentinel://host:26379 only, with a master_name among "
+        "the transport options of an application of your own",
+    }.get(kind, "")
 
 
 def _named(url: str) -> Broker:
@@ -48,6 +58,8 @@ def _named(url: str) -> Broker:
         return Broker(_redis_url(url), {"visibility_timeout": VISIBILITY_SECONDS})
     if scheme == "filesystem":
         return _folder(url)
+    if why := _why(url):
+        raise ConfigurationError(f"IDEMPOTENCY_BROKER_URL: names no broker{why}. Name a Redis of its own (redis://…).")
     if scheme == "memory":
         raise ConfigurationError(
             "IDEMPOTENCY_BROKER_URL: memory:// reaches nobody, because beat is a process of its own. On a single machine "

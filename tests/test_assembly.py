@@ -41,7 +41,7 @@ def test_a_redis_by_url_and_by_client(redis_server: RedisServer) -> None:
     ("choice", "sentence"),
     [
         ("mysql://127.0.0.1/shop", "no store for mysql URLs in this release"),
-        ("redis+cluster://127.0.0.1", r"no store for redis\+cluster URLs in this release"),
+        ("redis+proxy://127.0.0.1", r"no store for redis\+proxy URLs in this release"),
         ("rubbish", "no store for this URLs"),
         ("tests.test_assembly:absent", "cannot be imported"),
         ("no_such_module:make", "cannot be imported"),
@@ -62,6 +62,21 @@ def test_a_mistyped_url_does_not_show_its_password() -> None:
         with pytest.raises(ConfigurationError) as caught:
             build_store(choice)
         assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize("store", ("memory://", "sqlite:///shop.sqlite3", "flask-sqlalchemy://", MemoryStore()))
+def test_replicas_are_waited_for_in_redis_alone(store: Any) -> None:
+    """Elsewhere the setting would be a promise that nobody keeps."""
+    with pytest.raises(ConfigurationError, match=r"IDEMPOTENCY_REPLICAS.*Remove this"):
+        Idempotency(Flask("shop"), store=store, secret="s", replicas=1)
+
+
+def test_replicas_are_the_stores_to_wait_for() -> None:
+    """What is configured is what is sent."""
+    store = build_store("redis://127.0.0.1:1", replicas=2)
+    assert isinstance(store, RedisStore)
+
+    assert 2 == store.replicas
 
 
 def test_a_missing_redis_package_is_one_sentence() -> None:

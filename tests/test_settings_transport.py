@@ -253,3 +253,38 @@ def test_a_sqlite_that_is_somewhere_else_is_not_believed(url: str, fine: bool) -
             *faults(of_application, **{**WHOLE, "store": "flask-sqlalchemy://"}),
         )
         assert ["IDEMPOTENCY_STORE:", "SQLALCHEMY_DATABASE_URI:"] == [text.split()[0] for text in told]
+
+
+@pytest.mark.parametrize(
+    "url",
+    (
+        "rediss+cluster://a,b:6380",
+        "rediss+sentinel://a,b:26380/payments/0?sentinel_password=x",
+        "rediss+cluster://user:p%40@a/?ssl_ca_certs=/etc/ca.pem&ssl_cert_reqs=required",
+    ),
+)
+def test_several_over_tls_are_fine(url: str) -> None:
+    assert load(**{**WHOLE, "store": url}).encryption == "required"
+
+
+@pytest.mark.parametrize(
+    "url",
+    (
+        "redis+cluster://127.0.0.1",
+        "redis+sentinel://localhost,127.0.0.1/payments",
+        "redis+sentinel://sentinel/payments",
+        "rediss+cluster://a?ssl_cert_reqs=none",
+        "rediss+sentinel://a/payments?ssl_check_hostname=false",
+        "rediss+cluster://user:pa/ss@a",
+        "rediss+sentinel://user:pa#ss@a/payments",
+    ),
+)
+def test_several_that_may_lead_elsewhere_without_tls_are_refused(url: str) -> None:
+    """
+    Also those on this machine: they name others, and nobody knows where those are.
+    """
+    (told,) = faults(**{**WHOLE, "store": url})
+
+    assert told.startswith("IDEMPOTENCY_STORE: ")
+    assert "set IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT to True" in told
+    assert load(**{**WHOLE, "store": url, "allow_plaintext_transport": True}).plaintext_transport

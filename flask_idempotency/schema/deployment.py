@@ -8,6 +8,7 @@ from flask_idempotency.schema.fields import Rate, Seconds, count, interval, limi
 from flask_idempotency.schema.policy import PolicySchema
 
 MEMORY = "memory://"
+MOST_REPLICAS = 9
 MOST_SHARDS = 256
 """Chores and commands go through all parts of a tenant, one after the other."""
 DOCS_URL = "https://flask-idempotency.readthedocs.io/problems/"
@@ -137,6 +138,16 @@ class DeploymentSchema(PolicySchema):
             "doc": "How far clients' clocks may be off. A UUID of version 7 or a ULID that was made later than a loss by more "
             "than this runs at once.",
             "default": 5,
+        },
+    )
+    replicas = count(
+        least=0,
+        most=MOST_REPLICAS,
+        metadata={
+            "doc": "How many replicas of a Redis must have each claim and each answer before it counts: all that each primary "
+            "has, or none. With fewer at hand first requests get 503. See "
+            "[waiting for replicas](redis.md#waiting-for-replicas).",
+            "default": 0,
         },
     )
     tenant_shards = count(

@@ -33,6 +33,7 @@ _AS_THEY_ARE: Final = (
     "store_id",
     "loss_hold",
     "key_clock_skew",
+    "replicas",
     "tenant_shards",
     "encryption",
     "reap_every",
@@ -141,8 +142,9 @@ def _faults_of_secret(loaded: Mapping[str, Any], secrets: tuple[bytes, ...]) -> 
 
 
 def _faults_of_place(loaded: Mapping[str, Any], policy: Policy, *, in_memory: bool) -> list[str]:
-    """What only records in SQL can have."""
-    elsewhere = in_memory or str(loaded["store"]).startswith(REDIS_SCHEMES)
+    """What only records in SQL can have, or only those in Redis."""
+    in_redis = str(loaded["store"]).startswith(REDIS_SCHEMES)
+    elsewhere = in_memory or in_redis
     faults = policy.faults(joint=not elsewhere)
     if elsewhere:
         faults += [
@@ -150,6 +152,10 @@ def _faults_of_place(loaded: Mapping[str, Any], policy: Policy, *, in_memory: bo
             for name, (of_sql, remedy) in _OF_SQL.items()
             if name in loaded
         ]
+    if loaded.get("replicas") and not in_redis and "://" in str(loaded["store"]):
+        faults.append(
+            "IDEMPOTENCY_REPLICAS: a database waits for its own replicas, and IDEMPOTENCY_STORE is no Redis. Remove this."
+        )
     return faults
 
 

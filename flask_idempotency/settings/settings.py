@@ -14,7 +14,7 @@ from flask_idempotency.schema import DOCS_URL, MEMORY
 if TYPE_CHECKING:
     from flask_idempotency.codec.keyring import KeyProvider  # needs a package that is optional
 
-REDIS_SCHEMES = ("redis:", "rediss:", "unix:", "redis+")
+REDIS_SCHEMES = ("redis:", "rediss:", "unix:", "redis+", "rediss+")
 
 StoreChoice: TypeAlias = "str | Store | Callable[[], Store]"
 Encryption: TypeAlias = Literal["off", "on", "required"]
@@ -40,6 +40,8 @@ class Settings:
     loss_hold: float = 60.0
     key_clock_skew: float = 5.0
     """What becomes of keys that a Redis does not know after it has lost its memory: see `stores.redis.memory`."""
+    replicas: int = 0
+    """How many replicas of a Redis must have each claim and each answer before it counts."""
     tenant_shards: int = 1
     """Over how many parts the keys of each tenant are spread."""
     encryption: Encryption = "off"

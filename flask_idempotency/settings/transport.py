@@ -10,6 +10,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.redis.addresses import is_of_several, several
 
 _ENCRYPTED: Final = frozenset({"require", "verify-ca", "verify-full"})
 _FALSE: Final = frozenset({"", "0", "f", "false", "n", "no"})
@@ -49,6 +50,8 @@ def exposure(setting: str, choice: Any, config: Mapping[str, Any]) -> Exposure |
         return _opaque(setting, f"{type(choice).__name__} object")
     if choice.startswith("flask-sqlalchemy:"):
         return _of_application(config)
+    if is_of_several(choice):
+        return _of_several(setting, choice)
     if _is_ambiguous(choice):
         return _opaque(setting, "URL that can be read in two ways")
     scheme = urlsplit(choice).scheme.partition("+")[0]
@@ -78,15 +81,31 @@ def _of_redis(setting: str, url: str) -> Exposure | None:
     if _is_here(parts.hostname or _last(url, "host") or "localhost"):
         return None
     if parts.scheme == "rediss":
-        checked = not {text.lower() for text in _all(url, "ssl_check_hostname")} & _FALSE
-        if checked and _VERIFIED.issuperset(_all(url, "ssl_cert_reqs")):
-            return None
-        return Exposure(
-            setting,
-            "names a Redis on another machine whose certificate nobody looks at",
-            "Take ssl_cert_reqs and ssl_check_hostname out of the URL (ssl_ca_certs names an authority of your own)",
-        )
+        return _unchecked(setting, url)
     return Exposure(setting, "names a Redis on another machine without TLS", "Use rediss:// or unix://")
+
+
+def _of_several(setting: str, url: str) -> Exposure | None:
+    """Wherever those are that it names: they say where the others are."""
+    try:
+        named = several(url)
+    except ValueError:
+        return _opaque(setting, "URL that can be read in two ways")
+    if named.tls:
+        return _unchecked(setting, named.single)
+    what = "the nodes of a Cluster" if named.kind == "cluster" else "a Redis that Sentinels choose"
+    return Exposure(setting, f"names {what}, wherever they may be, without TLS", f"Use rediss+{named.kind}://")
+
+
+def _unchecked(setting: str, url: str) -> Exposure | None:
+    checked = not {text.lower() for text in _all(url, "ssl_check_hostname")} & _FALSE
+    if checked and _VERIFIED.issuperset(_all(url, "ssl_cert_reqs")):
+        return None
+    return Exposure(
+        setting,
+        "names a Redis on another machine whose certificate nobody looks at",
+        "Take ssl_cert_reqs and ssl_check_hostname out of the URL (ssl_ca_certs names an authority of your own)",
+    )
 
 
 def _of_sqlite(setting: str, url: str) -> Exposure | None:

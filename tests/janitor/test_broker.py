@@ -76,6 +76,23 @@ def test_without_a_broker_the_remedies_are_named(store: Any) -> None:
     assert [] == [remedy for remedy in remedies if remedy not in str(refused.value)]
 
 
+@pytest.mark.parametrize(
+    ("url", "why"),
+    (
+        ("redis+cluster://:canary@a:6379,b", "no queue in a Cluster"),
+        ("rediss+sentinel://:canary@a,b/payments", "sentinel://host:26379;sentinel://host:26379"),
+    ),
+)
+def test_what_a_store_can_be_in_and_no_queue_is_refused(url: str, why: str) -> None:
+    """
+    As the store's and as the broker's URL, without its password: the worker would not find out before its first task.
+    """
+    for settings in (settings_with(url), settings_with("memory://", url)):
+        with pytest.raises(ConfigurationError, match=why) as refused:
+            broker_of(settings)
+        assert "canary" not in str(refused.value)
+
+
 @pytest.mark.parametrize("url", ("filesystem://", "filesystem:///"))
 def test_a_folder_has_to_be_named(url: str) -> None:
     """

@@ -18,9 +18,11 @@ import redis.asyncio
 from example_app.servers import RedisServer
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.stores.redis.addresses import several
 from flask_idempotency.stores.redis.client import CONNECT_SECONDS, REPLY_SECONDS, make_client
 from flask_idempotency.stores.redis.lines import OwnLine
 from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.stores.redis.topology import Cluster
 from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token
 from tests.forgiving import redis_store
 from tests.services import StartRedis
@@ -64,7 +66,25 @@ def test_the_pool_takes_unread_bytes_for_what_they_are() -> None:
         assert not client.connection_pool.maint_notifications_enabled()
 
 
-@pytest.mark.parametrize("url", ("http://127.0.0.1", "redis://127.0.0.1:port/0", "127.0.0.1:6379"))
+UNREADABLE = (
+    "http://127.0.0.1",
+    "redis://127.0.0.1:port/0",
+    "127.0.0.1:6379",
+    "redis://127.0.0.1/0?no_such_option=1",
+    "redis+cluster://",
+    "redis+cluster://a,,b",
+    "redis+cluster://a:0",
+    "redis+cluster://a/1",
+    "redis+cluster://a?db=1",
+    "redis+cluster://a?no_such_option=1",
+    "redis+sentinel://a,b",
+    "redis+sentinel://a/payments/zero",
+    "redis+sentinel://a/payments/0/1",
+    "redis+sentinel://a/payments?sentinel_no_such_option=1",
+)
+
+
+@pytest.mark.parametrize("url", UNREADABLE)
 def test_a_url_that_names_no_server_is_refused(url: str) -> None:
     """
     With examples of what would.
@@ -73,7 +93,20 @@ def test_a_url_that_names_no_server_is_refused(url: str) -> None:
         redis_store(url)
 
 
-@pytest.mark.parametrize("url", ("redis://:p4ss/w0rd@host", "redis://[p4ss@host", "redis://:p4ss@host?db=w0rd"))
+WITH_PASSWORDS = (
+    "redis://:p4ss/w0rd@host",
+    "redis://[p4ss@host",
+    "redis://:p4ss@host?db=w0rd",
+    "redis+cluster://:p4ss/w0rd@host:6379",
+    "redis+cluster://user:4444/w0rd@host",
+    "redis+cluster://:p4ss#w0rd@host",
+    "redis+sentinel://user:4444/w0rd@host/payments",
+    "redis+sentinel://:p4ss@host/payments/w0rd",
+    "redis+sentinel://:p4ss@[host/payments",
+)
+
+
+@pytest.mark.parametrize("url", WITH_PASSWORDS)
 def test_a_refused_url_keeps_its_password_to_itself(url: str) -> None:
     """
     A start-up error ends up in logs and on screens. What was mistaken for a port is half of the password.
@@ -83,6 +116,58 @@ def test_a_refused_url_keeps_its_password_to_itself(url: str) -> None:
 
     told = "".join(traceback.format_exception(raised.value))
     assert [secret for secret in ("p4ss", "w0rd") if secret in told] == []
+
+
+def test_several_servers_are_read_as_they_are_written() -> None:
+    """
+    With the ports that each of them has when it is told of none, and addresses of either kind.
+    """
+    cluster = several("rediss+cluster://u:p%40@a:7000,[::1]:7001,b/?socket_timeout=2")
+    sentinels = several("redis+sentinel://a,[fe80::1%25eth0]/pay%20ments/3")
+
+    assert (("a", 7000), ("::1", 7001), ("b", 6379)) == cluster.addresses
+    assert (True, "cluster", (), "rediss://u:p%40@localhost/?socket_timeout=2") == (
+        cluster.tls,
+        cluster.kind,
+        cluster.path,
+        cluster.single,
+    )
+    assert (("a", 26379), ("fe80::1%25eth0", 26379)) == sentinels.addresses
+    assert (False, "sentinel", ("pay ments", "3")) == (sentinels.tls, sentinels.kind, sentinels.path)
+    assert "p%40" not in repr(cluster)
+
+
+def test_sentinels_have_credentials_of_their_own() -> None:
+    """
+    Those of Redis are for Redis: Sentinels are asked about it, and have no business with its password.
+    """
+    url = "rediss+sentinel://app:secret@a,b/payments/2?sentinel_username=s&sentinel_password=t&ssl_ca_certs=/ca&protocol=3"
+    with make_client(url) as client:
+        redis_has, pool = client.connection_pool.connection_kwargs, client.connection_pool
+        theirs = [each.connection_pool for each in pool.sentinel_manager.sentinels]
+
+    assert ("app", "secret", 2) == tuple(redis_has[name] for name in ("username", "password", "db"))
+    assert "sentinel_password" not in redis_has
+    for their in theirs:
+        assert ("s", "t", "/ca") == tuple(
+            their.connection_kwargs[name] for name in ("username", "password", "ssl_ca_certs")
+        )
+        assert issubclass(their.connection_class, redis.SSLConnection)
+    assert issubclass(pool.connection_class, redis.SSLConnection)
+
+
+@pytest.mark.parametrize("url", ("redis+cluster://a?protocol=3", "redis+sentinel://a/payments?protocol=3"))
+def test_several_servers_wait_and_retry_no_longer_than_one(url: str) -> None:
+    """
+    Nor are unread bytes of theirs taken for messages.
+    """
+    client = make_client(url)
+    pool = client.any_pool if isinstance(client, Cluster) else client.connection_pool
+    options = pool.connection_kwargs
+
+    assert (options["socket_connect_timeout"], options["socket_timeout"]) == (CONNECT_SECONDS, REPLY_SECONDS)
+    assert options["retry"].get_retries() == 0
+    assert not pool.maint_notifications_enabled()
 
 
 def test_a_client_for_asyncio_is_refused() -> None:

@@ -47,6 +47,8 @@ class RedisStore:
     by fail-over or because it was emptied, lets no key run that it does not know, unless the `rules` say otherwise; it has
     to be made ready once (`memory.initialise`).
 
+    With `replicas`, what is promised counts when so many replicas have it, and else raises `StoreUnavailable`.
+
     A Redis that is out of memory grants no new claims. Renewing, marking, completing, releasing and holding still work
     until the operating system says no: the effect has happened, and its answer must not be lost. This holds on every
     Redis from 6.2 and every Valkey.
@@ -58,6 +60,7 @@ class RedisStore:
         self._owned = isinstance(server, str)
         self._client = make_client(server) if isinstance(server, str) else server
         self._server = Server(self._client, owned=self._owned, clock=clock, replicas=replicas)
+        self.replicas = replicas
         self._eviction = Eviction(self._server)
         self.ledger = RedisLedger(self._server)
         self.data_keys = RedisShelf(self._server)
