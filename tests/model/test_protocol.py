@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.model.explore import Explored, explore
-from tests.model.protocol import Effects, Protocol, World
+from tests.model.protocol import Protocol
+from tests.model.rules import Effects
+from tests.model.world import World
 
 PLAIN, MARKED = Protocol("plain"), Protocol("marked")
 DEDUPLICATED, TRANSACTIONAL = Protocol("deduplicated"), Protocol("transactional")
@@ -61,10 +63,9 @@ def test_no_rule_can_be_left_out(rule: str) -> None:
     ("protocol", "violation"),
     (
         (Protocol("plain", takeover=True), "the effect happened twice"),
-        (Protocol("plain", wipes=True), "the effect happened twice"),
         (Protocol("plain", forced=True), "the effect happened twice"),
     ),
-    ids=("plain effects that are taken over", "a store that forgets", "a person who frees what may be alive"),
+    ids=("plain effects that are taken over", "a person who frees what may be alive"),
 )
 def test_what_cannot_be_promised(protocol: Protocol, violation: str) -> None:
     """
