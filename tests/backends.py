@@ -14,7 +14,6 @@ import pytest
 import redis
 import valkey
 from redis._parsers import _RESP2Parser, _RESP3Parser
-from sqlalchemy import create_engine
 
 from example_app.servers import RedisServer, server_programs
 from flask_idempotency.engine.clock import Clock
@@ -22,13 +21,9 @@ from flask_idempotency.engine.ports import Store
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.stores.sql.database import Database
-from flask_idempotency.stores.sql.schema import metadata
-from flask_idempotency.stores.sql.store import SqlStore
 from tests.forgiving import FORGIVING
-from tests.pgbouncer import PgBouncer
-from tests.postgres import PostgresServer
 from tests.services import REDIS_KINDS, RedisServers, connect
+from tests.sql_backends import STRATEGIES, postgres, sqlite
 from tests.tiered_backends import TIERED
 from tests.tls_front import TlsFront
 
@@ -108,7 +103,7 @@ def by_python_parser(protocol: int) -> Connected:
         parser = {2: _RESP2Parser, 3: _RESP3Parser}[protocol]
 
         def make(url: str) -> redis.Redis:
-            client = make_client(url)
+            client: redis.Redis = make_client(url)
             client.connection_pool.connection_kwargs["parser_class"] = parser
             return client
 
@@ -134,6 +129,13 @@ class Clusters:
 
     def __init__(self) -> None:
         self._running: dict[str, RedisServer] = {}
+        self._clients: dict[str, Any] = {}
+
+    def client(self, kind: str) -> Any:
+        """One for all tests: each would first have to ask which nodes there are."""
+        if kind not in self._clients:
+            self._clients[kind] = redis.RedisCluster.from_url(self.get(kind).url)
+        return self._clients[kind]
 
     def get(self, kind: str) -> RedisServer:
         if kind not in self._running:
@@ -146,6 +148,8 @@ class Clusters:
         return self._running[kind]
 
     def stop(self) -> None:
+        for client in self._clients.values():
+            client.close()
         for server in self._running.values():
             server.stop()
 
@@ -160,88 +164,34 @@ def clusters() -> Iterator[Clusters]:
 def cluster(kind: str) -> Backend:
     def backend(request: pytest.FixtureRequest, ends: ExitStack) -> MakeStore:
         clusters: Clusters = request.getfixturevalue("clusters")
-        client: Any = redis.RedisCluster.from_url(clusters.get(kind).url)
-        ends.callback(client.close)
-        return lambda clock: RedisStore(client, clock=clock, rules=FORGIVING)
+        return lambda clock: RedisStore(clusters.client(kind), clock=clock, rules=FORGIVING)
 
     return backend
 
-
-def make_tables(url: str) -> None:
-    engine = create_engine(url)
-    metadata.create_all(engine)
-    engine.dispose()
-
-
-def sqlite(request: pytest.FixtureRequest, ends: ExitStack) -> MakeStore:
-    folder: Path = request.getfixturevalue("tmp_path")
-    url = f"sqlite:///{folder / 'records.sqlite'}"
-    make_tables(url)
-    return stores_in(url, ends)
-
-
-def stores_in(url: str, ends: ExitStack, *, strategy: str = "insert") -> MakeStore:
-    def make(clock: Clock) -> Store:
-        store = SqlStore(Database(url), strategy=strategy, clock=clock)
-        ends.callback(store.close)
-        return store
-
-    return make
-
-
-class SqlDatabases:
-    """Databases with our tables on one server, by what they set for who connects. Made once: the contract needs no
-    empty ones."""
-
-    def __init__(self, server: PostgresServer) -> None:
-        self._server = server
-        self._made: dict[str, str] = {}
-
-    def get(self, isolation: str) -> str:
-        if isolation not in self._made:
-            name = f"contract_{len(self._made)}"
-            self._server.create_database(name)
-            make_tables(self._server.url(name))
-            engine = create_engine(self._server.url(name), isolation_level="AUTOCOMMIT")
-            with engine.connect() as connection:
-                connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_isolation = '{isolation}'")
-            engine.dispose()
-            self._made[isolation] = name
-        return self._made[isolation]
-
-
-@pytest.fixture(scope="session")
-def sql_databases(postgres_server: PostgresServer) -> SqlDatabases:
-    return SqlDatabases(postgres_server)
-
-
-def postgres(strategy: str, *, isolation: str = "read committed", pooled: bool = False) -> Backend:
-    """On a server by this strategy; pooled, behind a PgBouncer that hands out its connections by the transaction."""
-
-    def backend(request: pytest.FixtureRequest, ends: ExitStack) -> MakeStore:
-        databases: SqlDatabases = request.getfixturevalue("sql_databases")
-        server: PostgresServer | PgBouncer = request.getfixturevalue("pgbouncer" if pooled else "postgres_server")
-        return stores_in(server.url(databases.get(isolation)), ends, strategy=strategy)
-
-    return backend
-
-
-STRATEGIES = ("insert", "row_lock", "advisory")
 
 WAYS: dict[str, Connected] = {
-    "url": by_url,
     "socket": by_socket,
     "tls": by_tls,
-    "resp2-python": by_python_parser(2),
     "resp3-python": by_python_parser(3),
+    "resp2-python": by_python_parser(2),
     "text-client": by_text_client,
     "valkey-client": by_valkey_client,
 }
 
+TRANSPORTS = ("socket", "tls")
+"""Ways that carry the same bytes; the others hand us answers that are made up otherwise."""
+
+OTHER_WAYS = {
+    f"{REDIS_KINDS[number % len(REDIS_KINDS)]}-{way}": on(REDIS_KINDS[number % len(REDIS_KINDS)], connected)
+    for number, (way, connected) in enumerate(WAYS.items())
+}
+"""Each on one kind of server, in turns: what a server does is the same in all of them."""
+
 BACKENDS: dict[str, Backend] = {
     "memory": memory,
     "fakeredis": fake,
-    **{f"{kind}-{way}": on(kind, connected) for kind in REDIS_KINDS for way, connected in WAYS.items()},
+    **{f"{kind}-url": on(kind, by_url) for kind in REDIS_KINDS},
+    **OTHER_WAYS,
     **{f"{kind}-cluster": cluster(kind) for kind in REDIS_KINDS},
     **TIERED,
     "sqlite": sqlite,
@@ -251,34 +201,48 @@ BACKENDS: dict[str, Backend] = {
     **{f"pgbouncer-{strategy}": postgres(strategy, pooled=True) for strategy in STRATEGIES},
 }
 
+REACHED = [
+    name
+    for name in BACKENDS
+    if name.endswith(("-repeatable-read", *TRANSPORTS)) or name in ("pgbouncer-row_lock", "pgbouncer-advisory")
+]
+"""Other ways to stores that are held to the whole contract in a way of their own."""
 
-@pytest.fixture(params=list(BACKENDS))
-def make_store(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
-    """Makes a store of one kind. Asking for this runs the test on every kind."""
-    with ExitStack() as ends:
-        yield BACKENDS[request.param](request, ends)
+STORES = [name for name in BACKENDS if name not in REACHED]
 
-
-SYSTEMS = [name for name in BACKENDS if name not in TIERED or name == "tiered-fakeredis"]
+SYSTEMS = [name for name in STORES if name not in TIERED or name == "tiered-fakeredis"]
 """Of tiered stores one: what tenants have is the system's, and `test_tiered_upkeep.py` has what the cache adds."""
 
-
-_THE_SAME_TO_A_JANITOR = ("-socket", "-tls", "-python", "_lock", "-advisory", "-repeatable-read")
+_THE_SAME_TO_A_JANITOR = ("-python", "_lock", "-advisory", *(f"{kind}-cluster" for kind in REDIS_KINDS[1:]))
 """Other ways to the same server, and other ways to claim."""
 
 KEPT = [name for name in SYSTEMS if not name.endswith(_THE_SAME_TO_A_JANITOR)]
 """As many of them as differ in how they are looked after."""
 
 
-@pytest.fixture(params=KEPT)
-def make_kept(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
-    """The same for what a store does for its janitor."""
+@pytest.fixture(params=STORES)
+def make_store(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
+    """Makes a store of one kind, one for each test. Asking for this runs the test on every kind."""
+    with ExitStack() as ends:
+        yield BACKENDS[request.param](request, ends)
+
+
+@pytest.fixture(params=REACHED)
+def make_reached(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
+    """The same for what depends on how a store is reached."""
     with ExitStack() as ends:
         yield BACKENDS[request.param](request, ends)
 
 
 @pytest.fixture(params=SYSTEMS)
 def make_system(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
-    """The same for what a store can do besides being one."""
+    """The same for what a store can do besides being one, and which differs by how it claims."""
+    with ExitStack() as ends:
+        yield BACKENDS[request.param](request, ends)
+
+
+@pytest.fixture(params=KEPT)
+def make_kept(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
+    """The same for what a store does for its janitor, and for what is in it."""
     with ExitStack() as ends:
         yield BACKENDS[request.param](request, ends)

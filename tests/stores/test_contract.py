@@ -16,6 +16,10 @@ from flask_idempotency.testing.contract import (
     StoreContract,
     UnsettledContract,
 )
+from flask_idempotency.testing.contract.limiting import Limiting
+from flask_idempotency.testing.contract.machine import Modelled
+from flask_idempotency.testing.contract.racing import Racing
+from flask_idempotency.testing.contract.settling import Settling
 from tests.backends import MakeStore
 
 
@@ -25,10 +29,24 @@ class TestStores(StoreContract):
         return make_store(clock)
 
 
-class TestSystems(DataKeysContract, AnswersContract, LedgerContract):
+class TestReached(Settling, Racing, Limiting, Modelled):
+    """What comes through any connection: every answer to the byte, many at once, and a bit of everything."""
+
+    @pytest.fixture
+    def store(self, make_reached: MakeStore, clock: FrozenClock) -> Store:
+        return make_reached(clock)
+
+
+class TestLedgers(LedgerContract):
     @pytest.fixture
     def store(self, make_system: MakeStore, clock: FrozenClock) -> Store:
         return make_system(clock)
+
+
+class TestSystems(DataKeysContract, AnswersContract):
+    @pytest.fixture
+    def store(self, make_kept: MakeStore, clock: FrozenClock) -> Store:
+        return make_kept(clock)
 
 
 class TestUnsettled(UnsettledContract, SettledContract):

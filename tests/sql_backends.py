@@ -1,0 +1,119 @@
+"""SQL stores to run the contract on: each is made once in a test process, and lent to one test after the other.
+
+To make a store is to write down a hundred statements, and each has to be compiled at its first use: most tests of the
+contract would spend more time on that than on what they are about. What a new one is like is tested in `tests/sql`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine
+
+from flask_idempotency.engine.clock import Clock, store_time
+from flask_idempotency.engine.ports import Store
+from flask_idempotency.stores.sql.database import Database
+from flask_idempotency.stores.sql.schema import metadata
+from flask_idempotency.stores.sql.store import SqlStore
+from tests.pgbouncer import PgBouncer
+from tests.postgres import PostgresServer
+
+
+class Lent:
+    """A store that goes by the clock of whoever has it."""
+
+    def __init__(self, url: str, strategy: str) -> None:
+        self._clock: Clock = store_time
+        self.store = SqlStore(Database(url), strategy=strategy, clock=lambda: self._clock())
+
+    def to(self, clock: Clock) -> SqlStore:
+        self._clock = clock
+        # As one that has met no quota yet: what it has learned from another test would spare this one a statement.
+        self.store.statements.completing.counts = False
+        return self.store
+
+
+class SqlStores:
+    """By where they keep their records and how they take a key."""
+
+    def __init__(self, folder: Path) -> None:
+        self._made: dict[tuple[str, str], Lent] = {}
+        self._file = f"sqlite:///{folder / 'records.sqlite'}"
+
+    def lend(self, url: str, *, strategy: str = "insert") -> Callable[[Clock], Store]:
+        if (url, strategy) not in self._made:
+            self._made[url, strategy] = Lent(url, strategy)
+        return self._made[url, strategy].to
+
+    def lend_file(self) -> Callable[[Clock], Store]:
+        if (self._file, "insert") not in self._made:
+            make_tables(self._file)
+        return self.lend(self._file)
+
+    def close(self) -> None:
+        for lent in self._made.values():
+            lent.store.close()
+
+
+@pytest.fixture(scope="session")
+def sql_stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlStores]:
+    stores = SqlStores(tmp_path_factory.mktemp("contract"))
+    yield stores
+    stores.close()
+
+
+def make_tables(url: str) -> None:
+    engine = create_engine(url)
+    metadata.create_all(engine)
+    engine.dispose()
+
+
+class SqlDatabases:
+    """Databases with our tables on one server, by what they set for who connects. Made once: the contract needs no
+    empty ones."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self._made: dict[str, str] = {}
+
+    def get(self, isolation: str) -> str:
+        if isolation not in self._made:
+            name = f"contract_{len(self._made)}"
+            self._server.create_database(name)
+            make_tables(self._server.url(name))
+            engine = create_engine(self._server.url(name), isolation_level="AUTOCOMMIT")
+            with engine.connect() as connection:
+                connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_isolation = '{isolation}'")
+            engine.dispose()
+            self._made[isolation] = name
+        return self._made[isolation]
+
+
+@pytest.fixture(scope="session")
+def sql_databases(postgres_server: PostgresServer) -> SqlDatabases:
+    return SqlDatabases(postgres_server)
+
+
+def sqlite(request: pytest.FixtureRequest, ends: ExitStack) -> Callable[[Clock], Store]:
+    stores: SqlStores = request.getfixturevalue("sql_stores")
+    return stores.lend_file()
+
+
+def postgres(
+    strategy: str, *, isolation: str = "read committed", pooled: bool = False
+) -> Callable[[pytest.FixtureRequest, ExitStack], Callable[[Clock], Store]]:
+    """On a server by this strategy; pooled, behind a PgBouncer that hands out its connections by the transaction."""
+
+    def backend(request: pytest.FixtureRequest, ends: ExitStack) -> Callable[[Clock], Store]:
+        databases: SqlDatabases = request.getfixturevalue("sql_databases")
+        server: PostgresServer | PgBouncer = request.getfixturevalue("pgbouncer" if pooled else "postgres_server")
+        stores: SqlStores = request.getfixturevalue("sql_stores")
+        return stores.lend(server.url(databases.get(isolation)), strategy=strategy)
+
+    return backend
+
+
+STRATEGIES = ("insert", "row_lock", "advisory")
