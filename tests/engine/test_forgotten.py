@@ -1,0 +1,200 @@
+"""A store that has forgotten a claim whose owner is at work: what owners put back, and what they are told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flask_idempotency.engine.engine import Engine
+from flask_idempotency.engine.errors import LeaseLost, MemoryLost, StoreUnavailable
+from flask_idempotency.engine.events import ClaimRestored, LossNoticed, LossRefused
+from flask_idempotency.engine.memory import Standing
+from flask_idempotency.engine.outcome import Claimed, Grant, Replayed
+from flask_idempotency.engine.record import State
+from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.result import Result
+from flask_idempotency.stores.memory import MemoryStore
+from tests.engine.conftest import House
+
+RESULT = Result(status=201, body=b"paid")
+
+
+class Memory:
+    """Forgets when it is told to, and takes back what owners bring."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self.forgotten = self.down = False
+        self.brought: list[tuple[ClaimRequest, float, float]] = []
+
+    def forget(self) -> None:
+        self._house.store._store = MemoryStore(clock=self._house.clock)
+        self.forgotten = True
+
+    def restore(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
+        self.brought.append((request, lease, age))
+        if self.down:
+            raise StoreUnavailable("down")
+        if not self.forgotten:
+            return False
+        outcome = self._house.store.claim(request, token=grant.token, lease=lease)
+        return isinstance(outcome, Claimed)
+
+    def initialise(self) -> str:
+        raise NotImplementedError
+
+    def acknowledge(self, *, forced: bool = False) -> Standing:
+        raise NotImplementedError
+
+    def standing(self) -> Standing:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def memory(house: House) -> Memory:
+    memory = Memory(house)
+    house.around = replace(house.around, memory=memory)
+    house.engine = Engine(house.around)
+    return memory
+
+
+def told(house: House) -> int:
+    return house.told().count(ClaimRestored.__name__)
+
+
+@pytest.mark.parametrize("verb", ("renew", "complete", "hold"))
+def test_an_owner_puts_back_what_was_forgotten(house: House, memory: Memory, verb: str) -> None:
+    """
+    And then does what it was about to do. It says how long ago it asked for the claim.
+    """
+    claim = house.won(lease=30)
+    house.clock.advance(10)
+    memory.forget()
+    match verb:
+        case "renew":
+            house.renewer.tick()
+        case "complete":
+            claim.complete(RESULT)
+        case "hold":
+            claim.hold("view-crashed")
+
+    states = {"renew": State.PROCESSING, "complete": State.COMPLETED, "hold": State.QUARANTINED}
+    record = house.engine.read(house.key)
+    assert record is not None
+    assert (states[verb], 1) == (record.state, told(house))
+    assert [(house.request(), 30.0, 10.0)] == memory.brought
+
+
+def test_a_result_of_a_forgotten_claim_is_replayed(house: House, memory: Memory) -> None:
+    claim = house.won()
+    memory.forget()
+    claim.complete(RESULT)
+
+    assert isinstance(house.claim(), Replayed)
+
+
+def test_nothing_is_put_back_where_nothing_was_forgotten(house: House, memory: Memory) -> None:
+    """
+    The owner learns that it has lost its claim, as ever.
+    """
+    claim = house.won()
+    house.store._store = MemoryStore(clock=house.clock)
+    with pytest.raises(LeaseLost):
+        claim.complete(RESULT)
+
+    assert (0, 1) == (told(house), len(memory.brought))
+
+
+def test_whoever_may_have_been_taken_over_puts_nothing_back(house: House, memory: Memory) -> None:
+    """
+    It would call back to life what its successor has finished.
+    """
+    claim = house.won(effects="deduplicated")
+    memory.forget()
+    with pytest.raises(LeaseLost):
+        claim.complete(RESULT)
+
+    assert [] == memory.brought
+
+
+def test_past_its_point_of_no_return_nobody_has_taken_it_over(house: House, memory: Memory) -> None:
+    claim = house.won(effects="marked")
+    claim.point_of_no_return()
+    memory.forget()
+    claim.complete(RESULT)
+
+    assert isinstance(house.claim(effects="marked"), Replayed)
+
+
+def test_a_release_needs_nothing_back(house: House, memory: Memory) -> None:
+    claim = house.won()
+    memory.forget()
+    claim.release("status-503")
+
+    assert [] == memory.brought
+
+
+def test_a_store_that_cannot_take_it_back_yet_is_asked_again(house: House, memory: Memory) -> None:
+    claim = house.won()
+    memory.forget()
+    memory.down = True
+    claim.complete(RESULT)
+    memory.down = False
+    house.pass_time(1)
+
+    assert isinstance(house.claim(), Replayed)
+
+
+def test_both_records_are_put_back_while_secrets_rotate(house: House, memory: Memory) -> None:
+    claim = house.won(house.request(), house.request(identity=1))
+    memory.forget()
+    claim.complete(RESULT)
+
+    assert [house.request(identity=1), house.request()] == [request for request, *_ in memory.brought]
+
+
+class Lost(MemoryStore):
+    """Does not know whether it knows."""
+
+    noticed = True
+
+    def claim(self, *args: Any, **kwargs: Any) -> Any:
+        error = MemoryLost("lost", loss="changed", noticed=self.noticed)
+        self.noticed = False
+        raise error
+
+
+def test_a_loss_is_told_once_and_every_refusal(house: House) -> None:
+    """
+    Nothing was granted, so there is nothing to give back.
+    """
+    house.store._store = Lost(clock=house.clock)
+    for _ in range(2):
+        with pytest.raises(MemoryLost):
+            house.claim()
+    house.pass_time(60)
+
+    assert [LossNoticed.__name__, LossRefused.__name__, LossRefused.__name__] == house.told()
+    assert {"claim"} == set(house.store.calls)
+
+
+def test_a_loss_found_under_the_newest_secret_gives_the_older_claim_back(house: House) -> None:
+    house.store._store.claim, first = _first_only(house.store._store.claim), house.request(identity=1)
+    with pytest.raises(MemoryLost):
+        house.claim(house.request(), first)
+
+    assert house.engine.read(first.key) is None
+
+
+def _first_only(claim: Any) -> Any:
+    asked: list[object] = []
+
+    def granting(*args: Any, **kwargs: Any) -> Any:
+        asked.append(args)
+        if len(asked) > 1:
+            raise MemoryLost("lost", loss="changed")
+        return claim(*args, **kwargs)
+
+    return granting
