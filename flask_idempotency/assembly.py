@@ -24,7 +24,7 @@ from flask_idempotency.engine.memory import MayForget, Memory
 from flask_idempotency.engine.ports import Codec, Partitioned, Schema, Store, Transactions
 from flask_idempotency.engine.unsettled import KnowsUnsettled, Unsettled
 from flask_idempotency.engine.upkeep import Answers, Counts, DataKeys, Fronted, KeepsDataKeys, Ledger, ShowsAnswers
-from flask_idempotency.engine.waiting import WaitingRoom
+from flask_idempotency.engine.waiting import Announces, WaitingRoom
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.encryption import NO_DATA_KEYS
 from flask_idempotency.stores.memory import MemoryStore
@@ -99,7 +99,7 @@ def build(
         store=store if timing is None else TimedStore(store, timing),
         codec=codec,
         renewer=LeaseRenewer(),
-        waiting_room=WaitingRoom(settings.max_waiters),
+        waiting_room=WaitingRoom(settings.max_waiters, bell=store.bell if isinstance(store, Announces) else None),
         observers=observers,
         transactions=transactions,
         memory=store.memory if isinstance(store, MayForget) else None,

@@ -299,11 +299,11 @@ class Engine:
     def _wait(self, asking: _Asking, outcome: Outcome, refused: ClaimRequest) -> tuple[Outcome, float]:
         """Look, never write, until the key is settled or the time is up; then ask again, as anybody else would.
 
-        A store that stops answering ends the wait with what was known: the work is being done elsewhere.
+        A store that stops answering is looked at again: the work is being done elsewhere, and its answer will be there.
         """
         began = self._around.monotonic()
-        newest = asking.requests[0]
-        with self._around.waiting_room.seat(newest.key) as settled:
+        newest, forgotten, failed = asking.requests[0], False, False
+        with self._around.waiting_room.seat(*(request.key for request in asking.requests)) as settled:
             if settled is None:
                 return outcome, 0.0
             poll = FIRST_POLL_SECONDS
@@ -313,14 +313,21 @@ class Engine:
                 poll = min(poll * random.uniform(1.3, 1.7), LAST_POLL_SECONDS)  # noqa: S311 - spreads a herd, hides nothing
                 try:
                     record = self._around.store.read(refused.key)
+                    if record is None and forgotten:
+                        continue
                     if record is not None and record.state is State.PROCESSING and record.remaining > 0:
                         outcome = InFlight(retry_after=record.remaining)
                         continue
                     outcome, refused = self._ask(asking)
+                except MemoryLost:
+                    # Its owner may put it back; to ask again until then would only tell the same once more.
+                    forgotten = True
                 except StoreUnavailable as error:
-                    who = newest.key.label, newest.about.operation
-                    self._around.observers(StoreFailed(*who, error=type(error).__name__, unprotected=False))
-                    break
-                if not isinstance(outcome, InFlight):
-                    break
+                    if not failed:
+                        who = newest.key.label, newest.about.operation
+                        self._around.observers(StoreFailed(*who, error=type(error).__name__, unprotected=False))
+                    failed = True
+                else:
+                    if not isinstance(outcome, InFlight):
+                        break
         return outcome, self._around.monotonic() - began

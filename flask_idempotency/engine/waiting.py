@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol, runtime_checkable
 
 from flask_idempotency.engine.key import StorageKey
 
@@ -12,27 +13,55 @@ SEATS_PER_KEY = 2
 """More duplicates of one key than this get their refusal at once: they would only keep others from waiting."""
 
 
+class Bell(Protocol):
+    """Rings where somebody waits for a key that was settled in another process. It may miss one: nobody may rely on it."""
+
+    def hear(self, keys: Sequence[StorageKey], wake: Callable[[], object]) -> AbstractContextManager[None]:
+        """While inside, `wake` is called soon after one of these is settled, and whenever that may have been missed.
+
+        From whatever thread, and more than once. Neither waits for a store nor raises what one says.
+        """
+        ...
+
+
+@runtime_checkable
+class Announces(Protocol):
+    """A store that tells when a key was settled that was claimed as `awaited`."""
+
+    @property
+    def bell(self) -> Bell: ...
+
+
 class WaitingRoom:
-    """Bounds who may wait in this process, and wakes those whose key was settled in it.
+    """Bounds who may wait in this process, and wakes those whose key was settled.
+
+    What was settled in this process it is told by `wake`; what was settled elsewhere, by the store's bell if it has one.
 
     Every waiter holds a worker thread. Unbounded, the duplicates of one slow request would leave no thread for anybody
     else, its own owner's calls back to this service included.
     """
 
-    def __init__(self, seats: int) -> None:
+    def __init__(self, seats: int, *, bell: Bell | None = None) -> None:
         self._free = seats
+        self._bell = bell
         self._lock = threading.Lock()
         self._seated: dict[StorageKey, list[threading.Event]] = {}
 
     @contextmanager
-    def seat(self, key: StorageKey) -> Iterator[threading.Event | None]:
-        """An event that is set when the key is settled here, or None when there is no seat."""
+    def seat(self, key: StorageKey, *former: StorageKey) -> Iterator[threading.Event | None]:
+        """An event that is set when the key is settled, or None when there is no seat.
+
+        `former` is what it is called under older secrets: whoever has claimed it may know only one of them.
+        """
         event = self._sit(key)
+        if event is None:
+            yield None
+            return
         try:
-            yield event
+            with nullcontext() if self._bell is None else self._bell.hear((key, *former), event.set):
+                yield event
         finally:
-            if event is not None:
-                self._leave(key, event)
+            self._leave(key, event)
 
     def wake(self, key: StorageKey) -> None:
         """The key was settled: whoever waits for it should look."""

@@ -20,6 +20,7 @@ from flask_idempotency.engine.record import Payload, Record
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.engine.unsettled import KnowsUnsettled, Unsettled
 from flask_idempotency.engine.upkeep import Answers, Counts, DataKeys, Fronted, KeepsDataKeys, Ledger, ShowsAnswers
+from flask_idempotency.engine.waiting import Announces, Bell
 from flask_idempotency.stores.tiered_health import CachedHealth
 from flask_idempotency.stores.tiered_unsettled import CachedUnsettled
 from flask_idempotency.stores.tiered_upkeep import CachedAnswers, CachedDataKeys
@@ -107,6 +108,7 @@ class TieredStore:
     unsettled: Unsettled
     expiry: Expiry
     chores: ChoreBook
+    bell: Bell
     """As the system has them; one that it has not, this has not either."""
     health: Health
 
@@ -124,6 +126,8 @@ class TieredStore:
             self.expiry = system.expiry
         if isinstance(system, KeepsChoreBook):
             self.chores = system.chores
+        if isinstance(system, Announces):
+            self.bell = system.bell
         health = system.health if isinstance(system, KnowsItsHealth) else None
         self.health = CachedHealth(health, self._cache_answers)
         self._telling = system if isinstance(system, Telling) else None

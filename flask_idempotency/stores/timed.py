@@ -21,7 +21,10 @@ Ending: TypeAlias = Literal["done", "granted", "replayed", "refused", "lost", "u
 Timing: TypeAlias = Callable[[Call, Ending, float], object]
 """Hears of every call: which it was, how it ended, and after how many seconds. It must not raise, and be quick."""
 
-BESIDES: Final = ("data_keys", "answers", "ledger", "unsettled", "expiry", "chores", "health", "schema", "transactions")
+BESIDES: Final = (
+    *("data_keys", "answers", "ledger", "unsettled", "expiry", "chores", "health", "schema", "transactions"),
+    "bell",
+)
 """What a store can do besides being one. Not timed."""
 
 AnswerT = TypeVar("AnswerT")

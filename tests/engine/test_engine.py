@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
+from flask_idempotency.engine.errors import CorruptRecord, MemoryLost, StoreUnavailable
+from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, InFlight, Mismatched, Replayed, Unknown
 from flask_idempotency.engine.record import Payload, State
 from flask_idempotency.engine.result import Result
@@ -241,13 +242,54 @@ class TestWaiting:
 
         assert 2 == house.won(effects="marked", in_flight="wait", wait=60.0).attempt
 
-    def test_a_store_that_fails_meanwhile_ends_the_wait_with_what_was_known(self, house: House) -> None:
+    def test_a_store_that_fails_meanwhile_is_looked_at_again(self, house: House) -> None:
+        """The work is being done elsewhere: when the store answers again, so does its owner. That it failed is told once."""
+        claim, read = house.won(), house.store.read
+        looks = iter([StoreUnavailable, StoreUnavailable, StoreUnavailable])
+
+        def look(key: StorageKey) -> object:
+            if (error := next(looks, None)) is not None:
+                raise error("down")
+            claim.complete(DONE)
+            return read(key)
+
+        house.store.read = look
+
+        assert isinstance(house.claim(in_flight="wait", wait=3600.0), Replayed)
+        assert 1 == house.told().count("StoreFailed")
+
+    def test_a_store_that_stays_away_ends_the_wait_with_what_was_known(self, house: House) -> None:
         """It is known that somebody works on it: an endpoint that runs unprotected without a store must not run now."""
         house.won()
-        house.store.down |= {"read"}
+        house.slow_reads(2)
+        house.store.mute |= {"read"}
 
         assert isinstance(house.claim(in_flight="wait", wait=5.0), InFlight)
         assert ["StoreFailed", "ConflictRefused"] == house.told()[-2:]
+
+    def test_a_waiter_asks_a_store_once_that_has_forgotten_its_key(self, house: House) -> None:
+        """And goes on looking: the owner may put its claim back, and completes it then."""
+        claim, read, ask = house.won(), house.store.read, house.store.claim
+        looks, asked = iter([None, None, None]), iter([ask])
+
+        def look(key: StorageKey) -> object:
+            try:
+                return next(looks)
+            except StopIteration:
+                claim.complete(DONE)
+                house.store.claim = ask
+                return read(key)
+
+        def forgotten(*args: Any, **kwargs: Any) -> Any:
+            refusals.append("refused")
+            raise MemoryLost("who?", loss="missing")
+
+        refusals: list[str] = []
+        house.store.read = look
+        house.store.claim = lambda *args, **kwargs: next(asked, forgotten)(*args, **kwargs)
+
+        assert isinstance(house.claim(in_flight="wait", wait=3600.0), Replayed)
+        assert ["refused"] == refusals
 
 
 class TestRotatedSecrets:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.waiting import SEATS_PER_KEY, WaitingRoom
@@ -57,3 +58,30 @@ def test_a_seat_is_given_back_when_its_waiter_fails() -> None:
 
     with room.seat(A) as seat:
         assert seat is not None
+
+
+class ToyBell:
+    """Rings for whoever hears it."""
+
+    def __init__(self) -> None:
+        self.hearing: list[tuple[Sequence[StorageKey], Callable[[], object]]] = []
+
+    @contextmanager
+    def hear(self, keys: Sequence[StorageKey], wake: Callable[[], object]) -> Iterator[None]:
+        self.hearing.append((keys, wake))
+        yield
+        self.hearing.remove((keys, wake))
+
+
+def test_whoever_has_a_seat_hears_the_stores_bell() -> None:
+    """Under every name that the key has, for as long as they sit; whoever has none hears nothing."""
+    bell = ToyBell()
+    room = WaitingRoom(1, bell=bell)
+    with room.seat(A, B) as seat, room.seat(C):
+        [(keys, wake)] = bell.hearing
+        wake()
+
+        assert seat is not None
+        assert ((A, B), True) == (keys, seat.is_set())
+
+    assert [] == bell.hearing

@@ -17,6 +17,7 @@ COMMANDS = {
     *("GET", "GETRANGE", "STRLEN", "SET", "DEL", "UNLINK", "EXISTS", "PERSIST", "PTTL", "TIME", "INFO"),
     *("HGET", "HSET", "HSETNX", "HMGET", "HDEL", "HKEYS", "HEXISTS", "HGETALL"),
     *("ZADD", "ZREM", "ZCARD", "ZSCORE", "ZCOUNT", "ZRANGEBYSCORE"),
+    "PUBLISH",
 }
 # Not struct, bit, cjson, cmsgpack, os, io: missing or different on one server or another.
 GLOBALS = {"redis", "KEYS", "ARGV", "string", "math", "tonumber", "type", "ipairs", "pairs", "unpack"}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import OrderedDict
 from dataclasses import replace
 from weakref import WeakSet
 
 from flask_idempotency.engine.clock import Clock, store_time
-from flask_idempotency.engine.errors import LeaseLost
+from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, Replayed, Unknown
 from flask_idempotency.engine.owner import LAPSED
@@ -25,6 +26,9 @@ from flask_idempotency.stores.memory.unsettled import MemoryUnsettled
 
 # Two would do, one for the record that a claim adds and one to catch up; eight catches up sooner.
 DROPPED_PER_CLAIM = 8
+
+GIVEN_UP_SECONDS = 60.0
+"""For how long nothing is granted to a token that was released."""
 
 
 class MemoryStore:
@@ -43,6 +47,7 @@ class MemoryStore:
         self.chores = MemoryChores(self._room)
         self.health = MemoryHealth()
         self._last_fence = 0
+        self._given_up = OrderedDict[bytes, float]()
         _stores.add(self)
 
     def after_fork(self) -> None:
@@ -57,6 +62,7 @@ class MemoryStore:
             self.expiry.drop(now, DROPPED_PER_CLAIM)
             record = self._room.live(request.key, now)
             if record is None:
+                self._refuse_given_up(token)
                 return self._admit(request, token, now, seconds, quota)
             if record.fingerprint != request.fingerprint:
                 return Mismatched(first_seen=record.requested_at)
@@ -69,6 +75,7 @@ class MemoryStore:
             if record.deadline > now:
                 return InFlight(retry_after=record.deadline - now)
             if record.on_lapse is OnLapse.TAKEOVER:
+                self._refuse_given_up(token)
                 return self._grant(request, token, now, seconds, before=record, counted=record.counted)
             return Unknown(self._quarantine(request.key, record, LAPSED))
 
@@ -100,6 +107,7 @@ class MemoryStore:
             if self._room.live(key, now) is not None:
                 self._unsettled(key, token, now)
                 self._put(key, None)
+            self._give_up(token, now)
 
     def hold(self, key: StorageKey, token: bytes, reason: str) -> None:
         with self._room.lock:
@@ -130,6 +138,15 @@ class MemoryStore:
         )
         self._put(key, completed)
         self.expiry.entered(key, deadline)
+
+    def _refuse_given_up(self, token: bytes) -> None:
+        if token in self._given_up:
+            raise StoreUnavailable("this claim came after it was given up")
+
+    def _give_up(self, token: bytes, now: float) -> None:
+        self._given_up[token] = now
+        while next(iter(self._given_up.values())) < now - GIVEN_UP_SECONDS:
+            self._given_up.popitem(last=False)
 
     def _owned(self, key: StorageKey, token: bytes, now: float) -> Record:
         record = self._room.live(key, now)

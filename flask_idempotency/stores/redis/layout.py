@@ -10,12 +10,14 @@
     idm1:{p02b0}:q:<tid>    hash: the tenant's ledger of what is completed, and its limits; see below
     idm1:{p02b0}:k:<tid>    hash: the tenant's data keys; see below
     idm1:{p02b0}:g:<rid>    by which call the record was freed that was there; gone after minutes
+    idm1:{p02b0}:a:<token>  whoever asked for this claim has given it up; gone after a minute
     idm1:{p02b0}:c:<rid>    a cached answer of another store, see `replays.py`; these may be lost. The store's identity
                             is mixed into this rid, see `stores/tiered.py`
     idm1:{p02b0}:e:<tid>    when the tenant's cached answers were erased, by the cache's clock in microseconds
     idm1:{p02b0}:w          what is written so that replicas can be waited for; gone after a minute
     idm1:{chores}:n         hash: of each chore `microseconds report`, when it was last written down and what it said
     idm1:{chores}:l:<name>  who has this chore and until when: `microseconds token`
+    idm1:w                  no key but a channel: the name of each record that is settled while somebody may wait for it
 
 All keys of one record share their hash tag, so that a script may touch them on Redis Cluster. Nothing that a client
 sent is in one: `rid` and `tid` are keyed digests, written in base64 for URLs: in base32 Python
@@ -179,6 +181,11 @@ def freed(key: StorageKey) -> bytes:
     return _prefix(key.tid) + b"g:" + _text(key.rid)
 
 
+def given_up(key: StorageKey, token: bytes) -> bytes:
+    """That the claim of this key that has this token was given up."""
+    return _prefix(key.tid) + b"a:" + _text(token)
+
+
 def replay(key: StorageKey) -> bytes:
     """Where the answer that another store gave for this key is cached."""
     return _prefix(key.tid) + b"c:" + _text(key.rid)
@@ -193,6 +200,9 @@ def replays_of(tid: bytes) -> bytes:
     """A pattern for SCAN: the cached answers of this tenant's partition."""
     return _prefix(tid) + b"c:*"
 
+
+SETTLED: Final = b"idm1:w"
+"""The channel on which settled records are named."""
 
 NOTES: Final = b"idm1:{chores}:n"
 """What was written down of chores."""

@@ -1,6 +1,7 @@
 """A record as one string: 77 bytes of header, whom it is about, and what came of it.
 
-     0     1  format (high three bits), state (two), taken over when lapsed, success, counted (one each)
+     0     1  format (high three bits), state (two), taken over when lapsed, success, counted (one each). In flight nothing
+              has succeeded yet, and that bit says that others may wait for what comes of it
      1    16  token
     17     7  fence
     24     1  attempt, never above 255

@@ -20,9 +20,9 @@ class Script:
 
 
 def fields() -> str:
-    """The fields of hashes as Lua is told of them: on one line, so that no line of a short script is far from its own."""
-    names, values = layout.FIELDS.keys(), layout.FIELDS.values()
-    return f"local {', '.join(names)} = {', '.join(map(repr, values))}\n"
+    """What Lua is told of the layout: on one line, so that no line of a short script is far from its own."""
+    told = {**layout.FIELDS, "BELL": layout.SETTLED.decode()}
+    return f"local {', '.join(told)} = {', '.join(map(repr, told.values()))}\n"
 
 
 def _load(*parts: str) -> Script:
@@ -33,22 +33,22 @@ def _load(*parts: str) -> Script:
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), parts)
 
 
-_NEW = "length", "writing", "quarantine", "process", "canary", "grant"
+_NEW = "length", "writing", "bell", "quarantine", "process", "canary", "grant"
 CLAIM = _load("claim", *_NEW, "first_use")
 COUNTED_CLAIM = _load("claim", *_NEW, "ledger", "quota", "counted_use")
-RENEW = _load("writing", "owner", "renew")
-MARK = _load("writing", "length", "owner", "answered", "process", "mark")
+RENEW = _load("writing", "bell", "owner", "renew")
+MARK = _load("writing", "bell", "length", "owner", "answered", "process", "mark")
 _COMPLETING = "completing", "length", "answer", "ledger", "counted_completion"
-COMPLETE = _load("writing", "owner", "data_keys", "complete", *_COMPLETING)
-RELEASE = _load("writing", "length", "owner", "answered", "release")
-HOLD = _load("writing", "length", "owner", "answered", "quarantine", "hold")
+COMPLETE = _load("writing", "bell", "owner", "data_keys", "complete", *_COMPLETING)
+RELEASE = _load("writing", "bell", "length", "owner", "answered", "release")
+HOLD = _load("writing", "bell", "length", "owner", "answered", "quarantine", "hold")
 READ = _load("read")
 CONDEMN = _load("writing", "length", "answer", "ledger", "condemning", "condemn")
 DISTRUST = _load("writing", "length", "answer", "ledger", "condemning", "distrust")
 
-LAPSE = _load("writing", "quarantine", "seen", "lapse")
-SETTLE = _load("writing", "owner", "data_keys", "seen", "settle", *_COMPLETING)
-FREE = _load("writing", "owner", "length", "answer", "ledger", "seen", "free")
+LAPSE = _load("writing", "bell", "quarantine", "seen", "lapse")
+SETTLE = _load("writing", "bell", "owner", "data_keys", "seen", "settle", *_COMPLETING)
+FREE = _load("writing", "bell", "owner", "length", "answer", "ledger", "seen", "free")
 MEET = _load("length", "glance", "beginning", "indexed", "meet")
 DUE = _load("writing", "glance", "indexed", "due")
 STANDING = _load("standing")

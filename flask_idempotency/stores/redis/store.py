@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flask_idempotency.engine.clock import Clock, store_time
-from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
+from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.key import TID_BYTES, StorageKey
 from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, OverQuota, Replayed, Unknown
 from flask_idempotency.engine.ports import StoreOutcome
@@ -15,6 +15,7 @@ from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.answers import RedisAnswers
+from flask_idempotency.stores.redis.bell import RedisBell
 from flask_idempotency.stores.redis.chores import RedisChores, RedisExpiry
 from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.completion import completion
@@ -35,6 +36,10 @@ from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.server import Server, corrupt
 from flask_idempotency.stores.redis.shelf import RedisShelf, refused_for_want_of_a_key, told
 from flask_idempotency.stores.redis.unsettled import RedisUnsettled
+
+GIVEN_UP_MS = 60_000
+"""For how long a claim may still be on its way, in the buffers of a server that was frozen or of a network, when whoever
+asked has given it up."""
 
 _SIZES = TOKEN_BYTES, FINGERPRINT_BYTES, TID_BYTES
 
@@ -71,6 +76,7 @@ class RedisStore:
         self.memory = RedisMemory(self._server, rules or MemoryRules())
         self.tenant_shards = self.memory.rules.shards
         self.health = RedisHealth(self._server)
+        self.bell = RedisBell(self._client.pubsub)
 
     def check(self) -> None:
         """Raises `ConfigurationError` when this Redis may evict records.
@@ -79,10 +85,13 @@ class RedisStore:
         asked again before the first claim, and grants none while it evicts.
         """
         self._eviction.refuse_to_start()
-        self.memory.warn()
+        if not self._eviction.possible:
+            # It has answered. A silent one would be waited for once more.
+            self.memory.warn()
 
     def close(self) -> None:
         """Close the connections of a client that was made from a URL. Another's client is left alone."""
+        self.bell.close()
         if self._owned:
             self._client.close()
 
@@ -96,11 +105,11 @@ class RedisStore:
         keys = layout.keys(request.key)
         answer = self._server.run(
             scripts.CLAIM if quota is None else scripts.COUNTED_CLAIM,
-            keys,
+            (*keys, layout.given_up(request.key, token)),
             layout.name(keys),
             token,
             request.fingerprint,
-            int(request.on_lapse is OnLapse.TAKEOVER),
+            (request.on_lapse is OnLapse.TAKEOVER) + 2 * request.awaited,
             request.key.tid + about_bytes(request.about),
             microseconds(lease),
             *self.memory.arguments(request),
@@ -121,6 +130,8 @@ class RedisStore:
                 return OverQuota(limit.decode(), int(allowed), left / 1_000_000, window / 1_000_000 if window else None)
             case [b"FORGOTTEN", loss, noticed]:
                 raise self.memory.lost(loss, noticed=bool(noticed))
+            case [b"GIVEN-UP"]:
+                raise StoreUnavailable("this claim came after it was given up")
             case _:
                 raise corrupt()
 
@@ -134,7 +145,9 @@ class RedisStore:
         _settled(self._run(scripts.COMPLETE, key, token, *completion(payload, keep=keep)))
 
     def release(self, key: StorageKey, token: bytes) -> None:
-        answer = self._run(scripts.RELEASE, key, token)
+        keys = layout.keys(key)
+        told = (*keys, layout.given_up(key, token)), layout.name(keys), token, GIVEN_UP_MS
+        answer = self._server.run(scripts.RELEASE, *told)
         if answer != b"ABSENT":
             _settled(answer)
 

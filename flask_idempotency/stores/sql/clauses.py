@@ -32,11 +32,12 @@ from sqlalchemy import (
 from sqlalchemy.sql.selectable import CTE
 
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect
-from flask_idempotency.stores.sql.rows import Row
+from flask_idempotency.stores.sql.rows import FINGERPRINT_BYTES, Row
 from flask_idempotency.stores.sql.schema import (
     COMPLETED,
     FAILED,
     PROCESSING,
+    QUARANTINE,
     RELEASED,
     fences,
     ledger,
@@ -202,6 +203,25 @@ def inserted(dialect: Dialect, *, within: Select[Any] | None = None) -> Insert:
     if within is not None:
         source = source.where(exists(within))
     # As a suffix, because SQLAlchemy 2.0 compiles a statement with its own ON CONFLICT anew each time it is executed.
+    return sqlalchemy.insert(records).from_select(list(values), source.suffix_with("ON CONFLICT (rid) DO NOTHING"))
+
+
+def given_up(dialect: Dialect, keep: ColumnElement[int]) -> Insert:
+    """The row of a key that has none, as if its token's claim had come and been released. Nothing is known of that claim."""
+    moment = dialect.moment(patient=True).subquery("moment")
+    nothing = {name: literal_column("''", _r[name].type) for name in ("tenant", "principal", "method", "operation")}
+    values: dict[str, ColumnElement[Any]] = {
+        **{name: bindparam(f"my_{name}", type_=LargeBinary) for name in ("rid", "tid", "token")},
+        "fingerprint": bindparam("no_fingerprint", bytes(FINGERPRINT_BYTES), type_=LargeBinary),
+        "state": word(RELEASED),
+        "on_lapse": word(QUARANTINE),
+        **nothing,
+        **dict.fromkeys(("fence", "attempt", "counted"), ZERO),
+        "requested_at": moment.c.now,
+        "expires_at": moment.c.now + keep,
+    }
+    # In need of some WHERE: see `inserted`.
+    source = select(*values.values()).select_from(moment).where(moment.c.now.is_not(None))
     return sqlalchemy.insert(records).from_select(list(values), source.suffix_with("ON CONFLICT (rid) DO NOTHING"))
 
 

@@ -16,5 +16,6 @@ class Statements:
         self.mark_early = statements.mark_early(dialect)
         self.has_written = statements.has_written(dialect)
         self.release = statements.release(dialect)
+        self.give_up = statements.give_up(dialect)
         self.hold = statements.hold(dialect)
         self.completing = Completing(dialect)

@@ -32,6 +32,7 @@ from flask_idempotency.stores.sql.clauses import (
     ZERO,
     columns,
     duration,
+    given_up,
     has_answer,
     has_lapsed,
     if_as_seen,
@@ -111,6 +112,11 @@ def release(dialect: Dialect) -> ReturningUpdate[Any]:
         reason=null(),
         ask_at=ZERO,
     ).returning(_r.fence)
+
+
+def give_up(dialect: Dialect) -> ReturningInsert[Any]:
+    """The row of a key that has none, released before it was claimed: what was asked with this token may still arrive."""
+    return given_up(dialect, literal_column(str(RELEASED_KEEP), BigInteger)).returning(_r.fence)
 
 
 def hold(dialect: Dialect) -> ReturningUpdate[Any]:

@@ -145,7 +145,7 @@ class SqlStore:
         )
 
     def release(self, key: StorageKey, token: bytes) -> None:
-        self._send(self.statements.release, self._brought(key, token), (), absent_is_done=True)
+        self._send(self.statements.release, self._brought(key, token), (), absent=self.statements.give_up)
 
     def hold(self, key: StorageKey, token: bytes, reason: str) -> None:
         self._send(self.statements.hold, self._brought(key, token, my_reason=escape(reason)), (QUARANTINED,))
@@ -178,12 +178,12 @@ class SqlStore:
         return self._statements, self._strategy
 
     def _send(
-        self, statement: Any, parameters: dict[str, Any], done: tuple[str, ...], *, absent_is_done: bool = False
+        self, statement: Any, parameters: dict[str, Any], done: tuple[str, ...], *, absent: Any | None = None
     ) -> None:
         def write(connection: Connection, parameters: dict[str, Any]) -> bool:
             return connection.execute(statement, parameters).one_or_none() is not None
 
-        self._write(write, parameters, done, absent_is_done=absent_is_done)
+        self._write(write, parameters, done, absent=absent)
 
     def _write(
         self,
@@ -191,12 +191,13 @@ class SqlStore:
         parameters: dict[str, Any],
         done: tuple[str, ...],
         *,
-        absent_is_done: bool = False,
+        absent: Any | None = None,
         otherwise: Callable[[Connection, dict[str, Any], Any], None] = lambda *_: None,
     ) -> None:
         """An owner's write. Where it changed nothing, a second statement tells why: in a state of `done` it is done.
 
-        `otherwise` is called where nothing stood in its way, before it is tried again.
+        With `absent` it is done where nobody has the key; that statement is sent where it never had a row. `otherwise` is
+        called where nothing stood in its way, before it is tried again.
         """
 
         def work(connection: Connection) -> None:
@@ -204,7 +205,11 @@ class SqlStore:
                 if write(connection, parameters):
                     return
                 found = connection.execute(self.statements.standing, parameters).one_or_none()
-                if _is_settled(found, parameters["my_token"], done, absent_is_done=absent_is_done):
+                if found is None and absent is not None:
+                    if connection.execute(absent, parameters).one_or_none() is not None:
+                        return
+                    continue
+                if _is_settled(found, parameters["my_token"], done, absent_is_done=absent is not None):
                     return
                 otherwise(connection, parameters, found)
             raise StoreUnavailable("the row was another one at every look")

@@ -21,7 +21,7 @@ import pytest
 pytest.register_assert_rewrite(
     *(
         f"{__name__}.{part}"
-        for part in ("claiming", "fencing", "keeping", "lapsing", "machine", "owning", "racing", "walking")
+        for part in ("claiming", "fencing", "giving_up", "keeping", "lapsing", "machine", "owning", "racing", "walking")
     ),
     *(
         f"{__name__}.{part}"
@@ -42,6 +42,7 @@ from flask_idempotency.testing.contract.erasing import DataKeysContract  # noqa:
 from flask_idempotency.testing.contract.expiring import ExpiryContract  # noqa: E402
 from flask_idempotency.testing.contract.fencing import Fencing  # noqa: E402
 from flask_idempotency.testing.contract.freeing import Freeing  # noqa: E402
+from flask_idempotency.testing.contract.giving_up import GivingUp  # noqa: E402
 from flask_idempotency.testing.contract.keeping import Keeping  # noqa: E402
 from flask_idempotency.testing.contract.lapsing import Lapsing  # noqa: E402
 from flask_idempotency.testing.contract.limiting import Limiting  # noqa: E402
@@ -70,7 +71,7 @@ __all__ = [
 ]
 
 
-class StoreContract(Claiming, Owning, Settling, Lapsing, Keeping, Fencing, Racing, Condemning, Modelled):
+class StoreContract(Claiming, Owning, Settling, Lapsing, Keeping, Fencing, Racing, Condemning, GivingUp, Modelled):
     """The specification of `flask_idempotency.engine.ports.Store`. Override `store`; the rest is here."""
 
     @pytest.fixture

@@ -68,6 +68,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def release(self, key: int, token: int) -> None:
         with suppress(LeaseLost):
             self.store.release(self.keys[key], self.tokens[token])
+        # What becomes of a claim that was given up is not counted here: see `GivingUp`.
+        self.tokens[token] = a_token()
 
     @rule(key=keys, token=tokens)
     def hold(self, key: int, token: int) -> None:

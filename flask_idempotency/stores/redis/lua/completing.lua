@@ -19,6 +19,7 @@ local ttl = decimal(math.ceil(deadline - now / 1000) + AFTERLIFE)
 if not record.counted then
   leave_indexes(record, name)
   redis.call('SET', KEYS[1], bytes, 'PX', ttl)
+  ring(record, name)
   return 'DONE'
 end
 

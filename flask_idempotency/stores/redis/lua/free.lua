@@ -22,4 +22,5 @@ redis.call('SET', KEYS[8], fresh, 'PX', remembered)
 if books then
   leave(books, byte_size(record.bytes, record.head + 1))
 end
+ring(record, name)
 return 'DONE'

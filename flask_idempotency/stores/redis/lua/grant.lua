@@ -1,6 +1,9 @@
 -- Goes on where claim.lua has found that the key is absent, lapsed, or nothing that could be read.
 
 local function grant(last_fence, next_attempt, first_seen, counted, admit)
+  if redis.call('EXISTS', KEYS[8]) == 1 then
+    return { 'GIVEN-UP' }
+  end
   local floor = memory[1] or '0'
   -- What tonumber takes for a number may as well be nan, 0x1F or 1e300.
   if not string.find(floor, '^%d+$') then
@@ -29,7 +32,7 @@ local function grant(last_fence, next_attempt, first_seen, counted, admit)
   redis.call(
     'SET',
     KEYS[1],
-    first_byte(PROCESSING, takeover, false, counted)
+    first_byte(PROCESSING, takeover, ARGV[5] >= '2', counted)
       .. token
       .. digits(next_fence, 7)
       .. string.char(next_attempt)

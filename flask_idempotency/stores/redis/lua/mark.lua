@@ -22,7 +22,7 @@ if record.state == PROCESSING and record.takeover then
     return 'LOST'
   end
   redis.call('PERSIST', KEYS[1]) -- Even when it is full: see owner.lua.
-  local first = first_byte(PROCESSING, false, false, record.counted)
+  local first = first_byte(PROCESSING, false, awaited(record), record.counted)
   redis.call('SET', KEYS[1], rewritten(record, first, record.deadline, NO_RESULT, ''))
 end
 return 'DONE'

@@ -15,5 +15,6 @@ local function quarantine(record, name, reason)
   if record.counted then
     redis.call('ZADD', KEYS[5], '0', name)
   end
+  ring(record, name)
 end
 

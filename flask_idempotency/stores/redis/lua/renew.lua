@@ -23,7 +23,7 @@ if record.state == PROCESSING then
   if record.counted then
     redis.call('ZADD', KEYS[5], decimal(deadline), name)
   end
-  local first = first_byte(PROCESSING, record.takeover, false, record.counted)
+  local first = first_byte(PROCESSING, record.takeover, awaited(record), record.counted)
   redis.call('SET', KEYS[1], rewritten(record, first, deadline, NO_RESULT, ''))
 elseif record.state == QUARANTINED and string.sub(record.bytes, record.head + 1) == LAPSED then
   -- It stays what it is; but whoever would settle it sees that its owner lives.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, Replayed, Unknown
 from flask_idempotency.engine.ports import StoreOutcome
 from flask_idempotency.engine.quota import Quota
@@ -13,7 +14,7 @@ from flask_idempotency.engine.record import OnLapse
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.stores.sql.limits import is_narrow, within
 from flask_idempotency.stores.sql.rows import Row, escape, unescape
-from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINE, QUARANTINED, TAKEOVER
+from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINE, QUARANTINED, RELEASED, TAKEOVER
 
 RETRY_SECONDS = 1.0
 """What a claim is told that could not see to the end who holds the key: whoever does is at it this very moment."""
@@ -73,6 +74,8 @@ def ask(request: ClaimRequest, token: bytes, *, lease: int, now: int | None, quo
 def judge(row: Row, asked: Asked) -> StoreOutcome | Move:
     """In the order that `Store.claim` promises, by the row and the time it was read at."""
     if row.absent:
+        if row.token == asked.token and row.state == RELEASED:
+            raise StoreUnavailable("this claim came after it was given up")
         return Move.RECLAIM
     if row.fingerprint != asked.request.fingerprint:
         return Mismatched(first_seen=row.requested_at / 1_000_000)

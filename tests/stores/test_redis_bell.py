@@ -1,0 +1,284 @@
+"""Who waits for a key hears at once that it was settled in another process, and looks again when it may have missed that."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+
+import pytest
+import redis
+
+from example_app.servers import RedisServer
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import Unknown
+from flask_idempotency.engine.quota import Quota
+from flask_idempotency.engine.record import OnLapse
+from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.bell import RedisBell
+from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
+from tests.backends import BACKENDS, MakeStore
+from tests.forgiving import redis_store
+from tests.services import REDIS_KINDS, StartRedis, connect
+from tests.stores.owners import WRITES
+from tests.tooling.processes import DEADLINE_SECONDS, eventually
+
+IN_REDIS = [name for name in BACKENDS if name.startswith(tuple(f"{kind}-" for kind in REDIS_KINDS))]
+
+
+def awaited(key: StorageKey, *, on_lapse: OnLapse = OnLapse.QUARANTINE) -> ClaimRequest:
+    return replace(a_request(key, on_lapse=on_lapse), awaited=True)
+
+
+class Ear:
+    """Somebody who waits, and says each time that they were woken."""
+
+    def __init__(self) -> None:
+        self._woken = threading.Semaphore(0)
+
+    def wake(self) -> None:
+        self._woken.release()
+
+    def hears(self) -> bool:
+        """Whether they are woken before the deadline, or were since this was asked last."""
+        return self._woken.acquire(timeout=DEADLINE_SECONDS)
+
+
+@contextmanager
+def waiting(bell: RedisBell, *keys: StorageKey) -> Iterator[Ear]:
+    """Somebody who waits for these, and has been told that from now on they hear."""
+    ear = Ear()
+    with bell.hear(keys, ear.wake):
+        assert ear.hears()
+        yield ear
+
+
+@pytest.mark.parametrize("backend", IN_REDIS)
+def test_whoever_waits_hears_of_a_settlement(backend: str, request: pytest.FixtureRequest, clock: FrozenClock) -> None:
+    """
+    Over every way to a Redis: a URL, an application's own client of either library, a Cluster.
+    """
+    with ExitStack() as ends:
+        make: MakeStore = BACKENDS[backend](request, ends)
+        store = make(clock)
+        assert isinstance(store, RedisStore)
+        key, token = a_key(), a_token()
+        granted(store.claim(awaited(key), token=token, lease=LEASE))
+        with waiting(store.bell, key) as ear:
+            store.complete(key, token, PAYLOAD, keep=KEEP)
+            assert ear.hears()
+        store.bell.close()
+
+
+SETTLEMENTS: dict[str, Callable[[RedisStore, Found, FrozenClock], object]] = {
+    "complete": lambda store, seen, _: store.complete(seen.key, seen.record.token, PAYLOAD, keep=KEEP),
+    "release": lambda store, seen, _: store.release(seen.key, seen.record.token),
+    "hold": lambda store, seen, _: store.hold(seen.key, seen.record.token, "lost"),
+    "free": lambda store, seen, _: store.unsettled.free(seen),
+    "lapse": lambda store, seen, clock: lapse(store, seen, clock),
+    "claim": lambda store, seen, clock: claim_lapsed(store, seen, clock),
+}
+
+
+def lapse(store: RedisStore, seen: Found, clock: FrozenClock) -> None:
+    clock.advance(LEASE + 1)
+    assert store.unsettled.lapse(seen, horizon=clock.now)
+
+
+def claim_lapsed(store: RedisStore, seen: Found, clock: FrozenClock) -> None:
+    clock.advance(LEASE + 1)
+    assert isinstance(store.claim(a_request(seen.key), token=a_token(), lease=LEASE), Unknown)
+
+
+@pytest.fixture
+def heard(redis_server: RedisServer) -> Iterator[Callable[[], list[bytes]]]:
+    """What was said on the channel so far, up to what the asker says itself."""
+    with connect(redis_server.url) as client, closing(client.pubsub(ignore_subscribe_messages=True)) as pubsub:
+        pubsub.subscribe(layout.SETTLED)
+        assert pubsub.get_message(timeout=DEADLINE_SECONDS) is None
+
+        def names() -> list[bytes]:
+            client.publish(layout.SETTLED, "end")
+            return list(iter(lambda: pubsub.get_message(timeout=DEADLINE_SECONDS)["data"], b"end"))
+
+        yield names
+
+
+@pytest.mark.parametrize("counted", (False, True), ids=("uncounted", "counted"))
+@pytest.mark.parametrize("how", list(SETTLEMENTS))
+def test_a_key_is_named_once_when_it_is_settled(
+    store: RedisStore, clock: FrozenClock, heard: Callable[[], list[bytes]], how: str, counted: bool
+) -> None:
+    """
+    Whoever settles it, if its claim has said that others may wait; and nothing is named but the record.
+    """
+    key, token = a_key(), a_token()
+    quota = Quota(records=5) if counted else None
+    granted(store.claim(awaited(key), token=token, lease=LEASE, quota=quota))
+
+    SETTLEMENTS[how](store, Found(key, found(store, key)), clock)
+
+    assert [layout.name(layout.keys(key))] == heard()
+
+
+def test_nobody_is_told_of_a_key_that_nobody_waits_for(store: RedisStore, heard: Callable[[], list[bytes]]) -> None:
+    """
+    Where duplicates are refused at once, a settlement costs nobody a message.
+    """
+    for write in WRITES.values():
+        key, token = a_key(), a_token()
+        granted(store.claim(a_request(key), token=token, lease=LEASE))
+        write(store, key, token)
+
+    assert [] == heard()
+
+
+def test_a_claim_that_is_marked_and_renewed_is_awaited_still(
+    store: RedisStore, heard: Callable[[], list[bytes]]
+) -> None:
+    """
+    What a claim has said holds until it is settled; and its answer is none the more successful for it.
+    """
+    key, token = a_key(), a_token()
+    granted(store.claim(awaited(key, on_lapse=OnLapse.TAKEOVER), token=token, lease=LEASE))
+    store.mark(key, token)
+    store.renew(key, token, lease=2 * LEASE)
+    failed = replace(PAYLOAD, status=500, success=False)
+    store.complete(key, token, failed, keep=KEEP)
+
+    assert [layout.name(layout.keys(key))] == heard()
+    assert failed == found(store, key).payload
+
+
+def test_what_follows_a_take_over_is_as_the_new_claim_says(
+    store: RedisStore, clock: FrozenClock, heard: Callable[[], list[bytes]]
+) -> None:
+    """
+    It is another process' claim, perhaps of a release that lets nobody wait.
+    """
+    key, token = a_key(), a_token()
+    granted(store.claim(awaited(key, on_lapse=OnLapse.TAKEOVER), token=a_token(), lease=LEASE))
+    clock.advance(LEASE + 1)
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+
+    assert [] == heard()
+
+
+def test_who_may_not_publish_settles_all_the_same(
+    redis_server: RedisServer, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """
+    A user without rights to the channel: its answer is stored, and those who wait look for themselves.
+    """
+    redis_client.acl_setuser("mute", enabled=True, nopass=True, keys=["*"], categories=["+@all"], reset_channels=True)
+    with closing(redis_store(redis_server.url.replace("//", "//mute:any@"), clock=clock)) as store:
+        for how in ("complete", "release", "hold"):
+            key, token = a_key(), a_token()
+            granted(store.claim(awaited(key), token=token, lease=LEASE))
+            WRITES[how](store, key, token)
+    redis_client.acl_deluser("mute")
+
+
+def test_one_subscription_serves_all_who_wait(store: RedisStore, redis_client: redis.Redis) -> None:
+    """
+    And it is made by the first of them: a process in which nobody waits has none.
+    """
+    assert 0 == subscribers(redis_client)
+    one, other = a_key(), a_key()
+    with waiting(store.bell, one), store.bell.hear([other], lambda: None), store.bell.hear([one], lambda: None):
+        assert 1 == subscribers(redis_client)
+
+
+def subscribers(client: redis.Redis) -> int:
+    [(_, count)] = client.pubsub_numsub(layout.SETTLED)
+    return int(count)
+
+
+def test_it_is_given_up_when_nobody_has_waited_for_long(redis_client: redis.Redis, redis_server: RedisServer) -> None:
+    """
+    Its thread and its connection go; whoever waits next has another.
+    """
+    with connect(redis_server.url) as client:
+        bell, key = RedisBell(client.pubsub, idle_seconds=0.0), a_key()
+        for _ in range(2):
+            with waiting(bell, key):
+                pass
+            assert eventually(lambda: subscribers(redis_client) == 0)
+
+
+def test_a_connection_that_was_cut_is_made_anew(store: RedisStore, redis_client: redis.Redis) -> None:
+    """
+    What was settled in between nobody was told of: whoever waits is told to look, and hears again.
+    """
+    key, token = a_key(), a_token()
+    granted(store.claim(awaited(key), token=token, lease=LEASE))
+    with waiting(store.bell, key) as ear:
+        redis_client.client_kill_filter(_type="pubsub")
+        assert ear.hears()
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+        assert ear.hears()
+
+
+def test_a_server_that_restarts_is_listened_to_again(
+    start_redis: StartRedis, redis_kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    However long it was away. The log says once that nothing is heard, and that it is again.
+    """
+    server, key = start_redis(redis_kind), a_key()
+    caplog.set_level("INFO", "flask_idempotency")
+    with closing(redis_store(server.url)) as store, waiting(store.bell, key) as ear:
+        server.kill()
+        assert eventually(lambda: "nothing is heard" in caplog.text)
+        server.restart()
+        assert ear.hears()
+        token = a_token()
+        granted(store.claim(awaited(key), token=token, lease=LEASE))
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+        assert ear.hears()
+    told = [record.getMessage() for record in caplog.records if "heard" in record.getMessage()]
+    assert [True, False] == ["nothing is heard" in text for text in told]
+
+
+def test_a_server_that_fell_silent_is_noticed(start_redis: StartRedis, redis_kind: str) -> None:
+    """
+    A connection that was lost without a word would be listened to for ever.
+    """
+    server, key = start_redis(redis_kind), a_key()
+    with connect(server.url, socket_timeout=0.2) as client:
+        bell = RedisBell(client.pubsub, patience_seconds=0.0, idle_seconds=0.0)
+        with waiting(bell, key) as ear:
+            server.pause()
+            assert eventually(lambda: bell.deaf)
+            server.resume()
+            assert ear.hears()
+
+
+def test_a_forked_child_hears_for_itself(store: RedisStore) -> None:
+    """
+    Its parent's thread and those who wait there are not in it, and it leaves its parent's connection alone.
+    """
+    key, token = a_key(), a_token()
+    granted(store.claim(awaited(key), token=token, lease=LEASE))
+    with waiting(store.bell, key) as ear:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if child_hears(store) else 1)
+        assert (child, 0) == os.waitpid(child, 0)
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+        assert ear.hears()
+
+
+def child_hears(store: RedisStore) -> bool:
+    key, token = a_key(), a_token()
+    granted(store.claim(awaited(key), token=token, lease=LEASE))
+    with waiting(store.bell, key) as ear:
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+        return ear.hears()
