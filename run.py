@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""The commands of this project: demo, test, check and bench.
+"""The commands of this project: demo, test, check, bench and mutants.
 
     python3 run.py demo [--exit] [--port N]   the example payments service, with a tour
     python3 run.py test [pytest arguments]    the tests
     python3 run.py check                      lint, format, types and the direction of imports
     python3 run.py bench [arguments]          the benchmarks
+    python3 run.py mutants [names]            faults seeded in our own code, each to be noticed by a named test
     python3 run.py setup                      only prepare .venv
 
 The first run makes .venv and installs requirements.txt into it. Needs Python 3.11
 and pip (or ensurepip), nothing else: no make, no root, no activated environment.
 
-FLASK_VERSION=3.0.3 in the environment runs demo, test or bench on that Flask instead,
+FLASK_VERSION=3.0.3 in the environment runs demo, test, bench or mutants on that Flask instead,
 and SQLALCHEMY_VERSION=2.0.58 on that SQLAlchemy.
 """
 
@@ -61,7 +62,7 @@ PR_SET_CHILD_SUBREAPER = 36
 def main(arguments: list[str]) -> int:
     os.chdir(ROOT)
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
-    modules = {"demo": "example_app.demo", "test": "pytest", "bench": "benchmarks"}
+    modules = {"demo": "example_app.demo", "test": "pytest", "bench": "benchmarks", "mutants": "tests.mutants"}
     if command in modules:
         prepare()
         return guarded([str(PYTHON), "-m", modules[command], *rest], versions_of_choice())

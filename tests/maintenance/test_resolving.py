@@ -136,6 +136,7 @@ def test_a_clock_that_was_set_forward_declares_no_owner_dead(yard: Yard, clock: 
     """
     It claimed a moment ago, by every other clock.
     """
+    yard.policy = replace(POLICY, max_runtime=2 * LAST_PAUSE_SECONDS)
     key, _ = yard.claim()
     began = clock.now
     clock.advance(86400)
@@ -143,6 +144,7 @@ def test_a_clock_that_was_set_forward_declares_no_owner_dead(yard: Yard, clock: 
     yard.says = (lambda unknown: NeverHappened(),)
 
     assert Reaping(asked=1, unknown=1) == yard.reap(horizon=began + 1)
+    assert Reaping(asked=1, unknown=1) == yard.reap(horizon=began + 1 + LAST_PAUSE_SECONDS)
     assert State.QUARANTINED is yard.read(key).state
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from flask_idempotency.engine.record import State
 from tests.sql.shops import OpenShop, Shop, broken_commit, paying
 
 
@@ -40,3 +41,15 @@ class TestLostCommits:
         broken_commit(shop, monkeypatch, applied=True)
 
         assert (201, 1) == (shop.post().status_code, shop.payments())
+
+    def test_a_cache_hears_of_nothing_that_was_not_committed(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whoever heard of it before the commit would replay what is then rolled back."""
+        paying(shop)
+        told: list[State] = []
+        shop.store.transactions.on_committed(lambda _, record: told.append(record.state))
+        broken_commit(shop, monkeypatch, applied=False)
+
+        refused, told_of_it = shop.post(), list(told)
+
+        assert (503, []) == (refused.status_code, told_of_it)
+        assert (201, [State.COMPLETED]) == (shop.post().status_code, told)

@@ -108,6 +108,16 @@ class Freeing:
         assert not store.unsettled.free(lapsed)
         assert before == found(store, key)
 
+    def test_another_claim_of_the_same_moment_is_not_freed(self, store: UnsettledStore, clock: FrozenClock) -> None:
+        """Its lease ends when that of the first would have: by the token alone are they told apart."""
+        first, token = stood(store, clock, "in flight")
+        begin_anew(store, first.key, token)
+        before = found(store, first.key)
+        assert first.record.deadline == before.deadline
+
+        assert not store.unsettled.free(first)
+        assert before == found(store, first.key)
+
     def test_an_answer_that_was_stored_anew_is_not_freed(self, store: UnsettledStore, clock: FrozenClock) -> None:
         """Its key has run again since somebody saw the first."""
         answered, _ = stood(store, clock, "completed")

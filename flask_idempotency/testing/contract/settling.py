@@ -9,7 +9,7 @@ import pytest
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.outcome import Replayed, Unknown
 from flask_idempotency.engine.ports import Store
-from flask_idempotency.engine.record import Payload, State
+from flask_idempotency.engine.record import OnLapse, Payload, State
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     ABOUT,
@@ -181,6 +181,16 @@ class Settling:
         record = found(store, key)
         assert (record.state, record.reason) == (State.QUARANTINED, "outcome-lost: größer")
         assert (token, before.fence, before.deadline) == (record.token, record.fence, record.deadline)
+
+    def test_a_held_claim_is_never_taken_over(self, store: Store, clock: FrozenClock) -> None:
+        """Not even where a lapse would be: its owner has said that nobody knows, and time tells nothing new."""
+        key = a_key()
+        ask = a_request(key, on_lapse=OnLapse.TAKEOVER)
+        token = granted(store.claim(ask, token=a_token(), lease=LEASE)).token
+        store.hold(key, token, "view-crashed")
+        clock.advance(LEASE + 1)
+
+        assert Unknown("view-crashed") == store.claim(ask, token=a_token(), lease=LEASE)
 
     @pytest.mark.parametrize("standing", ("held", "lapsed"))
     def test_the_first_reason_stays(self, store: Store, clock: FrozenClock, standing: str) -> None:

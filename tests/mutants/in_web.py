@@ -1,0 +1,116 @@
+"""Faults where requests meet the guard."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant
+
+WEB: Final = "flask_idempotency/web"
+
+IN_WEB: Final = (
+    Mutant(
+        name="commits-at-capture",
+        file=f"{WEB}/guard.py",
+        replaced="        elif visit.phase is Phase.CLAIMED:\n            self._capture(visit, response)\n",
+        by="        elif visit.phase is Phase.CLAIMED:\n            self._capture(visit, response)\n"
+        "            self.finished(visit, response)\n",
+        killed_by=("tests/web/test_hook_capture.py::test_p28_a_failing_after_request_hook_leaves_nothing_completed",),
+        harm="A later hook fails to commit and the client is told 500; its retry is told that the payment was made.",
+    ),
+    Mutant(
+        name="captures-outside-its-scope",
+        file=f"{WEB}/hooks.py",
+        replaced="        self._capture = LastHook(app.after_request_funcs, self._slot, self.capture)\n",
+        by="        self._capture = LastHook({}, self._slot, self.capture)\n"
+        "        app.after_request(lambda answer: self.capture(v, answer) if (v := self._visit()) else answer)\n",
+        killed_by=(
+            "tests/web/test_hook_capture.py::test_p22_headers_that_blueprint_and_app_hooks_add_are_counted_once",
+        ),
+        harm="What other hooks add is stored with the receipt and added once more on each replay: it is another receipt.",
+    ),
+    Mutant(
+        name="hashes-a-body-that-was-read",
+        file=f"{WEB}/bodies.py",
+        replaced='if position or (servers and _position(request.environ["wsgi.input"])):',
+        by="if False:",
+        killed_by=(
+            "tests/web/test_bodies.py::test_consumed_body_is_a_loud_error",
+            "tests/web/test_consumed_bodies.py::test_a_hook_that_reads_from_the_server_is_a_loud_error",
+        ),
+        harm="The digest of nothing is everybody's: a payment of 900 is answered with the receipt of one of 100.",
+    ),
+    Mutant(
+        name="takes-a-truncated-body-for-whole",
+        file=f"{WEB}/bodies.py",
+        replaced="if length is not None and size < length:",
+        by="if False:",
+        killed_by=("tests/web/test_bodies.py::test_truncated_body_is_refused_where_the_server_does_not_say",),
+        harm="Half an order is run, and the whole one is refused as another request.",
+    ),
+    Mutant(
+        name="lost-claim-delivers-its-own-answer",
+        file=f"{WEB}/guard.py",
+        replaced="            self._answer_instead(visit, response)\n",
+        by="            pass\n",
+        killed_by=(
+            "tests/web/test_hook_contexts.py::test_p77_a_worker_that_lost_its_claim_delivers_the_stored_answer",
+        ),
+        harm="Two clients are given two different receipts for one payment.",
+    ),
+    Mutant(
+        name="interrupted-work-is-released",
+        file=f"{WEB}/decisions.py",
+        replaced="return Decision.RELEASE if visit.policy.on_lapse is OnLapse.TAKEOVER else Decision.QUARANTINE",
+        by="return Decision.RELEASE",
+        killed_by=("tests/web/test_hook_errors.py::test_p37_an_interrupted_worker_leaves_what_a_vanished_one_would",),
+        harm="A worker that is being killed in the middle of a payment frees its key, and the retry pays again.",
+    ),
+    Mutant(
+        name="store-outage-lets-everything-run",
+        file=f"{WEB}/asking.py",
+        replaced='allowed = visit.policy.on_store_down == "allow" and not known',
+        by="allowed = not known",
+        killed_by=("tests/web/test_guard.py::test_a_silent_store_refuses_keyed_requests_only",),
+        harm="While the store is away every retry pays.",
+    ),
+    Mutant(
+        name="known-work-runs-without-its-keys",
+        file=f"{WEB}/asking.py",
+        replaced="known = isinstance(error, AnswerUnavailable | KeysUnavailable)",
+        by="known = False",
+        killed_by=(
+            "tests/web/test_unreadable_answers.py::"
+            "test_what_was_done_is_not_run_again_although_views_may_run_without_a_store",
+        ),
+        harm="The key service is away, so a payment that is known to be done is done again.",
+    ),
+    Mutant(
+        name="replay-guard-is-not-heard",
+        file=f"{WEB}/asking.py",
+        replaced="if guard is not None and not self._app.ensure_sync(guard)(replay.record):",
+        by="if False:",
+        killed_by=("tests/web/test_guard.py::test_the_replay_guard_may_refuse_a_replay_and_the_record_is_kept",),
+        harm="Whoever has lost the right to see a payment is given its receipt.",
+    ),
+    Mutant(
+        name="set-cookie-is-kept",
+        file="flask_idempotency/profiles.py",
+        replaced='    "set-cookie",\n',
+        by="",
+        killed_by=(
+            "tests/web/test_kept_headers.py::test_fields_of_the_exchange_are_not_kept_even_when_a_policy_names_them",
+        ),
+        harm="The session of whoever paid first is handed to whoever asks again.",
+    ),
+    Mutant(
+        name="stored-headers-are-trusted",
+        file=f"{WEB}/responses.py",
+        replaced='if any(_UNSAFE.search(text) for pair in (*result.metadata, ("", result.reason)) for text in pair):',
+        by="if False:",
+        killed_by=(
+            "tests/web/test_hook_capture.py::test_p55_a_stored_header_that_would_split_the_response_is_never_sent",
+        ),
+        harm="Who can write to the store forges a second response behind a receipt.",
+    ),
+)
