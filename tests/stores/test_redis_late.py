@@ -1,0 +1,208 @@
+"""A claim that arrives when nobody waits for its answer any more: its key stays free, or is free again at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+import redis
+
+from example_app.servers import RedisServer
+from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.engine.claim import Surroundings
+from flask_idempotency.engine.engine import Engine
+from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
+from flask_idempotency.engine.events import Observers
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.lease import LeaseRenewer
+from flask_idempotency.engine.outcome import Claimed, InFlight
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.record import OnLapse
+from flask_idempotency.engine.waiting import WaitingRoom
+from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.lines import RETRIES
+from flask_idempotency.stores.redis.store import GIVEN_UP_MS, RedisStore
+from flask_idempotency.testing import FrozenClock, TcpProxy
+from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token, found, granted
+from tests.forgiving import redis_store
+from tests.services import StartRedis
+from tests.tooling.processes import DEADLINE_SECONDS, eventually
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[TcpProxy]:
+    with TcpProxy(redis_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def far(store: RedisStore, proxy: TcpProxy, clock: FrozenClock) -> Iterator[RedisStore]:
+    """The same records, through the proxy; every script is known to the server already."""
+    token, key = a_token(), a_key()
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    store.release(key, token)
+    with closing(redis_store(f"redis://127.0.0.1:{proxy.port}/0", clock=clock)) as far:
+        far.read(key)
+        yield far
+
+
+def arrive(proxy: TcpProxy, client: redis.Redis) -> None:
+    """Have the server act upon the request that was delayed."""
+
+    def acted() -> int:
+        told = client.info("commandstats")
+        return int(told["cmdstat_evalsha"]["calls"])
+
+    before = acted()
+    proxy.deliver()
+    assert eventually(lambda: acted() > before)
+
+
+def send_too_late(far: RedisStore, proxy: TcpProxy, key: StorageKey, token: bytes) -> None:
+    """Claim over a line that holds the claim back, and loses what the client sends to mend that."""
+    proxy.delay_request()
+    for _ in range(RETRIES):
+        proxy.lose_request()
+    with pytest.raises(StoreUnavailable):
+        far.claim(a_request(key), token=token, lease=LEASE)
+
+
+def nothing(store: RedisStore, key: StorageKey) -> None:
+    """Nobody else comes by."""
+
+
+def another(store: RedisStore, key: StorageKey) -> None:
+    """Somebody else claims the key and gives it back."""
+    token = a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    store.release(key, token)
+
+
+@pytest.mark.parametrize("meanwhile", (nothing, another))
+def test_a_claim_that_arrives_after_it_was_given_up_is_granted_to_nobody(
+    store: RedisStore,
+    far: RedisStore,
+    proxy: TcpProxy,
+    redis_client: redis.Redis,
+    meanwhile: Callable[[RedisStore, StorageKey], None],
+) -> None:
+    """
+    Else it would be in flight for a lease, and quarantined then, without anybody having begun its work.
+    """
+    key, token = a_key(), a_token()
+    send_too_late(far, proxy, key, token)
+    store.release(key, token)
+    meanwhile(store, key)
+
+    arrive(proxy, redis_client)
+
+    assert store.read(key) is None
+    assert granted(store.claim(a_request(key), token=a_token(), lease=LEASE)).attempt == 1
+
+
+def test_a_claim_that_is_given_up_while_another_has_the_key_does_not_take_it_over(
+    store: RedisStore, far: RedisStore, proxy: TcpProxy, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """
+    It is told that the key is somebody else's, and remembered all the same.
+    """
+    key, token = a_key(), a_token()
+    send_too_late(far, proxy, key, token)
+    granted(store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=a_token(), lease=LEASE))
+    with pytest.raises(LeaseLost):
+        store.release(key, token)
+    clock.advance(LEASE + 1)
+
+    arrive(proxy, redis_client)
+
+    assert found(store, key).attempt == 1
+    assert granted(store.claim(a_request(key), token=a_token(), lease=LEASE)).attempt == 2
+
+
+def test_a_claim_that_was_answered_and_arrives_once_more_is_granted_to_nobody(
+    store: RedisStore, far: RedisStore, proxy: TcpProxy, redis_client: redis.Redis
+) -> None:
+    """
+    The client repeated it because the first was held back; the second was granted, and what it was for is over.
+    """
+    key, token = a_key(), a_token()
+    proxy.delay_request()
+    granted(far.claim(a_request(key), token=token, lease=LEASE))
+    store.release(key, token)
+
+    arrive(proxy, redis_client)
+
+    assert store.read(key) is None
+
+
+def test_that_it_was_given_up_is_remembered_for_a_minute(store: RedisStore, redis_client: redis.Redis) -> None:
+    """
+    And no longer: it takes memory.
+    """
+    key, token = a_key(), a_token()
+    store.release(key, token)
+
+    assert 0 < redis_client.pttl(layout.given_up(key, token)) <= GIVEN_UP_MS == 60_000
+
+
+def test_a_full_server_remembers_it_too(start_redis: StartRedis, redis_kind: str) -> None:
+    """
+    A release is not refused for want of memory, whether or not there is something to release.
+    """
+    server, key, token = start_redis(redis_kind, "--maxmemory-policy", "noeviction"), a_key(), a_token()
+    with closing(redis_store(server.url)) as store, redis.Redis.from_url(server.url) as client:
+        client.config_set("maxmemory", 1)
+        store.release(key, token)
+        client.config_set("maxmemory", 0)
+        with pytest.raises(StoreUnavailable, match="given up"):
+            store.claim(a_request(key), token=token, lease=LEASE)
+
+
+def test_a_key_that_was_asked_for_while_its_server_stood_still_is_free_when_it_goes_on(
+    start_redis: StartRedis, redis_kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The claims and the releases in its buffers come in any order: no lease has to end before somebody gets the key.
+    """
+    server, key, policy, tried = start_redis(redis_kind), a_key(), Policy(), threading.Event()
+    with closing(redis_store(f"{server.url}?socket_timeout=0.1")) as store:
+        engine, release = engine_of(store), store.release
+
+        def seen(key: StorageKey, token: bytes) -> None:
+            try:
+                release(key, token)
+            finally:
+                tried.set()
+
+        monkeypatch.setattr(store, "release", seen)
+        assert isinstance(engine.claim(a_request(a_key()), policy), Claimed)
+        server.pause()
+        with pytest.raises(StoreUnavailable):
+            engine.claim(a_request(key), policy)
+        assert tried.wait(DEADLINE_SECONDS)
+        server.resume()
+        refused: list[object] = []
+
+        def claimed() -> bool:
+            try:
+                outcome = engine.claim(a_request(key), policy)
+            except StoreUnavailable:
+                return False
+            refused.extend(() if isinstance(outcome, Claimed) else (outcome,))
+            return isinstance(outcome, Claimed)
+
+        assert eventually(claimed)
+        assert all(isinstance(outcome, InFlight) for outcome in refused)
+
+
+def engine_of(store: RedisStore) -> Engine:
+    around = Surroundings(
+        store=store,
+        codec=EnvelopeCodec(),
+        renewer=LeaseRenewer(),
+        waiting_room=WaitingRoom(2),
+        observers=Observers([]),
+    )
+    return Engine(around)
