@@ -25,9 +25,10 @@ from tests.e2e.conftest import Figures
 from tests.e2e.processes import ROOT
 from tests.e2e.quota_crowd import KEYS, key_of
 from tests.forgiving import redis_store
+from tests.long import unless_long
 from tests.services import REDIS_KINDS, StartPostgres, StartRedis
 
-SECONDS = int(os.environ.get("QUOTA_CHAOS_SECONDS", "15"))
+SECONDS = int(os.environ.get("QUOTA_CHAOS_SECONDS", unless_long(10, long=60)))
 """A minute is better, and is what the figures in the README were taken with."""
 
 PROCESSES = int(os.environ.get("QUOTA_CHAOS_PROCESSES", "8"))

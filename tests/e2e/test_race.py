@@ -13,11 +13,12 @@ from example_app.servers import RedisServer
 from tests.e2e.conftest import Serve
 from tests.e2e.ledger import PATIENCE_SECONDS, Ledger
 from tests.e2e.wire import Answer, Order, Wire
+from tests.long import unless_long
 
 PROCESSES = 4
 CLIENTS = 32
-ROUNDS = 150
-ROUNDS_IN_STEP = 50
+ROUNDS = unless_long(60, long=150)
+ROUNDS_IN_STEP = unless_long(20, long=50)
 
 
 class Crowd:

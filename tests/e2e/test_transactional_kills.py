@@ -16,13 +16,14 @@ from tests.e2e.ledger import Ledger
 from tests.e2e.processes import Server, kill
 from tests.e2e.purchases import Purchase, assert_paid_once
 from tests.e2e.shop import APPLICATION
+from tests.long import unless_long
 
-ROUNDS = 300
+ROUNDS = unless_long(100, long=300)
 LONGEST_SECONDS = 0.03
 """A little longer than a request takes, so that some die after their answer as well."""
 
-LEAST_HITS = 60
-LEAST_REPEATS = 20
+LEAST_HITS = unless_long(15, long=60)
+LEAST_REPEATS = unless_long(4, long=20)
 """Less would be no chaos: requests that lost their worker, and those among them whose view had been entered."""
 
 PRELOADED = ("--preload",)

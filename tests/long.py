@@ -1,0 +1,13 @@
+"""How long chance is given: seconds in CI, and a minute by `LONG_TESTS=1 python3 run.py test -m slow`, before a release."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+LONG: Final = os.environ.get("LONG_TESTS") == "1"
+
+
+def unless_long(short: int, *, long: int) -> int:
+    """Rounds or seconds, whichever is counted."""
+    return long if LONG else short
