@@ -13,11 +13,11 @@ from flask_idempotency.assembly import build_store
 from flask_idempotency.engine.record import State
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.examples import found
-from tests.backends import make_tables
 from tests.books import book_in
 from tests.janitor.conftest import HireCrew
 from tests.janitor.crew import BEAT, PREFORK, SOLO, WITH_BEAT
 from tests.janitor.records import abandoned, over, rows
+from tests.sql_backends import make_tables
 from tests.tooling.processes import eventually
 
 # A RabbitMQ alone takes ten times as long to start where ten other tests run.

@@ -13,12 +13,12 @@ import pytest
 from flask_idempotency.assembly import build_store
 from flask_idempotency.engine.record import State
 from flask_idempotency.testing.contract.examples import found
-from tests.backends import make_tables
 from tests.janitor.conftest import HireCrew
 from tests.janitor.crew import BEAT, PREFORK, SOLO, Crew
 from tests.janitor.records import abandoned, over, rows
 from tests.postgres import _children
 from tests.services import REDIS_KINDS, RedisServers, connect
+from tests.sql_backends import make_tables
 from tests.tooling.processes import eventually
 
 pytestmark = pytest.mark.slow

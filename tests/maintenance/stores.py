@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends import make_tables
 from tests.postgres import PostgresServer
 from tests.services import REDIS_KINDS, RedisServers
+from tests.sql_backends import make_tables
 
 SHARED = (*REDIS_KINDS, "sqlite", "postgres")
 
