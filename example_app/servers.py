@@ -161,15 +161,19 @@ class RedisServer:
             return
         raise ServerFailed(f"no free port found between {PORTS.start} and {PORTS.stop}")
 
-    def _start(self, port: int) -> None:
+    def options(self, port: int) -> list[str]:
+        """What the program is started with, before `arguments`."""
         options = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(self.folder), "--save", ""]
         options += ["--maxmemory-policy", "noeviction"]
         if len(os.fsencode(self.socket_path)) <= SOCKET_PATH_LIMIT:
             options += ["--unixsocket", str(self.socket_path), "--unixsocketperm", "700"]
+        return options
+
+    def _start(self, port: int) -> None:
         launcher = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid())]
         with (self.folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
-                [*launcher, str(self.program), *options, *self.arguments],
+                [*launcher, str(self.program), *self.options(port), *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -7,7 +7,13 @@ from types import FrameType
 
 import pytest
 
-pytest_plugins = ["tests.services", "tests.faults.clock_shim", "tests.faults.clocked", "tests.faults.cluster"]
+pytest_plugins = [
+    "tests.services",
+    "tests.faults.clock_shim",
+    "tests.faults.clocked",
+    "tests.faults.cluster",
+    "tests.faults.sentinel",
+]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -71,8 +71,8 @@ class ClusterRig:
 
     @property
     def url(self) -> str:
-        """One of those that answer, as `redis://`: any of them tells where the others are."""
-        return self.awake[0].url
+        """As the library takes it, with every address."""
+        return f"redis+cluster://{','.join(f'127.0.0.1:{node.port}' for node in self.nodes)}"
 
     @property
     def awake(self) -> list[Node]:

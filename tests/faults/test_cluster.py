@@ -10,6 +10,7 @@ import redis
 from flask_idempotency.testing import TcpProxy
 from tests.faults.cluster import ClusterRig, slot_of
 from tests.faults.slots import SlotMove, move
+from tests.services import REDIS_KINDS
 
 
 @pytest.fixture
@@ -38,6 +39,7 @@ def test_a_lagging_replica_lacks_the_last_write_when_it_is_promoted(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("redis_kind", REDIS_KINDS[:1], indirect=True)
 def test_a_silent_primary_is_replaced_and_comes_back_as_a_replica(
     cluster_rig: ClusterRig, client: redis.RedisCluster
 ) -> None:
