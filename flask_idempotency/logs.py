@@ -95,6 +95,10 @@ LINES: Mapping[type[Event], Line] = MappingProxyType(
         events.ResolverAsked: Line(logging.INFO, "A resolver did not settle a key."),
         events.TenantErased: Line(logging.WARNING, "The answers of a tenant were erased by hand."),
         events.QuotaSet: Line(logging.WARNING, "The limits of a tenant were set by hand."),
+        events.StoreInitialised: Line(logging.WARNING, "A store was made ready by hand."),
+        events.LossAcknowledged: Line(
+            logging.WARNING, "Keys that the store may have forgotten run again, by hand; or may, if not `finished`."
+        ),
         events.ChoreDone: Line(_by_work, "A chore has run.", (logging.DEBUG, logging.INFO, logging.WARNING)),
         events.JanitorMissing: Line(
             logging.WARNING,

@@ -52,6 +52,8 @@ settled = SIGNALS[events.Settled]
 resolver_asked = SIGNALS[events.ResolverAsked]
 tenant_erased = SIGNALS[events.TenantErased]
 quota_set = SIGNALS[events.QuotaSet]
+store_initialised = SIGNALS[events.StoreInitialised]
+loss_acknowledged = SIGNALS[events.LossAcknowledged]
 chore_done = SIGNALS[events.ChoreDone]
 janitor_missing = SIGNALS[events.JanitorMissing]
 

@@ -82,7 +82,11 @@ def test_the_level_is_as_bad_as_what_has_happened(event: Event, level: int, capl
     assert [level] == [record.levelno for record in caplog.records]
 
 
-@pytest.mark.parametrize("kind", (events.Settled, events.TenantErased, events.QuotaSet), ids=name_of)
+@pytest.mark.parametrize(
+    "kind",
+    (events.Settled, events.TenantErased, events.QuotaSet, events.StoreInitialised, events.LossAcknowledged),
+    ids=name_of,
+)
 def test_what_people_did_by_hand_is_heard_by_default(kind: type[Event]) -> None:
     """
     An application that sets up no logging at all still shows warnings.

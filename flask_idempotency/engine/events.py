@@ -220,6 +220,30 @@ class QuotaSet(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StoreInitialised(Event):
+    """A store that can lose its memory was made ready by hand, so that keys run in it: an audit event about no single key."""
+
+    actor: str
+    reason: str
+    store_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LossAcknowledged(Event):
+    """Keys that a store may have forgotten run again, by hand: an audit event about no single key.
+
+    `parts` says how many parts of the store stood how before. `forced`: owners that survived had time left to put their
+    claims back. `finished` is False when nobody can tell whether it was done.
+    """
+
+    actor: str
+    reason: str
+    forced: bool
+    parts: Mapping[str, int]
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ChoreDone(Event):
     """A chore has run: about no single key, and `operation` is its name. `counts` are its report's numbers, by name.
 

@@ -47,9 +47,41 @@ class Standing:
         """How many parts suffer which loss."""
         return {name: count for name, count in self.parts.items() if name in {loss.value for loss in Loss} and count}
 
+    def runs_unknown(self, after_loss: str) -> bool:
+        """Whether keys run now that the store does not know, under this rule."""
+        losses = set(self.losses)
+        if Loss.FOREIGN.value in losses:
+            return False
+        if not losses or after_loss == "run":
+            return True
+        due = self.may_be_acknowledged_at
+        return losses == {Loss.CHANGED.value} and after_loss == "hold" and due is not None and self.now >= due
+
+
+class Rules(Protocol):
+    """What a store was told to do about keys that it may have forgotten."""
+
+    @property
+    def store_id(self) -> str | None:
+        """Which store it has to be. None: any will do."""
+        ...
+
+    @property
+    def after_loss(self) -> str:
+        """`refuse` until somebody has acknowledged, `hold` for a time, or `run`."""
+        ...
+
+    @property
+    def hold(self) -> float:
+        """For how many seconds owners that survived may put their claims back before anybody acknowledges."""
+        ...
+
 
 class Memory(Protocol):
     """Found as `memory`. Every method raises `StoreUnavailable` when the store cannot answer."""
+
+    @property
+    def rules(self) -> Rules: ...
 
     def restore(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
         """Put a claim back that the store has forgotten. True: it is this token's again, in progress.

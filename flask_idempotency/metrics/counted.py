@@ -120,6 +120,8 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
         ),
         events.TenantErased: (Counts("changes_by_hand", _one("tenant-erased")),),
         events.QuotaSet: (Counts("changes_by_hand", _one("quota-set")),),
+        events.StoreInitialised: (Counts("changes_by_hand", _one("store-initialised")),),
+        events.LossAcknowledged: (Counts("changes_by_hand", _one("loss-acknowledged")),),
         events.ChoreDone: (
             Counts("chore_runs", _by(lambda event: event.operation, _outcome)),
             Counts("chore_duration_seconds", lambda event: (((event.operation,), event.seconds),)),

@@ -147,8 +147,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family("idempotency_corrupt_records", "Stored records that could not be read."),
             Family(
                 "idempotency_changes_by_hand",
-                "What operators did to whole tenants.",
-                {"change": ("tenant-erased", "quota-set")},
+                "What operators did to whole tenants, and to the store.",
+                {"change": ("tenant-erased", "quota-set", "store-initialised", "loss-acknowledged")},
             ),
             Family(
                 "idempotency_chore_runs",

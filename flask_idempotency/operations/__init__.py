@@ -6,6 +6,14 @@ Nothing here prints, asks back, or knows Flask.
 from flask_idempotency.operations.erasing import holds_sealed, shred
 from flask_idempotency.operations.finding import Case, by_handle, by_key, with_twins
 from flask_idempotency.operations.keys import KeysReport, KeyStatus, Ring, keys_status
+from flask_idempotency.operations.memory import (
+    Initialised,
+    MemoryStatus,
+    acknowledge,
+    check_acknowledgeable,
+    initialise,
+    memory_status,
+)
 from flask_idempotency.operations.quotas import TenantUsage, quota_set, quota_show
 from flask_idempotency.operations.records import Shown, Wanted, handle_of, listed, shown
 from flask_idempotency.operations.refusal import Refused
@@ -25,8 +33,10 @@ from flask_idempotency.operations.tables import SchemaReport, db_check, db_upgra
 __all__ = [
     "Case",
     "Done",
+    "Initialised",
     "KeyStatus",
     "KeysReport",
+    "MemoryStatus",
     "Refused",
     "Ring",
     "SchemaReport",
@@ -35,9 +45,11 @@ __all__ = [
     "TenantUsage",
     "Wanted",
     "Word",
+    "acknowledge",
     "alive",
     "by_handle",
     "by_key",
+    "check_acknowledgeable",
     "check_quarantined",
     "complete",
     "db_check",
@@ -45,8 +57,10 @@ __all__ = [
     "doubts",
     "handle_of",
     "holds_sealed",
+    "initialise",
     "keys_status",
     "listed",
+    "memory_status",
     "quota_set",
     "quota_show",
     "release",

@@ -15,8 +15,9 @@ from flask_idempotency.assembly import Built, in_one_process
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.health import Finding, Verdict
 from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.memory import Memory
 from flask_idempotency.engine.record import OnLapse
-from flask_idempotency.operations.checks import clocks, sealed, sweeping, timeouts, waiting
+from flask_idempotency.operations.checks import clocks, forgetting, sealed, sweeping, timeouts, waiting
 from flask_idempotency.operations.checks.naming import some
 from flask_idempotency.operations.checks.timeouts import Endpoint
 from flask_idempotency.operations.doctor import Check, Examination, examine
@@ -57,6 +58,7 @@ def examination_of(
             lambda: timeouts.proxy_timeout(endpoints(), seconds=_first(proxy_timeout, settings.proxy_timeout)),
         ),
         Check("lease", lambda: timeouts.lease(endpoints())),
+        *_of_memory(built.memory, endpoints, lenient=app.debug or app.testing),
         Check("policies", lambda: _policies(state.policies)),
         Check("resolvers", lambda: _resolvers(app, state.loaders, endpoints())),
         Check("docs-url", lambda: _docs_url(settings.docs_url)),
@@ -110,6 +112,13 @@ def _of_store(app: Flask, built: Built, settings: Settings, loaders: Loaders, po
         required = settings.encryption == "required"
         yield Check("newest-key", lambda: sealed.newest_key(ring))
         yield asking("keys", lambda: sealed.keys(keys_status(ring, answers, data_keys), required=required))
+
+
+def _of_memory(memory: Memory | None, endpoints: Callable[[], list[Endpoint]], *, lenient: bool) -> Iterable[Check]:
+    """Of a store that can lose it."""
+    if memory is not None:
+        yield Check("canary", lambda: forgetting.canary(memory), asks_store=True)
+        yield Check("after-loss", lambda: forgetting.after_loss(memory, endpoints(), lenient=lenient), asks_store=True)
 
 
 def _cannot(name: str, port: str) -> Finding:

@@ -82,7 +82,7 @@ def surroundings() -> dict[str, Any]:
 def test_every_python_block_runs(block: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As written; only a Redis is replaced by memory, for the snippet is not about it."""
     monkeypatch.chdir(tmp_path)  # where a relative database is made
-    monkeypatch.setattr("flask_idempotency.assembly._redis_store", lambda choice, memory: MemoryStore())
+    monkeypatch.setattr("flask_idempotency.assembly._redis_store", lambda *arguments: MemoryStore())
     monkeypatch.setenv("IDEMPOTENCY_SECRET", "documented")
     installed = ModuleType("flask_idempotency.janitor")
     installed.__path__ = [str(ROOT / "janitor")]  # where it is in a checkout

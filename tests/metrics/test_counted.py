@@ -115,6 +115,8 @@ CASES: dict[type[Event], dict[tuple[str, ...], float]] = {
     events.ResolverAsked: {("resolver_misses_total", "failed"): 1},
     events.TenantErased: {("changes_by_hand_total", "tenant-erased"): 1},
     events.QuotaSet: {("changes_by_hand_total", "quota-set"): 1},
+    events.StoreInitialised: {("changes_by_hand_total", "store-initialised"): 1},
+    events.LossAcknowledged: {("changes_by_hand_total", "loss-acknowledged"): 1},
     events.ChoreDone: {
         ("chore_runs_total", "expire", "finished"): 1,
         ("chore_duration_seconds_count", "expire"): 1,

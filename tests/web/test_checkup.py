@@ -128,7 +128,7 @@ def test_a_line_that_others_can_read_is_told(url: str, verdict: Verdict, monkeyp
     """
     By the setting that names it; never the URL, which may hold a password.
     """
-    monkeypatch.setattr("flask_idempotency.assembly._redis_store", lambda choice, memory: Store())
+    monkeypatch.setattr("flask_idempotency.assembly._redis_store", lambda *arguments: Store())
     monkeypatch.setattr("flask_idempotency.assembly._sql_store", lambda strategy, bind: Store())
     app = shop(store=url)
 
@@ -139,7 +139,7 @@ def test_a_line_that_others_can_read_is_told(url: str, verdict: Verdict, monkeyp
 
 
 def test_a_line_that_something_else_protects_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flask_idempotency.assembly._redis_store", lambda choice, memory: Store())
+    monkeypatch.setattr("flask_idempotency.assembly._redis_store", lambda *arguments: Store())
     app = shop(store="redis://elsewhere.example", allow_plaintext_transport=True)
 
     assert FINE is worst(found(app, "transport"))

@@ -12,6 +12,7 @@ from flask_idempotency.web.cli.policy import policy_command
 from flask_idempotency.web.cli.purge import purge
 from flask_idempotency.web.cli.quota import quota
 from flask_idempotency.web.cli.records import list_command, show_command
+from flask_idempotency.web.cli.redis import redis
 from flask_idempotency.web.cli.settling import release_command, resolve_command
 from flask_idempotency.web.cli.stats import stats_command
 
@@ -26,6 +27,7 @@ for command in (
     quota,
     reap_command,
     reconcile_command,
+    redis,
     release_command,
     resolve_command,
     rotate_command,

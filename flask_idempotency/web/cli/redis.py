@@ -1,0 +1,155 @@
+"""`flask idempotency redis …`: whether a Redis may be trusted, and who says so."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+import click
+from flask.cli import AppGroup
+
+from flask_idempotency.engine.events import LossAcknowledged, StoreInitialised
+from flask_idempotency.engine.memory import Memory
+from flask_idempotency.operations import (
+    MemoryStatus,
+    acknowledge,
+    check_acknowledgeable,
+    initialise,
+    memory_status,
+)
+from flask_idempotency.operations.spelling import moment, span
+from flask_idempotency.web.cli.audit import word_of, word_options
+from flask_idempotency.web.cli.group import NOT_IN_ORDER, Refused, as_json_option, built, giving_up, tell
+from flask_idempotency.web.cli.telling import clean
+
+_ELSEWHERE: Final = (
+    "The records of this application are not in a Redis, so nothing is to be made ready or acknowledged here; one that "
+    "IDEMPOTENCY_REDIS_URL names is a cache, and may lose everything at any time."
+)
+_NAME_IT: Final = "Set IDEMPOTENCY_STORE_ID={store_id} wherever this application runs, so that another environment's Redis is refused."
+_NOTICES_NOTHING: Final = "not noticed: its scripts are not told INFO. Let the user ask, with ACL SETUSER … +info"
+
+redis = AppGroup("redis", help="Whether the Redis that keeps the records has forgotten any, and what then.")
+
+
+@redis.command("init")
+@word_options(required=False)
+@as_json_option
+def init(actor: str, reason: str, as_json: bool) -> None:
+    """Make a new Redis ready, once: until then no new key runs. Harmless for one that is ready.
+
+    One that held keys before was emptied, and they would run again: that is for a person to acknowledge (`ack`), so do not
+    have every deployment run this.
+    """
+    with giving_up(as_json=as_json):
+        memory = _memory()
+        done = initialise(memory, built().unsettled)
+        named = memory.rules.store_id is not None
+    if done.anew:
+        word = word_of(actor, reason)
+        tell(StoreInitialised("", "", actor=word.actor, reason=word.reason, store_id=done.store_id))
+    if as_json:
+        click.echo(json.dumps({"store_id": done.store_id, "anew": done.anew, "named": named}))
+        return
+    click.echo(f"{'Made ready' if done.anew else 'It was ready before'}: this Redis is {clean(done.store_id)}.")
+    if not named:
+        click.echo(_NAME_IT.format(store_id=clean(done.store_id)))
+
+
+@redis.command("status")
+@as_json_option
+def status_(as_json: bool) -> None:
+    """Say what this Redis may have forgotten, since when, and what to do. Exits with 1 while new keys are refused.
+
+    Losses that nobody has noticed so far are, by this.
+    """
+    with giving_up(as_json=as_json):
+        memory = _memory()
+        status = memory_status(memory)
+        expected = memory.rules.store_id
+    click.echo(json.dumps(_as_object(status)) if as_json else _as_text(status, expected))
+    if not status.new_keys_run:
+        raise SystemExit(NOT_IN_ORDER)
+
+
+@redis.command("ack")
+@click.option("--force", is_flag=True, help="Although owners that survived have time left to put their claims back.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@word_options(required=True)
+@as_json_option
+def ack(force: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
+    """Let keys run that this Redis does not know, though it may have forgotten some of them.
+
+    Those that were completed in what was lost, and are still retried, run again. Refused until IDEMPOTENCY_LOSS_HOLD has
+    passed since the loss was noticed, unless --force is given. Asks first.
+    """
+    with giving_up(as_json=as_json):
+        memory = _memory()
+        before = memory_status(memory)
+        check_acknowledgeable(before, forced=force)
+        lost = bool(before.standing.losses)
+        if lost:
+            if not yes:
+                click.echo(_as_text(before, memory.rules.store_id), err=True)
+                click.confirm("Let keys run that it may have forgotten?", abort=True, err=True)
+            _acknowledge(memory, before, actor=actor, reason=reason)
+        store_id = before.standing.store_id or memory_status(memory).standing.store_id
+        named = memory.rules.store_id is not None
+    if as_json:
+        click.echo(json.dumps({"acknowledged": dict(before.standing.losses), "store_id": store_id, "named": named}))
+        return
+    click.echo("Acknowledged: new keys run." if lost else "There is nothing to acknowledge: new keys run.")
+    if not named and store_id is not None:
+        click.echo(_NAME_IT.format(store_id=clean(store_id)))
+
+
+def _memory() -> Memory:
+    memory = built().memory
+    if memory is None:
+        raise Refused(_ELSEWHERE)
+    return memory
+
+
+def _acknowledge(memory: Memory, before: MemoryStatus, *, actor: str, reason: str) -> None:
+    word, forced, finished = word_of(actor, reason), bool(before.wait), False
+    try:
+        acknowledge(memory, forced=forced)
+        finished = True
+    finally:  # Ctrl-C too: some parts may have been
+        parts = dict(before.parts)
+        tell(
+            LossAcknowledged(
+                "", "", actor=word.actor, reason=word.reason, forced=forced, parts=parts, finished=finished
+            )
+        )
+
+
+def _as_object(status: MemoryStatus) -> dict[str, object]:
+    standing = status.standing
+    return {
+        "store_id": standing.store_id,
+        "parts": dict(standing.parts),
+        "losses": dict(standing.losses),
+        "since": None if standing.since is None else moment(standing.since),
+        "seconds_until_ack": None if status.wait is None else round(status.wait, 3),
+        "new_keys_run": status.new_keys_run,
+        "notices_restarts": standing.notices_restarts,
+        "text": status.text,
+        "remedy": status.remedy,
+    }
+
+
+def _as_text(status: MemoryStatus, expected: str | None) -> str:
+    standing = status.standing
+    lines = [
+        ("store id", clean(standing.store_id) + ("" if expected else ", and IDEMPOTENCY_STORE_ID is not set")),
+        ("parts", ", ".join(f"{count} {name}" for name, count in sorted(standing.parts.items()))),
+        ("new keys", "run" if status.new_keys_run else "get 503 `memory-lost`"),
+    ]
+    if standing.since is not None:
+        lines.append(("last loss", f"{moment(standing.since)}, {span(standing.now - standing.since)} ago"))
+    if status.wait is not None:
+        lines.append(("ack", f"in {span(status.wait)}" if status.wait else "now"))
+    lines.append(("restarts", "noticed" if standing.notices_restarts else _NOTICES_NOTHING))
+    told = [f"{name + ':':<10} {text}" for name, text in lines]
+    return "\n".join([*told, "", status.text, *([status.remedy] if status.remedy else [])])
