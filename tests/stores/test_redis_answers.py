@@ -111,10 +111,9 @@ class Nodes:
 
     def __init__(self, **keys: int) -> None:
         self.keys = keys
-        self.client = self
 
-    def get_primaries(self) -> list[Node]:
-        return [Node(name) for name in reversed(self.keys)]
+    def primaries(self) -> list[tuple[bytes, Node]]:
+        return [(name.encode(), Node(name)) for name in sorted(self.keys)]
 
     def scan(self, cursor: int, pattern: bytes, count: int, *, node: Node) -> tuple[int, list[bytes]]:
         following = cursor + 1

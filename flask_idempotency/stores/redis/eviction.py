@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.stores.redis.server import Server
-from flask_idempotency.stores.redis.topology import primaries
+from flask_idempotency.stores.redis.topology import NoCluster, primaries
 
 REMEDY: Final = "Set maxmemory-policy to noeviction, or use a Redis of its own for this."
 
@@ -26,16 +26,30 @@ class Eviction:
         self._server = server
         self._errors = server.errors
         self._reported = False
+        self._stray = False
         self.possible = True
         """Until the server has said otherwise."""
 
     def refuse_to_start(self) -> None:
-        """Raises `ConfigurationError` when it evicts. A server that cannot be reached is only logged."""
+        """Raises `ConfigurationError` when it evicts, or is a Cluster where a server was named, or the other way round.
+
+        A server that cannot be reached is only logged.
+        """
         try:
             policy = self._evicting_policy()
+        except NoCluster:
+            raise ConfigurationError(
+                "IDEMPOTENCY_STORE: redis+cluster:// names a Redis that is not part of a Cluster. Write redis://host:6379/0."
+            ) from None
         except self._errors.unavailable as error:
             _log.warning("Redis does not answer (%s): requests with a key get 503 until it does", type(error).__name__)
             return
+        if self._stray:
+            # It would answer for its own slots, and refuse all others for ever.
+            raise ConfigurationError(
+                "IDEMPOTENCY_STORE: this Redis is part of a Cluster. Write redis+cluster://host:6379, or pass a "
+                "redis.RedisCluster."
+            )
         if policy is not None:
             raise ConfigurationError(f"IDEMPOTENCY_STORE: {evicts(policy)} {REMEDY}")
 
@@ -62,11 +76,13 @@ class Eviction:
 
     def _policy(self, node: Any) -> str | None:
         try:
-            policy = self._server.directly(self._server.client.info, "memory", node=node).get("maxmemory_policy")
+            told = self._server.directly(self._server.client.info, node=node)
         except self._errors.refused as error:
             if not self._errors.will_not_tell(error):
                 raise
             return None
+        self._stray = node is None and told.get("cluster_enabled") == 1
+        policy = told.get("maxmemory_policy")
         return None if policy is None else str(policy)
 
 

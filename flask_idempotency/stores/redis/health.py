@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.health import Finding, Verdict
 from flask_idempotency.stores.redis.eviction import REMEDY, evicts
 from flask_idempotency.stores.redis.server import Server
-from flask_idempotency.stores.redis.topology import primaries
 
 NEARLY_FULL: Final = 0.8
 FULL: Final = 0.95
@@ -46,8 +46,9 @@ class RedisHealth:
         self._server = server
 
     def findings(self) -> Sequence[Finding]:
-        looks = [self._look(node) for _, node in primaries(self._server.client)]
-        checks = _eviction, _persistence, _errors, _memory, _replication
+        looks = [self._look(node) for _, node in self._server.primaries()]
+        replication = partial(_replication, awaited=self._server.replication.replicas)
+        checks = _eviction, _persistence, _errors, _memory, replication
         return [_worst([check(look) for look in looks]) for check in checks]
 
     def _look(self, node: Any) -> _Look:
@@ -145,7 +146,7 @@ def _memory(look: _Look) -> Finding:
     return Finding("memory", verdict, text, remedy)
 
 
-def _replication(look: _Look) -> Finding:
+def _replication(look: _Look, *, awaited: int) -> Finding:
     match look.info.get("role"):
         case None:
             return _unknown("replication", "whether it has replicas, and how far behind they are")
@@ -157,6 +158,13 @@ def _replication(look: _Look) -> Finding:
                 "Let IDEMPOTENCY_STORE name the primary, or be a client that follows it.",
             )
     replicas = list(_replicas(look.info))
+    if len(replicas) < awaited:
+        return Finding(
+            "replication",
+            Verdict.FAULT,
+            f"New keys get 503: claims wait for {awaited} replicas, and it has {len(replicas)}.",
+            "Bring the others back, or set IDEMPOTENCY_REPLICAS to what there is.",
+        )
     behind = [each for each in replicas if each.get("state") != "online" or int(each.get("lag", 0)) > LAG_SECONDS]
     if behind:
         return Finding(
@@ -166,14 +174,17 @@ def _replication(look: _Look) -> Finding:
             "and that runs again.",
             "Look at these replicas' logs and at the network between.",
         )
-    # Told only where both min-replicas-to-write and min-replicas-max-lag are set.
-    if replicas and "min_slaves_good_slaves" not in look.info:
-        return Finding(
-            "replication",
-            Verdict.ADVICE,
-            "It takes writes while no replica hears of them: a fail-over forgets those, and they run again.",
-            "Set min-replicas-to-write to 1 or more, and min-replicas-max-lag to a few seconds.",
+    if len(replicas) > awaited:
+        text = (
+            f"Claims wait for {awaited} of its {len(replicas)} replicas: a fail-over may forget what the others have not heard "
+            "of, and that may run again."
         )
+        remedy = f"Set IDEMPOTENCY_REPLICAS to {len(replicas)} where that costs more than slower requests do."
+        # Told only where both min-replicas-to-write and min-replicas-max-lag are set.
+        if "min_slaves_good_slaves" not in look.info:
+            text += " It also takes writes while no replica hears of them."
+            remedy += " At least set min-replicas-to-write to 1 or more, and min-replicas-max-lag to a few seconds."
+        return Finding("replication", Verdict.ADVICE, text, remedy)
     return Finding("replication", Verdict.FINE, "Its replicas keep up." if replicas else "It has no replicas.")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flask_idempotency.stores.redis.server import Server
-from flask_idempotency.stores.redis.topology import primaries
 
 BATCH = 500
 """Keys that a server looks at for one answer: less than a millisecond of its time."""
@@ -24,7 +23,7 @@ class Scan:
     def page(self, pattern: bytes, *, after: bytes, count: int) -> tuple[list[bytes], bytes | None]:
         """About `count` keys are looked at. What comes with them is where the next page begins; None after the last."""
         name, _, cursor = after.rpartition(b" ")
-        nodes = primaries(self._server.client)
+        nodes = self._server.primaries()
         names = [each for each, _ in nodes]
         at = names.index(name) if name in names else 0
         begin = int(cursor) if cursor and names[at] == name else 0

@@ -12,6 +12,7 @@ from flask_idempotency.stores.redis.client import Errors, line_of
 from flask_idempotency.stores.redis.lines import RETRIES, UNREACHABLE, Command, Patience
 from flask_idempotency.stores.redis.replication import Replication, reply_seconds_of
 from flask_idempotency.stores.redis.scripts import Script
+from flask_idempotency.stores.redis.topology import primaries
 
 
 class Call(NamedTuple):
@@ -87,6 +88,13 @@ class Server:
             raise self._told(error) from error
         # A Cluster's client tells of every node that it was to ask: here of one.
         return int(next(iter(after.values())) if isinstance(after, dict) else after), keys
+
+    def primaries(self) -> list[tuple[bytes, Any]]:
+        """Whom to ask for all keys, by name: the primaries of a Cluster, else one without either."""
+        try:
+            return primaries(self.client)
+        except self.errors.unavailable as error:
+            raise self._told(error) from error
 
     def directly(self, ask: Callable[..., Any], *arguments: Any, node: Any = None, **options: Any) -> Any:
         """What this method of the client tells, of this node of a Cluster. Raises what the client's library raises."""

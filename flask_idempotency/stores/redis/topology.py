@@ -118,12 +118,18 @@ class Cluster:
         """All that keep something. Named, like what follows, as redis-py's own client of a Cluster has it."""
         return [self.node(address) for address in sorted({each for each in self._known() if each is not None})]
 
+    def pubsub(self) -> Any:
+        """A subscriber at any node that is up, as far as is known: they tell each other what is published."""
+        self._known()
+        client: Any = self.node(self._to_ask()[0]).client
+        return client.pubsub()
+
     def execute_command(self, *command: Any, target_nodes: Node, **options: Any) -> Any:
         """What this node answers, on one try."""
         client: Any = target_nodes.client
         return self._at(target_nodes, lambda: client.execute_command(*command, **options))
 
-    def info(self, section: str, *, target_nodes: Node) -> Any:
+    def info(self, section: str | None = None, *, target_nodes: Node) -> Any:
         return self._at(target_nodes, lambda: target_nodes.client.info(section))
 
     def config_get(self, pattern: str, *, target_nodes: Node) -> Any:
