@@ -28,6 +28,7 @@ from flask_idempotency.testing.contract.examples import (
     stand,
 )
 from tests.stores.forgetting import HOLD, RULES, SKEW, Loss, claim, emptying, handing_over, losing, ready_store, refused
+from tests.stores.owners import WRITES
 
 __all__ = ["emptying", "handing_over", "losing", "ready_store"]
 
@@ -208,6 +209,41 @@ def test_nothing_is_taken_over_in_a_store_that_lacks_its_name(
 
     assert "missing" == refused(store, key).loss
     assert State.PROCESSING is found(store, key).state
+
+
+@pytest.mark.parametrize("verb", ("renew", "mark", "complete", "release", "hold"))
+def test_whoever_may_have_been_taken_over_in_what_was_forgotten_has_lost_its_claim(
+    store: RedisStore, clock: FrozenClock, hand_over: Loss, verb: str
+) -> None:
+    """
+    Its successor may have finished. The record stays as it is, for whoever can find out.
+    """
+    key = a_key()
+    token = a_token()
+    granted(claim(store, key, token=token, on_lapse=OnLapse.TAKEOVER))
+    hand_over()
+    before = store.read(key)
+    with pytest.raises(LeaseLost):
+        WRITES[verb](store, key, token)
+    store.memory.acknowledge(forced=True)
+    with pytest.raises(LeaseLost):
+        WRITES[verb](store, key, token)
+
+    assert before == store.read(key)
+
+
+def test_what_was_completed_before_a_loss_may_be_completed_again(
+    store: RedisStore, clock: FrozenClock, hand_over: Loss
+) -> None:
+    """
+    As after every lost reply.
+    """
+    key, token = a_key(), a_token()
+    granted(claim(store, key, token=token, on_lapse=OnLapse.TAKEOVER))
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+    hand_over()
+
+    store.complete(key, token, PAYLOAD, keep=KEEP)
 
 
 def test_a_point_of_no_return_is_not_passed_where_a_successor_may_be_forgotten(

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Replayed
+from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Replayed, Unknown
 from flask_idempotency.engine.quota import Quota
+from flask_idempotency.engine.unsettled import Found
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
@@ -99,6 +100,30 @@ def test_nothing_is_put_back_that_was_not_forgotten(store: RedisStore, clock: Fr
 
     assert not owner.restore()
     assert store.read(owner.key) is None
+
+
+def test_nothing_is_put_back_that_its_owner_gives_up_at_that_moment(
+    store: RedisStore, clock: FrozenClock, empty: Loss
+) -> None:
+    """
+    The thread that renews may find its claim forgotten just before the view's thread releases it.
+    """
+    owner = Owner(store, clock)
+    empty()
+    store.release(owner.key, owner.token)
+
+    assert not owner.restore()
+
+
+def test_nothing_is_put_back_twice_that_somebody_has_freed(store: RedisStore, clock: FrozenClock, empty: Loss) -> None:
+    owner = Owner(store, clock)
+    empty()
+    assert owner.restore()
+    clock.advance(LEASE + 1)
+    assert isinstance(claim(store, owner.key), Unknown)
+    assert store.unsettled.free(Found(owner.key, found(store, owner.key)))
+
+    assert not owner.restore()
 
 
 def test_nothing_is_put_back_that_was_claimed_since_the_loss(

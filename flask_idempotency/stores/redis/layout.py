@@ -45,8 +45,8 @@ Many, so that a Cluster can spread them and a tenant shares its fences and index
 FIELDS: Final[Mapping[str, str]] = {
     # Of the partition's memory: the last fence given out; the store's id, how its keys are laid out, which process keeps it
     # and on which line of replication; when it was last noticed that this is another one, or that the memory was empty, and
-    # until which of these times all is well again, in ms; and the id by which its data keys are told from those of a
-    # memory that is gone.
+    # until which of these times all is well again, in ms; the last fence that was given out before it; and the id by which
+    # its data keys are told from those of a memory that is gone.
     "FENCE": "fence",
     "STORE_ID": "sid",
     "LAYOUT": "layout",
@@ -54,6 +54,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "LINE": "line",
     "LOST": "lost",
     "OPEN": "open",
+    "BEFORE": "before",
     "STORE": "id",
     # Of a ledger. `records bytes lowest-edge` of all buckets; before the length of a window of new keys, in microseconds,
     # its `number count`; `records,bytes,in-flight,new-keys,microseconds,seconds` as the operator has set them, empty where

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from flask_idempotency.engine.errors import ConfigurationError, MemoryLost, StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, MemoryLost
 from flask_idempotency.engine.memory import Loss, Standing
 from flask_idempotency.engine.outcome import Grant
 from flask_idempotency.engine.request import ClaimRequest
@@ -94,21 +94,24 @@ class RedisMemory:
         return MemoryLost(_TEXTS[kind], loss=kind.value, noticed=noticed)
 
     def warn(self) -> None:
-        """Log what keeps new keys from running, if anything does. A server that does not answer is nobody's news here."""
+        """Log what keeps new keys from running, if anything does, in one line. Never fails: nobody is to be kept from
+        starting by this."""
         if self.rules.after_loss == "run":
             return
         try:
-            losses = self.standing().losses
-        except StoreUnavailable:
+            standing = self.standing()
+        except IdempotencyError as error:
+            _log.warning("Redis does not tell what it remembers (%s)", type(error).__name__)
             return
-        for name in losses:
-            _log.error("Requests with a new key get 503: %s", _TEXTS[Loss(name)])
+        if not standing.runs_unknown(self.rules.after_loss):
+            gravest = next(loss for loss in (Loss.FOREIGN, *Loss) if loss.value in standing.losses)
+            _log.error("Requests with a new key get 503: %s.", _TEXTS[gravest])
 
     def restore(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
         keys = layout.keys(request.key)
         answer = self._server.run(
             scripts.RESTORE,
-            keys,
+            (*keys, layout.given_up(request.key, grant.token), layout.freed(request.key)),
             layout.name(keys),
             grant.token,
             grant.fence,

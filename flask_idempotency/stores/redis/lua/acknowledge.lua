@@ -10,7 +10,7 @@ local memory = redis.call('HMGET', KEYS[1], STORE_ID, LAYOUT, PROCESS, LINE, LOS
 if memory[1] and (memory[1] ~= id or memory[2] ~= laid_out) then
   return 'OTHER'
 end
-local process, changed = handed_over(memory[3], memory[4])
+local process, line, changed = handed_over(memory[3], memory[4])
 local lost = tonumber(memory[5])
 if not memory[1] and not lost then
   lost = math.floor(now / 1000)

@@ -6,8 +6,9 @@
 
 local expected, laid_out, after, skew, born = ARGV[8], ARGV[9], ARGV[10], tonumber(ARGV[11]), tonumber(ARGV[12])
 
-local memory = redis.call('HMGET', KEYS[4], FENCE, STORE_ID, LAYOUT, PROCESS, LINE, LOST, OPEN)
-local process, changed = handed_over(memory[4], memory[5])
+local memory = redis.call('HMGET', KEYS[4], FENCE, STORE_ID, LAYOUT, PROCESS, LINE, LOST, OPEN, BEFORE)
+local process, line, changed = handed_over(memory[4], memory[5])
+local last_before = tonumber(memory[8]) or 0
 local now_ms, since, open, loss, noticed = math.floor(now / 1000), tonumber(memory[6]), tonumber(memory[7]), nil, 0
 if not memory[2] then
   loss = 'missing'
@@ -18,8 +19,7 @@ if not memory[2] then
 elseif (expected ~= '' and memory[2] ~= expected) or memory[3] ~= laid_out then
   loss = 'foreign'
 elseif changed then
-  since, noticed = noticed_at(since), 1
-  redis.call('HSET', KEYS[4], PROCESS, process, LINE, line, LOST, string.format('%.0f', since))
+  since, noticed, last_before = note_loss(KEYS[4], process, line, since), 1, tonumber(memory[1]) or 0
 elseif memory[5] ~= line then
   redis.call('HSET', KEYS[4], LINE, line)
 end

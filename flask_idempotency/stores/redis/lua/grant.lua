@@ -69,7 +69,7 @@ if loss and loss ~= 'changed' and (not live or record.takeover) then
   return { 'FORGOTTEN', loss, noticed }
 end
 -- What was claimed before a loss may have been done, and its answer given, in what was forgotten.
-if live and record.takeover and (after == 'run' or not since or requested(record) > since) then
+if live and record.takeover and (after == 'run' or fence(record) > last_before) then
   return grant(fence(record), math.min(attempt(record) + 1, 255), requested(record), record.counted)
 end
 if live then

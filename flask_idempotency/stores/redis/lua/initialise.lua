@@ -10,7 +10,8 @@ local memory = redis.call('HMGET', KEYS[1], STORE_ID, LOST)
 if memory[1] then
   return memory[1] == id and 'DONE' or 'OTHER'
 end
-redis.call('HSET', KEYS[1], STORE_ID, id, LAYOUT, laid_out, PROCESS, (handed_over()), LINE, line)
+local process, line = handed_over()
+redis.call('HSET', KEYS[1], STORE_ID, id, LAYOUT, laid_out, PROCESS, process, LINE, line)
 if memory[2] then
   -- That it was empty was noticed before.
   redis.call('HSET', KEYS[1], OPEN, memory[2])

@@ -14,13 +14,6 @@ if done then
   return done
 end
 if record.state == PROCESSING and record.takeover then
-  local memory = redis.call('HMGET', KEYS[4], STORE_ID, PROCESS, LINE, LOST)
-  local _, changed = handed_over(memory[2], memory[3])
-  local lost = tonumber(memory[4])
-  if not memory[1] or changed or (lost and requested(record) <= lost) then
-    -- Whoever has taken it over may have been forgotten, and be past this very point.
-    return 'LOST'
-  end
   redis.call('PERSIST', KEYS[1]) -- Even when it is full: see owner.lua.
   local first = first_byte(PROCESSING, false, awaited(record), record.counted)
   redis.call('SET', KEYS[1], rewritten(record, first, record.deadline, NO_RESULT, ''))

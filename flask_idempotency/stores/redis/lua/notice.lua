@@ -4,9 +4,8 @@
 -- Returns {now in microseconds, process, id, layout, lost, open}, '' for what is not there
 
 local memory = redis.call('HMGET', KEYS[1], STORE_ID, LAYOUT, PROCESS, LINE, LOST, OPEN)
-local process, changed = handed_over(memory[3], memory[4])
+local process, line, changed = handed_over(memory[3], memory[4])
 if (memory[1] and changed) or (not memory[1] and not memory[5]) then
-  memory[5] = string.format('%.0f', noticed_at(memory[5]))
-  redis.call('HSET', KEYS[1], PROCESS, process, LINE, line, LOST, memory[5])
+  memory[5] = string.format('%.0f', note_loss(KEYS[1], process, line, memory[5]))
 end
 return { now, process, memory[1] or '', memory[2] or '', memory[5] or '', memory[6] or '' }

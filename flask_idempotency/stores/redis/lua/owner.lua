@@ -1,5 +1,12 @@
 -- What a record's owner may do to it, whatever the state of the server.
 
+-- Whether somebody may have taken this record over, and been forgotten: it was granted before the memory was lost.
+local function superseded(record)
+  local memory = redis.call('HMGET', KEYS[4], STORE_ID, PROCESS, LINE, BEFORE)
+  local _, _, changed = handed_over(memory[2], memory[3])
+  return not memory[1] or changed or number(record.bytes, 18, 24) <= (tonumber(memory[4]) or 0)
+end
+
 -- The record when this token may write to it, else nil and the word to answer with.
 local function owned(token)
   local bytes = redis.call('GET', KEYS[1])
@@ -13,7 +20,7 @@ local function owned(token)
   if expired(record) then
     return nil, 'ABSENT'
   end
-  if record.token ~= token then
+  if record.token ~= token or (record.takeover and record.state ~= COMPLETED and superseded(record)) then
     return nil, 'LOST'
   end
   return record

@@ -1,5 +1,6 @@
 -- Puts a claim back that Redis has forgotten.
 --
+-- KEYS: 8 that the token was given up, 9 by which call the record was freed
 -- ARGV: 3 token, 4 fence, 5 attempt, 6 fingerprint, 7 tid and about, 8 lease in microseconds; 9 how long ago it was asked
 --   for, in microseconds
 -- Returns 'DONE' | 'OTHER' | 'REMEMBERED'
@@ -14,7 +15,10 @@ if bytes then
 end
 local memory = redis.call('HMGET', KEYS[4], FENCE, STORE_ID, PROCESS, LINE, LOST)
 local asked_at, lost = math.floor((now - age) / 1000), tonumber(memory[5])
-local process, changed = handed_over(memory[3], memory[4])
+local process, line, changed = handed_over(memory[3], memory[4])
+if redis.call('EXISTS', KEYS[8]) == 1 or redis.call('EXISTS', KEYS[9]) == 1 then
+  return 'OTHER'
+end
 if memory[2] and not changed and not (lost and lost >= asked_at) then
   return 'REMEMBERED'
 end
@@ -24,7 +28,7 @@ redis.call('ZCARD', KEYS[2])
 redis.call('ZADD', KEYS[2], decimal(deadline), name)
 if memory[2] and changed then
   -- Nobody else has looked at this part since.
-  redis.call('HSET', KEYS[4], PROCESS, process, LINE, line, LOST, decimal(noticed_at(lost)))
+  note_loss(KEYS[4], process, line, lost)
 end
 if fence > (tonumber(memory[1]) or 0) then
   redis.call('HSET', KEYS[4], FENCE, decimal(fence))
