@@ -162,9 +162,19 @@ def clusters() -> Iterator[Clusters]:
 
 
 def cluster(kind: str) -> Backend:
+    """By a URL on one kind of server, and through redis-py's client on the others."""
+
     def backend(request: pytest.FixtureRequest, ends: ExitStack) -> MakeStore:
         clusters: Clusters = request.getfixturevalue("clusters")
-        return lambda clock: RedisStore(clusters.client(kind), clock=clock, rules=FORGIVING)
+
+        def make(clock: Clock) -> Store:
+            url = f"redis+cluster://127.0.0.1:{clusters.get(kind).port}"
+            reached = url if kind == REDIS_KINDS[0] else clusters.client(kind)
+            store = RedisStore(reached, clock=clock, rules=FORGIVING)
+            ends.callback(store.close)
+            return store
+
+        return make
 
     return backend
 
@@ -244,5 +254,12 @@ def make_system(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
 @pytest.fixture(params=KEPT)
 def make_kept(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
     """The same for what a store does for its janitor, and for what is in it."""
+    with ExitStack() as ends:
+        yield BACKENDS[request.param](request, ends)
+
+
+@pytest.fixture(params=[name for name in SYSTEMS if name not in KEPT])
+def make_owned(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
+    """The other systems."""
     with ExitStack() as ends:
         yield BACKENDS[request.param](request, ends)

@@ -11,14 +11,15 @@ from flask_idempotency.testing.contract import (
     ChoreBookContract,
     DataKeysContract,
     ExpiryContract,
-    LedgerContract,
     SettledContract,
     StoreContract,
     UnsettledContract,
 )
+from flask_idempotency.testing.contract.counting import Counting
 from flask_idempotency.testing.contract.limiting import Limiting
 from flask_idempotency.testing.contract.machine import Modelled
 from flask_idempotency.testing.contract.racing import Racing
+from flask_idempotency.testing.contract.recounting import Recounted
 from flask_idempotency.testing.contract.settling import Settling
 from tests.backends import MakeStore
 
@@ -37,10 +38,18 @@ class TestReached(Settling, Racing, Limiting, Modelled):
         return make_reached(clock)
 
 
-class TestLedgers(LedgerContract):
+class TestLedgers(Counting, Limiting):
     @pytest.fixture
     def store(self, make_system: MakeStore, clock: FrozenClock) -> Store:
         return make_system(clock)
+
+
+class TestRecounts(Recounted):
+    """Where nobody else settles. Where others do, `TestUnsettled` has the same calls among more."""
+
+    @pytest.fixture
+    def store(self, make_owned: MakeStore, clock: FrozenClock) -> Store:
+        return make_owned(clock)
 
 
 class TestSystems(DataKeysContract, AnswersContract):
