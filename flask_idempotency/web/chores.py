@@ -19,7 +19,7 @@ from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.expire import expire
 from flask_idempotency.maintenance.heartbeat import Heartbeat, heartbeat
 from flask_idempotency.maintenance.janitor import Chore, Janitor, Work
-from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, Asking, reap
+from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, Asking, Reaping, reap
 from flask_idempotency.maintenance.reconcile import reconcile
 from flask_idempotency.maintenance.rotate import rotate
 from flask_idempotency.settings import Settings
@@ -99,9 +99,13 @@ def work_of(
             first_pause=max([FIRST_PAUSE_SECONDS, *(lease / 2 for lease in _leases(policies, loaders.resolvers))]),
         )
         unsettled, label = built.unsettled, every[0].label
-        work["reap"] = lambda horizon, drain: reap(
-            unsettled, horizon=horizon, drain=drain, observers=observers, label=label, asking=asking
-        )
+
+        def reaping(horizon: float, drain: Drain) -> Reaping:
+            # Where something is forgotten, somebody may be at work whom no record names: a resolver would find nothing yet.
+            asked = asking if _remembers(built) else None
+            return reap(unsettled, horizon=horizon, drain=drain, observers=observers, label=label, asking=asked)
+
+        work["reap"] = reaping
     if built.expiry is not None:
         expiry = built.expiry
         work["expire"] = lambda horizon, drain: expire(expiry, horizon=horizon, drain=drain)
@@ -121,6 +125,12 @@ def work_of(
 
         work["heartbeat"] = beat
     return work
+
+
+def _remembers(built: Built) -> bool:
+    """Whether the store has all that it promised, or somebody has looked at what it has not."""
+    memory = built.memory
+    return memory is None or memory.standing().runs_unknown(memory.rules.after_loss)
 
 
 def _leases(policies: Policies, endpoints: Iterable[str]) -> Iterator[float]:

@@ -16,6 +16,7 @@ from flask_idempotency.engine.record import State
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.engine.result import Result
 from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.redis.memory import MemoryRules
 from tests.engine.conftest import House
 
 RESULT = Result(status=201, body=b"paid")
@@ -23,6 +24,8 @@ RESULT = Result(status=201, body=b"paid")
 
 class Memory:
     """Forgets when it is told to, and takes back what owners bring."""
+
+    rules = MemoryRules()
 
     def __init__(self, house: House) -> None:
         self._house = house
