@@ -146,7 +146,7 @@ class DeploymentSchema(PolicySchema):
         metadata={
             "doc": "How many replicas of a Redis must have each claim and each answer before it counts: all that each primary "
             "has, or none. With fewer at hand first requests get 503. See "
-            "[waiting for replicas](redis.md#waiting-for-replicas).",
+            "[waiting for replicas](redis-memory.md#waiting-for-replicas).",
             "default": 0,
         },
     )
