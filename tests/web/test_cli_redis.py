@@ -1,0 +1,311 @@
+"""`flask idempotency redis …`: making a Redis ready, and what people do about one that has forgotten."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from click.testing import Result
+from flask import Flask, request
+
+from example_app.servers import RedisServer
+from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.events import LossAcknowledged, StoreInitialised
+from flask_idempotency.engine.health import Verdict
+from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.memory import RedisMemory
+from flask_idempotency.web.checkup import examination_of
+from tests.services import REDIS_KINDS, RedisServers, StartRedis, connect
+from tests.web.apps import World, new_world
+from tests.web.cases import WHY, refusal, said
+from tests.web.cases import run as run_any
+
+SOON = 0.001
+"""Seconds that nobody has to wait for: over before the next command is."""
+ALL = layout.PARTITIONS
+
+
+def world_on(store: Any, **settings: Any) -> World:
+    settings = {"after_loss": "refuse", "loss_hold": 60, "on_error": "quarantine", **settings}
+    world = new_world(Flask("tests.web.app"), store=store, **settings)
+
+    @world.view()
+    def pay() -> tuple[str, int]:
+        world.runs.append(1)
+        if "X-Fail" in request.headers:
+            raise RuntimeError("the view failed")
+        return "paid", 201
+
+    return world
+
+
+def run(world: World, *arguments: str, typed: str | None = None) -> Result:
+    return run_any(world, "redis", *arguments, typed=typed)
+
+
+def paid(world: World, key: str = "k") -> int:
+    return world.post(key=key).status_code
+
+
+@pytest.fixture
+def server(redis_servers: RedisServers) -> RedisServer:
+    return redis_servers.get(REDIS_KINDS[0])
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    with connect(server.url) as client:
+        yield client
+
+
+@pytest.fixture
+def world(server: RedisServer) -> World:
+    """On a Redis that was made ready."""
+    world = world_on(server.url, loss_hold=SOON)
+    assert 0 == run(world, "init").exit_code
+    world.events.clear()
+    return world
+
+
+def test_a_new_redis_runs_nothing_until_it_is_made_ready(server: RedisServer) -> None:
+    """
+    What is to be done is said by the refusal's log, by `status`, and done by `init`.
+    """
+    world = world_on(server.url)
+    before = run(world, "status")
+    assert (503, 1, True) == (paid(world), before.exit_code, "flask idempotency redis init" in before.stdout)
+
+    assert 0 == run(world, "init", *WHY).exit_code
+    assert (201, 0) == (paid(world), run(world, "status").exit_code)
+    assert [("ops", "asked the bank")] == [
+        (told.actor, told.reason) for told in world.told(StoreInitialised) if isinstance(told, StoreInitialised)
+    ]
+
+
+def test_init_says_by_which_name_another_redis_would_be_refused(server: RedisServer) -> None:
+    """
+    Once it is set there is nothing more to say.
+    """
+    world = world_on(server.url)
+    told = run(world, "init")
+    store_id = said(run(world, "status", "--json"))["store_id"]
+    assert (f"IDEMPOTENCY_STORE_ID={store_id} " in told.stdout, len(store_id)) == (True, 16)
+
+    named = world_on(server.url, store_id=store_id)
+
+    assert [store_id in (again := run(named, "init").stdout), "IDEMPOTENCY_STORE_ID" in again] == [True, False]
+
+
+def test_a_name_that_is_set_is_the_name_that_it_gets(server: RedisServer) -> None:
+    world = world_on(server.url, store_id="shop-production")
+
+    assert {"store_id": "shop-production", "anew": True, "named": True} == said(run(world, "init", "--json"))
+
+
+def test_init_of_one_that_is_ready_changes_and_tells_nothing(world: World) -> None:
+    first = said(run(world, "status", "--json"))
+
+    again = said(run(world, "init", "--json"))
+
+    assert (first["store_id"], False) == (again["store_id"], again["anew"])
+    assert [] == world.told(StoreInitialised)
+
+
+def test_one_with_claims_in_it_is_not_new(world: World, client: redis.Redis) -> None:
+    """
+    Owners that survive put theirs back: where some are, it was emptied.
+    """
+    assert 500 == world.post(headers={"X-Fail": "yes"}).status_code
+    client.delete(*map(layout.memory_in, range(ALL)))
+
+    assert "not new" in refusal(run(world, "init"))
+    assert {"missing": ALL} == said_status(world)["losses"]
+
+
+def said_status(world: World) -> Any:
+    """What `status` tells machines, however the store stands."""
+    told = run(world, "status", "--json")
+    assert told.exit_code in (0, 1), told.output
+    return said(told)
+
+
+def test_an_emptied_redis_is_acknowledged_by_a_person(world: World, client: redis.Redis) -> None:
+    """
+    Who is shown what it is about, and can say no.
+    """
+    assert 201 == paid(world)
+    client.flushall()
+    told = run(world, "status")
+    assert (503, 1, True) == (paid(world), told.exit_code, f"{ALL} missing" in told.stdout)
+
+    no = run(world, "ack", *WHY, typed="n\n")
+    assert (1, True, 503) == (no.exit_code, f"{ALL} missing" in no.stderr, paid(world, "new"))
+    assert [] == world.told(LossAcknowledged)
+
+    assert 0 == run(world, "ack", *WHY, typed="y\n").exit_code
+    assert (201, 0) == (paid(world, "new"), run(world, "status").exit_code)
+    assert [
+        LossAcknowledged(
+            "", "", actor="ops", reason="asked the bank", forced=False, parts={"missing": ALL}, finished=True
+        )
+    ] == world.told(LossAcknowledged)
+
+
+def test_survivors_are_waited_for_unless_somebody_insists(server: RedisServer, client: redis.Redis) -> None:
+    world = world_on(server.url)
+    run(world, "init")
+    client.flushall()
+    status = said_status(world)
+    assert 0 < status["seconds_until_ack"] <= 60
+
+    assert "left to put their claims back" in refusal(run(world, "ack", *WHY, "--yes"))
+    assert ([], 503) == (world.told(LossAcknowledged), paid(world))
+
+    assert {"missing": ALL} == said(run(world, "ack", *WHY, "--yes", "--force", "--json"))["acknowledged"]
+    assert (201, [True]) == (
+        paid(world),
+        [told.forced for told in world.told(LossAcknowledged) if isinstance(told, LossAcknowledged)],
+    )
+
+
+@pytest.mark.parametrize("kind", REDIS_KINDS)
+def test_after_a_restart_old_answers_are_given_and_new_keys_wait_for_somebody(
+    start_redis: StartRedis, kind: str
+) -> None:
+    """
+    On each server: as every restart, though here nothing was lost.
+    """
+    server = start_redis(kind, "--appendonly", "yes", "--appendfsync", "always")
+    world = world_on(server.url, loss_hold=SOON)
+    run(world, "init")
+    assert 201 == paid(world)
+    server.kill()
+    server.restart()
+
+    assert [201, 503] == [paid(world), paid(world, "new")]
+    told = run(world, "status")
+    assert (1, True, True) == (told.exit_code, f"{ALL} changed" in told.stdout, "redis ack" in told.stdout)
+    assert 0 == run(world, "ack", *WHY, "--yes").exit_code
+    assert ([201, 201], 2) == ([paid(world), paid(world, "new")], len(world.runs))
+
+
+def test_another_environments_redis_cannot_be_taken_over(world: World, server: RedisServer) -> None:
+    """
+    Neither made ready nor acknowledged, whoever insists; and nothing of it is changed.
+    """
+    theirs = said_status(world)
+    stranger = world_on(server.url, store_id="another")
+    told = run(stranger, "status")
+
+    assert (1, True) == (told.exit_code, f"{theirs['store_id']}, and IDEMPOTENCY_STORE_ID names another" in told.stdout)
+    assert "right Redis" in refusal(run(stranger, "ack", *WHY, "--yes", "--force"))
+    assert "right Redis" in refusal(run(stranger, "init"))
+    assert (503, 201) == (paid(stranger), paid(world))
+    assert theirs["parts"] == said_status(world)["parts"]
+
+
+def test_where_nothing_is_lost_nothing_is_acknowledged(world: World) -> None:
+    """
+    Nobody is asked, and nothing is told.
+    """
+    told = run(world, "ack", *WHY)
+
+    assert (0, True, []) == (told.exit_code, "nothing to acknowledge" in told.stdout, world.told(LossAcknowledged))
+
+
+COMMANDS = (("init",), ("status",), ("ack", *WHY, "--yes"))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize("kind", ("memory", "tiered"))
+def test_records_that_are_not_in_redis_need_none_of_this(
+    kind: str, command: tuple[str, ...], tmp_path: Path, redis_servers: RedisServers
+) -> None:
+    """
+    A Redis that is a cache may forget.
+    """
+    if kind == "memory":
+        world = new_world()
+    else:
+        url = redis_servers.get(REDIS_KINDS[0]).url
+        world = world_on(f"sqlite:///{tmp_path / 'records.db'}", redis_url=url, after_loss="refuse")
+
+    assert "not in a Redis" in refusal(run(world, *command))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_redis_that_is_down_cannot_be_asked(start_redis: StartRedis, command: tuple[str, ...]) -> None:
+    """
+    Nobody can tell, and nobody has acknowledged anything. The application starts all the same.
+    """
+    server = start_redis()
+    url = server.url
+    server.kill()
+    world = world_on(url)
+
+    told = run(world, *command)
+
+    assert (2, True) == (told.exit_code, told.stderr.startswith("Error: Redis cannot decide"))
+    assert [] == world.events
+
+
+def test_an_acknowledgement_that_breaks_off_is_told_as_one_that_may_have_been(
+    world: World, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_off(self: RedisMemory, *, forced: bool = False) -> None:
+        raise StoreUnavailable("gone in the middle")
+
+    client.flushall()
+    assert 1 == run(world, "status").exit_code
+    monkeypatch.setattr(RedisMemory, "acknowledge", break_off)
+
+    assert 2 == run(world, "ack", *WHY, "--yes").exit_code
+    assert [False] == [told.finished for told in world.told(LossAcknowledged) if isinstance(told, LossAcknowledged)]
+
+
+def test_a_redis_that_has_forgotten_can_still_be_looked_into(world: World, client: redis.Redis) -> None:
+    """
+    Every command that finds out what happened works; doctor says that all is not well.
+    """
+    client.flushall()
+
+    assert [0, 0] == [run_any(world, *each).exit_code for each in (("stats",), ("list", "--state", "quarantined"))]
+    assert 1 == run_any(world, "doctor").exit_code
+    with world.app.app_context():
+        found = {each.check: each for each in examination_of(world.app, environ={}).findings}
+    assert (Verdict.FAULT, Verdict.ADVICE) == (found["canary"].verdict, found["after-loss"].verdict)
+
+
+def told_at_start(caplog: pytest.LogCaptureFixture, url: str, **settings: Any) -> list[str]:
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="flask_idempotency"):
+        world_on(url, **settings)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_an_application_that_starts_on_one_says_so_in_one_line(
+    world: World, server: RedisServer, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    The gravest, whatever else is wrong; and nothing where all is well, or where forgetting is allowed.
+    """
+    assert [] == told_at_start(caplog, server.url)
+    client.delete(layout.memory_in(7))
+    client.hset(layout.memory_in(8), mapping={"run": "0" * 40, "line": "0" * 40})
+    (missing,) = told_at_start(caplog, server.url)
+    (foreign,) = told_at_start(caplog, server.url, store_id="another")
+
+    assert ("emptied" in missing, "another store" in foreign) == (True, True)
+    assert [] == told_at_start(caplog, server.url, after_loss="run")
+
+
+def test_what_cannot_be_read_at_start_keeps_nobody_from_starting(
+    server: RedisServer, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.set(layout.memory_in(7), "not ours")
+
+    assert ["Redis does not tell what it remembers (CorruptRecord)"] == told_at_start(caplog, server.url)
