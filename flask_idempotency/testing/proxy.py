@@ -1,4 +1,4 @@
-"""A line between a client and a server that can be cut on one side of a request."""
+"""A line between a client and a server that can be cut on one side of a request, held, delayed, or go dead."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import threading
 from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
+from flask_idempotency.testing.gate import Gate
+
 CHUNK_BYTES = 65536
 ACCEPT_SECONDS = 0.1
 JOIN_SECONDS = 5.0
+CAUGHT_SECONDS = 30.0
 
 Loss: TypeAlias = Literal["request", "reply", "sender"]
 
@@ -22,6 +25,8 @@ class TcpProxy:
     answer, and only then cuts the line. A delayed request loses its sender at once, and arrives when nobody expects it
     any more. All are recognised by `marker`, bytes that the request begins with or has near
     its beginning, because connecting takes requests of its own.
+
+    To hold, drop or delay concerns every byte, marked or not, of the lines that are open and of those to come.
     """
 
     def __init__(self, port: int, *, marker: bytes = b"EVAL") -> None:
@@ -30,6 +35,7 @@ class TcpProxy:
         self._lock = threading.Lock()
         self._losses: list[Loss] = []
         self._delivery = threading.Event()
+        self._requests, self._replies = Gate(), Gate()
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._stopping = False
@@ -40,6 +46,11 @@ class TcpProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(ACCEPT_SECONDS)
         self.port: int = self._listener.getsockname()[1]
+
+    @property
+    def url(self) -> str:
+        """The way through it, for a client of Redis."""
+        return f"redis://127.0.0.1:{self.port}/0"
 
     def lose_request(self) -> None:
         """The next marked request does not arrive."""
@@ -58,12 +69,49 @@ class TcpProxy:
         """Let a delayed request arrive."""
         self._delivery.set()
 
+    def hold_requests(self) -> None:
+        """From now on nothing reaches the server, until `release`."""
+        self._requests.set("held")
+
+    def hold_replies(self) -> None:
+        """From now on the server acts on everything, and nobody hears of it until `release`."""
+        self._replies.set("held")
+
+    def drop_requests(self) -> None:
+        """From now on what clients say is lost, and their lines stay open."""
+        self._requests.set("dropping")
+
+    def drop_replies(self) -> None:
+        """From now on what the server says is lost, and the lines stay open."""
+        self._replies.set("dropping")
+
+    def blackhole(self) -> None:
+        """Like a machine whose network is gone: lines stay open, new ones are accepted, and nothing comes back."""
+        self.drop_requests()
+        self.drop_replies()
+
+    def delay(self, *, requests: float = 0.0, replies: float = 0.0) -> None:
+        """From now on each piece takes so many seconds more, in either direction."""
+        self._requests.delay_seconds, self._replies.delay_seconds = requests, replies
+
+    def caught(self) -> None:
+        """Wait until something is being held."""
+        gates = [gate for gate in (self._requests, self._replies) if gate.holds]
+        assert any(gate.caught(seconds=CAUGHT_SECONDS) for gate in gates), "nothing came to be held"
+
+    def release(self) -> None:
+        """Pass on what was held, in its order, and everything that comes; what was dropped is gone."""
+        self._requests.set("open")
+        self._replies.set("open")
+
     def cut(self) -> None:
-        """Close every line that is open now, as a server does that restarts."""
+        """Close every line that is open now, as a server does that restarts; what was held is lost, and no more is held."""
         with self._lock:
             for line in self._open:
                 with contextlib.suppress(OSError):
                     line.shutdown(socket.SHUT_RDWR)
+        self._requests.end_holding()
+        self._replies.end_holding()
 
     def __enter__(self) -> Self:
         self._start(self._accept)
@@ -75,6 +123,8 @@ class TcpProxy:
         self._stopping = True
         self._delivery.set()
         self.cut()
+        self._requests.end()
+        self._replies.end()
         for thread in list(self._threads):
             thread.join(JOIN_SECONDS)
         self._listener.close()
@@ -96,9 +146,10 @@ class TcpProxy:
             self._start(self._serve, client)
 
     def _serve(self, client: socket.socket) -> None:
-        with client, socket.create_connection(self._upstream) as server:
+        # Without a server the client's line ends at once, as the server's own address would refuse it.
+        with client, contextlib.suppress(ConnectionError), socket.create_connection(self._upstream) as server:
             server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            line = _Line(client, server)
+            line = _Line(client, server, self._replies)
             with self._lock:
                 self._open |= {client, server}
             if self._stopping:
@@ -124,7 +175,8 @@ class TcpProxy:
                 if lost == "sender":
                     line.client.shutdown(socket.SHUT_RDWR)
                     self._delivery.wait()
-                line.server.sendall(data)
+                if self._requests.passes():
+                    line.server.sendall(data)
 
     def _note(self, data: bytes) -> Loss | None:
         with self._lock:
@@ -138,9 +190,10 @@ class TcpProxy:
 class _Line:
     """One client's connection and the server's end of it."""
 
-    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+    def __init__(self, client: socket.socket, server: socket.socket, replies: Gate) -> None:
         self.client = client
         self.server = server
+        self._replies = replies
         self.swallow_next = False
 
     def pass_answers(self) -> None:
@@ -148,7 +201,8 @@ class _Line:
             while data := self.server.recv(CHUNK_BYTES):
                 if self.swallow_next:
                     break
-                self.client.sendall(data)
+                if self._replies.passes():
+                    self.client.sendall(data)
         self.close()
 
     def close(self) -> None:

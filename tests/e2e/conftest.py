@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import pytest
 
 from example_app.servers import RedisServer
+from flask_idempotency.testing import TcpProxy
 from tests.e2e.books import Books
 from tests.e2e.ledger import Ledger
 from tests.e2e.processes import Fleet, Plan, Server
-from tests.e2e.proxy import Proxy
 from tests.forgiving import make_ready
 from tests.services import REDIS_KINDS, RedisServers, connect
 
@@ -106,9 +106,9 @@ def figures(request: pytest.FixtureRequest) -> Figures:
 
 
 @pytest.fixture
-def proxy(store: RedisServer) -> Iterator[Proxy]:
+def proxy(store: RedisServer) -> Iterator[TcpProxy]:
     """A line to the store that can be held."""
-    with Proxy(store.port) as proxy:
+    with TcpProxy(store.port) as proxy:
         yield proxy
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from example_app.servers import RedisServer
+from flask_idempotency.testing import TcpProxy
 from tests.e2e.conftest import Serve
 from tests.e2e.ledger import Ledger
 from tests.e2e.processes import Kind, Server, kill
-from tests.e2e.proxy import Proxy
 from tests.e2e.wire import Order, Wire, ask, ask_until_settled
 
 LEASE = 2.0
@@ -22,7 +22,7 @@ def warm_up(server: Server) -> Server:
 
 @pytest.mark.parametrize("kind", ["sync", "gthread", "gevent", "waitress"])
 def test_a33_no_byte_of_the_answer_leaves_before_it_is_stored(
-    serve_once: Serve, kind: Kind, proxy: Proxy, ledger: Ledger
+    serve_once: Serve, kind: Kind, proxy: TcpProxy, ledger: Ledger
 ) -> None:
     """
     While the store has not taken the answer, the client gets nothing of it; when it has, all of it.
@@ -45,7 +45,7 @@ def test_a33_no_byte_of_the_answer_leaves_before_it_is_stored(
 
 
 def test_a33_worker_killed_before_the_store_has_the_answer_has_told_nobody(
-    serve_once: Serve, serve: Serve, proxy: Proxy, store: RedisServer, ledger: Ledger
+    serve_once: Serve, serve: Serve, proxy: TcpProxy, store: RedisServer, ledger: Ledger
 ) -> None:
     """
     The answer is on its way to the store when its worker dies: the client got no byte, and retries may be told otherwise.
@@ -68,7 +68,7 @@ def test_a33_worker_killed_before_the_store_has_the_answer_has_told_nobody(
 
 
 def test_a33_worker_killed_after_the_store_has_the_answer_has_not_lost_it(
-    serve_once: Serve, serve: Serve, proxy: Proxy, ledger: Ledger
+    serve_once: Serve, serve: Serve, proxy: TcpProxy, ledger: Ledger
 ) -> None:
     """
     The store has the answer when its worker dies, and the client does not: the retry gets it.
@@ -92,7 +92,9 @@ def test_a33_worker_killed_after_the_store_has_the_answer_has_not_lost_it(
     assert ledger.runs(order.case) == 1
 
 
-def test_a10_lost_reply_to_a_claim_is_mended_by_asking_again(serve_once: Serve, proxy: Proxy, ledger: Ledger) -> None:
+def test_a10_lost_reply_to_a_claim_is_mended_by_asking_again(
+    serve_once: Serve, proxy: TcpProxy, ledger: Ledger
+) -> None:
     """
     The store granted the claim and its reply was lost: the same request asks again, and is not told that it is in flight.
     """
@@ -110,7 +112,7 @@ def test_a10_lost_reply_to_a_claim_is_mended_by_asking_again(serve_once: Serve, 
 
 
 def test_a11_lost_reply_to_a_completion_is_as_if_it_had_arrived(
-    serve_once: Serve, proxy: Proxy, ledger: Ledger
+    serve_once: Serve, proxy: TcpProxy, ledger: Ledger
 ) -> None:
     """
     The store took the answer and its reply was lost: the client gets the answer, and so do retries.
@@ -133,7 +135,7 @@ def test_a11_lost_reply_to_a_completion_is_as_if_it_had_arrived(
 
 @pytest.mark.slow
 def test_a12_claim_that_nobody_heard_of_is_given_back(
-    serve_once: Serve, serve: Serve, proxy: Proxy, ledger: Ledger
+    serve_once: Serve, serve: Serve, proxy: TcpProxy, ledger: Ledger
 ) -> None:
     """
     The store granted a claim and could never say so: the client is told 503, the view is not entered, and the key is free

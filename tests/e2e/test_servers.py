@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from example_app.servers import RedisServer
+from flask_idempotency.testing import TcpProxy
 from tests.e2e.conftest import Serve, keys
 from tests.e2e.ledger import Ledger
 from tests.e2e.processes import KINDS, Kind, Server
-from tests.e2e.proxy import Proxy
 from tests.e2e.wire import Order, Wire, ask, ask_until_settled, message
 
 LIMIT = 256 * 1024
@@ -54,7 +54,7 @@ def test_48_first_chunk_of_a_stream_leaves_at_once(server: Server, ledger: Ledge
 
 
 def test_48_a_stream_is_stored_before_its_end_is_told(
-    serve_once: Serve, kind: Kind, proxy: Proxy, ledger: Ledger
+    serve_once: Serve, kind: Kind, proxy: TcpProxy, ledger: Ledger
 ) -> None:
     """
     A client that knows a stream to be complete can rely on it: while the store has not heard of it, the end is not told.
@@ -79,7 +79,7 @@ def test_48_a_stream_is_stored_before_its_end_is_told(
 
 
 def test_48_a_body_of_announced_length_is_stored_before_its_last_byte(
-    serve_once: Serve, kind: Kind, proxy: Proxy, ledger: Ledger
+    serve_once: Serve, kind: Kind, proxy: TcpProxy, ledger: Ledger
 ) -> None:
     """
     No end marker follows a body whose length was announced: some of it is held back until the store has all of it.
