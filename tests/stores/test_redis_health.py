@@ -16,7 +16,7 @@ from example_app.servers import RedisServer
 from flask_idempotency.engine.health import Finding, Health, Verdict
 from flask_idempotency.stores.redis.store import RedisStore
 from tests.backends import Clusters
-from tests.forgiving import redis_store
+from tests.forgiving import FORGIVING
 from tests.services import REDIS_KINDS, RedisServers, StartRedis
 
 DEADLINE = 20.0
@@ -25,16 +25,16 @@ CHECKS = ["eviction", "persistence", "persistence-errors", "memory", "replicatio
 
 
 @contextmanager
-def a_store(server: Any) -> Iterator[RedisStore]:
-    store = redis_store(server)
+def a_store(server: Any, *, replicas: int = 0) -> Iterator[RedisStore]:
+    store = RedisStore(server, rules=FORGIVING, replicas=replicas)
     try:
         yield store
     finally:
         store.close()
 
 
-def found(server: Any) -> dict[str, Finding]:
-    with a_store(server) as store:
+def found(server: Any, *, replicas: int = 0) -> dict[str, Finding]:
+    with a_store(server, replicas=replicas) as store:
         health: Health = store.health
         return {finding.check: finding for finding in health.findings()}
 
@@ -138,16 +138,25 @@ def pair(start_redis: StartRedis, redis_kind: str) -> Iterator[tuple[RedisServer
         server.kill()  # asked to end, they wait for each other
 
 
-def test_writes_that_no_replica_has_are_found(pair: tuple[RedisServer, RedisServer]) -> None:
+def test_claims_that_no_replica_has_are_found(pair: tuple[RedisServer, RedisServer]) -> None:
     """
-    Until the primary waits for replicas to be near.
+    Until they wait for all replicas. Nearer ones lose less, and still something.
     """
     primary, _ = pair
-    assert {"replication": Verdict.ADVICE} == worse(found(primary.url))
+    assert {"replication": Verdict.ADVICE} == worse(told := found(primary.url))
     with redis.Redis.from_url(primary.url) as client:
         client.config_set("min-replicas-to-write", 1)
+    assert {"replication": Verdict.ADVICE} == worse(nearer := found(primary.url))
 
-    assert {} == worse(found(primary.url))
+    assert [True, False] == ["min-replicas-to-write" in each["replication"].remedy for each in (told, nearer)]
+    assert {} == worse(found(primary.url, replicas=1))
+
+
+def test_claims_that_wait_for_a_replica_that_is_not_there_are_found(pair: tuple[RedisServer, RedisServer]) -> None:
+    """
+    None would be granted.
+    """
+    assert {"replication": Verdict.FAULT} == worse(found(pair[0].url, replicas=2))
 
 
 def test_a_replica_is_no_store(pair: tuple[RedisServer, RedisServer]) -> None:
@@ -169,7 +178,7 @@ def test_a_replica_that_is_behind_is_found(
         client.config_set("min-replicas-to-write", 1)
         replica.pause()
         until(lambda: bool(int(client.info("replication")["slave0"]["lag"]) > 2))
-    told = found(primary.url)
+    told = found(primary.url, replicas=1)
     replica.resume()
 
     assert {"replication": Verdict.ADVICE} == worse(told)
