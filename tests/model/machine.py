@@ -1,0 +1,366 @@
+"""Does the same to a store and to the reference, in any order and in any weather, and compares all answers and records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, TypeAlias, cast
+
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from flask_idempotency.engine.chores import Expiry
+from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
+from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, OverQuota, Replayed, Unknown
+from flask_idempotency.engine.ports import Store, StoreOutcome
+from flask_idempotency.engine.record import OnLapse, Payload, Record, State
+from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.unsettled import Found, Unsettled
+from flask_idempotency.maintenance.drain import Drain
+from flask_idempotency.maintenance.reap import reap
+from flask_idempotency.testing.clock import FrozenClock
+from flask_idempotency.testing.contract.examples import (
+    FINGERPRINT,
+    OTHER_FINGERPRINT,
+    a_key,
+    a_request,
+    a_token,
+    near,
+)
+from flask_idempotency.testing.faulty import FaultyStore, Verb
+from tests.model.reference import UNSAID, Reference, Row, Seen, Told
+
+Weather: TypeAlias = Literal["fine", "request lost", "reply lost"]
+
+places = st.integers(0, 1)
+"""Two keys of one tenant: what befalls one must leave the other alone."""
+weather: st.SearchStrategy[Weather] = st.sampled_from(("fine", "fine", "fine", "request lost", "reply lost"))
+durations = st.integers(1, 40)
+horizons = st.integers(-50, 50)
+fingerprints = st.sampled_from((FINGERPRINT, FINGERPRINT, FINGERPRINT, OTHER_FINGERPRINT))
+payloads = st.builds(
+    Payload,
+    data=st.binary(max_size=8),
+    status=st.sampled_from((200, 204, 422)),
+    success=st.booleans(),
+    byte_size=st.integers(0, 9),
+)
+
+
+class KeptStore(Store, Protocol):
+    """A store that can be looked after."""
+
+    @property
+    def unsettled(self) -> Unsettled: ...
+
+    @property
+    def expiry(self) -> Expiry: ...
+
+
+class ReferenceMachine(RuleBasedStateMachine):
+    """Subclassed by who has a store, which `make` returns for a clock."""
+
+    owners = Bundle("owners")
+    sights = Bundle("sights")
+
+    def make(self, clock: FrozenClock) -> KeptStore:
+        raise NotImplementedError
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = FrozenClock()
+        self.reference = Reference(int(self.clock.now))
+        self.store = self.make(self.clock)
+        self.line = FaultyStore(self.store)
+        tid = a_key().tid
+        self.keys = [a_key(tid=tid), a_key(tid=tid)]
+        self.fences: dict[StorageKey, tuple[bytes, int]] = {}
+        self.answers: dict[tuple[StorageKey, bytes], Payload] = {}
+        self.given_up = set[bytes]()
+        self.just_released: tuple[StorageKey, bytes] | None = None
+
+    # Who is there.
+
+    @initialize(target=owners)
+    def first_owners(self) -> Any:
+        return multiple(a_token(), a_token())
+
+    @rule(target=owners)
+    def another_owner(self) -> bytes:
+        return a_token()
+
+    @rule(owner=consumes(owners))
+    def crash(self, owner: bytes) -> None:
+        """It is never heard of again. What it has claimed is for others to settle."""
+
+    # What owners do.
+
+    @rule(
+        place=places,
+        owner=owners,
+        fingerprint=fingerprints,
+        on_lapse=st.sampled_from(OnLapse),
+        lease=durations,
+        weather=weather,
+    )
+    def claim(
+        self, place: int, owner: bytes, fingerprint: bytes, on_lapse: OnLapse, lease: int, weather: Weather
+    ) -> None:
+        key = self.keys[place]
+        request = a_request(key, fingerprint=fingerprint, on_lapse=on_lapse)
+        gone = self.just_released == (key, owner) and self.reference.would_grant(request, owner)
+        if owner in self.given_up and self.reference.would_grant(request, owner):
+            self.claim_what_was_given_up(request, owner, lease, surely_refused=gone)
+            return
+        self.just_released = None
+        told = self.ask("claim", weather, lambda: self.line.claim(request, token=owner, lease=lease))
+        if weather == "request lost":
+            return
+        expected = self.reference.claim(request, owner, lease)
+        if told is not None:
+            assert expected == self.as_told(key, told)
+
+    @rule(place=places, owner=owners, lease=durations, weather=weather)
+    def renew(self, place: int, owner: bytes, lease: int, weather: Weather) -> None:
+        key = self.keys[place]
+        self.write(
+            "renew",
+            weather,
+            lambda: self.line.renew(key, owner, lease=lease),
+            lambda: self.reference.renew(key, owner, lease),
+        )
+
+    @rule(place=places, owner=owners, weather=weather)
+    def mark(self, place: int, owner: bytes, weather: Weather) -> None:
+        key = self.keys[place]
+        self.write("mark", weather, lambda: self.line.mark(key, owner), lambda: self.reference.mark(key, owner))
+
+    @rule(place=places, owner=owners, payload=payloads, keep=durations, weather=weather)
+    def complete(self, place: int, owner: bytes, payload: Payload, keep: int, weather: Weather) -> None:
+        key = self.keys[place]
+        self.write(
+            "complete",
+            weather,
+            lambda: self.line.complete(key, owner, payload, keep=keep),
+            lambda: self.reference.complete(key, owner, payload, keep),
+        )
+
+    @rule(place=places, owner=owners, weather=weather)
+    def release(self, place: int, owner: bytes, weather: Weather) -> None:
+        key = self.keys[place]
+        row = self.reference.row(key)
+        mine = row is not None and row.token == owner and not row.answered
+        self.write(
+            "release", weather, lambda: self.line.release(key, owner), lambda: self.reference.release(key, owner)
+        )
+        if weather != "request lost":
+            self.given_up.add(owner)
+            self.just_released = (key, owner) if mine else None
+
+    @rule(place=places, owner=owners, reason=st.sampled_from(("lost", "crashed")), weather=weather)
+    def hold(self, place: int, owner: bytes, reason: str, weather: Weather) -> None:
+        key = self.keys[place]
+        self.write(
+            "hold", weather, lambda: self.line.hold(key, owner, reason), lambda: self.reference.hold(key, owner, reason)
+        )
+
+    @rule(place=places, owner=owners, payload=payloads, on_lapse=st.sampled_from(OnLapse), keep=durations)
+    def live(self, place: int, owner: bytes, payload: Payload, on_lapse: OnLapse, keep: int) -> None:
+        """The usual life: left to chance few keys would ever be completed."""
+        self.claim(place, owner, FINGERPRINT, on_lapse, 30, "fine")
+        self.complete(place, owner, payload, keep, "fine")
+        self.claim(place, owner, FINGERPRINT, on_lapse, 30, "fine")
+
+    # What others do.
+
+    @rule(place=places, other=payloads, weather=weather, right=st.booleans())
+    def condemn(self, place: int, other: Payload, weather: Weather, right: bool) -> None:
+        key = self.keys[place]
+        row = self.reference.row(key)
+        payload = row.payload if right and row is not None and row.payload is not None else other
+
+        def condemned() -> bool:
+            self.reference.condemn(key, payload)
+            return True
+
+        self.write("condemn", weather, lambda: self.line.condemn(key, payload), condemned)
+
+    @rule(target=sights, place=places)
+    def look(self, place: int) -> Any:
+        """Remembered for as long as it takes, and acted on whatever has happened since."""
+        record = self.store.read(self.keys[place])
+        return multiple() if record is None else (place, Found(self.keys[place], record))
+
+    @rule(sight=sights, ahead=horizons, times=st.integers(1, 2))
+    def lapse(self, sight: tuple[int, Found], ahead: int, times: int) -> None:
+        found, horizon = sight[1], int(self.clock.now) + ahead
+        for _ in range(times):
+            expected = self.reference.lapse(found.key, _seen(found), horizon)
+            assert expected == self.store.unsettled.lapse(found, horizon=horizon)
+            self.just_released = None
+
+    @rule(sight=sights, payload=payloads, keep=durations, times=st.integers(1, 2))
+    def settle(self, sight: tuple[int, Found], payload: Payload, keep: int, times: int) -> None:
+        found, token = sight[1], a_token()
+        for _ in range(times):
+            expected = self.reference.settle(found.key, _seen(found), token, payload, keep)
+            assert expected == self.store.unsettled.settle(found, token=token, payload=payload, keep=keep)
+            self.just_released = None
+
+    @rule(sight=sights)
+    def free(self, sight: tuple[int, Found]) -> None:
+        found = sight[1]
+        assert self.reference.free(found.key, _seen(found)) == self.store.unsettled.free(found)
+        self.just_released = None
+
+    @rule(place=places, owner=owners, payload=payloads, verb=st.sampled_from(("lapse", "settle", "free")))
+    def look_and_act(self, place: int, owner: bytes, payload: Payload, verb: str) -> None:
+        """At once, for most of what was seen a while ago is no longer so."""
+        if verb == "settle":
+            self.hold(place, owner, "lost", "fine")
+        record = self.store.read(self.keys[place])
+        if record is None:
+            return
+        sight = place, Found(self.keys[place], record)
+        match verb:
+            case "lapse":
+                self.time_passes(41)
+                self.lapse(sight, 0, 2)
+            case "settle":
+                self.settle(sight, payload, 30, 2)
+            case _:
+                self.free(sight)
+
+    @rule(ahead=horizons)
+    def reap(self, ahead: int) -> None:
+        horizon = int(self.clock.now) + ahead
+        unsettled = self.store.unsettled
+        reap(unsettled, horizon=horizon, drain=Drain(), observers=lambda _: None, label=lambda key: key.label)
+        self.reference.reap(horizon)
+        self.just_released = None
+
+    @rule(ahead=horizons)
+    def expire(self, ahead: int) -> None:
+        """Whoever sweeps by a clock of its own ends nothing before the store's."""
+        self.store.expiry.sweep(horizon=self.clock.now + ahead, limit=1000)
+        self.just_released = None
+
+    # What time does.
+
+    @rule(seconds=st.integers(1, 60))
+    def time_passes(self, seconds: int) -> None:
+        self.clock.advance(seconds)
+        self.reference.now += seconds
+        self.just_released = None
+
+    @rule(seconds=st.integers(1, 60))
+    def the_clock_is_set_back(self, seconds: int) -> None:
+        ended = self.reference.ended()
+        self.clock.advance(-seconds)
+        self.reference.now -= seconds
+        self.just_released = None
+        for key in ended:
+            # It may have been thrown away, or not. Whichever it is, from now on it is so.
+            if self.reference.row(key) is not None and self.store.read(key) is None:
+                self.reference.forget(key)
+
+    # What must hold.
+
+    @invariant()
+    def records_are_as_they_should_be(self) -> None:
+        for key in self.keys:
+            record, row = self.store.read(key), self.reference.row(key)
+            if record is None or row is None:
+                assert (row, record) == (None, None)
+                continue
+            assert _facts_of(row) == _facts(record)
+            if row.deadline == UNSAID:
+                self.reference.hear(key, round(record.deadline))
+                continue
+            assert (near(row.first_seen), near(row.deadline)) == (record.requested_at, record.deadline)
+            assert near(row.deadline - self.clock.now) == record.remaining
+            self.fence_rises(key, record.token, record.fence, settled=record.state is State.COMPLETED)
+            if record.state is State.COMPLETED:
+                assert near(cast(int, row.completed_at)) == record.completed_at
+
+    def fence_rises(self, key: StorageKey, token: bytes, fence: int, *, settled: bool = False) -> None:
+        """Whoever settles a key in its owner's place has a token of its own, and the owner's fence."""
+        owner, highest = self.fences.get(key, (token, 0))
+        anew = fence > highest
+        assert anew or (fence == highest and (owner == token or settled))
+        self.fences[key] = token, fence
+
+    # How a call is made, and compared.
+
+    def write(self, verb: Verb, weather: Weather, ask: Callable[[], None], expected: Callable[[], bool]) -> None:
+        self.just_released = None
+        try:
+            self.ask(verb, weather, ask)
+        except LeaseLost:
+            assert not expected()
+            return
+        if weather != "request lost":
+            assert expected()
+
+    def ask(self, verb: Verb, weather: Weather, ask: Callable[[], Any]) -> Any:
+        """What came back, or None where nothing did."""
+        match weather:
+            case "request lost":
+                self.line.lose_request(verb)
+            case "reply lost":
+                self.line.lose_reply(verb)
+            case _:
+                return ask()
+        try:
+            ask()
+        except StoreUnavailable:
+            return None
+        raise AssertionError("what was lost has come back")
+
+    def claim_what_was_given_up(self, request: ClaimRequest, owner: bytes, lease: int, *, surely_refused: bool) -> None:
+        """For a while a store refuses it. For how long, and beside whom, is its own affair."""
+        try:
+            told = self.store.claim(request, token=owner, lease=lease)
+        except StoreUnavailable:
+            return
+        assert not surely_refused
+        assert self.reference.claim(request, owner, lease) == self.as_told(request.key, told)
+
+    def as_told(self, key: StorageKey, outcome: StoreOutcome) -> Told:
+        match outcome:
+            case Claimed(Grant(token, fence, attempt, lease)):
+                row = self.reference.row(key)
+                assert row is not None
+                assert near(max(row.deadline - self.clock.now, 0)) == lease
+                self.fence_rises(key, token, fence)
+                return Claimed, attempt
+            case Replayed(record):
+                return Replayed, record.payload
+            case InFlight(retry_after):
+                return InFlight, near(retry_after)
+            case Mismatched(first_seen):
+                return Mismatched, near(first_seen)
+            case Unknown(reason):
+                return Unknown, reason
+            case OverQuota():
+                raise AssertionError("nothing here has a quota")
+
+    def teardown(self) -> None:
+        """Nothing is left behind that another life's janitor would look at."""
+        for key in self.keys:
+            record = self.store.read(key)
+            if record is not None:
+                self.store.unsettled.free(Found(key, record))
+
+
+def _seen(found: Found) -> Seen:
+    return found.record.state, found.record.token, round(found.record.deadline)
+
+
+def _facts(record: Record) -> tuple[object, ...]:
+    whose = record.token, record.attempt, record.fingerprint
+    return record.state, *whose, record.on_lapse, record.reason, record.payload
+
+
+def _facts_of(row: Row) -> tuple[object, ...]:
+    return row.state, row.token, row.attempt, row.fingerprint, row.on_lapse, row.reason, row.payload

@@ -1,0 +1,70 @@
+"""Every store does what the reference says, whatever is asked of it, in whatever order and weather."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import cast
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from flask_idempotency.testing.clock import FrozenClock
+from tests.backends import BACKENDS, MakeStore
+from tests.model.machine import KeptStore, ReferenceMachine
+from tests.services import REDIS_KINDS
+from tests.sql_backends import STRATEGIES, sql_databases, sql_stores
+
+__all__ = ["sql_databases", "sql_stores"]
+
+ASKED = os.environ.get("MODEL_EXAMPLES")
+EXAMPLES = int(ASKED or "12")
+"""Lives of each store. Whoever asks for a number, a thousand for half an hour, is told of the shortest life that fails; in
+CI to look for that would take longer than all the rest."""
+
+STEPS = 40
+PHASES = tuple(Phase) if ASKED else (Phase.generate,)
+
+KINDS = (
+    "memory",
+    "fakeredis",
+    *(f"{kind}-url" for kind in REDIS_KINDS),
+    "sqlite",
+    *(f"postgres-{strategy}" for strategy in STRATEGIES),
+    "tiered-fakeredis",
+    f"tiered-{REDIS_KINDS[0]}-telling",
+)
+"""One of each that decides in a way of its own."""
+
+
+@pytest.fixture(params=KINDS)
+def make_store(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
+    with ExitStack() as ends:
+        yield BACKENDS[request.param](request, ends)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120 + 4 * EXAMPLES)
+def test_a_store_and_the_reference_agree(make_store: MakeStore) -> None:
+    """
+    On every answer and every record: what is completed never changes, and time ends nothing else.
+    """
+
+    class ThisStore(ReferenceMachine):
+        def make(self, clock: FrozenClock) -> KeptStore:
+            return cast(KeptStore, make_store(clock))
+
+    run_state_machine_as_test(
+        ThisStore,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            database=None,
+            phases=PHASES,
+            print_blob=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
