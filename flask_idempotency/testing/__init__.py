@@ -7,6 +7,7 @@ needs nothing.
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.faulty import FaultyStore
 from flask_idempotency.testing.oracle import Oracle
+from flask_idempotency.testing.points import Points
 from flask_idempotency.testing.proxy import TcpProxy
 
-__all__ = ["FaultyStore", "FrozenClock", "Oracle", "TcpProxy"]
+__all__ = ["FaultyStore", "FrozenClock", "Oracle", "Points", "TcpProxy"]

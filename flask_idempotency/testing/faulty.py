@@ -1,4 +1,4 @@
-"""A store whose line can be cut at a chosen moment."""
+"""A store whose line can be cut at a chosen moment, or whose process ends there."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from flask_idempotency.engine.ports import Store, StoreOutcome
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Payload, Record
 from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.testing.points import Points
 
 AnswerT = TypeVar("AnswerT")
 Verb: TypeAlias = Literal["claim", "renew", "mark", "complete", "release", "hold", "read", "condemn"]
@@ -41,9 +42,12 @@ class FaultyStore:
 
     A lost request was never applied, a lost reply was: the caller sees `StoreUnavailable` either way and cannot tell.
     While `down` is true every request is lost.
+
+    Each call reaches the `points` "before claim" and, once it was applied, "after claim", whichever its verb.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, points: Points | None = None) -> None:
+        self.points = points if points is not None else Points()
         self.calls: list[Call] = []
         self.down = False
         self._store = store
@@ -89,9 +93,11 @@ class FaultyStore:
 
     def _pass(self, call: Call, ask: Callable[[], AnswerT]) -> AnswerT:
         lost = self._note(call)
+        self.points.reach(f"before {call.verb}")
         if lost == "request":
             raise StoreUnavailable(f"the request to {call.verb} was lost, as this test asked")
         answer = ask()
+        self.points.reach(f"after {call.verb}")
         if lost == "reply":
             raise StoreUnavailable(f"the reply to {call.verb} was lost, as this test asked")
         return answer

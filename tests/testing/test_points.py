@@ -1,0 +1,125 @@
+"""What was planned for a point happens there: in a thread, or to the whole process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FaultyStore, Points
+from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
+from flask_idempotency.testing.points import VARIABLE, stopped
+from tests.tooling.processes import eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_SECONDS = 20.0
+
+WORKER = """
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FaultyStore, Points
+from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
+
+store, key, token = FaultyStore(MemoryStore(), points=Points.from_environment()), a_key(), a_token()
+store.claim(a_request(key), token=token, lease=LEASE)
+print("claimed", flush=True)
+store.complete(key, token, PAYLOAD, keep=KEEP)
+print("completed", flush=True)
+"""
+
+
+def worker(points: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, VARIABLE: points}
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_a_worker_dies_where_its_environment_says() -> None:
+    """
+    Behind the claim, and before it could complete.
+    """
+    with worker("kill before complete") as process:
+        told, _ = process.communicate(timeout=PATIENCE_SECONDS)
+
+    assert (told, process.returncode) == ("claimed\n", -signal.SIGKILL)
+
+
+def test_a_worker_stands_still_where_its_environment_says_and_goes_on() -> None:
+    """
+    The claim was made when it stops, and its caller does not know yet.
+    """
+    with worker("stop after claim") as process:
+        try:
+            halted = eventually(lambda: stopped(process.pid))
+            process.send_signal(signal.SIGCONT)
+            told, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        finally:
+            process.kill()
+
+    assert halted
+    assert (told, process.returncode) == ("claimed\ncompleted\n", 0)
+
+
+def test_a_thread_waits_before_its_transition_while_others_pass() -> None:
+    """
+    Another owner of another key completes meanwhile.
+    """
+    store, go = FaultyStore(MemoryStore()), Event()
+    keys, tokens = [a_key(), a_key()], [a_token(), a_token()]
+    for key, token in zip(keys, tokens, strict=True):
+        granted(store.claim(a_request(key), token=token, lease=LEASE))
+    there = Event()
+
+    def wait_for_go() -> None:
+        there.set()
+        assert go.wait(PATIENCE_SECONDS)
+
+    store.points.at("before complete", wait_for_go)
+
+    with ThreadPoolExecutor(1) as thread:
+        slow = thread.submit(store.complete, keys[0], tokens[0], PAYLOAD, keep=KEEP)
+        assert there.wait(PATIENCE_SECONDS)
+        store.complete(keys[1], tokens[1], PAYLOAD, keep=KEEP)
+        states = [str(record.state) for key in keys if (record := store.read(key))]
+        go.set()
+        slow.result()
+
+    assert len(set(states)) == 2
+
+
+def test_a_point_counts_its_passages_and_strikes_once() -> None:
+    points, struck = Points(), list[str]()
+    points.at("here", lambda: struck.append("here"), nth=2)
+    for point in ("here", "there", "here", "here"):
+        struck.append(f"> {point}")
+        points.reach(point)
+
+    assert struck == ["> here", "> there", "> here", "here", "> here"]
+
+
+@pytest.mark.parametrize("wish", ("kill", "pause before claim", "kill before claim; stop"))
+def test_a_wish_that_cannot_be_read_is_refused(wish: str) -> None:
+    """
+    Or a test would pass because nothing happened.
+    """
+    with pytest.raises(ValueError, match=VARIABLE):
+        Points.from_environment({VARIABLE: wish})
+
+
+def test_every_wish_in_the_environment_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    acts: dict[str, Callable[[], object]] = {}
+    monkeypatch.setattr(Points, "at", lambda _, point, act, *, nth: acts.update({f"{point} {nth}": act}))
+    Points.from_environment({VARIABLE: "kill before complete; stop after claim 2;"})
+
+    assert {name: act.__name__ for name, act in acts.items()} == {
+        "before complete 1": "kill_process",
+        "after claim 2": "stop_process",
+    }
