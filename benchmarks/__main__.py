@@ -7,18 +7,19 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import redis
 
-from benchmarks import compliance, expiry, hot_spots, in_process, memory, million, serving, sql, trips
+from benchmarks import compliance, expiry, hot_spots, in_process, memory, million, promises, serving, sql, trips
 from benchmarks.cases import OURS, OURS_MEMORY, PATHS, our_cases
 from benchmarks.machine import BUSY, Cores, choose_cores, describe, is_idle, pin, pinned
 from benchmarks.table import Section
 from example_app.servers import RedisServer
 from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.redis.store import RedisStore
 
-PARTS = ("requests", "trips", "serving", "memory", "sql", "compliance", "expiry")
+PARTS = ("requests", "trips", "serving", "memory", "sql", "compliance", "promises", "expiry")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -104,6 +105,7 @@ def _chosen(options: argparse.Namespace, client: redis.Redis, url: str, cores: C
         "serving": lambda: [serving.section(url, cores, rounds=_serving_rounds(options), seconds=options.seconds)],
         "memory": lambda: [memory.section(client, url)],
         "compliance": lambda: compliance.sections(client, url, rounds=options.rounds, requests=options.requests),
+        "promises": lambda: [promises.section(cores, rounds=options.rounds, requests=options.requests)],
         "expiry": lambda: expiry.sections(options.database_url, cores, rows=options.rows),
         "sql": lambda: sql.sections(
             options.database_url, client, url, cores, rounds=options.rounds, requests=options.requests
@@ -137,15 +139,22 @@ def _server(url: str | None, cores: Cores) -> Iterator[tuple[redis.Redis, str]]:
         with RedisServer() as server:
             pin(server.pid, cores.store)
             with redis.Redis.from_url(server.url) as client:
+                _make_ready(server.url)
                 yield client, server.url
         return
     with redis.Redis.from_url(url) as client:
         if client.dbsize():
             sys.exit(f"{url} is not empty. The benchmarks fill a database and empty it: name one that nobody needs")
         try:
+            _make_ready(url)
             yield client, url
         finally:
             client.flushdb()
+
+
+def _make_ready(url: str) -> None:
+    with closing(RedisStore(url)) as store:
+        store.memory.initialise()
 
 
 if __name__ == "__main__":

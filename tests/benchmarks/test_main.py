@@ -44,6 +44,10 @@ def budgets_of(document: dict[str, Any]) -> dict[str, list[str]]:
     return {row["case"]: [verdict["budget"] for verdict in row["verdicts"]] for row in rows}
 
 
+def test_what_a_redis_pays_to_notice_a_loss_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ["as it is", "without the canary", "one replica waited for"] == cases_of(measured(capsys, "promises"))
+
+
 def test_every_path_is_timed_in_every_application(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """
     A table without a row is a budget that nobody looks at.
