@@ -80,6 +80,9 @@ class Store(Protocol):
     def release(self, key: StorageKey, token: bytes) -> None:
         """The key may run again. An absent record is already released.
 
+        The token is spent: for a minute at least nothing is granted to a claim by it, which raises `StoreUnavailable`
+        instead. Such a claim was sent before its asker gave up. A store may forget that when somebody else has the key.
+
         A completed one raises `LeaseLost` and stays, and so does one that was condemned since.
         """
         ...
