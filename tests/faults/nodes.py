@@ -20,7 +20,9 @@ class Node:
     def __init__(self, server: RedisServer) -> None:
         self.server = server
         # Once more, on a new connection: the one in the pool may lead to the process before this one.
-        self.client: Any = connect(server.url, decode_responses=True, retry=Retry(NoBackoff(), 1))
+        # And names of keys are any bytes.
+        retry, errors = Retry(NoBackoff(), 1), "surrogateescape"
+        self.client: Any = connect(server.url, decode_responses=True, encoding_errors=errors, retry=retry)
         self.paused = False
         self.lagging = False
 

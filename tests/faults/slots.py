@@ -7,7 +7,7 @@ from typing import Final
 
 from redis.exceptions import ResponseError
 
-from tests.faults.cluster import ClusterRig
+from tests.faults.cluster import ClusterRig, slot_of
 from tests.faults.nodes import Node
 
 BATCH: Final = 100
@@ -75,8 +75,16 @@ class SlotMove:
         node.told("CLUSTER SETSLOT", self.slot, state, self._rig.id_of(other))
 
 
+def occupied(node: Node) -> set[int]:
+    """The slots that this server has keys in."""
+    return {slot_of(key.encode(errors="surrogateescape")) for key in node.client.scan_iter(count=1000)}
+
+
 def move(rig: ClusterRig, slots: Iterable[int], *, to: Node) -> None:
-    """These slots, one after the other, with all that is in them. Those that the target has already stay."""
+    """These slots, one after the other, with all that is in them; others may use them meanwhile.
+
+    Those that the target has already stay. A hundred take a second, since Valkey has each step acknowledged by replicas.
+    """
     for slot in slots:
         if rig.primary_of(slot) is not to:
             SlotMove(rig, slot, to=to).run()
