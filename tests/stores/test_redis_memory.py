@@ -209,6 +209,8 @@ def test_nothing_is_taken_over_in_a_store_that_lacks_its_name(
 
     assert "missing" == refused(store, key).loss
     assert State.PROCESSING is found(store, key).state
+    store.memory.acknowledge(forced=True)
+    assert isinstance(claim(store, key), Unknown)
 
 
 @pytest.mark.parametrize("verb", ("renew", "mark", "complete", "release", "hold"))

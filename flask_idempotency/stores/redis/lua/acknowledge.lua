@@ -12,9 +12,12 @@ if memory[1] and (memory[1] ~= id or memory[2] ~= laid_out) then
 end
 local process, line, changed = handed_over(memory[3], memory[4])
 local lost = tonumber(memory[5])
-if not memory[1] and not lost then
-  lost = math.floor(now / 1000)
-elseif memory[1] and changed then
+if not memory[1] then
+  lost = lost or math.floor(now / 1000)
+  -- What is left of claims was made before this; what is granted from now on was not.
+  local last_fence = math.max(tonumber(redis.call('HGET', KEYS[1], FENCE) or '0') or 0, now)
+  redis.call('HSET', KEYS[1], FENCE, string.format('%.0f', last_fence), BEFORE, string.format('%.0f', last_fence))
+elseif changed then
   -- Nobody has waited for the owners that survived this one.
   return 'CHANGED'
 end
