@@ -101,6 +101,7 @@ WITH_PASSWORDS = (
     "redis+cluster://user:4444/w0rd@host",
     "redis+cluster://:p4ss#w0rd@host",
     "redis+sentinel://user:4444/w0rd@host/payments",
+    "redis+sentinel://p4ss:4444/w0rd@host",
     "redis+sentinel://:p4ss@host/payments/w0rd",
     "redis+sentinel://:p4ss@[host/payments",
 )
