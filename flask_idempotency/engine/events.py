@@ -75,7 +75,8 @@ class LossRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class LossNoticed(Event):
-    """This request was the first to notice that the store has lost its memory. `loss` says how (`memory.Loss`)."""
+    """A request, or the janitor, was the first to notice that the store has lost its memory. `loss` says how
+    (`memory.Loss`)."""
 
     loss: str
 

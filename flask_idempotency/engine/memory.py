@@ -41,11 +41,18 @@ class Standing:
     """When every owner that survived has had the time to put its claim back. None: nothing is lost."""
     notices_restarts: bool
     """False where the server does not tell scripts which process it is: then only an emptied store is noticed."""
+    noticed: bool = False
+    """Whether nobody had noticed one of its losses before."""
 
     @property
     def losses(self) -> Mapping[str, int]:
         """How many parts suffer which loss."""
         return {name: count for name, count in self.parts.items() if name in {loss.value for loss in Loss} and count}
+
+    @property
+    def gravest(self) -> Loss | None:
+        """Which of its losses to tell of first."""
+        return next((loss for loss in (Loss.FOREIGN, *Loss) if loss.value in self.losses), None)
 
     def runs_unknown(self, after_loss: str) -> bool:
         """Whether keys run now that the store does not know, under this rule."""

@@ -108,7 +108,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
             Family(
                 "idempotency_memory_losses",
-                "Requests that were the first to notice that the store has lost its memory, by how.",
+                "Times that a request or the janitor noticed that the store has lost its memory, by how.",
                 {"loss": (*(loss.value for loss in Loss), OTHER)},
             ),
             Family("idempotency_restored_claims", "Claims that their owners put back: the store had forgotten them."),

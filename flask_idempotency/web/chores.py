@@ -12,7 +12,7 @@ from flask import Flask
 
 from flask_idempotency.assembly import Built, identities
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.events import Event
+from flask_idempotency.engine.events import Event, LossNoticed
 from flask_idempotency.engine.key import owner_mark
 from flask_idempotency.engine.settling import Settler
 from flask_idempotency.maintenance.drain import Drain
@@ -102,7 +102,7 @@ def work_of(
 
         def reaping(horizon: float, drain: Drain) -> Reaping:
             # Where something is forgotten, somebody may be at work whom no record names: a resolver would find nothing yet.
-            asked = asking if _remembers(built) else None
+            asked = asking if _remembers(built, observers) else None
             return reap(unsettled, horizon=horizon, drain=drain, observers=observers, label=label, asking=asked)
 
         work["reap"] = reaping
@@ -127,10 +127,16 @@ def work_of(
     return work
 
 
-def _remembers(built: Built) -> bool:
-    """Whether the store has all that it promised, or somebody has looked at what it has not."""
+def _remembers(built: Built, observers: Callable[[Event], None]) -> bool:
+    """Whether the store has all that it promised, or somebody has looked at what it has not. Tells a loss that is new."""
     memory = built.memory
-    return memory is None or memory.standing().runs_unknown(memory.rules.after_loss)
+    if memory is None:
+        return True
+    standing = memory.standing()
+    remembers = standing.runs_unknown(memory.rules.after_loss)
+    if standing.noticed and standing.gravest is not None and not remembers:
+        observers(LossNoticed("", "reap", loss=standing.gravest.value))
+    return remembers
 
 
 def _leases(policies: Policies, endpoints: Iterable[str]) -> Iterator[float]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from example_app.servers import RedisServer
+from flask_idempotency.engine.events import LossNoticed
 from flask_idempotency.engine.resolution import NeverHappened, UnknownOutcome
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.stores.redis.memory import MemoryRules
@@ -66,6 +67,19 @@ def test_a_resolver_is_asked_when_somebody_has_looked(
         reap(world, clock)
 
     assert acknowledged is bool(asked)
+
+
+def test_a_janitor_that_is_the_first_to_notice_says_so_once(store: RedisStore, clock: FrozenClock, empty: Loss) -> None:
+    """
+    It looks more often than a new key comes.
+    """
+    world = unknown(store, [])
+    empty()
+    for _ in range(2):
+        reap(world, clock)
+    refused(store)
+
+    assert [LossNoticed("", "reap", loss="missing")] == world.told(LossNoticed)
 
 
 def test_a_resolver_is_asked_where_nobody_looks(redis_server: RedisServer, clock: FrozenClock) -> None:

@@ -69,6 +69,7 @@ class _Part:
     layout: str
     lost: float | None
     open: float | None
+    noticed: bool
 
 
 class RedisMemory:
@@ -103,9 +104,8 @@ class RedisMemory:
         except IdempotencyError as error:
             _log.warning("Redis does not tell what it remembers (%s)", type(error).__name__)
             return
-        if not standing.runs_unknown(self.rules.after_loss):
-            gravest = next(loss for loss in (Loss.FOREIGN, *Loss) if loss.value in standing.losses)
-            _log.error("Requests with a new key get 503: %s.", _TEXTS[gravest])
+        if standing.gravest is not None and not standing.runs_unknown(self.rules.after_loss):
+            _log.error("Requests with a new key get 503: %s.", _TEXTS[standing.gravest])
 
     def restore(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
         keys = layout.keys(request.key)
@@ -139,6 +139,7 @@ class RedisMemory:
             now=now,
             may_be_acknowledged_at=(now if since is None else since + self.rules.hold) if suffering else None,
             notices_restarts=all(part.process for part in parts),
+            noticed=any(part.noticed for part in parts),
         )
 
     def initialise(self) -> str:
@@ -212,7 +213,7 @@ class RedisMemory:
 
 
 def _part(answer: Sequence[Any]) -> _Part:
-    now, process, store_id, laid_out, lost, opened = answer
+    now, process, store_id, laid_out, lost, opened, noticed = answer
     return _Part(
         int(now) / 1_000_000,
         process,
@@ -220,4 +221,5 @@ def _part(answer: Sequence[Any]) -> _Part:
         laid_out.decode("utf-8", "replace"),
         int(lost) / 1000 if lost else None,
         int(opened) / 1000 if opened else None,
+        bool(noticed),
     )

@@ -26,7 +26,7 @@ _ELSEWHERE: Final = (
     "The records of this application are not in a Redis, so nothing is to be made ready or acknowledged here; one that "
     "IDEMPOTENCY_REDIS_URL names is a cache, and may lose everything at any time."
 )
-_NAME_IT: Final = "Set IDEMPOTENCY_STORE_ID={store_id} wherever this application runs, so that another environment's Redis is refused."
+_NAME_IT: Final = "Set IDEMPOTENCY_STORE_ID={store_id} wherever this application runs: then any other Redis is refused."
 _NOTICES_NOTHING: Final = "not noticed: its scripts are not told INFO. Let the user ask, with ACL SETUSER … +info"
 
 redis = AppGroup("redis", help="Whether the Redis that keeps the records has forgotten any, and what then.")
