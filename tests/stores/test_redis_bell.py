@@ -187,31 +187,40 @@ def test_who_may_not_publish_settles_all_the_same(
     redis_client.acl_deluser("mute")
 
 
-def test_one_subscription_serves_all_who_wait(store: RedisStore, redis_client: redis.Redis) -> None:
+@pytest.fixture
+def quiet_server(start_redis: StartRedis, redis_kind: str) -> RedisServer:
+    """To which nobody listens still from another test."""
+    return start_redis(redis_kind)
+
+
+def subscribers(server: RedisServer) -> int:
+    with connect(server.url) as client:
+        [(_, count)] = client.pubsub_numsub(layout.SETTLED)
+        return int(count)
+
+
+def test_one_subscription_serves_all_who_wait(quiet_server: RedisServer) -> None:
     """
     And it is made by the first of them: a process in which nobody waits has none.
     """
-    assert 0 == subscribers(redis_client)
     one, other = a_key(), a_key()
-    with waiting(store.bell, one), store.bell.hear([other], lambda: None), store.bell.hear([one], lambda: None):
-        assert 1 == subscribers(redis_client)
+    with closing(redis_store(quiet_server.url)) as store:
+        store.read(one)
+        assert 0 == subscribers(quiet_server)
+        with waiting(store.bell, one), store.bell.hear([other], lambda: None), store.bell.hear([one], lambda: None):
+            assert 1 == subscribers(quiet_server)
 
 
-def subscribers(client: redis.Redis) -> int:
-    [(_, count)] = client.pubsub_numsub(layout.SETTLED)
-    return int(count)
-
-
-def test_it_is_given_up_when_nobody_has_waited_for_long(redis_client: redis.Redis, redis_server: RedisServer) -> None:
+def test_it_is_given_up_when_nobody_has_waited_for_long(quiet_server: RedisServer) -> None:
     """
     Its thread and its connection go; whoever waits next has another.
     """
-    with connect(redis_server.url) as client:
+    with connect(quiet_server.url) as client:
         bell, key = RedisBell(client.pubsub, idle_seconds=0.0), a_key()
         for _ in range(2):
             with waiting(bell, key):
                 pass
-            assert eventually(lambda: subscribers(redis_client) == 0)
+            assert eventually(lambda: subscribers(quiet_server) == 0)
 
 
 def test_a_connection_that_was_cut_is_made_anew(store: RedisStore, redis_client: redis.Redis) -> None:
