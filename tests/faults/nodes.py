@@ -49,7 +49,7 @@ class Node:
         self.paused = False
 
     def restart(self) -> None:
-        """Back at the same address, whether it was running or not."""
+        """Back at the same address, whether it was running or not. It dies with the thread that calls this."""
         self.server.restart()
         self.paused = self.lagging = False
 
