@@ -309,6 +309,22 @@ def test_a_store_that_lacks_a_part_is_not_made_ready_anew(store: RedisStore, red
     assert {"missing": 1} == store.memory.standing().losses
 
 
+def test_parts_of_two_stores_are_not_acknowledged(
+    store: RedisStore, redis_client: redis.Redis, hand_over: Loss
+) -> None:
+    """
+    Nothing is written into any of them.
+    """
+    hand_over()
+    refused(store)
+    redis_client.hset(layout.memory_in(7), "sid", "another")
+    redis_client.delete(layout.memory_in(8))
+    with pytest.raises(ConfigurationError, match="different stores"):
+        store.memory.acknowledge(forced=True)
+
+    assert not redis_client.hexists(layout.memory_in(8), "sid")
+
+
 def test_to_be_made_ready_twice_harms_nothing(store: RedisStore) -> None:
     first = store.memory.standing()
 

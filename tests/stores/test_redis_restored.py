@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import redis
 
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Replayed, Unknown
@@ -100,6 +101,16 @@ def test_nothing_is_put_back_that_was_not_forgotten(store: RedisStore, clock: Fr
 
     assert not owner.restore()
     assert store.read(owner.key) is None
+
+
+def test_nothing_is_put_back_that_was_removed(store: RedisStore, clock: FrozenClock, redis_client: redis.Redis) -> None:
+    """
+    By whoever removes all that a tenant has: the store has lost nothing.
+    """
+    owner = Owner(store, clock)
+    redis_client.delete(layout.keys(owner.key)[0])
+
+    assert not owner.restore()
 
 
 def test_nothing_is_put_back_that_its_owner_gives_up_at_that_moment(

@@ -167,6 +167,8 @@ class RedisMemory:
                 f"Owners that survived have {due - standing.now:.0f} more seconds to put their claims back: wait for them, or "
                 "--force and run twice what they are at."
             )
+        if len({part.store_id for part in parts if part.store_id}) > 1:
+            raise ConfigurationError("Parts of this Redis are of different stores: nobody can tell which of them it is.")
         chosen = standing.store_id or self.rules.store_id or secrets.token_hex(8)
         told = set(self._everywhere(scripts.ACKNOWLEDGE, chosen, self.rules.layout))
         if told != {b"DONE"}:
