@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, Final
 
 from flask_idempotency.engine.clock import Clock, store_time
+from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.stores.redis.memory import MemoryRules
 from flask_idempotency.stores.redis.store import RedisStore
 
@@ -18,7 +19,13 @@ def redis_store(server: Any, *, clock: Clock = store_time) -> RedisStore:
 
 
 def make_ready(url: str) -> None:
-    """What whoever sets up a new Redis does once: harmless for one that is ready, and for what is no Redis."""
+    """What whoever sets up a new Redis does once: harmless for one that is ready or away, and for what is no Redis."""
     if url.startswith(("redis", "unix")):
-        with closing(RedisStore(url)) as store:
+        with closing(RedisStore(url)) as store, suppress(StoreUnavailable):
             store.memory.initialise()
+
+
+def look_at(url: str) -> None:
+    """What an operator does after a Redis was away, who knows that it has lost nothing."""
+    with closing(RedisStore(url)) as store:
+        store.memory.acknowledge(forced=True)

@@ -11,6 +11,7 @@ from example_app.servers import RedisServer
 from tests.e2e.conftest import Serve
 from tests.e2e.ledger import Ledger
 from tests.e2e.wire import Answer, Order, Wire, ask
+from tests.forgiving import look_at, make_ready
 from tests.services import REDIS_KINDS, StartRedis
 
 GONE_SECONDS = 3.0
@@ -70,6 +71,7 @@ def test_a32_unkeyed_requests_do_not_need_the_store(serve_once: Serve, frail: Re
     assert ask(server.port, unkeyed).status == 201
     assert ask(server.port, order.attempt()).status == 503
     frail.restart()
+    look_at(frail.url)
     assert ask(server.port, order.attempt()).status == 201
     assert ledger.runs(order.case) == 2
 
@@ -163,6 +165,7 @@ def test_allowed_to_run_without_a_store_a_request_says_that_it_is_unprotected(
 
     answers = [ask(server.port, order.attempt()) for _ in range(2)]
     frail.restart()
+    look_at(frail.url)
     after = ask(server.port, order.attempt())
 
     assert [(answer.status, answer.header("Idempotency-Status")) for answer in answers] == [(201, "unprotected")] * 2
@@ -175,11 +178,13 @@ def test_service_starts_without_its_store(serve_once: Serve, frail: RedisServer,
     """
     A store that is away when the service starts is no reason not to: keyed requests get 503 until it is there.
     """
+    make_ready(frail.url)
     frail.kill()
     server = serve_once(frail)
     order = Order("/plain")
     refused = ask(server.port, order.attempt())
     frail.restart()
+    look_at(frail.url)
 
     assert refused.told == (503, "store-unavailable")
     assert ask(server.port, order.attempt()).status == 201
