@@ -30,8 +30,10 @@ from tests.model.reference import UNSAID, Reference, Row, Told
 
 Weather: TypeAlias = Literal["fine", "request lost", "reply lost"]
 
-places = st.integers(0, 1)
-"""Two keys of one tenant: what befalls one must leave the other alone."""
+places = st.sampled_from((0, 0, 0, 1))
+"""Two keys: what befalls one must leave the other alone. Most befalls the first, or little would meet."""
+fresh = st.sampled_from((True, True, False))
+"""Whether a life begins with a key that is. Most others are completed or quarantined before long, and stay so."""
 weather: st.SearchStrategy[Weather] = st.sampled_from(("fine", "fine", "fine", "request lost", "reply lost"))
 durations = st.integers(1, 40)
 fingerprints = st.sampled_from((FINGERPRINT, FINGERPRINT, FINGERPRINT, OTHER_FINGERPRINT))
@@ -58,6 +60,8 @@ class OwnersMachine(RuleBasedStateMachine):
     """Owners, and time. What others do is in `others.py`."""
 
     owners = Bundle("owners")
+    goes_back = True
+    """Whether the clock may. An answer that is over may then be in one half of a store of two halves, and not in the other."""
 
     def make(self, clock: FrozenClock) -> KeptStore:
         """The store to try. Whoever has one says which."""
@@ -69,8 +73,7 @@ class OwnersMachine(RuleBasedStateMachine):
         self.reference = Reference(int(self.clock.now))
         self.store = self.make(self.clock)
         self.line = FaultyStore(self.store)
-        tid = a_key().tid
-        self.keys = [a_key(tid=tid), a_key(tid=tid)]
+        self.keys = [a_key(), a_key()]
         self.fences: dict[StorageKey, tuple[bytes, int]] = {}
         self.answers: dict[tuple[StorageKey, bytes], Payload] = {}
         self.given_up = set[bytes]()
@@ -161,12 +164,75 @@ class OwnersMachine(RuleBasedStateMachine):
             "hold", weather, lambda: self.line.hold(key, owner, reason), lambda: self.reference.hold(key, owner, reason)
         )
 
-    @rule(place=places, owner=owners, payload=payloads, on_lapse=st.sampled_from(OnLapse), keep=durations)
-    def live(self, place: int, owner: bytes, payload: Payload, on_lapse: OnLapse, keep: int) -> None:
-        """The usual life: left to chance few keys would ever be completed."""
-        self.claim(place, owner, FINGERPRINT, on_lapse, 30, "fine")
-        self.complete(place, owner, payload, keep, "fine")
-        self.claim(place, owner, FINGERPRINT, on_lapse, 30, "fine")
+    # Lives as they are lived: left to chance few keys would come so far.
+
+    def begin(self, place: int, *, fresh: bool) -> None:
+        if fresh:
+            self.put_away(self.keys[place])
+            self.keys[place] = a_key()
+
+    def put_away(self, key: StorageKey) -> None:
+        """Nothing is left behind that another life's janitor would look at."""
+        record = self.store.read(key)
+        if record is not None:
+            self.reference.free(key, (record.state, record.token, round(record.deadline)))
+            self.store.unsettled.free(Found(key, record))
+
+    @rule(
+        place=places,
+        fresh=fresh,
+        owner=owners,
+        payloads=st.tuples(payloads, payloads),
+        on_lapse=st.sampled_from(OnLapse),
+        leases=st.tuples(durations, durations),
+        back=st.sampled_from((0, 0, 50)),
+        keep=durations,
+    )
+    def live(
+        self,
+        place: int,
+        fresh: bool,
+        owner: bytes,
+        payloads: tuple[Payload, Payload],
+        on_lapse: OnLapse,
+        leases: tuple[int, int],
+        back: int,
+        keep: int,
+    ) -> None:
+        self.begin(place, fresh=fresh)
+        self.claim(place, owner, FINGERPRINT, on_lapse, leases[0], "fine")
+        self.renew(place, owner, leases[1], "fine")
+        self.records_are_as_they_should_be()
+        if back:
+            self.the_clock_is_set_back(back)
+        for payload in payloads:
+            self.complete(place, owner, payload, keep, "fine")
+        self.claim(place, owner, FINGERPRINT, on_lapse, leases[0], "fine")
+
+    @rule(place=places, fresh=fresh, owner=owners, lease=durations, then=st.sampled_from(("claim", "hold")))
+    def give_up(self, place: int, fresh: bool, owner: bytes, lease: int, then: str) -> None:
+        self.begin(place, fresh=fresh)
+        self.claim(place, owner, FINGERPRINT, OnLapse.QUARANTINE, lease, "fine")
+        if then == "hold":
+            self.hold(place, owner, "lost", "fine")
+            self.hold(place, owner, "lost again", "fine")
+            return
+        self.release(place, owner, "reply lost")
+        self.claim(place, owner, FINGERPRINT, OnLapse.QUARANTINE, lease, "fine")
+
+    @rule(
+        place=places, fresh=fresh, owner=owners, on_lapse=st.sampled_from(OnLapse), marks=st.booleans(), lease=durations
+    )
+    def vanish(self, place: int, fresh: bool, owner: bytes, on_lapse: OnLapse, marks: bool, lease: int) -> None:
+        """And the next one asks, a moment before its lease ends or after that."""
+        self.begin(place, fresh=fresh)
+        self.claim(place, owner, FINGERPRINT, on_lapse, lease, "fine")
+        if marks:
+            self.mark(place, owner, "fine")
+        self.time_passes(lease - 1 or 1)
+        self.claim(place, a_token(), FINGERPRINT, on_lapse, lease, "fine")
+        self.time_passes(1)
+        self.claim(place, a_token(), FINGERPRINT, on_lapse, lease, "fine")
 
     # What time does.
 
@@ -178,6 +244,8 @@ class OwnersMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(1, 60))
     def the_clock_is_set_back(self, seconds: int) -> None:
+        if not self.goes_back:
+            return
         ended = self.reference.ended()
         self.clock.advance(-seconds)
         self.reference.now -= seconds
@@ -269,11 +337,8 @@ class OwnersMachine(RuleBasedStateMachine):
                 raise AssertionError("nothing here has a quota")
 
     def teardown(self) -> None:
-        """Nothing is left behind that another life's janitor would look at."""
         for key in self.keys:
-            record = self.store.read(key)
-            if record is not None:
-                self.store.unsettled.free(Found(key, record))
+            self.put_away(key)
 
 
 def _facts(record: Record) -> tuple[object, ...]:

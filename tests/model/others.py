@@ -7,12 +7,12 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, multiple, rule
 
-from flask_idempotency.engine.record import Payload
+from flask_idempotency.engine.record import OnLapse, Payload
 from flask_idempotency.engine.unsettled import Found
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.reap import reap
-from flask_idempotency.testing.contract.examples import a_token
-from tests.model.machine import OwnersMachine, Weather, durations, payloads, places, weather
+from flask_idempotency.testing.contract.examples import FINGERPRINT, PAYLOAD, a_token
+from tests.model.machine import OwnersMachine, Weather, durations, fresh, payloads, places, weather
 from tests.model.reference import Seen
 
 horizons = st.integers(-50, 50)
@@ -24,8 +24,12 @@ class ReferenceMachine(OwnersMachine):
     owners = OwnersMachine.owners
     sights = Bundle("sights")
 
-    @rule(place=places, other=payloads, weather=weather, right=st.booleans())
-    def condemn(self, place: int, other: Payload, weather: Weather, right: bool) -> None:
+    @rule(place=places, fresh=fresh, owner=owners, other=payloads, weather=weather, right=st.booleans())
+    def condemn(self, place: int, fresh: bool, owner: bytes, other: Payload, weather: Weather, right: bool) -> None:
+        if fresh:
+            self.begin(place, fresh=fresh)
+            self.claim(place, owner, FINGERPRINT, OnLapse.QUARANTINE, 30, "fine")
+            self.complete(place, owner, PAYLOAD, 30, "fine")
         key = self.keys[place]
         row = self.reference.row(key)
         payload = row.payload if right and row is not None and row.payload is not None else other
@@ -40,47 +44,82 @@ class ReferenceMachine(OwnersMachine):
     def look(self, place: int) -> Any:
         """Remembered for as long as it takes, and acted on whatever has happened since."""
         record = self.store.read(self.keys[place])
-        return multiple() if record is None else (place, Found(self.keys[place], record))
+        return multiple() if record is None else Found(self.keys[place], record)
 
-    @rule(sight=sights, ahead=horizons, times=st.integers(1, 2))
-    def lapse(self, sight: tuple[int, Found], ahead: int, times: int) -> None:
-        found, horizon = sight[1], int(self.clock.now) + ahead
+    @rule(found=sights, ahead=horizons, times=st.integers(1, 2))
+    def lapse(self, found: Found, ahead: int, times: int) -> None:
+        horizon = int(self.clock.now) + ahead
         for _ in range(times):
             expected = self.reference.lapse(found.key, _seen(found), horizon)
             assert expected == self.store.unsettled.lapse(found, horizon=horizon)
             self.just_released = None
 
-    @rule(sight=sights, payload=payloads, keep=durations, times=st.integers(1, 2))
-    def settle(self, sight: tuple[int, Found], payload: Payload, keep: int, times: int) -> None:
-        found, token = sight[1], a_token()
+    @rule(found=sights, payload=payloads, keep=durations, times=st.integers(1, 2))
+    def settle(self, found: Found, payload: Payload, keep: int, times: int) -> None:
+        token = a_token()
         for _ in range(times):
             expected = self.reference.settle(found.key, _seen(found), token, payload, keep)
             assert expected == self.store.unsettled.settle(found, token=token, payload=payload, keep=keep)
             self.just_released = None
 
-    @rule(sight=sights)
-    def free(self, sight: tuple[int, Found]) -> None:
-        found = sight[1]
+    @rule(found=sights)
+    def free(self, found: Found) -> None:
         assert self.reference.free(found.key, _seen(found)) == self.store.unsettled.free(found)
         self.just_released = None
 
-    @rule(place=places, owner=owners, payload=payloads, verb=st.sampled_from(("lapse", "settle", "free")))
-    def look_and_act(self, place: int, owner: bytes, payload: Payload, verb: str) -> None:
-        """At once, for most of what was seen a while ago is no longer so."""
-        if verb == "settle":
-            self.hold(place, owner, "lost", "fine")
+    @rule(
+        place=places,
+        fresh=fresh,
+        owner=owners,
+        payload=payloads,
+        on_lapse=st.sampled_from(OnLapse),
+        between=st.sampled_from(("nothing", "time", "renew", "hold", "complete", "anew")),
+        verb=st.sampled_from(("lapse", "settle", "free")),
+        ahead=horizons,
+    )
+    def look_and_act(
+        self,
+        place: int,
+        fresh: bool,
+        owner: bytes,
+        payload: Payload,
+        on_lapse: OnLapse,
+        between: str,
+        verb: str,
+        ahead: int,
+    ) -> None:
+        """On a record in flight or held, to which little has happened since, or nothing."""
+        if verb == "settle" and between != "hold":
+            self.give_up(place, fresh, owner, 30, "hold")
+        else:
+            self.begin(place, fresh=fresh)
+            self.claim(place, owner, FINGERPRINT, on_lapse, 30, "fine")
         record = self.store.read(self.keys[place])
         if record is None:
             return
-        sight = place, Found(self.keys[place], record)
+        found = Found(self.keys[place], record)
+        match between:
+            case "time":
+                self.time_passes(31)
+            case "renew":
+                self.renew(place, owner, 35, "fine")
+            case "hold":
+                self.hold(place, owner, "lost", "fine")
+            case "complete":
+                self.complete(place, owner, payload, 30, "fine")
+            case "anew":
+                # Another's, and in everything but its token the same.
+                self.free(found)
+                self.give_up(place, False, a_token(), 30, "hold") if verb == "settle" else self.claim(
+                    place, a_token(), FINGERPRINT, on_lapse, 30, "fine"
+                )
         match verb:
             case "lapse":
-                self.time_passes(41)
-                self.lapse(sight, 0, 2)
+                self.lapse(found, ahead, 2)
             case "settle":
-                self.settle(sight, payload, 30, 2)
+                self.settle(found, payload, 30, 2)
             case _:
-                self.free(sight)
+                self.free(found)
 
     @rule(ahead=horizons)
     def reap(self, ahead: int) -> None:
@@ -90,9 +129,12 @@ class ReferenceMachine(OwnersMachine):
         self.reference.reap(horizon)
         self.just_released = None
 
-    @rule(ahead=horizons)
-    def expire(self, ahead: int) -> None:
+    @rule(place=places, fresh=fresh, owner=owners, payload=payloads, ahead=horizons)
+    def expire(self, place: int, fresh: bool, owner: bytes, payload: Payload, ahead: int) -> None:
         """Whoever sweeps by a clock of its own ends nothing before the store's."""
+        self.begin(place, fresh=fresh)
+        self.claim(place, owner, FINGERPRINT, OnLapse.QUARANTINE, 30, "fine")
+        self.complete(place, owner, payload, 30, "fine")
         self.store.expiry.sweep(horizon=self.clock.now + ahead, limit=1000)
         self.just_released = None
 
