@@ -76,10 +76,7 @@ class RedisUnsettled:
         return due
 
     def settle(self, seen: Found, *, token: bytes, payload: Payload, keep: float) -> bool:
-        if seen.record.state is not State.QUARANTINED:
-            # Quarantining changes neither the token nor the deadline, and they are all that the script compares.
-            return False
-        as_seen = seen.record.token, _ms(seen.record.deadline)
+        as_seen = seen.record.token, _ms(seen.record.deadline), NUMBERS[seen.record.state]
         answer = self._run(scripts.SETTLE, seen.key, token, *completion(payload, keep=keep), *as_seen)
         if answer in (b"DONE", b"OTHER"):
             return bool(answer == b"DONE")
