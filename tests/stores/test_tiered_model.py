@@ -9,7 +9,7 @@ from itertools import count
 import fakeredis
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.key import StorageKey
@@ -137,7 +137,7 @@ class TieredMachine(RuleBasedStateMachine):
     def mark(self, key: StorageKey, token: bytes) -> None:
         self.same(lambda store: store.mark(key, token))
 
-    @rule(key=keys, token=tokens)
+    @rule(key=keys, token=consumes(tokens))
     def release(self, key: StorageKey, token: bytes) -> None:
         self.same(lambda store: store.release(key, token))
 

@@ -39,6 +39,9 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "quota show": ((*WHOSE,), ("--all",)),
     "reap": ((),),
     "reconcile": ((),),
+    "redis ack": ((*WHY, "--yes"), (*WHY, "--force", "--yes")),
+    "redis init": ((*WHY,),),
+    "redis status": ((),),
     "release": ((*NAMED, *WHY, "--yes", "--force"), (*NAMED, *WHY, "--yes"), (*NAMED, *WHY)),
     "resolve": (
         (*NAMED, *WHY, "--yes", "--happened", "--status", "201", "--body-file", "-"),
