@@ -160,13 +160,13 @@ class Claim:
     def give_back(self) -> None:
         """The work was not begun, and will not be: whatever of the claim was granted is free again."""
         try:
-            self._write(Settlement(self._free))
+            self._write(Settlement(self._free, holds_on=False))
         except Exception:  # noqa: BLE001 - the caller is owed the refusal that it was given
             self.abandon(spare=False)
 
     def abandon(self, *, spare: bool = True) -> None:
         """The same, but as soon as the store answers. `spare`: it never said whether anything was granted."""
-        self._pending, self._pending_since = Settlement(self._free), self._around.monotonic()
+        self._pending, self._pending_since = Settlement(self._free, holds_on=False), self._around.monotonic()
         self._around.renewer.watch(self, after=RETRY_SECONDS, spare=spare)
 
     def tend(self) -> float | None:
@@ -296,7 +296,8 @@ class Claim:
             pass
         except StoreUnavailable as error:
             if not last:
-                self._stay_alive()
+                if settlement.holds_on:
+                    self._stay_alive()
                 raise
             self._tell(SettlementAbandoned(*self._who, error=type(error).__name__))
         except Exception as error:  # noqa: BLE001 - a record that cannot be read will not be readable next time either

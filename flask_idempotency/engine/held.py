@@ -38,3 +38,5 @@ class Settlement:
 
     write: Callable[[StorageKey], None]
     event: Callable[[], Event] | None = None
+    holds_on: bool = True
+    """Whether the keys stay this claim's until the store takes it. False: nobody is at work, and perhaps none was granted."""

@@ -150,6 +150,23 @@ def test_a_store_that_cannot_take_it_back_yet_is_asked_again(house: House, memor
     assert isinstance(house.claim(), Replayed)
 
 
+def test_a_claim_of_which_nobody_heard_is_never_put_back(house: House, memory: Memory) -> None:
+    """
+    Nobody does its work. While it cannot be given up, which was never granted, it is not held on to either.
+    """
+    house.store.down |= {"claim", "release"}
+    with pytest.raises(StoreUnavailable):
+        house.claim()
+    memory.forget()
+    house.pass_time(1)
+    house.pass_time(1)
+    house.store.down.clear()
+    house.pass_time(1)
+
+    assert ([], None) == (memory.brought, house.engine.read(house.key))
+    assert ["claim", *["release"] * 3, "read"] == house.store.calls
+
+
 def test_both_records_are_put_back_while_secrets_rotate(house: House, memory: Memory) -> None:
     claim = house.won(house.request(), house.request(identity=1))
     memory.forget()
