@@ -64,7 +64,6 @@ class OwnersMachine(RuleBasedStateMachine):
     """Whether the clock may. An answer that is over may then be in one half of a store of two halves, and not in the other."""
 
     def make(self, clock: FrozenClock) -> KeptStore:
-        """The store to try. Whoever has one says which."""
         raise NotImplementedError
 
     def __init__(self) -> None:
@@ -166,13 +165,14 @@ class OwnersMachine(RuleBasedStateMachine):
 
     # Lives as they are lived: left to chance few keys would come so far.
 
-    def begin(self, place: int, *, fresh: bool) -> None:
+    def begin(self, place: int, owner: bytes, *, fresh: bool) -> bytes:
+        """Whose life it is: to a token that was given up nothing would be granted."""
         if fresh:
             self.put_away(self.keys[place])
             self.keys[place] = a_key()
+        return a_token() if owner in self.given_up else owner
 
     def put_away(self, key: StorageKey) -> None:
-        """Nothing is left behind that another life's janitor would look at."""
         record = self.store.read(key)
         if record is not None:
             self.reference.free(key, (record.state, record.token, round(record.deadline)))
@@ -199,7 +199,7 @@ class OwnersMachine(RuleBasedStateMachine):
         back: int,
         keep: int,
     ) -> None:
-        self.begin(place, fresh=fresh)
+        owner = self.begin(place, owner, fresh=fresh)
         self.claim(place, owner, FINGERPRINT, on_lapse, leases[0], "fine")
         self.renew(place, owner, leases[1], "fine")
         self.records_are_as_they_should_be()
@@ -211,7 +211,7 @@ class OwnersMachine(RuleBasedStateMachine):
 
     @rule(place=places, fresh=fresh, owner=owners, lease=durations, then=st.sampled_from(("claim", "hold")))
     def give_up(self, place: int, fresh: bool, owner: bytes, lease: int, then: str) -> None:
-        self.begin(place, fresh=fresh)
+        owner = self.begin(place, owner, fresh=fresh)
         self.claim(place, owner, FINGERPRINT, OnLapse.QUARANTINE, lease, "fine")
         if then == "hold":
             self.hold(place, owner, "lost", "fine")
@@ -225,7 +225,7 @@ class OwnersMachine(RuleBasedStateMachine):
     )
     def vanish(self, place: int, fresh: bool, owner: bytes, on_lapse: OnLapse, marks: bool, lease: int) -> None:
         """And the next one asks, a moment before its lease ends or after that."""
-        self.begin(place, fresh=fresh)
+        owner = self.begin(place, owner, fresh=fresh)
         self.claim(place, owner, FINGERPRINT, on_lapse, lease, "fine")
         if marks:
             self.mark(place, owner, "fine")

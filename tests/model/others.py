@@ -27,7 +27,7 @@ class ReferenceMachine(OwnersMachine):
     @rule(place=places, fresh=fresh, owner=owners, other=payloads, weather=weather, right=st.booleans())
     def condemn(self, place: int, fresh: bool, owner: bytes, other: Payload, weather: Weather, right: bool) -> None:
         if fresh:
-            self.begin(place, fresh=fresh)
+            owner = self.begin(place, owner, fresh=fresh)
             self.claim(place, owner, FINGERPRINT, OnLapse.QUARANTINE, 30, "fine")
             self.complete(place, owner, PAYLOAD, 30, "fine")
         key = self.keys[place]
@@ -92,7 +92,7 @@ class ReferenceMachine(OwnersMachine):
         if verb == "settle" and between != "hold":
             self.give_up(place, fresh, owner, 30, "hold")
         else:
-            self.begin(place, fresh=fresh)
+            owner = self.begin(place, owner, fresh=fresh)
             self.claim(place, owner, FINGERPRINT, on_lapse, 30, "fine")
         record = self.store.read(self.keys[place])
         if record is None:
@@ -124,7 +124,7 @@ class ReferenceMachine(OwnersMachine):
     @rule(place=places, fresh=fresh, owner=owners, ahead=horizons)
     def reap(self, place: int, fresh: bool, owner: bytes, ahead: int) -> None:
         """Nor does it quarantine anything before then: what a janitor has met, or meets now."""
-        self.begin(place, fresh=fresh)
+        owner = self.begin(place, owner, fresh=fresh)
         self.claim(place, owner, FINGERPRINT, OnLapse.QUARANTINE, 30, "fine")
         record = self.store.read(self.keys[place])
         if record is not None:
@@ -138,7 +138,7 @@ class ReferenceMachine(OwnersMachine):
     @rule(place=places, fresh=fresh, owner=owners, payload=payloads, ahead=horizons)
     def expire(self, place: int, fresh: bool, owner: bytes, payload: Payload, ahead: int) -> None:
         """Whoever sweeps by a clock of its own ends nothing before the store's."""
-        self.begin(place, fresh=fresh)
+        owner = self.begin(place, owner, fresh=fresh)
         self.claim(place, owner, FINGERPRINT, OnLapse.QUARANTINE, 30, "fine")
         self.complete(place, owner, payload, 30, "fine")
         self.store.expiry.sweep(horizon=self.clock.now + ahead, limit=1000)
