@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,15 @@ import valkey
 
 from example_app.servers import RedisServer
 from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, InFlight, Mismatched, Replayed
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import TcpProxy
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
-from tests.faults.cluster import ClusterRig
+from tests.faults.cluster import ClusterRig, slot_of
 from tests.faults.nodes import Node
+from tests.faults.slots import SlotMove
 from tests.forgiving import FORGIVING
 from tests.services import REDIS_KINDS, StartRedis
 from tests.stores.owners import WRITES
@@ -142,7 +144,7 @@ def test_a_full_server_still_takes_what_its_owner_brings(pair: Pair) -> None:
 
         pair.store.complete(key, token, PAYLOAD, keep=KEEP)
 
-        assert -1 != client.ttl(layout.followed(layout.keys(key)[0]))
+        assert -1 != client.ttl(layout.followed(layout.keys(key)[0])[0])
 
 
 def test_waiting_takes_no_round_trip_of_its_own(start_redis: StartRedis, redis_kind: str) -> None:
@@ -189,3 +191,34 @@ def test_in_a_cluster_the_replicas_of_the_keys_own_primary_count(cluster_rig: Cl
         granted(store.claim(a_request(there), token=a_token(), lease=LEASE))
         with pytest.raises(StoreUnavailable, match="IDEMPOTENCY_REPLICAS = 1"):
             store.claim(a_request(another), token=a_token(), lease=LEASE)
+
+
+def test_a_slot_on_its_way_is_not_written_to_at_both_ends(cluster_rig: ClusterRig) -> None:
+    """
+    What replicas are waited for by stands where the slot comes from, and all else has gone: whoever moves it would be told
+    that it is there already.
+    """
+    source, target = cluster_rig.primaries[:2]
+    key, elsewhere = (
+        next(key for key in some_keys() if cluster_rig.primary_of(record_of(key)) is node) for node in (source, target)
+    )
+    written, _ = layout.followed(record_of(key))
+    with closing(RedisStore(f"{cluster_rig.url}/?socket_timeout=0.5", rules=FORGIVING, replicas=1)) as store:
+        for known in (key, elsewhere):  # a script that a node does not know is not run there at first
+            granted(store.claim(a_request(known), token=a_token(), lease=LEASE))
+        move = SlotMove(cluster_rig, slot_of(record_of(key)), to=target)
+        move.begin()
+        move.carry(*({*source.told("CLUSTER GETKEYSINSLOT", move.slot, 100)} - {written.decode()}))
+        with pytest.raises(StoreUnavailable):
+            store.claim(a_request(StorageKey(a_key().rid, key.tid)), token=a_token(), lease=LEASE)
+        move.finish()
+
+        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), InFlight)
+
+
+def some_keys() -> Iterator[StorageKey]:
+    return (a_key() for _ in range(64))
+
+
+def record_of(key: StorageKey) -> bytes:
+    return layout.keys(key)[0]

@@ -121,9 +121,11 @@ def partition(key: bytes) -> bytes:
     return key[: key.find(b"}")]
 
 
-def followed(key: bytes) -> bytes:
-    """What is written behind a script on this key."""
-    return partition(key) + b"}:w"
+def followed(key: bytes) -> tuple[bytes, bytes]:
+    """What is written behind a script on this key; and the partition's memory, which keeps it from being written where a
+    slot is going while it still stands where that comes from: a Cluster sends nobody to a node that has one of two."""
+    tag = partition(key)
+    return tag + b"}:w", tag + b"}:m"
 
 
 def number(tid: bytes) -> int:

@@ -51,7 +51,7 @@ class Replication:
         """What follows a script that touched this key, on the same connection. `known`: the server knows our scripts."""
         script = scripts.FOLLOW
         run = ("EVALSHA", script.sha) if known else ("EVAL", script.text)
-        return (*run, 1, layout.followed(key), ""), ("WAIT", self.replicas, self._ms)
+        return (*run, 2, *layout.followed(key), ""), ("WAIT", self.replicas, self._ms)
 
     def lacking(self, answer: Any, followed: Any, acknowledged: Any) -> bool:
         """Whether too few have what was promised. Whoever was refused, or told what is known, was promised nothing."""

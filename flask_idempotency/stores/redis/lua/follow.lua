@@ -1,6 +1,6 @@
 -- Writes, whatever ran before it: replicas that have this have that too.
 --
--- KEYS: 1 what is written to
+-- KEYS: 1 what is written to, 2 partition memory: see layout.py
 -- ARGV: 1 now in microseconds or ''; it does not matter here
 -- Returns 'DONE'
 
