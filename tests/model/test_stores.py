@@ -21,7 +21,7 @@ from tests.sql_backends import STRATEGIES, sql_databases, sql_stores
 __all__ = ["sql_databases", "sql_stores"]
 
 ASKED = os.environ.get("MODEL_EXAMPLES")
-EXAMPLES = int(ASKED or "25")
+EXAMPLES = int(ASKED or "60")
 """Lives of each store. Whoever asks for a number, a thousand for half an hour, is told of the shortest life that fails; in
 CI to look for that would take longer than all the rest."""
 

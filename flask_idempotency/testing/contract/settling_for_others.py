@@ -140,6 +140,15 @@ class SettlingForOthers:
         assert not store.unsettled.settle(held, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
         assert before == store.read(held.key)
 
+    def test_what_was_seen_in_flight_is_not_settled(self, store: UnsettledStore, clock: FrozenClock) -> None:
+        """Though it is quarantined by now: whoever saw it has not seen that."""
+        in_flight, token = stood(store, clock, "in flight")
+        store.hold(in_flight.key, token, "view-crashed")
+        before = found(store, in_flight.key)
+
+        assert not store.unsettled.settle(in_flight, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert before == found(store, in_flight.key)
+
     def test_an_answer_whose_life_is_over_is_not_settled(self, store: UnsettledStore, clock: FrozenClock) -> None:
         """Nothing is there by then, and nothing comes of it."""
         held, token = stood(store, clock, "quarantined")
