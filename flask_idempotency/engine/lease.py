@@ -54,6 +54,7 @@ class LeaseRenewer:
 
     def _start_empty(self) -> None:
         self._due: dict[Tended, float] = {}
+        self._unanswered: weakref.WeakSet[Tended] = weakref.WeakSet()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._planned = float("inf")
@@ -77,20 +78,25 @@ class LeaseRenewer:
             self._due.pop(tended, None)
 
     def tick(self) -> None:
-        """Tend everything that is due. A store that does not answer ends the round: the rest would wait for it too.
+        """Tend everything that is due: what the store did not answer for the last time comes last, and one more failure
+        among that ends the round. So a part of a store that is silent holds nobody up for ever whose part is not.
 
         Whatever else one of them raises is its own affair: logged, tried again later, and no reason to let others lapse.
         """
-        for tended, due in self._take_due():
+        for tended, due in sorted(self._take_due(), key=lambda pair: pair[0] in self._unanswered):
             after: float | None = FAILED_SECONDS
             try:
                 after = tended.tend()
             except StoreUnavailable:
                 self._put_back(tended, due, RETRY_SECONDS)
                 self._not_before = self._monotonic() + RETRY_SECONDS
-                break
+                if tended in self._unanswered:
+                    break
+                self._unanswered.add(tended)
+                continue
             except Exception:  # noqa: BLE001 - a store may raise anything, and this thread serves them all
                 _log.exception("a claim could not be looked after; it is tried again")
+            self._unanswered.discard(tended)
             self._put_back(tended, due, after)
 
     def _take_due(self) -> list[tuple[Tended, float]]:

@@ -105,10 +105,11 @@ class Memory(Protocol):
         """
         ...
 
-    def acknowledge(self, *, forced: bool = False) -> Standing:
+    def acknowledge(self, *, forced: bool = False, seen: Standing | None = None) -> Standing:
         """From now on keys run that the store does not know, what it has forgotten among them. How it stood before.
 
-        Raises `ConfigurationError` before `may_be_acknowledged_at`, unless forced, and for a store that is foreign.
+        `seen` is how it stood when whoever acknowledges looked. Raises `ConfigurationError` where something was lost since
+        then; before `may_be_acknowledged_at`, unless forced; and for a store that is foreign.
         """
         ...
 

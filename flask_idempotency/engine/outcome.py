@@ -22,6 +22,8 @@ class Grant:
     attempt: int
     lease: float
     """Seconds left on the store's clock when it answered."""
+    era: int = 0
+    """Another number after each loss of the store's memory, where it can lose it: it is compared for equality only."""
 
 
 @dataclass(frozen=True, slots=True)

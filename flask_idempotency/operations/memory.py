@@ -143,9 +143,9 @@ def check_acknowledgeable(status: MemoryStatus, *, forced: bool) -> None:
         )
 
 
-def acknowledge(memory: Memory, *, forced: bool) -> None:
-    """From now on keys run that the store does not know. Raises `Refused` where it has changed hands meanwhile."""
+def acknowledge(memory: Memory, *, seen: Standing, forced: bool) -> None:
+    """From now on keys run that the store does not know. Raises `Refused` where it has changed hands since it was seen."""
     try:
-        memory.acknowledge(forced=forced)
+        memory.acknowledge(forced=forced, seen=seen)
     except ConfigurationError as error:
         raise Refused(" ".join(error.faults)) from error

@@ -133,10 +133,11 @@ class DeploymentSchema(PolicySchema):
         },
     )
     key_clock_skew = Seconds(
+        allow_none=True,
         validate=validate.Range(min=0, error="must not be negative."),
         metadata={
             "doc": "How far clients' clocks may be off. A UUID of version 7 or a ULID that was made later than a loss by more "
-            "than this runs at once.",
+            "than this runs at once. None: no key is believed; see [what may be lost](redis-memory.md).",
             "default": 5,
         },
     )

@@ -38,7 +38,7 @@ class Settings:
     store_id: str | None = None
     after_loss: Literal["refuse", "hold", "run"] = "refuse"
     loss_hold: float = 60.0
-    key_clock_skew: float = 5.0
+    key_clock_skew: float | None = 5.0
     """What becomes of keys that a Redis does not know after it has lost its memory: see `stores.redis.memory`."""
     replicas: int = 0
     """How many replicas of a Redis must have each claim and each answer before it counts."""

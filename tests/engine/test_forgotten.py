@@ -48,7 +48,7 @@ class Memory:
     def initialise(self) -> str:
         raise NotImplementedError
 
-    def acknowledge(self, *, forced: bool = False) -> Standing:
+    def acknowledge(self, *, forced: bool = False, seen: Standing | None = None) -> Standing:
         raise NotImplementedError
 
     def standing(self) -> Standing:

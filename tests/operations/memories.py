@@ -38,7 +38,7 @@ class Kept:
     def initialise(self) -> str:
         return self._done("initialise") or self.how.store_id or "anew"
 
-    def acknowledge(self, *, forced: bool = False) -> Standing:
+    def acknowledge(self, *, forced: bool = False, seen: Standing | None = None) -> Standing:
         self._done(("acknowledge", forced))
         return self.how
 

@@ -127,7 +127,7 @@ def test_what_the_store_refuses_is_refused_in_its_words() -> None:
     kept = Kept(CHANGED, refusal="It changed hands.")
 
     with pytest.raises(Refused, match="It changed hands"):
-        acknowledge(kept, forced=True)
+        acknowledge(kept, seen=CHANGED, forced=True)
     with pytest.raises(Refused, match="It changed hands"):
         initialise(kept, None)
 
@@ -136,7 +136,7 @@ def test_what_the_store_refuses_is_refused_in_its_words() -> None:
 def test_only_who_means_to_go_before_the_time_does(forced: bool) -> None:
     kept = Kept(HELD_LONG_ENOUGH)
 
-    acknowledge(kept, forced=forced)
+    acknowledge(kept, seen=HELD_LONG_ENOUGH, forced=forced)
 
     assert [("acknowledge", forced)] == kept.asked
 

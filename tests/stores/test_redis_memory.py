@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from example_app.servers import RedisServer
-from flask_idempotency.engine.errors import ConfigurationError, LeaseLost
+from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.outcome import InFlight, Mismatched, Replayed, Unknown
 from flask_idempotency.engine.record import OnLapse, State
 from flask_idempotency.stores.redis import layout
@@ -307,6 +307,100 @@ def test_a_store_that_lacks_a_part_is_not_made_ready_anew(store: RedisStore, red
     with pytest.raises(ConfigurationError, match="lost its memory"):
         store.memory.initialise()
     assert {"missing": 1} == store.memory.standing().losses
+
+
+def test_what_nobody_looked_at_is_not_acknowledged(store: RedisStore, clock: FrozenClock, hand_over: Loss) -> None:
+    """
+    While somebody thinks about one loss, there may be another.
+    """
+    hand_over()
+    seen = store.memory.standing()
+    clock.advance(HOLD)
+    hand_over()
+    clock.advance(HOLD)
+    with pytest.raises(ConfigurationError, match="once more"):
+        store.memory.acknowledge(seen=seen)
+
+    refused(store)
+    store.memory.acknowledge(seen=store.memory.standing(), forced=True)
+    granted(claim(store))
+
+
+def test_a_part_that_is_away_makes_no_loss_an_outage(
+    store: RedisStore, hand_over: Loss, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Whoever may go on without a store must hear that this one is there, and has forgotten.
+    """
+
+    def away() -> None:
+        raise StoreUnavailable("one of its nodes is down")
+
+    hand_over()
+    monkeypatch.setattr(store.memory, "_parts", away)
+
+    assert ("changed", True) == ((lost := refused(store)).loss, lost.noticed)
+
+
+def test_a_part_that_was_run_in_haste_takes_the_stores_name(
+    redis_server: RedisServer, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """
+    Some process was set up to run what is not known, and named what it found empty as it had to.
+    """
+    rules = replace(RULES, store_id="prod")
+    with (
+        closing(RedisStore(redis_server.url, clock=clock, rules=rules)) as store,
+        closing(RedisStore(redis_server.url, clock=clock, rules=replace(RULES, after_loss="run"))) as hasty,
+    ):
+        granted(claim(hasty, key := a_key()))
+        assert "missing" == refused(store, a_key(tid=key.tid)).loss
+        store.memory.acknowledge(forced=True)
+        granted(claim(store, a_key(tid=key.tid)))
+
+        assert "prod" == store.memory.standing().store_id
+
+
+def test_a_loss_is_never_earlier_than_a_claim(store: RedisStore, clock: FrozenClock, hand_over: Loss) -> None:
+    """
+    A machine may come back with a clock that is behind: keys made in between are not later than the loss.
+    """
+    granted(claim(store, key := a_key()))
+    clock.advance(-600)
+    hand_over()
+
+    refused(store, a_key(tid=key.tid), born=clock.now + SKEW + 1)
+
+
+def test_no_key_is_believed_where_that_was_chosen(
+    store: RedisStore, redis_server: RedisServer, clock: FrozenClock, hand_over: Loss
+) -> None:
+    """
+    A primary that was cut off may have gone on, and answered keys that were made after the fail-over.
+    """
+    rules = replace(RULES, clock_skew=None)
+    with closing(RedisStore(redis_server.url, clock=clock, rules=rules)) as wary:
+        hand_over()
+        refused(wary)
+        clock.advance(3600)
+
+        refused(wary, born=clock.now)
+
+
+def test_another_server_may_evict(
+    store: RedisStore, redis_client: redis.Redis, hand_over: Loss, request: pytest.FixtureRequest
+) -> None:
+    """
+    It is asked again, though the one before it did not.
+    """
+    granted(claim(store))
+    hand_over()
+    redis_client.config_set("maxmemory-policy", "allkeys-lru")
+    request.addfinalizer(lambda: redis_client.config_set("maxmemory-policy", "noeviction"))
+    refused(store)
+
+    with pytest.raises(StoreUnavailable, match="evicts"):
+        claim(store)
 
 
 def test_parts_of_two_stores_are_not_acknowledged(

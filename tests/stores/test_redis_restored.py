@@ -103,6 +103,22 @@ def test_nothing_is_put_back_that_was_not_forgotten(store: RedisStore, clock: Fr
     assert store.read(owner.key) is None
 
 
+def test_an_owner_puts_its_claim_back_after_the_clock_was_set(
+    store: RedisStore, clock: FrozenClock, hand_over: Loss, redis_client: redis.Redis
+) -> None:
+    """
+    The loss was noticed by a clock that was behind; then it was set forward.
+    """
+    owner = Owner(store, clock)
+    clock.advance(-600)
+    hand_over()
+    redis_client.delete(layout.keys(owner.key)[0])
+    refused(store)
+    clock.advance(1200)
+
+    assert owner.restore()
+
+
 def test_nothing_is_put_back_that_was_removed(store: RedisStore, clock: FrozenClock, redis_client: redis.Redis) -> None:
     """
     By whoever removes all that a tenant has: the store has lost nothing.

@@ -256,7 +256,7 @@ def test_a_redis_that_is_down_cannot_be_asked(start_redis: StartRedis, command: 
 def test_an_acknowledgement_that_breaks_off_is_told_as_one_that_may_have_been(
     world: World, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def break_off(self: RedisMemory, *, forced: bool = False) -> None:
+    def break_off(self: RedisMemory, **how: object) -> None:
         raise StoreUnavailable("gone in the middle")
 
     client.flushall()

@@ -60,7 +60,7 @@ class RedisBell:
         self._thread: threading.Thread | None = None
         self._left_at = float("-inf")
         self._pause = _PAUSES[0]
-        self.deaf = False
+        self.deaf = self._is_closed = False
 
     @contextmanager
     def hear(self, keys: Sequence[StorageKey], wake: Callable[[], object]) -> Iterator[None]:
@@ -81,6 +81,7 @@ class RedisBell:
     def close(self) -> None:
         """Give the connection up as soon as nobody waits."""
         self._left_at = float("-inf")
+        self._is_closed = True
 
     def _leave(self, name: bytes, wake: Callable[[], object]) -> None:
         waiting = self._waiting.pop(name, [])
@@ -104,7 +105,7 @@ class RedisBell:
                 self._listen()
                 return
             except Exception as error:  # noqa: BLE001 - a client may raise anything, and those who wait look for themselves
-                if not self.deaf:
+                if not self.deaf and not self._is_closed:
                     _log.warning(
                         "nothing is heard of keys that are settled elsewhere (%s): those who wait look for themselves",
                         type(error).__name__,

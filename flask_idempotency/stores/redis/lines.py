@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,19 @@ class Line(Protocol):
         ...
 
 
+_calls = threading.local()
+
+
+def begin() -> None:
+    """A call begins in this thread, of one command or of several."""
+    _calls.repeated = False
+
+
+def repeated() -> bool:
+    """Whether something of this thread's last call was sent more than once: the first one may arrive yet."""
+    return bool(getattr(_calls, "repeated", False))
+
+
 class Patience:
     """How often one call may be tried. Our connections never repeat anything by themselves: that would multiply this."""
 
@@ -55,6 +69,7 @@ class Patience:
             raise error
         self._left -= 1
         self._tried += 1
+        _calls.repeated = True
         time.sleep(_BACKOFF.compute(self._tried))
 
 

@@ -11,7 +11,8 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, MemoryLost
@@ -27,6 +28,7 @@ from flask_idempotency.stores.redis.server import Call, Server, corrupt
 AfterLoss: TypeAlias = Literal["refuse", "hold", "run"]
 
 FINE: Final = "fine"
+UNNAMED: Final = "unnamed"
 ACKNOWLEDGED: Final = "acknowledged"
 PARTITIONS_AT_ONCE: Final = 256
 
@@ -49,8 +51,9 @@ class MemoryRules:
     after_loss: AfterLoss = "refuse"
     hold: float = 60.0
     """For how many seconds owners that survived may put their claims back before anybody lets unknown keys run again."""
-    clock_skew: float = 5.0
-    """How far clients' clocks may be off, in seconds: a key made later than a loss by more than this cannot be older."""
+    clock_skew: float | None = 5.0
+    """How far clients' clocks may be off, in seconds: a key made later than a loss by more than this is not older. None:
+    no key is believed."""
     shards: int = 1
 
     @property
@@ -79,18 +82,20 @@ class RedisMemory:
         self._server = server
         self.rules = rules
         after = str(round(rules.hold * 1000)) if rules.after_loss == "hold" else rules.after_loss
-        told = rules.store_id or "", rules.layout, after, str(round(rules.clock_skew * 1000))
+        told = rules.store_id or "", rules.layout, after, str(round((rules.clock_skew or 0) * 1000))
         self._expected = tuple(text.encode() for text in told)
 
     def arguments(self, request: ClaimRequest) -> tuple[bytes | int, ...]:
         """What the claim of a key that is unknown is judged by."""
-        return *self._expected, b"" if request.born is None else int(request.born * 1000)
+        told = request.born is not None and self.rules.clock_skew is not None
+        return *self._expected, int((request.born or 0) * 1000) if told else b""
 
     def lost(self, loss: bytes, *, noticed: bool) -> MemoryLost:
         """Why a key was refused that is not known. The first to notice has all the other partitions looked at."""
         if noticed:
-            # Each would count from its own first claim else, which may come days later.
-            self._parts()
+            # Each would count from its own first claim else, which may come days later. One that does not answer will.
+            with suppress(IdempotencyError):
+                self._parts()
         kind = Loss(loss.decode())
         return MemoryLost(_TEXTS[kind], loss=kind.value, noticed=noticed)
 
@@ -120,6 +125,7 @@ class RedisMemory:
             request.key.tid + about_bytes(request.about),
             microseconds(lease),
             round(age * 1_000_000),
+            grant.era,
         )
         if answer not in (b"DONE", b"OTHER", b"REMEMBERED"):
             raise corrupt()
@@ -158,9 +164,11 @@ class RedisMemory:
             raise ConfigurationError("Somebody else has made this Redis ready at the same moment: look at its status.")
         return chosen
 
-    def acknowledge(self, *, forced: bool = False) -> Standing:
+    def acknowledge(self, *, forced: bool = False, seen: Standing | None = None) -> Standing:
         standing, parts = self.standing(), self._parts()
         self._refuse_others(parts)
+        if seen is not None and seen.since != standing.since:
+            raise ConfigurationError("This Redis has lost its memory once more since you looked: look at its status.")
         due = standing.may_be_acknowledged_at
         if due is not None and standing.now < due and not forced:
             raise ConfigurationError(
@@ -168,9 +176,12 @@ class RedisMemory:
                 "--force and run twice what they are at."
             )
         if len({part.store_id for part in parts if part.store_id}) > 1:
-            raise ConfigurationError("Parts of this Redis are of different stores: nobody can tell which of them it is.")
+            raise ConfigurationError(
+                "Parts of this Redis are of different stores: nobody can tell which of them it is."
+            )
         chosen = standing.store_id or self.rules.store_id or secrets.token_hex(8)
-        told = set(self._everywhere(scripts.ACKNOWLEDGE, chosen, self.rules.layout))
+        latest = "" if standing.since is None else str(round(standing.since * 1000))
+        told = set(self._everywhere(scripts.ACKNOWLEDGE, chosen, self.rules.layout, latest))
         if told != {b"DONE"}:
             raise ConfigurationError(
                 "Parts of this Redis changed hands meanwhile, or are of another store: look at its status."
@@ -203,7 +214,12 @@ class RedisMemory:
         return Loss.CHANGED.value
 
     def _parts(self) -> list[_Part]:
-        return [_part(answer) for answer in self._everywhere(scripts.NOTICE)]
+        parts = [_part(answer) for answer in self._everywhere(scripts.NOTICE)]
+        names = {part.store_id for part in parts} | {self.rules.store_id or ""}
+        if names <= {"", UNNAMED}:
+            return parts
+        # Some process ran what it did not know, and named what it found empty as it had to.
+        return [replace(part, store_id="") if part.store_id == UNNAMED else part for part in parts]
 
     def _everywhere(self, script: Script, *arguments: str) -> list[Any]:
         told = list[Any]()

@@ -9,7 +9,7 @@ from flask_idempotency.engine.clock import Clock
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.client import Errors, line_of
-from flask_idempotency.stores.redis.lines import RETRIES, UNREACHABLE, Command, Patience
+from flask_idempotency.stores.redis.lines import RETRIES, UNREACHABLE, Command, Patience, begin
 from flask_idempotency.stores.redis.replication import Replication, reply_seconds_of
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.topology import primaries
@@ -38,6 +38,7 @@ class Server:
 
     def run(self, script: Script, keys: Sequence[bytes], *arguments: bytes | int) -> Any:
         """What this script returns. Its first argument is the time."""
+        begin()
         rest = self._rest(Call(keys, arguments))
         if self.replication.concerns(script):
             return self._kept(script, keys[0], rest)

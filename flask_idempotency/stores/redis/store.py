@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from flask_idempotency.engine.clock import Clock, store_time
@@ -22,6 +23,7 @@ from flask_idempotency.stores.redis.completion import completion
 from flask_idempotency.stores.redis.eviction import Eviction
 from flask_idempotency.stores.redis.health import RedisHealth
 from flask_idempotency.stores.redis.ledger import RedisLedger, limits_of
+from flask_idempotency.stores.redis.lines import repeated
 from flask_idempotency.stores.redis.memory import MemoryRules, RedisMemory
 from flask_idempotency.stores.redis.record import (
     FINGERPRINT_BYTES,
@@ -115,9 +117,13 @@ class RedisStore:
             *self.memory.arguments(request),
             *(() if quota is None else limits_of(quota)),
         )
+        if repeated() and answer[:1] not in ([b"CLAIMED"], [b"REPLAYED"]):
+            # The first one may arrive yet, when this key is free: nobody would do its work.
+            with suppress(LeaseLost):
+                self.release(request.key, token)
         match answer:
-            case [b"CLAIMED", fence, attempt, left]:
-                return Claimed(Grant(token, fence, attempt, lease=left / 1_000_000))
+            case [b"CLAIMED", fence, attempt, left, era]:
+                return Claimed(Grant(token, fence, attempt, left / 1_000_000, era))
             case [b"REPLAYED", data, now, *erasure]:
                 return Replayed(self._trusted(keys, data, now, *erasure))
             case [b"IN-FLIGHT", left]:
@@ -129,6 +135,9 @@ class RedisStore:
             case [b"OVER-QUOTA", limit, allowed, left, window]:
                 return OverQuota(limit.decode(), int(allowed), left / 1_000_000, window / 1_000_000 if window else None)
             case [b"FORGOTTEN", loss, noticed]:
+                if noticed:
+                    # Another server may keep it now, by other rules.
+                    self._eviction.possible = True
                 raise self.memory.lost(loss, noticed=bool(noticed))
             case [b"GIVEN-UP"]:
                 raise StoreUnavailable("this claim came after it was given up")

@@ -113,7 +113,7 @@ def _memory() -> Memory:
 def _acknowledge(memory: Memory, before: MemoryStatus, *, actor: str, reason: str) -> None:
     word, forced, finished = word_of(actor, reason), bool(before.wait), False
     try:
-        acknowledge(memory, forced=forced)
+        acknowledge(memory, seen=before.standing, forced=forced)
         finished = True
     finally:  # Ctrl-C too: some parts may have been
         parts = dict(before.parts)

@@ -10,30 +10,33 @@ local memory = redis.call('HMGET', KEYS[4], FENCE, STORE_ID, LAYOUT, PROCESS, LI
 local process, line, changed = handed_over(memory[4], memory[5])
 local last_before = tonumber(memory[8]) or 0
 local now_ms, since, open, loss, noticed = math.floor(now / 1000), tonumber(memory[6]), tonumber(memory[7]), nil, 0
-if not memory[2] then
+local remembered = { fence = memory[1], lost = memory[6], named = not is_nobodys(memory[2], expected) }
+local is_written = false
+if not remembered.named then
   loss = 'missing'
-  if not since and after ~= 'run' then
-    since, noticed = now_ms, 1
-    redis.call('HSET', KEYS[4], LOST, string.format('%.0f', since))
+  if after == 'run' then
+    loss = nil
+    redis.call(
+      'HSET', KEYS[4],
+      STORE_ID, expected ~= '' and expected or UNNAMED, LAYOUT, laid_out, PROCESS, process, LINE, line
+    )
+  elseif not since then
+    since, last_before, is_written = note_loss(KEYS[4], process, line, remembered)
+    noticed = is_written and 1 or 0
   end
 elseif (expected ~= '' and memory[2] ~= expected) or memory[3] ~= laid_out then
   loss = 'foreign'
 elseif changed then
-  since, noticed, last_before = note_loss(KEYS[4], process, line, since), 1, tonumber(memory[1]) or 0
+  since, last_before, is_written = note_loss(KEYS[4], process, line, remembered)
+  noticed = is_written and 1 or 0
 elseif memory[5] ~= line then
-  redis.call('HSET', KEYS[4], LINE, line)
-end
-if loss == 'missing' and after == 'run' then
-  loss = nil
-  redis.call(
-    'HSET', KEYS[4],
-    STORE_ID, expected ~= '' and expected or 'unnamed', LAYOUT, laid_out, PROCESS, process, LINE, line
-  )
+  redis.pcall('HSET', KEYS[4], LINE, line)
 end
 if not loss and since and after ~= 'run' then
   local held = tonumber(after)
   local acknowledged = open and open >= since
-  -- Made after the loss, it cannot have been used before. What claims to be from the future says nothing.
+  -- Made after the loss, it was not used before, unless at a primary that was cut off and went on. What claims to be from
+  -- the future says nothing.
   local later = born and born > since + skew and born <= now_ms + skew
   if not (acknowledged or later or (held and now_ms >= since + held)) then
     loss = 'changed'

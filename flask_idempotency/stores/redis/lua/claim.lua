@@ -7,7 +7,7 @@
 -- ARGV: 3 token, 4 fingerprint, 5 one if a lapse of this claim may be taken over, and two more if others may wait for it,
 --   6 tid and about, 7 lease in microseconds, 8 to 12 as in canary.lua; with a quota also 13 records, 14 bytes, 15 in flight,
 --   16 new keys, each '' when unlimited, and 17 the microseconds in which those may come
--- Returns {'CLAIMED', fence, attempt, lease left} | {'REPLAYED', record, now, erasure or nothing}
+-- Returns {'CLAIMED', fence, attempt, lease left, when memory was last lost in ms} | {'REPLAYED', record, now, erasure or nothing}
 --       | {'IN-FLIGHT', lease left} | {'MISMATCHED', first seen in ms} | {'UNKNOWN', reason} | {'CORRUPT'} | {'GIVEN-UP'}
 --       | {'OVER-QUOTA', limit, allowed, room in, window}; other times in microseconds
 
@@ -36,7 +36,8 @@ end
 if live and record.state == PROCESSING then
   local left = record.deadline * 1000 - now
   if record.token == token then
-    return { 'CLAIMED', fence(record), attempt(record), math.max(left, 0) }
+    local lost = tonumber(redis.call('HGET', KEYS[4], LOST) or '0')
+    return { 'CLAIMED', fence(record), attempt(record), math.max(left, 0), lost }
   end
   if left > 0 then
     return { 'IN-FLIGHT', left }

@@ -42,7 +42,7 @@ local function grant(last_fence, next_attempt, first_seen, counted, admit)
       .. NO_RESULT
       .. tid_and_about
   )
-  return { 'CLAIMED', next_fence, next_attempt, lease }
+  return { 'CLAIMED', next_fence, next_attempt, lease, since or 0 }
 end
 
 if live and record.state == QUARANTINED then

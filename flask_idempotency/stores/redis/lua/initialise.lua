@@ -7,7 +7,7 @@
 local id, laid_out = ARGV[2], ARGV[3]
 
 local memory = redis.call('HMGET', KEYS[1], STORE_ID, LOST)
-if memory[1] then
+if not is_nobodys(memory[1], id) then
   return memory[1] == id and 'DONE' or 'OTHER'
 end
 local process, line = handed_over()

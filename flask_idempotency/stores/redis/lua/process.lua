@@ -19,12 +19,35 @@ local function handed_over(process_then, line_then)
   return process, line, process ~= process_then or promoted
 end
 
--- Writes down that the memory is another one's from now on. Returns when that was noticed, in ms: later than any other time,
--- also where the clock was set back.
-local function note_loss(key, process, line, before)
-  local last_fence = redis.call('HGET', key, FENCE) or '0'
-  local lost = math.max(math.floor(now / 1000), (tonumber(before) or 0) + 1)
-  redis.call('HSET', key, PROCESS, process, LINE, line, LOST, string.format('%.0f', lost), BEFORE, last_fence)
-  return lost
+-- Writes down that memory was lost. Returns when that was, in ms: later than any other time and than every claim, also where
+-- the clock was set back; the last fence that may have been given out before; and whether it is written down. A Redis that
+-- is full may refuse that: then it is a loss all the same, and noticed again.
+local function note_loss(key, process, line, remembered)
+  local last_fence = tonumber(remembered.fence) or 0
+  local lost = math.max(math.floor(now / 1000), (tonumber(remembered.lost) or 0) + 1, math.floor(last_fence / 1000))
+  if not remembered.named then
+    -- What gave the fences out is gone. What is left of claims is older than this, and none that comes will be.
+    last_fence = math.max(last_fence, now)
+  end
+  local told = redis.pcall(
+    'HSET', key,
+    PROCESS, process, LINE, line,
+    LOST, string.format('%.0f', lost), BEFORE, string.format('%.0f', last_fence)
+  )
+  if type(told) == 'table' then
+    return lost, last_fence, false
+  end
+  if not remembered.named then
+    redis.call('HSET', key, FENCE, string.format('%.0f', last_fence))
+  end
+  return lost, last_fence, true
+end
+
+-- Whether a part that has this name is of the store that is expected. 'unnamed' is what those who run whatever is unknown
+-- call a part that they find empty.
+local UNNAMED = 'unnamed'
+
+local function is_nobodys(name, expected)
+  return not name or (name == UNNAMED and expected ~= '' and expected ~= UNNAMED)
 end
 
