@@ -135,6 +135,22 @@ def test_a_claim_that_was_answered_and_arrives_once_more_is_granted_to_nobody(
     assert store.read(key) is None
 
 
+def test_a_claim_that_was_refused_and_arrives_once_more_is_granted_to_nobody(
+    store: RedisStore, far: RedisStore, proxy: TcpProxy, redis_client: redis.Redis
+) -> None:
+    """
+    The client has repeated it and was told that another has the key; when that one lets go, the first packet comes.
+    """
+    key, owner = a_key(), a_token()
+    granted(store.claim(a_request(key), token=owner, lease=LEASE))
+    proxy.delay_request()
+    assert isinstance(far.claim(a_request(key), token=a_token(), lease=LEASE), InFlight)
+    store.release(key, owner)
+    arrive(proxy, redis_client)
+
+    assert store.read(key) is None
+
+
 def test_that_it_was_given_up_is_remembered_for_a_minute(store: RedisStore, redis_client: redis.Redis) -> None:
     """
     And no longer: it takes memory.

@@ -326,6 +326,23 @@ def test_what_nobody_looked_at_is_not_acknowledged(store: RedisStore, clock: Fro
     granted(claim(store))
 
 
+def test_an_acknowledgement_that_comes_late_is_of_what_was_seen(
+    store: RedisStore, hand_over: Loss, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Another process took over between the look and the word.
+    """
+    hand_over()
+    seen = store.memory.standing()
+    hand_over()
+    store.memory.standing()
+    monkeypatch.setattr(store.memory, "standing", lambda: seen)
+    with pytest.raises(ConfigurationError, match="changed hands meanwhile"):
+        store.memory.acknowledge(forced=True)
+
+    refused(store)
+
+
 def test_a_part_that_is_away_makes_no_loss_an_outage(
     store: RedisStore, hand_over: Loss, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,8 +385,11 @@ def test_a_loss_is_never_earlier_than_a_claim(store: RedisStore, clock: FrozenCl
     granted(claim(store, key := a_key()))
     clock.advance(-600)
     hand_over()
+    other = a_key(tid=key.tid)
+    refused(store, other)
+    clock.advance(60)
 
-    refused(store, a_key(tid=key.tid), born=clock.now + SKEW + 1)
+    refused(store, other, born=clock.now)
 
 
 def test_no_key_is_believed_where_that_was_chosen(
