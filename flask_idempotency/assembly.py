@@ -89,6 +89,11 @@ def build(
         raise ConfigurationError(
             "IDEMPOTENCY_CLAIM_STRATEGY: the store is an object, and was given its way to claim when it was made. Remove this."
         )
+    if settings.of_memory and system is settings.store and isinstance(system, MayForget):
+        named = ", ".join(f"IDEMPOTENCY_{name.upper()}" for name in settings.of_memory)
+        raise ConfigurationError(
+            f"{named}: the store is an object, and was given its MemoryRules when it was made. Remove this, and give it those."
+        )
     _check_shards(settings.tenant_shards, system)
     transactions: Transactions | None = getattr(system, "transactions", None)
     store = system if settings.redis_url is None else _tiered(system, settings.redis_url, transactions)
@@ -99,6 +104,7 @@ def build(
         store=store if timing is None else TimedStore(store, timing),
         codec=codec,
         renewer=LeaseRenewer(),
+        repeater=LeaseRenewer(),
         waiting_room=WaitingRoom(settings.max_waiters, bell=store.bell if isinstance(store, Announces) else None),
         observers=observers,
         transactions=transactions,

@@ -50,6 +50,12 @@ class Surroundings:
     memory: Memory | None = None
     """Present when the store may forget."""
     monotonic: Callable[[], float] = time.monotonic
+    repeater: LeaseRenewer | None = None
+    """Repeats what a store would not take, so that leases need not wait for that."""
+
+    @property
+    def repeats(self) -> LeaseRenewer:
+        return self.repeater or self.renewer
 
 
 class Claim:
@@ -167,7 +173,7 @@ class Claim:
     def abandon(self, *, spare: bool = True) -> None:
         """The same, but as soon as the store answers. `spare`: it never said whether anything was granted."""
         self._pending, self._pending_since = Settlement(self._free, holds_on=False), self._around.monotonic()
-        self._around.renewer.watch(self, after=RETRY_SECONDS, spare=spare)
+        self._around.repeats.watch(self, after=RETRY_SECONDS, spare=spare)
 
     def tend(self) -> float | None:
         """Renew the lease, or repeat a settlement that the store has not taken yet. Called by the renewer's thread."""
@@ -251,7 +257,7 @@ class Claim:
             transaction.roll_back()
             # Safe either way: what was committed after all is completed, and cannot be undone.
             self._pending, self._pending_since = Settlement(self._undo), self._around.monotonic()
-            self._around.renewer.watch(self, after=RETRY_SECONDS)
+            self._around.repeats.watch(self, after=RETRY_SECONDS)
             self._tell(SettlementDelayed(*self._who, error=type(error).__name__))
             raise
         except Exception:
@@ -286,7 +292,7 @@ class Claim:
             self._write(settlement)
         except StoreUnavailable as error:
             self._pending, self._pending_since = settlement, self._around.monotonic()
-            self._around.renewer.watch(self, after=RETRY_SECONDS)
+            self._around.repeats.watch(self, after=RETRY_SECONDS)
             self._tell(SettlementDelayed(*self._who, error=type(error).__name__))
 
     def _repeat(self, settlement: Settlement, *, last: bool) -> None:

@@ -19,7 +19,7 @@ FAILED_SECONDS = 5.0
 """How soon one that failed in another way is tried again: such failures seldom pass by themselves."""
 
 SPARE_LIMIT = 1024
-"""Most claims watched before new *spare* ones are turned away, so that a long outage cannot fill the memory."""
+"""Most *spare* claims watched before new ones are turned away, so that a long outage cannot fill the memory."""
 
 
 _log = logging.getLogger("flask_idempotency")
@@ -55,6 +55,7 @@ class LeaseRenewer:
     def _start_empty(self) -> None:
         self._due: dict[Tended, float] = {}
         self._unanswered: weakref.WeakSet[Tended] = weakref.WeakSet()
+        self._spare: weakref.WeakSet[Tended] = weakref.WeakSet()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._planned = float("inf")
@@ -63,8 +64,10 @@ class LeaseRenewer:
     def watch(self, tended: Tended, *, after: float, spare: bool = False) -> None:
         """Tend this `after` seconds from now, and then as often as it says. `spare`: only if there is room."""
         with self._changed:
-            if spare and len(self._due) >= SPARE_LIMIT:
-                return
+            if spare:
+                if len(self._spare) >= SPARE_LIMIT:
+                    return
+                self._spare.add(tended)
             due = self._monotonic() + after
             self._due[tended] = due
             if self._threaded and (self._thread is None or not self._thread.is_alive()):
@@ -110,6 +113,7 @@ class LeaseRenewer:
                 return  # settled meanwhile, or watched anew for another purpose
             if after is None:
                 del self._due[tended]
+                self._spare.discard(tended)
             else:
                 self._due[tended] = self._monotonic() + after
 

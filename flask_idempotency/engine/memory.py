@@ -6,7 +6,7 @@ A key that such a store does not know may have been run before. Protocol: resear
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
@@ -43,6 +43,8 @@ class Standing:
     """False where the server does not tell scripts which process it is: then only an emptied store is noticed."""
     noticed: bool = False
     """Whether nobody had noticed one of its losses before."""
+    losses_so_far: tuple[float | None, ...] = field(default=(), repr=False)
+    """When each part was last lost: another one after each loss of any of them."""
 
     @property
     def losses(self) -> Mapping[str, int]:

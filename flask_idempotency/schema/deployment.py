@@ -109,7 +109,12 @@ class DeploymentSchema(PolicySchema):
         },
     )
     store_id = fields.String(
-        validate=validate.Regexp(r"[!-~]{1,64}\Z", error="must be 1 to 64 visible ASCII characters."),
+        validate=[
+            validate.Regexp(r"[!-~]{1,64}\Z", error="must be 1 to 64 visible ASCII characters."),
+            validate.NoneOf(
+                ["unnamed"], error="must not be `unnamed`, which is what a Redis without a name is called."
+            ),
+        ],
         metadata={
             "doc": "Which Redis this is, as `flask idempotency redis init` has said: another environment's is refused.",
             "default": "any will do",

@@ -24,6 +24,7 @@ _OF_SQL: Final = {
     "redis_url": ("a cache in front of the records", "Set IDEMPOTENCY_STORE to flask-sqlalchemy://, or remove this."),
     "claim_strategy": ("the way in which a claim is made", "Remove this."),
 }
+_OF_REDIS: Final = ("store_id", "loss_hold", "key_clock_skew")
 _AS_THEY_ARE: Final = (
     "redis_url",
     "claim_strategy",
@@ -115,6 +116,7 @@ def load_settings(
         key_ring=key_ring,
         compression=None if compression == "off" else compression,
         hashed_names=loaded.get("audit_names", "hashed" if mode == "required" else "clear") == "hashed",
+        of_memory=tuple(name for name in ("after_loss", *_OF_REDIS) if name in loaded),
         # On a developer's machine a Redis comes and goes.
         after_loss=loaded.get("after_loss", "run" if lenient else "refuse"),
         plaintext_transport=loaded.get("allow_plaintext_transport", False),
@@ -152,10 +154,16 @@ def _faults_of_place(loaded: Mapping[str, Any], policy: Policy, *, in_memory: bo
             for name, (of_sql, remedy) in _OF_SQL.items()
             if name in loaded
         ]
-    if loaded.get("replicas") and not in_redis and "://" in str(loaded["store"]):
-        faults.append(
-            "IDEMPOTENCY_REPLICAS: a database waits for its own replicas, and IDEMPOTENCY_STORE is no Redis. Remove this."
-        )
+    if not in_redis and isinstance(loaded["store"], str) and "://" in loaded["store"]:
+        if loaded.get("replicas"):
+            faults.append(
+                "IDEMPOTENCY_REPLICAS: a database waits for its own replicas, and IDEMPOTENCY_STORE is no Redis. Remove this."
+            )
+        faults += [
+            f"IDEMPOTENCY_{name.upper()}: it is about what a Redis may forget, and IDEMPOTENCY_STORE is no Redis. Remove this."
+            for name in _OF_REDIS
+            if name in loaded
+        ]
     return faults
 
 

@@ -40,6 +40,8 @@ class Settings:
     loss_hold: float = 60.0
     key_clock_skew: float | None = 5.0
     """What becomes of keys that a Redis does not know after it has lost its memory: see `stores.redis.memory`."""
+    of_memory: tuple[str, ...] = ()
+    """Those of these that were configured."""
     replicas: int = 0
     """How many replicas of a Redis must have each claim and each answer before it counts."""
     tenant_shards: int = 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,7 +28,20 @@ from flask_idempotency.testing.contract.examples import (
     granted,
     stand,
 )
-from tests.stores.forgetting import HOLD, RULES, SKEW, Loss, claim, emptying, handing_over, losing, ready_store, refused
+from flask_idempotency.testing.contract.racing import at_once
+from tests.stores.forgetting import (
+    ANOTHER,
+    HOLD,
+    RULES,
+    SKEW,
+    Loss,
+    claim,
+    emptying,
+    handing_over,
+    losing,
+    ready_store,
+    refused,
+)
 from tests.stores.owners import WRITES
 
 __all__ = ["emptying", "handing_over", "losing", "ready_store"]
@@ -333,10 +347,10 @@ def test_an_acknowledgement_that_comes_late_is_of_what_was_seen(
     Another process took over between the look and the word.
     """
     hand_over()
-    seen = store.memory.standing()
+    seen = store.memory._parts()
     hand_over()
     store.memory.standing()
-    monkeypatch.setattr(store.memory, "standing", lambda: seen)
+    monkeypatch.setattr(store.memory, "_parts", lambda: seen)
     with pytest.raises(ConfigurationError, match="changed hands meanwhile"):
         store.memory.acknowledge(forced=True)
 
@@ -408,20 +422,22 @@ def test_no_key_is_believed_where_that_was_chosen(
         refused(wary, born=clock.now)
 
 
-def test_another_server_may_evict(
-    store: RedisStore, redis_client: redis.Redis, hand_over: Loss, request: pytest.FixtureRequest
+def test_a_loss_of_a_part_that_is_older_than_another_is_not_acknowledged_unseen(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, hand_over: Loss
 ) -> None:
     """
-    It is asked again, though the one before it did not.
+    The nodes of a Cluster have clocks of their own.
     """
-    granted(claim(store))
     hand_over()
-    redis_client.config_set("maxmemory-policy", "allkeys-lru")
-    request.addfinalizer(lambda: redis_client.config_set("maxmemory-policy", "noeviction"))
     refused(store)
+    seen = store.memory.standing()
+    clock.advance(-5)
+    redis_client.hset(layout.memory_in(7), mapping=ANOTHER)  # type: ignore[arg-type]
+    redis_client.hset(layout.memory_in(8), "lost", round((clock.now - 60) * 1000))
+    store.memory.standing()
 
-    with pytest.raises(StoreUnavailable, match="evicts"):
-        claim(store)
+    with pytest.raises(ConfigurationError, match="once more"):
+        store.memory.acknowledge(forced=True, seen=seen)
 
 
 def test_parts_of_two_stores_are_not_acknowledged(
@@ -445,3 +461,40 @@ def test_to_be_made_ready_twice_harms_nothing(store: RedisStore) -> None:
 
     assert first.store_id == store.memory.initialise()
     assert first.parts == store.memory.standing().parts
+
+
+def test_two_who_make_it_ready_at_once_give_it_one_name(redis_server: RedisServer, clock: FrozenClock) -> None:
+    """
+    And so do two who acknowledge that it was emptied.
+    """
+    with ExitStack() as ends:
+        stores = [ends.enter_context(closing(RedisStore(redis_server.url, clock=clock, rules=RULES))) for _ in range(4)]
+
+        def initialise(each: RedisStore) -> None:
+            # Who comes while another is at it may be told to look again.
+            with suppress(ConfigurationError):
+                each.memory.initialise()
+
+        at_once(*(partial(initialise, each) for each in stores))
+
+        assert stores[0].memory.initialise() == stores[0].memory.standing().store_id
+
+
+def test_two_who_acknowledge_at_once_give_it_one_name(
+    store: RedisStore, redis_client: redis.Redis, empty: Loss, redis_server: RedisServer, clock: FrozenClock
+) -> None:
+    empty()
+    refused(store)
+    with ExitStack() as ends:
+        stores = [ends.enter_context(closing(RedisStore(redis_server.url, clock=clock, rules=RULES))) for _ in range(4)]
+
+        def acknowledge(each: RedisStore) -> None:
+            # Whoever comes second may be told to look again.
+            with suppress(ConfigurationError):
+                each.memory.acknowledge(forced=True)
+
+        at_once(*(partial(acknowledge, each) for each in stores))
+
+        assert store.memory.standing().store_id is not None
+    store.memory.acknowledge(forced=True)
+    granted(claim(store))

@@ -232,7 +232,7 @@ def test_records_that_are_not_in_redis_need_none_of_this(
         world = new_world()
     else:
         url = redis_servers.get(REDIS_KINDS[0]).url
-        world = world_on(f"sqlite:///{tmp_path / 'records.db'}", redis_url=url, after_loss="refuse")
+        world = new_world(store=f"sqlite:///{tmp_path / 'records.db'}", redis_url=url)  # type: ignore[arg-type]
 
     assert "not in a Redis" in refusal(run(world, *command))
 

@@ -61,11 +61,16 @@ class Patience:
     def __init__(self, retries: int) -> None:
         self._left = retries
         self._tried = 0
-        self._until = time.monotonic() + PATIENCE_SECONDS
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """For how long this call has tried."""
+        return time.monotonic() - self._began
 
     def failed(self, error: Exception) -> None:
         """Returns after a short pause when there is another try, and else raises what was in its way."""
-        if self._left <= 0 or time.monotonic() > self._until:
+        if self._left <= 0 or self.seconds > PATIENCE_SECONDS:
             raise error
         self._left -= 1
         self._tried += 1

@@ -30,7 +30,8 @@ AfterLoss: TypeAlias = Literal["refuse", "hold", "run"]
 FINE: Final = "fine"
 UNNAMED: Final = "unnamed"
 ACKNOWLEDGED: Final = "acknowledged"
-PARTITIONS_AT_ONCE: Final = 256
+PARTITIONS_AT_ONCE: Final = 1024
+"""All of them, in one round trip to each node: where one does not answer, the others have been asked."""
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -132,7 +133,9 @@ class RedisMemory:
         return bool(answer == b"DONE")
 
     def standing(self) -> Standing:
-        parts = self._parts()
+        return self._standing(self._parts())
+
+    def _standing(self, parts: Sequence[_Part]) -> Standing:
         kinds = Counter(self._kind(part) for part in parts)
         ids = {part.store_id for part in parts if part.store_id}
         lost = [part.lost for part in parts if part.lost is not None and self._kind(part) != FINE]
@@ -146,6 +149,7 @@ class RedisMemory:
             may_be_acknowledged_at=(now if since is None else since + self.rules.hold) if suffering else None,
             notices_restarts=all(part.process for part in parts),
             noticed=any(part.noticed for part in parts),
+            losses_so_far=tuple(part.lost for part in parts),
         )
 
     def initialise(self) -> str:
@@ -153,21 +157,27 @@ class RedisMemory:
         ids = {part.store_id for part in parts}
         if len(ids) > 1:
             raise ConfigurationError(
-                "This Redis was made ready before, and a part of what that wrote is gone: it has lost its memory. "
-                "flask idempotency redis status says more."
+                "A part of this Redis was made ready and another was not: it has lost its memory, unless somebody is making it "
+                "ready at this moment. flask idempotency redis status says more."
             )
         found = ids.pop()
         chosen = found or self.rules.store_id or secrets.token_hex(8)
         if found:
             self._refuse_others(parts)
-        elif not all(answer == b"DONE" for answer in self._everywhere(scripts.INITIALISE, chosen, self.rules.layout)):
-            raise ConfigurationError("Somebody else has made this Redis ready at the same moment: look at its status.")
+        else:
+            chosen = self._named(scripts.INITIALISE, chosen)
+            told = set(self._everywhere(scripts.INITIALISE, *self._all(chosen, self.rules.layout)))
+            if told != {b"DONE"}:
+                raise ConfigurationError(
+                    "Somebody else has made this Redis ready at the same moment: look at its status."
+                )
         return chosen
 
     def acknowledge(self, *, forced: bool = False, seen: Standing | None = None) -> Standing:
-        standing, parts = self.standing(), self._parts()
+        parts = self._parts()
+        standing = self._standing(parts)
         self._refuse_others(parts)
-        if seen is not None and seen.since != standing.since:
+        if seen is not None and seen.losses_so_far != standing.losses_so_far:
             raise ConfigurationError("This Redis has lost its memory once more since you looked: look at its status.")
         due = standing.may_be_acknowledged_at
         if due is not None and standing.now < due and not forced:
@@ -180,13 +190,18 @@ class RedisMemory:
                 "Parts of this Redis are of different stores: nobody can tell which of them it is."
             )
         chosen = standing.store_id or self.rules.store_id or secrets.token_hex(8)
-        latest = "" if standing.since is None else str(round(standing.since * 1000))
-        told = set(self._everywhere(scripts.ACKNOWLEDGE, chosen, self.rules.layout, latest))
+        lost = ["" if part.lost is None else str(round(part.lost * 1000)) for part in parts]
+        if standing.store_id is None:
+            chosen = self._named(scripts.ACKNOWLEDGE, chosen, lost)
+        told = set(self._everywhere(scripts.ACKNOWLEDGE, *self._all(chosen, self.rules.layout), lost))
         if told != {b"DONE"}:
             raise ConfigurationError(
                 "Parts of this Redis changed hands meanwhile, or are of another store: look at its status."
             )
         return standing
+
+    def _all(self, *arguments: str) -> list[list[str]]:
+        return [[text] * layout.PARTITIONS for text in arguments]
 
     def _refuse_others(self, parts: Sequence[_Part]) -> None:
         if any(self._kind(part) == Loss.FOREIGN.value for part in parts):
@@ -215,19 +230,27 @@ class RedisMemory:
 
     def _parts(self) -> list[_Part]:
         parts = [_part(answer) for answer in self._everywhere(scripts.NOTICE)]
-        names = {part.store_id for part in parts} | {self.rules.store_id or ""}
-        if names <= {"", UNNAMED}:
+        if self.rules.after_loss == "run" and self.rules.store_id is None:
             return parts
         # Some process ran what it did not know, and named what it found empty as it had to.
         return [replace(part, store_id="") if part.store_id == UNNAMED else part for part in parts]
 
-    def _everywhere(self, script: Script, *arguments: str) -> list[Any]:
+    def _everywhere(self, script: Script, *arguments: Sequence[str]) -> list[Any]:
+        """What this script returns of every partition: each is given its own of these arguments, in their order."""
         told = list[Any]()
         for first in range(0, layout.PARTITIONS, PARTITIONS_AT_ONCE):
             chunk = range(first, first + PARTITIONS_AT_ONCE)
-            calls = [Call((layout.memory_in(each),), [text.encode() for text in arguments]) for each in chunk]
+            calls = [Call((layout.memory_in(each),), [values[each].encode() for values in arguments]) for each in chunk]
             told += self._server.run_all(script, calls)
         return told
+
+    def _named(self, script: Script, store_id: str, *arguments: Sequence[str]) -> str:
+        """Give one part this name, before all others have theirs. Of two who do this at once the second takes the first
+        one's name."""
+        rest = [values[0].encode() for values in arguments]
+        self._server.run(script, (layout.memory_in(0),), store_id.encode(), self.rules.layout.encode(), *rest)
+        name = _part(self._server.run(scripts.NOTICE, (layout.memory_in(0),))).store_id
+        return name if name not in ("", UNNAMED) else store_id
 
 
 def _part(answer: Sequence[Any]) -> _Part:

@@ -37,6 +37,7 @@ class RoutedLine:
 
     def in_a_row(self, commands: Sequence[Command]) -> list[Any]:
         key = key_of(commands[0])
+        self._cluster.refuse_silent(key)
         patience = Patience(self._retries)
         redirections = 0
         asked: Node | None = None
@@ -96,6 +97,11 @@ class RoutedLine:
 
     def _failed(self, patience: Patience, error: Exception, node: Node | None, looks: int) -> None:
         """Makes ready for another try, or raises."""
-        patience.failed(error)
+        try:
+            patience.failed(error)
+        except Exception:
+            if node is not None:
+                self._cluster.silent_for(patience.seconds, node)
+            raise
         if not self._cluster.unknown:  # Else whoever needs a node looks for one.
             self._cluster.look_if_possible(since=looks, failed=node)

@@ -118,8 +118,8 @@ class RedisStore:
             *(() if quota is None else limits_of(quota)),
         )
         if repeated() and answer[:1] not in ([b"CLAIMED"], [b"REPLAYED"]):
-            # The first one may arrive yet, when this key is free: nobody would do its work.
-            with suppress(LeaseLost):
+            # The first one may arrive yet, when this key is free: nobody would do its work. What is known is known either way.
+            with suppress(LeaseLost, StoreUnavailable):
                 self.release(request.key, token)
         match answer:
             case [b"CLAIMED", fence, attempt, left, era]:
@@ -135,9 +135,6 @@ class RedisStore:
             case [b"OVER-QUOTA", limit, allowed, left, window]:
                 return OverQuota(limit.decode(), int(allowed), left / 1_000_000, window / 1_000_000 if window else None)
             case [b"FORGOTTEN", loss, noticed]:
-                if noticed:
-                    # Another server may keep it now, by other rules.
-                    self._eviction.possible = True
                 raise self.memory.lost(loss, noticed=bool(noticed))
             case [b"GIVEN-UP"]:
                 raise StoreUnavailable("this claim came after it was given up")

@@ -22,6 +22,11 @@ SLOTS: Final = 16384
 LOOK_SECONDS: Final = 1.5
 """Once a look at the Cluster has taken this long, nobody else is asked: time for one silent node and one that tells."""
 
+LONG_SECONDS: Final = 1.0
+REFUSED_SECONDS: Final = 1.0
+"""A node that was waited for this long in vain is not waited for by others meanwhile: one at a time finds out whether it is
+back, and all the others keep their threads for nodes that answer."""
+
 FRESH_SECONDS: Final = 1.0
 """After one redirection there are many: a look less old than this is not repeated for them."""
 
@@ -57,6 +62,7 @@ class Cluster:
         self._keepers: list[Address | None] = []
         self._others: tuple[Address, ...] = ()
         self._silent = set[Address]()
+        self._refused_until: dict[Address, float] = {}
         self._looked_at = float("-inf")
         self.looks = 0
         """How many times it was looked at, in vain or not."""
@@ -88,7 +94,7 @@ class Cluster:
 
     def moved(self, error: redis.exceptions.AskError, *, by: Node) -> Node:
         """Whom this redirection names. One for good is remembered, and makes the next look due."""
-        node = self.node(Address(error.host or by.address.host, error.port))
+        node = self.node(Address(by.address.host if error.host in ("", "?") else error.host, error.port))
         if isinstance(error, redis.exceptions.MovedError) and self._keepers:
             self._keepers[error.slot_id] = node.address
             if time.monotonic() - self._looked_at > FRESH_SECONDS:
@@ -113,6 +119,19 @@ class Cluster:
         """The same for whom what is known will do, if nobody tells anything."""
         with suppress(*UNREACHABLE, redis.exceptions.RedisError):
             self.look(since=since, failed=failed)
+
+    def silent_for(self, seconds: float, node: Node) -> None:
+        """This node has kept a call waiting for so long, in vain: for a moment nobody else is to wait for it."""
+        if seconds >= LONG_SECONDS:
+            self._refused_until[node.address] = time.monotonic() + REFUSED_SECONDS
+
+    def refuse_silent(self, key: bytes) -> None:
+        """Raises where whoever keeps this key is a node that somebody has just waited for in vain."""
+        if not self._refused_until or not self._keepers:
+            return
+        address = self._keepers[key_slot(key)]
+        if address is not None and self._refused_until.get(address, 0.0) > time.monotonic():
+            raise redis.exceptions.ConnectionError("the node did not answer a moment ago")
 
     def get_primaries(self) -> list[Node]:
         """All that keep something. Named, like what follows, as redis-py's own client of a Cluster has it."""

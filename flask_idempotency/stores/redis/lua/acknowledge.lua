@@ -7,13 +7,16 @@
 
 local id, laid_out, seen = ARGV[2], ARGV[3], tonumber(ARGV[4])
 
-local memory = redis.call('HMGET', KEYS[1], STORE_ID, LAYOUT, PROCESS, LINE, LOST, FENCE)
+local memory = redis.call('HMGET', KEYS[1], STORE_ID, LAYOUT, PROCESS, LINE, LOST, FENCE, OPEN)
 local named = not is_nobodys(memory[1], id)
 if named and (memory[1] ~= id or memory[2] ~= laid_out) then
   return 'OTHER'
 end
 local process, line, changed = handed_over(memory[3], memory[4])
-local lost = tonumber(memory[5])
+local lost, open = tonumber(memory[5]), tonumber(memory[7])
+if named and not changed and (not lost or (open and open >= lost)) then
+  return 'DONE'
+end
 -- Nobody has looked at this one, nor waited for the owners that survived it.
 if (named and changed) or (lost and not (seen and lost <= seen)) then
   return 'CHANGED'

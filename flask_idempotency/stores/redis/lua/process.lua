@@ -43,11 +43,11 @@ local function note_loss(key, process, line, remembered)
   return lost, last_fence, true
 end
 
--- Whether a part that has this name is of the store that is expected. 'unnamed' is what those who run whatever is unknown
--- call a part that they find empty.
+-- Whether a part that has this name is nobody's. 'unnamed' is what those who run whatever is unknown call a part that they
+-- find empty, and to others that is no name.
 local UNNAMED = 'unnamed'
 
 local function is_nobodys(name, expected)
-  return not name or (name == UNNAMED and expected ~= '' and expected ~= UNNAMED)
+  return not name or (name == UNNAMED and expected ~= UNNAMED)
 end
 
