@@ -27,7 +27,7 @@ from flask_idempotency.stores.redis.store import RedisStore
 
 BLIND: Final = """
 local memory = redis.call('HMGET', KEYS[4], FENCE)
-local loss, after, noticed, last_before = nil, 'refuse', 0, 0
+local loss, after, noticed, last_before, since = nil, 'refuse', 0, 0, 0
 """
 """What stands in a claim instead of the canary where nobody would look at it: the fence has to be read all the same."""
 

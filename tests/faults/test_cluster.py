@@ -14,7 +14,7 @@ from tests.faults.cluster import ClusterRig, slot_of
 from tests.faults.slots import SlotMove, move, occupied
 from tests.services import REDIS_KINDS
 
-SAYING_THEIR_NEW_PORT = [kind for kind in REDIS_KINDS if kind != "redis-6.2"]
+SAYING_THEIR_NEW_PORT = [kind for kind in REDIS_KINDS if kind.startswith("valkey")]
 """Others do that when they start again."""
 
 

@@ -71,7 +71,7 @@ def test_it_sweeps(arrangement: str, request: pytest.FixtureRequest, hire_crew: 
     Claims of vanished owners are quarantined, what is over goes, and the heartbeat is noted: for as long as it runs.
     """
     arranged = ARRANGEMENTS[arrangement](request.getfixturevalue)
-    store: Any = build_store(arranged.store)
+    store: Any = build_store(arranged.store, memory={"after_loss": "run"})
     first, _ = abandoned(store), over(store)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

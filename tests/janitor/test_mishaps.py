@@ -45,7 +45,7 @@ def test_who_dies_in_the_middle_of_a_sweep_leaves_the_rest_to_the_next(
     """
     A process of the pool is replaced, a worker by whoever supervises it; the lock of the dead one runs out.
     """
-    store: Any = build_store(store_url)
+    store: Any = build_store(store_url, memory={"after_loss": "run"})
     for _ in range(ENDED):
         over(store)
     crew = hire_crew(store=store_url, broker=broker, expire_every=1, expire_rate=4)
@@ -72,7 +72,7 @@ def test_two_beats_and_two_workers_do_everything_once(hire_crew: HireCrew, store
     """
     Each key is quarantined by one of them, however often they are sent.
     """
-    store: Any = build_store(store_url)
+    store: Any = build_store(store_url, memory={"after_loss": "run"})
     crew = hire_crew(store=store_url, broker=broker, reap_every=0.5)
     for number in range(2):
         crew.start("beat", "-s", f"beat/schedule-{number}", "--pidfile=")
