@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Rule: TypeAlias = Literal["ran more than once", "two answers", "an answer and no run", "a replay unlike the first"]
+Rule: TypeAlias = Literal[
+    "ran more than once", "two answers", "an answer and no run", "a replay unlike the first", "another key's answer"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,9 @@ class Oracle:
     """Is told of every run and of every answer, from any thread and in any order, and judges when it is asked.
 
     Runs must come from where they are made or from a counter of their own, never from the store under test. An answer
-    that is unlike others proves nothing unless bodies differ from run to run: put something random into yours. Where an
-    endpoint may run again (`on_abandoned="takeover"`), say `runs_once=False`. A key that may run again because its
-    answer has expired counts as a new one.
+    that is unlike others proves nothing unless bodies differ from run to run: put something random into yours, for one that
+    two keys were given is taken for somebody else's answer. Where an endpoint may run again (`on_abandoned="takeover"`),
+    say `runs_once=False`. A key that may run again because its answer has expired counts as a new one.
     """
 
     def __init__(self, *, runs_once: bool = True) -> None:
@@ -81,8 +83,11 @@ class Oracle:
         with self._lock:
             runs = Counter(self._runs)
             answers = {key: tuple(told) for key, told in self._answers.items()}
+        shared = _shared(answers)
         return [
-            found for key in sorted({*runs, *answers}) for found in self._judge(key, runs[key], answers.get(key, ()))
+            found
+            for key in sorted({*runs, *answers})
+            for found in (*self._judge(key, runs[key], answers.get(key, ())), *_strangers(key, shared))
         ]
 
     def check(self) -> None:
@@ -103,8 +108,29 @@ class Oracle:
 
 
 def _unlike_the_first(answers: tuple[Delivered, ...]) -> int:
-    """How many replays say something else than the answer that they repeat: the run's own, if its client got it."""
-    own = [answer for answer in answers if answer.succeeded and not answer.replayed]
+    """How many replays say something else than the answer that they repeat: the run's own, if its client got it, and else
+    the first replay. A refusal that was sent fresh, such as a conflict, is no run's own."""
+    fresh = [answer for answer in answers if not answer.replayed]
     replays = [answer for answer in answers if answer.replayed]
-    first = next(iter(own + replays), None)
-    return sum(answer.content != first.content for answer in replays) if first else 0
+    if not replays:
+        return 0
+    status = replays[0].status
+    own = [answer for answer in fresh if answer.succeeded] or [answer for answer in fresh if answer.status == status]
+    first = (own or replays)[0]
+    return sum(answer.content != first.content for answer in replays)
+
+
+def _shared(answers: Mapping[str, Iterable[Delivered]]) -> list[set[str]]:
+    """The keys that were given one body, as a success or again, of each such body."""
+    holders: defaultdict[bytes, set[str]] = defaultdict(set)
+    for key, told in answers.items():
+        for answer in told:
+            if answer.body and (answer.succeeded or answer.replayed):
+                holders[answer.body].add(key)
+    return [keys for keys in holders.values() if len(keys) > 1]
+
+
+def _strangers(key: str, shared: Iterable[set[str]]) -> Iterable[Violation]:
+    for keys in shared:
+        if key in keys:
+            yield Violation("another key's answer", key, f"one body under {len(keys)} keys")

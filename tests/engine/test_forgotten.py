@@ -10,6 +10,7 @@ import pytest
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import LeaseLost, MemoryLost, StoreUnavailable
 from flask_idempotency.engine.events import ClaimRestored, LossNoticed, LossRefused
+from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.engine.memory import Standing
 from flask_idempotency.engine.outcome import Claimed, Grant, Replayed
 from flask_idempotency.engine.record import State
@@ -218,3 +219,25 @@ def _first_only(claim: Any) -> Any:
         return claim(*args, **kwargs)
 
     return granting
+
+
+def test_what_a_store_would_not_take_is_repeated_beside_the_renewals(house: House) -> None:
+    """
+    Each attempt at a silent node takes seconds: leases must not wait for that.
+    """
+    repeater = LeaseRenewer(monotonic=house.clock, threaded=False)
+    house.engine = Engine(replace(house.around, repeater=repeater))
+    claim = house.won(house.request("first"))
+    house.store.down.add("complete")
+    claim.complete(RESULT)
+    house.store.down.add("claim")
+    with pytest.raises(StoreUnavailable):
+        house.claim(house.request("second"))
+    house.store.calls.clear()
+    house.clock.advance(1)
+    house.renewer.tick()
+    assert [] == house.store.calls
+
+    repeater.tick()
+
+    assert {"complete", "release"} & set(house.store.calls)

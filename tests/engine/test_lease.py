@@ -109,6 +109,18 @@ def test_claims_of_a_node_that_is_gone_keep_nobody_waiting(renewer: LeaseRenewer
     assert (6, 2) == (sum(each.tended for each in broken), healthy.tended)
 
 
+def test_live_claims_take_no_room_from_abandoned_ones(renewer: LeaseRenewer) -> None:
+    """However many are watched: one whose reply was lost is given up all the same."""
+    for _ in range(SPARE_LIMIT):
+        renewer.watch(Patient(), after=100.0)
+    alive = [Patient() for _ in range(3)]
+    for each in alive:
+        renewer.watch(each, after=0.0, spare=True)
+    renewer.tick()
+
+    assert [1, 1, 1] == [each.tended for each in alive]
+
+
 def test_one_that_raises_anything_does_not_stop_the_rest(
     renewer: LeaseRenewer, time: Time, caplog: pytest.LogCaptureFixture
 ) -> None:

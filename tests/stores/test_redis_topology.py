@@ -172,6 +172,35 @@ def test_a_silent_primary_is_unavailable_until_it_is_replaced(store: RedisStore,
     assert eventually(lambda: found_again(store, known))
 
 
+@pytest.mark.parametrize("store", (by_url,), ids=("url",), indirect=True)
+def test_one_at_a_time_waits_for_a_silent_node(
+    store: RedisStore, cluster_rig: ClusterRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    All the others keep their threads, and leases elsewhere are renewed in time; other nodes' keys are answered.
+    """
+    gone, well = cluster_rig.primaries[:2]
+    key, other = kept_by(cluster_rig, gone), kept_by(cluster_rig, well)
+    answered(store, other)
+    for node in (gone, cluster_rig.replica_of(gone)):
+        node.pause()
+    with pytest.raises(StoreUnavailable):
+        store.read(key)
+    sent = list[object]()
+    exchange = lines.exchange
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        sent.append(arguments)
+        return exchange(*arguments, **options)
+
+    monkeypatch.setattr(routed, "exchange", counted)
+    with pytest.raises(StoreUnavailable):
+        store.read(key)
+
+    assert [] == sent
+    assert isinstance(store.claim(a_request(other), token=a_token(), lease=LEASE), Replayed)
+
+
 def test_a_slot_on_its_way_gives_no_answer_and_then_the_right_one(store: RedisStore, cluster_rig: ClusterRig) -> None:
     """
     Half of what a script needs may be at either end: nobody runs anything. What was asked in vain can be asked again.
