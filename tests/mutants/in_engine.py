@@ -21,7 +21,7 @@ IN_ENGINE: Final = (
     Mutant(
         name="outage-at-complete-is-forgotten",
         file=f"{ENGINE}/claim.py",
-        replaced="            self._around.renewer.watch(self, after=RETRY_SECONDS)\n"
+        replaced="            self._around.repeats.watch(self, after=RETRY_SECONDS)\n"
         "            self._tell(SettlementDelayed(*self._who, error=type(error).__name__))\n\n",
         by="            self._tell(SettlementDelayed(*self._who, error=type(error).__name__))\n\n",
         killed_by=("tests/engine/test_claim.py::test_p59_a_store_that_fails_at_complete_costs_the_caller_nothing",),
