@@ -76,7 +76,7 @@ def test_limit_a_release_by_force_while_the_owner_lives_runs_a_plain_view_twice(
         worker = ledger.paused(order.case)
         pause(worker)
         assert (409, "outcome-unknown") == ask_until_settled(other.port, order.attempt("effect")).told
-        with closing(cast("Any", build_store(redis_server.url))) as store:
+        with closing(cast("Any", build_store(redis_server.url, memory={"after_loss": "run"}))) as store:
             app = looked_after(store=store, ledger=ledger_server.url, config={}, crowd="")
             assert 1 == released_by_force(store, app)
         second = ask(other.port, order.attempt("effect"))

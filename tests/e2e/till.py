@@ -59,9 +59,7 @@ class Till:
     def __post_init__(self) -> None:
         self.app = app = Flask("till")
         app.config.update(TESTING=True, PROPAGATE_EXCEPTIONS=False)
-        app.config.update(
-            IDEMPOTENCY_STORE=self.store, IDEMPOTENCY_SECRET="for tests only", IDEMPOTENCY_AFTER_LOSS="run"
-        )
+        app.config.update(IDEMPOTENCY_STORE=self.store, IDEMPOTENCY_SECRET="for tests only")
         app.config.update(IDEMPOTENCY_LEASE=LEASE, IDEMPOTENCY_MAX_RUNTIME=LEASE, **self.config)
         self.idempotency = Idempotency(app, principal=lambda: "alice")
         self._paused = threading.Semaphore(0)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 
+from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import State
 from flask_idempotency.engine.token import OWNER_BYTES
@@ -37,10 +39,18 @@ LEAST, MOST = 10.0, 100.0
 def due(store: UnsettledStore, *, horizon: float, limit: int = 1000) -> list[Found]:
     """All whose turn it is: there may be others' beside a test's own."""
     taken: list[Found] = []
-    while given := store.unsettled.due(horizon=horizon, least=LEAST, most=MOST, limit=limit):
+    while given := _given(store, horizon=horizon, limit=limit):
         assert len(given) <= limit
         taken += given
     return taken
+
+
+def _given(store: UnsettledStore, *, horizon: float, limit: int) -> Sequence[Found]:
+    """As a janitor does: whoever is told that others were faster, time after time, asks once more."""
+    for _ in range(9):
+        with suppress(StoreUnavailable):
+            return store.unsettled.due(horizon=horizon, least=LEAST, most=MOST, limit=limit)
+    raise AssertionError("nobody was ever told")
 
 
 class TakingTurns:
