@@ -17,7 +17,7 @@ import sys
 import time
 from contextlib import suppress
 from hashlib import sha256
-from typing import Any
+from typing import Any, cast
 
 from flask_idempotency.assembly import build_store
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
@@ -96,6 +96,8 @@ class Crowd:
     def __init__(self, told: dict[str, Any]) -> None:
         self._told = told
         self._rng = random.Random(told["seed"])
+        # What a store is made of takes a second to import: members who each did that would be killed before their first claim.
+        cast("Any", build_store(told["store"], memory={"after_loss": "run"})).close()
         # Forking them all takes a while as well.
         self._until = time.monotonic() + told["seconds"] + FORK_SECONDS * told["processes"]
         self._pids: dict[int, mmap.mmap] = {}

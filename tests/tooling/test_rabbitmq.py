@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import kombu
@@ -23,7 +24,8 @@ def listening(pids: list[int]) -> set[str]:
     inodes = set()
     for pid in pids:
         for descriptor in (Path("/proc") / str(pid) / "fd").iterdir():
-            inodes.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
+            with suppress(FileNotFoundError):  # closed since it was listed
+                inodes.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
     lines = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
     return {line[1].partition(":")[0] for line in lines if line[3] == "0A" and line[9] in inodes}
 
