@@ -95,7 +95,8 @@ class Memory(Protocol):
     def restore(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
         """Put a claim back that the store has forgotten. True: it is this token's again, in progress.
 
-        Only if the record is absent, and the store has lost its memory since the claim was asked for `age` seconds ago.
+        Only if the record is absent, and the store has lost its memory since the claim was granted, which was asked for
+        `age` seconds ago.
         For claims alone that nobody may take over: who was taken over would call back to life what others have finished.
         """
         ...

@@ -30,8 +30,6 @@ AfterLoss: TypeAlias = Literal["refuse", "hold", "run"]
 FINE: Final = "fine"
 UNNAMED: Final = "unnamed"
 ACKNOWLEDGED: Final = "acknowledged"
-PARTITIONS_AT_ONCE: Final = 1024
-"""All of them, in one round trip to each node: where one does not answer, the others have been asked."""
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -88,8 +86,8 @@ class RedisMemory:
 
     def arguments(self, request: ClaimRequest) -> tuple[bytes | int, ...]:
         """What the claim of a key that is unknown is judged by."""
-        told = request.born is not None and self.rules.clock_skew is not None
-        return *self._expected, int((request.born or 0) * 1000) if told else b""
+        born = None if self.rules.clock_skew is None else request.born
+        return *self._expected, b"" if born is None else int(born * 1000)
 
     def lost(self, loss: bytes, *, noticed: bool) -> MemoryLost:
         """Why a key was refused that is not known. The first to notice has all the other partitions looked at."""
@@ -237,12 +235,14 @@ class RedisMemory:
 
     def _everywhere(self, script: Script, *arguments: Sequence[str]) -> list[Any]:
         """What this script returns of every partition: each is given its own of these arguments, in their order."""
-        told = list[Any]()
-        for first in range(0, layout.PARTITIONS, PARTITIONS_AT_ONCE):
-            chunk = range(first, first + PARTITIONS_AT_ONCE)
-            calls = [Call((layout.memory_in(each),), [values[each].encode() for values in arguments]) for each in chunk]
-            told += self._server.run_all(script, calls)
-        return told
+        # In one round trip to each node: where one does not answer, the others have been asked.
+        return self._server.run_all(
+            script,
+            [
+                Call((layout.memory_in(each),), [values[each].encode() for values in arguments])
+                for each in range(layout.PARTITIONS)
+            ],
+        )
 
     def _named(self, script: Script, store_id: str, *arguments: Sequence[str]) -> str:
         """Give one part this name, before all others have theirs. Of two who do this at once the second takes the first

@@ -10,7 +10,8 @@ local memory = redis.call('HMGET', KEYS[4], FENCE, STORE_ID, LAYOUT, PROCESS, LI
 local process, line, changed = handed_over(memory[4], memory[5])
 local last_before = tonumber(memory[8]) or 0
 local now_ms, since, open, loss, noticed = math.floor(now / 1000), tonumber(memory[6]), tonumber(memory[7]), nil, 0
-local remembered = { fence = memory[1], lost = memory[6], named = not is_nobodys(memory[2], after == 'run' and expected == '' and UNNAMED or expected) }
+local its_name = after == 'run' and expected == '' and UNNAMED or expected
+local remembered = { fence = memory[1], lost = memory[6], named = not is_nobodys(memory[2], its_name) }
 local is_written = false
 if not remembered.named then
   loss = 'missing'

@@ -5,7 +5,8 @@
 --   for, in microseconds, and 10 when memory was last lost before it was granted, in ms
 -- Returns 'DONE' | 'OTHER' | 'REMEMBERED'
 
-local name, token, fence, attempt, fingerprint, tid_and_about = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], ARGV[7]
+local name, token, fence, attempt, fingerprint, tid_and_about =
+  ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], ARGV[7]
 local lease, age, lost_before = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
 
 local bytes = redis.call('GET', KEYS[1])
