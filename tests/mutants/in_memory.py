@@ -173,7 +173,7 @@ IN_MEMORY: Final = (
     Mutant(
         name="redis-refused-claim-may-still-be-granted",
         file="flask_idempotency/stores/redis/store.py",
-        replaced="if repeated() and answer[:1]",
+        replaced="if tries.repeated and answer[:1]",
         by="if False and answer[:1]",
         killed_by=(
             f"tests/stores/test_redis_late.py::test_a_claim_that_was_refused_and_arrives_once_more_is_granted_to_nobody[{ON}]",

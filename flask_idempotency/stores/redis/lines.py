@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ UNREACHABLE: Final = (redis.exceptions.ConnectionError, redis.exceptions.Timeout
 class Line(Protocol):
     """Sends one command and returns what came back, in bytes. Repeats it when the answer was lost."""
 
-    def __call__(self, *command: bytes | str | int) -> Any: ...
+    def __call__(self, *command: bytes | str | int, tries: Tries | None = None) -> Any: ...
 
     def together(self, commands: Sequence[Command]) -> list[Any]:
         """Sends several in one go and returns what came back of each; what the server refused is there as an exception.
@@ -37,28 +36,24 @@ class Line(Protocol):
         """
         ...
 
-    def in_a_row(self, commands: Sequence[Command]) -> list[Any]:
+    def in_a_row(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
         """As `together`, all of them over one connection, to whoever keeps the key of the first."""
         ...
 
 
-_calls = threading.local()
+class Tries:
+    """What became of one call on its way: made by whoever wants to know."""
 
-
-def begin() -> None:
-    """A call begins in this thread, of one command or of several."""
-    _calls.repeated = False
-
-
-def repeated() -> bool:
-    """Whether something of this thread's last call was sent more than once: the first one may arrive yet."""
-    return bool(getattr(_calls, "repeated", False))
+    def __init__(self) -> None:
+        self.repeated = False
+        """Whether something of it was sent more than once: the first one may arrive yet."""
 
 
 class Patience:
     """How often one call may be tried. Our connections never repeat anything by themselves: that would multiply this."""
 
-    def __init__(self, retries: int) -> None:
+    def __init__(self, retries: int, tries: Tries | None = None) -> None:
+        self._tries = tries
         self._left = retries
         self._tried = 0
         self._began = time.monotonic()
@@ -74,7 +69,8 @@ class Patience:
             raise error
         self._left -= 1
         self._tried += 1
-        _calls.repeated = True
+        if self._tries is not None:
+            self._tries.repeated = True
         time.sleep(_BACKOFF.compute(self._tried))
 
 
@@ -88,16 +84,17 @@ class OwnLine:
         self._pool = client.connection_pool
         self._retries = retries
 
-    def __call__(self, *command: bytes | str | int) -> Any:
-        (told,) = self.together([command])
+    def __call__(self, *command: bytes | str | int, tries: Tries | None = None) -> Any:
+        (told,) = self.in_a_row([command], tries=tries)
         if isinstance(told, Exception):
             raise told
         return told
 
     def together(self, commands: Sequence[Command]) -> list[Any]:
-        if not commands:
-            return []
-        patience = Patience(self._retries)
+        return self.in_a_row(commands) if commands else []
+
+    def in_a_row(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
+        patience = Patience(self._retries, tries)
         while True:
             try:
                 answers = exchange(self._pool, commands)
@@ -110,9 +107,6 @@ class OwnLine:
                     self._pool.disconnect(inuse_connections=False)
                     raise answer
             return answers
-
-    def in_a_row(self, commands: Sequence[Command]) -> list[Any]:
-        return self.together(commands)
 
 
 def exchange(pool: Any, commands: Sequence[Command], *, asking: bool = False) -> list[Any]:
@@ -152,19 +146,20 @@ def demoted(answer: Any) -> bool:
 
 
 class BorrowedLine:
-    """Commands through the application's own client, so that its retries, routing and instrumentation apply."""
+    """Commands through the application's own client, so that its retries, routing and instrumentation apply. It does not
+    tell what it repeats."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    def __call__(self, *command: bytes | str | int) -> Any:
+    def __call__(self, *command: bytes | str | int, tries: Tries | None = None) -> Any:
         # With decode_responses=True a client would take a record for text. This asks for the bytes.
         return self._client.execute_command(*command, NEVER_DECODE=True)
 
     def together(self, commands: Sequence[Command]) -> list[Any]:
         return _piped(self._client, commands)
 
-    def in_a_row(self, commands: Sequence[Command]) -> list[Any]:
+    def in_a_row(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
         return _piped(self._client, commands)
 
 
@@ -177,7 +172,7 @@ class BorrowedClusterLine:
         self._failure = failure
         self._elsewhere = elsewhere
 
-    def __call__(self, *command: bytes | str | int) -> Any:
+    def __call__(self, *command: bytes | str | int, tries: Tries | None = None) -> Any:
         with self._sorted_out():
             return self._client.execute_command(*command, NEVER_DECODE=True)
 
@@ -185,7 +180,7 @@ class BorrowedClusterLine:
         with self._sorted_out():
             return _piped(self._client, commands)
 
-    def in_a_row(self, commands: Sequence[Command]) -> list[Any]:
+    def in_a_row(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
         with self._sorted_out():
             told = self._at_keeper(commands)
             if told is not None:

@@ -8,7 +8,16 @@ from typing import Any, Final
 
 import redis
 
-from flask_idempotency.stores.redis.lines import RETRIES, UNREACHABLE, Command, Patience, demoted, exchange, key_of
+from flask_idempotency.stores.redis.lines import (
+    RETRIES,
+    UNREACHABLE,
+    Command,
+    Patience,
+    Tries,
+    demoted,
+    exchange,
+    key_of,
+)
 from flask_idempotency.stores.redis.topology import Cluster, Node
 
 MOST_REDIRECTIONS: Final = 5
@@ -29,16 +38,16 @@ class RoutedLine:
         self._cluster = cluster
         self._retries = retries
 
-    def __call__(self, *command: bytes | str | int) -> Any:
-        (told,) = self.in_a_row([command])
+    def __call__(self, *command: bytes | str | int, tries: Tries | None = None) -> Any:
+        (told,) = self.in_a_row([command], tries=tries)
         if isinstance(told, Exception):
             raise told
         return told
 
-    def in_a_row(self, commands: Sequence[Command]) -> list[Any]:
+    def in_a_row(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
         key = key_of(commands[0])
         self._cluster.refuse_silent(key)
-        patience = Patience(self._retries)
+        patience = Patience(self._retries, tries)
         redirections = 0
         asked: Node | None = None
         while True:

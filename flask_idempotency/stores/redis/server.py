@@ -9,7 +9,7 @@ from flask_idempotency.engine.clock import Clock
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.client import Errors, line_of
-from flask_idempotency.stores.redis.lines import RETRIES, UNREACHABLE, Command, Patience, begin
+from flask_idempotency.stores.redis.lines import RETRIES, UNREACHABLE, Command, Patience, Tries
 from flask_idempotency.stores.redis.replication import Replication, reply_seconds_of
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.topology import primaries
@@ -36,18 +36,17 @@ class Server:
         self._line = line_of(client, owned=owned)
         self.replication = Replication(replicas, reply_seconds=reply_seconds_of(client) if replicas else None)
 
-    def run(self, script: Script, keys: Sequence[bytes], *arguments: bytes | int) -> Any:
+    def run(self, script: Script, keys: Sequence[bytes], *arguments: bytes | int, tries: Tries | None = None) -> Any:
         """What this script returns. Its first argument is the time."""
-        begin()
         rest = self._rest(Call(keys, arguments))
         if self.replication.concerns(script):
-            return self._kept(script, keys[0], rest)
+            return self._kept(script, keys[0], rest, tries)
         try:
             try:
-                return self._line("EVALSHA", script.sha, *rest)
+                return self._line("EVALSHA", script.sha, *rest, tries=tries)
             except self.errors.no_script:
                 # EVAL and not SCRIPT LOAD: the server may restart, or a fail-over happen, between two commands.
-                return self._line("EVAL", script.text, *rest)
+                return self._line("EVAL", script.text, *rest, tries=tries)
         except self.errors.unavailable as error:
             raise self._told(error) from error
 
@@ -112,12 +111,14 @@ class Server:
         now = b"" if told is None else round(told * 1_000_000)
         return (len(call.keys), *call.keys, now, *call.arguments)
 
-    def _kept(self, script: Script, key: bytes, rest: Command) -> Any:
+    def _kept(self, script: Script, key: bytes, rest: Command, tries: Tries | None) -> Any:
         """What this script returns, once as many replicas have its effect as must."""
         try:
-            told = self._line.in_a_row([("EVALSHA", script.sha, *rest), *self.replication.row(key, known=True)])
+            row = [("EVALSHA", script.sha, *rest), *self.replication.row(key, known=True)]
+            told = self._line.in_a_row(row, tries=tries)
             if any(isinstance(answer, self.errors.no_script) for answer in told):
-                told = self._line.in_a_row([("EVAL", script.text, *rest), *self.replication.row(key, known=False)])
+                row = [("EVAL", script.text, *rest), *self.replication.row(key, known=False)]
+                told = self._line.in_a_row(row, tries=tries)
         except self.errors.unavailable as error:
             raise self._told(error) from error
         answer: Any

@@ -23,7 +23,7 @@ from flask_idempotency.stores.redis.completion import completion
 from flask_idempotency.stores.redis.eviction import Eviction
 from flask_idempotency.stores.redis.health import RedisHealth
 from flask_idempotency.stores.redis.ledger import RedisLedger, limits_of
-from flask_idempotency.stores.redis.lines import repeated
+from flask_idempotency.stores.redis.lines import Tries
 from flask_idempotency.stores.redis.memory import MemoryRules, RedisMemory
 from flask_idempotency.stores.redis.record import (
     FINGERPRINT_BYTES,
@@ -104,7 +104,7 @@ class RedisStore:
             )
         if self._eviction.possible:
             self._eviction.refuse_claims()
-        keys = layout.keys(request.key)
+        keys, tries = layout.keys(request.key), Tries()
         answer = self._server.run(
             scripts.CLAIM if quota is None else scripts.COUNTED_CLAIM,
             (*keys, layout.given_up(request.key, token)),
@@ -116,8 +116,9 @@ class RedisStore:
             microseconds(lease),
             *self.memory.arguments(request),
             *(() if quota is None else limits_of(quota)),
+            tries=tries,
         )
-        if repeated() and answer[:1] not in ([b"CLAIMED"], [b"REPLAYED"]):
+        if tries.repeated and answer[:1] not in ([b"CLAIMED"], [b"REPLAYED"]):
             # The first one may arrive yet, when this key is free: nobody would do its work. What is known is known either way.
             with suppress(LeaseLost, StoreUnavailable):
                 self.release(request.key, token)
