@@ -27,7 +27,7 @@ FORM_TYPES: Final = frozenset({"application/x-www-form-urlencoded", "multipart/f
 """What Werkzeug parses as a form."""
 
 _CHUNK: Final = 64 * 1024
-_ENVIRON_KEY: Final = "flask_idempotency.body"
+_NAME: Final = "flask_idempotency.body"
 
 
 class TruncatedBody(IdempotencyError):
@@ -58,6 +58,8 @@ class Body:
     stream: IO[bytes] | None = None
     parsed: bool = False
     """An earlier hook has parsed it as a form, and Werkzeug keeps no bytes then."""
+    shared: bool = False
+    """Another dispatch reads the same stream, and closes it."""
 
     @property
     def unread(self) -> bool:
@@ -67,7 +69,7 @@ class Body:
     def close(self) -> None:
         """Gives a temporary file back at once. Only for who knows that nobody reads on: a streaming view may, after
         teardown even. Without this call it goes with its last reference."""
-        if self.stream is not None:
+        if self.stream is not None and not self.shared:
             self.stream.close()
 
 
@@ -98,7 +100,7 @@ def watch_body(request: Request) -> None:
 
 
 def read_body(request: Request, *, most: int | None = None) -> Body:
-    """The whole body, read once per request however often it is asked for.
+    """The whole body, read once per `Request` however often it is asked for. A nested dispatch reads its own.
 
     One that has more than `most` bytes raises `BodyTooLarge`: as soon as that is known, so before the first byte is read
     when it was announced.
@@ -107,14 +109,14 @@ def read_body(request: Request, *, most: int | None = None) -> Body:
     `TruncatedBody`, `BodyConsumed`, and Werkzeug's `RequestEntityTooLarge` for a chunked body over the limit. A body
     announced to be over the limit is not read: the view may raise its own limit, or answer 413.
     """
-    body: Body | None = request.environ.get(_ENVIRON_KEY)
+    body: Body | None = request.__dict__.get(_NAME)
     if body is None:
         if most is not None and (request.content_length or 0) > most:
             raise BodyTooLarge
-        body = _kept_by_a_hook(request) or _read(request, most)
+        body = _kept_by_a_hook(request) or _shared(request) or _read(request, most)
         if most is not None and (body.length or 0) > most:
             raise BodyTooLarge
-        request.environ[_ENVIRON_KEY] = body
+        request.__dict__[_NAME] = request.environ[_NAME] = body
     return body
 
 
@@ -142,6 +144,19 @@ def _kept_by_a_hook(request: Request) -> Body | None:
     return Body(length=len(cached), stream=io.BytesIO(cached))
 
 
+def _shared(request: Request) -> Body | None:
+    """The body of an outer dispatch whose stream this environ was copied with. It may be read already, and is compared whole.
+
+    None when the copy has another stream or another length: then the view sees another body.
+    """
+    body: Body | None = request.environ.get(_NAME)
+    if body is None or body.stream is None or body.stream is not request.environ["wsgi.input"]:
+        return None
+    # Werkzeug reads a terminated stream to its end, whatever Content-Length says.
+    same = "wsgi.input_terminated" in request.environ or request.content_length == body.length
+    return Body(body.length, body.stream, shared=True) if same else None
+
+
 def _read(request: Request, most: int | None) -> Body:
     touched, length = "stream" in request.__dict__, request.content_length
     endless = "wsgi.input_terminated" not in request.environ
@@ -161,6 +176,8 @@ def _read(request: Request, most: int | None) -> Body:
 
 def _check_untouched(request: Request, stream: IO[bytes], *, servers: bool, touched: bool) -> None:
     """Raises `BodyConsumed` when a hook has read from the stream, or when nothing shows that it has not."""
+    if servers and request.content_length == 0 and "wsgi.input_terminated" not in request.environ:
+        return  # nested dispatches are often made so, from an environ whose stream is read already
     position = _position(stream)
     if position or (servers and _position(request.environ["wsgi.input"])):
         raise BodyConsumed

@@ -26,7 +26,7 @@ from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.guard import Guard
 from flask_idempotency.web.loaders import check_counted
 from flask_idempotency.web.policies import Resolved
-from flask_idempotency.web.visit import Phase, Visit, context, context_id, slot
+from flask_idempotency.web.visit import Phase, Visit, context, context_id, slot, visit_of
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -70,14 +70,12 @@ class Hooks:
         resolved = self._policies.resolve(rule.endpoint, asked.method)
         if resolved.exempt:
             return
-        environ, policy = asked.environ, resolved.policy
+        policy = resolved.policy
         # Transactional views leave it to us to commit their rows, whether or not there is a key, and even if we are off.
         if policy.effects != "transactional" and not (self._enabled and _may_be_keyed(asked, resolved)):
             return
-        if (running := environ.get(self._slot)) is not None and running.phase is Phase.CLAIMED:
-            return  # the view has called its own application with its own environ: one claim covers both
         scope = asked.blueprints[0] if asked.blueprints else None
-        environ[self._slot] = Visit(policy, rule.endpoint, scope, resolved.deferred, self.from_view)
+        asked.__dict__[self._slot] = Visit(policy, rule.endpoint, scope, resolved.deferred, self.from_view)
         watch_body(asked)
         self._tail.keep(scope)
         self._capture.keep(scope)
@@ -172,8 +170,7 @@ class Hooks:
     def _visit(self) -> Visit | None:
         """For signals, which anybody may send, in a request or not."""
         here = context.get(None)
-        visit: Visit | None = None if here is None else here.request.environ.get(self._slot)
-        return visit
+        return None if here is None else visit_of(here.request, self._slot)
 
 
 def _escaped(exception: BaseException) -> bool:
@@ -235,7 +232,7 @@ class LastHook:
 
         def idempotency(*passed_on: Any) -> Any:
             # Most requests have no visit, and all pay for this line.
-            visit = context.get().request.environ.get(slot)
+            visit = context.get().request.__dict__.get(slot)
             if visit is None or visit.scope != scope or (newest_only and newest[scope] is not idempotency):
                 return passed_on[0] if passed_on else None
             return act(visit, *passed_on)

@@ -1,7 +1,9 @@
 """One keyed request's way through the guard: what is known of it, and how far it has come.
 
-It lives in `request.environ`. Flask's `g` would not do: it is shared with nested calls of the test client, and with later
-requests of a worker thread on which an abandoned stream was cleaned up (pallets/flask#6123).
+It lives on the `Request` object, because that is what one dispatch has and no other: copies of the context share it, and
+a nested dispatch makes another, also from a copy of the outer environ or from the very same one. `request.environ` would
+not do for that reason. Nor would Flask's `g`: it is shared with nested calls of the test client, and with later requests
+of a worker thread on which an abandoned stream was cleaned up (pallets/flask#6123).
 """
 
 from __future__ import annotations
@@ -102,7 +104,7 @@ class Visit:
 
 
 def slot(app: object) -> str:
-    """Where in an environ this application's visit is. Each has its own: a view may return another app as its response."""
+    """Name the attribute of a `Request` that holds this application's visit."""
     return f"flask_idempotency.{id(app):x}"
 
 
@@ -111,10 +113,15 @@ def context_id() -> int:
     return id(context.get(None))
 
 
+def visit_of(request: object, slot: str) -> Visit | None:
+    """Return this dispatch's visit, or None."""
+    visit: Visit | None = request.__dict__.get(slot)
+    return visit
+
+
 def current_visit() -> Visit | None:
     """The visit of the request that is being handled here, or None: no request, or none that could be keyed."""
     if not has_request_context():
         return None
     here = context.get()
-    visit: Visit | None = here.request.environ.get(slot(here.app))
-    return visit
+    return visit_of(here.request, slot(here.app))

@@ -87,27 +87,6 @@ def test_p65_a_nested_call_with_another_key_is_independent() -> None:
     assert ["inner"] == world.runs
 
 
-def test_p65_a_view_that_calls_its_own_application_with_its_own_environ_claims_once() -> None:
-    """
-    An internal redirect: one claim covers both, and it is the outer answer that is stored.
-    """
-    world = new_world()
-
-    @world.view("/inner")
-    def inner() -> str:
-        return "inner"
-
-    @world.view("/outer")
-    def outer() -> str:
-        environ = {**request.environ, "PATH_INFO": "/inner"}
-        nested = b"".join(world.app(environ, lambda status, headers, exc_info=None: lambda data: None))
-        return f"outer of {nested.decode()}"
-
-    assert "outer of inner" == world.post("/outer").text
-    assert ["claim", "complete"] == world.store.verbs()
-    assert "outer of inner" == world.post("/outer").text
-
-
 def test_p65_a_nested_request_that_finishes_does_not_settle_the_outer_one() -> None:
     """
     A hook that makes one with its own environ, and fails afterwards: the outer answer never became final.
