@@ -94,6 +94,7 @@ LINES: Mapping[type[Event], Line] = MappingProxyType(
         ),
         events.ResolverAsked: Line(logging.INFO, "A resolver did not settle a key."),
         events.TenantErased: Line(logging.WARNING, "The answers of a tenant were erased by hand."),
+        events.AnswersSealed: Line(logging.WARNING, "Plain answers were sealed by hand."),
         events.QuotaSet: Line(logging.WARNING, "The limits of a tenant were set by hand."),
         events.StoreInitialised: Line(logging.WARNING, "A store was made ready by hand."),
         events.LossAcknowledged: Line(

@@ -84,7 +84,14 @@ def test_the_level_is_as_bad_as_what_has_happened(event: Event, level: int, capl
 
 @pytest.mark.parametrize(
     "kind",
-    (events.Settled, events.TenantErased, events.QuotaSet, events.StoreInitialised, events.LossAcknowledged),
+    (
+        events.Settled,
+        events.TenantErased,
+        events.AnswersSealed,
+        events.QuotaSet,
+        events.StoreInitialised,
+        events.LossAcknowledged,
+    ),
     ids=name_of,
 )
 def test_what_people_did_by_hand_is_heard_by_default(kind: type[Event]) -> None:

@@ -103,8 +103,8 @@ class EncryptedCodec:
     def _open_plain(self, payload: Payload, binding: Binding) -> Result:
         if not self._plain_allowed:
             raise CorruptRecord(
-                "the answer is not encrypted, and IDEMPOTENCY_ENCRYPTION is required: "
-                "if it was stored before encryption was switched on, set it to on until such answers have ended"
+                "the answer is not encrypted, and IDEMPOTENCY_ENCRYPTION is required: anyone who can write to the store may "
+                "have planted it. Run `flask idempotency doctor` before you change the setting"
             )
         return self._envelope.open(payload, binding)
 

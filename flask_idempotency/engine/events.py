@@ -211,6 +211,19 @@ class TenantErased(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class AnswersSealed(Event):
+    """Plain answers were sealed by hand: an audit event about no single key.
+
+    `sealed` says how many. `finished` is False when the command broke off.
+    """
+
+    actor: str
+    reason: str
+    sealed: int
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
 class QuotaSet(Event):
     """The limits of a tenant were set by hand: an audit event about no single key. `tenant` is its pseudonym."""
 

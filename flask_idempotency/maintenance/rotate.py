@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
@@ -42,6 +42,8 @@ class Rotation:
     """Erased before, and now there is nothing left of them but that the work was done."""
     passed_over: int = 0
     """Changed or removed by somebody else meanwhile, or wiped already: nothing to do."""
+    plain: int = 0
+    """Not encrypted, so they stay as they are: see `seal_plain`."""
     unreadable: int = 0
     """Cannot be opened, so they stay as they are. A retry of their keys quarantines them."""
     blocked: int = 0
@@ -60,10 +62,29 @@ class Rotation:
         return self.finished and self.resealed == self.wiped == self.closed == 0
 
 
+@dataclass(frozen=True, slots=True)
+class PlainSealing:
+    """Counts of one run of `seal_plain`."""
+
+    sealed: int = 0
+    passed_over: int = 0
+    """Erased, or changed or removed by another process in the meantime."""
+    unreadable: int = 0
+    """Damaged, or the codec opens no plain answer: they stay as they are."""
+    blocked: int = 0
+    """The data keys of their tenants cannot be used: they stay as they are."""
+
+    @property
+    def done(self) -> bool:
+        """Return True if no plain answer of this application is left that could be sealed."""
+        return self.unreadable == self.blocked == 0
+
+
 class _Outcome(Enum):
     RESEALED = "resealed"
     WIPED = "wiped"
     PASSED_OVER = "passed_over"
+    PLAIN = "plain"
     UNREADABLE = "unreadable"
     BLOCKED = "blocked"
 
@@ -79,7 +100,10 @@ def rotate(
     owner: bytes = b"",
     grace: float = GRACE_SECONDS,
 ) -> Rotation:
-    """Seal every answer anew that is not sealed under the newest key of the ring, plain ones too; and wipe erased ones.
+    """Seal every answer anew that is sealed under another key of the ring than the newest; and wipe erased ones.
+
+    Plain answers are counted and stay plain: anyone who can write to the store may have planted them, and a seal would
+    make them genuine.
 
     Requests go on meanwhile and find every answer, sealed in the old way or in the new one; each keeps its expiry. What is
     completed under an old key from now on is sealed with a new one by whoever completes it. Run it once more after `grace`
@@ -118,12 +142,7 @@ def rotate(
             if not answer.record.token.startswith(owner):
                 used.update(_used_by(answer))
                 continue
-            # Asked once for each tenant: whether it is one tenant's damage or everybody's outage, it will not be over soon.
-            outcome = _Outcome.BLOCKED if answer.key.tid in blocked else _reseal(answer, answers, codec)
-            if outcome is _Outcome.BLOCKED:
-                blocked.add(answer.key.tid)
-                if len(blocked) >= MOST_BLOCKED and counts["resealed"] == 0:
-                    raise KeysUnavailable("no tenant's data keys can be used for now: is the key service away?")
+            outcome = _plain(answer) or _reseal_unless_blocked(answer, answers, codec, blocked, counts)
             counts[outcome.value] += 1
             if outcome not in (_Outcome.RESEALED, _Outcome.WIPED):
                 used.update(_used_by(answer))
@@ -145,6 +164,68 @@ def rotate(
                 # Of a ring that is not ours, or no more: whoever still seals with it makes another.
                 close(tid, key)
     return Rotation(**counts, shrunk=drained.shrunk, finished=drained.finished)
+
+
+def seal_plain(
+    answers: Answers,
+    codec: Codec,
+    ring: Sealed,
+    *,
+    drain: Drain,
+    owner: bytes = b"",
+    told: Callable[[int], object] = lambda sealed: None,
+) -> PlainSealing:
+    """Seal the answers that this application stored before encryption was switched on.
+
+    Only a person calls this. The store cannot tell such an answer from one that somebody planted, and a sealed answer
+    counts as genuine from then on. A codec that opens no plain answer (`required`) seals none here either.
+
+    `told` gets the number of sealed answers after each one. `owner` is as for `rotate`. Safe to run again.
+
+    Raises `StoreUnavailable` when the store does not answer; what was sealed until then stays sealed. Raises
+    `ConfigurationError` when the codec does not encrypt.
+    """
+    newest = ring.newest
+    counts: Counter[str] = Counter()
+    blocked: set[bytes] = set()
+    cursor: bytes | None = b""
+
+    def step(limit: int) -> Did:
+        nonlocal cursor
+        page = answers.walk(after=cursor or b"", limit=limit, other_than=newest)
+        for answer in page.answers:
+            payload = answer.record.payload
+            if payload is None or payload.sealed_by is not None or not answer.record.token.startswith(owner):
+                continue
+            if answer.record.erased:
+                counts["passed_over"] += 1
+                continue
+            outcome = _reseal_unless_blocked(answer, answers, codec, blocked, counts)
+            counts[outcome.value] += 1
+            if outcome is _Outcome.RESEALED:
+                told(counts[outcome.value])
+        cursor = page.after
+        return Did(len(page.answers), more=cursor is not None)
+
+    drain.run(step)
+    return PlainSealing(counts["resealed"], counts["passed_over"], counts["unreadable"], counts["blocked"])
+
+
+def _plain(answer: Answer) -> _Outcome | None:
+    payload = answer.record.payload
+    return _Outcome.PLAIN if payload is not None and payload.sealed_by is None and not answer.record.erased else None
+
+
+def _reseal_unless_blocked(
+    answer: Answer, answers: Answers, codec: Codec, blocked: set[bytes], counts: Counter[str]
+) -> _Outcome:
+    # Ask once per tenant: neither one tenant's damage nor an outage of the key service will be over soon.
+    outcome = _Outcome.BLOCKED if answer.key.tid in blocked else _reseal(answer, answers, codec)
+    if outcome is _Outcome.BLOCKED:
+        blocked.add(answer.key.tid)
+        if len(blocked) >= MOST_BLOCKED and counts["resealed"] == 0:
+            raise KeysUnavailable("no tenant's data keys can be used for now: is the key service away?")
+    return outcome
 
 
 def _reseal(answer: Answer, answers: Answers, codec: Codec) -> _Outcome:

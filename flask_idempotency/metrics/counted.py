@@ -119,6 +119,7 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
             ),
         ),
         events.TenantErased: (Counts("changes_by_hand", _one("tenant-erased")),),
+        events.AnswersSealed: (Counts("changes_by_hand", _one("answers-sealed")),),
         events.QuotaSet: (Counts("changes_by_hand", _one("quota-set")),),
         events.StoreInitialised: (Counts("changes_by_hand", _one("store-initialised")),),
         events.LossAcknowledged: (Counts("changes_by_hand", _one("loss-acknowledged")),),

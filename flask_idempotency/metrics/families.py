@@ -148,7 +148,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family(
                 "idempotency_changes_by_hand",
                 "What operators did to whole tenants, and to the store.",
-                {"change": ("tenant-erased", "quota-set", "store-initialised", "loss-acknowledged")},
+                {"change": ("tenant-erased", "answers-sealed", "quota-set", "store-initialised", "loss-acknowledged")},
             ),
             Family(
                 "idempotency_chore_runs",

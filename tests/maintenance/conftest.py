@@ -42,11 +42,13 @@ class Office:
         self.store, self.clock = store, clock
         self.turn(kids)
 
-    def turn(self, kids: Sequence[str] | None) -> None:
+    def turn(self, kids: Sequence[str] | None, *, required: bool = False) -> None:
         """A restart with this ring, the newest key first; or with encryption off."""
         self.ring = KeyRing({kid: KEYS[kid] for kid in kids or ("2025",)})
         keys = DataKeyring(self.ring, self.store.data_keys, monotonic=lambda: self.clock.now)
-        self.codec = EncryptedCodec(EnvelopeCodec(compression=None), keys, sealing=kids is not None)
+        self.codec = EncryptedCodec(
+            EnvelopeCodec(compression=None), keys, sealing=kids is not None, plain_allowed=not required
+        )
 
     def claim(self, key: StorageKey | None = None, *, quota: Quota | None = None) -> tuple[StorageKey, bytes, Binding]:
         key, token = key or a_key(), a_token()

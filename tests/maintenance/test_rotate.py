@@ -17,7 +17,14 @@ from flask_idempotency.engine.sealing import Sealing
 from flask_idempotency.engine.token import OWNER_BYTES
 from flask_idempotency.engine.upkeep import DataKey
 from flask_idempotency.maintenance.drain import Drain
-from flask_idempotency.maintenance.rotate import GRACE_SECONDS, MOST_BLOCKED, Rotation, rotate
+from flask_idempotency.maintenance.rotate import (
+    GRACE_SECONDS,
+    MOST_BLOCKED,
+    PlainSealing,
+    Rotation,
+    rotate,
+    seal_plain,
+)
 from flask_idempotency.testing.contract.examples import KEEP, a_key, found
 from tests.maintenance.conftest import ANSWER, Office
 
@@ -64,17 +71,74 @@ def test_a_second_run_finds_nothing_to_do(office: Office) -> None:
     assert Rotation() == office.rotate(grace=60)
 
 
-def test_plain_answers_are_sealed_when_encryption_was_switched_on(office: Office) -> None:
+def test_a_rotation_leaves_plain_answers_alone(office: Office) -> None:
     """
-    At rest means those that are there already, too.
+    Anyone who can write to the store may have planted them: a janitor must not make them genuine.
     """
     office.turn(None)
     key = office.answer()
-    assert office.kid(key) is None
+    before = found(office.store, key)
     office.turn(("2025",))
-    office.rotate()
+    sealed = office.answer()
+    office.turn(("2026", "2025"))
+    report = office.rotate()
 
-    assert ("2025", ANSWER) == (office.kid(key), office.opened(key))
+    assert (1, 1, 0) == (report.resealed, report.plain, report.unreadable)
+    assert before == found(office.store, key)
+    assert "2026" == office.kid(sealed)
+    assert (True, 1) == ((again := office.rotate()).done, again.plain)
+
+
+def test_plain_answers_are_sealed_by_their_own_command_only(office: Office) -> None:
+    """
+    The answers that you stored before you switched encryption on. Answers under an old key stay as they are.
+    """
+    office.turn(None)
+    plain = [office.answer() for _ in range(3)]
+    office.turn(("2025",))
+    old = office.answer()
+    office.turn(("2026", "2025"))
+    before = found(office.store, old)
+    counted: list[int] = []
+    report = seal_plain(office.store.answers, office.codec, office.ring, drain=Drain(2), told=counted.append)
+
+    assert PlainSealing(sealed=3) == report
+    assert [1, 2, 3] == counted
+    assert [("2026", ANSWER)] * 3 == [(office.kid(key), office.opened(key)) for key in plain]
+    assert before == found(office.store, old)
+    assert PlainSealing() == seal_plain(office.store.answers, office.codec, office.ring, drain=Drain(2))
+
+
+def test_sealing_leaves_erased_damaged_and_foreign_plain_answers_alone(office: Office) -> None:
+    office.turn(None)
+    ours, damaged, erased, theirs = (office.answer() for _ in range(4))
+    office.damage(damaged)
+    office.store.data_keys.destroy(erased.tid)
+    office.turn(("2025",))
+    owner = found(office.store, ours).token[:OWNER_BYTES]
+    untouched = [found(office.store, key) for key in (damaged, erased, theirs)]
+    for key in (damaged, erased):
+        assert owner != found(office.store, key).token[:OWNER_BYTES]
+    reports = [
+        seal_plain(office.store.answers, office.codec, office.ring, drain=Drain(), owner=owner),
+        seal_plain(office.store.answers, office.codec, office.ring, drain=Drain()),
+    ]
+
+    assert [PlainSealing(sealed=1), PlainSealing(sealed=1, passed_over=1, unreadable=1)] == reports
+    assert untouched[:2] == [found(office.store, key) for key in (damaged, erased)]
+
+
+def test_nothing_plain_is_sealed_where_encryption_is_required(office: Office) -> None:
+    """
+    The codec refuses to open it, whoever calls the function.
+    """
+    office.turn(None)
+    key = office.answer()
+    before = found(office.store, key)
+    office.turn(("2025",), required=True)
+    report = seal_plain(office.store.answers, office.codec, office.ring, drain=Drain())
+
+    assert (PlainSealing(unreadable=1), before) == (report, found(office.store, key))
 
 
 def test_old_data_keys_go_only_when_nothing_can_be_on_its_way_any_more(office: Office) -> None:

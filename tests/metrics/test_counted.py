@@ -113,6 +113,7 @@ CASES: dict[type[Event], dict[tuple[str, ...], float]] = {
     events.Reaped: {("quarantines_total", "lease-expired"): 1},
     events.Settled: {("settled_by_others_total", "completed", "resolver"): 1},
     events.ResolverAsked: {("resolver_misses_total", "failed"): 1},
+    events.AnswersSealed: {("changes_by_hand_total", "answers-sealed"): 1},
     events.TenantErased: {("changes_by_hand_total", "tenant-erased"): 1},
     events.QuotaSet: {("changes_by_hand_total", "quota-set"): 1},
     events.StoreInitialised: {("changes_by_hand_total", "store-initialised"): 1},

@@ -56,11 +56,22 @@ def keys(report: KeysReport, *, required: bool) -> list[Finding]:
         findings.append(Finding("keys", Verdict.FAULT, text, remedy))
     if required and report.plain_records:
         text = (
-            f"{report.plain_records} stored answers are not encrypted, and IDEMPOTENCY_ENCRYPTION is required: they are not "
-            "given again, and their retries get 500."
+            f"{report.plain_records} stored answers are not encrypted, and IDEMPOTENCY_ENCRYPTION is required: they are never "
+            "replayed, and their retries get 500. Anyone who can write to the store may have planted them."
         )
-        remedy = "Set IDEMPOTENCY_ENCRYPTION to on, run `flask idempotency rotate`, and then set it to required again."
+        remedy = (
+            "Find out who stored them. If your application did before you switched encryption on: wait until they expire, or "
+            "set IDEMPOTENCY_ENCRYPTION to on, run `flask idempotency seal`, and set it to required again. If you do not "
+            "know: seal nothing, let them expire, and see who can write to the store."
+        )
         findings.append(Finding("keys", Verdict.FAULT, text, remedy))
+    elif report.plain_records:
+        text = f"{report.plain_records} stored answers are not encrypted. They are replayed as they are."
+        remedy = (
+            "Wait until they expire. Or run `flask idempotency seal`, if your application stored them before you switched "
+            "encryption on and nobody else could write to the store."
+        )
+        findings.append(Finding("keys", Verdict.ADVICE, text, remedy))
     if old:
         text = f"A rotation of the ring is not at its end: answers are still sealed under old keys ({_names(old)})."
         findings.append(

@@ -13,6 +13,7 @@ from flask_idempotency.web.cli.purge import purge
 from flask_idempotency.web.cli.quota import quota
 from flask_idempotency.web.cli.records import list_command, show_command
 from flask_idempotency.web.cli.redis import redis
+from flask_idempotency.web.cli.sealing import seal_command
 from flask_idempotency.web.cli.settling import release_command, resolve_command
 from flask_idempotency.web.cli.stats import stats_command
 
@@ -31,6 +32,7 @@ for command in (
     release_command,
     resolve_command,
     rotate_command,
+    seal_command,
     show_command,
     stats_command,
 ):

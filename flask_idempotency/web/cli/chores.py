@@ -93,6 +93,11 @@ def _rotated(report: Rotation) -> list[str]:
         f"Sealed anew: {report.resealed}. Wiped, because they were erased: {report.wiped}.",
         f"Data keys that seal no more: {report.closed}. Data keys that are gone: {report.retired}.",
     ]
+    if report.plain:
+        said.append(
+            f"Not encrypted, and left as they are: {report.plain}. `flask idempotency seal` encrypts those that you stored "
+            "before you switched encryption on."
+        )
     if report.unreadable:
         said.append(
             f"Cannot be opened: {report.unreadable}. `flask idempotency keys status` says whether a key is missing in the ring."
@@ -196,11 +201,11 @@ def expire_command(budget: float, as_json: bool) -> None:
 @as_json_option
 @with_appcontext
 def rotate_command(budget: float, as_json: bool) -> None:
-    """Seal every answer anew under the newest key of the ring.
+    """Seal every answer anew that is sealed under another key of the ring than the newest.
 
-    Requests go on meanwhile. Run it once more five minutes later, and the old data keys go as well; `keys status` then says
-    which key of the ring may go. Exits with 1 when there are answers that cannot be opened. Safe to run again; when somebody
-    else is at it, it says so and exits with 0.
+    Plain answers stay plain: see `seal`. Requests go on meanwhile. Run it once more five minutes later, and the old data keys
+    go as well; `keys status` then says which key of the ring may go. Exits with 1 when there are answers that cannot be
+    opened. Safe to run again; when somebody else is at it, it says so and exits with 0.
     """
     _run(_TOLD["rotate"], budget, as_json=as_json)
 

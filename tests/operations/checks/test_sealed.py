@@ -61,9 +61,21 @@ def test_a_newest_key_that_cannot_be_used_is_a_fault(error: Exception | None) ->
             (KeyStatus("old", 0, 1, newest=False, known=True),), 0, False, Verdict.ADVICE, id="an old data key"
         ),
         pytest.param((KeyStatus("lost", 1, 0, newest=False, known=False),), 0, False, Verdict.FAULT, id="a lost key"),
-        pytest.param((), 3, False, Verdict.FINE, id="plain ones, which open"),
+        pytest.param((), 3, False, Verdict.ADVICE, id="plain ones, which open"),
         pytest.param((), 3, True, Verdict.FAULT, id="plain ones, which are refused"),
     ),
 )
 def test_what_is_sealed_must_open(others: tuple[KeyStatus, ...], plain: int, required: bool, verdict: Verdict) -> None:
     assert verdict is worst(keys(KeysReport((NEW, *others), plain), required=required))
+
+
+@pytest.mark.parametrize(("required", "first"), ((True, "Find out who stored them"), (False, "Wait until they expire")))
+def test_nobody_is_advised_to_seal_plain_answers_by_a_rotation(required: bool, first: str) -> None:
+    """
+    A rotation goes on by itself. To seal a planted answer makes it genuine, so a person has to decide that.
+    """
+    (found,) = keys(KeysReport((NEW,), 3), required=required)
+
+    assert (True, True) == (found.text.startswith("3 stored answers"), found.remedy.startswith(first))
+    assert ("rotate" in found.remedy, "flask idempotency seal" in found.remedy) == (False, True)
+    assert required is ("planted" in found.text)
