@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
-"""The commands of this project: demo, test, check, bench and mutants.
+"""The commands of this project: demo, test, check, bench, mutants and lock.
 
     python3 run.py demo [--exit] [--port N]   the example payments service, with a tour
     python3 run.py test [pytest arguments]    the tests
     python3 run.py check                      lint, format, types and the direction of imports
     python3 run.py bench [arguments]          the benchmarks
     python3 run.py mutants [names]            faults seeded in our own code, each to be noticed by a named test
-    python3 run.py setup                      only prepare .venv
+    python3 run.py lock                       write requirements/*.txt from the pins in requirements.txt
+    python3 run.py setup                      only prepare .venv, for every command
 
-The first run makes .venv and installs requirements.txt into it. Needs Python 3.11
-and pip (or ensurepip), nothing else: no make, no root, no activated environment.
+A command makes .venv and installs the packages that it needs: demo those in requirements/demo.txt,
+test, bench and mutants those in requirements/test.txt, the others all of requirements.txt.
+Needs Python 3.11 and pip (or ensurepip), nothing else: no make, no root, no activated environment.
 
 FLASK_VERSION=3.0.3 in the environment runs demo, test, bench or mutants on that Flask instead,
-and SQLALCHEMY_VERSION=2.0.58 on that SQLAlchemy.
+SQLALCHEMY_VERSION=2.0.58 on that SQLAlchemy, and MARSHMALLOW_VERSION=3.20.2 on that marshmallow.
 """
 
 import sys
@@ -24,7 +26,6 @@ if sys.version_info < (3, 11):  # noqa: UP036
 import contextlib
 import ctypes
 import fcntl
-import hashlib
 import importlib.util
 import os
 import platform
@@ -36,7 +37,7 @@ import subprocess
 import time
 import traceback
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -44,7 +45,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "made-by-run.py"
 REQUIREMENTS = ROOT / "requirements.txt"
-TYPED = ("flask_idempotency", "janitor", "example_app", "benchmarks", "tests", "run.py", "setup.py")
+TYPED = ("flask_idempotency", "janitor", "example_app", "benchmarks", "tests", "requirements", "run.py", "setup.py")
 
 # Raise this when the way .venv is made changes, so that old ones are made anew.
 SCHEME = 1
@@ -54,7 +55,7 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What a demo or a test run may take to put its servers away before it is killed.
 GRACE_SECONDS = 10.0
 # The packages of which the environment may name another version than the pinned one, by its variable.
-OF_CHOICE = {"FLASK_VERSION": "Flask", "SQLALCHEMY_VERSION": "SQLAlchemy"}
+OF_CHOICE = {"FLASK_VERSION": "Flask", "SQLALCHEMY_VERSION": "SQLAlchemy", "MARSHMALLOW_VERSION": "marshmallow"}
 # prctl(2): orphans below us become our children, so that nothing can slip out of the tree.
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -64,10 +65,12 @@ def main(arguments: list[str]) -> int:
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     modules = {"demo": "example_app.demo", "test": "pytest", "bench": "benchmarks", "mutants": "tests.mutants"}
     if command in modules:
-        prepare()
+        prepare(*needed_by(command))
         return guarded([str(PYTHON), "-m", modules[command], *rest], versions_of_choice())
-    if command in ("check", "setup") and not rest:
-        prepare()
+    if command in ("check", "setup", "lock") and not rest:
+        prepare(REQUIREMENTS)
+        if command == "lock":
+            return guarded([str(PYTHON), "-m", "requirements.lock"], dict(os.environ))
         return check() if command == "check" else 0
     sys.stderr.write(__doc__ or "")
     return 0 if command in ("help", "-h", "--help") else 2
@@ -100,33 +103,64 @@ def check() -> int:
     return 1 if failed else 0
 
 
-def prepare() -> None:
-    """Leaves a complete .venv behind, made at most once however many ask at the same time."""
-    if stamp() == wanted_stamp():
+def needed_by(command: str) -> list[Path]:
+    """Return the files of pins that a command needs."""
+    names = ["demo" if command == "demo" else "test"]
+    if command == "demo" and os.environ.get("DATABASE_URL", "").startswith("postgres"):
+        names.append("postgresql")
+    files = [REQUIREMENTS.parent / "requirements" / f"{name}.txt" for name in names]
+    return files if all(file.exists() for file in files) else [REQUIREMENTS]
+
+
+def prepare(*files: Path) -> None:
+    """Make .venv, or add to it what these files pin. Many processes may ask at the same time."""
+    wanted = pins(*files)
+    if is_installed(wanted):
         return
     with locked():
-        if stamp() == wanted_stamp():
+        if is_installed(wanted):
             return
         # Same interpreter, other pins: install over it, and do not pull it from under a running demo.
-        reusable = stamp()[:1] == wanted_stamp()[:1]
+        reusable = stamp()[:1] == [interpreter()]
+        installed = dict(map(named, stamp()[1:])) if reusable else {}
+        missing = len(set(wanted) - set(installed.values()))
         STAMP.unlink(missing_ok=True)
         if not reusable:
             # No stamp means that the last attempt was killed half-way: nothing in there can be trusted.
             shutil.rmtree(VENV, ignore_errors=True)
-        install_requirements()
+        install(files, missing)
         site_packages = next(VENV.glob("lib/python*/site-packages"))
         (site_packages / "checkout.pth").write_text(f"{ROOT}\n")
-        STAMP.write_text("\n".join(wanted_stamp()))
+        # The pins and not the name of a set: a set that is part of an installed one is installed too.
+        installed.update(map(named, wanted))
+        unfinished = STAMP.with_suffix(".unfinished")
+        unfinished.write_text("\n".join([interpreter(), *sorted(installed.values())]))
+        unfinished.replace(STAMP)
+
+
+def pins(*files: Path) -> list[str]:
+    lines = [line.partition("#")[0].strip() for file in files for line in file.read_text().splitlines()]
+    return [line for line in lines if "==" in line]
+
+
+def named(pin: str) -> tuple[str, str]:
+    """Return the name of the package, without its extras, and the pin."""
+    return re.split(r"[\[=]", pin)[0].lower(), pin
+
+
+def is_installed(wanted: list[str]) -> bool:
+    return stamp()[:1] == [interpreter()] and set(wanted) <= set(stamp()[1:])
 
 
 def stamp() -> list[str]:
+    """Return the interpreter that .venv was made with, and the pins installed in it. Empty if .venv is not complete."""
     return STAMP.read_text().splitlines() if PYTHON.exists() and STAMP.exists() else []
 
 
-def wanted_stamp() -> list[str]:
+def interpreter() -> str:
     # The path is part of it because scripts in a venv name their interpreter by its full path.
-    interpreter = f"{platform.python_implementation()} {sys.version_info[0]}.{sys.version_info[1]} {platform.machine()}"
-    return [f"{SCHEME} {interpreter} {ROOT}", hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()]
+    version = f"{platform.python_implementation()} {sys.version_info[0]}.{sys.version_info[1]} {platform.machine()}"
+    return f"{SCHEME} {version} {ROOT}"
 
 
 @contextlib.contextmanager
@@ -141,13 +175,13 @@ def locked() -> Iterator[None]:
         yield
 
 
-def install_requirements() -> None:
-    pins = [line for line in REQUIREMENTS.read_text().splitlines() if "==" in line]
-    say(f"installing {len(pins)} packages into .venv")
+def install(files: Sequence[Path], missing: int) -> None:
+    say(f"installing {missing} packages into .venv")
     if not PYTHON.exists():
-        say("this happens once; about 100 MB to download and 420 MB on disk")
+        download, disk = (20, 100) if files[0].name == "demo.txt" else (100, 420)
+        say(f"this happens once; about {download} MB to download and {disk} MB on disk")
         venv.EnvBuilder(symlinks=True).create(VENV)
-    pip_install("--requirement", str(REQUIREMENTS))
+    pip_install(*(argument for file in files for argument in ("--requirement", str(file))))
 
 
 def host_has_pip() -> bool:
@@ -169,7 +203,8 @@ def pip_of_our_own() -> list[str]:
 
 def pip_install(*arguments: str) -> None:
     pip = [sys.executable, "-m", "pip", "--python", str(PYTHON)] if host_has_pip() else pip_of_our_own()
-    options = ["-qq", "--disable-pip-version-check", "--only-binary", ":all:"]
+    # A module is compiled when it is first imported: most never are.
+    options = ["-qq", "--disable-pip-version-check", "--no-compile", "--only-binary", ":all:"]
     code = guarded([*pip, "install", *options, *arguments], dict(os.environ))
     if code > 128:
         sys.exit(code)

@@ -53,6 +53,17 @@ if "--target" in sys.argv:
 """
 )
 
+# Writes down which files of pins each installation was given.
+NOTING_PIP = (
+    QUICK_PIP
+    + """
+else:
+    from pathlib import Path
+    with (Path(__file__).parents[1] / "installed").open("a") as file:
+        print(*[Path(name).name for name in sys.argv if name.endswith(".txt")], file=file)
+"""
+)
+
 # An installation that is killed while it writes, and takes its time to end. The next one finds nothing to do.
 SLOW_PIP = """
 import signal, sys, time
@@ -246,6 +257,66 @@ def test_after_a_failed_installation_nothing_runs(run: Run, tree: Path) -> None:
     assert (process.returncode, output) == (1, "")
 
 
+@pytest.fixture
+def installations(tree: Path) -> Path:
+    """What pip was given, a line for each time. The tree has pins for the demo, for tests and for the checks."""
+    (tree / "pip" / "__main__.py").write_text(NOTING_PIP)
+    (tree / "pytest.py").touch()
+    (tree / "example_app" / "demo.py").write_text("")
+    (tree / "requirements").mkdir()
+    (tree / "requirements" / "demo.txt").write_text("flask==1.0\n")
+    (tree / "requirements" / "postgresql.txt").write_text("driver[c]==2.0\n")
+    (tree / "requirements" / "test.txt").write_text("flask==1.0\ntests==3.0\n")
+    (tree / "requirements.txt").write_text("flask==1.0\ndriver[c]==2.0\ntests==3.0  # quick\nlinter==4.0\n")
+    return tree / "installed"
+
+
+def test_each_command_installs_only_what_it_needs(run: Run, installations: Path) -> None:
+    """A newcomer's demo does not wait for the test tools."""
+    for command in ("demo", "test", "lock"):
+        run(command).communicate()
+
+    assert installations.read_text().splitlines() == ["demo.txt", "test.txt", "requirements.txt"]
+
+
+def test_a_command_after_a_larger_one_installs_nothing(run: Run, installations: Path) -> None:
+    """The stamp holds the pins: the demo's are among those of the tests."""
+    for command in ("test", "demo", "demo", "setup", "test", "demo"):
+        run(command, DATABASE_URL="").communicate()
+
+    assert installations.read_text().splitlines() == ["test.txt", "requirements.txt"]
+
+
+def test_a_demo_on_postgresql_installs_the_driver_too(run: Run, installations: Path) -> None:
+    run("demo", DATABASE_URL="postgresql://localhost/shop").communicate()
+
+    assert installations.read_text().splitlines() == ["demo.txt postgresql.txt"]
+
+
+def test_another_pin_of_an_installed_package_is_installed(run: Run, installations: Path, tree: Path) -> None:
+    """One version of a package is installed at a time, and the stamp says which."""
+    run("setup").communicate()
+    pins = tree / "requirements" / "demo.txt"
+    for version in ("1.1", "1.0"):
+        pins.write_text(f"flask=={version}\n")
+        run("demo", DATABASE_URL="").communicate()
+
+    assert installations.read_text().splitlines() == ["requirements.txt", "demo.txt", "demo.txt"]
+
+
+def test_an_environment_of_an_earlier_run_py_is_added_to(run: Run, installations: Path, tree: Path) -> None:
+    """Its stamp held a digest in place of the pins. A demo may be running there, so it is not removed."""
+    run("setup").communicate()
+    stamp = tree / ".venv" / "made-by-run.py"
+    stamp.write_text(f"{stamp.read_text().splitlines()[0]}\n{'0' * 64}")
+    kept = tree / ".venv" / "kept"
+    kept.touch()
+
+    run("setup").communicate()
+
+    assert (len(installations.read_text().splitlines()), kept.exists()) == (2, True)
+
+
 @pytest.mark.slow
 def test_without_pip_ensurepip_takes_its_place(tree: Path) -> None:
     """
@@ -285,13 +356,14 @@ def test_versions_of_choice_come_before_the_pinned_ones(run: Run, tree: Path) ->
     (tree / "pip" / "__main__.py").write_text(FOLDER_PIP)
     (tree / "example_app" / "demo.py").write_text("import os; print(os.environ.get('PYTHONPATH'))")
 
-    chosen, _ = run("demo", FLASK_VERSION="3.0.3", SQLALCHEMY_VERSION="2.0.58", PYTHONPATH="/theirs").communicate()
+    versions = {"FLASK_VERSION": "3.0.3", "SQLALCHEMY_VERSION": "2.0.58", "MARSHMALLOW_VERSION": "3.20.2"}
+    chosen, _ = run("demo", **versions, PYTHONPATH="/theirs").communicate()
 
-    compat = tree / ".compat"
-    assert chosen.strip().split(":") == [f"{compat}/sqlalchemy-2.0.58", f"{compat}/flask-3.0.3", "/theirs"]
+    folders = [f"{tree}/.compat/{name}" for name in ("marshmallow-3.20.2", "sqlalchemy-2.0.58", "flask-3.0.3")]
+    assert chosen.strip().split(":") == [*folders, "/theirs"]
 
 
-@pytest.mark.parametrize("variable", ("FLASK_VERSION", "SQLALCHEMY_VERSION"))
+@pytest.mark.parametrize("variable", ("FLASK_VERSION", "SQLALCHEMY_VERSION", "MARSHMALLOW_VERSION"))
 def test_a_version_of_choice_must_be_a_version(run: Run, variable: str) -> None:
     """
     It becomes part of a path and of a requirement, so nothing else is let in.
