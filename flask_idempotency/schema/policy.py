@@ -116,7 +116,11 @@ class PolicySchema(Schema):
             "`request-too-large`)."
         },
     )
-    keep_headers = KeptHeaders(metadata={"doc": "Response headers kept besides the allow-list."})
+    keep_headers = KeptHeaders(
+        metadata={
+            "doc": "Response headers kept and replayed besides the allow-list. What was stored under another list is replayed by this one."
+        }
+    )
     fingerprint = fields.String(
         validate=validate.OneOf(["canonical", "raw"], error="must be one of: {choices}."),
         metadata={"doc": "Compare JSON and forms by meaning, or bytes only."},

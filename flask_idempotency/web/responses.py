@@ -15,7 +15,7 @@ from werkzeug.wsgi import ClosingIterator
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.result import Result
-from flask_idempotency.profiles import PROFILES, allowed_fields, refused
+from flask_idempotency.profiles import PROFILES, allowed_fields
 from flask_idempotency.schema import DOCS_URL
 from flask_idempotency.web.problems import Problem, Renderer, render
 from flask_idempotency.web.streams import End, OnEnd, Orphans, Tee
@@ -132,9 +132,10 @@ def revive(
 ) -> Response:
     """The stored answer, byte for byte, marked as a replay. Of a tombstone: its status, and a problem as the body.
 
-    Raises `CorruptRecord` rather than send a field that could split the response.
+    Fields that this policy does not keep are left out, whoever put them into the store. Raises `CorruptRecord` rather than
+    send what could split the response, or what no server may send.
     """
-    pairs = _loaded(result)
+    pairs = _loaded(result, policy)
     if result.kept or _bodiless(result.status):
         response = response_class(b"", status=_status_line(result))
         response.response = [result.body]
@@ -199,6 +200,10 @@ def _tokens(value: str) -> list[str]:
     return [token.strip() for token in value.split(",") if token.strip()]
 
 
+def _final(status: int) -> bool:
+    return 200 <= status <= 599
+
+
 def _bodiless(status: int) -> bool:
     return status in (204, 304) or 100 <= status < 200
 
@@ -207,6 +212,9 @@ def _head(response: Response, policy: Policy) -> tuple[Result, bool]:
     """Everything but the body, and whether it is all there: what no header may hold has been left out."""
     status, reason = response.status_code, _reason(response)
     storable = not _UNSAFE.search(reason)
+    if not _final(status):
+        # RFC 9110, section 15: clients treat it as a 500. An interim status would keep a retry waiting for more.
+        status, storable = 500, False
     try:
         pairs = kept_headers(response.headers, policy)
     except NotStorable:
@@ -245,8 +253,16 @@ def _status_line(result: Result) -> str:
     return f"{result.status} {result.reason}" if result.reason else _standard_line(result.status)
 
 
-def _loaded(result: Result) -> Pairs:
-    """The stored fields, distrusted: a store that somebody else can write to must not split our responses."""
+def _loaded(result: Result, policy: Policy) -> Pairs:
+    """Return the stored fields that the policy keeps, by the same allow-list as when a response is stored.
+
+    Somebody else may have written to the store. A proxy acts on some fields (`X-Accel-Redirect`), and a body where none
+    may be is read as the next response on the same connection.
+    """
     if any(_UNSAFE.search(text) for pair in (*result.metadata, ("", result.reason)) for text in pair):
         raise CorruptRecord("a stored header or reason phrase holds a character that none may hold")
-    return tuple(pair for pair in result.metadata if not refused(pair[0]))
+    if not _final(result.status):
+        raise CorruptRecord(f"the stored status {result.status} is no final status: those are 200 to 599")
+    if result.body and _bodiless(result.status):
+        raise CorruptRecord(f"the stored response has a body, and its status {result.status} allows none")
+    return _allowed(result.metadata, policy)

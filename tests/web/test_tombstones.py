@@ -131,7 +131,83 @@ def test_a_poisoned_store_cannot_split_a_response(result: Result) -> None:
         revive(result, policy=Policy(), response_class=Response)
 
 
-def test_a_cookie_that_got_into_a_store_is_not_sent() -> None:
-    again = revive(Result(200, metadata=(("Set-Cookie", "a=b"),)), policy=Policy(), response_class=Response)
+@pytest.mark.parametrize("kept", (True, False))
+@pytest.mark.parametrize(
+    "name",
+    (
+        "Set-Cookie",
+        "X-Accel-Redirect",
+        "x-sendfile",
+        "X-Accel-Buffering",
+        "Content-Security-Policy",
+        "Strict-Transport-Security",
+        "Content-Length",
+        "Transfer-Encoding",
+        "Connection",
+        "Access-Control-Allow-Origin",
+        "Refresh",
+        "X-Idempotency-Replay",
+    ),
+)
+def test_a_field_that_no_answer_keeps_is_not_sent_from_the_store(name: str, kept: bool) -> None:
+    """
+    Somebody else wrote to the store. A server in front takes some of these for an order: to send a file of its own, say.
+    """
+    planted = Result(201, metadata=((name, "/etc/passwd"), ("Location", "/things/7")), kept=kept)
+    again = revive(planted, policy=Policy(), response_class=Response)
 
-    assert "Set-Cookie" not in again.headers
+    assert (name in again.headers, "/things/7") == (False, again.headers["Location"])
+    assert "/etc/passwd" not in str(again.headers)
+
+
+def test_the_policy_of_now_says_which_fields_a_replay_carries() -> None:
+    """
+    A field that the policy names no longer is stored still, and not sent; one that it names again is sent again.
+    """
+    stored = Result(200, metadata=(("X-Total", "7"), ("X-Page", "1"), ("x-total", "8")))
+    policies = (Policy(keep_headers=frozenset({"X-total"})), Policy())
+
+    assert [["7", "8"], []] == [
+        revive(stored, policy=policy, response_class=Response).headers.getlist("X-Total") for policy in policies
+    ]
+
+
+@pytest.mark.parametrize(
+    "result",
+    (
+        Result(0),
+        Result(100),
+        Result(101),
+        Result(199, kept=False),
+        Result(600),
+        Result(999, kept=False),
+        Result(204, body=b"HTTP/1.1 200 OK"),
+        Result(304, body=b"x"),
+    ),
+    ids=lambda result: f"{result.status} {len(result.body)}",
+)
+def test_what_no_server_may_send_is_not_sent_from_the_store(result: Result) -> None:
+    """
+    An interim status keeps the client waiting, or switches protocols; a body where none may be is read as the next answer.
+    """
+    with pytest.raises(CorruptRecord):
+        revive(result, policy=Policy(), response_class=Response)
+
+
+@pytest.mark.parametrize("status", (0, 101, 600, 999))
+def test_a_status_that_is_no_final_one_leaves_a_tombstone_of_500(status: int) -> None:
+    """
+    Clients treat such a status as a 500. It never runs again.
+    """
+
+    def view() -> Response:
+        response = Response("paid")
+        response.status_code = status
+        return response
+
+    service = Remembering(view)
+    service.post()
+
+    assert (500, False, b"") == (service.result.status, service.result.kept, service.result.body)
+    again = revive(service.result, policy=Policy(), response_class=Response)
+    assert (500, "application/problem+json") == (again.status_code, again.content_type)
