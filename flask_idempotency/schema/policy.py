@@ -117,9 +117,7 @@ class PolicySchema(Schema):
         },
     )
     keep_headers = KeptHeaders(
-        metadata={
-            "doc": "Response headers kept and replayed besides the allow-list. What was stored under another list is replayed by this one."
-        }
+        metadata={"doc": "Response headers kept and replayed besides the allow-list. A replay goes by the list of now."}
     )
     fingerprint = fields.String(
         validate=validate.OneOf(["canonical", "raw"], error="must be one of: {choices}."),
