@@ -33,6 +33,7 @@ from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.hooks import Hooks
 from flask_idempotency.web.loaders import Loaders, check_counted
 from flask_idempotency.web.policies import Policies
+from flask_idempotency.web.principals import identifies
 from flask_idempotency.web.watch import watch_of
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Idempotency:
             self._settings,
             app_name=app.name,
             lenient=app.debug or app.testing,
-            identified=self._loaders.principal is not None or hasattr(app, "login_manager"),
+            identified=self._loaders.principal is not None or identifies(app),
         )
         for warning in settings.warnings:
             _log.warning(warning)

@@ -35,7 +35,7 @@ def test_nothing_configured_is_the_documented_default() -> None:
     """Defaults live in one place, `Policy`."""
     settings = load()
 
-    assert (Policy(), "shop", True, 2) == (
+    assert (Policy(), "shop", None, 2) == (
         settings.policy,
         settings.namespace,
         settings.allow_anonymous,

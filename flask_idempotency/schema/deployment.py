@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from marshmallow import fields, validate
 
-from flask_idempotency.schema.fields import Rate, Seconds, count, interval, limit, patience, positive
+from flask_idempotency.schema.fields import HeaderNames, Rate, Seconds, count, interval, limit, patience, positive
 from flask_idempotency.schema.policy import PolicySchema
 
 MEMORY = "memory://"
@@ -87,7 +87,18 @@ class DeploymentSchema(PolicySchema):
     )
     docs_url = fields.String(metadata={"doc": "Where the `type` of a problem points to.", "default": DOCS_URL})
     allow_anonymous = fields.Boolean(
-        metadata={"doc": "Whether requests that nobody signed in for may use keys.", "default": True}
+        metadata={
+            "doc": "Whether requests whose caller has no name may use keys. They share one key space. Not set: only requests "
+            "without credentials. `True`: those with credentials too. `False`: none. See [identity](identity.md).",
+            "default": "only without credentials",
+        }
+    )
+    credential_headers = HeaderNames(
+        metadata={
+            "doc": "Request headers that count as credentials besides "
+            "[those that do anyway](identity.md#what-counts-as-credentials).",
+            "default": "none",
+        }
     )
     quota_records = limit(
         metadata={

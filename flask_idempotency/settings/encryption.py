@@ -63,7 +63,7 @@ def faults_of_encryption(loaded: Mapping[str, Any], config: Mapping[str, Any], *
     if not identified:
         yield (
             "IDEMPOTENCY_ENCRYPTION is required, and nothing says who a caller is. Register @idempotency.principal_loader "
-            "before init_app, pass Idempotency(app, principal=…), or set up Flask-Login first."
+            "before init_app, pass Idempotency(app, principal=…), or set up Flask-Login or Flask-JWT-Extended first."
         )
     if not loaded.get("allow_plaintext_transport", False):
         for name in ("store", "redis_url"):

@@ -30,6 +30,7 @@ _AS_THEY_ARE: Final = (
     "claim_strategy",
     "docs_url",
     "allow_anonymous",
+    "credential_headers",
     "max_waiters",
     "store_id",
     "loss_hold",

@@ -31,7 +31,10 @@ class Settings:
     redis_url: str | None = field(default=None, repr=False)
     claim_strategy: str | None = None
     docs_url: str = DOCS_URL
-    allow_anonymous: bool = True
+    allow_anonymous: bool | None = None
+    """None: requests without credentials only."""
+    credential_headers: tuple[str, ...] = ()
+    """What counts as credentials besides `web.principals`."""
     max_waiters: int = 2
     quota: Quota | None = None
     """What each tenant may have, unless something says otherwise of one. None: nothing is counted."""

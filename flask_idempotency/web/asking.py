@@ -28,8 +28,9 @@ from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.web.answers import Answer, Answers
 from flask_idempotency.web.bodies import FORM_TYPES, BodyTooLarge, TruncatedBody, read_body
 from flask_idempotency.web.desk import Desk
-from flask_idempotency.web.loaders import load_principal, load_quota, load_tenant
+from flask_idempotency.web.loaders import load_quota, load_tenant
 from flask_idempotency.web.outages import OutageLog
+from flask_idempotency.web.principals import PASTE, REMEDY, Credentials, Unnamed, load_principal
 from flask_idempotency.web.problems import Problem, failure, refusal
 from flask_idempotency.web.requests import client_keys, fingerprints
 from flask_idempotency.web.visit import Phase, Visit
@@ -45,6 +46,9 @@ class Asking:
         self._desk = desk
         self._answers = answers
         self._outages = OutageLog()
+        self._credentials = Credentials(desk.settings.credential_headers)
+        self._unnamed: set[str] = set()
+        """Endpoints that have been logged."""
 
     def ask(self, visit: Visit, request: Request) -> Answer | None:
         """The answer to give in the view's place. None: the view is to run, and the visit's phase says on what terms."""
@@ -59,10 +63,19 @@ class Asking:
                 return self._answers.problem(Problem("missing-key"), policy) if policy.required else None
             visit.client_key = client_key
             visit.tenant = load_tenant(self._desk.loaders, self._app)
-            visit.principal = load_principal(self._desk.loaders, request, self._app)
-            if visit.principal is None and not self._desk.settings.allow_anonymous:
+            allowed = self._desk.settings.allow_anonymous
+            visit.principal = load_principal(
+                self._desk.loaders.principal,
+                request,
+                self._app,
+                credentials=self._credentials,
+                allow_anonymous=allowed,
+            )
+            if visit.principal is None and allowed is False:
                 return self._answers.problem(Problem("principal-required"), policy)
             requests = self._claim_requests(visit, request)
+        except Unnamed as error:
+            return self._unnamed_caller(visit, error)
         except InvalidKey as error:
             return self._answers.problem(failure(error), policy)
         except TruncatedBody:
@@ -106,6 +119,15 @@ class Asking:
             )
             for identity, fingerprint in zip(identities, asked, strict=True)
         ]
+
+    def _unnamed_caller(self, visit: Visit, error: Unnamed) -> Answer:
+        """Refuse this request alone: 403 where signing in helps, else 500. Logged once for each endpoint."""
+        if visit.operation not in self._unnamed:
+            self._unnamed.add(visit.operation)
+            _log.error("%s refused a request with a key: %s. %s", visit.operation, error, REMEDY)
+        detail = f"{REMEDY}\n\n{PASTE}" if self._app.debug else ""
+        status = 403 if error.set_up else 500
+        return self._answers.problem(Problem("principal-required", detail, status=status), visit.policy)
 
     def _named(self, name: str | None) -> str:
         """What a record says of a tenant or a principal."""

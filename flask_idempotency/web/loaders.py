@@ -1,21 +1,17 @@
-"""Who is asking: the principal and the tenant whose key it is.
-
-Never derived from a cookie or a token. They rotate, and the retry that carries the new one would run a payment again.
-"""
+"""What an application registers on the extension, and the tenant and the quota that its functions return."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from flask import Flask, Request
+from flask import Flask
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Record
 from flask_idempotency.engine.resolution import Resolution, UnknownOutcome
-
-Loader = Callable[[], "str | None"]
+from flask_idempotency.web.principals import Loader, checked
 
 
 class Loaders:
@@ -32,30 +28,9 @@ class Loaders:
         self.resolvers: dict[str, Callable[[UnknownOutcome], Resolution]] = {}
 
 
-def load_principal(loaders: Loaders, request: Request, app: Flask) -> str | None:
-    """The stable id of whoever makes this request, or None for nobody.
-
-    Raises `ConfigurationError` for a request with credentials that no loader can put a name to: under a shared name, one
-    caller would be given another's answer.
-    """
-    if loaders.principal is not None:
-        return _checked(app.ensure_sync(loaders.principal)(), "principal_loader")
-    if hasattr(app, "login_manager"):
-        user_id = _login_user_id()
-        # An anonymous visitor has a session cookie too; a token that Flask-Login made nothing of is another matter.
-        if user_id is not None or not request.headers.get("Authorization"):
-            return user_id
-    elif not _has_credentials(request, app):
-        return None
-    raise ConfigurationError(
-        "This request carries credentials, and nothing says whose they are. Register @idempotency.principal_loader: "
-        "a function that returns a stable id of the signed-in subject (not a cookie or a token), or None for nobody."
-    )
-
-
 def load_tenant(loaders: Loaders, app: Flask) -> str | None:
     """The tenant on whose behalf this request acts, or None."""
-    return None if loaders.tenant is None else _checked(app.ensure_sync(loaders.tenant)(), "tenant_loader")
+    return None if loaders.tenant is None else checked(app.ensure_sync(loaders.tenant)(), "tenant_loader")
 
 
 def load_quota(loaders: Loaders, default: Quota | None, tenant: str | None, app: Flask) -> Quota | None:
@@ -78,23 +53,3 @@ def check_counted(loaders: Loaders, default: Quota | None, *, counts: bool) -> N
             f"{named}, and the store cannot count what each tenant has: it has no `ledger`. Remove the quotas, or use a "
             "memory, Redis or SQL store of this package."
         )
-
-
-def _checked(value: Any, loader: str) -> str | None:
-    if value is None or (isinstance(value, str) and value):
-        return value
-    problem = "an empty string" if value == "" else f"a {type(value).__name__}"
-    raise ConfigurationError(f"The {loader} returned {problem}. It must return a non-empty str, or None for nobody.")
-
-
-def _login_user_id() -> str | None:
-    # Optional, so only here: an application that has a login_manager has the package.
-    from flask_login import current_user  # type: ignore[import-untyped]
-
-    return _checked(current_user.get_id(), "get_id() of Flask-Login's current_user")
-
-
-def _has_credentials(request: Request, app: Flask) -> bool:
-    # The cookie is looked at from outside: merely touching `session` would add Vary: Cookie to the answer.
-    cookie = app.session_interface.get_cookie_name(app)
-    return "Authorization" in request.headers or cookie in request.cookies

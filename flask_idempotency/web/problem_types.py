@@ -262,8 +262,9 @@ _ROWS = (
         title="The caller is unknown",
         detail="Idempotency keys are accepted from identified callers only. Nothing was done.",
         guide=(
-            "Keys belong to callers, and this request does not say who is calling. Nothing was done and the key was "
-            "not used. Authenticate, then send the request again; the same key may be used."
+            "Keys belong to callers, and the service cannot tell who is calling. Nothing was done and the key was not used. "
+            "With status 403: authenticate, then send the request again; the same key may be used. With status 500 the "
+            "service lacks a setting, and retrying cannot help: its operator finds in the log what to add (see `identity.md`)."
         ),
         retry=False,
     ),

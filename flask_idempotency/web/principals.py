@@ -1,0 +1,285 @@
+"""Who makes a request: the written loader, or an extension of the application that has signed the caller in.
+
+A principal is a stable id of a subject, never a cookie or a token: those rotate, and the retry that carries the new one
+would run a payment again. A request with credentials that nothing names is refused: under a shared name, one caller
+would get the response of another.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from flask import Flask, Request, g
+
+from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
+
+Loader = Callable[[], "str | None"]
+
+TOKENS: Final = (
+    "Authorization",
+    "Proxy-Authorization",
+    "Cookie",
+    "X-API-Key",
+    "Api-Key",
+    "ApiKey",
+    "X-API-Token",
+    "X-Auth-Token",
+    "X-Auth-Key",
+    "X-Access-Token",
+    "X-Session-Token",
+    "X-Amz-Security-Token",
+    "Ocp-Apim-Subscription-Key",
+    "X-Functions-Key",
+    "Private-Token",
+    "DPoP",
+)
+"""Request headers in which a client proves who it is."""
+
+ASSERTED: Final = (
+    "Remote-User",
+    "X-Remote-User",
+    "X-WebAuth-User",
+    "X-Forwarded-User",
+    "X-Forwarded-Email",
+    "X-Forwarded-Preferred-Username",
+    "X-Forwarded-Access-Token",
+    "X-Auth-Request-User",
+    "X-Auth-Request-Email",
+    "X-Auth-Request-Access-Token",
+    "X-Amzn-Oidc-Identity",
+    "X-Amzn-Oidc-Data",
+    "X-Amzn-Oidc-Accesstoken",
+    "X-Goog-IAP-JWT-Assertion",
+    "X-Goog-Authenticated-User-Id",
+    "X-Goog-Authenticated-User-Email",
+    "X-MS-Client-Principal",
+    "X-MS-Client-Principal-Id",
+    "Cf-Access-Jwt-Assertion",
+    "Tailscale-User-Login",
+)
+"""Request headers in which a proxy says whom it has signed in."""
+
+CERTIFICATES: Final = (
+    "X-Forwarded-Client-Cert",
+    "X-Client-Cert",
+    "Client-Cert",
+    "X-ARR-ClientCert",
+    "X-Amzn-Mtls-Clientcert",
+    "X-Amzn-Mtls-Clientcert-Leaf",
+)
+"""Request headers in which a proxy passes on a client's certificate."""
+
+PREFIXES: Final = ("SSL_CLIENT_", "HTTP_SSL_CLIENT_", "HTTP_X_SSL_CLIENT_")
+"""Of names in the environ: what a server or a proxy says of a client's certificate."""
+
+NO_CERTIFICATE: Final = ("NONE", "(null)")
+"""What Apache and nginx write into such a variable when the client has shown no certificate."""
+
+_RESERVED: Final = ("httpauth:", "jwt:", "login:", "identity:")
+"""What the ids of extensions begin with. An id of Flask-Login that does so gets a prefix too: no two callers share a name."""
+
+REMEDY: Final = (
+    "Register @idempotency.principal_loader: a function that returns a stable id of the signed-in subject (never a cookie or "
+    "a token). If the view's own decorators sign the caller in, put @claim_here below them. Set "
+    "IDEMPOTENCY_ALLOW_ANONYMOUS to True only if all such callers may share one key space."
+)
+
+PASTE: Final = """\
+@idempotency.principal_loader
+def principal():
+    user = g.get("user")  # as your own authentication leaves it
+    return None if user is None else str(user.id)"""
+"""What the problem shows in debug mode."""
+
+
+class Unnamed(IdempotencyError):
+    """A request that carries credentials, and nothing names its caller. Says which credentials, and no value of any."""
+
+    def __init__(self, credential: str, *, set_up: bool) -> None:
+        super().__init__(f"the request carries credentials ({credential}), and nothing names the caller")
+        self.set_up = set_up
+        """Whether the application has something that names callers: then signing in helps."""
+
+
+class Credentials:
+    """Knows what counts as credentials in one application. Reads no session: that would add `Vary: Cookie`."""
+
+    def __init__(self, added: tuple[str, ...] = ()) -> None:
+        self._names = {_in_environ(name): name for name in (*TOKENS, *ASSERTED, *CERTIFICATES, *added)}
+        self._names["REMOTE_USER"] = "REMOTE_USER"
+
+    def of(self, request: Request) -> str | None:
+        """Name the first credential of this request. None: it carries none. An empty value is none."""
+        environ = request.environ
+        for name in self._names.keys() & environ.keys():
+            if str(environ[name]).strip():
+                return self._names[name]
+        for name, value in environ.items():
+            if name.startswith(PREFIXES) and str(value).strip() and value not in NO_CERTIFICATE:
+                return name.removeprefix("HTTP_")
+        return None
+
+
+def load_principal(
+    loader: Loader | None,
+    request: Request,
+    app: Flask,
+    *,
+    credentials: Credentials,
+    allow_anonymous: bool | None = None,
+) -> str | None:
+    """Return the stable id of this request's caller, or None for a caller without a name.
+
+    The written loader decides alone. Without one, the first of these that names the caller: Flask-HTTPAuth,
+    Flask-JWT-Extended, Flask-Login, Flask-Principal. Their ids are kept apart by a prefix, except those of Flask-Login.
+
+    Raises `Unnamed` for a request with credentials that nothing names, unless `allow_anonymous` is True; and whatever
+    Flask-JWT-Extended raises for a token that is not valid, if nothing else names the caller.
+    """
+    if loader is not None:
+        name, set_up = checked(app.ensure_sync(loader)(), "principal_loader"), True
+    else:
+        name, set_up = _from_extensions(app, request)
+    if name is None and not allow_anonymous and (found := credentials.of(request)) is not None:
+        raise Unnamed(found, set_up=set_up)
+    return name
+
+
+def source(loader: Loader | None, app: Flask) -> str:
+    """Say where principals come from in this application: a word for doctor and for the history of identities."""
+    if loader is not None:
+        return "loader"
+    known = [word for word, is_there in (("jwt", _has_jwt(app)), ("login", _has_login(app))) if is_there]
+    return "+".join(known) or "none"
+
+
+def identifies(app: Flask) -> bool:
+    """Return whether an extension that names callers is set up on this application, as far as that can be seen early."""
+    return _has_login(app) or _has_jwt(app)
+
+
+def checked(value: Any, loader: str) -> str | None:
+    """Raise `ConfigurationError` unless this is a name, or None."""
+    if value is None or (isinstance(value, str) and value):
+        return value
+    problem = "an empty string" if value == "" else f"a {type(value).__name__}"
+    raise ConfigurationError(f"The {loader} returned {problem}. It must return a non-empty str, or None for nobody.")
+
+
+def _in_environ(header: str) -> str:
+    return "HTTP_" + header.upper().replace("-", "_")
+
+
+def _from_extensions(app: Flask, request: Request) -> tuple[str | None, bool]:
+    """The caller's name, and whether an extension that could name it is there."""
+    set_up, refused = False, None
+    if "flask_httpauth_user" in g:
+        # A decorator or a hook of the application has looked at this request. One that is optional leaves None or False.
+        set_up = True
+        if g.flask_httpauth_user is not None and g.flask_httpauth_user is not False:
+            return f"httpauth:{_no_token(_subject(g.flask_httpauth_user, 'Flask-HTTPAuth'), request)}", True
+    if _has_jwt(app):
+        set_up = True
+        name, refused = _jwt_subject(app)
+        if name is not None:
+            return f"jwt:{name}", True
+    if _has_login(app):
+        set_up = True
+        if (name := _login_id()) is not None:
+            return f"login:{name}" if name.startswith(_RESERVED) else name, True
+    if (principals := sys.modules.get("flask_principal")) is not None:
+        identity = g.get("identity")
+        if isinstance(identity, principals.Identity):
+            set_up = True
+            if identity.id is not None:
+                return f"identity:{_subject(identity.id, 'Flask-Principal')}", True
+    if refused is not None:
+        # The application's own error handlers know what to say of a token. It must not become anonymous.
+        raise refused
+    return None, set_up
+
+
+def _has_login(app: Flask) -> bool:
+    return hasattr(app, "login_manager")
+
+
+def _has_jwt(app: Flask) -> bool:
+    return "flask-jwt-extended" in app.extensions
+
+
+def _login_id() -> str | None:
+    # Optional, so only here: an application that has a login_manager has the package.
+    from flask_login import current_user  # type: ignore[import-untyped]
+
+    return checked(current_user.get_id(), "get_id() of Flask-Login's current_user")
+
+
+def _jwt_subject(app: Flask) -> tuple[str | None, Exception | None]:
+    """The subject of a valid token, or why the token was refused. Neither: there is no token."""
+    from flask_jwt_extended import get_jwt, verify_jwt_in_request
+    from flask_jwt_extended.exceptions import JWTExtendedException
+    from jwt.exceptions import PyJWTError
+
+    claim = app.config["JWT_IDENTITY_CLAIM"]
+    try:
+        # Below the view's decorator, or after a hook: verified already, by rules that are the view's own.
+        return _jwt_name(get_jwt().get(claim)), None
+    except RuntimeError:
+        pass
+    refused: Exception | None = None
+    for refresh in (False, True):  # a refresh token in a cookie has another name
+        with _leaving_nothing_in_g():
+            try:
+                found = verify_jwt_in_request(optional=True, refresh=refresh, verify_type=False)
+            except (JWTExtendedException, PyJWTError) as error:
+                refused = refused or error
+            else:
+                if found is not None:
+                    return _jwt_name(found[1].get(claim)), None
+    return None, refused
+
+
+def _jwt_name(subject: Any) -> str | None:
+    return None if subject is None else _subject(subject, "Flask-JWT-Extended")
+
+
+@contextmanager
+def _leaving_nothing_in_g() -> Iterator[None]:
+    """Forget what verifying has noted: a view that forgot to ask for a token must not find one that we have asked for."""
+    before = set(g)
+    try:
+        yield
+    finally:
+        for name in set(g) - before:
+            if name.startswith("_jwt_extended"):
+                g.pop(name)
+
+
+def _subject(user: Any, extension: str) -> str:
+    """A stable id of what an extension calls a user. Raises `ConfigurationError` where it holds none."""
+    if not isinstance(user, str | int):
+        user = user.get_id() if callable(getattr(user, "get_id", None)) else getattr(user, "id", None)
+    if isinstance(user, int) and not isinstance(user, bool):
+        return str(user)
+    if isinstance(user, str) and user:
+        return user
+    raise ConfigurationError(
+        f"{extension} names this caller by something without a stable id. Give its user an `id` or a `get_id()`, or register "
+        "@idempotency.principal_loader."
+    )
+
+
+def _no_token(subject: str, request: Request) -> str:
+    """Raises `ConfigurationError` for a subject that is the very secret which the client sent."""
+    sent = [
+        text for name in TOKENS if (value := request.headers.get(name)) for text in (value, value.partition(" ")[2])
+    ]
+    if subject in sent:
+        raise ConfigurationError(
+            "Flask-HTTPAuth names this caller by the token that it sent. Tokens rotate, and the retry that carries the new one "
+            "would run again. Return a user from its callback, or register @idempotency.principal_loader."
+        )
+    return subject
