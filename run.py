@@ -105,8 +105,9 @@ def check() -> int:
 
 def needed_by(command: str) -> list[Path]:
     """Return the files of pins that a command needs."""
-    names = ["demo" if command == "demo" else "test"]
-    if command == "demo" and os.environ.get("DATABASE_URL", "").startswith("postgres"):
+    # Another version of a package may depend on what the pinned one does not.
+    names = ["test" if command != "demo" or any(map(os.environ.get, OF_CHOICE)) else "demo"]
+    if names == ["demo"] and os.environ.get("DATABASE_URL", "").startswith("postgres"):
         names.append("postgresql")
     files = [REQUIREMENTS.parent / "requirements" / f"{name}.txt" for name in names]
     return files if all(file.exists() for file in files) else [REQUIREMENTS]

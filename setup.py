@@ -14,9 +14,7 @@ EXTRAS = {
     "postgresql": ["flask-sqlalchemy>=3.1,<4", "SQLAlchemy>=2.0,<2.2", "psycopg[binary]>=3.2,<4"],
     "crypto": ["cryptography>=43"],
     "celery": ["celery>=5.6.3,<6"],
-    "client": ["httpx>=0.27,<1", "requests>=2.32,<3"],
     "metrics": ["prometheus_client>=0.20,<1"],
-    "openapi": ["apispec>=6.4,<7"],
 }
 
 setup(
@@ -33,7 +31,7 @@ setup(
     package_data={"": ["py.typed", "lua/*.lua"]},
     # Found even where the application cannot start: the first key of a ring is made before there is a ring.
     entry_points={"flask.commands": ["idempotency = flask_idempotency.web.cli:cli"]},
-    install_requires=["flask>=3.0,<4", "marshmallow>=4.0,<5"],
+    install_requires=["flask>=3.0,<4", "marshmallow>=3.20,<5"],
     extras_require={**EXTRAS, "all": sorted({requirement for extra in EXTRAS.values() for requirement in extra})},
     classifiers=[
         "Development Status :: 4 - Beta",

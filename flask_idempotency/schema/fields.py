@@ -6,13 +6,24 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marshmallow import ValidationError, fields, validate
 
 from flask_idempotency.engine.fingerprint import check_pointer
 from flask_idempotency.engine.quota import MAX_LIMIT, NewKeys
 from flask_idempotency.profiles import faults_of_kept
+
+if TYPE_CHECKING:
+    Field = fields.Field
+else:
+
+    class Field(fields.Field):
+        """A field of marshmallow 3 or 4. Only 4 knows what a field loads."""
+
+        def __class_getitem__(cls, loaded: Any) -> Any:
+            return cls
+
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _STATUS_CLASS = re.compile(r"([1-5])xx", re.IGNORECASE)
@@ -56,7 +67,7 @@ def positive() -> validate.Range:
     return validate.Range(min=0, min_inclusive=False, error="must be more than 0.")
 
 
-class Seconds(fields.Field[float]):
+class Seconds(Field[float]):
     """A duration in seconds, written as a number or a `timedelta`."""
 
     def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any) -> float:
@@ -67,7 +78,7 @@ class Seconds(fields.Field[float]):
         return float(value)
 
 
-class HeaderNames(fields.Field[tuple[str, ...]]):
+class HeaderNames(Field[tuple[str, ...]]):
     """One header name, or several: the first is the one in use, the rest are aliases."""
 
     def _deserialize(
@@ -79,7 +90,7 @@ class HeaderNames(fields.Field[tuple[str, ...]]):
         return names
 
 
-class KeptHeaders(fields.Field[frozenset[str]]):
+class KeptHeaders(Field[frozenset[str]]):
     """Names of response headers to keep, in lower case. What belongs to one caller is refused, not ignored."""
 
     def _deserialize(
@@ -93,7 +104,7 @@ class KeptHeaders(fields.Field[frozenset[str]]):
         return frozenset(name.lower() for name in names)
 
 
-class HeaderPairs(fields.Field[tuple[tuple[str, str], ...]]):
+class HeaderPairs(Field[tuple[tuple[str, str], ...]]):
     """The headers that mark a replay: one name (its value is then `true`), or a mapping of names to values."""
 
     def _deserialize(
@@ -108,7 +119,7 @@ class HeaderPairs(fields.Field[tuple[tuple[str, str], ...]]):
         return tuple(pairs.items())
 
 
-class Statuses(fields.Field[frozenset[int]]):
+class Statuses(Field[frozenset[int]]):
     """HTTP statuses: numbers, and classes such as "5xx"."""
 
     def _deserialize(
@@ -119,7 +130,7 @@ class Statuses(fields.Field[frozenset[int]]):
         return frozenset(status for item in value for status in _statuses(item))
 
 
-class Methods(fields.Field[frozenset[str]]):
+class Methods(Field[frozenset[str]]):
     """HTTP methods in scope. GET, HEAD and OPTIONS are safe to repeat by definition (RFC 9110) and never in scope."""
 
     def _deserialize(
@@ -135,7 +146,7 @@ class Methods(fields.Field[frozenset[str]]):
         return methods
 
 
-class Pointers(fields.Field[tuple[str, ...]]):
+class Pointers(Field[tuple[str, ...]]):
     """JSON Pointers (RFC 6901) of members that may change from one retry to the next."""
 
     def _deserialize(
@@ -152,7 +163,7 @@ class Pointers(fields.Field[tuple[str, ...]]):
         return pointers
 
 
-class CallableField(fields.Field[Callable[..., Any]]):
+class CallableField(Field[Callable[..., Any]]):
     """A function."""
 
     def _deserialize(
@@ -163,7 +174,7 @@ class CallableField(fields.Field[Callable[..., Any]]):
         return value  # type: ignore[no-any-return]
 
 
-class Rate(fields.Field[NewKeys]):
+class Rate(Field[NewKeys]):
     """So many in each so long: a pair of a whole number and a duration."""
 
     def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any) -> NewKeys:

@@ -293,6 +293,12 @@ def test_a_demo_on_postgresql_installs_the_driver_too(run: Run, installations: P
     assert installations.read_text().splitlines() == ["demo.txt postgresql.txt"]
 
 
+def test_a_demo_on_another_version_has_whatever_that_one_depends_on(run: Run, installations: Path) -> None:
+    run("demo", MARSHMALLOW_VERSION="3.20.2", DATABASE_URL="").communicate()
+
+    assert installations.read_text().splitlines()[0] == "test.txt"
+
+
 def test_another_pin_of_an_installed_package_is_installed(run: Run, installations: Path, tree: Path) -> None:
     """One version of a package is installed at a time, and the stamp says which."""
     run("setup").communicate()

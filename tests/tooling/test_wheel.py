@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
-import subprocess
-import sys
 import zipfile
 from email import message_from_bytes
 from email.message import Message
@@ -14,34 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.tooling.wheels import PACKAGES, EmptyEnvironment, sources
+
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"flask_idempotency": "flask_idempotency", "janitor": "flask_idempotency/janitor"}
-BUILT_FROM = {"setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md"}
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built through an sdist, as a release is, so that a file missing there is missing here."""
-    out = tmp_path_factory.mktemp("dist")
-    # setuptools is in our environment already; an isolated build would only fetch it again.
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(sources(out / "tree"))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "would be ignored" not in done.stdout + done.stderr
-    (built,) = out.glob("*.whl")
-    return built
-
-
-def sources(copy: Path) -> Path:
-    """A copy of what goes into the package, so that building leaves nothing in the checkout."""
-    for folder in PACKAGES:
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ROOT.glob("*"):
-        if file.name in BUILT_FROM:
-            shutil.copy(file, copy)
-    return copy
 
 
 def metadata(wheel: Path) -> Message:
@@ -123,30 +95,84 @@ def test_all_is_the_sum_of_the_extras(wheel: Path) -> None:
     assert everything == set().union(*wanted.values())
 
 
-def test_the_quickstart_runs_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
-    """
-    The wheel and what the base asks for, in any folder: the README's first snippet runs a payment once.
-    """
-    target = tmp_path / "installed"
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    # run.py puts pip into .venv only where the interpreter behind it has none.
-    python = sys.executable if importlib.util.find_spec("pip") else str(Path(sys.executable).resolve())
-    install = ["install", "-qq", "--only-binary", ":all:", "--target", str(target), str(wheel)]
-    # The base alone, so that an optional import at the top of a base module shows here.
-    subprocess.run([python, "-m", "pip", *install], cwd=elsewhere, check=True)
+EXTRAS = {
+    "redis": """
+import redis
+assert pay(IDEMPOTENCY_STORE="redis://127.0.0.1:1/0") == [503, 503]
+""",
+    "sql": """
+from sqlalchemy import create_engine
+from flask_idempotency.sql import upgrade
+upgrade(create_engine("sqlite:///records.sqlite3"))
+assert pay(IDEMPOTENCY_STORE="sqlite:///records.sqlite3") == [201, 201]
+""",
+    "postgresql": """
+import psycopg
+assert pay(IDEMPOTENCY_STORE="postgresql+psycopg://127.0.0.1:1/shop") == [503, 503]
+""",
+    "crypto": """
+import base64
+assert pay(IDEMPOTENCY_ENCRYPTION="on", IDEMPOTENCY_KEY_RING="one:" + base64.b64encode(bytes(range(32))).decode()) == [201, 201]
+""",
+    "celery": """
+import os
+os.environ["FLASK_APP"] = "shop"
+with open("shop.py", "w") as file:
+    print("from flask import Flask", "from flask_idempotency import Idempotency", sep=";", file=file)
+    print("app = Flask('shop')", "app.testing = True", sep=";", file=file)
+    print("Idempotency(app, secret='0123456789abcdef', broker_url='filesystem:///tmp')", file=file)
+from flask_idempotency.janitor.celery import app
+assert any("reap" in name for name in app.tasks), list(app.tasks)
+""",
+    "metrics": """
+import prometheus_client
+assert pay(IDEMPOTENCY_METRICS=True) == [201, 201]
+assert b"idempotency_replays_total{" in prometheus_client.generate_latest()
+""",
+}
 
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", QUICKSTART, str(ROOT / "README.md")],
-        cwd=elsewhere,
-        env={**os.environ, "PYTHONPATH": str(target)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+PAY = """
+from flask import Flask
+from flask_idempotency import Idempotency
+
+def pay(**config):
+    app = Flask("shop")
+    app.config.update(config, TESTING=True, IDEMPOTENCY_SECRET="0123456789abcdef0123456789abcdef")
+    Idempotency(app)
+    app.post("/payments", endpoint="pay")(lambda: ("paid", 201))
+    client = app.test_client()
+    headers = {"Idempotency-Key": "k"}
+    return [client.post("/payments", headers=headers).status_code for _ in range(2)]
+"""
+
+
+def test_every_extra_is_tried(wheel: Path) -> None:
+    """Each does something: an extra whose packages nothing imports is not offered."""
+    assert {*EXTRAS, "all"} == set(metadata(wheel).get_all("Provides-Extra", []))
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_is_enough_for_its_part(wheel: Path, tmp_path: Path, extra: str) -> None:
+    """In an environment that has the package with this extra only."""
+    environment = EmptyEnvironment(tmp_path, f"{wheel}[{extra}]")
+
+    done = environment.run("python", "-c", PAY + EXTRAS[extra])
 
     assert done.returncode == 0, done.stderr
-    assert [*[str(target / "flask_idempotency")] * 2, "201", "None", "201", "true"] == done.stdout.split()
+
+
+@pytest.mark.parametrize("base", ([], ["flask==3.0.0", "marshmallow==3.20.0"]), ids=("newest", "oldest"))
+def test_the_quickstart_runs_in_an_empty_environment(wheel: Path, tmp_path: Path, base: list[str]) -> None:
+    """
+    The wheel and what the base asks for, so that an optional import at the top of a base module shows here.
+    """
+    environment = EmptyEnvironment(tmp_path, str(wheel), *base)
+
+    done = environment.run("python", "-c", QUICKSTART, str(ROOT / "README.md"))
+
+    assert done.returncode == 0, done.stderr
+    package = next(environment.programs.parent.glob("lib/*/site-packages")) / "flask_idempotency"
+    assert [*[str(package)] * 2, "201", "None", "201", "true"] == done.stdout.split()
 
 
 QUICKSTART = """
