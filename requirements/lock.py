@@ -46,6 +46,13 @@ def pins() -> dict[NormalizedName, str]:
     return {canonicalize_name(Requirement(line).name): line for line in lines if "==" in line}
 
 
+def sources() -> dict[NormalizedName, str]:
+    """Return the option of every package that has to be built, because it is not published as a wheel."""
+    lines = ALL.read_text(encoding="utf-8").splitlines()
+    found = [line.partition("#")[0].split() for line in lines if line.startswith("--no-binary")]
+    return {canonicalize_name(name): f"{option} {name}" for option, name in found}
+
+
 def chosen() -> list[str]:
     """Return the packages that were chosen for themselves, and not because another depends on them."""
     lines = ALL.read_text(encoding="utf-8").partition(BROUGHT_ALONG)[0].splitlines()
@@ -89,7 +96,8 @@ def sets() -> dict[str, str]:
         "postgresql.txt": closed(POSTGRESQL),
         "test.txt": closed(name for name in chosen() if name not in CHECKS),
     }
-    known = pins()
+    options = sources()
+    known = {name: "\n".join(filter(None, [pin, options.get(name)])) for name, pin in pins().items()}
     note = "# Written by `python3 run.py lock` from requirements.txt. Change that file, then run it.\n"
     return {file: note + "".join(f"{known[name]}\n" for name in sorted(names)) for file, names in members.items()}
 
