@@ -6,11 +6,12 @@ A false mismatch is annoying; a false match is a wrong charge. Whatever is in do
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import secrets
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import lru_cache
 from json import JSONDecoder, JSONEncoder
 from json.encoder import encode_basestring
@@ -32,7 +33,11 @@ MAX_DEPTH: Final = 64
 """Deeper payloads are compared byte by byte. Far below the interpreter's own limit, which moves with the caller's
 stack: the same payload must have the same digest wherever it is taken."""
 
-_MAX_SAFE_INTEGER = 2**53 - 1
+MAX_NUMBER_LENGTH: Final = 64
+"""A payload with a longer number is compared byte by byte. Conversion takes time quadratic in the length, and no double
+needs more: 17 digits, up to 21 places before the point, and `%.40f` still fits."""
+
+_MAX_SAFE_INTEGER: Final = 2**53 - 1
 _CHUNK = 64 * 1024
 
 
@@ -145,7 +150,7 @@ def canonical_json(raw: bytes, *, ignore: Sequence[str] = ()) -> bytes | None:
 
     None for anything that two readers may understand differently: a member named twice, a number that is not exactly
     what its double prints or an integer that a double cannot count to, NaN and infinities, lone surrogates, text that
-    is not UTF-8 or not JSON, and what is larger or deeper than the limits above. Never raises.
+    is not UTF-8 or not JSON, and what is larger, deeper or longer than the limits above. Never raises.
     """
     if len(raw) > MAX_CANONICAL_BYTES:
         return None
@@ -183,25 +188,43 @@ def _integer(literal: str) -> int | _Refused:
     return number if -_MAX_SAFE_INTEGER <= number <= _MAX_SAFE_INTEGER else _REFUSED
 
 
-def _float(literal: str) -> float | bytes | _Refused:
+def _float(literal: str) -> int | float | bytes | _Refused:
     """A number that Python prints as ECMAScript does; else its canonical text, as bytes, which nothing else here is."""
+    if len(literal) > MAX_NUMBER_LENGTH:
+        return _REFUSED
     number = float(literal)
+    # No two decimals of so few digits share a double (C's DBL_DIG), so this one is what its double prints.
+    if len(literal) <= sys.float_info.dig and 1e-300 < abs(number) < 1e300:
+        if number.is_integer() and abs(number) <= _MAX_SAFE_INTEGER:
+            return int(number)
+        if 1e-4 <= abs(number) < 1e16:
+            return number
     shortest = repr(number)
     if shortest == literal and "e" not in literal and not literal.endswith(".0"):
         return number
-    if Decimal(literal) != Decimal(shortest):
+    if math.isinf(number):
         return _REFUSED
-    return _ecmascript(shortest).encode()
+    exact = _figures(literal)
+    return _ecmascript(*exact).encode() if exact == _figures(shortest) else _REFUSED
 
 
-def _ecmascript(shortest: str) -> str:
-    """ECMAScript's Number::toString (RFC 8785 section 3.2.2.3) from Python's shortest form of the same double."""
-    sign, digits, exponent = Decimal(shortest).as_tuple()
-    figures = "".join(map(str, digits)).rstrip("0")
+def _figures(literal: str) -> tuple[bool, str, int]:
+    """The exact value of a JSON number: whether it is negative, its digits without outer zeros, and after how many of them
+    the decimal point stands. Equal values have equal results; -0 is 0."""
+    mantissa, _, exponent = literal.lower().partition("e")
+    whole, _, fraction = mantissa.removeprefix("-").partition(".")
+    digits = whole + fraction
+    figures = digits.strip("0")
+    if not figures:
+        return False, "", 0
+    zeros = len(digits) - len(digits.lstrip("0"))
+    return literal[0] == "-", figures, len(whole) - zeros + int(exponent or "0")
+
+
+def _ecmascript(negative: bool, figures: str, point: int) -> str:
+    """ECMAScript's Number::toString (RFC 8785 section 3.2.2.3) of the shortest figures of a double."""
     if not figures:
         return "0"
-    # The decimal point stands after `point` figures.
-    point = len(digits) + int(exponent)
     if len(figures) <= point <= 21:
         text = figures.ljust(point, "0")
     elif 0 < point <= 21:
@@ -210,7 +233,7 @@ def _ecmascript(shortest: str) -> str:
         text = "0." + "0" * -point + figures
     else:
         text = figures[0] + ("." + figures[1:] if figures[1:] else "") + f"e{point - 1:+d}"
-    return "-" + text if sign else text
+    return "-" + text if negative else text
 
 
 def _constant(name: str) -> _Refused:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -18,6 +20,7 @@ from flask_idempotency.engine import fingerprint as subject
 from flask_idempotency.engine.fingerprint import (
     MAX_CANONICAL_BYTES,
     MAX_DEPTH,
+    MAX_NUMBER_LENGTH,
     FilePart,
     canonical_json,
     check_pointer,
@@ -67,6 +70,35 @@ becbf647612f3696 -0.0000033333333333333333
 43143ff3c1cb0959 1424953923781206.2
 """
 
+# https://github.com/cyberphone/json-canonicalization/tree/master/testdata#es6-numbers, which appendix B points to.
+SIGN = 1 << 63
+ES6_NEGATIVE = """
+c46696695dbd1cc3 c43211ede4974a35 c3fce97ca0f21056 c3c7213080c1a6ac c39280f39a348556 c35d9b1f5d20d557 c327af4c4a80aaac
+c2f2f2a36ecd5556 c2be51057e155558 c28840d131aaaaac c253670dc1555557 c21f0b4935555557 c1e8d5d42aaaaaac c1b3de4355555556
+c17fca0555555556 c1496e6aaaaaaaab c114585555555555 c0e046aaaaaaaaab c0aa0aaaaaaaaaaa c074d55555555555 c040aaaaaaaaaaab
+c00aaaaaaaaaaaab bfd5555555555555 bfa1111111111111 bf6b4e81b4e81b4f bf35d867c3ece2a5 bf0179ec9cbd821e becbf647612f3696
+be965e9f80f29212 be61e54c672874db be2ca213d840baf8 bdf6e80fe033c8c6 bdc2533fe68fd3d2 bd8d51ffd74c861c bd5774ccac3d3817
+bd22c3d6f030f9ac bcee0624b3818f79 bcb804ea293472c7 bc833721ba905bd3 bc4ebe9c5db3c61e bc18987d17c304e5 bbe3ad30dfcf371d
+bbaf7b816618582f bb792f9ab81379bf bb442615600f9499 bb101e77800c76e1 bad9ca58cce0be35 baa4a1e0a3e6fe90 ba708180831f320d
+ba3a68cd9e985016
+"""
+ES6_EDGES = """
+4024000000000000 4014000000000000 3fe0000000000000 3fa999999999999a 3f747ae147ae147b 3f40624dd2f1a9fc 3f0a36e2eb1c432d
+3ed4f8b588e368f1 3ea0c6f7a0b5ed8d 3e6ad7f29abcaf48 3e35798ee2308c3a 3ed539223589fa95 3ed4ff26cd5a7781 3ed4f95a762283ff
+3ed4f8c60703520c 3ed4f8b72f19cd0d 3ed4f8b5b31c0c8d 3ed4f8b58d1c461a 3ed4f8b5894f7f0e 3ed4f8b588ee37f3 3ed4f8b588e47da4
+3ed4f8b588e3849c 3ed4f8b588e36bb5 3ed4f8b588e36937 3ed4f8b588e368f8 3ed4f8b588e368f1 3ff0000000000000 bff0000000000000
+bfeffffffffffffa bfeffffffffffffb 3feffffffffffffa 3feffffffffffffb 3feffffffffffffc 3feffffffffffffe bfefffffffffffff
+bfefffffffffffff 3fefffffffffffff 3fefffffffffffff 3fd3333333333332 3fd3333333333333 3fd3333333333334 0010000000000000
+000ffffffffffffd 000fffffffffffff 7fefffffffffffff ffefffffffffffff 4340000000000000 c340000000000000 4430000000000000
+44b52d02c7e14af5 44b52d02c7e14af6 44b52d02c7e14af7 444b1ae4d6e2ef4e 444b1ae4d6e2ef4f 444b1ae4d6e2ef50 3eb0c6f7a0b5ed8c
+3eb0c6f7a0b5ed8d 41b3de4355555553 41b3de4355555554 41b3de4355555555 41b3de4355555556 41b3de4355555557 becbf647612f3696
+43143ff3c1cb0959
+"""
+ES6_CHECKSUMS = {
+    1_000: "be18b62b6f69cdab33a7e0dae0d9cfa869fda80ddc712221570f9f40a5878687",
+    10_000: "b9f7a8e75ef22a835685a52ccba7f7d6bdc99e34b010992cbc5864cd12be6892",
+}
+
 # RFC 8785 section 3.2.3.
 SORTING = rb"""{
   "\u20ac": "Euro Sign",
@@ -108,6 +140,114 @@ def test_numbers_print_as_in_appendix_b_of_rfc_8785(line: str) -> None:
     (number,) = struct.unpack(">d", bytes.fromhex(bits))
 
     assert expected.encode() == canonical_json(repr(number).encode())
+
+
+def es6_numbers(count: int) -> Iterator[float]:
+    """The first numbers of the file that RFC 8785 appendix B points to, by its published algorithm: chosen ones, those
+    around the smallest normal double, and then whatever SHA-256 makes of its own output."""
+    negative = [int(bits, 16) for bits in ES6_NEGATIVE.split()]
+    zeros = [0, SIGN, 1, SIGN | 1]
+    chosen = zeros + negative + [bits ^ SIGN for bits in negative] + [int(bits, 16) for bits in ES6_EDGES.split()]
+    chosen += [0x0010000000000000 + number for number in range(2000)]
+    numbers = [struct.unpack("<d", bits.to_bytes(8, "little"))[0] for bits in chosen]
+    yield from numbers[:count]
+    made, block = len(numbers), bytes(32)
+    while made < count:
+        block = hashlib.sha256(block).digest()
+        found = [number for number in struct.unpack("<4d", block) if number != 0 and math.isfinite(number)]
+        yield from found[: count - made]
+        made += len(found)
+
+
+@pytest.mark.parametrize(("count", "published"), ES6_CHECKSUMS.items())
+def test_numbers_print_as_in_the_published_file_of_es6_numbers(count: int, published: str) -> None:
+    """
+    Its lines are made here and our serialisation is put into them: one wrong digit changes the published checksum.
+    """
+    digest = hashlib.sha256()
+    for number in es6_numbers(count):
+        (bits,) = struct.unpack("<Q", struct.pack("<d", number))
+        digest.update(b"%x,%b\n" % (bits, canonical_json(repr(number).encode()) or b"none"))
+
+    assert published == digest.hexdigest()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"0." + b"1" * 200_000,
+        b"1" * 200_000 + b".5",
+        b"[1e" + b"1" * 200_000 + b"]",
+        b"1e-" + b"0" * 200_000,
+        b"-" + b"9" * 200_000,
+        b"[0." + b"3" * 5000 + b",1.5]",
+    ],
+    ids=lambda raw: raw[:6].decode(),
+)
+def test_no_long_number_is_converted(raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Conversion between bases takes quadratic time, so its input is bounded first.
+    """
+    converted: list[str] = []
+    for kind in (int, float):
+
+        def convert(text: str, kind: type[Any] = kind) -> Any:
+            converted.append(text)
+            return kind(text)
+
+        monkeypatch.setattr(subject, kind.__name__, convert, raising=False)
+
+    assert canonical_json(raw) is None
+    assert all(len(text) <= MAX_NUMBER_LENGTH for text in converted)
+
+
+LONGEST = "0." + "1".rjust(MAX_NUMBER_LENGTH - 2, "0")
+
+
+@pytest.mark.parametrize(("literal", "expected"), [(LONGEST, b"1e-62"), (LONGEST.replace(".", ".0"), None)])
+def test_length_limit_of_a_number_is_exact(literal: str, expected: bytes | None) -> None:
+    assert expected == canonical_json(literal.encode())
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        b"1e5",
+        b"1.0",
+        b"-0",
+        b"1e-300",
+        b"0.1234567890123456",
+        b'"\\n\\u00e9"',
+        b"{}",
+        b"[[]]",
+        b'{"\\u00e9":1}',
+        b"0.1" * 21,
+    ],
+    ids=repr,
+)
+def test_twice_as_much_json_takes_twice_as_many_steps(item: bytes) -> None:
+    """
+    Counted in calls: nothing is looked at again for each thing that follows it.
+    """
+
+    def steps(count: int) -> int:
+        raw, calls = b"[" + b",".join([item] * count) + b"]", 0
+
+        def count_call(frame: Any, event: str, argument: Any) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        sys.setprofile(count_call)
+        try:
+            canonical_json(raw)
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    few, many = steps(500), steps(1000)
+
+    assert many <= 2 * few
+    assert many <= 40 * 1000
 
 
 def test_names_sort_by_utf_16_code_units() -> None:
@@ -212,7 +352,11 @@ def test_short_way_and_long_way_agree(document: Any) -> None:
         b"-1e400",
         b"1e-400",
         b"1e99999999999999999999",
-        b"0e99999999999999999999",
+        b"0." + b"0" * 63,
+        b"0e" + b"0" * 63,
+        b"1e" + b"9" * 5000,
+        b"0." + b"1" * 200_000,
+        b"1" * 200_000 + b".0",
         b"NaN",
         b"[Infinity]",
         b"-Infinity",
@@ -265,6 +409,13 @@ def test_no_bytes_are_an_error(raw: bytes) -> None:
 @example("-0.0")
 @example("0.10")
 @example("1E-7")
+@example("1.50e3")
+@example("1e15")
+@example("-1e-5")
+@example("9007199254740.99")
+@example("5e-324")
+@example("3e-324")
+@example("2.5e-324")
 def test_numbers_keep_their_exact_value_or_have_no_form(literal: str) -> None:
     """
     Two amounts are never equal because a parser rounded one (P-35).
@@ -284,6 +435,15 @@ def test_numbers_keep_their_exact_value_or_have_no_form(literal: str) -> None:
         (b'{"a":2,"a":1}', b'{"a":1,"a":2}'),
         (b'"\\ud800"', b'"\\ud801"'),
         (b"[NaN]", b"[null]"),
+        (b"[1e400]", b"[1e401]"),
+        (b"[1e400]", b"[1.7976931348623157e308]"),
+        (b"[1e-400]", b"[0.0]"),
+        (b"[1e-400]", b"[1e-401]"),
+        (b"[1e5]", b"[1e6]"),
+        (b"[1.5]", b"[-1.5]"),
+        (b"[9007199254740993.0]", b"[9007199254740992.0]"),
+        (b"[100000000000000000000]", b"[100000000000000000001]"),
+        (b"[0.1" + b"0" * 80 + b"]", b"[0.1" + b"0" * 80 + b"1]"),
         (b'{"amount":1}', b'{"amount":"1"}'),
         (b'{"amount":1}', b'{"amount":true}'),
         (b'{"a":"\xc3\xa9"}', '{"a":"e\u0301"}'.encode()),
