@@ -9,7 +9,7 @@ from flask import Blueprint, abort
 from example_app import simulate
 from example_app.auth import caller
 from example_app.models import Invoice, db
-from example_app.schemas import InvoiceInput, json_body
+from example_app.schemas import InvoiceInput, is_text, json_body
 
 accounting = Blueprint("accounting", __name__, url_prefix="/api")
 
@@ -27,7 +27,7 @@ def create() -> tuple[dict[str, Any], int]:
 @accounting.put("/invoices/<invoice_id>")
 def replace(invoice_id: str) -> dict[str, Any]:
     wanted = json_body(InvoiceInput())
-    invoice = db.session.get(Invoice, invoice_id)
+    invoice = db.session.get(Invoice, invoice_id) if is_text(invoice_id) else None
     if invoice is None or invoice.tenant != caller().tenant:
         abort(404, "You have no such invoice.")
     simulate.execution_begins()

@@ -20,8 +20,7 @@ charges = Blueprint("charges", __name__, url_prefix="/v1")
 
 @charges.post("/charges")
 def create() -> dict[str, Any]:
-    fields, metadata = form_body()
-    wanted = ChargeInput().load(fields)
+    wanted = ChargeInput().load(form_body())
     simulate.execution_begins()
     charge = Charge(
         tenant=caller().tenant,
@@ -33,14 +32,15 @@ def create() -> dict[str, Any]:
     )
     db.session.add(charge)
     db.session.commit()
-    return shown(charge, metadata)
+    return shown(charge, wanted["metadata"])
 
 
-def form_body() -> tuple[dict[str, str], dict[str, str]]:
-    """The plain fields, and those written `metadata[name]`."""
-    fields = request.form.to_dict()
-    metadata = {name[9:-1]: fields.pop(name) for name in list(fields) if name.startswith("metadata[")}
-    return fields, metadata
+def form_body() -> dict[str, Any]:
+    """The fields of the form, and under `metadata` those written `metadata[name]`."""
+    fields: dict[str, Any] = request.form.to_dict()
+    names = [name for name in fields if name.startswith("metadata[") and name.endswith("]")]
+    # A field that is called `metadata` itself stays, and is refused: it is no mapping.
+    return ({"metadata": {name[9:-1]: fields.pop(name) for name in names}} if names else {}) | fields
 
 
 def shown(charge: Charge, metadata: dict[str, str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from marshmallow import ValidationError
 from example_app import simulate
 from example_app.auth import caller
 from example_app.models import Payment, db
-from example_app.schemas import PaymentInput, json_body
+from example_app.schemas import PaymentInput, is_text, json_body
 from flask_idempotency import idempotent
 
 payments = Blueprint("payments", __name__, url_prefix="/payments")
@@ -54,7 +54,7 @@ def change(payment_id: str) -> dict[str, Any]:
 
 
 def find(payment_id: str) -> Payment:
-    payment = db.session.get(Payment, payment_id)
+    payment = db.session.get(Payment, payment_id) if is_text(payment_id) else None
     if payment is None or (payment.tenant, payment.principal) != (caller().tenant, caller().principal):
         abort(404, "You have no such payment.")
     return payment
