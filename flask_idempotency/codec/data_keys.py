@@ -22,7 +22,7 @@ from flask_idempotency.engine.errors import (
 )
 from flask_idempotency.engine.key import encode
 from flask_idempotency.engine.record import SealedBy
-from flask_idempotency.engine.upkeep import DataKey, DataKeys, KeyShelf
+from flask_idempotency.engine.upkeep import LARGEST_WRAPPED, DataKey, DataKeys, KeyShelf
 
 LONGEST_STEP: Final = 2**20
 """From one number of a tenant's data keys to the next. Two thousand rotations fit into 31 bits, and two keys that do not
@@ -124,6 +124,10 @@ class DataKeyring:
         key, number = self._randomness(KEY_BYTES), shelf.last + self._step()
         context = _context(tid, number, kid, shelf)
         wrapped = _asked(lambda: bytes(self._provider.wrap(kid, key, context=context)))
+        if len(wrapped) > LARGEST_WRAPPED:
+            raise KeysUnavailable(
+                f"the key provider wraps a key into {len(wrapped)} bytes; {LARGEST_WRAPPED} are allowed"
+            )
         # A provider that garbles keys must be found out before anything is sealed that nobody could open.
         if _asked(lambda: self._provider.unwrap(kid, wrapped, context=context)) != key:
             raise KeysUnavailable("the key provider did not unwrap what it had wrapped: it is not to be trusted")
@@ -145,6 +149,8 @@ class DataKeyring:
         return key
 
     def _unwrapped(self, tid: bytes, found: DataKey, shelf: KeyShelf) -> OpenKey:
+        if not KID.fullmatch(found.kid) or len(found.wrapped) > LARGEST_WRAPPED:
+            raise CorruptRecord("a wrapped data key in the store is none that this package wrote")
         context = _context(tid, found.number, found.kid, shelf)
         key = _asked(lambda: bytes(self._provider.unwrap(found.kid, found.wrapped, context=context)))
         if len(key) != KEY_BYTES:

@@ -92,10 +92,7 @@ class EncryptedCodec:
             raise CorruptRecord(
                 f"encrypted format {head[0] >> 4}, algorithm {head[0] & 15} is not known to this release"
             )
-        result = self._envelope.unwrap(self._decrypted(payload, payload.sealed_by, binding))
-        if result.status != payload.status:
-            raise CorruptRecord("the record and the answer in it have not the same status")
-        return result
+        return self._envelope.unwrap(self._decrypted(payload, payload.sealed_by, binding), stated=payload)
 
     def forget(self, key: StorageKey) -> None:
         self._data_keys.forget(key.tid)

@@ -31,11 +31,18 @@ VERSION: Final = 1
 COMPRESS_ABOVE: Final = 1024
 """Below this there is little to save, and compressing costs a tenth of what the store call costs."""
 
+LARGEST_HEAD: Final = 64 * 1024
+"""Bytes of status line and pairs. Servers and proxies refuse far less."""
+MOST_PAIRS: Final = 256
+LONGEST_REASON: Final = 512
+
 _HEADER = 5
 _TOMBSTONE = 1
+_BESIDE_BYTE_SIZE = len("201 ") + LONGEST_REASON + len("\r\n\r\n")
+"""What an answer takes more, before it is compressed, than `Result.byte_size` says."""
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FORBIDDEN = re.compile(r"[\r\n\0]")
-_STATUS_LINE = re.compile(r"([0-9]{3})(?: ([^\r\n\0]+))?")
+_STATUS_LINE = re.compile(r"([0-9]{3})(?: ([^\r\n\0]{1,512}))?")
 
 
 class EnvelopeCodec:
@@ -62,7 +69,7 @@ class EnvelopeCodec:
             raise CorruptRecord(
                 "the answer is encrypted, and this application has no key ring: set IDEMPOTENCY_KEY_RING"
             )
-        return self.unwrap(payload.data)
+        return self.unwrap(payload.data, stated=payload)
 
     def wrap(self, result: Result) -> bytes:
         """The envelope of this result. Raises `NotStorable`."""
@@ -73,10 +80,18 @@ class EnvelopeCodec:
         head = bytes((VERSION << 4 | method << 1 | (0 if result.kept else _TOMBSTONE),))
         return head + _checksum(head, content) + content
 
-    def unwrap(self, data: bytes) -> Result:
-        """The result in this envelope. Raises `CorruptRecord` unless it is exactly what `wrap` once made."""
+    def unwrap(self, data: bytes, *, stated: Payload | None = None) -> Result:
+        """The result in this envelope. Raises `CorruptRecord` unless it is exactly what `wrap` once made.
+
+        `stated` is what stands beside the envelope. It unfolds to no more than the size there, and has that size and status.
+        """
         if len(data) < _HEADER:
             raise CorruptRecord("the envelope is cut short")
+        limit = self._max_bytes
+        if stated is not None:
+            limit = min(limit, max(stated.byte_size, 0) + _BESIDE_BYTE_SIZE)
+        if len(data) > _HEADER + limit:
+            raise CorruptRecord("the envelope is longer than the record says")
         head, checksum, content = data[:1], data[1:_HEADER], data[_HEADER:]
         version, method, tombstone = head[0] >> 4, head[0] >> 1 & 7, head[0] & _TOMBSTONE
         if version != VERSION:
@@ -84,8 +99,11 @@ class EnvelopeCodec:
         if checksum != _checksum(head, content):
             raise CorruptRecord("the envelope's checksum is wrong")
         if method:
-            content = _reader(method).decompress(content, max_bytes=self._max_bytes)
-        return _read(content, kept=not tombstone)
+            content = _reader(method).decompress(content, max_bytes=limit)
+        result = _read(content, kept=not tombstone)
+        if stated is not None and (result.status, result.byte_size) != (stated.status, stated.byte_size):
+            raise CorruptRecord("the record and the answer in it have not the same status and size")
+        return result
 
     def _smaller(self, content: bytes) -> tuple[int, bytes]:
         if self._compression is not None and len(content) > COMPRESS_ABOVE:
@@ -110,6 +128,10 @@ def _written(result: Result) -> bytes:
         raise NotStorable(f"a status has three digits, and {result.status} has not")
     if not result.kept and result.body:
         raise NotStorable("a tombstone has no body")
+    if len(result.reason) > LONGEST_REASON or len(result.metadata) > MOST_PAIRS:
+        raise NotStorable(
+            f"the reason has more than {LONGEST_REASON} characters, or there are over {MOST_PAIRS} headers"
+        )
     lines = [f"{result.status:03d} {result.reason}" if result.reason else f"{result.status:03d}"]
     for name, value in result.metadata:
         if not _NAME.fullmatch(name):
@@ -121,14 +143,16 @@ def _written(result: Result) -> bytes:
         head = "\r\n".join(lines).encode("latin-1")
     except UnicodeEncodeError as error:
         raise NotStorable("the reason or a header contains a character that HTTP cannot carry") from error
+    if len(head) > LARGEST_HEAD:
+        raise NotStorable(f"the headers take {len(head)} bytes; {LARGEST_HEAD} are allowed")
     return b"%b\r\n\r\n%b" % (head, result.body)
 
 
 def _read(content: bytes, *, kept: bool) -> Result:
-    head, separator, body = content.partition(b"\r\n\r\n")
-    status_line, *lines = head.decode("latin-1").split("\r\n")
-    status = _STATUS_LINE.fullmatch(status_line)
-    if not separator or status is None or (body and not kept):
+    end = content.find(b"\r\n\r\n", 0, LARGEST_HEAD + 4)
+    status_line, *lines = content[: max(end, 0)].decode("latin-1").split("\r\n", MOST_PAIRS + 1)
+    body, status = content[end + 4 :], _STATUS_LINE.fullmatch(status_line)
+    if end < 0 or status is None or len(lines) > MOST_PAIRS or (body and not kept):
         raise CorruptRecord("the envelope does not hold an answer")
     metadata = tuple(map(_pair, lines))
     return Result(status=int(status[1]), reason=status[2] or "", metadata=metadata, body=body, kept=kept)

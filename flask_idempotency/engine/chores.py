@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
+
+LONGEST_REPORT: Final = 4000
+_LARGEST_NUMBER: Final = 2**53
 
 LONGEST_LOCK_SECONDS: Final = 2 * 3600.0
 """Nobody has a chore for as long: whoever does has taken it before the clock was set back."""
@@ -18,6 +22,21 @@ class Entry:
     """Seconds, by the store's clock."""
     report: str
     """JSON, at most 4,000 characters. Holds numbers and words of ours, and nothing of a key, tenant or body."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return what the report says. Empty for one that no release of ours wrote: nothing in it is believed."""
+        if len(self.report) > LONGEST_REPORT:
+            return {}
+        try:
+            facts = json.loads(self.report)
+        except (ValueError, RecursionError):
+            return {}
+        return facts if isinstance(facts, dict) else {}
+
+    def whole(self, name: str) -> int | None:
+        """Return this number of the report. None if it is not there, or larger than any number that a chore reports."""
+        found = self.facts().get(name)
+        return found if type(found) is int and abs(found) <= _LARGEST_NUMBER else None
 
 
 class ChoreBook(Protocol):

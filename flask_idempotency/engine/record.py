@@ -6,6 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
+from typing import Final
+
+LARGEST_PAYLOAD: Final = 65 * 1024 * 1024
+"""Bytes of `Payload.data`. Codecs make 64 MiB at most, and what sealing adds: what is longer was not stored by us."""
+
+LATEST: Final = 253_402_300_799.0
+"""The last second of the year 9999. A stored time behind it is damage, and no calendar can show it."""
 
 
 class State(Enum):

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.engine.record import Payload, Record
+
+LARGEST_WRAPPED: Final = 16 * 1024
+"""Bytes of a wrapped data key. A key of the ring makes 61, and key services make less than a thousand."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,13 +22,6 @@ class Heartbeat:
 def heartbeat(last: Mapping[str, Entry], *, store_now: float, host_now: float) -> Heartbeat:
     """What is to be written down now. The last one may be another host's: then a step is what tells the two apart."""
     skew_ms = round((store_now - host_now) * 1000)
-    before = _skew_ms(last.get("heartbeat"))
+    entry = last.get("heartbeat")
+    before = None if entry is None else entry.whole("skew_ms")
     return Heartbeat(skew_ms, stepped_ms=0 if before is None else skew_ms - before)
-
-
-def _skew_ms(entry: Entry | None) -> int | None:
-    try:
-        skew_ms = json.loads(entry.report)["skew_ms"] if entry is not None else None
-    except (ValueError, KeyError, TypeError):
-        return None  # another release's
-    return skew_ms if isinstance(skew_ms, int) else None

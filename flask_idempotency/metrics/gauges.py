@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -143,7 +142,5 @@ def _show(families: Mapping[str, GaugeMetricFamily], app: str, reading: Reading)
 
 
 def _skew(entry: Entry | None) -> float | None:
-    try:
-        return None if entry is None else json.loads(entry.report)["skew_ms"] / 1000
-    except (ValueError, KeyError, TypeError):
-        return None  # another release's
+    skew_ms = None if entry is None else entry.whole("skew_ms")
+    return None if skew_ms is None else skew_ms / 1000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -52,13 +51,5 @@ def stats(
         tenants=None if ledger is None else len(ledger.tenants()),
         chores=None
         if chores is None
-        else {chore: LastRun(entry.ago, _read(entry.report)) for chore, entry in chores.last().items()},
+        else {chore: LastRun(entry.ago, entry.facts()) for chore, entry in chores.last().items()},
     )
-
-
-def _read(report: str) -> Mapping[str, Any]:
-    try:
-        did = json.loads(report)
-    except ValueError:
-        return {}
-    return did if isinstance(did, dict) else {}

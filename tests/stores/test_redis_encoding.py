@@ -27,9 +27,7 @@ payloads = st.builds(
     status=st.integers(0, 65535),
     success=st.booleans(),
     byte_size=st.integers(0, 2**60),
-    sealed_by=st.none()
-    | st.just(ERASED)
-    | st.builds(SealedBy, kid=st.text(max_size=200), number=st.integers(0, 2**40)),
+    sealed_by=st.none() | st.just(ERASED) | st.builds(SealedBy, kid=st.text(max_size=60), number=st.integers(0, 2**40)),
 )
 
 
@@ -129,6 +127,8 @@ def test_bytes_of_the_scripts_are_made_again(
         replace(A_RECORD, about=About(principal="p" * (ABOUT_TEXT_BYTES + 1))),
         replace(A_RECORD, payload=Payload(b"", 200, True, 0, SealedBy("k", -1))),
         replace(A_RECORD, payload=Payload(b"", 200, True, 0, SealedBy("\ud800", 1))),
+        replace(A_RECORD, payload=Payload(b"", 200, True, 0, SealedBy("k" * 256, 1))),
+        replace(A_RECORD, deadline=253_402_300_800.0),
         replace(A_RECORD, state=State.QUARANTINED, reason="\ud800"),
         replace(A_RECORD, erased=True),
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import Final
@@ -53,8 +52,5 @@ def clock_step(book: ChoreBook) -> list[Finding]:
 
 
 def _stepped_seconds(entry: Entry | None) -> float | None:
-    try:
-        stepped = json.loads(entry.report)["stepped_ms"] if entry is not None else None
-    except (ValueError, KeyError, TypeError):
-        return None  # another release's
-    return stepped / 1000 if isinstance(stepped, int) else None
+    stepped = None if entry is None else entry.whole("stepped_ms")
+    return None if stepped is None else stepped / 1000

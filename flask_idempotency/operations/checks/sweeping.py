@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Final
 
@@ -59,7 +58,7 @@ def chores(last: Mapping[str, Entry], *, every: Mapping[str, float], patience: f
 
 def backlog(last: Mapping[str, Entry]) -> list[Finding]:
     """Whether a chore was cut short by its budget the last time."""
-    cut = sorted(chore for chore, entry in last.items() if _was_cut_short(entry))
+    cut = sorted(chore for chore, entry in last.items() if entry.facts().get("finished") is False)
     if not cut:
         return [Finding("backlog", Verdict.FINE, "Every chore came to its end the last time.")]
     text = f"The last run of {', '.join(cut)} had to end before its work did: there is more to do than its interval allows."
@@ -68,10 +67,3 @@ def backlog(last: Mapping[str, Entry]) -> list[Finding]:
         + (", or let it remove more in a second (IDEMPOTENCY_EXPIRE_RATE)." if "expire" in cut else ".")
     )
     return [Finding("backlog", Verdict.ADVICE, text, remedy)]
-
-
-def _was_cut_short(entry: Entry) -> bool:
-    try:
-        return json.loads(entry.report)["finished"] is False
-    except (ValueError, KeyError, TypeError):
-        return False  # another release's

@@ -12,7 +12,7 @@ from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import ERASED, Payload, Record, State
 from flask_idempotency.engine.upkeep import Answer, Page
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.record import decode, payload_bytes, tid_of
+from flask_idempotency.stores.redis.record import LARGEST_BYTES, decode, payload_bytes, tid_of
 from flask_idempotency.stores.redis.scan import BATCH, Scan
 from flask_idempotency.stores.redis.server import Server, corrupt
 from flask_idempotency.stores.redis.shelf import Erasures, refused_for_want_of_a_key
@@ -74,7 +74,8 @@ class RedisAnswers:
             keys = list(group)
             now, *found = self._server.run(scripts.SURVEY, keys)
             for key, size, data in zip(keys, found[::2], found[1::2], strict=True):
-                answer = _answer(key, data, now)
+                # One that is too long is told as corrupt by a claim. It is not read here.
+                answer = _answer(key, data, now) if size <= LARGEST_BYTES else None
                 if answer is not None:
                     yield _Glanced(key, size, now, answer)
 

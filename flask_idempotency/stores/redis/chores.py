@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from flask_idempotency.engine.chores import LONGEST_LOCK_SECONDS, Entry
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.server import Server, corrupt
+from flask_idempotency.stores.redis.server import Server, corrupt, whole_number
 
 
 class RedisChores:
@@ -25,7 +25,7 @@ class RedisChores:
     def last(self) -> Mapping[str, Entry]:
         now, told = self._server.run(scripts.NOTES, (layout.NOTES,))
         notes = dict(zip(told[::2], told[1::2], strict=True))
-        return {chore.decode(): _entry(note, now) for chore, note in notes.items()}
+        return {_name(chore): _entry(note, now) for chore, note in notes.items()}
 
     def take(self, chore: str, token: bytes, *, lease: float) -> bool:
         longest = microseconds(LONGEST_LOCK_SECONDS)
@@ -49,10 +49,15 @@ class RedisExpiry:
 
 
 def _entry(note: bytes, now: int) -> Entry:
-    at, space, report = note.partition(b" ")
-    if not space or not at.isdigit():
-        raise corrupt()
+    at, _, report = note.partition(b" ")
     try:
-        return Entry(max(now - int(at), 0) / 1_000_000, report.decode())
+        return Entry(max(now - whole_number(at), 0) / 1_000_000, report.decode())
+    except UnicodeDecodeError as error:
+        raise corrupt() from error
+
+
+def _name(chore: bytes) -> str:
+    try:
+        return chore.decode()
     except UnicodeDecodeError as error:
         raise corrupt() from error

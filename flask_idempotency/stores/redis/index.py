@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import floor
 from typing import Any, Final
 
 from flask_idempotency.stores.redis import layout
@@ -12,7 +13,9 @@ from flask_idempotency.stores.redis.server import Server
 PARTITIONS_AT_ONCE: Final = 128
 """Asked in one round trip: eight are all of them, and each is over in a fraction of a millisecond."""
 
-EVERYTHING: Final = "+inf"
+FIRST: Final = -(2**53)
+LAST: Final = 2**53
+"""Scores are milliseconds. An entry outside of these, an infinite one say, was not written by us, and is never met."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -36,7 +39,7 @@ class Index:
         self._key = key
 
     def page(
-        self, *, after: bytes, limit: int, upto: int | str = EVERYTHING, only: int | None = None
+        self, *, after: bytes, limit: int, upto: int = LAST, only: int | None = None
     ) -> tuple[list[Entry], bytes | None]:
         """Up to `limit` entries with scores up to this one, of one partition if it is named, and where the next begins."""
         begin, end = (0, layout.PARTITIONS) if only is None else (only, only + 1)
@@ -52,22 +55,22 @@ class Index:
         """The entries with the lowest scores of all partitions, none of them above this one."""
         heads = list[Entry]()
         for chunk in _chunks(0, layout.PARTITIONS):
-            told = self._server.ask_all([self._range(partition, "-inf", upto, 1) for partition in chunk])
+            told = self._server.ask_all([self._range(partition, FIRST, upto, 1) for partition in chunk])
             heads += _entries(chunk, told)
         # No other partition has one of them: as many entries stand before its first.
         chosen = [head.partition for head in sorted(heads, key=_by_score)[:limit]]
-        told = self._server.ask_all([self._range(partition, "-inf", upto, limit) for partition in chosen])
+        told = self._server.ask_all([self._range(partition, FIRST, upto, limit) for partition in chosen])
         return sorted(_entries(chosen, told), key=_by_score)[:limit]
 
     def all(self, partitions: Sequence[int]) -> list[Entry]:
         """Everything that these partitions' indexes name."""
-        told = self._server.ask_all([self._range(partition, "-inf", EVERYTHING, -1) for partition in partitions])
+        told = self._server.ask_all([self._range(partition, FIRST, LAST, -1) for partition in partitions])
         return list(_entries(partitions, told))
 
-    def _chunk(self, begin: int, end: int, limit: int, upto: int | str) -> tuple[list[Entry], Entry]:
+    def _chunk(self, begin: int, end: int, limit: int, upto: int) -> tuple[list[Entry], Entry]:
         """Of some partitions that nothing was read of yet. They are counted first: most have nothing to read."""
         chunk = next(_chunks(begin, end))
-        counts = self._server.ask_all([("ZCOUNT", self._key(partition), "-inf", upto) for partition in chunk])
+        counts = self._server.ask_all([("ZCOUNT", self._key(partition), FIRST, upto) for partition in chunk])
         wanted, following, cut = dict[int, int](), chunk.stop, -1
         for partition, count in zip(chunk, counts, strict=True):
             if limit == 0:
@@ -77,23 +80,24 @@ class Index:
                 wanted[partition] = min(count, limit)
                 limit -= wanted[partition]
                 cut = partition if wanted[partition] < count else -1
-        told = self._server.ask_all([self._range(each, "-inf", upto, count) for each, count in wanted.items()])
+        told = self._server.ask_all([self._range(each, FIRST, upto, count) for each, count in wanted.items()])
         entries = list(_entries(list(wanted), told))
         if entries and entries[-1].partition == cut:
             return entries, entries[-1]
         return entries, Entry(following, 0, b"")
 
-    def _rest(self, place: Entry, limit: int, upto: int | str) -> tuple[list[Entry], Entry]:
+    def _rest(self, place: Entry, limit: int, upto: int) -> tuple[list[Entry], Entry]:
         """Of a partition that a page has ended in."""
-        passed = self._server.ask("ZCOUNT", self._key(place.partition), place.score, place.score)
+        # Scores of ours are whole. One that is not must not keep the page where it is for ever.
+        passed = self._server.ask("ZCOUNT", self._key(place.partition), place.score, f"({place.score + 1}")
         told = self._server.ask_all([self._range(place.partition, place.score, upto, limit + passed)])
         entries = list(_entries([place.partition], told))
-        fresh = [entry for entry in entries if entry > place]
+        fresh = sorted(entry for entry in entries if entry > place)
         if len(entries) < limit + passed and len(fresh) <= limit:
             return fresh, Entry(place.partition + 1, 0, b"")
         return fresh[:limit], fresh[:limit][-1] if fresh else place
 
-    def _range(self, partition: int, least: int | str, most: int | str, count: int) -> tuple[bytes | str | int, ...]:
+    def _range(self, partition: int, least: int, most: int, count: int) -> tuple[bytes | str | int, ...]:
         return "ZRANGEBYSCORE", self._key(partition), least, most, "WITHSCORES", "LIMIT", 0, count
 
 
@@ -116,7 +120,7 @@ def _entries(partitions: Sequence[int], told: Sequence[Any]) -> Iterator[Entry]:
         paired = bool(answer) and not isinstance(answer[0], bytes)
         pairs = answer if paired else zip(answer[::2], answer[1::2], strict=True)
         for name, score in pairs:
-            yield Entry(partition, int(float(score)), name)
+            yield Entry(partition, floor(float(score)), name)
 
 
 def _by_score(entry: Entry) -> int:

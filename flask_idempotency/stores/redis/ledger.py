@@ -9,9 +9,14 @@ from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, window_of
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.scan import BATCH, Scan
-from flask_idempotency.stores.redis.server import Server, corrupt
+from flask_idempotency.stores.redis.server import Server, corrupt, whole_number
 
 _TOTALS, _WINDOW, _LIMITS, _BUCKET = (layout.FIELDS[name].encode() for name in ("TOTALS", "WINDOW", "LIMITS", "BUCKET"))
+
+_LIMITS_BYTES = 200
+"""Six numbers with commas between them."""
+_LONGEST_WINDOW = 1e10
+"""Seconds: three hundred years."""
 
 
 class RedisLedger:
@@ -117,13 +122,20 @@ def limits_of(quota: Quota) -> tuple[int | str, int | str, int | str, int | str,
 
 
 def _read(text: bytes) -> Quota:
+    fault = CorruptRecord("the limits that Redis holds for a tenant cannot be read: set them again")
+    if len(text) > _LIMITS_BYTES:
+        raise fault
+    parts = text.split(b",")
+    if len(parts) != 6:
+        raise fault
     try:
-        *limits, count, _, seconds = (part or None for part in text.decode().split(","))
-        records, stored, in_flight = (None if limit is None else int(limit) for limit in limits)
-        rate = None if count is None or seconds is None else NewKeys(int(count), float(seconds))
-    except ValueError as error:
-        raise CorruptRecord("the limits that Redis holds for a tenant cannot be read: set them again") from error
-    return Quota(records, stored, in_flight, rate)
+        records, stored, in_flight, count, _ = (whole_number(part) if part else None for part in parts[:5])
+        seconds = float(parts[5]) if parts[5] else None
+    except (ValueError, CorruptRecord) as error:
+        raise fault from error
+    if seconds is not None and not 0 < seconds < _LONGEST_WINDOW:
+        raise fault
+    return Quota(records, stored, in_flight, None if count is None or seconds is None else NewKeys(count, seconds))
 
 
 def _numbered(prefix: bytes, fields: Mapping[bytes, bytes]) -> Iterator[tuple[int, bytes]]:
@@ -131,14 +143,14 @@ def _numbered(prefix: bytes, fields: Mapping[bytes, bytes]) -> Iterator[tuple[in
     for field, text in fields.items():
         number = field.removeprefix(prefix)
         if field.startswith(prefix) and number.isdigit():
-            yield int(number), text
+            yield whole_number(number), text
 
 
 def _counts(text: bytes, count: int) -> list[int]:
     parts = text.split(b" ")
-    if len(parts) != count or not all(part.isdigit() for part in parts):
+    if len(parts) != count:
         raise corrupt()
-    return [int(part) for part in parts]
+    return [whole_number(part) for part in parts]
 
 
 def _new_keys(length: int, window: bytes, now: int) -> int:

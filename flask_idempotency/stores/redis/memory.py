@@ -23,7 +23,7 @@ from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.record import about_bytes
 from flask_idempotency.stores.redis.scripts import Script
-from flask_idempotency.stores.redis.server import Call, Server, corrupt
+from flask_idempotency.stores.redis.server import Call, Server, corrupt, whole_number
 
 AfterLoss: TypeAlias = Literal["refuse", "hold", "run"]
 
@@ -260,7 +260,7 @@ def _part(answer: Sequence[Any]) -> _Part:
         process,
         store_id.decode("utf-8", "replace"),
         laid_out.decode("utf-8", "replace"),
-        int(lost) / 1000 if lost else None,
-        int(opened) / 1000 if opened else None,
+        whole_number(lost) / 1000 if lost else None,
+        whole_number(opened) / 1000 if opened else None,
         bool(noticed),
     )

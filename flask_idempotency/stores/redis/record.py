@@ -27,16 +27,34 @@ from __future__ import annotations
 
 from struct import Struct
 from struct import error as StructError
+from typing import Final
 
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.key import TID_BYTES
-from flask_idempotency.engine.record import About, OnLapse, Payload, Record, SealedBy, State
+from flask_idempotency.engine.record import (
+    LARGEST_PAYLOAD,
+    LATEST,
+    About,
+    OnLapse,
+    Payload,
+    Record,
+    SealedBy,
+    State,
+)
 
 TOKEN_BYTES = 16
 FINGERPRINT_BYTES = 17
 ABOUT_TEXT_BYTES = 65536
 """What fits of each text about a request. A principal is the application's and may be a whole token or worse: for an
 auditor its beginning will do, and to refuse the payment for its sake would not."""
+
+KID_BYTES: Final = 255
+"""Of the id of a key: the data keys beside the records have one byte for this length."""
+LARGEST_BYTES: Final = LARGEST_PAYLOAD + 8 * ABOUT_TEXT_BYTES
+"""Of a whole record. `lua/record.lua` has the same number."""
+_LENGTH_BYTES: Final = 9
+"""Of a length: as many as `lua/length.lua` reads, and enough for 63 bits. A longer one takes quadratic time to read."""
+_LATEST_MS: Final = int(LATEST) * 1000
 
 _CUT = "…".encode()
 _FORMAT = 1
@@ -59,8 +77,8 @@ def payload_bytes(payload: Payload) -> bytes:
     if payload.sealed_by is None:
         return _length(payload.byte_size) + b"\0" + payload.data
     by, kid = payload.sealed_by, payload.sealed_by.kid.encode()
-    if by.number < 0:
-        raise ValueError("a data key's number that is below zero does not fit")
+    if by.number < 0 or len(kid) > KID_BYTES:
+        raise ValueError("a data key's number that is below zero, or a key's id that is too long, does not fit")
     return b"".join((_length(payload.byte_size), _length(by.number + 1), _length(len(kid)), kid, payload.data))
 
 
@@ -118,6 +136,8 @@ def _encode(record: Record, tid: bytes) -> bytes:
         duration = round(record.completed_at * 1000) - requested
         if record.state is State.COMPLETED and deadline < requested + duration:
             raise ValueError("a life that ends before it began does not fit")
+    if max(requested + duration, deadline) > _LATEST_MS:
+        raise ValueError("a time behind the year 9999 does not fit")
     takeover = record.on_lapse is OnLapse.TAKEOVER
     first = _FORMAT << 5 | NUMBERS[record.state] << 3 | takeover << 2 | success << 1 | record.counted
     about = about_bytes(record.about)
@@ -138,8 +158,8 @@ def _encode(record: Record, tid: bytes) -> bytes:
 
 
 def _decode(data: bytes, now: float) -> Record:
-    if len(data) < _HEADER.size:
-        raise CorruptRecord("the record in Redis is cut short")
+    if not _HEADER.size <= len(data) <= LARGEST_BYTES:
+        raise CorruptRecord("the record in Redis is cut short, or longer than any that we write")
     first, token, fence, attempt, fingerprint, requested, ends, took, status, _, about_size = _HEADER.unpack_from(data)
     if first >> 5 != _FORMAT:
         raise CorruptRecord(f"record format {first >> 5} is not known to this release")
@@ -147,6 +167,8 @@ def _decode(data: bytes, now: float) -> Record:
     tail = _HEADER.size + int.from_bytes(about_size, "big")
     requested_ms, deadline_ms = int.from_bytes(requested, "big"), int.from_bytes(ends, "big")
     completed_ms, deadline = requested_ms + int.from_bytes(took, "big"), deadline_ms / 1000
+    if completed_ms > _LATEST_MS or deadline_ms > _LATEST_MS:
+        raise CorruptRecord("a time in the record in Redis is behind the year 9999")
     if state is State.COMPLETED and deadline_ms < completed_ms:
         raise CorruptRecord("the answer in Redis ended before it was there")
     completed_at = payload = None
@@ -154,7 +176,7 @@ def _decode(data: bytes, now: float) -> Record:
     if state is State.QUARANTINED:
         size, at = _read_length(data, tail)
         start = at + size
-        if start > len(data):
+        if size > ABOUT_TEXT_BYTES or start > len(data):
             raise CorruptRecord("the reason of the quarantine in Redis is cut short")
         reason = reason_of(data[at:start])
     if state is State.COMPLETED or (state is State.QUARANTINED and start < len(data)):
@@ -186,8 +208,8 @@ def _payload(data: bytes, at: int, status: int, success: bool) -> Payload:
     number, start = _read_length(data, start)
     size, start = _read_length(data, start)
     end = start + size
-    if end > len(data):
-        raise CorruptRecord("the record in Redis is cut short")
+    if size > KID_BYTES or end > len(data):
+        raise CorruptRecord("the record in Redis is cut short, or the id of its key is too long")
     return Payload(data[end:], status, success, byte_size, SealedBy(data[start:end].decode(), number - 1))
 
 
@@ -197,6 +219,8 @@ def _about(data: bytes, end: int) -> About:
     for _ in range(4):
         size, start = _read_length(data, at)
         at = start + size
+        if size > ABOUT_TEXT_BYTES or at > end:
+            raise CorruptRecord("a text in the record in Redis is longer than the record says")
         texts.append(data[start:at].decode("utf-8", "surrogatepass"))
     if at != end:
         raise CorruptRecord("the record in Redis is not put together as this release does it")
@@ -235,12 +259,19 @@ def _length(number: int) -> bytes:
 
 
 def _read_length(data: bytes, at: int) -> tuple[int, int]:
-    """The number at this place and where it ends."""
+    """Return the number at this place and where it ends. Raise `CorruptRecord` for one that `_length` did not write.
+
+    The scripts compare a payload byte by byte with what is written anew, so there is one spelling of each number.
+    """
     number = data[at]
     if number < 128:
         return number, at + 1
-    number, shift = number & 127, 7
+    number, shift, last = number & 127, 7, at + _LENGTH_BYTES - 1
     while data[at := at + 1] > 127:
+        if at == last:
+            raise CorruptRecord("a length in the record in Redis is longer than any that we write")
         number |= (data[at] & 127) << shift
         shift += 7
+    if data[at] == 0:
+        raise CorruptRecord("a length in the record in Redis is not written as this release does it")
     return number | data[at] << shift, at + 1

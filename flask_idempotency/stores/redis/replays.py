@@ -12,7 +12,7 @@ from zlib import crc32
 from flask_idempotency.engine.clock import Clock, store_time
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import Record
+from flask_idempotency.engine.record import Record, State
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.breaker import Breaker
@@ -186,11 +186,13 @@ def _withdrawn(fence: int) -> bytes:
 
 
 def _opened(key: StorageKey, sealed: bytes) -> Record:
+    if len(sealed) > LARGEST_BYTES:
+        raise CorruptRecord("it is longer than anything that is kept here")
     data = sealed[:-_SUM_BYTES]
     if sealed[-_SUM_BYTES:] != _sum(key, data):
         raise CorruptRecord("it is not what was put there, or was put there for another key")
     record = decode(data, now=0.0)
-    if record.payload is None:
+    if record.payload is None or record.state is not State.COMPLETED:
         raise CorruptRecord("it is not completed")
     return record
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from flask_idempotency.engine.clock import Clock
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
@@ -13,6 +13,8 @@ from flask_idempotency.stores.redis.lines import RETRIES, UNREACHABLE, Command, 
 from flask_idempotency.stores.redis.replication import Replication, reply_seconds_of
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.topology import primaries
+
+_DIGITS: Final = 20
 
 
 class Call(NamedTuple):
@@ -150,6 +152,16 @@ class Server:
         if "WRONGTYPE" in str(error):
             return corrupt()
         return StoreUnavailable(f"Redis cannot decide ({type(error).__name__})")
+
+
+def whole_number(text: object) -> int:
+    """Return the number in this text. Raise `CorruptRecord` for what is not one to 20 ASCII digits.
+
+    Python takes quadratic time for thousands of digits, and refuses them with an error of its own.
+    """
+    if not isinstance(text, bytes) or not 0 < len(text) <= _DIGITS or not text.isdigit():
+        raise corrupt()
+    return int(text)
 
 
 def corrupt() -> CorruptRecord:

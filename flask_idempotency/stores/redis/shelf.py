@@ -11,13 +11,12 @@ from typing import Any
 
 from flask_idempotency.engine.errors import CorruptRecord, DataKeyGone
 from flask_idempotency.engine.record import Record
-from flask_idempotency.engine.upkeep import DataKey, KeyShelf
+from flask_idempotency.engine.upkeep import LARGEST_WRAPPED, DataKey, KeyShelf
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.scan import Scan
-from flask_idempotency.stores.redis.server import Server, corrupt
+from flask_idempotency.stores.redis.server import Server, corrupt, whole_number
 
 _ID_BYTES = 16
-_DIGITS = 20
 _LAST, _SHRED, _CLOSED = (layout.FIELDS[name].encode() for name in ("LAST", "SHRED", "CLOSED"))
 
 _log = logging.getLogger("flask_idempotency")
@@ -33,7 +32,7 @@ class RedisShelf:
     def shelf(self, tid: bytes) -> KeyShelf:
         now, store, fields = self._look(tid)
         keys = tuple(_key(number, fields, now) for number in _numbers(fields))
-        return KeyShelf(store, keys, _number(fields.get(_LAST, b"0")))
+        return KeyShelf(store, keys, whole_number(fields.get(_LAST, b"0")))
 
     def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
         kid = key.kid.encode()
@@ -122,9 +121,9 @@ def told(record: Record, erasure: bytes | None) -> Record:
     destroyed, _, erased_at = erasure.partition(b" ")
     by = record.payload.sealed_by
     if by is None:
-        erased = round(record.requested_at * 1000) * 1000 <= _number(erased_at)
+        erased = round(record.requested_at * 1000) * 1000 <= whole_number(erased_at)
     else:
-        erased = by.number <= _number(destroyed)
+        erased = by.number <= whole_number(destroyed)
     return replace(record, erased=True) if erased else record
 
 
@@ -144,22 +143,17 @@ def _numbers(fields: Mapping[bytes, bytes]) -> list[bytes]:
 
 def _key(number: bytes, fields: Mapping[bytes, bytes], now: int) -> DataKey:
     closed = fields.get(_CLOSED + number)
-    closed_for = None if closed is None else (now - _number(closed)) / 1_000_000
-    return DataKey(_number(number), *_kid_and_wrapped(fields[number]), closed_for)
+    closed_for = None if closed is None else (now - whole_number(closed)) / 1_000_000
+    return DataKey(whole_number(number), *_kid_and_wrapped(fields[number]), closed_for)
 
 
 def _kid_and_wrapped(kept: bytes) -> tuple[str, bytes]:
     if not kept or len(kept) < 1 + kept[0]:
         raise corrupt()
     end = 1 + kept[0]
+    if len(kept) > end + LARGEST_WRAPPED:
+        raise corrupt()
     try:
         return kept[1:end].decode(), kept[end:]
     except UnicodeDecodeError as error:
         raise corrupt() from error
-
-
-def _number(text: bytes) -> int:
-    # Of thousands of digits Python makes no number, and none of ours has more than a few.
-    if not text.isdigit() or len(text) > _DIGITS:
-        raise corrupt()
-    return int(text)

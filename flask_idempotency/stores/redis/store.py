@@ -11,7 +11,7 @@ from flask_idempotency.engine.key import TID_BYTES, StorageKey
 from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, OverQuota, Replayed, Unknown
 from flask_idempotency.engine.ports import StoreOutcome
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.record import OnLapse, Payload, Record, State
+from flask_idempotency.engine.record import LATEST, OnLapse, Payload, Record, State
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.redis import layout, scripts
@@ -129,7 +129,7 @@ class RedisStore:
                 return Replayed(self._trusted(keys, data, now, *erasure))
             case [b"IN-FLIGHT", left]:
                 return InFlight(retry_after=left / 1_000_000)
-            case [b"MISMATCHED", first_seen]:
+            case [b"MISMATCHED", first_seen] if first_seen <= LATEST * 1000:
                 return Mismatched(first_seen=first_seen / 1000)
             case [b"UNKNOWN", reason]:
                 return Unknown(reason_of(reason))

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from flask_idempotency.engine.chores import Entry
+from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.sql import chore_statements, expiry_statements
 from flask_idempotency.stores.sql.database import Database
@@ -38,6 +39,8 @@ class SqlChores:
     def last(self) -> Mapping[str, Entry]:
         parameters = {"now": self._now()}
         found = self._database.run(lambda connection: connection.execute(self._sent.last, parameters).all())
+        if not all(isinstance(row.ago, int) and isinstance(row.report, str) for row in found):
+            raise CorruptRecord("what the database holds of a janitor's last run cannot be read")
         return {row.name: Entry(max(row.ago, 0) / 1_000_000, row.report) for row in found}
 
     def take(self, chore: str, token: bytes, *, lease: float) -> bool:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from sqlalchemy import Connection
 
-from flask_idempotency.engine.upkeep import DataKey, KeyShelf
+from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.upkeep import LARGEST_WRAPPED, DataKey, KeyShelf
 from flask_idempotency.stores.sql import key_statements
 from flask_idempotency.stores.sql.database import Database, together
 from flask_idempotency.stores.sql.dialects import Dialect
 from flask_idempotency.stores.sql.identity import IDENTITY_BYTES, nameless, spelt
+
+_log = logging.getLogger("flask_idempotency")
 
 
 class SqlDataKeys:
@@ -28,7 +32,10 @@ class SqlDataKeys:
         if not found:
             raise nameless()
         keys = tuple(_key(row) for row in found if row.number is not None)
-        return KeyShelf(spelt(found[0].store), keys, found[0].last)
+        store, last = found[0].store, found[0].last
+        if not isinstance(store, int) or not isinstance(last, int):
+            raise CorruptRecord("the database's own number, or a tenant's last data key, cannot be read: restore it")
+        return KeyShelf(spelt(store), keys, last)
 
     def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
         if len(store) != IDENTITY_BYTES:
@@ -63,7 +70,7 @@ class SqlDataKeys:
     def others(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
         parameters = {"my_kid": kid, "now": self._now()}
         found = self._database.take_time(lambda connection: connection.execute(self._sent.other_keys, parameters).all())
-        return [(row.tid, _key(row)) for row in found]
+        return list(_readable(found))
 
     def destroy(self, tid: bytes) -> int:
         parameters = {"my_tid": tid, "now": self._now()}
@@ -105,5 +112,28 @@ class _Sent:
 
 
 def _key(row: Any) -> DataKey:
-    closed_for = None if row.closed_for is None else row.closed_for / 1_000_000
-    return DataKey(row.number, row.kid, row.wrapped, closed_for)
+    numbers = (row.number, *(() if row.closed_for is None else (row.closed_for,)))
+    fits = (
+        isinstance(row.kid, str) and isinstance(row.wrapped, bytes) and all(isinstance(each, int) for each in numbers)
+    )
+    if not fits or len(row.wrapped) > LARGEST_WRAPPED:
+        raise CorruptRecord(
+            "a data key in the database cannot be read: restore it, or the answers it has sealed are lost"
+        )
+    return DataKey(row.number, row.kid, row.wrapped, None if row.closed_for is None else row.closed_for / 1_000_000)
+
+
+def _readable(rows: Iterable[Any]) -> Iterator[tuple[bytes, DataKey]]:
+    """Yield the data keys that can be read, with their tenants. Log how many cannot."""
+    unreadable = 0
+    for row in rows:
+        try:
+            yield row.tid, _key(row)
+        except CorruptRecord:
+            unreadable += 1
+    if unreadable:
+        _log.error(
+            "%d data keys in the database cannot be read and were passed over: restore them, or the answers that they have "
+            "sealed are lost",
+            unreadable,
+        )

@@ -16,14 +16,14 @@ _READ: Final = text("SELECT value FROM idempotency_facts WHERE name = 'store'")
 def identity(connection: Connection) -> bytes:
     """The same eight bytes for as long as the database lives. Raises `ConfigurationError` where it has none."""
     found = connection.scalar(_READ)
-    if found is None:
+    if not isinstance(found, int):
         raise nameless()
     return spelt(found)
 
 
 def spelt(number: int) -> bytes:
     # Signed: an operator may have chosen it.
-    return int(number).to_bytes(IDENTITY_BYTES, "big", signed=True)
+    return number.to_bytes(IDENTITY_BYTES, "big", signed=True)
 
 
 def nameless() -> ConfigurationError:

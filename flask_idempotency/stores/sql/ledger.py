@@ -8,6 +8,7 @@ from typing import Final
 
 from sqlalchemy import Connection
 
+from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.stores.sql import completions, ledger_statements
 from flask_idempotency.stores.sql.completing import entry
@@ -40,6 +41,8 @@ class SqlLedger:
         )
         if found is None:
             return Quota()
+        if not all(each is None or (isinstance(each, int) and each >= 0) for each in found):
+            raise CorruptRecord("the limits that the database holds for a tenant cannot be read: set them again")
         return Quota(found.records, found.bytes, found.in_flight, rate(found.new_keys, found.window))
 
     def limit(self, tid: bytes, quota: Quota) -> None:

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.record import CORRUPT, About, OnLapse, Payload, Record, SealedBy, State
+from flask_idempotency.engine.record import (
+    CORRUPT,
+    LARGEST_PAYLOAD,
+    LATEST,
+    About,
+    OnLapse,
+    Payload,
+    Record,
+    SealedBy,
+    State,
+)
 from flask_idempotency.stores.sql.schema import (
     COMPLETED,
     FAILED,
@@ -21,6 +31,11 @@ from flask_idempotency.stores.sql.schema import QUARANTINE as QUARANTINE_ON_LAPS
 
 TOKEN_BYTES: Final = 16
 FINGERPRINT_BYTES: Final = 17
+KID_LETTERS: Final = 255
+
+_BIG: Final = 2**63 - 1
+_LATEST_US: Final = int(LATEST) * 1_000_000
+_LARGEST_STATUS: Final = 2**15 - 1
 
 _STATES: Final = {
     PROCESSING: State.PROCESSING,
@@ -119,10 +134,16 @@ def row_of(columns: Sequence[Any]) -> Row:
     check_standing(row.state, row.token, row.completed_at, row.expires_at)
     if row.on_lapse not in _RULES or not _is_bytes(row.fingerprint, FINGERPRINT_BYTES):
         raise CorruptRecord("the row's rule or its fingerprint is none of ours")
-    numbers = row.fence, row.attempt, row.requested_at, row.counted, row._deadline
-    texts = row.tenant, row.principal, row.method, row.operation
-    if not (all(isinstance(number, int) for number in numbers) and all(isinstance(text, str) for text in texts)):
-        raise CorruptRecord("the row holds something else than numbers and texts where those belong")
+    if not (_is_number(row.fence, _BIG) and _is_number(row.attempt, _BIG) and _is_number(row.counted, 1)):
+        raise CorruptRecord("the row's fence or its attempt is no number of ours")
+    times = row.requested_at, row._deadline, *(each for each in (row.completed_at, row.expires_at) if each is not None)
+    if not all(_is_number(time, _LATEST_US) for time in times):
+        raise CorruptRecord("the row holds a time that is none, or lies behind the year 9999")
+    texts = row.tenant, row.principal, row.method, row.operation, *(() if row.reason is None else (row.reason,))
+    if not all(isinstance(text, str) for text in texts):
+        raise CorruptRecord("the row holds something else than texts where those belong")
+    if not _is_payload(row):
+        raise CorruptRecord("the row holds an answer of a size or a status that no answer has")
     if row.state in (COMPLETED, FAILED) and not _has_answer(row):
         raise CorruptRecord("the row says that it is completed, and holds no answer")
     if row.state == QUARANTINED and row.reason == CORRUPT and not _has_answer(row):
@@ -172,6 +193,21 @@ def _follows(later: object, earlier: object) -> bool:
     return isinstance(later, int) and isinstance(earlier, int) and earlier <= later
 
 
+def _is_number(value: object, most: int) -> bool:
+    return isinstance(value, int) and 0 <= value <= most
+
+
+def _is_payload(row: Row) -> bool:
+    """Whether each part of an answer that is there can be a part of one."""
+    answer: object = row.answer
+    return (
+        (answer is None or (isinstance(answer, bytes) and len(answer) <= LARGEST_PAYLOAD))
+        and (row.status is None or _is_number(row.status, _LARGEST_STATUS))
+        and (row.byte_size is None or _is_number(row.byte_size, _BIG))
+        and (row.succeeded is None or isinstance(row.succeeded, int))
+    )
+
+
 def _is_bytes(value: object, size: int) -> bool:
     return isinstance(value, bytes) and len(value) == size
 
@@ -179,7 +215,7 @@ def _is_bytes(value: object, size: int) -> bool:
 def _names_its_key(row: Row) -> bool:
     if row.key_id is None and row.data_key is None:
         return True
-    return isinstance(row.key_id, str) and isinstance(row.data_key, int)
+    return isinstance(row.key_id, str) and len(row.key_id) <= KID_LETTERS and _is_number(row.data_key, _BIG)
 
 
 def _has_answer(row: Row) -> bool:

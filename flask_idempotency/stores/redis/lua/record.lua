@@ -7,6 +7,8 @@
 
 local PROCESSING, COMPLETED, QUARANTINED = 1, 2, 3
 local FORMAT, HEADER = 1, 77
+-- In bytes and in ms, as in record.py: what is longer, or ends behind the year 9999, was not written by us.
+local LARGEST, LATEST = 68681728, 253402300799000
 
 -- In microseconds. What follows is straight code where it can be: to make a function takes every script a while.
 local now = tonumber(ARGV[1])
@@ -27,7 +29,7 @@ end
 -- What every script on a record looks at; the rest stays in `bytes`. nil for what this release did not write: also an
 -- answer whose life ended before it began. One flipped bit makes such a deadline, and the payment would run again.
 local function parsed(bytes)
-  if #bytes < HEADER + 3 then
+  if #bytes < HEADER + 3 or #bytes > LARGEST then
     return nil
   end
   local first = string.byte(bytes, 1)
@@ -37,7 +39,7 @@ local function parsed(bytes)
   local head = HEADER + 3 + a * 65536 + b * 256 + c
   local d1, d2, d3, d4, d5, d6 = string.byte(bytes, 49, 54)
   local deadline = ((((d1 * 256 + d2) * 256 + d3) * 256 + d4) * 256 + d5) * 256 + d6
-  if math.floor(first / 32) ~= FORMAT or state == 0 or #bytes < head then
+  if math.floor(first / 32) ~= FORMAT or state == 0 or #bytes < head or deadline > LATEST then
     return nil
   end
   if state == COMPLETED then
