@@ -8,10 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from flask_idempotency.engine.outcome import Grant
 from flask_idempotency.engine.request import ClaimRequest
+
+RISK: Final = (
+    'run `flask idempotency redis ack --reason "…"` when you have found out why. It risks that requests whose records were '
+    "lost run a second time if their clients retry them"
+)
+"""The one command that lets new keys run after a loss, and what it risks. People read it in every log line and report."""
 
 
 class Loss(Enum):

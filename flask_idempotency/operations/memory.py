@@ -14,11 +14,12 @@ from flask_idempotency.operations.refusal import Refused
 from flask_idempotency.operations.spelling import span
 
 _STATUS: Final = "`flask idempotency redis status`"
-_ACK: Final = "`flask idempotency redis ack`"
+_ACK: Final = '`flask idempotency redis ack --reason "…"`'
 _BEFORE: Final = (
     "Find out what happened, see to it that what was lost does not come back and serve, and look who is at work "
     "(`flask idempotency list --state processing`)"
 )
+_RISK: Final = "It risks that requests whose records were lost run a second time if their clients retry them."
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +93,10 @@ def _missing(standing: Standing) -> tuple[str, str]:
         text = "Nothing says that it was ever made ready: it is new, or was emptied."
         return (
             text,
-            f"If this Redis is new: `flask idempotency redis init`. If it held keys before, it was emptied: {_ACK}.",
+            f"If this Redis is new: `flask idempotency redis init`. If it held keys before, it was emptied: {_ACK}. {_RISK}",
         )
     text = f"{lacking} of its {parts} parts lack what it was made ready with: they were emptied, and all keys in them are gone."
-    return text, f"{_BEFORE}; then: {_ACK}."
+    return text, f"{_BEFORE}; then: {_ACK}. {_RISK}"
 
 
 def _changed(standing: Standing, *, after_loss: str, runs: bool) -> tuple[str, str]:
@@ -108,7 +109,7 @@ def _changed(standing: Standing, *, after_loss: str, runs: bool) -> tuple[str, s
     if runs:
         return f"{text} New keys run again since.", f"Look at what was lost, and say that somebody has: {_ACK}."
     itself = " New keys run by themselves when that time is over." if after_loss == "hold" else ""
-    return text, f"{_BEFORE}; then: {_ACK}.{itself}"
+    return text, f"{_BEFORE}; then: {_ACK}. {_RISK}{itself}"
 
 
 def initialise(memory: Memory, unsettled: Unsettled | None) -> Initialised:

@@ -144,7 +144,8 @@ _ROWS = (
         title="Idempotency records may have been forgotten",
         detail=(
             "The service cannot tell whether this request was carried out before, because it has lost some of its records. "
-            "Nothing was done now. Send it again later with the same key."
+            "Nothing was done now. Send it again later with the same key. The operator of the service lets it run with "
+            "`flask idempotency redis ack`, at the risk that requests whose records were lost run a second time."
         ),
         guide=(
             "The service does not know this key, and has lost keys that it should know: its store was restarted, failed over "

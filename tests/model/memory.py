@@ -14,7 +14,19 @@ def looked_at(rules: Rules, memory: Memory, world: World) -> Memory:
     same = memory.server[0] == world.server[0] if by_process else memory.server == world.server
     if same or memory.canary != "ours" or "no server is compared" in rules.broken:
         return memory
+    if rules.lossless and restarted_whole(rules, world):
+        return memory._replace(server=world.server)
     return Memory("ours", world.server, lost=world.losses, acknowledged=False)
+
+
+def restarted_whole(rules: Rules, world: World) -> bool:
+    """Whether what a server tells of itself proves that it goes on with all that the one before had.
+
+    A process that was promoted tells so. One that started with older files tells when it started.
+    """
+    promoted = world.server[1] != world.memory.server[1] and "a promotion passes for a restart" not in rules.broken
+    older = world.old_files and not rules.quick and "the age of the files is not compared" not in rules.broken
+    return not (promoted or older)
 
 
 def refuses(rules: Rules, world: World) -> tuple[bool, World]:
@@ -90,6 +102,23 @@ def accidents(rules: Rules, world: World) -> Iterator[tuple[str, World]]:
         case "mistaken":
             foreign = Kept(memory=Memory("foreign"))
             yield "another store is asked", after._replace(kept=foreign, aside=world.kept, ended=world.ended)
+        case "restarted":
+            # What was not noticed before is not noticed for this.
+            server = world.server[0] + 2, world.server[1]
+            noticed = world.memory.server == world.server
+            yield (
+                "the store restarts, and keeps everything",
+                world._replace(losses=after.losses, server=server, old_files=world.old_files and not noticed),
+            )
+        case "older files":
+            if world.replica is None:
+                yield "its files are copied", world._replace(replica=world.kept)
+                return
+            server = world.server[0] + 2, world.server[1]
+            yield (
+                "the store restarts with the copy",
+                after._replace(kept=world.replica, replica=None, server=server, old_files=True),
+            )
         case "set back":
             if world.replica is None:
                 yield "a copy gets no further than this", world._replace(replica=world.kept)
@@ -105,6 +134,8 @@ def accidents(rules: Rules, world: World) -> Iterator[tuple[str, World]]:
 def acknowledgements(rules: Rules, world: World) -> Iterator[tuple[str, World]]:
     """By an operator, or by time."""
     memory = looked_at(rules, world.memory, world)
+    if rules.unattended:
+        return
     if (memory.acknowledged and memory.canary == "ours") or memory.canary == "foreign" or world.late:
         return
     # A resolver that has said that nothing happened did not know of an owner who was forgotten.

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 Effects: TypeAlias = Literal["plain", "marked", "deduplicated", "transactional"]
-Accident: TypeAlias = Literal["wiped", "set back", "mistaken"]
-"""The store forgets everything; another server goes on with a copy of any age; another store is asked in its place."""
+Accident: TypeAlias = Literal["wiped", "set back", "mistaken", "restarted", "older files"]
+"""The store forgets everything; another server goes on with a copy of any age; another store is asked in its place; the store
+restarts and keeps everything; it restarts with a copy of its files of any age."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,12 @@ class Rules:
     """Whether a person may free a key whose owner may be alive."""
     accidents: tuple[Accident, ...] = ()
     """What befalls the store, in this order, each at any time or never."""
+    lossless: bool = False
+    """Whether the store was seen to lose nothing in a restart."""
+    unattended: bool = False
+    """Whether no operator ever acknowledges a loss."""
+    quick: bool = False
+    """Whether files are put back as fast as a restart takes."""
     unknown: Literal["refuse", "hold", "run"] = "refuse"
     """What becomes of keys that the store does not know after a loss: until an operator acknowledges it, or for a while."""
     hasty: bool = False

@@ -25,6 +25,9 @@ WIPED, SET_BACK, MISTAKEN = (
 TWICE = replace(PLAIN, workers=2, accidents=("set back", "set back"))
 MARKED_SET_BACK = replace(MARKED, workers=2, accidents=("set back",))
 DEDUPLICATED_SET_BACK = replace(DEDUPLICATED, workers=2, accidents=("set back",))
+KEPT = replace(PLAIN, workers=2, lossless=True, accidents=("restarted",))
+OLDER = replace(KEPT, accidents=("older files",))
+MARKED_KEPT = replace(KEPT, effects="marked")
 LATE = replace(PLAIN, workers=2, packets=True)
 FREED = replace(PLAIN, workers=1, forced=True)
 
@@ -36,6 +39,19 @@ ROWS = {
     "plain, wiped and set back": replace(TWICE, accidents=("wiped", "set back")),
     "plain, set back and wiped": replace(TWICE, accidents=("set back", "wiped")),
     "plain, set back twice, keys with their time": replace(TWICE, timed="well"),
+    "plain, restarted": KEPT,
+    "plain, restarted twice": replace(KEPT, accidents=("restarted", "restarted")),
+    "plain, restarted and wiped": replace(KEPT, accidents=("restarted", "wiped")),
+    "plain, restarted with late packets": replace(KEPT, packets=True),
+    "plain, set back and restarted": replace(KEPT, accidents=("set back", "restarted")),
+    "plain, older files": OLDER,
+    "plain, older files and restarted": replace(KEPT, accidents=("older files", "restarted")),
+    "plain, restarted and older files": replace(KEPT, accidents=("restarted", "older files")),
+    "marked, restarted": MARKED_KEPT,
+    "marked, restarted twice": replace(MARKED_KEPT, accidents=("restarted", "restarted")),
+    "marked, older files": replace(MARKED_KEPT, accidents=("older files",)),
+    "deduplicated, restarted": replace(KEPT, effects="deduplicated"),
+    "deduplicated, older files": replace(OLDER, effects="deduplicated"),
     "plain, late packets": replace(LATE, workers=3),
     "plain, late packets, wiped": replace(LATE, accidents=("wiped",)),
     "plain, late packets, set back": replace(LATE, accidents=("set back",)),
@@ -73,6 +89,8 @@ NEEDED: dict[str, Protocol] = {
     "mark after a loss": MARKED_SET_BACK,
     "release after a loss": replace(MARKED_SET_BACK, workers=3, attended=False),
     "complete after a loss": DEDUPLICATED_SET_BACK,
+    "the age of the files is not compared": OLDER,
+    "a promotion passes for a restart": replace(KEPT, accidents=("set back",)),
     "what is ended is forgotten": LATE,
     "only what is abandoned is remembered": LATE,
 }
@@ -124,6 +142,17 @@ def test_not_both_of_these_can_be_left_out(rules: tuple[str, str]) -> None:
     assert explored(replace(NEEDED_TOGETHER[rules], broken=frozenset(rules))).violation
 
 
+@pytest.mark.parametrize("row", ("plain, restarted", "marked, restarted", "deduplicated, restarted"))
+def test_after_a_restart_that_loses_nothing_nobody_has_to_look(row: str) -> None:
+    """
+    There is no state from which only an operator leads to the end; without the proof there is.
+    """
+    alone = replace(ROWS[row], unattended=True)
+
+    assert "" == explored(alone).violation
+    assert "no way leads to the end" == explored(replace(alone, lossless=False)).violation
+
+
 @pytest.mark.parametrize(
     ("protocol", "violation"),
     (
@@ -132,6 +161,7 @@ def test_not_both_of_these_can_be_left_out(rules: tuple[str, str]) -> None:
         (replace(SET_BACK, hasty=True), "the effect happened twice"),
         (replace(SET_BACK, careless=True), "the effect happened twice"),
         (replace(SET_BACK, timed="fast"), "the effect happened twice"),
+        (replace(OLDER, quick=True), "the effect happened twice"),
         (replace(WIPED, faithful=False), "two different answers were given"),
     ),
     ids=(
@@ -140,6 +170,7 @@ def test_not_both_of_these_can_be_left_out(rules: tuple[str, str]) -> None:
         "a loss that is acknowledged before every owner has its record again",
         "a loss that is acknowledged while what was done is still retried",
         "a client whose clock is fast by more than the skew",
+        "files that are put back as fast as a restart takes, where nobody is left who was granted what they lack",
         "a resolver that answers otherwise than the owner would have",
     ),
 )

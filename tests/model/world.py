@@ -68,6 +68,8 @@ class World(NamedTuple):
     """How far the copy has got from which the next server begins. None: it gets as far as it will later."""
     aside: Kept | None = None
     """What the right store keeps while another stands in its place."""
+    old_files: bool = False
+    """Whether this server began with files that are older than a restart takes. Its clock says so."""
     losses: int = 0
     janitor: Record | None = None
     """What a janitor has read, and will act on."""

@@ -10,6 +10,7 @@ from tests.mutants.mutant import Mutant
 REFUSED: Final = "tests/stores/test_redis_memory.py"
 RESTORED: Final = "tests/stores/test_redis_restored.py"
 SERVERS: Final = "tests/stores/test_redis_handed_over.py"
+RESTARTED: Final = "tests/stores/test_redis_restarted.py"
 OWNERS: Final = "tests/engine/test_forgotten.py"
 ON: Final = "valkey-9.1"
 
@@ -29,6 +30,80 @@ IN_MEMORY: Final = (
         by="elseif false then",
         killed_by=(f"{SERVERS}::test_a_restart_is_noticed_though_nothing_is_lost[{ON}]",),
         harm="What a fail-over has lost runs again.",
+    ),
+    Mutant(
+        name="memory-restart-that-loses-nothing-waits-for-a-person",
+        file="flask_idempotency/stores/redis/lua/notice.lua",
+        replaced="verdict == 'whole' and",
+        by="false and",
+        killed_by=(f"{RESTARTED}::test_it_is_enough_that_somebody_looks[{ON}]",),
+        harm="After each planned restart no payment runs until a person has looked.",
+    ),
+    Mutant(
+        name="memory-restart-of-a-careless-server-is-accepted",
+        file="flask_idempotency/stores/redis/lossless.py",
+        replaced='rule == ("yes", "always", "no") and ',
+        by="",
+        killed_by=(f"{RESTARTED}::test_a_server_that_was_told_to_be_careless_is_looked_at[{ON}-appendfsync everysec]",),
+        harm="What a crash has lost runs again, where the configuration file is stricter than the server was.",
+    ),
+    Mutant(
+        name="memory-restart-from-a-snapshot-is-accepted",
+        file="flask_idempotency/stores/redis/memory.py",
+        replaced="proof.since_start\n            and ",
+        by="",
+        killed_by=(f"{RESTARTED}::test_what_was_started_from_a_snapshot_is_looked_at[{ON}]",),
+        harm="A Redis that was started without its append-only file runs again what came since its last snapshot.",
+    ),
+    Mutant(
+        name="memory-restart-with-older-files-is-accepted",
+        file="flask_idempotency/stores/redis/lossless.py",
+        replaced="<= DOWN_SECONDS",
+        by="< float('inf')",
+        killed_by=(f"{RESTARTED}::test_files_that_are_older_than_a_restart_takes_are_looked_at[{ON}-late]",),
+        harm="A backup is put back, and all payments since then run again.",
+    ),
+    Mutant(
+        name="memory-restart-before-the-last-look-is-accepted",
+        file="flask_idempotency/stores/redis/lossless.py",
+        replaced="-_CLOCK_SECONDS <=",
+        by="-1e9 <=",
+        killed_by=(
+            f"{RESTARTED}::test_files_that_are_older_than_a_restart_takes_are_looked_at[{ON}-the clock was set back]",
+        ),
+        harm="After the clock was set back an old backup passes for a restart.",
+    ),
+    Mutant(
+        name="memory-restart-without-own-fences-is-accepted",
+        file="flask_idempotency/stores/redis/memory.py",
+        replaced="and not any(\n                self._granted",
+        by="and not any(\n                False and self._granted",
+        killed_by=(f"{RESTARTED}::test_a_copy_that_lacks_what_this_process_was_granted_is_looked_at[{ON}]",),
+        harm="A payment that this worker made runs again, though the worker knows that its record is missing.",
+    ),
+    Mutant(
+        name="memory-restart-beside-a-loss-is-accepted",
+        file="flask_idempotency/stores/redis/memory.py",
+        replaced="and all(self._kind(part) in (FINE, ACKNOWLEDGED) for part in parts)",
+        by="",
+        killed_by=(f"{RESTARTED}::test_what_an_owner_has_to_put_back_is_a_loss[{ON}]",),
+        harm="An owner has found its record missing, and the other parts of the same file are trusted.",
+    ),
+    Mutant(
+        name="memory-restart-of-a-copied-server-is-accepted",
+        file="flask_idempotency/stores/redis/lossless.py",
+        replaced="copies == (0, 0) and",
+        by="True and",
+        killed_by=(f"{RESTARTED}::test_a_server_that_had_a_replica_is_looked_at[{ON}]",),
+        harm="A replica that lagged is started in the place of its primary, and what it lacks runs again.",
+    ),
+    Mutant(
+        name="memory-restart-in-doubt-is-an-outage",
+        file="flask_idempotency/stores/redis/store.py",
+        replaced='raise self.memory.lost(b"changed", noticed=False)',
+        by='raise StoreUnavailable("in doubt")',
+        killed_by=(f"{RESTARTED}::test_a_restart_that_nobody_can_judge_is_no_outage[{ON}]",),
+        harm="Where requests run while the store is away, a key that may have been forgotten runs.",
     ),
     Mutant(
         name="memory-primary-comes-back-unnoticed",

@@ -36,7 +36,7 @@ def test_a_restart_is_noticed_though_nothing_is_lost(start_redis: StartRedis, ki
     """
     Nobody can tell that nothing is: what was written last may not have reached the disk.
     """
-    server = start_redis(kind, "--appendonly", "yes", "--appendfsync", "always")
+    server = start_redis(kind, "--appendonly", "yes", "--appendfsync", "everysec")
     with closing(RedisStore(server.url, rules=RULES)) as store:
         store.memory.initialise()
         key = a_key()

@@ -55,6 +55,10 @@ FIELDS: Final[Mapping[str, str]] = {
     "LOST": "lost",
     "OPEN": "open",
     "BEFORE": "before",
+    # Which process was seen to lose nothing that it has answered; and in partition 0 `milliseconds process`: when that was
+    # last looked at.
+    "LOSSLESS": "lossless",
+    "LOOKED": "looked",
     "STORE": "id",
     # Of a ledger. `records bytes lowest-edge` of all buckets; before the length of a window of new keys, in microseconds,
     # its `number count`; `records,bytes,in-flight,new-keys,microseconds,seconds` as the operator has set them, empty where

@@ -13,14 +13,16 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any, Final, Literal, TypeAlias
 
-from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, MemoryLost
-from flask_idempotency.engine.memory import Loss, Standing
+from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, MemoryLost, StoreUnavailable
+from flask_idempotency.engine.memory import RISK, Loss, Standing
 from flask_idempotency.engine.outcome import Grant
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.stores.durations import microseconds
-from flask_idempotency.stores.redis import layout, scripts
+from flask_idempotency.stores.redis import layout, lossless, scripts
+from flask_idempotency.stores.redis.lossless import Proof
 from flask_idempotency.stores.redis.record import about_bytes
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.server import Call, Server, corrupt, whole_number
@@ -34,10 +36,10 @@ ACKNOWLEDGED: Final = "acknowledged"
 _log = logging.getLogger("flask_idempotency")
 
 _TEXTS: Final = {
-    Loss.MISSING: "this Redis was emptied, or never made ready: flask idempotency redis status says what to do",
+    Loss.MISSING: "this Redis was emptied, or never made ready. If it is new, run `flask idempotency redis init`. If it held "
+    f"keys, {RISK}",
     Loss.FOREIGN: "this Redis is another store than IDEMPOTENCY_STORE_ID names, or is laid out for another one",
-    Loss.CHANGED: "this Redis was restarted, failed over or restored, and may have forgotten this key: flask idempotency "
-    "redis status says what to do",
+    Loss.CHANGED: f"this Redis was restarted, failed over or restored, and may have forgotten this key; {RISK}",
 }
 
 
@@ -72,6 +74,9 @@ class _Part:
     lost: float | None
     open: float | None
     noticed: bool
+    fence: int
+    doubted: str
+    """The process that kept it before a restart that nobody has judged. Else empty."""
 
 
 class RedisMemory:
@@ -83,11 +88,31 @@ class RedisMemory:
         after = str(round(rules.hold * 1000)) if rules.after_loss == "hold" else rules.after_loss
         told = rules.store_id or "", rules.layout, after, str(round((rules.clock_skew or 0) * 1000))
         self._expected = tuple(text.encode() for text in told)
+        self._granted = lossless.granted_in(lossless.place(server.client))
+        self._next_look = float("inf")
 
     def arguments(self, request: ClaimRequest) -> tuple[bytes | int, ...]:
         """What the claim of a key that is unknown is judged by."""
         born = None if self.rules.clock_skew is None else request.born
         return *self._expected, b"" if born is None else int(born * 1000)
+
+    def granted(self, request: ClaimRequest, grant: Grant) -> None:
+        """Remember what this process was granted: a Redis that lacks it after a restart has lost something."""
+        self._granted.note(layout.number(request.key.tid), era=grant.era, fence=grant.fence)
+
+    def look(self) -> None:
+        """Note whether this Redis still loses nothing, if the last look was some time ago. Never fails."""
+        now = monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + lossless.LOOK_SECONDS
+        with suppress(IdempotencyError):
+            self._note(lossless.proof(self._server))
+
+    def judge(self) -> None:
+        """Accept a restart that lost nothing, or note a loss. Never fails: what was not judged stays in doubt."""
+        with suppress(IdempotencyError):
+            self._parts()
 
     def lost(self, loss: bytes, *, noticed: bool) -> MemoryLost:
         """Why a key was refused that is not known. The first to notice has all the other partitions looked at."""
@@ -169,6 +194,8 @@ class RedisMemory:
                 raise ConfigurationError(
                     "Somebody else has made this Redis ready at the same moment: look at its status."
                 )
+            # A restart that loses nothing may come before the next look.
+            self.judge()
         return chosen
 
     def acknowledge(self, *, forced: bool = False, seen: Standing | None = None) -> Standing:
@@ -227,11 +254,42 @@ class RedisMemory:
         return Loss.CHANGED.value
 
     def _parts(self) -> list[_Part]:
-        parts = [_part(answer) for answer in self._everywhere(scripts.NOTICE)]
+        proof = lossless.proof(self._server)
+        parts = self._noticed(proof)
+        if any(part.doubted for part in parts):
+            parts = self._noticed(proof, *self._verdict(parts, proof))
+            if any(part.doubted for part in parts):
+                raise StoreUnavailable("Redis restarted while it was asked what it remembers")
+        self._note(proof)
         if self.rules.after_loss == "run" and self.rules.store_id is None:
             return parts
         # Some process ran what it did not know, and named what it found empty as it had to.
         return [replace(part, store_id="") if part.store_id == UNNAMED else part for part in parts]
+
+    def _noticed(self, proof: Proof, verdict: str = "", before: str = "") -> list[_Part]:
+        return [_part(told) for told in self._everywhere(scripts.NOTICE, *self._all(proof.process, verdict, before))]
+
+    def _verdict(self, parts: Sequence[_Part], proof: Proof) -> tuple[str, str]:
+        """Whether a restart lost nothing, and which process was there before it. See lossless.py."""
+        now, look = self._server.run(scripts.LOOK, (layout.memory_in(0),), b"?")
+        milliseconds, _, before = look.decode().partition(" ")
+        whole = (
+            proof.since_start
+            and before not in ("", proof.process)
+            and lossless.started_soon_after(int(milliseconds) / 1000, now=now / 1_000_000, uptime=proof.uptime)
+            and all(part.doubted in ("", before) for part in parts)
+            # Redis writes one file, in one order: what is lost of one part may be lost of all.
+            and all(self._kind(part) in (FINE, ACKNOWLEDGED) for part in parts)
+            and not any(
+                self._granted.is_missing(at, era=round((part.lost or 0) * 1000), fence=part.fence)
+                for at, part in enumerate(parts)
+            )
+        )
+        return ("whole" if whole else "lost"), before
+
+    def _note(self, proof: Proof) -> None:
+        self._server.run(scripts.LOOK, (layout.memory_in(0),), proof.stamp)
+        self._next_look = monotonic() + lossless.LOOK_SECONDS if proof.process else float("inf")
 
     def _everywhere(self, script: Script, *arguments: Sequence[str]) -> list[Any]:
         """What this script returns of every partition: each is given its own of these arguments, in their order."""
@@ -254,7 +312,7 @@ class RedisMemory:
 
 
 def _part(answer: Sequence[Any]) -> _Part:
-    now, process, store_id, laid_out, lost, opened, noticed = answer
+    now, process, store_id, laid_out, lost, opened, noticed, fence, doubted = answer
     return _Part(
         int(now) / 1_000_000,
         process,
@@ -263,4 +321,6 @@ def _part(answer: Sequence[Any]) -> _Part:
         whole_number(lost) / 1000 if lost else None,
         whole_number(opened) / 1000 if opened else None,
         bool(noticed),
+        int(fence) if fence.isdigit() else 0,
+        doubted.decode() if doubted else "",
     )

@@ -56,6 +56,7 @@ LONGEST = _load("longest")
 
 RESTORE = _load("writing", "process", "restore")
 NOTICE = _load("process", "notice")
+LOOK = _load("process", "look")
 INITIALISE = _load("process", "initialise")
 ACKNOWLEDGE = _load("process", "acknowledge")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -104,10 +105,11 @@ class RedisStore:
             )
         if self._eviction.possible:
             self._eviction.refuse_claims()
+        self.memory.look()
         keys, tries = layout.keys(request.key), Tries()
-        answer = self._server.run(
-            scripts.CLAIM if quota is None else scripts.COUNTED_CLAIM,
-            (*keys, layout.given_up(request.key, token)),
+        script = scripts.CLAIM if quota is None else scripts.COUNTED_CLAIM
+        concerned = *keys, layout.given_up(request.key, token)
+        arguments = (
             layout.name(keys),
             token,
             request.fingerprint,
@@ -116,15 +118,20 @@ class RedisStore:
             microseconds(lease),
             *self.memory.arguments(request),
             *(() if quota is None else limits_of(quota)),
-            tries=tries,
         )
+        answer = self._server.run(script, concerned, *arguments, tries=tries)
+        if answer == [b"DOUBT"]:
+            self.memory.judge()
+            answer = self._server.run(script, concerned, *arguments, tries=tries)
         if tries.repeated and answer[:1] not in ([b"CLAIMED"], [b"REPLAYED"]):
             # The first one may arrive yet, when this key is free: nobody would do its work. What is known is known either way.
             with suppress(LeaseLost, StoreUnavailable):
                 self.release(request.key, token)
         match answer:
             case [b"CLAIMED", fence, attempt, left, era]:
-                return Claimed(Grant(token, fence, attempt, left / 1_000_000, era))
+                grant = Grant(token, fence, attempt, left / 1_000_000, era)
+                self.memory.granted(request, grant)
+                return Claimed(grant)
             case [b"REPLAYED", data, now, *erasure]:
                 return Replayed(self._trusted(keys, data, now, *erasure))
             case [b"IN-FLIGHT", left]:
@@ -137,6 +144,9 @@ class RedisStore:
                 return OverQuota(limit.decode(), int(allowed), left / 1_000_000, window / 1_000_000 if window else None)
             case [b"FORGOTTEN", loss, noticed]:
                 raise self.memory.lost(loss, noticed=bool(noticed))
+            case [b"DOUBT"]:
+                # Redis is there: this is no outage, and the request must not run unprotected.
+                raise self.memory.lost(b"changed", noticed=False)
             case [b"GIVEN-UP"]:
                 raise StoreUnavailable("this claim came after it was given up")
             case _:
@@ -153,8 +163,9 @@ class RedisStore:
 
     def release(self, key: StorageKey, token: bytes) -> None:
         keys = layout.keys(key)
-        told = (*keys, layout.given_up(key, token)), layout.name(keys), token, GIVEN_UP_MS
-        answer = self._server.run(scripts.RELEASE, *told)
+        answer = self._as_owner(
+            scripts.RELEASE, (*keys, layout.given_up(key, token)), layout.name(keys), token, GIVEN_UP_MS
+        )
         if answer != b"ABSENT":
             _settled(answer)
 
@@ -173,7 +184,14 @@ class RedisStore:
 
     def _run(self, script: Script, key: StorageKey, *arguments: bytes | int) -> Any:
         keys = layout.keys(key)
-        return self._server.run(script, keys, layout.name(keys), *arguments)
+        return self._as_owner(script, keys, layout.name(keys), *arguments)
+
+    def _as_owner(self, script: Script, keys: Sequence[bytes], *arguments: bytes | int) -> Any:
+        answer = self._server.run(script, keys, *arguments)
+        if answer == b"DOUBT":
+            self.memory.judge()
+            answer = self._server.run(script, keys, *arguments)
+        return answer
 
     def _trusted(self, keys: layout.Keys, data: bytes, now: int, erasure: bytes | None = None) -> Record:
         try:
@@ -190,6 +208,8 @@ def _settled(answer: bytes) -> None:
             return
         case b"ABSENT":
             raise LeaseLost("the record is gone")
+        case b"DOUBT":
+            raise StoreUnavailable("Redis restarted, and nobody could tell yet whether it lost this claim")
         case b"LOST":
             raise LeaseLost("the record belongs to somebody else, or is completed")
         case _:

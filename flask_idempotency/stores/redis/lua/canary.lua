@@ -6,7 +6,7 @@
 
 local expected, laid_out, after, skew, born = ARGV[8], ARGV[9], ARGV[10], tonumber(ARGV[11]), tonumber(ARGV[12])
 
-local memory = redis.call('HMGET', KEYS[4], FENCE, STORE_ID, LAYOUT, PROCESS, LINE, LOST, OPEN, BEFORE)
+local memory = redis.call('HMGET', KEYS[4], FENCE, STORE_ID, LAYOUT, PROCESS, LINE, LOST, OPEN, BEFORE, LOSSLESS)
 local process, line, changed = handed_over(memory[4], memory[5])
 local last_before = tonumber(memory[8]) or 0
 local now_ms, since, open, loss, noticed = math.floor(now / 1000), tonumber(memory[6]), tonumber(memory[7]), nil, 0
@@ -27,6 +27,9 @@ if not remembered.named then
   end
 elseif (expected ~= '' and memory[2] ~= expected) or memory[3] ~= laid_out then
   loss = 'foreign'
+elseif changed and after ~= 'run' and memory[9] and memory[9] == memory[4] then
+  -- This may be a restart that lost nothing. A client looks at it, and notice.lua then accepts it or notes a loss.
+  return { 'DOUBT' }
 elseif changed then
   since, last_before, is_written = note_loss(KEYS[4], process, line, remembered)
   noticed = is_written and 1 or 0

@@ -8,7 +8,7 @@
 --   6 tid and about, 7 lease in microseconds, 8 to 12 as in canary.lua; with a quota also 13 records, 14 bytes, 15 in flight,
 --   16 new keys, each '' when unlimited, and 17 the microseconds in which those may come
 -- Returns {'CLAIMED', fence, attempt, lease left, when memory was last lost in ms} | {'REPLAYED', record, now, erasure or nothing}
---       | {'IN-FLIGHT', lease left} | {'MISMATCHED', first seen in ms} | {'UNKNOWN', reason} | {'CORRUPT'} | {'GIVEN-UP'}
+--       | {'IN-FLIGHT', lease left} | {'MISMATCHED', first seen in ms} | {'UNKNOWN', reason} | {'CORRUPT'} | {'GIVEN-UP'} | {'DOUBT'}
 --       | {'OVER-QUOTA', limit, allowed, room in, window}; other times in microseconds
 
 local name, token, fingerprint, takeover, tid_and_about, lease =

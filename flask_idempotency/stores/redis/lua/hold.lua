@@ -1,7 +1,7 @@
 -- Quarantines a record on its owner's word.
 --
 -- ARGV: 3 token, 4 reason with its length before it
--- Returns 'DONE' | 'ABSENT' | 'LOST' | 'CORRUPT'
+-- Returns 'DONE' | 'ABSENT' | 'LOST' | 'DOUBT' | 'CORRUPT'
 
 local name, token, reason = ARGV[2], ARGV[3], ARGV[4]
 

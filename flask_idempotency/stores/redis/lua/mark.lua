@@ -1,7 +1,7 @@
 -- From now on a lapse quarantines this record.
 --
 -- ARGV: 3 token
--- Returns 'DONE' | 'ABSENT' | 'LOST' | 'CORRUPT'
+-- Returns 'DONE' | 'ABSENT' | 'LOST' | 'DOUBT' | 'CORRUPT'
 
 local token = ARGV[3]
 

@@ -1,9 +1,13 @@
 -- What a record's owner may do to it, whatever the state of the server.
 
+-- Set where `superseded` cannot tell before a client has looked at this process: see notice.lua.
+local in_doubt = false
+
 -- Whether somebody may have taken this record over, and been forgotten: it was granted before the memory was lost.
 local function superseded(record)
-  local memory = redis.call('HMGET', KEYS[4], STORE_ID, PROCESS, LINE, BEFORE)
+  local memory = redis.call('HMGET', KEYS[4], STORE_ID, PROCESS, LINE, BEFORE, LOSSLESS)
   local _, _, changed = handed_over(memory[2], memory[3])
+  in_doubt = changed and memory[5] and memory[5] == memory[2]
   return not memory[1] or changed or number(record.bytes, 18, 24) <= (tonumber(memory[4]) or 0)
 end
 
@@ -21,7 +25,7 @@ local function owned(token)
     return nil, 'ABSENT'
   end
   if record.token ~= token or (record.takeover and record.state ~= COMPLETED and superseded(record)) then
-    return nil, 'LOST'
+    return nil, in_doubt and 'DOUBT' or 'LOST'
   end
   return record
 end

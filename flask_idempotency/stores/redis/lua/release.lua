@@ -3,7 +3,7 @@
 --
 -- KEYS: 8 that the token was given up
 -- ARGV: 3 token, 4 for how many milliseconds to remember that
--- Returns 'DONE' | 'ABSENT' | 'LOST' | 'CORRUPT'
+-- Returns 'DONE' | 'ABSENT' | 'LOST' | 'DOUBT' | 'CORRUPT'
 
 local name, token, remembered = ARGV[2], ARGV[3], ARGV[4]
 

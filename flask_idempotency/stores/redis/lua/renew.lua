@@ -1,7 +1,7 @@
 -- Lets a lease end later, never sooner.
 --
 -- ARGV: 3 token, 4 lease in microseconds
--- Returns 'DONE' | 'ABSENT' | 'LOST' | 'CORRUPT'
+-- Returns 'DONE' | 'ABSENT' | 'LOST' | 'DOUBT' | 'CORRUPT'
 
 local name, token, lease = ARGV[2], ARGV[3], tonumber(ARGV[4])
 

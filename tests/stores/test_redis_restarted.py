@@ -1,0 +1,305 @@
+"""A Redis that restarts and has lost nothing needs no person; one that may have lost something does. On real servers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+
+from example_app.servers import RedisServer
+from flask_idempotency.engine.outcome import InFlight, Replayed
+from flask_idempotency.engine.record import OnLapse, State
+from flask_idempotency.stores.redis import layout, lossless
+from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing.contract.examples import (
+    KEEP,
+    LEASE,
+    PAYLOAD,
+    a_key,
+    a_request,
+    a_token,
+    found,
+    granted,
+    stand,
+)
+from tests.services import REDIS_KINDS, StartRedis, connect
+from tests.stores.forgetting import RULES, claim, refused
+from tests.stores.owners import WRITES
+
+ALWAYS = ("--appendonly", "yes", "--appendfsync", "always")
+TENANT = a_key().tid
+
+
+def key() -> Any:
+    """All in one partition: what is forgotten of one concerns the others."""
+    return a_key(tid=TENANT)
+
+
+@pytest.fixture(name="server", params=REDIS_KINDS)
+def flushing_server(request: pytest.FixtureRequest, start_redis: StartRedis) -> RedisServer:
+    return start_redis(request.param, *ALWAYS)
+
+
+@pytest.fixture(name="store")
+def ready_store(server: RedisServer) -> Iterator[RedisStore]:
+    with closing(RedisStore(server.url, rules=RULES)) as store:
+        store.memory.initialise()
+        yield store
+
+
+def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on a store knows nothing of what others were granted."""
+    monkeypatch.setattr(lossless, "_granted", {})
+
+
+def killed(server: RedisServer) -> None:
+    server.kill()
+    server.restart()
+
+
+def put_aside(server: RedisServer) -> Callable[[], None]:
+    """Copy what is on the disk now. Returns how to put it back in place of what is there then."""
+    aside = server.folder.parent / f"{server.folder.name}-aside"
+    shutil.copytree(server.folder, aside, ignore=lambda _, names: [name for name in names if "sock" in name])
+
+    def put_back() -> None:
+        server.kill()
+        for path in server.folder.glob("appendonly*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in aside.glob("appendonly*"):
+            copy = shutil.copytree if path.is_dir() else shutil.copy
+            copy(path, server.folder / path.name)
+        shutil.rmtree(aside)
+        server.restart()
+
+    return put_back
+
+
+@pytest.mark.parametrize("restart", (killed, RedisServer.restart), ids=("killed", "shut down"))
+@pytest.mark.parametrize("after_loss", ("refuse", "hold"))
+def test_a_restart_that_loses_nothing_needs_nobody(
+    server: RedisServer, store: RedisStore, restart: Callable[[RedisServer], None], after_loss: Any
+) -> None:
+    """
+    Twice in a row, for the process that was there and for a new one; and nothing is left of it to look at.
+    """
+    done, running = key(), key()
+    before = store.memory.standing()
+    token = stand(store, FrozenClock(), done, "in flight")
+    store.complete(done, token, PAYLOAD, keep=KEEP)
+    granted(claim(store, running))
+    for _ in range(2):
+        restart(server)
+        granted(claim(store, key()))
+    restart(server)
+
+    with closing(RedisStore(server.url, rules=replace(RULES, after_loss=after_loss))) as other:
+        granted(claim(other, key()))
+        assert isinstance(claim(other, done), Replayed)
+        assert isinstance(claim(other, running), InFlight)
+        assert before.losses_so_far == other.memory.standing().losses_so_far
+
+
+def test_it_is_enough_that_somebody_looks(server: RedisServer, store: RedisStore) -> None:
+    before = store.memory.standing()
+    killed(server)
+
+    assert before.losses_so_far == store.memory.standing().losses_so_far
+
+
+@pytest.mark.parametrize("verb", sorted(WRITES))
+def test_an_owner_goes_on_after_a_restart_that_loses_nothing(server: RedisServer, store: RedisStore, verb: str) -> None:
+    """
+    Also where others could have taken over: nobody can have done so in what was forgotten, for nothing was.
+    """
+    mine, token = key(), a_token()
+    granted(claim(store, mine, token=token, on_lapse=OnLapse.TAKEOVER))
+    killed(server)
+
+    WRITES[verb](store, mine, token)
+
+
+def test_a_lapsed_claim_is_taken_over_after_it(server: RedisServer, store: RedisStore) -> None:
+    theirs = key()
+    with closing(RedisStore(server.url, rules=RULES)) as hasty:
+        granted(hasty.claim(replace(a_request(theirs), on_lapse=OnLapse.TAKEOVER), token=a_token(), lease=0.001))
+    killed(server)
+
+    assert 2 == granted(claim(store, theirs, on_lapse=OnLapse.TAKEOVER)).attempt
+    assert State.PROCESSING is found(store, theirs).state
+
+
+@pytest.mark.parametrize(
+    "settings",
+    (
+        {"appendfsync": "everysec"},
+        {"appendfsync": "no"},
+        {"no-appendfsync-on-rewrite": "yes"},
+        {"appendonly": "no"},
+    ),
+    ids=lambda settings: " ".join(f"{name} {value}" for name, value in settings.items()),
+)
+def test_a_server_that_was_told_to_be_careless_is_looked_at(
+    server: RedisServer, store: RedisStore, settings: dict[str, str]
+) -> None:
+    """
+    Its configuration file says otherwise, which is what the next process reads.
+    """
+    with connect(server.url) as client:
+        for name, value in settings.items():
+            client.config_set(name, value)
+    store.memory._next_look = 0.0
+    granted(claim(store, key()))
+    killed(server)
+
+    assert "changed" == refused(store, key()).loss
+    assert {"changed": layout.PARTITIONS} == store.memory.standing().losses
+
+
+def test_what_was_started_from_a_snapshot_is_looked_at(
+    server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Though it was told to write each answer to its disk since, and has done so.
+    """
+    with connect(server.url) as client:
+        client.save()
+    granted(claim(store, key()))
+    server.arguments = []
+    killed(server)
+    with connect(server.url) as client:
+        client.config_set("appendfsync", "always")
+        client.config_set("appendonly", "yes")
+        while client.info("persistence")["aof_rewrite_in_progress"]:
+            pass
+    another_process(monkeypatch)
+
+    with closing(RedisStore(server.url, rules=RULES)) as other:
+        assert "changed" == refused(other, key()).loss
+
+
+def test_a_copy_that_lacks_what_this_process_was_granted_is_looked_at(server: RedisServer, store: RedisStore) -> None:
+    """
+    Also where the application was made again since.
+    """
+    put_back = put_aside(server)
+    granted(claim(store, forgotten := key()))
+    put_back()
+    with closing(RedisStore(server.url, rules=RULES)) as other:
+        assert "changed" == refused(other, forgotten).loss
+    assert "changed" == refused(store, forgotten).loss
+
+
+def test_what_is_lost_of_one_part_is_looked_at_in_all(server: RedisServer, store: RedisStore) -> None:
+    put_back = put_aside(server)
+    granted(claim(store, a_key(tid=b"\0\1" + TENANT[2:])))
+    put_back()
+
+    assert "changed" == refused(store, a_key(tid=b"\0\2" + TENANT[2:])).loss
+
+
+def test_what_an_owner_has_to_put_back_is_a_loss(
+    server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    It is another process that looks afterwards, and has been granted nothing.
+    """
+    put_back = put_aside(server)
+    grant = granted(claim(store, mine := key(), token=(token := a_token())))
+    assert token == grant.token
+    put_back()
+    assert store.memory.restore(a_request(mine), grant, lease=LEASE, age=0.0)
+    another_process(monkeypatch)
+    with closing(RedisStore(server.url, rules=RULES)) as other:
+        assert "changed" == refused(other, a_key(tid=b"\0\2" + TENANT[2:])).loss
+
+
+@pytest.mark.parametrize(
+    ("seconds", "accepted"),
+    ((lossless.DOWN_SECONDS - 5, True), (lossless.DOWN_SECONDS + 5, False), (-60, False)),
+    ids=("soon", "late", "the clock was set back"),
+)
+def test_files_that_are_older_than_a_restart_takes_are_looked_at(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, seconds: float, accepted: bool
+) -> None:
+    """
+    Nobody is left who was granted what they lack.
+    """
+    clock = FrozenClock()
+    with closing(RedisStore(server.url, clock=clock, rules=RULES)) as store:
+        store.memory.initialise()
+        another_process(monkeypatch)
+        killed(server)
+        clock.advance(seconds)
+
+        if accepted:
+            granted(claim(store))
+        else:
+            assert "changed" == refused(store).loss
+
+
+def test_a_server_that_had_a_replica_is_looked_at(
+    start_redis: StartRedis, server: RedisServer, store: RedisStore
+) -> None:
+    """
+    The replica may be started in its place, with what it had received.
+    """
+    replica = start_redis()
+    with redis.Redis.from_url(replica.url) as client, connect(server.url) as asked:
+        client.replicaof("127.0.0.1", server.port)
+        while int(asked.execute_command("WAIT", 1, 1000)) < 1:
+            pass
+        store.memory._next_look = 0.0
+        granted(claim(store, key()))
+    killed(server)
+
+    assert "changed" == refused(store, key()).loss
+
+
+def test_a_user_who_may_not_ask_cannot_judge(server: RedisServer, store: RedisStore) -> None:
+    killed(server)
+    with connect(server.url) as client:
+        client.execute_command("ACL", "SETUSER", "shy", "on", ">pw", "~*", "&*", "+@all", "-config")
+    with closing(RedisStore(f"redis://shy:pw@127.0.0.1:{server.port}/0", rules=RULES)) as shy:
+        assert "changed" == refused(shy, key()).loss
+
+
+def test_who_is_not_told_takes_nothing_back_that_others_have_seen(server: RedisServer, store: RedisStore) -> None:
+    with connect(server.url) as client:
+        client.execute_command("ACL", "SETUSER", "shy", "on", ">pw", "~*", "&*", "+@all", "-config")
+    with closing(RedisStore(f"redis://shy:pw@127.0.0.1:{server.port}/0", rules=RULES)) as shy:
+        shy.memory.standing()
+    killed(server)
+
+    granted(claim(store, key()))
+
+
+def test_a_restart_that_nobody_can_judge_is_no_outage(
+    server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Whoever may go on without a store must hear that this one is there.
+    """
+    killed(server)
+    monkeypatch.setattr(store.memory, "judge", lambda: None)
+
+    assert ("changed", False) == ((lost := refused(store, key())).loss, lost.noticed)
+
+
+def test_a_server_that_promises_nothing_is_not_asked_again(
+    start_redis: StartRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_redis()
+    with closing(RedisStore(server.url, rules=RULES)) as store:
+        store.memory.initialise()
+        asked = list[str]()
+        monkeypatch.setattr(lossless, "proof", lambda _: asked.append("asked"))
+        granted(claim(store, key()))
+
+        assert [] == asked
