@@ -45,6 +45,8 @@ class ApplicationDatabase(Protocol):
 
     def engine(self) -> Any: ...
 
+    def engines(self) -> list[Any]: ...
+
     def session(self) -> Any: ...
 
 
@@ -270,7 +272,7 @@ def _sql_store(strategy: str | None, bind: str | ApplicationDatabase | None) -> 
         raise ConfigurationError("IDEMPOTENCY_STORE: flask-sqlalchemy:// is for a Flask application, and here is none.")
     if isinstance(bind, str):
         return SqlStore(Database(bind), strategy=strategy or "insert")
-    return JointStore(Database(bind.engine), sessions=bind.session, strategy=strategy or "insert")
+    return JointStore(Database(bind.engine, shared=bind.engines), sessions=bind.session, strategy=strategy or "insert")
 
 
 def _tiered(system: Store, redis_url: str, transactions: Transactions | None) -> Store:

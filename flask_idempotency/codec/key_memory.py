@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
-from weakref import WeakSet
+
+from flask_idempotency.engine.forks import after_fork
 
 MEMORY_SECONDS: Final = 60.0
 """After this a key is asked for again: so long may a provider's refusal take to be felt."""
@@ -42,7 +42,7 @@ class KeyMemory:
         self._lock = threading.Lock()
         self._held: dict[Name, tuple[float, OpenKey]] = {}
         """The oldest first."""
-        _memories.add(self)
+        after_fork(self._unlock)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -68,7 +68,7 @@ class KeyMemory:
             for name in [name for name in self._held if name[0] == tid]:
                 del self._held[name]
 
-    def after_fork(self) -> None:
+    def _unlock(self) -> None:
         """In a child: the thread that held the lock while its parent forked is not here to give it back."""
         self._lock = threading.Lock()
 
@@ -79,16 +79,3 @@ class KeyMemory:
             if len(self._held) <= self._limit and now - since < FINISHING_SECONDS:
                 return
             del self._held[name]
-
-
-_memories: WeakSet[KeyMemory] = WeakSet()
-
-
-def _after_fork() -> None:
-    for memory in _memories:
-        memory.after_fork()
-
-
-# Once and not per memory: what is registered here stays for as long as the process does.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -55,6 +55,13 @@ class AnswerUnavailable(StoreUnavailable):
     """The work was done before, and its answer cannot be had for the moment: not even `on_store_down="allow"` runs it."""
 
 
+class InheritedConnection(StoreUnavailable):
+    """The application's session holds a connection that another process opened before this one was forked from it.
+
+    Nothing was claimed or committed.
+    """
+
+
 class LeaseLost(IdempotencyError):
     """The token is no longer the record's: somebody else owns it, or has settled it. Nothing was changed."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import weakref
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.forks import after_fork, notice
 
 RETRY_SECONDS = 0.5
 """How soon a store that did not answer is asked again: quick against a lease, slow against a server that is starting."""
@@ -43,14 +43,7 @@ class LeaseRenewer:
         self._monotonic = monotonic
         self._threaded = threaded
         self._start_empty()
-        if hasattr(os, "register_at_fork"):
-            weak = weakref.ref(self)
-
-            def forget_parent() -> None:
-                if (renewer := weak()) is not None:
-                    renewer._start_empty()
-
-            os.register_at_fork(after_in_child=forget_parent)
+        after_fork(self._start_empty)
 
     def _start_empty(self) -> None:
         self._due: dict[Tended, float] = {}
@@ -63,6 +56,7 @@ class LeaseRenewer:
 
     def watch(self, tended: Tended, *, after: float, spare: bool = False) -> None:
         """Tend this `after` seconds from now, and then as often as it says. `spare`: only if there is room."""
+        notice()
         with self._changed:
             if spare:
                 if len(self._spare) >= SPARE_LIMIT:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol, runtime_checkable
 
+from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.key import StorageKey
 
 SEATS_PER_KEY = 2
@@ -42,8 +43,14 @@ class WaitingRoom:
     """
 
     def __init__(self, seats: int, *, bell: Bell | None = None) -> None:
-        self._free = seats
+        self._seats = seats
         self._bell = bell
+        self._start_empty()
+        after_fork(self._start_empty)
+
+    def _start_empty(self) -> None:
+        """In a child too: the parent's threads that wait are not here to leave."""
+        self._free = self._seats
         self._lock = threading.Lock()
         self._seated: dict[StorageKey, list[threading.Event]] = {}
 

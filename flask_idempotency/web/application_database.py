@@ -20,6 +20,15 @@ class ApplicationDatabase:
         with self._app.app_context():
             return self._extension().engine
 
+    def engines(self) -> list[Any]:
+        """Every engine that its sessions may use by now, those of other binds and applications included.
+
+        A forked child asks before it does anything else. So no context is entered here: to leave one would run the
+        application's own teardown functions.
+        """
+        made: Any = getattr(self._app.extensions.get("sqlalchemy"), "_app_engines", {})
+        return [engine for engines in made.values() for engine in engines.values()]
+
     def session(self) -> Any:
         """The scoped session that views write with, `db.session`."""
         return self._extension().session

@@ -14,7 +14,14 @@ from flask import Flask, Request
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.wrappers import Response
 
-from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, LeaseLost, NotCommitted, StoreUnavailable
+from flask_idempotency.engine.errors import (
+    CorruptRecord,
+    IdempotencyError,
+    InheritedConnection,
+    LeaseLost,
+    NotCommitted,
+    StoreUnavailable,
+)
 from flask_idempotency.engine.policy import Decision
 from flask_idempotency.engine.result import Result
 from flask_idempotency.web.answers import Answers
@@ -49,9 +56,14 @@ class Guard:
             visit.phase = Phase.UNKEYED
         answer = self._asking.ask(visit, request) if self._desk.settings.enabled else None
         if answer is None:
-            if visit.phase is Phase.UNKEYED:
+            if visit.phase is not Phase.UNKEYED:
+                return None
+            try:
                 self.rows.begin(visit)
-            return None
+            except InheritedConnection as error:
+                answer = self._answers.problem(failure(error), visit.policy)
+            else:
+                return None
         visit.phase, visit.answer = Phase.ANSWERED, answer
         return answer.response
 

@@ -17,10 +17,11 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
-from flask import Flask, Request, got_request_exception, request, request_finished
+from flask import Flask, Request, appcontext_pushed, got_request_exception, request, request_finished
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
+from flask_idempotency.engine.forks import notice
 from flask_idempotency.web.bodies import FORM_TYPES, Closing, watch_body
 from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.guard import Guard
@@ -52,11 +53,19 @@ class Hooks:
     def install(self) -> None:
         """Raises Flask's own error once the application has handled a request."""
         self._app.before_request(self.head)
+        if self._desk.engine.transactions is not None:
+            # Before any hook or session interface of the application uses its database.
+            appcontext_pushed.connect(self.entered, self._app)
         request_finished.connect(self.finish, self._app)
         got_request_exception.connect(self.failed, self._app)
 
+    def entered(self, sender: Flask, **_: Any) -> None:
+        """Notice a fork that Python was not told of: see `engine.forks`."""
+        notice()
+
     def head(self) -> None:
         """Note that this request may be keyed. Reads no body and calls no store: it may stand before authentication."""
+        notice()
         if not self._checked:
             self._policies.check_all()
             check_counted(self._desk.loaders, self._desk.settings.quota, counts=self._desk.counts)

@@ -6,7 +6,7 @@ import logging
 
 from werkzeug.wrappers import Response
 
-from flask_idempotency.engine.errors import NotCommitted, StoreUnavailable
+from flask_idempotency.engine.errors import InheritedConnection, NotCommitted, StoreUnavailable
 from flask_idempotency.engine.outcome import Unknown
 from flask_idempotency.engine.policy import Decision
 from flask_idempotency.web.answers import Answers
@@ -35,7 +35,11 @@ class Rows:
         """It has run. Its rows are still ours to commit."""
         visit.phase = Phase.DONE
         if visit.unclaimed is None:
-            self.begin(visit)
+            try:
+                self.begin(visit)
+            except InheritedConnection as error:
+                self.not_committed(visit, response, error)
+                return
         transaction = visit.unclaimed
         if transaction is None:
             return

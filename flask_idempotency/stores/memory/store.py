@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from dataclasses import replace
-from weakref import WeakSet
 
 from flask_idempotency.engine.clock import Clock, store_time
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
+from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, Replayed, Unknown
 from flask_idempotency.engine.owner import LAPSED
@@ -48,9 +47,9 @@ class MemoryStore:
         self.health = MemoryHealth()
         self._last_fence = 0
         self._given_up = OrderedDict[bytes, float]()
-        _stores.add(self)
+        after_fork(self._unlock)
 
-    def after_fork(self) -> None:
+    def _unlock(self) -> None:
         """In a child: the thread that held the lock while its parent forked is not here to give it back."""
         self._room.lock = threading.Lock()
 
@@ -216,19 +215,6 @@ class MemoryStore:
 
     def _told(self, key: StorageKey, record: Record, now: float) -> Record:
         return self.data_keys.told(key, replace(record, remaining=record.deadline - now))
-
-
-_stores: WeakSet[MemoryStore] = WeakSet()
-
-
-def _after_fork() -> None:
-    for store in _stores:
-        store.after_fork()
-
-
-# Once and not per store: what is registered here stays for as long as the process does.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _seconds(duration: float) -> float:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+from flask_idempotency.engine.forks import after_fork, notice
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.stores.redis import layout
 
@@ -45,14 +44,7 @@ class RedisBell:
         self._idle_seconds = idle_seconds
         self._patience_seconds = patience_seconds
         self._start_empty()
-        if hasattr(os, "register_at_fork"):
-            weak = weakref.ref(self)
-
-            def forget_parent() -> None:
-                if (bell := weak()) is not None:
-                    bell._start_empty()
-
-            os.register_at_fork(after_in_child=forget_parent)
+        after_fork(self._start_empty)
 
     def _start_empty(self) -> None:
         self._lock = threading.Lock()
@@ -64,6 +56,7 @@ class RedisBell:
 
     @contextmanager
     def hear(self, keys: Sequence[StorageKey], wake: Callable[[], object]) -> Iterator[None]:
+        notice()
         names = [layout.name(layout.keys(key)) for key in keys]
         with self._lock:
             for name in names:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
+
+from flask_idempotency.engine.forks import after_fork
 
 FIRST_PAUSE_SECONDS = 1.0
 """A worker that waits in vain does so for tens of milliseconds: once a second takes a few hundredths of its time."""
@@ -31,15 +31,7 @@ class Breaker:
         self._turn = 0
         self._pause = 0.0
         self._retry_at: float | None = None
-        if hasattr(os, "register_at_fork"):
-            weak = weakref.ref(self)
-
-            def unlock() -> None:
-                # The thread that held the lock while its parent forked is not in the child to give it back.
-                if (breaker := weak()) is not None:
-                    breaker._lock = threading.Lock()
-
-            os.register_at_fork(after_in_child=unlock)
+        after_fork(self._unlock)
 
     def turn(self) -> int | None:
         """A ticket for one call, to be given back by `succeeded` or `failed`; None for no call now."""
@@ -71,6 +63,10 @@ class Breaker:
             self._retry_at = self._monotonic() + self._pause
         if opened:
             _log.warning("%s does not answer (%s): it is left alone, and tried again now and then", self._name, why)
+
+    def _unlock(self) -> None:
+        """In a child: the thread that held the lock while its parent forked is not here to give it back."""
+        self._lock = threading.Lock()
 
     def _probe(self) -> int | None:
         now = self._monotonic()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -14,6 +12,7 @@ from typing import Any, Final
 import redis
 from redis.crc import key_slot
 
+from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.stores.redis.addresses import Address
 from flask_idempotency.stores.redis.lines import UNREACHABLE, exchange
 
@@ -67,15 +66,11 @@ class Cluster:
         self.looks = 0
         """How many times it was looked at, in vain or not."""
         self._lock = threading.Lock()
-        if hasattr(os, "register_at_fork"):
-            weak = weakref.ref(self)
+        after_fork(self._unlock)
 
-            def unlock() -> None:
-                # The thread that was looking while its parent forked is not in the child to finish.
-                if (cluster := weak()) is not None:
-                    cluster._lock = threading.Lock()
-
-            os.register_at_fork(after_in_child=unlock)
+    def _unlock(self) -> None:
+        """In a child: the thread that was looking while its parent forked is not here to finish."""
+        self._lock = threading.Lock()
 
     def keeper(self, key: bytes) -> Node:
         """The primary that keeps this key, as far as is known."""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, NoReturn, TypeVar
-from weakref import WeakSet
 
-from sqlalchemy import Connection, Engine, Pool
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.forks import after_fork, notice
 from flask_idempotency.stores.sql.dialects import SQLITE, Dialect
 from flask_idempotency.stores.sql.discretion import keep_rows_to_itself
-from flask_idempotency.stores.sql.engines import Bind, Engines, open_engines
+from flask_idempotency.stores.sql.engines import Bind, Engines, names_memory, open_engines
 from flask_idempotency.stores.sql.faults import contended, explained
+from flask_idempotency.stores.sql.inherited import leave_to_parent
 from flask_idempotency.stores.sql.silence import unanswered
 from flask_idempotency.stores.sql.turnstile import Turnstile
 
@@ -31,18 +31,22 @@ class Database:
 
     Every record's statement commits by itself, on a connection from a pool of its own. In the application's pool it
     would wait for the very connection that its own request holds.
+
+    A forked child gets new pools: for records, and for the application's Engine. `shared` returns the other engines
+    that the application's sessions use by now, such as those of further binds; they get new pools too.
     """
 
-    def __init__(self, bind: Bind) -> None:
+    def __init__(self, bind: Bind, *, shared: Callable[[], Iterable[Engine]] = tuple) -> None:
         self._bind = bind
+        self._shared = shared
         self._lock = threading.Lock()
         self._engines: Engines | None = None
-        self._inherited: list[Pool] = []
+        self._opens_in_child = False
         self.turnstile = Turnstile()
         """For who would keep a connection only to wait for others of the same tenant."""
         if not callable(bind):
             self._open()
-        _databases.add(self)
+        after_fork(self.after_fork)
 
     @property
     def known(self) -> bool:
@@ -98,24 +102,34 @@ class Database:
                 engines.base.dispose()
 
     def after_fork(self) -> None:
-        """In a child: the parent's connections are neither used nor closed here, and the lock may never be given back.
+        """In a child: use and close none of the parent's connections. The lock may never be given back.
 
-        They are kept, because closing a SQLite file takes away locks that the parent still counts on.
+        The application's pools are replaced as well: its rows and our records are committed on one connection.
         """
         self._lock = threading.Lock()
         self.turnstile.after_fork()
         engines = self._engines
-        if engines is not None:
-            for engine in (engines.records, engines.base) if engines.ours else (engines.records,):
-                self._inherited.append(engine.pool)
-                engine.dispose(close=False)
+        self._opens_in_child = engines is None
+        known = () if engines is None else (engines.records, engines.base)
+        for engine in dict.fromkeys((*known, *self._shared())):
+            _renew(engine)
 
     def _open(self) -> Engines:
+        notice()
         if self._engines is None:
             with self._lock:
                 if self._engines is None:
-                    self._engines = open_engines(self._bind)
+                    engines = open_engines(self._bind)
+                    if self._opens_in_child and engines.base not in self._shared():
+                        _renew(engines.base)
+                    self._engines = engines
         return self._engines
+
+
+def _renew(engine: Engine) -> None:
+    # SQLite in memory has no file to share: the child has a copy of it, and only in this connection.
+    if not names_memory(engine.url):
+        leave_to_parent(engine)
 
 
 @contextmanager
@@ -137,19 +151,6 @@ def together(connection: Connection) -> Iterator[None]:
     connection.rollback()
     with connection.execution_options(isolation_level="READ COMMITTED").begin():
         yield
-
-
-_databases: WeakSet[Database] = WeakSet()
-
-
-def _after_fork() -> None:
-    for database in _databases:
-        database.after_fork()
-
-
-# Once and not per database: what is registered here stays for as long as the process does.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _give_up(error: SQLAlchemyError) -> NoReturn:

@@ -51,7 +51,7 @@ def open_engines(bind: Bind) -> Engines:
             "Pass an Engine of SQLAlchemy's (none of its asyncio kin), a function that returns one, or a URL."
         )
     dialect = dialect_of(base.dialect.name)
-    if _names_memory(base.url) or isinstance(base.pool, StaticPool | SingletonThreadPool):
+    if names_memory(base.url) or isinstance(base.pool, StaticPool | SingletonThreadPool):
         raise _in_memory()
     return Engines(base, keep_rows_to_itself(_engine_for_records(base, dialect)), dialect, ours)
 
@@ -65,7 +65,7 @@ def _engine_from(bind: str | URL) -> Engine:
             "IDEMPOTENCY_STORE: this URL names no database. Write postgresql+psycopg://user:password@host/name or "
             "sqlite:////path/to/file.db; in a password, write / as %2F, @ as %40 and % as %25."
         ) from None
-    if _names_memory(url):
+    if names_memory(url):
         raise _in_memory()
     try:
         engine = create_engine(url, connect_args=_connect_args(url), pool_timeout=POOL_SECONDS, hide_parameters=True)
@@ -94,7 +94,8 @@ def _in_memory() -> ConfigurationError:
     )
 
 
-def _names_memory(url: URL) -> bool:
+def names_memory(url: URL) -> bool:
+    """Return True for a SQLite database that lives in a process's memory, and in no file."""
     if url.get_backend_name() != SQLITE:
         return False
     name = url.database or ""

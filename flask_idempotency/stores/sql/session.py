@@ -21,11 +21,13 @@ from sqlalchemy.orm import Session, scoped_session
 
 from flask_idempotency.engine.clock import Clock, store_time
 from flask_idempotency.engine.errors import ConfigurationError, LeaseLost
+from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import Payload, Record
 from flask_idempotency.stores.sql.completing import answer_of, facts_of
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.discretion import unlogged
+from flask_idempotency.stores.sql.inherited import abandon_inherited, refuse_inherited
 from flask_idempotency.stores.sql.rows import completed_row, condemned
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, PROCESSING, QUARANTINED
 from flask_idempotency.stores.sql.store import SqlStore
@@ -57,9 +59,20 @@ class SessionTransactions:
         self._told: Callable[[StorageKey, Record], None] | None = None
         self._reported: set[str] = set()
         self._snapshots: dict[str, bool] = {}
+        # After the database's own: by then the pools are new.
+        after_fork(self.after_fork)
 
     def on_committed(self, told: Callable[[StorageKey, Record], None]) -> None:
         self._told = told
+
+    def after_fork(self) -> None:
+        """In a child: end what its copies of the parent's sessions hold. The transactions are the parent's."""
+        with suppress(ConfigurationError):
+            registry = self._sessions().registry
+            held: Any = registry.registry
+            here = [registry()] if not isinstance(held, dict) and registry.has() else []
+            for session in list(held.values()) if isinstance(held, dict) else here:
+                abandon_inherited(session)
 
     def prepare(self) -> None:
         """Raises `ConfigurationError` when a transaction that the session has begun stands in the way of the claim.
@@ -95,6 +108,8 @@ class SessionTransactions:
         sessions = self._sessions()
         session: Session = sessions()
         self._refuse_inner(session)
+        if session.in_transaction():
+            self.connection(session)
         watch(sessions.session_factory, self._store.database.base)
 
         def early() -> None:
@@ -226,8 +241,13 @@ class SessionTransactions:
                 _log.exception("who was told of a committed record failed")
 
     def connection(self, session: Session) -> Connection:
-        """The one on which the session writes to the database of the records, in its transaction."""
-        return session.connection(bind_arguments={"bind": self._store.database.base})
+        """The one on which the session writes to the database of the records, in its transaction.
+
+        Raises `InheritedConnection` if another process opened it.
+        """
+        connection = session.connection(bind_arguments={"bind": self._store.database.base})
+        refuse_inherited(connection)
+        return connection
 
     def _brought(self, key: StorageKey, token: bytes, **brought: Any) -> dict[str, Any]:
         return {"my_rid": key.rid, "my_tid": key.tid, "my_token": token, "now": self._now(), **brought}

@@ -22,6 +22,7 @@ from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import Payload, Record, State
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.faults import asks_again, is_refusal
+from flask_idempotency.stores.sql.inherited import refuse_inherited
 from flask_idempotency.stores.sql.statements import COMMITTED_EARLY
 from flask_idempotency.stores.sql.watch import Joined, join_here, joined_here
 
@@ -145,6 +146,9 @@ class SessionTransaction:
         self.over = True
         session = self._records.session()
         try:
+            if session.in_transaction():
+                # It may be inherited.
+                self._records.connection(session)
             session.flush()
         except Exception as error:
             undo(session)
@@ -181,6 +185,7 @@ class SessionTransaction:
         """The session has begun to use this connection."""
         self._pools.add(id(connection.engine.pool))
         if not self.over and self._records.is_base(connection.engine):
+            refuse_inherited(connection)
             self._connections.add(connection)
             refuse_autocommit(connection)
 

@@ -1,0 +1,110 @@
+"""A forked child forgets its parent, also when Python was not told of the fork."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from flask_idempotency.engine import forks
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import ctypes, os, sys, threading
+from flask_idempotency.engine import forks
+from flask_idempotency.engine.lease import LeaseRenewer
+
+class Tended:
+    def __init__(self):
+        self.seen = threading.Event()
+    def tend(self):
+        self.seen.set()
+
+renewer, mine, theirs = LeaseRenewer(), Tended(), Tended()
+renewer.watch(mine, after=0)
+assert mine.seen.wait(10)
+renewer.watch(mine, after=0.5)
+fork = os.fork if sys.argv[1] == "python" else ctypes.PyDLL(None).fork
+child = fork()
+if child == 0:
+    mine.seen.clear()
+    renewer.watch(theirs, after=0)
+    os._exit(0 if theirs.seen.wait(10) and not mine.seen.wait(1) else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("how", ("python", "below-python"))
+def test_a_child_renews_its_own_claims_only(how: str) -> None:
+    """Its parent's thread is not in the child, although Python believes so after a fork below it."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM, how], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 0, done.stderr
+
+
+class Part:
+    def __init__(self, told: list[str], name: str, error: Exception | None = None) -> None:
+        self.told, self.name, self.error = told, name, error
+        forks.after_fork(self.forget)
+
+    def forget(self) -> None:
+        self.told.append(self.name)
+        forks.notice()
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process looks like a child in which no callback has run."""
+    monkeypatch.setattr(forks, "_callbacks", {})
+    monkeypatch.setattr(forks, "_pid", os.getpid() + 1)
+
+
+@pytest.mark.usefixtures("forked")
+def test_each_part_is_called_once_and_in_order(caplog: pytest.LogCaptureFixture) -> None:
+    """One that fails is logged, and holds up none of the others."""
+    told: list[str] = []
+    parts = [Part(told, "first"), Part(told, "fails", ValueError("half-way")), Part(told, "last")]
+    dropped = Part(told, "dropped")
+    del dropped
+    gc.collect()
+
+    forks.notice()
+    forks.notice()
+
+    assert told == [part.name for part in parts]
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["half-way"]
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_second_thread_waits_until_the_first_has_called_all() -> None:
+    begun, go_on, told = threading.Event(), threading.Event(), list[str]()
+
+    class Slow(Part):
+        def forget(self) -> None:
+            begun.set()
+            assert go_on.wait(10)
+            super().forget()
+
+    slow = Slow(told, "slow")
+
+    def second() -> None:
+        forks.notice()
+        told.append("second")
+
+    threads = [threading.Thread(target=forks.notice), threading.Thread(target=second)]
+    threads[0].start()
+    assert begun.wait(10)
+    threads[1].start()
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+
+    assert told == [slow.name, "second"]
