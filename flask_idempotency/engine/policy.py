@@ -27,8 +27,9 @@ class Decision(Enum):
 Decide: TypeAlias = Callable[[Any, BaseException | None], "Decision | str | None"]
 """(response, exception) → a decision, its name, or None to leave it to the other rules."""
 
-RELEASED_BY_DEFAULT = frozenset({307, 308, 401, 403, 407, 408, 409, 419, 421, 425, 429})
-"""Not final answers: somebody else answers (3xx), or the same request may well succeed later (P-45 in research/peers)."""
+RELEASED_BY_DEFAULT = frozenset({307, 308, 401, 403, 407, 408, 409, 419, 421, 425, 429, 501, 503})
+"""Statuses by which a view says that nothing happened: another resource answers (3xx), or the same request may succeed
+later (P-45 in research/peers). Every other 5xx leaves it open how far the view came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Policy:
     wait: float = 10.0
     effects: Effects = "plain"
     on_abandoned: Literal["takeover", "quarantine"] | None = None
-    on_error: Literal["release", "keep", "quarantine"] = "release"
+    on_error: Literal["release", "keep", "quarantine"] | None = None
     on_store_down: Literal["refuse", "allow"] = "refuse"
     keep_statuses: frozenset[int] = frozenset()
     release_statuses: frozenset[int] = frozenset()
@@ -74,26 +75,44 @@ class Policy:
             case None:
                 return OnLapse.QUARANTINE if self.effects == "plain" else OnLapse.TAKEOVER
 
-    def decision(self, *, response: Any, status: int, error: BaseException | None, past_point: bool) -> Decision:
-        """What to do with a record whose work ended in this response, or in this unhandled error.
+    def decision(
+        self, *, response: Any, status: int, error: BaseException | None, past_point: bool, overruled: bool = False
+    ) -> Decision:
+        """Decide what becomes of a record whose work ended in this response, or in this unhandled error.
 
-        Past the point of no return nothing is released: what would be is quarantined.
+        Past the point of no return nothing is released: what would be is quarantined. See `stated` for the arguments.
         """
-        decision = self._chosen(response, error) or self._by_status(status, crashed=error is not None)
-        return Decision.QUARANTINE if past_point and decision is Decision.RELEASE else decision
+        stated = self.stated(response=response, status=status, error=error, overruled=overruled)
+        return self.settled_as(stated, past_point=past_point)
 
-    def _chosen(self, response: Any, error: BaseException | None) -> Decision | None:
+    def stated(
+        self, *, response: Any, status: int, error: BaseException | None, overruled: bool = False
+    ) -> Decision | None:
+        """Return what `decide`, the status lists, `on_error` or the status itself say. None: `effects` decide.
+
+        `overruled`: an application hook put this status over a success of the view. So the status does not say what the
+        view did, and a 503 of the hook does not mean that nothing happened.
+        """
         chosen = self.decide(response, error) if self.decide is not None else None
-        return None if chosen is None else Decision(chosen)
-
-    def _by_status(self, status: int, *, crashed: bool) -> Decision:
+        if chosen is not None:
+            return Decision(chosen)
+        crashed = error is not None
         if status in self.keep_statuses and not crashed:
             return Decision.KEEP
         if status in self.release_statuses:
             return Decision.RELEASE
-        if crashed or status >= 500:
+        failed = crashed or status >= 500
+        if failed and self.on_error is not None:
             return Decision(self.on_error)
-        return Decision.RELEASE if status in RELEASED_BY_DEFAULT else Decision.KEEP
+        if status in RELEASED_BY_DEFAULT and not crashed:
+            return None if overruled else Decision.RELEASE
+        return None if failed else Decision.KEEP
+
+    def settled_as(self, stated: Decision | None, *, past_point: bool) -> Decision:
+        """Turn what was stated into a decision: `effects` decide when nothing states how far the view came."""
+        by_effects = Decision.QUARANTINE if self.effects == "plain" else Decision.RELEASE
+        decision = by_effects if stated is None else stated
+        return Decision.QUARANTINE if past_point and decision is Decision.RELEASE else decision
 
     def check(self, *, joint: bool) -> None:
         """Raises `ConfigurationError` for a combination that could not keep its promise. See `faults`."""

@@ -91,8 +91,12 @@ class PolicySchema(Schema):
         metadata={"doc": "Overrides what `effects` says of a vanished worker. Take-over may run a plain effect twice."},
     )
     on_error = fields.String(
+        allow_none=True,
         validate=validate.OneOf(["release", "keep", "quarantine"], error="must be one of: {choices}."),
-        metadata={"doc": "What becomes of the key after an unhandled exception or a 5xx."},
+        metadata={
+            "doc": "What becomes of the key after an unhandled exception or any 5xx. By `effects`: 501 and 503 release; the "
+            "rest quarantines under `plain`, and releases under the others. Past the point of no return nothing releases."
+        },
     )
     on_store_down = fields.String(
         validate=validate.OneOf(["refuse", "allow"], error="must be one of: {choices}."),

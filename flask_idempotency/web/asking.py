@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
 from flask import Flask, Request
 
+from flask_idempotency.assembly import in_one_process
 from flask_idempotency.engine.birth import born
 from flask_idempotency.engine.engine import Outcome, Replay
 from flask_idempotency.engine.errors import (
@@ -22,9 +24,11 @@ from flask_idempotency.engine.errors import (
 from flask_idempotency.engine.events import ReplayForbidden, ReplayServed, StoreFailed
 from flask_idempotency.engine.key import Scope, one_key, parse_key
 from flask_idempotency.engine.outcome import Claimed, Erased, InFlight, Mismatched, OverQuota, Replayed, Unknown
+from flask_idempotency.engine.owner import may_live_for
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.record import About
+from flask_idempotency.engine.record import About, State
 from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.operations import handle_of
 from flask_idempotency.web.answers import Answer, Answers
 from flask_idempotency.web.bodies import FORM_TYPES, BodyTooLarge, TruncatedBody, read_body
 from flask_idempotency.web.desk import Desk
@@ -152,7 +156,27 @@ class Asking:
         if isinstance(outcome, OverQuota):
             # The store knows of one part; a client is told what its tenant may have.
             outcome = replace(outcome, allowed=outcome.allowed * shards)
+        if isinstance(outcome, Unknown) and self._app.debug:
+            return self._answers.problem(replace(refusal(outcome), detail=self._command(requests, visit)), visit.policy)
         return self.answer(visit, outcome)
+
+    def _command(self, requests: list[ClaimRequest], visit: Visit) -> str:
+        """The command that frees this key, for the developer who is looking at it. Only in debug mode: it names the record."""
+        if in_one_process(self._desk.settings):
+            return "In debug mode: the records are in this process's memory, so a restart frees the key."
+        for request in reversed(requests):
+            try:
+                record = self._desk.engine.read(request.key)
+            except (StoreUnavailable, CorruptRecord):
+                continue
+            if record is not None and record.state is State.QUARANTINED:
+                lives = may_live_for(record, max_runtime=visit.policy.max_runtime)
+                early = f" For {math.ceil(lives)} s from now it needs --force." if lives > 0 else ""
+                return (
+                    "In debug mode: if it was not carried out, free the key by "
+                    f"`flask idempotency release {handle_of(request.key)} --reason debug`.{early}"
+                )
+        return ""
 
     def _replay(self, visit: Visit, replay: Replay) -> Answer:
         observers, who = self._desk.observers, (visit.record, visit.operation)

@@ -22,11 +22,11 @@ from flask_idempotency.engine.errors import (
     NotCommitted,
     StoreUnavailable,
 )
-from flask_idempotency.engine.policy import Decision
+from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision
 from flask_idempotency.engine.result import Result
 from flask_idempotency.web.answers import Answers
 from flask_idempotency.web.asking import Asking
-from flask_idempotency.web.decisions import decide, transactional, vanished, with_rows
+from flask_idempotency.web.decisions import QuarantineLog, decide, transactional, vanished, with_rows
 from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.problems import failure
 from flask_idempotency.web.responses import capture
@@ -47,6 +47,7 @@ class Guard:
         self._answers = Answers(app, desk.loaders, docs_url=desk.settings.docs_url)
         self.rows = Rows(desk, self._answers)
         self._asking = Asking(app, desk, self._answers)
+        self._quarantines = QuarantineLog()
         self.orphans: Orphans = deque()
 
     def enter(self, visit: Visit, request: Request) -> Response | None:
@@ -93,9 +94,12 @@ class Guard:
             return
         # A hook that turns a 200 into a 500 means it: what it commits, for one, is not committed.
         status = max(visit.capture.head.status, response.status_code)
-        # One that was only reported, and answered with less than a 500, was dealt with: that answer was chosen.
-        failed = visit.error if visit.escaped or status >= 500 or visit.end is End.ERROR else None
-        visit.decision = decide(visit, response=response, status=status, error=failed)
+        # An error that was only reported, and answered with less than a 500 or with a 503, was dealt with: that was chosen.
+        chosen = status < 500 or status in RELEASED_BY_DEFAULT
+        failed = visit.error if visit.escaped or not chosen or visit.end is End.ERROR else None
+        # A status that a hook put over an answer which was final says nothing of what the view has done.
+        overruled = status != visit.capture.head.status not in RELEASED_BY_DEFAULT
+        visit.decision = decide(visit, response=response, status=status, error=failed, overruled=overruled)
         if status == RequestEntityTooLarge.code and visit.body is not None and visit.body.unread:
             # Nobody has read it, so a retry cannot be recognised as one: it shall hear 413 again, not `key-reused`.
             visit.decision = Decision.RELEASE
@@ -212,6 +216,8 @@ class Guard:
                     visit.claim.release(reason)
                 case Decision.QUARANTINE:
                     visit.claim.hold(reason)
+                    if visit.unstated:
+                        self._quarantines.quarantined(visit, reason)
                 case unexpected:
                     assert_never(unexpected)
         except (LeaseLost, NotCommitted, StoreUnavailable):

@@ -126,7 +126,7 @@ class Hooks:
         if visit is None or visit.context != context_id():
             return
         visit.captured = False  # if it was: a later hook failed, and the after_request functions run again over the 500
-        if isinstance(exception, HTTPException):
+        if isinstance(exception, HTTPException) and not _unhandled(exception):
             return
         visit.error = exception
         visit.escaped = _escaped(exception)
@@ -186,6 +186,12 @@ def _escaped(exception: BaseException) -> bool:
     """Whether it came out of the view: then it was Flask that caught it, and not whoever reports it by this signal."""
     seen_by = exception.__traceback__
     return seen_by is not None and seen_by.tb_frame.f_globals.get("__name__") == "flask.app"
+
+
+def _unhandled(exception: BaseException) -> bool:
+    """Whether Flask's outermost caller caught it: it was raised by a hook after the view, or was trapped."""
+    seen_by = exception.__traceback__
+    return _escaped(exception) and seen_by is not None and seen_by.tb_frame.f_code.co_name == "wsgi_app"
 
 
 def _may_be_keyed(asked: Request, resolved: Resolved) -> bool:

@@ -109,11 +109,11 @@ _ROWS = (
         status=409,
         title="Nobody knows whether the first request was carried out",
         detail=(
-            "The worker that handled this idempotency key vanished before it could say what it had done. The request "
-            "will not run again until that is settled."
+            "The first request with this idempotency key failed or was interrupted, and how far it came is not known. The "
+            "request will not run again until that is settled."
         ),
         guide=(
-            "The first attempt was interrupted, and it may or may not have had its effect. It is not run again, "
+            "The first attempt failed or was interrupted, and it may or may not have had its effect. It is not run again, "
             "because that could do it twice. Automatic retries will get this same answer until the service has found "
             "out. Do not send the request under a new key; look up whether it took effect, or ask the service's "
             "operator, who can look at what happened. Once that is settled, the same key gets the real answer."

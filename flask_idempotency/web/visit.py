@@ -95,6 +95,8 @@ class Visit:
     """Of a transactional view that runs without a claim."""
     keeps_rows: bool = False
     """Whether the view wants its rows committed even with an error for an answer."""
+    unstated: bool = False
+    """Whether its key is quarantined by default: neither the application nor the view has said so."""
     escaped: bool = False
     """Whether the error came out of the view, and was not only reported from within it."""
 

@@ -15,24 +15,62 @@ def decide(policy: Policy, status: int, *, error: BaseException | None = None, p
     return policy.decision(response=None, status=status, error=error, past_point=past_point)
 
 
+@pytest.mark.parametrize("effects", ["plain", "marked", "deduplicated", "transactional"])
 @pytest.mark.parametrize("status", range(200, 600))
-def test_p45_default_outcome_of_every_status(status: int) -> None:
-    """Refusals that may turn out otherwise tomorrow are never frozen; final answers always are."""
-    expected = RELEASE if status >= 500 or status in RELEASED_BY_DEFAULT else KEEP
+def test_p45_default_outcome_of_every_status(status: int, effects: str) -> None:
+    """A status that says that nothing happened releases, a final one is kept. The other 5xx do not say how far it came."""
+    unknown = QUARANTINE if effects == "plain" else RELEASE
+    refused = {307, 308, 401, 403, 407, 408, 409, 419, 421, 425, 429, 501, 503}
+    expected = RELEASE if status in refused else unknown if status >= 500 else KEEP
 
-    assert expected == decide(Policy(), status)
+    assert expected == decide(merge(Policy(), {"effects": effects}), status)
 
 
+@pytest.mark.parametrize(
+    ("effects", "expected"),
+    [("plain", QUARANTINE), ("marked", RELEASE), ("deduplicated", RELEASE), ("transactional", RELEASE)],
+)
+@pytest.mark.parametrize("status", [200, 500, 503])
+def test_effects_decide_what_an_unhandled_exception_leaves(effects: str, expected: Decision, status: int) -> None:
+    """Whatever page the application shows for it: that was not the view's word."""
+    assert expected == decide(merge(Policy(), {"effects": effects}), status, error=ValueError())
+
+
+@pytest.mark.parametrize("effects", ["plain", "deduplicated"])
 @pytest.mark.parametrize("on_error", ["release", "keep", "quarantine"])
-def test_p47_on_error_decides_for_exceptions_and_for_5xx(on_error: str) -> None:
-    """An unhandled exception and a 5xx that the view chose are treated alike."""
-    policy = merge(Policy(), {"on_error": on_error})
+def test_p47_on_error_decides_for_exceptions_and_for_5xx(on_error: str, effects: str) -> None:
+    """Written out it comes before `effects`, and an unhandled exception and a 5xx that the view chose are treated alike."""
+    policy = merge(Policy(), {"on_error": on_error, "effects": effects})
 
     assert Decision(on_error) == decide(policy, 500, error=ValueError())
     assert Decision(on_error) == decide(policy, 503)
+    assert Decision(on_error) == decide(policy, 502)
 
 
-@pytest.mark.parametrize("status", [409, 429, 500, 503])
+@pytest.mark.parametrize(("named", "expected"), [("keep_statuses", KEEP), ("release_statuses", RELEASE)])
+def test_the_status_lists_come_before_on_error(named: str, expected: Decision) -> None:
+    """A number is more exact than a class of them."""
+    policy = merge(Policy(), {named: frozenset({502}), "on_error": "quarantine"})
+
+    assert expected == decide(policy, 502)
+    assert QUARANTINE == decide(policy, 500)
+
+
+@pytest.mark.parametrize("status", sorted(RELEASED_BY_DEFAULT))
+def test_a_status_that_a_hook_put_over_a_success_does_not_say_that_nothing_happened(status: int) -> None:
+    """`effects` decide, unless the application has named the status."""
+
+    def overruled(**values: object) -> Decision:
+        policy = merge(Policy(), values)
+        return policy.decision(response=None, status=status, error=None, past_point=False, overruled=True)
+
+    assert QUARANTINE == overruled()
+    assert RELEASE == overruled(effects="deduplicated")
+    assert RELEASE == overruled(release_statuses=frozenset({status}))
+    assert KEEP == overruled(keep_statuses=frozenset({status}))
+
+
+@pytest.mark.parametrize("status", [409, 429, 500, 501, 502, 503])
 def test_nothing_is_released_past_the_point_of_no_return(status: int) -> None:
     """What would be released is quarantined: the effect may have happened."""
     assert QUARANTINE == decide(Policy(), status, past_point=True)
@@ -60,7 +98,7 @@ def test_keep_statuses_do_not_freeze_a_crash() -> None:
     """A 500 that nobody chose is an error, whatever its number; `on_error` decides."""
     policy = merge(Policy(), {"keep_statuses": frozenset({500})})
 
-    assert RELEASE == decide(policy, 500, error=ValueError())
+    assert QUARANTINE == decide(policy, 500, error=ValueError())
     assert KEEP == decide(policy, 500)
 
 

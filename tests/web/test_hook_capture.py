@@ -236,12 +236,14 @@ def test_p27_a_new_response_of_after_this_request_is_the_one_that_is_stored() ->
     assert (202, "another") == (again.status_code, again.text)
 
 
+@pytest.mark.parametrize("effects", ("plain", "deduplicated"))
 @pytest.mark.parametrize("scope", ("app", "blueprint"))
-def test_p28_a_failing_after_request_hook_leaves_nothing_completed(scope: str) -> None:
+def test_p28_a_failing_after_request_hook_leaves_nothing_completed(scope: str, effects: str) -> None:
     """
-    A commit that fails in a hook: the client gets 500, the key is released, the next attempt runs the view.
+    A commit that fails in a hook: the client gets 500. What the view did is not known; where effects allow it, the next
+    attempt runs the view.
     """
-    world = new_world()
+    world = new_world(effects=effects)
     blueprint = Blueprint("shop", __name__)
 
     @blueprint.post("/pay")
@@ -250,7 +252,7 @@ def test_p28_a_failing_after_request_hook_leaves_nothing_completed(scope: str) -
         return "paid"
 
     def commit(response: Response) -> Response:
-        if len(world.runs) == 1:
+        if len(world.runs) == 1 and response.status_code == 200:
             raise ValueError("no commit")
         return response
 
@@ -258,16 +260,19 @@ def test_p28_a_failing_after_request_hook_leaves_nothing_completed(scope: str) -
     world.app.register_blueprint(blueprint)
 
     assert 500 == world.post("/pay").status_code
-    assert ["release"] == world.settled()
-    assert 200 == world.post("/pay").status_code
-    assert 2 == len(world.runs)
+    if effects == "plain":
+        assert ["hold"] == world.settled()
+        assert (409, [1]) == (world.post("/pay").status_code, world.runs)
+    else:
+        assert ["release"] == world.settled()
+        assert (200, [1, 1]) == (world.post("/pay").status_code, world.runs)
 
 
 def test_p28_a_hook_that_turns_an_answer_into_a_500_leaves_nothing_completed() -> None:
     """
     The same, by a hook that catches its own failure.
     """
-    world = new_world()
+    world = new_world(effects="deduplicated")
 
     @world.view()
     def pay() -> str:
@@ -281,6 +286,59 @@ def test_p28_a_hook_that_turns_an_answer_into_a_500_leaves_nothing_completed() -
     assert 500 == world.post().status_code
     assert ["release"] == world.settled()
     assert 200 == world.post().status_code
+
+
+@pytest.mark.parametrize("status", (409, 429, 500, 503, 307))
+@pytest.mark.parametrize(("effects", "settled"), (("plain", "hold"), ("deduplicated", "release")))
+def test_p28_what_a_hook_says_over_a_success_does_not_mean_that_nothing_happened(
+    status: int, effects: str, settled: str
+) -> None:
+    """
+    A view's own 503 releases its key. A hook's 503 comes after the view has done its work.
+    """
+    world = new_world(effects=effects)
+    world.view()(lambda: ("paid", 201))
+    world.app.after_request(lambda response: make_response("no", status))
+
+    assert status == world.post().status_code
+    assert [settled] == world.settled()
+
+
+@pytest.mark.parametrize("answered", (401, 503))
+def test_p28_a_hook_that_words_a_refusal_of_the_view_otherwise_leaves_it_a_refusal(answered: int) -> None:
+    world = new_world()
+    world.view()(lambda: ("no", answered))
+    world.app.after_request(lambda response: make_response("no", 503))
+
+    assert 503 == world.post().status_code
+    assert ["release"] == world.settled()
+
+
+@pytest.mark.parametrize("late", ("after_request", "after_this_request"))
+@pytest.mark.parametrize("page", (200, 500, 503))
+def test_p28_a_hook_that_aborts_after_the_view_has_failed(late: str, page: int) -> None:
+    """
+    Flask makes an unhandled error of it, and the page for that may have any status.
+    """
+    world = new_world()
+    world.app.register_error_handler(500, lambda error: ("sorry", page))
+
+    @world.view()
+    def pay() -> str:
+        world.runs.append(1)
+        if late == "after_this_request":
+            after_this_request(lambda response: abort(503))
+        return "paid"
+
+    @world.app.after_request
+    def look(response: Response) -> Response:
+        if late == "after_request" and response.get_data(as_text=True) == "paid":
+            abort(503)
+        return response
+
+    assert page == world.post().status_code
+    assert "hold" == world.settled()[-1]
+    assert (409, [1]) == (world.post().status_code, world.runs)
 
 
 def test_p28_under_keep_the_500_of_a_failed_hook_is_what_is_kept() -> None:
@@ -302,7 +360,7 @@ def test_p29_a_session_that_cannot_be_saved_leaves_nothing_completed() -> None:
     """
     save_session comes after all hooks, and may fail as well.
     """
-    world = new_world()
+    world = new_world(effects="deduplicated")
 
     @world.view()
     def pay() -> str:
@@ -352,7 +410,7 @@ def test_p30_another_extensions_failing_teardown_does_not_keep_a_crash_from_bein
     with pytest.raises(LookupError):
         world.post()
 
-    assert ["release"] == world.settled()
+    assert ["hold"] == world.settled()
 
 
 @pytest.mark.parametrize("verb", ("complete", "release"))

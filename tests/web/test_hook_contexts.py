@@ -104,7 +104,7 @@ def test_p65_a_nested_request_that_finishes_does_not_settle_the_outer_one() -> N
         return response
 
     assert 500 == world.post("/outer").status_code
-    assert ["release"] == world.settled()
+    assert ["hold"] == world.settled()
 
 
 def test_p65_a_view_that_returns_another_guarded_app_as_its_response() -> None:

@@ -60,11 +60,32 @@ def test_p35_an_abort_is_stored_even_if_nobody_reads_its_body(handled: bool) -> 
 
 
 @pytest.mark.parametrize("config", PROPAGATION)
-def test_p36_an_unhandled_exception_releases_the_key_whoever_it_propagates_to(config: str) -> None:
+def test_p36_an_unhandled_exception_of_a_plain_view_quarantines_whoever_it_propagates_to(config: str) -> None:
     """
-    In production, under TESTING, DEBUG and PROPAGATE_EXCEPTIONS alike: the next attempt runs the view.
+    In production, under TESTING, DEBUG and PROPAGATE_EXCEPTIONS alike: nothing says how far the view came.
     """
     world = new_world(config=PROPAGATION[config])
+
+    @world.view()
+    def pay() -> str:
+        world.runs.append(1)
+        raise ValueError("crash")
+
+    assert post_through(world) in (500, None)
+    assert ["hold"] == world.settled()
+    assert (409, "outcome-unknown") == (world.post().status_code, world.post().json["code"])  # type: ignore[index]
+    assert 1 == len(world.runs)
+
+
+@pytest.mark.parametrize("effects", ("marked", "deduplicated"))
+@pytest.mark.parametrize("config", PROPAGATION)
+def test_p36_where_effects_allow_it_an_unhandled_exception_releases_whoever_it_propagates_to(
+    config: str, effects: str
+) -> None:
+    """
+    The next attempt runs the view.
+    """
+    world = new_world(config=PROPAGATION[config], effects=effects)
 
     @world.view()
     def pay() -> str:
@@ -167,7 +188,7 @@ def test_p37_an_interrupted_worker_past_the_point_of_no_return_quarantines() -> 
 
 
 @pytest.mark.parametrize("returned", (None, object(), 5))
-def test_p38_a_view_that_returns_nonsense_releases_the_key(returned: Any) -> None:
+def test_p38_a_view_that_returns_nonsense_has_run(returned: Any) -> None:
     """
     Raised in make_response, where no error handler is asked.
     """
@@ -175,12 +196,12 @@ def test_p38_a_view_that_returns_nonsense_releases_the_key(returned: Any) -> Non
     world.view()(lambda: returned)
 
     assert 500 == world.post().status_code
-    assert ["release"] == world.settled()
+    assert ["hold"] == world.settled()
 
 
-def test_p38_an_error_handler_that_raises_releases_the_key() -> None:
+def test_p38_an_error_handler_that_raises_leaves_no_answer() -> None:
     """
-    The 422 never became an answer.
+    The 422 never became one.
     """
     world = new_world()
 
@@ -191,10 +212,12 @@ def test_p38_an_error_handler_that_raises_releases_the_key() -> None:
     world.view()(lambda: abort(422))
 
     assert 500 == world.post().status_code
-    assert ["release"] == world.settled()
+    assert ["hold"] == world.settled()
 
 
-@pytest.mark.parametrize(("status", "settled"), ((503, "release"), (422, "complete")))
+@pytest.mark.parametrize(
+    ("status", "settled"), ((200, "complete"), (422, "complete"), (500, "hold"), (502, "hold"), (503, "release"))
+)
 def test_p39_what_an_error_handler_makes_of_an_exception_is_judged_by_its_status(status: int, settled: str) -> None:
     """
     A handler that turns an exception into an answer has chosen that answer.
@@ -351,7 +374,16 @@ def test_p42_a_307_to_another_endpoint_with_the_same_key_works_twice() -> None:
         ({}, 201, "complete"),
         ({}, 404, "complete"),
         ({}, 409, "release"),
-        ({}, 500, "release"),
+        ({}, 500, "hold"),
+        ({}, 502, "hold"),
+        ({}, 504, "hold"),
+        ({}, 501, "release"),
+        ({}, 503, "release"),
+        ({"effects": "deduplicated"}, 500, "release"),
+        ({"effects": "marked"}, 500, "release"),
+        ({"on_error": "release"}, 500, "release"),
+        ({"release_statuses": ["5xx"]}, 500, "release"),
+        ({"keep_statuses": [500]}, 500, "complete"),
         ({"keep_statuses": [409]}, 409, "complete"),
         ({"release_statuses": [201]}, 201, "release"),
         ({"on_error": "quarantine"}, 503, "hold"),

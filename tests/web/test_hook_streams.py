@@ -94,13 +94,20 @@ def test_p49_a_server_that_never_iterates_leaves_a_tombstone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("on_error", "settled"), (("release", "release"), ("keep", "complete"), ("quarantine", "hold"))
+    ("policy", "settled"),
+    (
+        ({}, "hold"),
+        ({"effects": "deduplicated"}, "release"),
+        ({"on_error": "release"}, "release"),
+        ({"on_error": "keep"}, "complete"),
+        ({"on_error": "quarantine"}, "hold"),
+    ),
 )
-def test_p49_a_generator_that_fails_is_an_unhandled_exception(on_error: str, settled: str) -> None:
+def test_p49_a_generator_that_fails_is_an_unhandled_exception(policy: dict[str, Any], settled: str) -> None:
     """
     The error policy decides, as for a view that raises.
     """
-    world = new_world(on_error=on_error)
+    world = new_world(**policy)
     streaming(world, "a", fail=ValueError("in the stream"))
     answer = begin(world)
 
@@ -325,5 +332,5 @@ def test_a_hook_that_fails_after_a_stream_was_captured_settles_by_the_failure() 
         return response
 
     assert 500 == world.post().status_code
-    assert ["release"] == world.settled()
+    assert ["hold"] == world.settled()
     assert source.closed

@@ -171,16 +171,16 @@ def test_a_tenant_at_its_limit_can_still_retry() -> None:
 
 def test_a_released_key_gives_its_place_back() -> None:
     """
-    A 500 that runs again takes up nothing in between.
+    A 503 that runs again takes up nothing in between.
     """
     world = new_world(config={"IDEMPOTENCY_QUOTA_RECORDS": 1})
 
     @world.view()
     def pay() -> tuple[str, int]:
         world.runs.append(1)
-        return "", 500 if len(world.runs) == 1 else 201
+        return "", 503 if len(world.runs) == 1 else 201
 
-    assert [500, 201] == [world.post().status_code for _ in range(2)]
+    assert [503, 201] == [world.post().status_code for _ in range(2)]
 
 
 def test_a_refused_request_leaves_nothing() -> None:

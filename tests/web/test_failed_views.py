@@ -1,0 +1,164 @@
+"""What the operator and the developer are told when a failed request quarantines its key."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from typing import Any
+
+import pytest
+from flask import Flask
+
+from flask_idempotency.engine.policy import Decision, Policy
+from flask_idempotency.engine.record import State
+from flask_idempotency.web.current import current_claim
+from flask_idempotency.web.decisions import QuarantineLog
+from flask_idempotency.web.visit import Visit
+from tests.web.apps import World, new_world
+from tests.web.cases import LEASE, NAME, paid, record, run, shop
+
+
+def failing(**policy: Any) -> World:
+    world = new_world(**policy)
+
+    @world.view(endpoint="pay")
+    def pay() -> str:
+        world.runs.append(1)
+        current_claim.point_of_no_return()
+        raise ValueError("crash")
+
+    return world
+
+
+def visit(operation: str) -> Visit:
+    return Visit(Policy(), operation, None, False, lambda visit: None)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and "A retry runs" in r.getMessage()]
+
+
+def test_the_operator_is_warned_once_per_endpoint_and_hour(caplog: pytest.LogCaptureFixture) -> None:
+    """
+    With the number of those in between, and by the clock that it is given.
+    """
+    now = 0.0
+    log = QuarantineLog(monotonic=lambda: now)
+
+    for operation in ("pay", "pay", "refund", "pay"):
+        log.quarantined(visit(operation), "status-500")
+    now = 3599.9
+    log.quarantined(visit("pay"), "error")
+    assert ["pay", "refund"] == [line.split()[0] for line in warnings(caplog)]
+    now = 3600.0
+    log.quarantined(visit("pay"), "error")
+
+    told = warnings(caplog)[2:]
+    assert 1 == len(told)
+    assert told[0].startswith("pay failed (error)")
+    assert "3 more keys of this endpoint" in told[0]
+
+
+def test_the_warning_names_the_effects_that_would_let_the_retry_run(caplog: pytest.LogCaptureFixture) -> None:
+    world = new_world()
+
+    @world.view(endpoint="pay")
+    def pay() -> tuple[str, int]:
+        return "no", 500
+
+    world.post(key="one")
+    world.post(key="two")
+
+    (line,) = warnings(caplog)
+    assert line.startswith("pay failed (status-500)")
+    assert all(f'"{effects}"' in line for effects in ("transactional", "deduplicated", "marked"))
+    assert 'on_error="release"' in line
+
+
+def test_past_the_point_only_effects_that_repeat_safely_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    world = failing(effects="marked")
+    world.post()
+
+    (line,) = warnings(caplog)
+    assert "past its point of no return" in line
+    assert 'effects="deduplicated"' in line
+    assert "transactional" not in line
+
+
+@pytest.mark.parametrize(
+    "policy",
+    (
+        {"on_error": "quarantine"},
+        {"decide": lambda response, error: "quarantine"},
+        {"on_error": "keep"},
+        {"on_error": "release"},
+        {"effects": "deduplicated"},
+    ),
+)
+def test_what_the_application_has_chosen_is_no_news(policy: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    world = new_world(**policy)
+    world.view()(lambda: ("no", 500))
+    world.post()
+
+    assert [] == warnings(caplog)
+
+
+def test_a_decision_that_is_left_to_the_rules_is_the_rules(caplog: pytest.LogCaptureFixture) -> None:
+    """
+    `decide` may decline: then the default quarantines, and says so.
+    """
+    world = new_world(decide=lambda response, error: None)
+    world.view()(lambda: ("no", 500))
+    world.post()
+
+    assert ["hold"] == world.settled()
+    assert 1 == len(warnings(caplog))
+    assert Decision.KEEP is Policy(keep_statuses=frozenset({500})).stated(response=None, status=500, error=None)
+
+
+@pytest.mark.parametrize("secrets", (["one"], ["new", "old"]))
+def test_in_debug_mode_the_problem_names_the_command_that_frees_the_key(secrets: list[str]) -> None:
+    """
+    As it stands there, it frees it; and the retry runs.
+    """
+    world = shop(secret=secrets, config={"DEBUG": True})
+    assert 500 == paid(world, Fail="yes").status_code
+
+    early = paid(world).json["detail"]
+    world.clock.advance(LEASE)
+    detail = paid(world).json["detail"]
+
+    assert "it needs --force" in early
+    assert "--force" not in detail
+    command = shlex.split(detail.split("`")[1])
+    assert ["flask", "idempotency", "release"] == command[:3]
+    done = run(world, *command[2:], "--yes")
+    assert 0 == done.exit_code, done.output
+    assert 201 == paid(world).status_code
+
+
+def test_outside_debug_mode_no_problem_names_a_record() -> None:
+    world = shop()
+    paid(world, Fail="yes")
+
+    assert "flask idempotency" not in paid(world).json["detail"]
+    assert (kept := record(world)) is not None
+    assert State.QUARANTINED is kept.state
+
+
+def test_in_debug_mode_a_record_in_this_process_is_freed_by_a_restart() -> None:
+    """
+    A command is another process, and would not find it.
+    """
+    from flask_idempotency import Idempotency
+
+    app = Flask(NAME)
+    app.config.update(DEBUG=True, PROPAGATE_EXCEPTIONS=False)
+    Idempotency(app, store="memory://", secret="s")
+    app.post("/")(lambda: ("no", 500))
+    client = app.test_client()
+
+    answers = [client.post("/", headers={"Idempotency-Key": "k"}) for _ in range(2)]
+
+    assert 409 == answers[1].status_code
+    assert "a restart frees the key" in answers[1].get_json()["detail"]
