@@ -65,7 +65,7 @@ def configuration() -> str:
         "extension is set up.\n\n## Policy\n\n"
         "Usable in `Idempotency(…)`, `idempotency.configure(blueprint, …)`, `@idempotent(…)`, and as `IDEMPOTENCY_<UPPER>`.\n"
         "The innermost that names a value decides: application, blueprint, nested blueprint, view, method of a view.\n"
-        "A profile lies below the values named beside it and above those of outer layers.\n"
+        "A value that you write at any layer beats every value that a profile brings, whichever layer names the profile.\n"
         "Durations are seconds or a `timedelta`.\n\n"
         + _table(("keyword", "default", "meaning"), policy)
         + "\n## Deployment\n\nConfiguration or `Idempotency(…)` only.\n\n"

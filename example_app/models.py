@@ -59,6 +59,8 @@ class Charge(Model):
 class Invoice(Model):
     __tablename__ = "invoices"
 
+    marker: Mapped[str | None] = mapped_column(unique=True)
+    """Which request made it. The database refuses a second invoice of one request. None: the request had no key."""
     tenant: Mapped[str]
     customer: Mapped[str]
     amount: Mapped[int]

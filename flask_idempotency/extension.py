@@ -126,7 +126,9 @@ class Idempotency:
         joint = built.engine.transactions is not None
         self._refuse_what_cannot_hold(settings, joint=joint)
         check_counted(self._loaders, settings.quota, counts=built.ledger is not None)
-        policies = Policies(app, base=settings.policy, overrides=self._overrides, joint=joint, origins=settings.origins)
+        policies = Policies(
+            app, base=settings.written, overrides=self._overrides, joint=joint, origins=settings.origins
+        )
         desk = Desk(
             engine=built.engine,
             identities=identities(settings),

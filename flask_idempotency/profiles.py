@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
-from flask_idempotency.engine.policy import Override, Policy
+from flask_idempotency.engine.policy import Override, Policy, merge
 
 DIALECT_FIELDS = (
     "header",
@@ -17,12 +18,17 @@ DIALECT_FIELDS = (
     "max_key_length",
     "keep",
     "lease",
-    "on_abandoned",
     "on_error",
     "keep_statuses",
     "release_statuses",
 )
-"""Every profile decides all of these, so that an inner layer's profile leaves nothing of an outer one's behind."""
+"""Every profile decides all of these, and no others: what becomes of an abandoned claim is the application's word."""
+
+
+IETF = "ietf"
+STATUS_LISTS = ("keep_statuses", "release_statuses")
+SERVER_ERRORS = frozenset(range(500, 600))
+"""What `on_error` is about, besides exceptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
     {
         profile.name: profile
         for profile in (
-            _profile("ietf"),
+            _profile(IETF),
             _profile(
                 "stripe",
                 body="stripe",
@@ -72,7 +78,6 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 replayed_header=(("X-Idempotency-Replay", "true"),),
                 max_key_length=128,
                 lease=300.0,
-                on_abandoned="takeover",
                 keep_statuses=frozenset(range(200, 600)),
                 on_error="keep",
             ),
@@ -83,17 +88,37 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 replayed_header=(("X-Idempotency-Replayed", "true"), ("X-Cache-Lookup", "HIT")),
                 keep=7 * 24 * 3600.0,
                 keep_statuses=frozenset(range(200, 500)),
+                on_error="release",
             ),
         )
     }
 )
 
 
-def spelled_out(layer: Override) -> Override:
-    """The layer with its profile's values laid under its own. A layer that names no profile is returned as it is."""
-    if "profile" not in layer:
-        return layer
-    return {**PROFILES[layer["profile"]].values, **layer}
+def policy_of(*layers: Override) -> Policy:
+    """Lay what was written in each layer, outermost first, over the values of the innermost profile that any names.
+
+    So every written value beats every profile's, whichever layer names the profile. A profile's statuses give way to
+    written `keep_statuses`, `release_statuses` and `on_error` as well.
+    """
+    written = dict(ChainMap(*reversed([dict(layer) for layer in layers])))
+    return merge(Policy(), {**_brought(written), **written})
+
+
+def yielding(written: Override) -> tuple[str, ...]:
+    """Name the written values to which this policy's profile has given up some of its statuses."""
+    brought, own = _brought(written), PROFILES[written.get("profile", IETF)].values
+    lists = [name for name in STATUS_LISTS if name not in written and brought[name] != own[name]]
+    return tuple(name for name in (*STATUS_LISTS, "on_error") if lists and name in written)
+
+
+def _brought(written: Override) -> Override:
+    """The values that the profile brings, without the statuses that the application has settled in other words."""
+    values = PROFILES[written.get("profile", IETF)].values
+    settled = frozenset().union(*(written.get(name, ()) for name in STATUS_LISTS))
+    if "on_error" in written:
+        settled |= SERVER_ERRORS
+    return {**values, **{name: values[name] - settled for name in STATUS_LISTS}}
 
 
 KEPT_FIELDS = frozenset(

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Any
 
 import pytest
 
-from flask_idempotency.engine.policy import Decision, Policy, merge
+from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.engine.record import OnLapse
 from flask_idempotency.profiles import (
     DIALECT_FIELDS,
@@ -12,15 +13,15 @@ from flask_idempotency.profiles import (
     PROFILES,
     allowed_fields,
     faults_of_kept,
+    policy_of,
     refused,
-    spelled_out,
 )
 
 DAY = 24 * 3600.0
 
 
-def under(name: str, **values: object) -> Policy:
-    return merge(Policy(), spelled_out({"profile": name, **values}))
+def under(name: str, **values: Any) -> Policy:
+    return policy_of({"profile": name, **values})
 
 
 @pytest.mark.parametrize(
@@ -69,17 +70,18 @@ def test_ietf_is_what_a_policy_is_without_a_profile() -> None:
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_profile_decides_the_same_fields_and_holds_together(name: str) -> None:
     """
-    What one profile leaves open, an inner layer's profile would take over from an outer one's.
+    None decides what becomes of an abandoned claim: that is the application's to say.
     """
     under(name).check(joint=False)
 
     assert set(DIALECT_FIELDS) == PROFILES[name].values.keys()
+    assert not {"effects", "on_abandoned", "on_store_down"} & PROFILES[name].values.keys()
 
 
 @pytest.mark.parametrize("outer", PROFILES)
 @pytest.mark.parametrize("inner", PROFILES)
 def test_an_inner_profile_leaves_nothing_of_the_outer_one(outer: str, inner: str) -> None:
-    assert under(inner) == merge(under(outer), spelled_out({"profile": inner}))
+    assert under(inner) == policy_of({"profile": outer}, {"profile": inner})
 
 
 def test_a_layers_own_values_lie_over_its_profile() -> None:
@@ -89,16 +91,100 @@ def test_a_layers_own_values_lie_over_its_profile() -> None:
 
 
 def test_a_layer_without_a_profile_lies_over_an_outer_profile_value_by_value() -> None:
-    policy = merge(under("x-idempotency"), spelled_out({"max_key_length": 64}))
+    policy = policy_of({"profile": "x-idempotency"}, {"max_key_length": 64})
 
     assert (64, 300.0) == (policy.max_key_length, policy.lease)
+
+
+WRITTEN: tuple[dict[str, Any], ...] = (
+    {"keep": 60.0},
+    {"lease": 7.0, "max_key_length": 9},
+    {"header": ("X-Key",), "replayed_header": (("X-Again", "yes"),)},
+    {"on_error": "release"},
+    {"on_error": None},
+    {"keep_statuses": frozenset({201})},
+    {"release_statuses": frozenset({422, 500})},
+)
+
+
+@pytest.mark.parametrize("written", WRITTEN, ids=lambda written: " ".join(written))
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_written_value_beats_a_profile_of_any_layer(profile: str, written: dict[str, Any]) -> None:
+    """
+    Whether it stands outside the profile, beside it, or within.
+    """
+    named = {"profile": profile}
+
+    assert policy_of(named, written) == policy_of(written, named) == policy_of({**named, **written})
+    assert written == {name: getattr(policy_of(written, named), name) for name in written}
+
+
+def decided(policy: Policy, status: int, error: BaseException | None = None) -> Decision:
+    return policy.decision(response=None, status=status, error=error, past_point=False)
+
+
+@pytest.mark.parametrize("name", ("stripe", "x-idempotency"))
+def test_a_written_on_error_beats_the_statuses_that_a_profile_keeps(name: str) -> None:
+    """
+    Of 5xx alone: it says nothing of the others.
+    """
+    policy = under(name, on_error="release")
+
+    assert {Decision.RELEASE} == {decided(policy, status) for status in (500, 502, 503, 599)}
+    assert Decision.RELEASE is decided(policy, 500, RuntimeError())
+    assert {Decision.KEEP} == {decided(policy, status) for status in (201, 409, 422, 429)}
+    assert Decision.QUARANTINE is decided(under(name, on_error="quarantine"), 503)
+
+
+@pytest.mark.parametrize(
+    ("effects", "status", "expected"),
+    (
+        ("plain", 500, Decision.QUARANTINE),
+        ("plain", 503, Decision.RELEASE),
+        ("deduplicated", 500, Decision.RELEASE),
+    ),
+)
+def test_a_written_none_has_effects_decide_again(effects: str, status: int, expected: Decision) -> None:
+    assert expected is decided(under("stripe", on_error=None, effects=effects), status)
+
+
+@pytest.mark.parametrize("status", (402, 500))
+def test_written_release_statuses_beat_the_statuses_that_a_profile_keeps(status: int) -> None:
+    """
+    Those that are named, and no others.
+    """
+    policy = under("stripe", release_statuses=frozenset({status}))
+
+    assert Decision.RELEASE is decided(policy, status)
+    assert Decision.KEEP is decided(policy, status + 1)
+    assert [] == policy.faults(joint=False)
+
+
+def test_written_keep_statuses_beat_a_profiles_on_error() -> None:
+    policy = under("playbook", keep_statuses=frozenset({502}))
+
+    assert (Decision.KEEP, Decision.RELEASE) == (decided(policy, 502), decided(policy, 500))
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_two_written_lists_that_name_one_status_are_refused(profile: str) -> None:
+    """
+    In one layer or in two, by a sentence that names both.
+    """
+    lists = {"keep_statuses": frozenset({409, 500}), "release_statuses": frozenset({500, 502})}
+    both = under(profile, **lists)
+    apart = policy_of({"keep_statuses": lists["keep_statuses"]}, {"release_statuses": lists["release_statuses"]})
+
+    for policy in (both, apart):
+        (fault,) = policy.faults(joint=False)
+        assert fault.startswith("keep_statuses and release_statuses both name 500:")
 
 
 @pytest.mark.parametrize("status", (200, 201, 202, 204, 301, 307, 400, 401, 404, 409, 422, 429, 500, 503, 599))
 @pytest.mark.parametrize(
     ("name", "released"),
     (
-        ("ietf", {307, 401, 409, 429, 500, 503, 599}),
+        ("ietf", {307, 401, 409, 429, 503}),
         ("stripe", set()),
         ("x-idempotency", set()),
         ("playbook", {500, 503, 599}),
@@ -106,14 +192,15 @@ def test_a_layer_without_a_profile_lies_over_an_outer_profile_value_by_value() -
 )
 def test_what_is_kept_of_an_answer_the_view_chose(name: str, released: set[int], status: int) -> None:
     decision = under(name).decision(response=None, status=status, error=None, past_point=False)
+    unknown = name == "ietf" and status in (500, 599)
 
-    assert (Decision.RELEASE if status in released else Decision.KEEP) is decision
+    assert (Decision.RELEASE if status in released else Decision.QUARANTINE if unknown else Decision.KEEP) is decision
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     (
-        ("ietf", Decision.RELEASE),
+        ("ietf", Decision.QUARANTINE),
         ("stripe", Decision.KEEP),
         ("x-idempotency", Decision.KEEP),
         ("playbook", Decision.RELEASE),
@@ -127,8 +214,14 @@ def test_what_is_kept_of_an_unhandled_error(name: str, expected: Decision) -> No
     assert expected is decision
 
 
-def test_only_x_idempotency_takes_abandoned_plain_work_over() -> None:
-    assert {"x-idempotency"} == {name for name in PROFILES if under(name).on_lapse is OnLapse.TAKEOVER}
+@pytest.mark.parametrize("name", PROFILES)
+def test_no_profile_takes_abandoned_plain_work_over(name: str) -> None:
+    """
+    `effects` decide, or the application in so many words.
+    """
+    assert OnLapse.QUARANTINE is under(name).on_lapse
+    assert OnLapse.TAKEOVER is under(name, effects="deduplicated").on_lapse
+    assert OnLapse.TAKEOVER is under(name, on_abandoned="takeover").on_lapse
 
 
 @pytest.mark.parametrize(

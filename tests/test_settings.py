@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.policy import POLICY_FIELDS, Policy, merge
-from flask_idempotency.profiles import PROFILES
+from flask_idempotency.engine.policy import POLICY_FIELDS, Policy
+from flask_idempotency.profiles import PROFILES, policy_of
 from flask_idempotency.schema import DeploymentSchema, PolicySchema
 from flask_idempotency.settings import Settings, derived_secret, load_override, load_settings
 
@@ -188,7 +188,7 @@ def test_statuses_may_be_numbers_and_classes() -> None:
 
 def test_a_profile_lies_below_the_values_named_beside_it() -> None:
     """Every single value of a profile can be overridden, in the same call."""
-    policy = merge(Policy(), load_override({"profile": "playbook", "keep": 60}, where="here"))
+    policy = policy_of(load_override({"profile": "playbook", "keep": 60}, where="here"))
 
     assert ("playbook", 60.0) == (policy.profile, policy.keep)
     assert PROFILES["playbook"].values["replayed_header"] == policy.replayed_header
@@ -199,18 +199,48 @@ def test_configuration_and_arguments_are_one_layer() -> None:
     assert 5.0 == load({"IDEMPOTENCY_LEASE": 5}, profile="stripe").policy.lease
 
 
-def test_an_inner_profile_overrides_outer_values() -> None:
-    """A blueprint that speaks another dialect speaks all of it."""
+def test_an_outer_value_beats_an_inner_profile() -> None:
+    """What the application writes anywhere beats what a profile brings: `keep` was written, and 7 days were not."""
     outer = load_override({"keep": 60}, where="app")
     inner = load_override({"profile": "playbook"}, where="blueprint")
 
-    assert 7 * 24 * 3600.0 == merge(Policy(), outer, inner).keep
+    assert ("playbook", 60.0) == ((policy := policy_of(outer, inner)).profile, policy.keep)
+
+
+LISTS = {"keep_statuses": ["5xx"], "release_statuses": [500]}
+
+
+def test_one_layer_that_keeps_and_releases_a_status_is_refused_where_it_is_written() -> None:
+    """No other layer can mend it."""
+    with pytest.raises(ConfigurationError, match="here: keep_statuses and release_statuses both name 500"):
+        load_override(LISTS, where="here")
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_an_application_that_keeps_and_releases_a_status_is_refused(profile: str) -> None:
+    """In the configuration, in the call, or one in each."""
+    with pytest.raises(ConfigurationError, match="keep_statuses and release_statuses both name 500"):
+        load({}, profile=profile, **LISTS)
+    with pytest.raises(ConfigurationError, match="keep_statuses and release_statuses both name 500"):
+        load({"IDEMPOTENCY_KEEP_STATUSES": ["5xx"]}, profile=profile, release_statuses=[500])
+
+
+@pytest.mark.parametrize("value", ("takeover", "quarantine"))
+def test_a_written_on_abandoned_stands_under_every_profile(value: str) -> None:
+    assert value == load({"IDEMPOTENCY_ON_ABANDONED": value}, profile="x-idempotency").policy.on_abandoned
+    assert load({}, profile="x-idempotency").policy.on_abandoned is None
+
+
+def test_raw_bytes_have_no_fields_to_ignore() -> None:
+    """Silently comparing them all the same would refuse retries that the application meant to let through."""
+    with pytest.raises(ConfigurationError, match='fingerprint="raw" and ignore_fields exclude each other'):
+        load({"IDEMPOTENCY_FINGERPRINT": "raw"}, ignore_fields=["/sent_at"])
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_every_profile_is_a_policy_that_holds(profile: str) -> None:
     """No bundle that ships is refused by our own check."""
-    merge(Policy(), load_override({"profile": profile}, where="here")).check(joint=False)
+    policy_of(load_override({"profile": profile}, where="here")).check(joint=False)
 
 
 def test_a_secret_of_its_own_needs_no_warning() -> None:

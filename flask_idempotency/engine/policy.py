@@ -141,11 +141,26 @@ class Policy:
                 'effects="transactional" and release_statuses below 400 exclude each other: the rows of a released answer '
                 "are rolled back, and it would tell its client otherwise."
             )
+        if both := self.keep_statuses & self.release_statuses:
+            faults.append(
+                f"keep_statuses and release_statuses both name {_some(both)}: a response is either kept, or its key runs "
+                "again. Name each status in one of them."
+            )
+        if self.fingerprint == "raw" and self.ignore_fields:
+            faults.append(
+                'fingerprint="raw" and ignore_fields exclude each other: raw bytes have no fields. Write ignore_fields=() '
+                "beside the raw fingerprint, or leave the fingerprint canonical."
+            )
         if self.lease <= 0 or self.keep <= 0 or self.max_runtime <= 0:
             faults.append("lease, keep and max_runtime must be longer than 0 seconds.")
         if self.max_runtime < self.lease:
             faults.append(f"max_runtime ({self.max_runtime:g} s) must not be shorter than lease ({self.lease:g} s).")
         return faults
+
+
+def _some(statuses: frozenset[int]) -> str:
+    first = ", ".join(map(str, sorted(statuses)[:5]))
+    return f"{first} and {len(statuses) - 5} more" if len(statuses) > 5 else first
 
 
 Override: TypeAlias = Mapping[str, Any]

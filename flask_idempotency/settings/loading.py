@@ -10,9 +10,9 @@ from typing import Any, Final
 from marshmallow import Schema, ValidationError
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.policy import POLICY_FIELDS, Override, Policy, merge
+from flask_idempotency.engine.policy import POLICY_FIELDS, Override, Policy
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.profiles import spelled_out
+from flask_idempotency.profiles import STATUS_LISTS, policy_of
 from flask_idempotency.schema import MEMORY, DeploymentSchema, PolicySchema
 from flask_idempotency.settings.encryption import faults_of_encryption, load_ring
 from flask_idempotency.settings.secrets import load_secrets
@@ -54,14 +54,17 @@ _AS_THEY_ARE: Final = (
 
 
 def load_override(values: Mapping[str, Any], *, where: str) -> Override:
-    """These policy keywords, checked and typed. A profile brings its own values, below the ones named beside it.
+    """These policy keywords, checked and typed: what was written, without what a profile brings.
 
     Raises `ConfigurationError` with every fault; `where` says in its text which call they were written in.
     """
     loaded, faults = _load(PolicySchema(), values, spell=lambda name: f"{where}: {name}")
+    both = Policy(**{name: loaded[name] for name in STATUS_LISTS if name in loaded})
+    # No other layer can mend this, so it is refused here and now.
+    faults += [f"{where}: {fault}" for fault in both.faults(joint=True)]
     if faults:
         raise ConfigurationError(*faults)
-    return spelled_out(loaded)
+    return loaded
 
 
 def load_settings(
@@ -93,7 +96,8 @@ def load_settings(
             "Set it to flask-sqlalchemy:// or a redis:// URL before this application moves money."
         )
     key_ring, faults_of_ring = load_ring(loaded.get("key_ring"))
-    policy = merge(Policy(), spelled_out({name: value for name, value in loaded.items() if name in POLICY_FIELDS}))
+    written = {name: value for name, value in loaded.items() if name in POLICY_FIELDS}
+    policy = policy_of(written)
     faults = [
         *faults,
         *more_faults,
@@ -113,6 +117,7 @@ def load_settings(
         namespace=loaded.get("namespace", app_name),
         secrets=secrets,
         policy=policy,
+        written=written,
         quota=_quota(loaded),
         key_ring=key_ring,
         compression=None if compression == "off" else compression,
@@ -130,9 +135,7 @@ def load_settings(
 def _origins(of_config: Mapping[str, Any], of_call: Mapping[str, Any]) -> dict[str, str]:
     written = {name: f"configuration {PREFIX}{name.upper()}" for name in of_config}
     written |= {name: f"Idempotency({name}=…)" for name in of_call}
-    layer = {name: value for name, value in {**of_config, **of_call}.items() if name in POLICY_FIELDS}
-    profile = f"profile {layer.get('profile')}, of {written.get('profile')}"
-    return {name: written.get(name, profile) for name in spelled_out(layer)}
+    return {name: where for name, where in written.items() if name in POLICY_FIELDS}
 
 
 def _faults_of_secret(loaded: Mapping[str, Any], secrets: tuple[bytes, ...]) -> list[str]:

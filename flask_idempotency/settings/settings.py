@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.policy import Override, Policy
 from flask_idempotency.engine.ports import Store
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.schema import DOCS_URL, MEMORY
@@ -71,7 +71,9 @@ class Settings:
     metrics: bool = False
     enabled: bool = True
     origins: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Where each value of `policy` was written that is not the default, by its name."""
+    """Where each value of `written` was written, by its name."""
+    written: Override = field(default_factory=dict, repr=False)
+    """What the application wrote of `policy`: the rest are defaults, and what its profile brings."""
     warnings: tuple[str, ...] = ()
     """What is allowed and unwise, one sentence each, for whoever starts the application to log."""
 

@@ -17,12 +17,13 @@ from flask import Blueprint, Flask, current_app
 from werkzeug.exceptions import HTTPException
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.policy import POLICY_FIELDS, Override, Policy, merge
-from flask_idempotency.profiles import PROFILES
+from flask_idempotency.engine.policy import POLICY_FIELDS, Override, Policy
+from flask_idempotency.profiles import DIALECT_FIELDS, STATUS_LISTS, policy_of, yielding
 from flask_idempotency.settings import load_override
 from flask_idempotency.web.visit import current_visit
 
 _MARK = "__idempotency__"
+_APPLICATION = "application"
 
 ViewT = TypeVar("ViewT", bound=Callable[..., Any])
 
@@ -141,12 +142,13 @@ class Policies:
         self,
         app: Flask,
         *,
-        base: Policy,
+        base: Override,
         overrides: Mapping[Blueprint, Override],
         joint: bool = False,
         origins: Mapping[str, str] | None = None,
     ) -> None:
-        """`joint`: whether records and the application's rows can be committed together. `origins`: where `base` is from."""
+        """`base`: what the application wrote for all its endpoints, and `origins` where. `joint`: whether records and the
+        application's rows can be committed together."""
         self._app = app
         self._joint = joint
         self._base = base
@@ -163,10 +165,18 @@ class Policies:
 
     def explain(self, endpoint: str, method: str) -> Explained:
         """What `resolve` says, and where each value comes from."""
-        origins = dict.fromkeys(sorted(POLICY_FIELDS), "default") | dict(self._origins)
-        for layer in self._layers(endpoint, method):
-            origins |= {name: _origin(name, layer) for name in layer.override}
-        return Explained(self.resolve(endpoint, method), origins)
+        layers = list(self._layers(endpoint, method))
+        written = {name: layer.where for layer in layers for name in layer.override}
+        values = {name: value for layer in layers for name, value in layer.override.items()}
+        written |= {name: self._origins.get(name, "") for name in written if written[name] == _APPLICATION}
+        origins = dict.fromkeys(sorted(POLICY_FIELDS), "default")
+        if "profile" in written:
+            brought = f"profile {values['profile']}, of {written['profile']}"
+            origins |= dict.fromkeys(DIALECT_FIELDS, brought)
+            if less := yielding(values):
+                # What the application has settled in other words is taken out of the profile's statuses.
+                origins |= dict.fromkeys(STATUS_LISTS, f"{brought}, less what {' and '.join(less)} settles")
+        return Explained(self.resolve(endpoint, method), origins | written)
 
     def pairs(self) -> list[tuple[str, str]]:
         """Every endpoint of the application with every method that it is routed for."""
@@ -190,7 +200,7 @@ class Policies:
 
     def _resolve(self, endpoint: str, method: str) -> Resolved:
         marks = [_mark(target) for target in self._marked(endpoint, method)]
-        policy = merge(self._base, *(layer.override for layer in self._layers(endpoint, method)))
+        policy = policy_of(*(layer.override for layer in self._layers(endpoint, method)))
         said = [mark.exempt for mark in marks if mark.exempt is not None]
         return Resolved(
             policy=policy,
@@ -201,6 +211,7 @@ class Policies:
 
     def _layers(self, endpoint: str, method: str) -> Iterator[_Layer]:
         """Outermost first."""
+        yield _Layer(_APPLICATION, self._base)
         yield from self._of_blueprints(endpoint)
         view_class = getattr(self._app.view_functions.get(endpoint), "view_class", None)
         for target in self._marked(endpoint, method):
@@ -223,15 +234,6 @@ class Policies:
         view_class = getattr(view, "view_class", None)
         parents = reversed(view_class.__mro__) if view_class is not None else ()
         yield from (*parents, view, getattr(view_class, method.lower(), None))
-
-
-def _origin(name: str, layer: _Layer) -> str:
-    """A value that is what the layer's profile says is the profile's, also where it was written once more beside it."""
-    profile = layer.override.get("profile")
-    brought = PROFILES[profile].values if profile is not None else {}
-    if name in brought and brought[name] == layer.override[name]:
-        return f"profile {profile}, of {layer.where}"
-    return layer.where
 
 
 def _mark(target: Any) -> Mark:

@@ -17,12 +17,16 @@ from tests.example_app.conftest import Customer
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "payments": ("/payments", {"account": "acc_1", "amount": 1050, "currency": "EUR"}),
     "gateway": ("/gateway/charges", {"account_id": "acc_1", "amount": 1050, "currency": "EUR"}),
+    "accounting": ("/api/invoices", {"customer": "cus_1", "amount": 4200, "currency": "EUR"}),
 }
+HEADERS = {"accounting": "X-Idempotency-Key"}
 
 
-def ask(customer: Customer, blueprint: str, moment: str) -> TestResponse:
+def ask(customer: Customer, blueprint: str, moment: str | None, *, key: str = "key-1") -> TestResponse:
     path, body = REQUESTS[blueprint]
-    return customer.send("POST", path, "key-1", {**body, "simulate": {"crash": moment}})
+    header = HEADERS.get(blueprint, "Idempotency-Key")
+    wish = {} if moment is None else {"simulate": {"crash": moment}}
+    return customer.send("POST", path, key, {**body, **wish}, header=header)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 from flask import Flask
 from sqlalchemy import func, select
 
-from example_app.models import GatewayCharge, Payment, db
+from example_app.models import GatewayCharge, Invoice, Payment, db
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.reap import Reaping
 from flask_idempotency.web.chores import janitor_of
@@ -45,7 +45,7 @@ def crash(app: Flask, blueprint: str, moment: str) -> None:
 
 def rows(app: Flask) -> int:
     with app.app_context():
-        counts = [select(func.count()).select_from(model) for model in (Payment, GatewayCharge)]
+        counts = [select(func.count()).select_from(model) for model in (Payment, GatewayCharge, Invoice)]
         return sum(db.session.scalars(count).one() for count in counts)
 
 
@@ -78,6 +78,25 @@ def test_plain_view(app: Flask, moment: str, left: int) -> None:
 
     assert (409, "1") == (answer.status_code, answer.headers["X-Executions"])
     assert left == rows(app)
+
+
+@pytest.mark.parametrize(("moment", "left"), (("before_commit", 0), ("after_commit", 1)))
+def test_view_with_a_marker(app: Flask, moment: str, left: int) -> None:
+    """
+    A retry takes over and runs again. Its marker is the first attempt's, so there is one invoice, whoever made it.
+    """
+    crash(app, "accounting", moment)
+    assert left == rows(app)
+
+    answers = [ask(Customer(app), "accounting", moment) for _ in range(2)]
+
+    assert [201, 201] == [answer.status_code for answer in answers]
+    assert [None, "true"] == [answer.headers.get("X-Idempotency-Replay") for answer in answers]
+    assert answers[0].data == answers[1].data
+    assert "2" == answers[-1].headers["X-Executions"]
+    assert 1 == rows(app)
+    assert 201 == ask(Customer(app), "accounting", None, key="key-2").status_code
+    assert 2 == rows(app)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_the_table_has_a_line_for_each_endpoint_and_what_differs_by_method() -> 
         "orders DELETE no marked taken over, or quarantined past its point 1 min 40 s 41 s playbook - exempt",
         "orders POST no marked taken over, or quarantined past its point 1 min 40 s 41 s playbook -",
         "orders PUT no marked taken over, or quarantined past its point 1 min 40 s 41 s playbook -",
-        "outer.inner.charge POST yes plain taken over 1 d 31 s stripe - claimed in the view",
+        "outer.inner.charge POST yes plain taken over 1 min 40 s 31 s stripe - claimed in the view",
         "pay PATCH,POST no plain quarantined 1 min 40 s 20 s playbook yes",
     ] == lines
 
@@ -102,7 +102,9 @@ def test_each_value_comes_from_where_it_was_written() -> None:
         "profile": "configure('outer')",
         "max_key_length": "configure('outer')",
         "replayed_header": "profile stripe, of configure('outer')",
-        "keep": "profile stripe, of configure('outer')",
+        "keep": "Idempotency(keep=…)",
+        "on_error": "profile stripe, of configure('outer')",
+        "header": "profile stripe, of configure('outer')",
         "lease": "configure('inner')",
         "on_abandoned": "configure('inner')",
         "wait": "default",
@@ -111,6 +113,24 @@ def test_each_value_comes_from_where_it_was_written() -> None:
     assert expected == {name: told[name] for name in expected}
     assert told["keep_statuses"] == told["decide"] == told["ignore_fields"]
     assert told["decide"].startswith(f"@idempotent on {__name__}.shop.")
+
+
+def test_a_profile_says_which_of_its_statuses_the_application_has_settled() -> None:
+    """
+    They are less than the profile brings, and the reader is told why.
+    """
+    world = shop()
+    refund = Blueprint("refund", __name__)
+    world.idempotency.configure(refund, profile="stripe", on_error="release")
+    refund.post("/refund", endpoint="pay")(idempotent(release_statuses=[402])(lambda: "refunded"))
+    world.app.register_blueprint(refund)
+    (row,) = said(run(world, "policy", "refund.pay", "--json"))["endpoints"]
+    kept = row["policy"]["keep_statuses"]
+
+    assert "profile stripe, of configure('refund'), less what release_statuses and on_error settles" == kept["from"]
+    assert sorted({*range(200, 500)} - {402}) == kept["value"]
+    assert "configure('refund')" == row["policy"]["on_error"]["from"]
+    assert row["policy"]["release_statuses"]["from"].startswith("@idempotent on")
 
 
 def test_what_an_application_says_comes_from_its_configuration_or_its_code() -> None:
@@ -165,7 +185,8 @@ def test_one_endpoint_is_told_value_by_value() -> None:
     values = {line.split()[0]: " ".join(line.split()[1:]) for line in told.splitlines()}
 
     assert told.startswith(
-        "outer.inner.charge POST: a vanished worker's key is taken over; has no resolver; claimed in the view\n"
+        "outer.inner.charge POST: a vanished worker's key is taken over; a failed view's is kept with its answer; has no "
+        "resolver; claimed in the view\n"
     )
     assert values["keep_statuses"].startswith("200-299, 404 @idempotent on")
     assert values["decide"].startswith("tests.web.test_cli_policy.decide @idempotent on")
@@ -178,7 +199,10 @@ def test_one_endpoint_is_told_value_by_value() -> None:
 def test_a_resolver_is_named_by_its_endpoint() -> None:
     told = run(shop(), "policy", "pay").output
 
-    assert told.startswith("pay PATCH,POST: a vanished worker's key is quarantined; asks its resolver\n")
+    assert told.startswith(
+        "pay PATCH,POST: a vanished worker's key is quarantined; a failed view's is released; asks its resolver\n"
+    )
+    assert "on_abandoned by effects default" in " ".join(told.split())
 
 
 def test_an_endpoint_that_is_not_there_is_refused_and_one_out_of_scope_says_so() -> None:

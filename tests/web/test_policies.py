@@ -11,13 +11,12 @@ from flask import Blueprint, Flask
 from flask.views import MethodView
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.policy import Policy
 from flask_idempotency.web.policies import Policies, claim_here, exempt, idempotent
 from tests.web.apps import new_world
 
 
 def policies(app: Flask, overrides: Any = None, **base: Any) -> Policies:
-    return Policies(app, base=Policy(**base), overrides=overrides or {})
+    return Policies(app, base=base, overrides=overrides or {})
 
 
 def test_decorators_return_the_very_function() -> None:
@@ -83,6 +82,21 @@ def test_layers_merge_from_the_application_to_the_method() -> None:
         post.lease,
     )
     assert (6.0, 6, 5.0, 5) == (post.wait, post.max_body, put.wait, put.max_body)
+
+
+def test_what_was_written_outside_beats_a_profile_that_is_named_inside() -> None:
+    """
+    At any layer: in the application, a blueprint, or a view.
+    """
+    app = Flask(__name__)
+    shop = Blueprint("shop", __name__)
+    view = idempotent(profile="stripe", release_statuses=[402])(lambda: "x")
+    shop.add_url_rule("/pay", "pay", view, methods=["POST"])
+    app.register_blueprint(shop)
+    policy = policies(app, {shop: {"keep": 5.0}}, on_error="release").resolve("shop.pay", "POST").policy
+
+    assert ("stripe", "release", 5.0) == (policy.profile, policy.on_error, policy.keep)
+    assert frozenset(range(200, 500)) - {402} == policy.keep_statuses
 
 
 def test_a_resolution_is_made_once() -> None:

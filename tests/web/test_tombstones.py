@@ -9,9 +9,9 @@ import pytest
 from flask import Response
 
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.policy import Policy, merge
+from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.result import Result
-from flask_idempotency.profiles import spelled_out
+from flask_idempotency.profiles import policy_of
 from flask_idempotency.web.responses import capture, revive
 from tests.web.remembering import Remembering
 
@@ -92,7 +92,7 @@ def test_a_tombstone_has_the_first_status_and_a_problem_for_a_body(
     """
     What described the lost body is gone; where the result is to be found stays.
     """
-    policy = merge(Policy(), spelled_out({"profile": profile}))
+    policy = policy_of({"profile": profile})
     again = revive(TOMBSTONE, policy=policy, response_class=Response)
 
     assert "201 Made" == again.status

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 from flask.cli import with_appcontext
 
-from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.engine.record import OnLapse
 from flask_idempotency.operations.spelling import span
 from flask_idempotency.web.cli.group import Refused, as_json_option, giving_up, policies, state, table
@@ -18,6 +18,9 @@ from flask_idempotency.web.policies import Explained, Policies
 
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """Never in scope, whatever a policy says."""
+
+_BY_EFFECTS: Final = frozenset({"on_abandoned", "on_error"})
+"""Where no value is one: then `effects` decide."""
 
 _HEAD = ("endpoint", "methods", "required", "effects", "on abandoned", "keep", "lease", "profile", "resolver", "")
 
@@ -84,6 +87,21 @@ def abandoned(policy: Policy) -> str:
     return "taken over, or quarantined past its point" if policy.effects == "marked" else "taken over"
 
 
+def failed(policy: Policy) -> str:
+    """What becomes of a key whose view has failed, by the default rules."""
+    match policy.on_error:
+        case "release":
+            return "released"
+        case "keep":
+            return "kept with its answer"
+        case "quarantine":
+            return "quarantined"
+        case None:
+            decision = policy.settled_as(None, past_point=False)
+            by_default = "released" if decision is Decision.RELEASE else "quarantined"
+            return f"{by_default}, or quarantined past its point" if policy.effects == "marked" else by_default
+
+
 def _scope(row: Row) -> str:
     resolved = row.explained.resolved
     return "exempt" if resolved.exempt else "claimed in the view" if resolved.deferred else ""
@@ -107,9 +125,16 @@ def _as_line(row: Row) -> tuple[str, ...]:
 
 def _as_text(row: Row) -> str:
     policy, origins = row.policy, row.explained.origins
-    values = [(field.name, _spelled(getattr(policy, field.name)), origins[field.name]) for field in fields(Policy)]
+    values = [
+        (field.name, _spelled(field.name, getattr(policy, field.name)), origins[field.name]) for field in fields(Policy)
+    ]
     resolver = "asks its resolver" if row.resolver else "has no resolver"
-    facts = [f"a vanished worker's key is {abandoned(policy)}", resolver, *filter(None, [_scope(row)])]
+    facts = [
+        f"a vanished worker's key is {abandoned(policy)}",
+        f"a failed view's is {failed(policy)}",
+        resolver,
+        *filter(None, [_scope(row)]),
+    ]
     return f"{row.endpoint} {','.join(row.methods)}: {'; '.join(facts)}\n" + table(("value", "is", "from"), values)
 
 
@@ -126,6 +151,7 @@ def _as_object(row: Row) -> dict[str, object]:
         "deferred": resolved.deferred,
         "resolver": row.resolver,
         "abandoned": row.policy.on_lapse.value,
+        "failed": failed(row.policy),
         "policy": values,
     }
 
@@ -143,8 +169,10 @@ def _plain(value: Any) -> Any:
             return value
 
 
-def _spelled(value: Any) -> str:
+def _spelled(name: str, value: Any) -> str:
     match _plain(value):
+        case None if name in _BY_EFFECTS:
+            return "by effects"
         case None | []:
             return "-"
         case bool(said):
