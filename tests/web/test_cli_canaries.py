@@ -52,6 +52,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         (*NAMED, *WHY, "--happened", "--status", "201", "--header", f"wrong {BODY}"),
     ),
     "rotate": ((),),
+    "seal": ((),),
     "show": (NAMED, (KEY,), ("--key", f"{KEY} with a space", *NAMED[2:]), ("--key", KEY, *NAMED[2:4], "--anonymous")),
     "stats": ((),),
 }
