@@ -207,7 +207,7 @@ def test_an_outer_value_beats_an_inner_profile() -> None:
     assert ("playbook", 60.0) == ((policy := policy_of(outer, inner)).profile, policy.keep)
 
 
-LISTS = {"keep_statuses": ["5xx"], "release_statuses": [500]}
+LISTS: dict[str, Any] = {"keep_statuses": ["5xx"], "release_statuses": [500]}
 
 
 def test_one_layer_that_keeps_and_releases_a_status_is_refused_where_it_is_written() -> None:
