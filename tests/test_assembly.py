@@ -68,7 +68,7 @@ def test_a_mistyped_url_does_not_show_its_password() -> None:
 def test_replicas_are_waited_for_in_redis_alone(store: Any) -> None:
     """Elsewhere the setting would be a promise that nobody keeps."""
     with pytest.raises(ConfigurationError, match=r"IDEMPOTENCY_REPLICAS.*Remove this"):
-        Idempotency(Flask("shop"), store=store, secret="s", replicas=1)
+        Idempotency(Flask("shop"), store=store, secret="s-9f2c47d1e8b35a60", replicas=1)
 
 
 def test_replicas_are_the_stores_to_wait_for() -> None:
@@ -99,7 +99,7 @@ def test_an_evicting_redis_is_refused_at_start(start_redis: StartRedis, redis_ki
     server = start_redis(redis_kind, "--maxmemory-policy", "allkeys-lru")
 
     with pytest.raises(ConfigurationError, match="noeviction"):
-        Idempotency(Flask("shop"), store=server.url, secret="s")
+        Idempotency(Flask("shop"), store=server.url, secret="s-9f2c47d1e8b35a60")
 
 
 def test_one_object_serves_two_applications() -> None:
@@ -129,7 +129,11 @@ def test_setting_up_twice_is_an_error() -> None:
 def test_switched_off_leaves_the_application_alone() -> None:
     """`IDEMPOTENCY_ENABLED=False`: not one hook, and no store either."""
     app = Flask("shop")
-    app.config.update(IDEMPOTENCY_ENABLED=False, IDEMPOTENCY_STORE="redis://203.0.113.1", IDEMPOTENCY_SECRET="s")
+    app.config.update(
+        IDEMPOTENCY_ENABLED=False,
+        IDEMPOTENCY_STORE="redis://203.0.113.1",
+        IDEMPOTENCY_SECRET="s-9f2c47d1e8b35a60",
+    )
     Idempotency(app)
 
     assert not app.before_request_funcs

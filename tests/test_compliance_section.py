@@ -17,7 +17,7 @@ README = Path(__file__).parent.parent / "README.md"
 def test_its_three_settings_and_a_principal_switch_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
     section = README.read_text(encoding="utf-8").split("\n## Compliance\n")[1].split("\n## ")[0]
     (block,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-    monkeypatch.setenv("IDEMPOTENCY_SECRET", "kept elsewhere")
+    monkeypatch.setenv("IDEMPOTENCY_SECRET", "only-tests-9f2c47d1e8b35a60c1d47be2")
     monkeypatch.setenv("PAYMENT_KEYS", generate("2026-11"))
     app = Flask("documented")
 

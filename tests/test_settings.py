@@ -13,7 +13,7 @@ from flask_idempotency.profiles import PROFILES, policy_of
 from flask_idempotency.schema import DeploymentSchema, PolicySchema
 from flask_idempotency.settings import Settings, derived_secret, load_override, load_settings
 
-BASE = {"IDEMPOTENCY_STORE": "redis://127.0.0.1", "IDEMPOTENCY_SECRET": "s"}
+BASE = {"IDEMPOTENCY_STORE": "redis://127.0.0.1", "IDEMPOTENCY_SECRET": "s-9f2c47d1e8b35a60"}
 
 
 def load(config: dict[str, Any] | None = None, *, lenient: bool = False, **arguments: Any) -> Settings:
@@ -98,7 +98,7 @@ def test_an_empty_namespace_is_refused() -> None:
 
 def test_settings_do_not_show_what_must_stay_secret() -> None:
     """A debug page prints them."""
-    settings = load({"IDEMPOTENCY_STORE": "redis://:canary@127.0.0.1", "IDEMPOTENCY_SECRET": "canary"})
+    settings = load({"IDEMPOTENCY_STORE": "redis://:canary@127.0.0.1", "IDEMPOTENCY_SECRET": "canary-9f2c47d1e8b35a60"})
 
     assert "canary" not in repr(settings)
 
@@ -107,7 +107,7 @@ def test_a_derived_secret_can_be_named_when_it_is_replaced() -> None:
     """Giving an application a secret of its own is a rotation like any other: no key becomes new."""
     before = load_settings({"IDEMPOTENCY_STORE": "redis://h", "SECRET_KEY": "k"}, {}, app_name="shop", lenient=True)
 
-    after = load({"IDEMPOTENCY_SECRET": ["own", derived_secret("k")]})
+    after = load({"IDEMPOTENCY_SECRET": ["own-9f2c47d1e8b35a60", derived_secret("k")]})
 
     assert before.secrets[0] == after.secrets[-1]
 
@@ -245,14 +245,14 @@ def test_every_profile_is_a_policy_that_holds(profile: str) -> None:
 
 def test_a_secret_of_its_own_needs_no_warning() -> None:
     """The list of a rotation keeps its order: newest first."""
-    settings = load({"IDEMPOTENCY_SECRET": ["new", b"old"], "SECRET_KEY": "k"})
+    settings = load({"IDEMPOTENCY_SECRET": ["new-9f2c47d1e8b35a60", b"old-9f2c47d1e8b35a60"], "SECRET_KEY": "k"})
 
-    assert ((b"new", b"old"), ()) == (settings.secrets, settings.warnings)
+    assert ((b"new-9f2c47d1e8b35a60", b"old-9f2c47d1e8b35a60"), ()) == (settings.secrets, settings.warnings)
 
 
 def test_a_derived_secret_warns_outside_debug_and_testing() -> None:
     """Rotating SECRET_KEY would run payments again; that must not come as a surprise."""
-    config = {"IDEMPOTENCY_STORE": "redis://127.0.0.1", "SECRET_KEY": "k"}
+    config = {"IDEMPOTENCY_STORE": "redis://127.0.0.1", "SECRET_KEY": "k-9f2c47d1e8b35a60"}
 
     strict = load_settings(config, {}, app_name="shop", lenient=False)
     lenient = load_settings(config, {}, app_name="shop", lenient=True)
@@ -260,7 +260,7 @@ def test_a_derived_secret_warns_outside_debug_and_testing() -> None:
     assert "rotating SECRET_KEY" in strict.warnings[0]
     assert not lenient.warnings
     assert strict.secrets == lenient.secrets
-    assert (b"k",) != strict.secrets
+    assert (b"k-9f2c47d1e8b35a60",) != strict.secrets
 
 
 @pytest.mark.parametrize("secret", ["", [], [""], 5, ["new", None]])

@@ -18,7 +18,7 @@ RING = {"2026-11": KEY, "2025-11": OLD}
 WHOLE: dict[str, Any] = {
     "encryption": "required",
     "store": "rediss://:canary@cache/0",
-    "secret": "canary",
+    "secret": "canary-9f2c47d1e8b35a60c1d47be2a5583f09",
     "key_ring": RING,
 }
 
@@ -53,7 +53,11 @@ def test_required_starts_when_everything_is_there() -> None:
         ({"secret": None}, "IDEMPOTENCY_SECRET: is not set", "outside the store"),
         ({"secret": None, "store": "memory://"}, "IDEMPOTENCY_SECRET: is not set", "made at random"),
         ({"store": "redis://:canary@cache"}, "IDEMPOTENCY_STORE: names a Redis", "rediss://"),
-        ({"store": "redis://cache/0", "secret": ["canary"]}, "IDEMPOTENCY_STORE: names a Redis", "PLAINTEXT_TRANSPORT"),
+        (
+            {"store": "redis://cache/0", "secret": ["canary-9f2c47d1e8b35a60c1d47be2a5583f09"]},
+            "IDEMPOTENCY_STORE: names a Redis",
+            "PLAINTEXT_TRANSPORT",
+        ),
         (
             {"store": FaultyStore(MemoryStore())},
             "IDEMPOTENCY_ENCRYPTION is required, and the store (FaultyStore)",
@@ -152,7 +156,7 @@ def test_what_was_chosen_goes_before_what_encryption_would_have() -> None:
 
 @pytest.mark.parametrize("name", ("encryption", "compression", "audit_names", "allow_plaintext_transport"))
 def test_other_words_are_refused(name: str) -> None:
-    settings: dict[str, Any] = {"secret": "s", name: "perhaps"}
+    settings: dict[str, Any] = {"secret": "only-tests-9f2c47d1e8b35a60c1d47be2", name: "perhaps"}
 
     assert any(text.startswith(f"IDEMPOTENCY_{name.upper()}: ") for text in faults(**settings))
 
@@ -197,12 +201,21 @@ def test_the_ring_may_be_a_provider_of_ones_own_and_is_never_shown() -> None:
             "tenants and principals hashed; quotas off; compression off",
         ),
         (
-            {"secret": "s", "store": "sqlite:///x", "redis_url": "redis://:canary@cache", "key_ring": RING},
+            {
+                "secret": "only-tests-9f2c47d1e8b35a60c1d47be2",
+                "store": "sqlite:///x",
+                "redis_url": "redis://:canary@cache",
+                "key_ring": RING,
+            },
             False,
             "store sqlite behind redis; encryption off, newest key 2026-11, 2 in the ring; names of tenants and principals in "
             "clear; quotas off; compression zlib",
         ),
-        ({"enabled": False, "secret": "s"}, False, "switched off by IDEMPOTENCY_ENABLED"),
+        (
+            {"enabled": False, "secret": "only-tests-9f2c47d1e8b35a60c1d47be2"},
+            False,
+            "switched off by IDEMPOTENCY_ENABLED",
+        ),
     ),
 )
 def test_one_line_says_what_is_on(settings: dict[str, Any], loader: bool, line: str) -> None:

@@ -19,7 +19,7 @@ from flask_idempotency.stores.redis.store import RedisStore
 def loaded(*, lenient: bool = False, **config: Any) -> Settings:
     named = {f"IDEMPOTENCY_{name.upper()}": value for name, value in config.items()}
     return load_settings(
-        {"IDEMPOTENCY_SECRET": "s", "IDEMPOTENCY_STORE": "redis://localhost"} | named,
+        {"IDEMPOTENCY_SECRET": "s-9f2c47d1e8b35a60", "IDEMPOTENCY_STORE": "redis://localhost"} | named,
         {},
         app_name="shop",
         lenient=lenient,

@@ -26,13 +26,13 @@ def test_quotas_are_whole_numbers_and_a_rate(settings: dict[str, Any], quota: Qu
     """
     Nothing set is None, so that nothing is counted.
     """
-    assert quota == load(secret="s", **settings).quota
+    assert quota == load(secret="s-9f2c47d1e8b35a60", **settings).quota
 
 
 @pytest.mark.parametrize("name", ("quota_records", "quota_bytes", "quota_in_flight"))
 @pytest.mark.parametrize("value", (-1, 1.5, "5", True))
 def test_what_is_no_whole_number_is_refused(name: str, value: Any) -> None:
-    (told,) = faults(secret="s", **{name: value})
+    (told,) = faults(secret="s-9f2c47d1e8b35a60", **{name: value})
 
     assert told.startswith(f"IDEMPOTENCY_{name.upper()}: ")
 
@@ -50,7 +50,7 @@ def test_what_no_store_can_count_to_is_refused(name: str, value: Any) -> None:
     """
     Else a database says so at the first claim, and all of them are 500. The remedy is no limit at all.
     """
-    (told,) = faults(secret="s", **{name: value})
+    (told,) = faults(secret="s-9f2c47d1e8b35a60", **{name: value})
 
     assert told.startswith(f"IDEMPOTENCY_{name.upper()}: ")
     assert "2**53" in told
@@ -60,7 +60,13 @@ def test_what_no_store_can_count_to_is_refused(name: str, value: Any) -> None:
 def test_what_every_store_can_count_to_is_not() -> None:
     most = 2**53
 
-    quota = load(secret="s", quota_records=most, quota_bytes=most, quota_in_flight=most, quota_new_keys=(most, 1)).quota
+    quota = load(
+        secret="s-9f2c47d1e8b35a60",
+        quota_records=most,
+        quota_bytes=most,
+        quota_in_flight=most,
+        quota_new_keys=(most, 1),
+    ).quota
 
     assert Quota(most, most, most, NewKeys(most, 1.0)) == quota
 
@@ -70,6 +76,6 @@ def test_what_every_store_can_count_to_is_not() -> None:
     (5, "10 60", (10,), (10, 0), (10, -1), (10, float("inf")), (1.5, 60), (True, 60), (-1, 60), (1, "60"), (1, 1e9)),
 )
 def test_what_is_no_rate_is_refused(value: Any) -> None:
-    (told,) = faults(secret="s", quota_new_keys=value)
+    (told,) = faults(secret="s-9f2c47d1e8b35a60", quota_new_keys=value)
 
     assert told.startswith("IDEMPOTENCY_QUOTA_NEW_KEYS: ")

@@ -21,7 +21,7 @@ from tests.test_settings_encryption import faults, load
 
 @pytest.mark.parametrize(("settings", "shards"), (({}, 1), ({"tenant_shards": 1}, 1), ({"tenant_shards": 256}, 256)))
 def test_a_tenant_has_one_part_unless_somebody_says_otherwise(settings: dict[str, Any], shards: int) -> None:
-    loaded = load(secret="s", **settings)
+    loaded = load(secret="s-9f2c47d1e8b35a60", **settings)
 
     assert shards == loaded.tenant_shards
     assert [shards] == [len(identity.tenant_ids("shop", "acme")) for identity in identities(loaded)]
@@ -30,7 +30,7 @@ def test_a_tenant_has_one_part_unless_somebody_says_otherwise(settings: dict[str
 
 @pytest.mark.parametrize("value", (0, -1, 257, 1.5, "4", True))
 def test_what_is_no_number_of_parts_is_refused(value: Any) -> None:
-    (told,) = faults(secret="s", tenant_shards=value)
+    (told,) = faults(secret="s-9f2c47d1e8b35a60", tenant_shards=value)
 
     assert told.startswith("IDEMPOTENCY_TENANT_SHARDS: ")
 
@@ -45,8 +45,8 @@ def test_a_store_without_partitions_has_none_to_outgrow(store: Any, tmp_path: Pa
     store = store.format(tmp_path) if isinstance(store, str) else store
 
     with pytest.raises(ConfigurationError, match=r"IDEMPOTENCY_TENANT_SHARDS: .*has no partitions"):
-        Idempotency(Flask("shop"), store=store, secret="s", tenant_shards=2)
-    Idempotency(Flask("shop"), store=store, secret="s", tenant_shards=1)
+        Idempotency(Flask("shop"), store=store, secret="s-9f2c47d1e8b35a60", tenant_shards=2)
+    Idempotency(Flask("shop"), store=store, secret="s-9f2c47d1e8b35a60", tenant_shards=1)
 
 
 def test_a_redis_may_have_several() -> None:
@@ -56,18 +56,24 @@ def test_a_redis_may_have_several() -> None:
     client = fakeredis.FakeRedis()
     two = RedisStore(client, rules=MemoryRules(shards=2, after_loss="run"))
 
-    Idempotency(Flask("shop"), store=client, secret="s", tenant_shards=2, after_loss="run")
-    Idempotency(Flask("shop"), store=two, secret="s", tenant_shards=2)
+    Idempotency(Flask("shop"), store=client, secret="s-9f2c47d1e8b35a60", tenant_shards=2, after_loss="run")
+    Idempotency(Flask("shop"), store=two, secret="s-9f2c47d1e8b35a60", tenant_shards=2)
     for shards in (1, 3):
         with pytest.raises(ConfigurationError, match=rf"is {shards}, and the store was made for 2"):
-            Idempotency(Flask("shop"), store=two, secret="s", tenant_shards=shards)
+            Idempotency(Flask("shop"), store=two, secret="s-9f2c47d1e8b35a60", tenant_shards=shards)
 
 
 def test_a_quota_that_cannot_be_divided_is_refused_at_start() -> None:
     """
     Each by a sentence that begins with its setting, and says what to do.
     """
-    told = faults(secret="s", tenant_shards=16, quota_records=15, quota_new_keys=(3, 60), quota_in_flight=0)
+    told = faults(
+        secret="s-9f2c47d1e8b35a60",
+        tenant_shards=16,
+        quota_records=15,
+        quota_new_keys=(3, 60),
+        quota_in_flight=0,
+    )
 
     assert ["IDEMPOTENCY_QUOTA_RECORDS: 15", "IDEMPOTENCY_QUOTA_NEW_KEYS: 3"] == [
         each.split(" cannot")[0] for each in told
@@ -79,6 +85,12 @@ def test_a_quota_that_can_be_is_not() -> None:
     """
     The settings say what a tenant may have, and not what a part of it may.
     """
-    quota = load(secret="s", tenant_shards=16, quota_records=16, quota_new_keys=(17, 60), quota_in_flight=0).quota
+    quota = load(
+        secret="s-9f2c47d1e8b35a60",
+        tenant_shards=16,
+        quota_records=16,
+        quota_new_keys=(17, 60),
+        quota_in_flight=0,
+    ).quota
 
     assert Quota(records=16, in_flight=0, new_keys=NewKeys(17, 60.0)) == quota

@@ -43,7 +43,9 @@ class DeploymentSchema(PolicySchema):
     )
     secret = fields.Raw(
         metadata={
-            "doc": "Derives every storage key: a string, or a list of them, oldest last, during a rotation.",
+            "doc": "Derives every storage key: a string, or a list of them, oldest last, during a rotation. At least 16 random "
+            "bytes, 32 with encryption `required`: `python -c 'import secrets; print(secrets.token_urlsafe(32))'`. In debug "
+            "and testing any will do.",
             "default": "derived from `SECRET_KEY`, with a warning",
         }
     )

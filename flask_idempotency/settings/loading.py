@@ -15,7 +15,7 @@ from flask_idempotency.engine.quota import Quota
 from flask_idempotency.profiles import STATUS_LISTS, policy_of
 from flask_idempotency.schema import MEMORY, DeploymentSchema, PolicySchema
 from flask_idempotency.settings.encryption import faults_of_encryption, load_ring
-from flask_idempotency.settings.secrets import load_secrets
+from flask_idempotency.settings.secrets import MAKE_ONE, load_secrets, weak_secrets
 from flask_idempotency.settings.settings import REDIS_SCHEMES, Settings
 
 PREFIX: Final = "IDEMPOTENCY_"
@@ -95,6 +95,8 @@ def load_settings(
             "IDEMPOTENCY_STORE is memory://: keys are forgotten at every restart and unknown to every other process. "
             "Set it to flask-sqlalchemy:// or a redis:// URL before this application moves money."
         )
+    weak, unwise = _weak_secrets(loaded, secrets, lenient=lenient)
+    warnings += unwise
     key_ring, faults_of_ring = load_ring(loaded.get("key_ring"))
     written = {name: value for name, value in loaded.items() if name in POLICY_FIELDS}
     policy = policy_of(written)
@@ -102,6 +104,7 @@ def load_settings(
         *faults,
         *more_faults,
         *_faults_of_secret(loaded, secrets),
+        *weak,
         *faults_of_ring,
         *faults_of_encryption(loaded, config, identified=identified),
         *_faults_of_place(loaded, policy, in_memory=in_memory),
@@ -143,8 +146,18 @@ def _faults_of_secret(loaded: Mapping[str, Any], secrets: tuple[bytes, ...]) -> 
         return []
     return [
         "IDEMPOTENCY_SECRET: must be a non-empty string or a list of them. "
-        "Set it (or SECRET_KEY) to a long random value that is kept outside the store."
+        f"Set it (or SECRET_KEY) to a long random value that is kept outside the store. {MAKE_ONE}."
     ]
+
+
+def _weak_secrets(
+    loaded: Mapping[str, Any], secrets: tuple[bytes, ...], *, lenient: bool
+) -> tuple[list[str], list[str]]:
+    required = loaded.get("encryption") == "required"
+    # One that is missing under `required` is a fault already, and one that names nothing is none.
+    if not loaded.get("enabled", True) or (required and loaded.get("secret") is None):
+        return [], []
+    return weak_secrets(secrets, required=required, lenient=lenient)
 
 
 def _faults_of_place(loaded: Mapping[str, Any], policy: Policy, *, in_memory: bool) -> list[str]:

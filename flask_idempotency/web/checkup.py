@@ -23,6 +23,7 @@ from flask_idempotency.operations.checks.timeouts import Endpoint
 from flask_idempotency.operations.doctor import Check, Examination, examine
 from flask_idempotency.operations.keys import keys_status
 from flask_idempotency.settings import Settings, derived_secret
+from flask_idempotency.settings.secrets import is_same, weak_secrets
 from flask_idempotency.settings.transport import exposure
 from flask_idempotency.web.chores import intervals, work_of
 from flask_idempotency.web.loaders import Loaders
@@ -50,7 +51,7 @@ def examination_of(
     checks = [
         *_of_store(app, built, settings, state.loaders, state.policies),
         Check("store-kind", lambda: _store_kind(settings, lenient=app.debug or app.testing)),
-        Check("secret", lambda: _secret(settings, app.config.get("SECRET_KEY"))),
+        Check("secret", lambda: _secret(settings, app.config, lenient=app.debug or app.testing)),
         Check("transport", lambda: _transport(settings, app.config)),
         Check("worker-timeout", lambda: timeouts.worker_timeout(endpoints(), seconds=worker)),
         Check(
@@ -160,9 +161,18 @@ def _store_kind(settings: Settings, *, lenient: bool) -> list[Finding]:
     return [Finding("store-kind", Verdict.FINE, f"The store is {kind or 'made by a function'}.")]
 
 
-def _secret(settings: Settings, secret_key: str | bytes | None) -> list[Finding]:
-    findings = []
-    if secret_key and settings.secrets[0] == derived_secret(secret_key):
+def _secret(settings: Settings, config: Mapping[str, Any], *, lenient: bool) -> list[Finding]:
+    """Whether the secret is one of its own, and strong. Flask's SECRET_KEY_FALLBACKS are keys of the application too."""
+    required = settings.encryption == "required"
+    faults, unwise = weak_secrets(settings.secrets, required=required, lenient=False)
+    verdict = Verdict.ADVICE if lenient and not required else Verdict.FAULT
+    findings = [Finding("secret", verdict, fault, _ROTATE) for fault in faults]
+    findings += [Finding("secret", Verdict.ADVICE, text, _DROP) for text in unwise]
+    keys = [config.get("SECRET_KEY"), *(config.get("SECRET_KEY_FALLBACKS") or ())]
+    if any(is_same(secret, keys) for secret in settings.secrets[:1]):
+        text = "IDEMPOTENCY_SECRET is SECRET_KEY itself: whoever rotates one has to rotate the other, or retries run again."
+        findings.append(Finding("secret", Verdict.ADVICE, text, _ROTATE))
+    elif any(key and settings.secrets[0] == derived_secret(key) for key in keys):
         text = "The secret is derived from SECRET_KEY: whoever rotates that makes every key new, and retries run again."
         remedy = (
             "Set IDEMPOTENCY_SECRET to [a value of its own, flask_idempotency.settings.derived_secret(SECRET_KEY)], and drop "
@@ -174,11 +184,12 @@ def _secret(settings: Settings, secret_key: str | bytes | None) -> list[Finding]
             f"A rotation of the secret is not at its end: {len(settings.secrets)} are listed, and every new key is claimed "
             "under each."
         )
-        remedy = (
-            "Drop the last one from IDEMPOTENCY_SECRET when one `keep` has passed since every process knows the first."
-        )
-        findings.append(Finding("secret", Verdict.ADVICE, text, remedy))
+        findings.append(Finding("secret", Verdict.ADVICE, text, _DROP))
     return findings or [Finding("secret", Verdict.FINE, "One secret names the records, and it is not SECRET_KEY.")]
+
+
+_ROTATE = "Set IDEMPOTENCY_SECRET to [a new random value, the one in use], and drop the second after one `keep`."
+_DROP = "Drop the last one from IDEMPOTENCY_SECRET when one `keep` has passed since every process knows the first."
 
 
 def _transport(settings: Settings, config: Mapping[str, Any]) -> list[Finding]:

@@ -19,7 +19,7 @@ from flask_idempotency.engine.ports import Store
 from flask_idempotency.signals import SIGNALS
 from tests.compliance.vaults import VAULTS, Vault
 
-SECRET = "kept outside the store"
+SECRET = "kept outside the store: 9f2c47d1e8b35a60c1d47be2"
 RING = "2026-11:" + base64.b64encode(bytes(range(32))).decode()
 
 

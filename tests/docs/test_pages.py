@@ -58,7 +58,7 @@ def test_links_between_pages_lead_somewhere(path: Path) -> None:
 def surroundings() -> dict[str, Any]:
     """What a snippet may take for granted: an application, and names that its text does not define."""
     app = Flask("documentation")
-    app.config["IDEMPOTENCY_SECRET"] = "documented"
+    app.config["IDEMPOTENCY_SECRET"] = "s-9f2c47d1e8b35a60"
     return {
         **vars(flask_idempotency),
         "__name__": "documented",  # no package's: an instance folder goes where the test is
@@ -83,7 +83,7 @@ def test_every_python_block_runs(block: str, monkeypatch: pytest.MonkeyPatch, tm
     """As written; only a Redis is replaced by memory, for the snippet is not about it."""
     monkeypatch.chdir(tmp_path)  # where a relative database is made
     monkeypatch.setattr("flask_idempotency.assembly._redis_store", lambda *arguments: MemoryStore())
-    monkeypatch.setenv("IDEMPOTENCY_SECRET", "documented")
+    monkeypatch.setenv("IDEMPOTENCY_SECRET", "s-9f2c47d1e8b35a60")
     installed = ModuleType("flask_idempotency.janitor")
     installed.__path__ = [str(ROOT / "janitor")]  # where it is in a checkout
     monkeypatch.setitem(sys.modules, installed.__name__, installed)
@@ -108,6 +108,7 @@ def test_what_the_transactional_page_says_is_enough_to_pay(monkeypatch: pytest.M
     """Its application and the ways to its tables: ours and the application's own, neither of which makes the other's."""
     page = (HERE / "transactional.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("IDEMPOTENCY_SECRET", "s-9f2c47d1e8b35a60")
     names = surroundings()
     exec(compile(BLOCK.findall(page)[0], "documentation", "exec", dont_inherit=True), names)  # noqa: S102 - our own page
     app, db = names["app"], names["db"]

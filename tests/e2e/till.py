@@ -59,7 +59,7 @@ class Till:
     def __post_init__(self) -> None:
         self.app = app = Flask("till")
         app.config.update(TESTING=True, PROPAGATE_EXCEPTIONS=False)
-        app.config.update(IDEMPOTENCY_STORE=self.store, IDEMPOTENCY_SECRET="for tests only")
+        app.config.update(IDEMPOTENCY_STORE=self.store, IDEMPOTENCY_SECRET="s-9f2c47d1e8b35a60")
         app.config.update(IDEMPOTENCY_LEASE=LEASE, IDEMPOTENCY_MAX_RUNTIME=LEASE, **self.config)
         self.idempotency = Idempotency(app, principal=lambda: "alice")
         self._paused = threading.Semaphore(0)

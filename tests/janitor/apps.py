@@ -20,7 +20,7 @@ def a_flask(store: Any = None, *, name: str = "shop", extension: Idempotency | N
     app.testing = True
     settings = {f"IDEMPOTENCY_{setting.upper()}": value for setting, value in config.items()}
     app.config.update(
-        IDEMPOTENCY_SECRET="documented",
+        IDEMPOTENCY_SECRET="s-9f2c47d1e8b35a60",
         IDEMPOTENCY_AFTER_LOSS="run",
         IDEMPOTENCY_STORE=store or MemoryStore(),
         **settings,

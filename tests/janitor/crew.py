@@ -32,7 +32,7 @@ class Crew:
         self.folder = folder
         self.diary_path = folder / "diary"
         settings = {"after_loss": "run", "reap_every": 1, "expire_every": 1, "heartbeat_every": 1, **config}
-        settings = {"store": store, "secret": "of tests", **settings}
+        settings = {"store": store, "secret": "s-9f2c47d1e8b35a60", **settings}
         if broker is not None:
             settings["broker_url"] = broker
         (folder / "beat").mkdir(exist_ok=True)

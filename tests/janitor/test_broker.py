@@ -19,7 +19,11 @@ from tests.tls_front import TlsFront
 
 
 def settings_with(store: Any, broker_url: str | None = None) -> Settings:
-    config = {"IDEMPOTENCY_SECRET": "s", "IDEMPOTENCY_STORE": store, "IDEMPOTENCY_BROKER_URL": broker_url}
+    config = {
+        "IDEMPOTENCY_SECRET": "s-9f2c47d1e8b35a60",
+        "IDEMPOTENCY_STORE": store,
+        "IDEMPOTENCY_BROKER_URL": broker_url,
+    }
     return load_settings(config, {}, app_name="shop", lenient=True)
 
 

@@ -23,7 +23,7 @@ MODULE = """
 from flask import Flask
 from flask_idempotency import Idempotency
 app = Flask("a-module")
-app.config.update(IDEMPOTENCY_SECRET="s", IDEMPOTENCY_STORE="memory://", IDEMPOTENCY_BROKER_URL="redis://nowhere/0")
+app.config.update(IDEMPOTENCY_SECRET="s-9f2c47d1e8b35a60", IDEMPOTENCY_STORE="memory://", IDEMPOTENCY_BROKER_URL="redis://nowhere/0")
 Idempotency(app)
 """
 FACTORY = "def create_app():" + MODULE.replace("a-module", "a-factory").replace("\n", "\n    ") + "return app\n"

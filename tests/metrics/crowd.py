@@ -16,7 +16,7 @@ from flask_idempotency.metrics import gauges_of
 def main() -> None:
     app = Flask("crowd")
     app.config["TESTING"] = True
-    Idempotency(app, secret="s", metrics=True)
+    Idempotency(app, secret="s-9f2c47d1e8b35a60", metrics=True)
     app.post("/")(lambda: "paid")
     child = os.fork()
     app.test_client().post("/", headers={"Idempotency-Key": "k"})

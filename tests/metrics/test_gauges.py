@@ -60,7 +60,7 @@ def store(clock: FrozenClock) -> Store:
 def shop(store: Any, name: str = "shop") -> Flask:
     app = Flask(name)
     app.config.update(TESTING=True, IDEMPOTENCY_NAMESPACE=name)
-    Idempotency(app, store=store, secret="s")
+    Idempotency(app, store=store, secret="s-9f2c47d1e8b35a60")
     return app
 
 
@@ -250,6 +250,6 @@ def test_an_application_that_has_gone_is_not_kept_alive(store: Store) -> None:
 
 def test_one_that_is_switched_off_has_nothing_to_tell() -> None:
     app = Flask("shop")
-    Idempotency(app, enabled=False, secret="s")
+    Idempotency(app, enabled=False, secret="s-9f2c47d1e8b35a60")
 
     assert {} == read(gauges_of(app))

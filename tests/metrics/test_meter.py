@@ -111,7 +111,14 @@ def test_a_transactional_application_is_measured_too(tmp_path: Path) -> None:
     app = Flask("tests.web.app")
     app.config.update(TESTING=True, SQLALCHEMY_DATABASE_URI=f"sqlite:///{tmp_path / 'shop.db'}")
     db = SQLAlchemy(app)
-    Idempotency(app, store="flask-sqlalchemy://", secret="s", metrics=True, namespace="joint", effects="transactional")
+    Idempotency(
+        app,
+        store="flask-sqlalchemy://",
+        secret="s-9f2c47d1e8b35a60",
+        metrics=True,
+        namespace="joint",
+        effects="transactional",
+    )
     app.post("/")(lambda: "paid")
     assert 0 == app.test_cli_runner().invoke(args=["idempotency", "db", "upgrade"]).exit_code
 

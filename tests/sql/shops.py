@@ -20,7 +20,7 @@ from flask_idempotency.extension import Idempotency
 from flask_idempotency.signals import SIGNALS
 from flask_idempotency.stores.sql.schema import include_in, records
 
-SECRET = "for tests only"
+SECRET = "for tests only: 9f2c47d1e8b35a60c1d47be2"
 
 
 class Base(DeclarativeBase):

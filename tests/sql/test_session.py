@@ -254,10 +254,10 @@ def test_views_of_other_effects_commit_by_themselves(open_: OpenShop) -> None:
 
 def test_a_rotation_commits_under_both_secrets(open_: OpenShop) -> None:
     """A release that knows only the old one replays what this one has committed."""
-    shop = open_(IDEMPOTENCY_SECRET=["new", "old"])
+    shop = open_(IDEMPOTENCY_SECRET=["new-9f2c47d1e8b35a60", "old-9f2c47d1e8b35a60"])
     paying(shop)
     shop.post()
-    older = open_(IDEMPOTENCY_SECRET="old", existing=True)
+    older = open_(IDEMPOTENCY_SECRET="old-9f2c47d1e8b35a60", existing=True)
     paying(older)
 
     assert "true" == older.post().headers["Idempotency-Replayed"]

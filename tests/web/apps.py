@@ -20,6 +20,9 @@ from flask_idempotency.testing import FaultyStore, FrozenClock
 
 KEY = "Idempotency-Key"
 
+LONG = "s-9f2c47d1e8b35a60c1d47be2a5583f09"
+"""A secret that is strong enough for encryption `required`."""
+
 
 class FaultyMemory(FaultyStore):
     """Its line can be cut for claims; what it counts and keeps besides is always there."""
@@ -90,12 +93,14 @@ def new_world(
     principal: Callable[[], str | None] | None = who,
     init: bool = True,
     store: FaultyMemory | None = None,
-    secret: Any = ("s",),
+    secret: Any = None,
     **policy: Any,
 ) -> World:
     """An application that does not propagate exceptions, as in production, unless `config` says otherwise."""
     app = app or Flask("tests.web.app")
     app.config.update({"SECRET_KEY": "s", "TESTING": True, "PROPAGATE_EXCEPTIONS": False, **(config or {})})
+    if secret is None:
+        secret = ("s" if app.testing and policy.get("encryption") != "required" else LONG,)
     clock = FrozenClock()
     store = store or FaultyMemory(MemoryStore(clock=clock))
     idempotency = Idempotency(principal=principal, store=store, secret=secret, **policy)

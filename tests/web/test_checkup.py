@@ -28,6 +28,9 @@ FAULT, UNKNOWN, ADVICE, FINE = Verdict.FAULT, Verdict.UNKNOWN, Verdict.ADVICE, V
 RING = {"new": b64encode(b"n" * 32).decode()}
 
 
+FLASKS, OWN = "flask's-9f2c47d1e8b35a60", "s-9f2c47d1e8b35a60"
+
+
 class Store(MemoryStore):
     """The memory store, as one that other processes could see."""
 
@@ -37,12 +40,23 @@ def shop(**settings: Any) -> Flask:
 
 
 def set_up(app: Flask, *, setup: Callable[[Idempotency], object] = lambda extension: None, **settings: Any) -> Flask:
-    app.config.update({"SECRET_KEY": "flask's", **settings.pop("config", {})})
-    extension = Idempotency(**{"secret": "s", "store": MemoryStore(), **settings})
+    app.config.update({"SECRET_KEY": FLASKS, **settings.pop("config", {})})
+    extension = Idempotency(**{"secret": "s-9f2c47d1e8b35a60", "store": MemoryStore(), **settings})
     setup(extension)
     app.post("/pay", endpoint="pay")(lambda: "paid")
     extension.init_app(app)
     return app
+
+
+def test_a_secret_that_is_secret_key_is_said_to_be_so() -> None:
+    """
+    However both are written; and one that is only listed to be rotated out is no longer in use for new keys.
+    """
+    for secret in (FLASKS, FLASKS.encode()):
+        (told,) = found(shop(secret=secret), "secret")
+        assert "is SECRET_KEY itself" in told.text
+    (told,) = found(shop(secret=[OWN, FLASKS]), "secret")
+    assert "SECRET_KEY" not in told.text
 
 
 def examined(app: Flask, environ: Mapping[str, str] | None = None, **timeouts: float) -> Examination:
@@ -65,9 +79,17 @@ def misnamed(extension: Idempotency) -> None:
 CASES: list[tuple[str, Verdict, dict[str, Any]]] = [
     ("store-kind", FAULT, {"store": "memory://"}),
     ("store-kind", FINE, {"store": "memory://", "config": {"TESTING": True}}),
-    ("secret", ADVICE, {"secret": derived_secret("flask's")}),
-    ("secret", ADVICE, {"secret": ["new", "old"]}),
-    ("secret", FINE, {"secret": "one"}),
+    ("secret", ADVICE, {"secret": derived_secret(FLASKS)}),
+    ("secret", ADVICE, {"secret": FLASKS}),
+    ("secret", ADVICE, {"secret": FLASKS.encode()}),
+    ("secret", ADVICE, {"secret": [FLASKS, OWN]}),
+    ("secret", ADVICE, {"secret": OWN, "config": {"SECRET_KEY": OWN.encode()}}),
+    ("secret", ADVICE, {"secret": OWN, "config": {"SECRET_KEY_FALLBACKS": [OWN]}}),
+    ("secret", ADVICE, {"secret": derived_secret(OWN), "config": {"SECRET_KEY_FALLBACKS": [OWN]}}),
+    ("secret", ADVICE, {"secret": [OWN, "another-9f2c47d1e8b35a60"]}),
+    ("secret", ADVICE, {"secret": "a", "config": {"TESTING": True}}),
+    ("secret", FINE, {"secret": OWN}),
+    ("secret", FINE, {"secret": OWN, "config": {"SECRET_KEY": None}}),
     ("worker-timeout", UNKNOWN, {}),
     ("worker-timeout", FAULT, {"worker_timeout": 30}),
     ("worker-timeout", FINE, {"worker_timeout": 30, "max_runtime": 30}),

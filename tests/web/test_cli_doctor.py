@@ -26,7 +26,15 @@ def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
 def shop(store: Any = None, **settings: Any) -> Flask:
     app = Flask("shop")
     app.config["TESTING"] = True
-    Idempotency(app, **{"secret": "s", "store": store or MemoryStore(), "effects": "deduplicated", **settings})
+    Idempotency(
+        app,
+        **{
+            "secret": "s-9f2c47d1e8b35a60",
+            "store": store or MemoryStore(),
+            "effects": "deduplicated",
+            **settings,
+        },
+    )
     app.post("/pay", endpoint="pay")(lambda: "paid")
     return app
 
@@ -105,7 +113,7 @@ def test_machines_are_told_the_same() -> None:
 
 def test_where_there_is_no_store_it_is_refused() -> None:
     app = Flask("shop")
-    Idempotency(app, enabled=False, secret="s")
+    Idempotency(app, enabled=False, secret="s-9f2c47d1e8b35a60")
 
     told = run(app)
 

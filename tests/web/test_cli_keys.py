@@ -39,7 +39,7 @@ def run(world: World, *arguments: str) -> Result:
 def disabled() -> World:
     """Switched off, and with a store that nobody else needs."""
     world = new_world(Flask("tests.web.app"), init=False)
-    Idempotency(world.app, enabled=False, secret="s")
+    Idempotency(world.app, enabled=False, secret="s-9f2c47d1e8b35a60")
     return world
 
 

@@ -216,7 +216,7 @@ def test_an_endpoint_that_is_not_there_is_refused_and_one_out_of_scope_says_so()
 
 def test_an_application_that_is_switched_off_has_no_policies() -> None:
     world = new_world(Flask("tests.web.app"), init=False)
-    Idempotency(world.app, enabled=False, secret="s")
+    Idempotency(world.app, enabled=False, secret="s-9f2c47d1e8b35a60")
 
     assert "IDEMPOTENCY_ENABLED is False" in refusal(run(world, "policy"))
 

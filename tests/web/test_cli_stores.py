@@ -205,7 +205,7 @@ def test_another_applications_key_is_settled_by_that_one_alone() -> None:
     world = shop()
     key, _ = lapsed(world, after=LEASE + MAX_RUNTIME)
     another = Flask("another")
-    Idempotency(another, store=world.store, secret="another's")
+    Idempotency(another, store=world.store, secret="another's-9f2c47d1e8b35a60")
     handle = handle_of(key)
 
     told = another.test_cli_runner().invoke(args=["idempotency", "release", handle, *WHY, "--yes", "--force"])

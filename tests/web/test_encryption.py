@@ -16,14 +16,14 @@ from flask_idempotency.engine.key import Identity
 from flask_idempotency.engine.record import Payload, State
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
-from tests.web.apps import World, is_replay, new_world, who
+from tests.web.apps import LONG, World, is_replay, new_world, who
 
 RING = {"2026-11": b64encode(b"n" * 32).decode(), "2025-11": b64encode(b"o" * 32).decode()}
 CARD = "4242 4242 4242 4242"
 
 
 def shop(encryption: str = "on", *, store: Any = None, **settings: Any) -> World:
-    settings = {"key_ring": RING, "allow_plaintext_transport": True, **settings}
+    settings = {"key_ring": RING, "allow_plaintext_transport": True, "secret": LONG, **settings}
     world = new_world(Flask("tests.web.app"), store=store, init=False, encryption=encryption, **settings)
     world.idempotency.tenant_loader(lambda: "acme")
     world.idempotency.init_app(world.app)
@@ -116,7 +116,7 @@ def test_names_are_in_clear_unless_they_are_hashed(mode: str) -> None:
     record = world.record()
     assert record is not None
     names = (record.about.tenant, record.about.principal)
-    identity = Identity(b"s")
+    identity = Identity(LONG.encode())
     hashed = (identity.pseudonym("acme"), identity.pseudonym("alice"))
     assert (hashed if mode == "required" else ("acme", "alice")) == names
 
@@ -156,7 +156,9 @@ def test_a_store_that_keeps_no_data_keys_is_refused() -> None:
     """
     for store in (FaultyStore(MemoryStore()), "tests.web.test_encryption:bare"):
         with pytest.raises(ConfigurationError, match=r"the store \(FaultyStore\) cannot keep the data keys"):
-            Idempotency(Flask("shop"), store=store, secret="s", encryption="on", key_ring=RING)
+            Idempotency(
+                Flask("shop"), store=store, secret="only-tests-9f2c47d1e8b35a60c1d47be2", encryption="on", key_ring=RING
+            )
 
 
 def bare() -> FaultyStore:
@@ -169,7 +171,15 @@ def test_required_is_content_with_whoever_names_the_caller(how: str) -> None:
     """
     As long as that is known when the application is set up.
     """
-    app, settings = Flask("shop"), {"encryption": "required", "secret": "s", "store": MemoryStore(), "key_ring": RING}
+    app, settings = (
+        Flask("shop"),
+        {
+            "encryption": "required",
+            "secret": "only-tests-9f2c47d1e8b35a60c1d47be2",
+            "store": MemoryStore(),
+            "key_ring": RING,
+        },
+    )
     app.config["SECRET_KEY"] = "s"
     idempotency = Idempotency(principal=who if how == "argument" else None, **settings)  # type: ignore[arg-type]
     if how == "decorator":
@@ -182,7 +192,13 @@ def test_required_is_content_with_whoever_names_the_caller(how: str) -> None:
 
 def test_required_without_anybody_who_names_the_caller_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="nothing says who a caller is"):
-        Idempotency(Flask("shop"), encryption="required", secret="s", store=MemoryStore(), key_ring=RING)
+        Idempotency(
+            Flask("shop"),
+            encryption="required",
+            secret="only-tests-9f2c47d1e8b35a60c1d47be2",
+            store=MemoryStore(),
+            key_ring=RING,
+        )
 
 
 def test_the_start_says_what_is_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -190,7 +206,7 @@ def test_the_start_says_what_is_on(caplog: pytest.LogCaptureFixture) -> None:
     At INFO, once, with no key and no secret.
     """
     with caplog.at_level(logging.INFO, logger="flask_idempotency"):
-        shop("required", secret="canary", quota_records=5)
+        shop("required", secret="canary-9f2c47d1e8b35a60c1d47be2a5583f09", quota_records=5)
 
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
     assert line.startswith("tests.web.app: store FaultyMemory; encryption required, newest key 2026-11, 2 in the ring")

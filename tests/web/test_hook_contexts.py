@@ -184,7 +184,7 @@ def test_p70_one_extension_on_two_applications_does_not_mix_them_up() -> None:
     Behind a dispatcher, with one store: the namespace is part of the key.
     """
     store = MemoryStore()
-    idempotency = Idempotency(principal=lambda: "alice", store=store, secret="s")
+    idempotency = Idempotency(principal=lambda: "alice", store=store, secret="s-9f2c47d1e8b35a60")
     apps = []
     for name in ("one", "two"):
         app = Flask(name)

@@ -303,9 +303,9 @@ def test_quotas_over_a_store_that_counts_nothing_are_refused_at_start() -> None:
     """
     bare = FaultyStore(MemoryStore())
     with pytest.raises(ConfigurationError, match=r"IDEMPOTENCY_QUOTA_\* is set, and the store cannot count"):
-        Idempotency(Flask("shop"), store=bare, secret="s", quota_records=1)
+        Idempotency(Flask("shop"), store=bare, secret="s-9f2c47d1e8b35a60", quota_records=1)
 
-    idempotency = Idempotency(store=bare, secret="s")
+    idempotency = Idempotency(store=bare, secret="s-9f2c47d1e8b35a60")
     idempotency.quota_loader(lambda name: None)
     with pytest.raises(ConfigurationError, match="A quota_loader is registered, and the store cannot count"):
         idempotency.init_app(Flask("shop"))
@@ -317,7 +317,7 @@ def test_a_loader_that_comes_late_over_such_a_store_fails_every_request() -> Non
     """
     app = Flask("shop")
     app.testing = True
-    idempotency = Idempotency(app, store=FaultyStore(MemoryStore()), secret="s")
+    idempotency = Idempotency(app, store=FaultyStore(MemoryStore()), secret="s-9f2c47d1e8b35a60")
     idempotency.quota_loader(lambda name: None)
     app.get("/")(lambda: "up")
 

@@ -349,9 +349,9 @@ def test_another_applications_keys_are_not_asked_about() -> None:
 
         return resolver
 
-    billing = unknown(says("billing"), secret="shared")
+    billing = unknown(says("billing"), secret="shared-9f2c47d1e8b35a60")
     shop = Flask("another")
-    extension = Idempotency(store=billing.store, secret="shared")
+    extension = Idempotency(store=billing.store, secret="shared-9f2c47d1e8b35a60")
     shop.post("/", endpoint="pay")(lambda: "never")
     extension.resolver("pay")(says("shop"))
     extension.init_app(shop)
@@ -367,7 +367,7 @@ def test_each_application_has_a_janitor_of_its_own() -> None:
     """
     billing = unknown()
     shop = Flask("another")
-    Idempotency(shop, store=billing.store, secret="shared")
+    Idempotency(shop, store=billing.store, secret="shared-9f2c47d1e8b35a60")
     reap(billing)
 
     assert (["reap"], []) == (list(book_of(billing.app).last()), list(book_of(shop).last()))

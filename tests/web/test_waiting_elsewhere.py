@@ -58,7 +58,11 @@ def test_a_duplicate_is_woken_by_a_settlement_in_another_process(
 
 def application(server: RedisServer, work: Callable[[], str]) -> Flask:
     app = Flask(__name__)
-    app.config.update(IDEMPOTENCY_STORE=server.url, IDEMPOTENCY_SECRET="s" * 32, IDEMPOTENCY_AFTER_LOSS="run")
+    app.config.update(
+        IDEMPOTENCY_STORE=server.url,
+        IDEMPOTENCY_SECRET="s-9f2c47d1e8b35a60",
+        IDEMPOTENCY_AFTER_LOSS="run",
+    )
     Idempotency(app, principal=lambda: "alice")
     app.add_url_rule("/", "work", idempotent(in_flight="wait", wait=3 * DEADLINE_SECONDS)(work), methods=["POST"])
     return app

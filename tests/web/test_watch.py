@@ -137,7 +137,7 @@ def test_a_question_that_fails_disturbs_nobody(
 
 def an_app(store: Any, **config: Any) -> Flask:
     app = Flask("shop")
-    app.config.update(IDEMPOTENCY_SECRET="s", IDEMPOTENCY_STORE=store, **config)
+    app.config.update(IDEMPOTENCY_SECRET="s-9f2c47d1e8b35a60", IDEMPOTENCY_STORE=store, **config)
     Idempotency(app)
     app.post("/")(lambda: "paid")
     return app
