@@ -19,7 +19,7 @@ from flask import Flask, Response, request
 from benchmarks.payloads import ANSWER, LARGE_ANSWER, LIST_ANSWER
 from flask_idempotency import Idempotency
 
-APP, PRINCIPAL, SECRET = "benchmark", "alice", "benchmark"
+APP, PRINCIPAL, SECRET = "benchmark", "alice", "benchmark-9f2c47d1e8b35a60"
 LEASE_SECONDS = 30
 KEEP_SECONDS = 24 * 3600
 LOCATION = "/payments/ch_3MmlLrLkdIwHu7ix0snN0B15"
