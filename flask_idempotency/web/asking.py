@@ -32,6 +32,7 @@ from flask_idempotency.operations import handle_of
 from flask_idempotency.web.answers import Answer, Answers
 from flask_idempotency.web.bodies import FORM_TYPES, BodyTooLarge, TruncatedBody, read_body
 from flask_idempotency.web.desk import Desk
+from flask_idempotency.web.forms import CSRF_FIELD
 from flask_idempotency.web.loaders import load_quota, load_tenant
 from flask_idempotency.web.outages import OutageLog
 from flask_idempotency.web.principals import PASTE, REMEDY, Credentials, Unnamed, load_principal
@@ -116,7 +117,8 @@ class Asking:
         born_at, awaited = born(visit.client_key), policy.in_flight == "wait"
         # Asked each time: an application may set them after the extension was set up.
         by_host = self._app.url_map.host_matching or self._app.subdomain_matching
-        asked = fingerprints(request, policy, identities, by_host=by_host)
+        csrf_field = self._app.config.get("WTF_CSRF_FIELD_NAME") or CSRF_FIELD
+        asked = fingerprints(request, policy, identities, by_host=by_host, csrf_field=csrf_field)
         return [
             ClaimRequest(
                 identity.storage_key(scope, visit.client_key), fingerprint, policy.on_lapse, about, awaited, born_at

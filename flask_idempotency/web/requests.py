@@ -17,7 +17,7 @@ from flask_idempotency.engine.fingerprint import (
 from flask_idempotency.engine.key import Identity
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.web.bodies import FORM_TYPES, Body, chunks, read_body
-from flask_idempotency.web.forms import Form, parse_form, parsed_form
+from flask_idempotency.web.forms import CSRF_FIELD, Form, parse_form, parsed_form
 
 
 def header_keys(request: Request, policy: Policy) -> list[str]:
@@ -38,7 +38,12 @@ def client_keys(request: Request, policy: Policy) -> list[str]:
 
 
 def fingerprints(
-    request: Request, policy: Policy, identities: Iterable[Identity], *, by_host: bool = False
+    request: Request,
+    policy: Policy,
+    identities: Iterable[Identity],
+    *,
+    by_host: bool = False,
+    csrf_field: str = CSRF_FIELD,
 ) -> tuple[bytes, ...]:
     """The request's fingerprint under each identity, in their order. Reads the body, once; raises as `read_body` does.
 
@@ -54,7 +59,7 @@ def fingerprints(
         headers=[
             (name, value) for name in policy.fingerprint_headers if (value := request.headers.get(name)) is not None
         ],
-        body=_body_digest(request, policy, read_body(request, most=policy.max_request_body)),
+        body=_body_digest(request, policy, read_body(request, most=policy.max_request_body), csrf_field=csrf_field),
     )
     return tuple(map(digest, identities))
 
@@ -78,15 +83,16 @@ def _media_type(request: Request) -> str:
     return request.mimetype + "".join(f";{name}={value!r}" for name, value in sorted(parameters.items()))
 
 
-def _body_digest(request: Request, policy: Policy, body: Body) -> bytes:
+def _body_digest(request: Request, policy: Policy, body: Body, *, csrf_field: str) -> bytes:
+    form_digest = partial(Form.digest, csrf_field=csrf_field, key_field=policy.form_field)
     if body.stream is None:
         form = _form(request, body)
-        return unread_digest() if form is None else form.digest()
+        return unread_digest() if form is None else form_digest(form)
     if policy.fingerprint == "canonical" and _may_be_canonical(request, body):
         if request.is_json:
             return json_digest(b"".join(chunks(body.stream)), ignore=policy.ignore_fields)
-        if request.mimetype in FORM_TYPES and (form := _form(request, body)) is not None:
-            return form.digest()
+        if request.mimetype in FORM_TYPES and (form := _form(request, body)) is not None and form.exact:
+            return form_digest(form)
     return raw_digest(chunks(body.stream))
 
 

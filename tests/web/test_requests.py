@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from flask import Flask, Request
@@ -314,8 +315,9 @@ def parsed(data: bytes, media_type: str, delivery: Delivery) -> bytes:
     ("data", "media_type"),
     (
         (b"a=1&b=2&a=3&c", FORM),
-        (b"a=%ff&b=%25FF", FORM),
-        multipart(AMOUNT, PHOTO, NOTE, ("amount", None, None, b"\xff"), ("photo", "", None, b"")),
+        (b"a=%c3%a9&b=%25FF", FORM),
+        (b"a=1&csrf_token=1&checkout-csrf_token=2", FORM),
+        multipart(AMOUNT, PHOTO, NOTE, ("amount", None, None, b"\xc3\xa9"), ("photo", "", None, b"")),
         multipart(
             ("a", None, "text/plain; charset=iso-8859-1", b"\xe9"), PHOTO, ("photo", "é.png", None, b"x" * 200_000)
         ),
@@ -481,6 +483,206 @@ def test_two_lines_of_one_header_are_one_value() -> None:
 
 
 FORM_KEY = Policy(form_field="idempotency_key")
+
+
+def part(headers: bytes, content: bytes = b"1") -> tuple[bytes, str]:
+    """A multipart form of one part with this very header."""
+    return b"--xx\r\n" + headers + b"\r\n\r\n" + content + b"\r\n--xx--\r\n", "multipart/form-data; boundary=xx"
+
+
+NAMED = b'Content-Disposition: form-data; name="a"'
+FILE = NAMED + b'; filename="x"'
+
+LOOK_ALIKES = {
+    "urlencoded, not UTF-8": ((b"a=%ff", FORM), (b"a=%25FF", FORM)),
+    "urlencoded name, not UTF-8": ((b"%ff=1", FORM), (b"%25FF=1", FORM)),
+    "urlencoded surrogate": ((b"a=%ed%a0%80", FORM), (b"a=%25ED%25A0%2580", FORM)),
+    "value, not UTF-8": (part(NAMED, b"\xff"), part(NAMED, b"\xfe")),
+    "value, beyond ASCII": (
+        part(NAMED + b"\r\nContent-Type: text/plain; charset=us-ascii", b"\xe9"),
+        part(NAMED + b"\r\nContent-Type: text/plain; charset=us-ascii", b"\xe8"),
+    ),
+    "replacement character": (part(NAMED, b"\xff"), part(NAMED, "\ufffd".encode())),
+    "unknown charset": (part(NAMED + b"\r\nContent-Type: text/plain; charset=utf-7", b"+AOk-"), part(NAMED, b"+AOk-")),
+    "wide charset": (
+        part(NAMED + b"\r\nContent-Type: text/plain; charset=utf-16be", b"\0001"),
+        part(NAMED + b"\r\nContent-Type: text/plain; charset=utf-16le", b"\0001"),
+    ),
+    "transfer encoding": (part(NAMED + b"\r\nContent-Transfer-Encoding: base64", b"MQ=="), part(NAMED, b"MQ==")),
+    "transfer encoding of a file": (part(FILE + b"\r\nContent-Transfer-Encoding: base64"), part(FILE)),
+    "file name, not UTF-8": (
+        part(NAMED + b"; filename*=utf-8''%ff"),
+        part(NAMED + b"; filename*=utf-8''%fe"),
+    ),
+    "file name, unknown charset": (
+        part(NAMED + b"; filename*=koi8-r''%ff"),
+        part(NAMED + b'; filename="%ff"'),
+    ),
+    "name, unknown charset": (part(b"Content-Disposition: form-data; name*=koi8-r''a"), part(NAMED)),
+    "two names": (part(b'Content-Disposition: form-data; name="b"; name="a"'), part(NAMED)),
+    "two dispositions": (part(NAMED + b'\r\nContent-Disposition: form-data; name="b"'), part(NAMED)),
+    "two types": (
+        part(FILE + b"\r\nContent-Type: text/plain\r\nContent-Type: text/html"),
+        part(FILE + b"\r\nContent-Type: text/plain"),
+    ),
+}
+"""Forms that Werkzeug reads alike, and another reader of the same bytes does not."""
+
+
+@pytest.mark.parametrize("shape", LOOK_ALIKES)
+def test_forms_that_only_look_alike_are_compared_by_bytes(shape: str) -> None:
+    """
+    A view may read the bytes itself. What it cannot tell apart, a client still meant as two requests.
+    """
+    one, other = LOOK_ALIKES[shape]
+    forms = [request_of(*sent).form.to_dict() for sent in (one, other)]
+    files = [[(file.name, file.filename) for file in request_of(*sent).files.values()] for sent in (one, other)]
+
+    assert digest(*one) != digest(*other)
+    assert digest(*one) == digest(*one)
+    # Else the two are no look-alikes, and this test proves nothing.
+    assert (forms[0], files[0]) == (forms[1], files[1]) or shape in ("two types", "wide charset")
+
+
+@pytest.mark.parametrize("shape", LOOK_ALIKES)
+def test_key_is_found_in_a_form_that_is_compared_by_bytes(shape: str) -> None:
+    """
+    A view that reads the key reads it all the same: it must not run unprotected.
+    """
+    body, media_type = LOOK_ALIKES[shape][0]
+    if media_type == FORM:
+        body += b"&idempotency_key=k"
+    else:
+        body = body.replace(
+            b"--xx--", b'--xx\r\nContent-Disposition: form-data; name="idempotency_key"\r\n\r\nk\r\n--xx--'
+        )
+
+    assert ["k"] == client_keys(request_of(body, media_type), FORM_KEY)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        NAMED + b"\r\nContent-Type: text/plain; charset=UTF-8\r\nContent-Transfer-Encoding: 8bit\r\nContent-Length: 1",
+        NAMED + b"; filename*=UTF-8''%C3%A9.png",
+        b'Content-Disposition: form-data; name="a"; filename="b; name=c"',
+        b'Content-Disposition: form-data; name="a\\"; name=b"',
+    ],
+)
+def test_unusual_headers_of_parts_are_compared_by_meaning(headers: bytes) -> None:
+    """
+    Java and old Python clients send these, with another boundary each time.
+    """
+    data, _ = part(headers)
+
+    assert digest(data, "multipart/form-data; boundary=xx") == digest(
+        data.replace(b"--xx", b"--yy"), "multipart/form-data; boundary=yy"
+    )
+
+
+def fields_as(kind: str, fields: list[tuple[str, str]]) -> tuple[bytes, str]:
+    if kind == "urlencoded":
+        return urlencode(fields).encode(), FORM
+    return multipart(*((name, None, None, value.encode()) for name, value in fields))
+
+
+FORM_KINDS = pytest.mark.parametrize("kind", ["urlencoded", "multipart"])
+BEFORE = pytest.mark.parametrize("before", [lambda asked: None, lambda asked: asked.form], ids=["untouched", "parsed"])
+
+
+@FORM_KINDS
+@BEFORE
+@pytest.mark.parametrize("name", ["csrf_token", "checkout-csrf_token", "a.b_c-2-csrf_token", "idempotency_key"])
+def test_fields_that_each_rendering_changes_do_not_count(
+    kind: str, before: Callable[[Request], Any], name: str
+) -> None:
+    """
+    The token, also of a form with a prefix, and the key's own field.
+    """
+    digests = set()
+    for value in ("first", "second", None):
+        token = [] if value is None else [(name, value)]
+        asked = request_of(*fields_as(kind, [("amount", "1"), *token, ("note", "x")]))
+        before(asked)
+        digests.add(digest_of(asked, FORM_KEY))
+
+    assert 1 == len(digests)
+
+
+@FORM_KINDS
+@BEFORE
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Csrf_token",
+        "csrf_token2",
+        "xcsrf_token",
+        "csrf_token-amount",
+        "csrf-token",
+        "-csrf_token",
+        "a b-csrf_token",
+        "amount",
+    ],
+)
+def test_other_fields_count(kind: str, before: Callable[[Request], Any], name: str) -> None:
+    """
+    What only resembles a token may be an amount.
+    """
+    digests = set()
+    for value in ("1", "2"):
+        asked = request_of(*fields_as(kind, [(name, value)]))
+        before(asked)
+        digests.add(digest_of(asked, FORM_KEY))
+
+    assert 2 == len(digests)
+
+
+@BEFORE
+@pytest.mark.parametrize("name", ["csrf_token", "checkout-csrf_token", "idempotency_key"])
+def test_file_under_the_name_of_a_token_counts(before: Callable[[Request], Any], name: str) -> None:
+    """
+    A file is no token, whatever it is called.
+    """
+    digests = set()
+    for content in (b"1", b"2"):
+        asked = request_of(*multipart((name, "a.csv", "text/csv", content)))
+        before(asked)
+        digests.add(digest_of(asked, FORM_KEY))
+
+    assert 2 == len(digests)
+
+
+@FORM_KINDS
+def test_field_of_the_key_counts_where_no_policy_reads_the_key_from_it(kind: str) -> None:
+    assert digest(*fields_as(kind, [("idempotency_key", "1")])) != digest(*fields_as(kind, [("idempotency_key", "2")]))
+
+
+def test_token_counts_under_a_policy_that_compares_bytes_and_in_json() -> None:
+    """
+    Raw means bytes; a JSON document is no form.
+    """
+    raw = Policy(fingerprint="raw")
+
+    assert digest(b"csrf_token=1", FORM, policy=raw) != digest(b"csrf_token=2", FORM, policy=raw)
+    assert digest(b'{"csrf_token":1}') != digest(b'{"csrf_token":2}')
+
+
+def test_token_has_the_name_that_the_application_gives_it() -> None:
+    asked = [request_of(b"_token=%d&csrf_token=%d" % pair, FORM) for pair in ((1, 1), (2, 1), (1, 2))]
+    first, other_token, other_field = (fingerprints(each, Policy(), [IDENTITY], csrf_field="_token") for each in asked)
+
+    assert first == other_token
+    assert first != other_field
+
+
+def test_prefixed_field_counts_where_the_name_of_the_token_does_not_say_csrf() -> None:
+    """
+    Where the token is called `token`, a `card-token` is still what is charged.
+    """
+    asked = [request_of(b"token=1&card-token=%d" % number, FORM) for number in (1, 2)]
+    one, other = (fingerprints(each, Policy(), [IDENTITY], csrf_field="token") for each in asked)
+
+    assert one != other
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
