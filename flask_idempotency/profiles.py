@@ -142,6 +142,7 @@ KEPT_FIELDS = frozenset(
 HOP_BY_HOP = frozenset(
     {
         "connection",
+        "http2-settings",
         "keep-alive",
         "proxy-connection",
         "te",
@@ -152,15 +153,37 @@ HOP_BY_HOP = frozenset(
 )
 
 NEVER_KEPT = HOP_BY_HOP | {
-    # The first caller's identity, which the second one must not be given.
+    # The first caller's identity, which the second one must not be given: RFC 9110 section 11, RFC 6265, RFC 8053, DPoP
+    # (RFC 9449), ACME's nonces (RFC 8555), and the names that applications give to tokens.
     "set-cookie",
     "set-cookie2",
+    "cookie",
+    "cookie2",
     "www-authenticate",
     "proxy-authenticate",
+    "optional-www-authenticate",
+    "authentication-control",
     "authentication-info",
     "proxy-authentication-info",
     "authorization",
+    "proxy-authorization",
+    "dpop",
+    "dpop-nonce",
+    "replay-nonce",
+    "api-key",
+    "x-api-key",
+    "x-access-token",
+    "x-auth-token",
+    "x-refresh-token",
+    "x-session-token",
+    "x-amz-security-token",
+    "x-csrf-token",
+    "x-csrftoken",
+    "x-xsrf-token",
     "clear-site-data",
+    # Signs the first exchange, its date included (RFC 9421).
+    "signature",
+    "signature-input",
     # About the first exchange: false in the second one.
     "date",
     "server",

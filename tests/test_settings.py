@@ -160,6 +160,8 @@ def test_durations_are_seconds_or_timedeltas(value: Any, seconds: float) -> None
         ("header", 7),
         ("header", []),
         ("keep_headers", ["Set-Cookie"]),
+        ("keep_headers", ["Proxy-Authorization"]),
+        ("keep_headers", ["X-Total", "authentication-INFO"]),
         ("keep_headers", "X Total"),
         ("keep_headers", 7),
         ("replayed_header", {"X-Replay": "a\r\nb"}),

@@ -61,7 +61,8 @@ def parse_key(value: str, *, max_length: int = 255, key_format: str = "any") -> 
 
     `key_format` is "any", "uuid" or a regular expression that the whole key must match. Raises `InvalidKey`.
 
-    A bare comma is refused: servers join two header lines with one, and two keys must never pass for one.
+    A bare comma is refused: servers join two header lines with one, and two keys must never pass for one. A bare quote is
+    refused too: it is half of a pair.
     """
     key = _unquoted(value) if value.startswith('"') else _bare(value)
     if not key:
@@ -95,6 +96,11 @@ def _unquoted(value: str) -> str:
 def _bare(value: str) -> str:
     if "," in value:
         raise InvalidKey("more than one key was sent; a key that contains a comma must be quoted")
+    if '"' in value:
+        # A quoted key that lost one of its quotes on the way: it must not become a second name of the same key.
+        raise InvalidKey(
+            "a quote stands inside a bare key; put the whole key in quotes, and a backslash before each inner one"
+        )
     return value
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from uuid import uuid4
 
-from flask import current_app, has_request_context
+from flask import current_app, has_request_context, request
 from markupsafe import Markup
 
 from flask_idempotency.engine.claim import Claim
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.visit import Visit, current_visit
 
 
@@ -83,14 +86,59 @@ class CurrentClaim:
 current_claim = CurrentClaim()
 
 
-def idempotency_field(name: str | None = None) -> Markup:
-    """A hidden form field with a fresh key, for templates: `{{ idempotency_field() }}`.
+def idempotency_field(name: str | None = None, *, endpoint: str | None = None) -> Markup:
+    """Render a hidden form field with a fresh key, for templates: `{{ idempotency_field() }}`.
 
-    The field is named as the application's `form_field` says; give the name if a blueprint or view says otherwise.
+    `endpoint` is what the form is sent to, written as for `url_for`: `".pay"` is in the blueprint of this page. Without it
+    the field is named as the endpoint of this page reads it from a POST, else as the application's `form_field` says, else
+    as the only `form_field` of its blueprints and views says. Give `name` or `endpoint` if there are several.
+
+    Raises `ConfigurationError` if no policy reads the key from this field: the form would be sent unprotected.
     """
-    if name is None:
-        name = current_app.extensions["idempotency"].settings.policy.form_field or "idempotency_key"
-    return Markup('<input type="hidden" name="{}" value="{}">').format(name, uuid4())
+    state = current_app.extensions.get("idempotency")
+    if state is None:
+        raise ConfigurationError("idempotency_field(): this application has no Idempotency. Call init_app first.")
+    if state.policies is None or not state.settings.enabled:
+        # Switched off: pages still render as they do elsewhere.
+        field = name or state.settings.policy.form_field or "idempotency_key"
+    else:
+        field = _field_name(state.policies, state.settings.policy, name, endpoint)
+    return Markup('<input type="hidden" name="{}" value="{}">').format(field, uuid4())
+
+
+def _field_name(policies: Policies, base: Policy, name: str | None, endpoint: str | None) -> str:
+    here = request.endpoint if has_request_context() else None
+    if endpoint is not None:
+        if endpoint.startswith("."):
+            blueprint = request.blueprint if has_request_context() else None
+            endpoint = endpoint[1:] if blueprint is None else blueprint + endpoint
+        read = policies.form_fields().get(endpoint)
+        if read is None or name not in (None, read):
+            raise ConfigurationError(
+                f"idempotency_field(): a POST to {endpoint!r} does not read its key from "
+                f"{'a form field' if read is None else f'the field {name!r}, but from {read!r}'}. "
+                'Give its view form_field="idempotency_key", and check that the endpoint is guarded and takes POST.'
+            )
+        return read
+    found = policies.form_fields()
+    names = set(found.values())
+    if name is not None:
+        if name not in names:
+            raise ConfigurationError(f"idempotency_field(): no policy reads the key from the form field {name!r}.")
+        return name
+    if here is not None and here in found:
+        return found[here]
+    if base.form_field in names:
+        return base.form_field
+    if len(names) == 1:
+        return names.pop()
+    raise ConfigurationError(
+        "idempotency_field(): no policy reads the key from a form field, so the form would be sent unprotected. Set "
+        'IDEMPOTENCY_FORM_FIELD = "idempotency_key", or form_field on the blueprint or view that takes the form.'
+        if not names
+        else f"idempotency_field(): policies read the key from several fields ({', '.join(sorted(names))}). Say which "
+        "endpoint takes this form: idempotency_field(endpoint=…)."
+    )
 
 
 def _claim() -> Claim | None:

@@ -155,6 +155,7 @@ class Policies:
         self._overrides = overrides
         self._origins = origins or {}
         self._resolved: dict[tuple[str, str], Resolved] = {}
+        self._form_fields: tuple[int, Mapping[str, str]] | None = None
 
     def resolve(self, endpoint: str, method: str) -> Resolved:
         """The same object for the same endpoint and method, as long as the application lives."""
@@ -182,6 +183,15 @@ class Policies:
         """Every endpoint of the application with every method that it is routed for."""
         rules = self._app.url_map.iter_rules()
         return sorted({(rule.endpoint, method) for rule in rules for method in rule.methods or ()})
+
+    def form_fields(self) -> Mapping[str, str]:
+        """By endpoint, the form field that its policy reads the key of a POST from. Other methods send no forms."""
+        rules = len(self._app.view_functions)
+        if self._form_fields is None or self._form_fields[0] != rules:
+            guarded = [endpoint for endpoint, method in self._guarded() if method == "POST"]
+            read = {endpoint: self.resolve(endpoint, "POST").policy.form_field for endpoint in guarded}
+            self._form_fields = rules, {endpoint: name for endpoint, name in read.items() if name is not None}
+        return self._form_fields[1]
 
     def check_all(self) -> None:
         """Raises one `ConfigurationError` with every combination, on any endpoint, that could not keep its promise."""

@@ -42,6 +42,15 @@ OF_THE_BODY = frozenset(
 )
 """Fields that describe one particular body: false beside any other."""
 
+OF_THE_RESOURCE = frozenset({"accept-ranges", "etag", "last-modified"})
+"""Those of them that a successful answer to a state-changing request gives to the resource, and not to its own content.
+
+RFC 9110 section 8.8: "In a successful response to a state-changing request, validator fields describe the new
+representation that has replaced the prior selected representation as a result of processing the request." A client sends
+the ETag of a lost 201 in If-Match, so a tombstone keeps it. Section 14.3: Accept-Ranges is about the target resource.
+What section 8.3 to 8.7 and 14.4 say is about the content (Content-*, and the digests of RFC 9530), and goes with it.
+"""
+
 # What would end a header early, or what HTTP cannot carry (it is Latin-1 on the wire).
 _UNSAFE = re.compile(r"[\r\n\0]|[^\0-\xff]")
 
@@ -143,7 +152,9 @@ def revive(
         problem = Problem("response-not-kept", status=result.status)
         response = renderer(problem, profile=PROFILES[policy.profile], docs_url=docs_url, response_class=response_class)
         response.status = _status_line(result)
-        lost = OF_THE_BODY | {"cache-control"}
+        lost = OF_THE_BODY - OF_THE_RESOURCE if 200 <= result.status < 300 else OF_THE_BODY
+        # A renderer may set fields of its own. Of these two, one response may have several.
+        lost = lost | {"cache-control"} | ({name.lower() for name, _ in response.headers} - {"link", "vary"})
         pairs = (*(pair for pair in pairs if pair[0].lower() not in lost), *response.headers)
     # The constructor invents a Content-Type and a Content-Length; replacing all fields leaves the first answer's own.
     response.headers = Headers(pairs)

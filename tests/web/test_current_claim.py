@@ -6,11 +6,13 @@ import re
 from typing import Any
 
 import pytest
-from flask import Flask, render_template_string
+from flask import Blueprint, Flask, render_template_string
 
+from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.record import OnLapse
 from flask_idempotency.extension import Idempotency
-from flask_idempotency.web.current import current_claim
+from flask_idempotency.web.current import current_claim, idempotency_field
+from flask_idempotency.web.policies import exempt, idempotent
 from tests.web.apps import KEY, new_world
 
 ATTRIBUTES = ("key", "tenant", "principal", "fence", "attempt")
@@ -183,6 +185,8 @@ def test_the_form_field_is_hidden_fresh_and_escaped() -> None:
     `{{ idempotency_field() }}` in a template.
     """
     world = new_world(form_field="the_key")
+    world.view("/script", endpoint="script")(idempotent(form_field='"><script>')(lambda: ""))
+    world.view()(lambda: "")
     with world.app.test_request_context("/"):
         fields = [render_template_string("{{ idempotency_field() }}") for _ in range(2)]
         named = render_template_string("{{ idempotency_field('\"><script>') }}")
@@ -191,3 +195,124 @@ def test_the_form_field_is_hidden_fresh_and_escaped() -> None:
     assert all(re.fullmatch(pattern, field) for field in fields)
     assert fields[0] != fields[1]
     assert "<script>" not in named
+
+
+def field_of(app: Flask, call: str = "idempotency_field()", path: str = "/page") -> str:
+    """The name of the field that this page renders."""
+    with app.test_request_context(path):
+        rendered = render_template_string("{{ " + call + " }}")
+    found = re.search('name="([^"]*)"', rendered)
+    assert found is not None
+    return found[1]
+
+
+def with_forms(**policy: Any) -> Flask:
+    """Pages, and views that take forms: `/plain` without a field, `/wired` with one, `/shop/pay` by its blueprint."""
+    world = new_world(**policy)
+    app, shop = world.app, Blueprint("shop", __name__, url_prefix="/shop")
+    app.route("/page", endpoint="page")(lambda: "")
+    app.route("/plain", methods=["GET", "POST"], endpoint="plain")(lambda: "")
+    app.route("/wired", methods=["GET", "POST"], endpoint="wired")(idempotent(form_field="wired_key")(lambda: ""))
+    app.route("/exempt", methods=["POST"], endpoint="exempt")(exempt(lambda: ""))
+    app.route("/put", methods=["PUT"], endpoint="put")(idempotent(form_field="put_key")(lambda: ""))
+    shop.route("/page", endpoint="page")(lambda: "")
+    shop.route("/pay", methods=["POST"], endpoint="pay")(lambda: "")
+    world.idempotency.configure(shop, form_field="shop_key")
+    app.register_blueprint(shop)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("call", "path", "expected"),
+    (
+        ("idempotency_field()", "/page", "app_key"),
+        ("idempotency_field()", "/wired", "wired_key"),
+        ("idempotency_field()", "/plain", "app_key"),
+        ("idempotency_field('shop_key')", "/page", "shop_key"),
+        ("idempotency_field(endpoint='wired')", "/page", "wired_key"),
+        ("idempotency_field(endpoint='shop.pay')", "/page", "shop_key"),
+        ("idempotency_field(endpoint='.pay')", "/shop/page", "shop_key"),
+        ("idempotency_field(endpoint='.plain')", "/page", "app_key"),
+        ("idempotency_field('shop_key', endpoint='shop.pay')", "/page", "shop_key"),
+    ),
+)
+def test_the_form_field_has_the_name_that_its_target_reads(call: str, path: str, expected: str) -> None:
+    """
+    The endpoint that is named, the one of the page itself, or the application's.
+    """
+    assert expected == field_of(with_forms(form_field="app_key"), call, path)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    (
+        ("idempotency_field()", "several fields (shop_key, wired_key)"),
+        ("idempotency_field('other_key')", "no policy reads the key from the form field 'other_key'"),
+        ("idempotency_field('put_key')", "no policy reads the key from the form field 'put_key'"),
+        ("idempotency_field(endpoint='plain')", "a POST to 'plain' does not read its key from a form field"),
+        ("idempotency_field(endpoint='exempt')", "a POST to 'exempt' does not read"),
+        ("idempotency_field(endpoint='put')", "a POST to 'put' does not read"),
+        ("idempotency_field(endpoint='page')", "a POST to 'page' does not read"),
+        ("idempotency_field(endpoint='nowhere')", "a POST to 'nowhere' does not read"),
+        ("idempotency_field('shop_key', endpoint='wired')", "from the field 'shop_key', but from 'wired_key'"),
+    ),
+)
+def test_a_form_field_that_nothing_reads_fails_while_the_page_is_rendered(call: str, told: str) -> None:
+    """
+    Else the form is sent without protection, and nothing tells.
+    """
+    with pytest.raises(ConfigurationError, match=re.escape(told)):
+        field_of(with_forms(), call)
+
+
+def test_a_form_field_without_any_policy_that_reads_it_fails() -> None:
+    """
+    The remedy is in the text.
+    """
+    world = new_world()
+    world.view("/page")(lambda: "")
+
+    with pytest.raises(ConfigurationError, match=re.escape('IDEMPOTENCY_FORM_FIELD = "idempotency_key"')):
+        field_of(world.app)
+
+
+def test_a_page_with_a_form_field_that_nothing_reads_is_an_error_and_not_a_page() -> None:
+    world = new_world()
+    world.view("/pay", endpoint="pay")(lambda: "")
+    world.app.get("/page")(lambda: render_template_string("{{ idempotency_field() }}"))
+
+    assert 500 == world.client().get("/page").status_code
+
+
+def test_the_only_form_field_of_a_blueprint_is_found() -> None:
+    world = new_world()
+    shop = Blueprint("shop", __name__)
+    shop.post("/pay")(lambda: "")
+    world.idempotency.configure(shop, form_field="shop_key")
+    world.app.register_blueprint(shop)
+
+    assert "shop_key" == field_of(world.app)
+
+
+def test_a_form_field_renders_where_the_guard_is_switched_off() -> None:
+    """
+    `IDEMPOTENCY_ENABLED = False` leaves the application as it is, its pages too.
+    """
+    world = new_world(config={"IDEMPOTENCY_ENABLED": False})
+
+    assert ["idempotency_key", "k"] == [field_of(world.app), field_of(world.app, "idempotency_field('k')")]
+
+
+def test_a_form_field_outside_a_request_needs_no_page() -> None:
+    """
+    A mail is rendered in an application context.
+    """
+    world = new_world(form_field="the_key")
+    world.view()(lambda: "")
+    with world.app.app_context():
+        assert 'name="the_key"' in idempotency_field()
+
+
+def test_a_form_field_of_an_application_without_the_extension_says_so() -> None:
+    with Flask("bare").app_context(), pytest.raises(ConfigurationError, match="init_app"):
+        idempotency_field()

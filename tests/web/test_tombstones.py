@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.result import Result
 from flask_idempotency.profiles import policy_of
 from flask_idempotency.web.responses import capture, revive
+from tests.web.apps import new_world
 from tests.web.remembering import Remembering
 
 HTML = ("Content-Type", "text/html; charset=utf-8")
@@ -90,22 +92,91 @@ def test_a_tombstone_has_the_first_status_and_a_problem_for_a_body(
     profile: str, content_type: str, marks: list[str]
 ) -> None:
     """
-    What described the lost body is gone; where the result is to be found stays.
+    What described the lost body is gone; what says something of the resource stays, and where it is to be found.
     """
     policy = policy_of({"profile": profile})
     again = revive(TOMBSTONE, policy=policy, response_class=Response)
 
     assert "201 Made" == again.status
     assert [
+        ("ETag", '"1"'),
+        ("Last-Modified", "Tue, 14 Nov 2023 22:13:20 GMT"),
         ("Location", "/things/7"),
         ("Link", "</b>; rel=b"),
         ("Vary", "Accept"),
         ("Content-Type", content_type),
         ("Link", '<https://flask-idempotency.readthedocs.io/problems/response-not-kept>; rel="describedby"'),
         ("Cache-Control", "no-store"),
-    ] == list(again.headers)[:6]
-    assert marks == [name for name, _ in list(again.headers)[6:]]
+    ] == list(again.headers)[:8]
+    assert marks == [name for name, _ in list(again.headers)[8:]]
     assert b"not_kept" in again.data.replace(b"-", b"_") or b"was carried out" in again.data
+
+
+@pytest.mark.parametrize("status", (200, 201, 202, 226, 303, 400, 409, 412, 500))
+def test_a_tombstone_keeps_validators_of_a_success_only(status: int) -> None:
+    """
+    RFC 9110 section 8.8 says what they describe after a success. Of another status they may describe the lost body.
+    """
+    again = revive(replace(TOMBSTONE, status=status), policy=Policy(), response_class=Response)
+    success = status < 300
+
+    assert ("ETag" in again.headers, "Last-Modified" in again.headers) == (success, success)
+    assert ("/things/7", "Accept") == (again.headers["Location"], again.headers["Vary"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    (
+        "Content-Type",
+        "Content-Encoding",
+        "Content-Language",
+        "Content-Location",
+        "Content-Disposition",
+        "Content-Range",
+        "Content-MD5",
+        "Content-Digest",
+        "Repr-Digest",
+        "Digest",
+    ),
+)
+def test_a_tombstone_keeps_nothing_that_describes_the_lost_body(name: str) -> None:
+    policy = Policy(keep_headers=frozenset({name.lower()}))
+    again = revive(Result(201, metadata=((name, "lost"),), kept=False), policy=policy, response_class=Response)
+
+    assert "lost" not in again.headers.getlist(name)
+
+
+def test_a_tombstone_has_no_field_twice_that_a_renderer_sets() -> None:
+    """
+    An application's own problem may have an ETag of its own.
+    """
+
+    def renderer(problem: Any, **_: Any) -> Response:
+        return Response("lost", headers={"ETag": '"problem"', "Location": "/help", "Link": "</help>; rel=help"})
+
+    again = revive(TOMBSTONE, policy=Policy(), response_class=Response, renderer=renderer)
+
+    assert [['"problem"'], ["/help"]] == [again.headers.getlist(name) for name in ("ETag", "Location")]
+    assert ["</b>; rel=b", "</help>; rel=help"] == again.headers.getlist("Link")
+
+
+def test_a_retry_finds_the_etag_of_a_resource_whose_answer_was_too_large() -> None:
+    """
+    So that it can change the resource, and notices if another client did.
+    """
+    world = new_world(max_body=3)
+
+    @world.view()
+    def create() -> Response:
+        response = Response("created", status=201, headers={"Location": "/things/7"})
+        response.set_etag("v1")
+        return response
+
+    world.post()
+    again = world.post()
+
+    assert (201, '"v1"', "/things/7") == (again.status_code, again.headers["ETag"], again.headers["Location"])
+    assert "response-not-kept" == again.json["code"]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("status", (204, 304))
