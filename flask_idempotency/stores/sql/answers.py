@@ -88,7 +88,7 @@ class SqlAnswers:
 
         try:
             self._database.run(distrust)
-        except (IntegrityError, DataError):
+        except (IntegrityError, DataError, CorruptRecord):
             # It breaks rules that it would break again: so it stays as it is, and is refused each time.
             return
 
@@ -147,4 +147,4 @@ def _answer(row: Any) -> Answer | None:
 def _can_be_counted(found: Any) -> bool:
     """Whether the ledger still counts it, and under what, is to be told from the row."""
     numbers = found.counted, found.expires_at, found.byte_size
-    return all(isinstance(number, int) for number in numbers) and found.expires_at > found.now
+    return all(isinstance(number, int) and 0 <= number < 2**62 for number in numbers) and found.expires_at > found.now

@@ -16,7 +16,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, IdempotencyError, StoreUnavailable
 from flask_idempotency.stores.sql import rights
 
 CONTENDED: Final = frozenset({"40001", "40P01"})
@@ -27,6 +27,10 @@ _AGAIN: Final = CONTENDED | {_LOCK_TIMEOUT}
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _NO_TABLE_OR_COLUMN: Final = frozenset({"42P01", "42703"})
 _NOT_PERMITTED: Final = "42501"
+_DAMAGE: Final = frozenset({"22003", "23502", "23514"})
+"""A number out of range, and rules of our tables that are broken: no statement of ours does that to rows of ours."""
+_SQLITE_DAMAGE: Final = frozenset({sqlite3.SQLITE_CONSTRAINT_NOTNULL, sqlite3.SQLITE_CONSTRAINT_CHECK})
+_SQLITE_UNREADABLE: Final = ("Could not decode to UTF-8", "integer overflow")
 _SQLITE_NO_TABLE: Final = ("no such table: idempotency_", "no such column: ", "has no column named ")
 
 
@@ -96,6 +100,8 @@ def explained(error: SQLAlchemyError) -> IdempotencyError | None:
     if not isinstance(error, DBAPIError):
         return None
     state = sqlstate(error)
+    if state in _DAMAGE or _sqlite_tells_damage(error):
+        return CorruptRecord("the database holds something in our tables that we did not write")
     if state in _NO_TABLE_OR_COLUMN or _sqlite_lacks_a_table(error):
         return ConfigurationError(
             "the database has no tables for idempotency records, or old ones: run `flask idempotency db upgrade`"
@@ -109,6 +115,14 @@ def explained(error: SQLAlchemyError) -> IdempotencyError | None:
         return None
     what = " ".join(filter(None, (type(error.orig).__name__, state)))
     return StoreUnavailable(f"the database cannot decide ({what})")
+
+
+def _sqlite_tells_damage(error: DBAPIError) -> bool:
+    if not isinstance(error.orig, sqlite3.Error):
+        return False
+    if getattr(error.orig, "sqlite_errorcode", None) in _SQLITE_DAMAGE:
+        return True
+    return isinstance(error, OperationalError) and str(error.orig).startswith(_SQLITE_UNREADABLE)
 
 
 def _sqlite_lacks_a_table(error: DBAPIError) -> bool:

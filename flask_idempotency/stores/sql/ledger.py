@@ -43,6 +43,10 @@ class SqlLedger:
             return Quota()
         if not all(each is None or (isinstance(each, int) and each >= 0) for each in found):
             raise CorruptRecord("the limits that the database holds for a tenant cannot be read: set them again")
+        if found.window == 0:
+            raise CorruptRecord(
+                "the limit of new keys that the database holds for a tenant cannot be read: set it again"
+            )
         return Quota(found.records, found.bytes, found.in_flight, rate(found.new_keys, found.window))
 
     def limit(self, tid: bytes, quota: Quota) -> None:

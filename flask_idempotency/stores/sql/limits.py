@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.stores.sql.completing import shard_of
@@ -28,6 +29,17 @@ def within(key: StorageKey, quota: Quota) -> dict[str, int | None]:
     """What a claim with a quota brings besides."""
     number = int.from_bytes(key.tid[:8], "big", signed=True)
     return {**limits_of(quota), "my_margin": MARGIN, "my_shard": shard_of(key), "my_tenants_number": number}
+
+
+def checked(standing: Any) -> Any:
+    """Return what a statement tells of a tenant. Raise `CorruptRecord` unless all of it is numbers, or not there."""
+    if not all(each is None or isinstance(each, int) for each in standing):
+        raise CorruptRecord(
+            "what the database holds of a tenant's limits or counts cannot be read: set its limits again"
+        )
+    if (standing.max_new_keys is None) != (standing.max_span is None) or (standing.max_span or 1) < 1:
+        raise CorruptRecord("the limit of new keys that the database holds for a tenant cannot be read: set it again")
+    return standing
 
 
 def is_narrow(quota: Quota) -> bool:

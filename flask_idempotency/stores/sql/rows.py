@@ -33,6 +33,9 @@ TOKEN_BYTES: Final = 16
 FINGERPRINT_BYTES: Final = 17
 KID_LETTERS: Final = 255
 
+LARGEST_SIZE: Final = 2**53
+"""Bytes of an answer, as they are counted: sums of larger ones would not fit into a database's numbers."""
+
 _BIG: Final = 2**63 - 1
 _LATEST_US: Final = int(LATEST) * 1_000_000
 _LARGEST_STATUS: Final = 2**15 - 1
@@ -203,7 +206,7 @@ def _is_payload(row: Row) -> bool:
     return (
         (answer is None or (isinstance(answer, bytes) and len(answer) <= LARGEST_PAYLOAD))
         and (row.status is None or _is_number(row.status, _LARGEST_STATUS))
-        and (row.byte_size is None or _is_number(row.byte_size, _BIG))
+        and (row.byte_size is None or _is_number(row.byte_size, LARGEST_SIZE))
         and (row.succeeded is None or isinstance(row.succeeded, int))
     )
 

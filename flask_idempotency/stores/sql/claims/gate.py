@@ -18,7 +18,7 @@ from flask_idempotency.stores.sql.claims.turns import turn, until_answered
 from flask_idempotency.stores.sql.claims.verdict import Asked
 from flask_idempotency.stores.sql.dialects import Dialect
 from flask_idempotency.stores.sql.faults import contended
-from flask_idempotency.stores.sql.limits import rate
+from flask_idempotency.stores.sql.limits import checked, rate
 from flask_idempotency.stores.sql.rows import row_of
 
 
@@ -88,7 +88,7 @@ class Gate:
 
         What others have not committed yet is not seen, and would only make it fuller.
         """
-        standing = connection.execute(self._standing, asked.parameters).one()
+        standing = checked(connection.execute(self._standing, asked.parameters).one())
         refused = refusal(standing)
         if refused is None or not standing.known:
             return refused
@@ -109,7 +109,7 @@ class Gate:
             outcome = self._moves.carry_out(connection, row, asked)
             if outcome is not None or not row.absent:
                 return outcome
-        return refusal(connection.execute(self._standing, asked.parameters).one())
+        return refusal(checked(connection.execute(self._standing, asked.parameters).one()))
 
 
 def refusal(standing: Any) -> OverQuota | None:

@@ -14,6 +14,7 @@ from flask_idempotency.stores.sql.claims.verdict import RETRY_SECONDS, Asked, Mo
 from flask_idempotency.stores.sql.completing import entry
 from flask_idempotency.stores.sql.database import together
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
+from flask_idempotency.stores.sql.limits import checked
 from flask_idempotency.stores.sql.rows import Row, row_of
 from flask_idempotency.stores.sql.schema import NEW_KEYS
 
@@ -90,7 +91,7 @@ class InsertIntoFile:
 
     def _admit(self, connection: Connection, asked: Asked) -> OverQuota | None:
         """Why this new key must not be granted; else it is counted. Nobody else writes meanwhile, so this is exact."""
-        standing = connection.execute(self._standing, asked.parameters).one()
+        standing = checked(connection.execute(self._standing, asked.parameters).one())
         refused = refusal(standing)
         if refused is None and standing.max_new_keys is not None:
             edge = (standing.now // standing.max_span + 1) * standing.max_span
