@@ -27,9 +27,10 @@ _AGAIN: Final = CONTENDED | {_LOCK_TIMEOUT}
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _NO_TABLE_OR_COLUMN: Final = frozenset({"42P01", "42703"})
 _NOT_PERMITTED: Final = "42501"
-_DAMAGE: Final = frozenset({"22003", "23502", "23514"})
-"""A number out of range, and rules of our tables that are broken: no statement of ours does that to rows of ours."""
+_DAMAGE: Final = frozenset({"22003"})
+"""A number out of range: no sum of ours is."""
 _SQLITE_DAMAGE: Final = frozenset({sqlite3.SQLITE_CONSTRAINT_NOTNULL, sqlite3.SQLITE_CONSTRAINT_CHECK})
+"""Rules of our tables that a statement of ours would break. SQLite lets others write what breaks them: PostgreSQL does not."""
 _SQLITE_UNREADABLE: Final = ("Could not decode to UTF-8", "integer overflow")
 _SQLITE_NO_TABLE: Final = ("no such table: idempotency_", "no such column: ", "has no column named ")
 
