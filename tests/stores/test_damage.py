@@ -175,7 +175,7 @@ TEXTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "window of": (b"60000000", lambda text: ledger._new_keys(whole_number(text), b"17 4", 1_700_000_000_000_000)),
     "note": (b'1700000000000000 {"finished": true}', lambda text: chores._entry(text, 1_700_000_000_000_000).facts()),
     "chore": (b"heartbeat", chores._name),
-    "lost": (b"1700000000000", lambda text: memory._part((1_700_000_000_000_000, b"a", b"b", b"c", text, text, 0))),
+    "lost": (b"1700000000000", lambda text: memory._part((10**15, b"a", b"b", b"c", text, text, 0, text, text))),
     "data key": (b"\x0a2026-11-21wrapped", shelf._kid_and_wrapped),
     "key's number": (b"70000", lambda text: shelf._key(text, {text: b"\x01kw", b"x" + text: b"1700"}, 10**15)),
     "erasure": (b"70000 1700000000000000", lambda text: shelf.told(COMPLETED, text)),

@@ -272,11 +272,12 @@ class RedisMemory:
     def _verdict(self, parts: Sequence[_Part], proof: Proof) -> tuple[str, str]:
         """Whether a restart lost nothing, and which process was there before it. See lossless.py."""
         now, look = self._server.run(scripts.LOOK, (layout.memory_in(0),), b"?")
-        milliseconds, _, before = look.decode().partition(" ")
+        milliseconds, _, told = look.partition(b" ")
+        before = told.decode("utf-8", "replace")
         whole = (
             proof.since_start
             and before not in ("", proof.process)
-            and lossless.started_soon_after(int(milliseconds) / 1000, now=now / 1_000_000, uptime=proof.uptime)
+            and lossless.started_soon_after(whole_number(milliseconds) / 1000, now=now / 1_000_000, uptime=proof.uptime)
             and all(part.doubted in ("", before) for part in parts)
             # Redis writes one file, in one order: what is lost of one part may be lost of all.
             and all(self._kind(part) in (FINE, ACKNOWLEDGED) for part in parts)
@@ -321,6 +322,6 @@ def _part(answer: Sequence[Any]) -> _Part:
         whole_number(lost) / 1000 if lost else None,
         whole_number(opened) / 1000 if opened else None,
         bool(noticed),
-        int(fence) if fence.isdigit() else 0,
-        doubted.decode() if doubted else "",
+        whole_number(fence) if fence.isdigit() else 0,
+        doubted.decode("utf-8", "replace"),
     )
