@@ -1,7 +1,8 @@
 """Structured logs: every event as one line on the logger `flask_idempotency.events`, for whoever sets it up to listen.
 
 The sentence of an event is always the same; what differs is in the fields of the record, which a formatter for JSON
-writes, and behind the sentence for everybody else. Nothing here filters or sets up a handler: that is the application's.
+writes, and behind the sentence for everybody else. Nothing here sets up a handler or drops a line: that is the
+application's. What lines quote is escaped here, whatever formatter writes them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from flask_idempotency.engine import events
+from flask_idempotency.engine.escape import printable, printable_lines, printable_values
 from flask_idempotency.engine.events import Event, Observer, facts_of, name_of
 
 LOGGER: Final = "flask_idempotency.events"
@@ -110,6 +112,8 @@ LINES: Mapping[type[Event], Line] = MappingProxyType(
 )
 """Every event and its line."""
 
+_TRACEBACKS: Final = logging.Formatter()
+
 _log = logging.getLogger(LOGGER)
 
 # What a handler would overwrite, or `Logger.makeRecord` refuse.
@@ -136,6 +140,27 @@ class _Said:
         return " ".join(f"{name}={value}" for name, value in self._fields.items() if value != "")
 
 
+class Escaping(logging.Filter):
+    """Escapes what a line quotes, and every line of a traceback. It drops no line.
+
+    A filter of the loggers, because handlers and formatters are the application's.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.msg, str):
+            record.msg = printable_lines(record.msg)
+        if isinstance(record.args, tuple):
+            record.args = tuple(map(_quoted, record.args))
+        if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
+            # Formatters take this for the text of the exception if it is there.
+            record.exc_text = printable_lines(_TRACEBACKS.formatException(record.exc_info))
+        return True
+
+
+def _quoted(argument: object) -> object:
+    return printable(str(argument)) if isinstance(argument, str | BaseException) else argument
+
+
 def log_of(app_name: str) -> Observer:
     """An observer that logs each event, in this application's name. Costs next to nothing where nobody listens."""
 
@@ -145,8 +170,15 @@ def log_of(app_name: str) -> Observer:
         level = line.level if isinstance(line.level, int) else line.level(event)
         if not _log.isEnabledFor(level):
             return
-        fields = {"record": event.record, "operation": event.operation}
-        fields |= {field: getattr(event, fact) for fact, field in _FIELDS[kind]}
-        _log.log(level, line.template, _Said(fields), extra={"event": name_of(kind), "app": app_name, **fields})
+        fields = {"record": event.record, "operation": printable(event.operation)}
+        fields |= {field: printable_values(getattr(event, fact)) for fact, field in _FIELDS[kind]}
+        _log.log(
+            level, line.template, _Said(fields), extra={"event": name_of(kind), "app": printable(app_name), **fields}
+        )
 
     return tell
+
+
+# A filter of a logger is not asked about the lines of its children.
+for _name in (LOGGER.partition(".")[0], LOGGER):
+    logging.getLogger(_name).addFilter(Escaping())

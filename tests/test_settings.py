@@ -93,7 +93,7 @@ def test_what_only_a_sql_store_can_do_is_refused_of_others(config: dict[str, obj
 
 def test_an_empty_namespace_is_refused() -> None:
     """It would be shared by everybody who left it empty."""
-    assert "IDEMPOTENCY_NAMESPACE: must not be empty" in faults({"IDEMPOTENCY_NAMESPACE": ""})
+    assert "IDEMPOTENCY_NAMESPACE: must have 1 to 255 characters" in faults({"IDEMPOTENCY_NAMESPACE": ""})
 
 
 def test_settings_do_not_show_what_must_stay_secret() -> None:

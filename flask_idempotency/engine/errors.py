@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from flask_idempotency.engine.escape import printable_lines
+
 
 class IdempotencyError(Exception):
-    """The root of everything this package raises on purpose."""
+    """The root of everything this package raises on purpose. Its text may end on a terminal, and is escaped for that."""
+
+    def __str__(self) -> str:
+        return printable_lines(super().__str__())
 
 
 class ConfigurationError(IdempotencyError):

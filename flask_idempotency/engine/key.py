@@ -19,6 +19,10 @@ from flask_idempotency.engine.token import MARK_BYTES, OWNER_BYTES
 TID_BYTES = 16
 """Enough that no two tenants share one by accident or by design: it is keyed. It is stored with every record."""
 
+LONGEST_NAME = 255
+"""Characters of a tenant, a principal, a namespace, an operation, a reason or an actor. Names are stored with records and are
+not counted in a quota of bytes, so they are bounded. A longer one is refused, never cut: two names must not become one."""
+
 _COUNT, _LENGTH = Struct(">H"), Struct(">I")
 _VISIBLE = re.compile(r"[!-~]+")
 _QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')

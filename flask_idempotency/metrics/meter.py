@@ -7,6 +7,7 @@ from typing import Any
 from flask import Flask
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.events import Event
 from flask_idempotency.metrics.counted import COUNTED, Uncounted
 from flask_idempotency.metrics.families import FAMILIES, made_in
@@ -19,7 +20,7 @@ class Meter:
 
     def __init__(self, app: Flask, *, name: str, registry: CollectorRegistry = REGISTRY) -> None:
         """`name` is what the label `app` says. The latest application of a name is the one whose store a scrape asks."""
-        self._name = name
+        self._name = printable(name)
         self._made = made_in(registry)
         self._children: dict[tuple[str, tuple[str, ...]], Any] = {}
         for family, about in FAMILIES.items():
@@ -27,7 +28,7 @@ class Meter:
             if not about.buckets and len(about.labels) < 2:
                 for values in about.every():
                     self._child(family, values)
-        watch(app, name=name, registry=registry)
+        watch(app, name=self._name, registry=registry)
 
     def event(self, event: Event) -> None:
         """Count this event."""
@@ -48,7 +49,7 @@ class Meter:
         if child is None:
             about = FAMILIES[family]
             folded = about.folded(values)
-            metric = self._made[family].labels(self._name, *folded)
+            metric = self._made[family].labels(self._name, *map(printable, folded))
             child = metric.observe if about.buckets else metric.inc
             # By what it was folded to: what was said may be anything, and would be kept for ever.
             self._children[family, folded] = child

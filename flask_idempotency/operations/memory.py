@@ -8,6 +8,7 @@ from math import ceil
 from typing import Final
 
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.memory import Loss, Memory, Standing
 from flask_idempotency.engine.unsettled import Unsettled
 from flask_idempotency.operations.refusal import Refused
@@ -74,9 +75,8 @@ def memory_status(memory: Memory) -> MemoryStatus:
 
 def _foreign(standing: Standing, expected: str | None) -> tuple[str, str]:
     if expected is not None and standing.store_id != expected:
-        it_is = (
-            "Its parts are of several stores" if standing.store_id is None else f"It is the store {standing.store_id}"
-        )
+        found = None if standing.store_id is None else printable(standing.store_id)
+        it_is = "Its parts are of several stores" if found is None else f"It is the store {found}"
         text = f"{it_is}, and IDEMPOTENCY_STORE_ID names {expected}."
     else:
         text = "Its keys are laid out for another IDEMPOTENCY_TENANT_SHARDS, or for another release."

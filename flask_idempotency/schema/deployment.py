@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from marshmallow import fields, validate
 
+from flask_idempotency.engine.key import LONGEST_NAME
 from flask_idempotency.schema.fields import HeaderNames, Rate, Seconds, count, interval, limit, patience, positive
 from flask_idempotency.schema.policy import PolicySchema
 
@@ -35,7 +36,7 @@ class DeploymentSchema(PolicySchema):
         },
     )
     namespace = fields.String(
-        validate=validate.Length(min=1, error="must not be empty."),
+        validate=validate.Length(min=1, max=LONGEST_NAME, error=f"must have 1 to {LONGEST_NAME} characters."),
         metadata={
             "doc": "Keeps applications apart in one store. Changing it makes every key new.",
             "default": "the application's name",

@@ -35,7 +35,7 @@ from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.forms import CSRF_FIELD
 from flask_idempotency.web.loaders import load_quota, load_tenant
 from flask_idempotency.web.outages import OutageLog
-from flask_idempotency.web.principals import PASTE, REMEDY, Credentials, Unnamed, load_principal
+from flask_idempotency.web.principals import PASTE, REMEDY, Credentials, Unnamed, bounded, load_principal
 from flask_idempotency.web.problems import Problem, failure, refusal
 from flask_idempotency.web.requests import client_keys, fingerprints
 from flask_idempotency.web.visit import Phase, Visit
@@ -105,6 +105,7 @@ class Asking:
     def _claim_requests(self, visit: Visit, request: Request) -> list[ClaimRequest]:
         """The same request under every secret in use, newest first."""
         policy, operation = visit.policy, visit.operation
+        bounded(operation, "endpoint of this view has")
         scope = Scope(
             namespace=self._desk.settings.namespace,
             tenant=visit.tenant,

@@ -15,6 +15,7 @@ from typing import Any, Final
 from flask import Flask, Request, g
 
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
+from flask_idempotency.engine.key import LONGEST_NAME
 
 Loader = Callable[[], "str | None"]
 
@@ -143,6 +144,7 @@ def load_principal(
         name, set_up = checked(app.ensure_sync(loader)(), "principal_loader"), True
     else:
         name, set_up = _from_extensions(app, request)
+        bounded(name, "authentication extension gives this caller")
     if name is None and not allow_anonymous and (found := credentials.of(request)) is not None:
         raise Unnamed(found, set_up=set_up)
     return name
@@ -164,9 +166,19 @@ def identifies(app: Flask) -> bool:
 def checked(value: Any, loader: str) -> str | None:
     """Raise `ConfigurationError` unless this is a name, or None."""
     if value is None or (isinstance(value, str) and value):
-        return value
+        return bounded(value, f"{loader} returned")
     problem = "an empty string" if value == "" else f"a {type(value).__name__}"
     raise ConfigurationError(f"The {loader} returned {problem}. It must return a non-empty str, or None for nobody.")
+
+
+def bounded(name: str | None, source: str) -> str | None:
+    """Raise `ConfigurationError` for a name that is longer than a store keeps."""
+    if name is not None and len(name) > LONGEST_NAME:
+        raise ConfigurationError(
+            f"The {source} a name of {len(name)} characters, and at most {LONGEST_NAME} are stored with a record. Return a "
+            "shorter stable id, or a digest of this one."
+        )
+    return name
 
 
 def _in_environ(header: str) -> str:

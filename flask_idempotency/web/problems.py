@@ -21,6 +21,7 @@ from flask_idempotency.engine.errors import (
     NotCommitted,
     StoreUnavailable,
 )
+from flask_idempotency.engine.escape import printable_lines
 from flask_idempotency.engine.outcome import Erased, InFlight, Mismatched, OverQuota, Unknown
 from flask_idempotency.engine.quota import LIMITS
 from flask_idempotency.profiles import Profile
@@ -114,7 +115,7 @@ def render(problem: Problem, *, profile: Profile, docs_url: str, response_class:
     row = PROBLEMS[problem.code]
     page = docs_url + problem.code
     status = problem.status or profile.statuses.get(problem.code) or row.status
-    detail = f"{row.detail} {problem.detail}" if problem.detail else row.detail
+    detail = printable_lines(f"{row.detail} {problem.detail}") if problem.detail else row.detail
     headers = [
         ("Content-Type", "application/problem+json" if profile.body == "problem" else "application/json"),
         ("Link", f'<{page}>; rel="describedby"'),

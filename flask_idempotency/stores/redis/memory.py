@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any, Final, Literal, TypeAlias
 
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, MemoryLost, StoreUnavailable
+from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.memory import RISK, Loss, Standing
 from flask_idempotency.engine.outcome import Grant
 from flask_idempotency.engine.request import ClaimRequest
@@ -230,7 +231,7 @@ class RedisMemory:
 
     def _refuse_others(self, parts: Sequence[_Part]) -> None:
         if any(self._kind(part) == Loss.FOREIGN.value for part in parts):
-            told = sorted({part.layout for part in parts if part.layout} - {self.rules.layout})
+            told = sorted({printable(part.layout) for part in parts if part.layout} - {self.rules.layout})
             raise ConfigurationError(
                 "This Redis was made ready for other settings: "
                 + (

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import click
 
+from flask_idempotency.engine.key import LONGEST_NAME
 from flask_idempotency.operations import Word
 from flask_idempotency.web.cli.group import CommandT
-
-LONGEST: Final = 500
-"""Characters. It is one line of a log."""
 
 
 def word_options(*, required: bool) -> Callable[[CommandT], CommandT]:
@@ -54,6 +52,6 @@ def _whoami() -> str:
 
 def _one_line(context: click.Context, parameter: click.Parameter, value: str) -> str:
     text = value.strip()
-    if (parameter.required and not text) or not text.isprintable() or len(text) > LONGEST:
-        raise click.BadParameter(f"must be one line of text, not longer than {LONGEST} characters.")
+    if (parameter.required and not text) or not text.isprintable() or len(text) > LONGEST_NAME:
+        raise click.BadParameter(f"must be one line of text, not longer than {LONGEST_NAME} characters.")
     return text

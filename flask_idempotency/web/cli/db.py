@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Final
 
-import click
 from flask.cli import AppGroup
 
 from flask_idempotency.engine.ports import Schema
 from flask_idempotency.operations import SchemaReport, db_check, db_upgrade
-from flask_idempotency.web.cli.group import NOT_IN_ORDER, as_json_option, giving_up, state
+from flask_idempotency.web.cli.group import NOT_IN_ORDER, as_json_option, giving_up, say, state
 
 _NO_SCHEMA: Final = "The store of this application has no schema: there is nothing to do."
 
@@ -44,7 +43,7 @@ def _tell(verb: Callable[[Schema], SchemaReport], fine: str, *, as_json: bool) -
     with giving_up(as_json=as_json):
         schema: Schema | None = state().schema
         report = None if schema is None else verb(schema)
-    click.echo(_as_object(report) if as_json else _as_text(report, fine))
+    say(_as_object(report) if as_json else _as_text(report, fine))
     if report is not None and not report.in_order:
         raise SystemExit(NOT_IN_ORDER)
 

@@ -12,7 +12,7 @@ from flask.cli import with_appcontext
 from flask_idempotency.engine.health import Finding
 from flask_idempotency.operations.doctor import Examination
 from flask_idempotency.web.checkup import examination_of
-from flask_idempotency.web.cli.group import NOT_IN_ORDER, UNKNOWN, as_json_option, built, giving_up
+from flask_idempotency.web.cli.group import NOT_IN_ORDER, UNKNOWN, as_json_option, built, giving_up, say
 
 _WIDTH = 100
 
@@ -39,7 +39,7 @@ def doctor_command(as_json: bool, worker_timeout: float | None, proxy_timeout: f
             worker_timeout=worker_timeout,
             proxy_timeout=proxy_timeout,
         )
-    click.echo(json.dumps(_as_object(examination)) if as_json else _as_text(examination))
+    say(json.dumps(_as_object(examination)) if as_json else _as_text(examination))
     if not examination.complete:
         raise SystemExit(UNKNOWN)
     if not examination.in_order:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import click
+from flask_idempotency.web.cli.group import say
 
 
 @contextmanager
@@ -15,8 +15,8 @@ def dots(what: str) -> Iterator[Callable[[int], object]]:
     if not sys.stderr.isatty():
         yield lambda touched: None
         return
-    click.echo(f"Looking at {what} ", nl=False, err=True)
+    say(f"Looking at {what} ", newline=False, err=True)
     try:
-        yield lambda touched: click.echo(".", nl=False, err=True)
+        yield lambda touched: say(".", newline=False, err=True)
     finally:
-        click.echo(err=True)
+        say(err=True)

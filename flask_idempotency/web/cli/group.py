@@ -14,6 +14,7 @@ from flask.cli import AppGroup
 
 from flask_idempotency.assembly import Built, identities
 from flask_idempotency.engine.errors import IdempotencyError
+from flask_idempotency.engine.escape import printable, printable_lines
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.key import Identity
 from flask_idempotency.engine.memory import Loss
@@ -124,9 +125,14 @@ def giving_up(*, as_json: bool) -> Iterator[None]:
         _end(str(error), UNKNOWN, as_json=as_json)
 
 
+def say(text: str = "", *, err: bool = False, newline: bool = True) -> None:
+    """Write to the terminal. Nothing that the terminal would act on gets there, whoever wrote it."""
+    click.echo(printable_lines(text), err=err, nl=newline)
+
+
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """Columns under their names, as wide as they have to be."""
-    lines = [head, *rows]
+    lines = [tuple(map(printable, line)) for line in (head, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
@@ -135,7 +141,7 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 def _end(why: str, code: int, *, as_json: bool) -> NoReturn:
     if as_json:
-        click.echo(json.dumps({"error": why}))
+        say(json.dumps({"error": why}))
     else:
-        click.echo(f"Error: {why}", err=True)
+        say(f"Error: {why}", err=True)
     raise SystemExit(code)

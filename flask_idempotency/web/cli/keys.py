@@ -10,7 +10,16 @@ from flask.cli import AppGroup
 
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.operations import KeysReport, KeyStatus, keys_status
-from flask_idempotency.web.cli.group import NOT_IN_ORDER, Refused, as_json_option, built, giving_up, settings, table
+from flask_idempotency.web.cli.group import (
+    NOT_IN_ORDER,
+    Refused,
+    as_json_option,
+    built,
+    giving_up,
+    say,
+    settings,
+    table,
+)
 
 keys = AppGroup("keys", help="The keys that answers are encrypted with.")
 
@@ -32,7 +41,7 @@ def generate(kid: str | None) -> None:
                 "The cryptography package is not installed: pip install 'flask-idempotency[crypto]'."
             ) from error
         line = made(kid)
-    click.echo(line)
+    say(line)
 
 
 @keys.command("status")
@@ -49,7 +58,7 @@ def status(as_json: bool) -> None:
         if parts.answers is None or parts.data_keys is None:
             raise Refused("The store of this application keeps no data keys, so nothing is sealed in it.")
         report = keys_status(ring, parts.answers, parts.data_keys)
-    click.echo(json.dumps(_as_object(report)) if as_json else _as_text(report))
+    say(json.dumps(_as_object(report)) if as_json else _as_text(report))
     if not report.in_order:
         raise SystemExit(NOT_IN_ORDER)
 

@@ -10,10 +10,11 @@ from typing import Any, Final
 import click
 from flask.cli import with_appcontext
 
+from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.engine.record import OnLapse
 from flask_idempotency.operations.spelling import span
-from flask_idempotency.web.cli.group import Refused, as_json_option, giving_up, policies, state, table
+from flask_idempotency.web.cli.group import Refused, as_json_option, giving_up, policies, say, state, table
 from flask_idempotency.web.policies import Explained, Policies
 
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -54,13 +55,13 @@ def policy_command(endpoint: str | None, as_json: bool) -> None:
             raise Refused("This application has no such endpoint: `flask idempotency policy` names them all.")
         rows = [row for row in _rows(rules) if endpoint in (None, row.endpoint)]
     if as_json:
-        click.echo(json.dumps({"endpoints": list(map(_as_object, rows))}))
+        say(json.dumps({"endpoints": list(map(_as_object, rows))}))
     elif not rows:
-        click.echo("There is nothing in scope: only methods that are safe to repeat.")
+        say("There is nothing in scope: only methods that are safe to repeat.")
     elif endpoint is None:
-        click.echo(table(_HEAD, list(map(_as_line, rows))))
+        say(table(_HEAD, list(map(_as_line, rows))))
     else:
-        click.echo("\n\n".join(map(_as_text, rows)))
+        say("\n\n".join(map(_as_text, rows)))
 
 
 def _rows(rules: Policies) -> Iterator[Row]:
@@ -135,7 +136,7 @@ def _as_text(row: Row) -> str:
         resolver,
         *filter(None, [_scope(row)]),
     ]
-    return f"{row.endpoint} {','.join(row.methods)}: {'; '.join(facts)}\n" + table(("value", "is", "from"), values)
+    return f"{printable(row.endpoint)} {','.join(row.methods)}: {'; '.join(facts)}\n" + table(("value", "is", "from"), values)
 
 
 def _as_object(row: Row) -> dict[str, object]:

@@ -26,6 +26,7 @@ from flask_idempotency.web.cli.group import (
     giving_up,
     policies,
     pseudonym,
+    say,
     settings,
     tell,
     tids,
@@ -99,14 +100,14 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, actor: st
         whom = tids(tenant)
         _check(whom, shred=shred)
         if not yes:
-            click.echo(_SHREDDED if shred else _WIPED, err=True)
+            say(_SHREDDED if shred else _WIPED, err=True)
             click.confirm("Destroy its data keys?" if shred else "Erase its answers?", abort=True, err=True)
         erased = _Erasing(tenant, word_of(actor, reason)).run(whom, shred=shred)
     untold, secrets = _untold(), len(settings().secrets)
     if as_json:
-        click.echo(json.dumps(_as_object(erased, shred=shred, secrets=secrets, untold=untold)))
+        say(json.dumps(_as_object(erased, shred=shred, secrets=secrets, untold=untold)))
     else:
-        click.echo("\n".join(_as_text(erased, shred=shred, secrets=secrets, untold=untold)))
+        say("\n".join(_as_text(erased, shred=shred, secrets=secrets, untold=untold)))
 
 
 def _untold() -> bool:

@@ -21,6 +21,7 @@ from flask_idempotency.web.cli.group import (
     check_layout,
     giving_up,
     pseudonym,
+    say,
     settings,
     state,
     table,
@@ -59,15 +60,15 @@ def show(tenant: str | None, no_tenant: bool, everybody: bool, as_json: bool) ->
             shown = [quota_show(ledger, tids_by_secret(tenant), name=tenant)]
     configured = settings().quota
     if as_json:
-        click.echo(
+        say(
             json.dumps(
                 {"counting": _counting(), "configured": _limits(configured), "tenants": list(map(_as_object, shown))}
             )
         )
         return
-    click.echo("\n\n".join(_as_text(each, configured) for each in shown) or "Nobody has a ledger.")
+    say("\n\n".join(_as_text(each, configured) for each in shown) or "Nobody has a ledger.")
     if not _counting():
-        click.echo(_OFF)
+        say(_OFF)
 
 
 @quota.command("set")
@@ -112,7 +113,7 @@ def set_(
         limits = quota_set(_ledger(), tids_by_secret(tenant), named, clear=clear)
     told, word = _limits(limits), word_of(actor, reason)
     tell(QuotaSet("", "", tenant=pseudonym(tenant), actor=word.actor, reason=word.reason, limits=told))
-    click.echo(json.dumps({"counting": _counting(), "limits": told}) if as_json else _said(limits))
+    say(json.dumps({"counting": _counting(), "limits": told}) if as_json else _said(limits))
 
 
 def _ledger() -> Ledger:

@@ -13,7 +13,7 @@ from flask.cli import with_appcontext
 from flask_idempotency.engine.record import State
 from flask_idempotency.operations import Shown, Wanted, listed
 from flask_idempotency.operations.spelling import span
-from flask_idempotency.web.cli.group import as_json_option, giving_up, table, tids, unsettled
+from flask_idempotency.web.cli.group import as_json_option, giving_up, say, table, tids, unsettled
 from flask_idempotency.web.cli.naming import Named, case_of, naming_options
 from flask_idempotency.web.cli.telling import ago, clean, paragraph, show_of
 from flask_idempotency.web.cli.tenant import chosen, tenant_options
@@ -71,13 +71,13 @@ def list_command(
         told = [show_of(each) for each in found[:limit]]
     more = len(found) > limit
     if as_json:
-        click.echo(json.dumps({"records": [asdict(each) for each in told], "more": more}))
+        say(json.dumps({"records": [asdict(each) for each in told], "more": more}))
     elif not told:
-        click.echo("There are none.")
+        say("There are none.")
     else:
-        click.echo(table(_HEAD, [_line(each) for each in told]))
+        say(table(_HEAD, [_line(each) for each in told]))
         if more:
-            click.echo(f"There are more than {limit}: see --limit, --older-than and --endpoint.", err=True)
+            say(f"There are more than {limit}: see --limit, --older-than and --endpoint.", err=True)
 
 
 @click.command("show")
@@ -94,10 +94,10 @@ def show_command(named: Named, as_json: bool) -> None:
         case = case_of(named, whole=False)
         told = show_of(case.first)
     if as_json:
-        click.echo(json.dumps({**asdict(told), "also": list(case.also)}))
+        say(json.dumps({**asdict(told), "also": list(case.also)}))
     else:
         also = [f"also under:   {handle}" for handle in case.also]
-        click.echo("\n".join([paragraph(told), *also]))
+        say("\n".join([paragraph(told), *also]))
 
 
 def _line(told: Shown) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from flask_idempotency.operations import (
 )
 from flask_idempotency.operations.spelling import moment, span
 from flask_idempotency.web.cli.audit import word_of, word_options
-from flask_idempotency.web.cli.group import NOT_IN_ORDER, Refused, as_json_option, built, giving_up, tell
+from flask_idempotency.web.cli.group import NOT_IN_ORDER, Refused, as_json_option, built, giving_up, say, tell
 from flask_idempotency.web.cli.telling import clean
 
 _ELSEWHERE: Final = (
@@ -49,11 +49,11 @@ def init(actor: str, reason: str, as_json: bool) -> None:
         word = word_of(actor, reason)
         tell(StoreInitialised("", "", actor=word.actor, reason=word.reason, store_id=done.store_id))
     if as_json:
-        click.echo(json.dumps({"store_id": done.store_id, "anew": done.anew, "named": named}))
+        say(json.dumps({"store_id": done.store_id, "anew": done.anew, "named": named}))
         return
-    click.echo(f"{'Made ready' if done.anew else 'It was ready before'}: this Redis is {clean(done.store_id)}.")
+    say(f"{'Made ready' if done.anew else 'It was ready before'}: this Redis is {clean(done.store_id)}.")
     if not named:
-        click.echo(_NAME_IT.format(store_id=clean(done.store_id)))
+        say(_NAME_IT.format(store_id=clean(done.store_id)))
 
 
 @redis.command("status")
@@ -67,7 +67,7 @@ def status_(as_json: bool) -> None:
         memory = _memory()
         status = memory_status(memory)
         expected = memory.rules.store_id
-    click.echo(json.dumps(_as_object(status)) if as_json else _as_text(status, expected))
+    say(json.dumps(_as_object(status)) if as_json else _as_text(status, expected))
     if not status.new_keys_run:
         raise SystemExit(NOT_IN_ORDER)
 
@@ -90,17 +90,17 @@ def ack(force: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
         lost = bool(before.standing.losses)
         if lost:
             if not yes:
-                click.echo(_as_text(before, memory.rules.store_id), err=True)
+                say(_as_text(before, memory.rules.store_id), err=True)
                 click.confirm("Let keys run that it may have forgotten?", abort=True, err=True)
             _acknowledge(memory, before, actor=actor, reason=reason)
         store_id = before.standing.store_id or memory_status(memory).standing.store_id
         named = memory.rules.store_id is not None
     if as_json:
-        click.echo(json.dumps({"acknowledged": dict(before.standing.losses), "store_id": store_id, "named": named}))
+        say(json.dumps({"acknowledged": dict(before.standing.losses), "store_id": store_id, "named": named}))
         return
-    click.echo("Acknowledged: new keys run." if lost else "There is nothing to acknowledge: new keys run.")
+    say("Acknowledged: new keys run." if lost else "There is nothing to acknowledge: new keys run.")
     if not named and store_id is not None:
-        click.echo(_NAME_IT.format(store_id=clean(store_id)))
+        say(_NAME_IT.format(store_id=clean(store_id)))
 
 
 def _memory() -> Memory:

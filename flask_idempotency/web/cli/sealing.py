@@ -16,7 +16,7 @@ from flask_idempotency.maintenance.rotate import PlainSealing, seal_plain
 from flask_idempotency.operations import Word
 from flask_idempotency.web.cli.audit import word_of, word_options
 from flask_idempotency.web.cli.dots import dots
-from flask_idempotency.web.cli.group import NOT_IN_ORDER, Refused, as_json_option, built, giving_up, settings, tell
+from flask_idempotency.web.cli.group import NOT_IN_ORDER, Refused, as_json_option, built, giving_up, say, settings, tell
 
 _OFF: Final = "IDEMPOTENCY_ENCRYPTION is off, so nothing can be sealed. Set it to on first."
 _REQUIRED: Final = (
@@ -54,13 +54,13 @@ def seal_command(yes: bool, actor: str, reason: str, as_json: bool) -> None:
             raise Refused("This store cannot list its answers, so they cannot be sealed.")
         plain = parts.answers.count().get("", 0)
         if plain and not yes:
-            click.echo(_WARNING.format(plain=plain), err=True)
+            say(_WARNING.format(plain=plain), err=True)
             click.confirm("Seal them?", abort=True, err=True)
         report = _sealed(word_of(actor, reason)) if plain else PlainSealing()
     if as_json:
-        click.echo(json.dumps(asdict(report)))
+        say(json.dumps(asdict(report)))
     else:
-        click.echo("\n".join(_as_text(report)) if plain else _NOTHING)
+        say("\n".join(_as_text(report)) if plain else _NOTHING)
     if not report.done:
         raise SystemExit(NOT_IN_ORDER)
 

@@ -26,7 +26,7 @@ from flask_idempotency.operations import (
     reopen,
 )
 from flask_idempotency.web.cli.audit import word_of, word_options
-from flask_idempotency.web.cli.group import as_json_option, built, giving_up, policies, settings, settler
+from flask_idempotency.web.cli.group import as_json_option, built, giving_up, policies, say, settings, settler
 from flask_idempotency.web.cli.naming import STDIN, Named, case_of, naming_options
 from flask_idempotency.web.cli.telling import paragraph, show_of
 from flask_idempotency.web.resolvers import policy_of, result_of
@@ -147,7 +147,7 @@ def resolve_command(
                 said = "Reopened: retries get its answer."
         _check_done(done)
     if dropped:
-        click.echo(f"Not kept, because this endpoint keeps no such headers: {', '.join(dropped)}.", err=True)
+        say(f"Not kept, because this endpoint keeps no such headers: {', '.join(dropped)}.", err=True)
     verb = {"never": "released", "happened": "completed"}.get(verdict or "", "reopened")
     _say(done, verb, said, as_json=as_json, forced=forced)
 
@@ -195,7 +195,7 @@ def _ask(case: Case, policy: Policy, question: str, *, yes: bool, against: list[
     if yes:
         return
     lives = alive(case.first.record, policy) if against is None else None
-    click.echo("\n".join([paragraph(show_of(case.first)), *(against or []), *([lives] if lives else [])]), err=True)
+    say("\n".join([paragraph(show_of(case.first)), *(against or []), *([lives] if lives else [])]), err=True)
     if not _confirmed(question):
         raise click.Abort
 
@@ -206,7 +206,7 @@ def _confirmed(question: str) -> bool:
     except click.Abort:
         if sys.stdin.isatty():
             raise
-        click.echo(err=True)
+        say(err=True)
         raise Refused(_NOBODY) from None
 
 
@@ -240,6 +240,6 @@ def _read(path: str, *, most: int) -> bytes:
 
 def _say(done: Done, verb: str, said: str, *, as_json: bool, forced: bool) -> None:
     if as_json:
-        click.echo(json.dumps({"verb": verb, "forced": forced, **asdict(done)}))
+        say(json.dumps({"verb": verb, "forced": forced, **asdict(done)}))
         return
-    click.echo("\n".join([said, *([_LEFT.format(left=done.left)] if done.left else [])]))
+    say("\n".join([said, *([_LEFT.format(left=done.left)] if done.left else [])]))

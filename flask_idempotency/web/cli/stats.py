@@ -14,7 +14,7 @@ from flask.cli import with_appcontext
 from flask_idempotency.engine.unsettled import Standing
 from flask_idempotency.operations import Stats, stats
 from flask_idempotency.operations.spelling import span
-from flask_idempotency.web.cli.group import as_json_option, built, giving_up, unsettled
+from flask_idempotency.web.cli.group import as_json_option, built, giving_up, say, unsettled
 from flask_idempotency.web.cli.telling import clean
 
 
@@ -27,7 +27,7 @@ def stats_command(quick: bool, as_json: bool) -> None:
     with giving_up(as_json=as_json):
         found, parts = unsettled(), built()
         if not quick and sys.stderr.isatty():
-            click.echo("Counting the completed records; --quick leaves them out.", err=True)
+            say("Counting the completed records; --quick leaves them out.", err=True)
         told = stats(
             found,
             answers=None if quick else parts.answers,
@@ -35,7 +35,7 @@ def stats_command(quick: bool, as_json: bool) -> None:
             ledger=parts.ledger,
             chores=parts.chores,
         )
-    click.echo(json.dumps(asdict(told)) if as_json else "\n".join(_as_text(told, quick=quick)))
+    say(json.dumps(asdict(told)) if as_json else "\n".join(_as_text(told, quick=quick)))
 
 
 def _as_text(told: Stats, *, quick: bool) -> list[str]:

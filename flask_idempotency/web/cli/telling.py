@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.record import State
 from flask_idempotency.engine.unsettled import Found
 from flask_idempotency.operations import Shown, shown
@@ -12,9 +13,7 @@ from flask_idempotency.web.resolvers import policy_of
 
 def clean(text: str | None) -> str:
     """This text without anything that a terminal would take for a command. Names come from outside."""
-    if text is None:
-        return "-"
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text) or "-"
+    return "-" if text is None else printable(text) or "-"
 
 
 def ago(seconds: float | None) -> str:
@@ -32,7 +31,7 @@ def paragraph(told: Shown) -> str:
         ("handle", told.handle),
         ("in logs", told.record),
         ("state", told.state + (f" ({clean(told.reason)})" if told.reason else "")),
-        ("request", f"{told.method} {clean(told.endpoint)}"),
+        ("request", f"{clean(told.method)} {clean(told.endpoint)}"),
         ("tenant", clean(told.tenant)),
         ("principal", clean(told.principal)),
         ("attempt", f"{told.attempt} (fence {told.fence})"),

@@ -1,0 +1,298 @@
+"""Names, reasons and messages that would give a terminal orders, forge lines of a log, or read backwards."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask import Flask, request
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
+from flask_idempotency.assembly import identities
+from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord
+from flask_idempotency.engine.escape import printable, printable_lines, printable_values
+from flask_idempotency.engine.events import Released, Settled
+from flask_idempotency.engine.key import LONGEST_NAME, Scope
+from flask_idempotency.engine.record import About
+from flask_idempotency.logs import LOGGER, log_of
+from flask_idempotency.metrics.meter import Meter
+from flask_idempotency.profiles import PROFILES
+from flask_idempotency.stores.redis import layout
+from flask_idempotency.testing.contract.examples import a_request, a_token, granted
+from flask_idempotency.web.cli.group import say
+from flask_idempotency.web.problems import Problem, render
+from tests.services import REDIS_KINDS, RedisServers, connect
+from tests.web.apps import World, new_world
+from tests.web.cases import WHY, run
+
+ORDERS = "\x1b[2J\x1b]0;owned\x07\r\n\x7f\x85\x9b31m\u202eevil\u2066\u2028\u2029\x00"
+"""Clears the screen, sets the title, begins a line, and turns the direction."""
+SURROGATE = "\ud800"
+ALLOWED = frozenset("\n")
+
+
+def is_clean(text: str) -> bool:
+    return all(char.isprintable() or char in ALLOWED for char in text)
+
+
+@pytest.fixture(params=("memory", "sqlite", REDIS_KINDS[0]))
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    """An application whose store holds records that name their tenants and principals so, in each state."""
+    store: Any = None
+    if request.param == "sqlite":
+        store = f"sqlite:///{tmp_path / 'records.db'}"
+    elif request.param != "memory":
+        servers: RedisServers = request.getfixturevalue("redis_servers")
+        store = servers.get(request.param).url
+    settings: Any = {} if store is None else {"store": store}
+    world = new_world(Flask("tests.web.app"), init=False, quota_records=100, **settings)
+    world.idempotency.tenant_loader(lambda: ORDERS)
+    world.idempotency.init_app(world.app)
+
+    @world.view()
+    def pay() -> str:
+        return "paid"
+
+    world.app.add_url_rule("/orders", endpoint=ORDERS, view_func=pay, methods=["POST"])
+    assert 0 == run(world, "db", "upgrade").exit_code
+    planted(world)
+    return world
+
+
+def planted(world: World) -> None:
+    state = world.app.extensions["idempotency"]
+    who, store = identities(state.settings)[0], state.built.engine._around.store
+    about = About(tenant=ORDERS, principal=ORDERS, method="PO\x1bST"[:6], operation=ORDERS)
+    for number, hold in enumerate((False, True)):
+        key = who.storage_key(Scope(state.settings.namespace, tenant=ORDERS, principal=ORDERS), str(number))
+        token = who.mark(state.settings.namespace) + a_token()
+        asked = a_request(key, about=about)
+        granted(store.claim(replace(asked), token=token[:16], lease=30.0))
+        if hold:
+            store.hold(key, token[:16], ORDERS)
+
+
+COMMANDS = (
+    ("list", "--state", "processing"),
+    ("list", "--state", "quarantined"),
+    ("stats",),
+    ("doctor",),
+    ("policy",),
+    ("policy", ORDERS),
+    ("db", "check"),
+    ("reap",),
+    ("quota", "show", "--tenant", ORDERS),
+    ("quota", "show", "--all"),
+    ("purge", "--tenant", ORDERS, "--yes", *WHY),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize("as_json", (False, True), ids=("table", "json"))
+def test_no_command_gives_a_terminal_orders(world: World, command: tuple[str, ...], as_json: bool) -> None:
+    result = run(world, *command, *(["--json"] if as_json else []))
+
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert is_clean(result.output)
+    assert not as_json or result.stdout.isascii()
+
+
+@pytest.mark.parametrize("of", ("processing", "quarantined"))
+def test_no_record_gives_a_terminal_orders(world: World, of: str) -> None:
+    """
+    Shown, asked about, and settled. A machine is told the names as they are.
+    """
+    (line,) = json.loads(run(world, "list", "--state", of, "--json").stdout)["records"]
+    assert (ORDERS, ORDERS, ORDERS) == (line["tenant"], line["principal"], line["endpoint"])
+    for command in (
+        ("show", line["handle"]),
+        ("release", line["handle"], *WHY),
+        ("release", line["handle"], "--force", *WHY),
+        ("resolve", line["handle"], "--reopen", "--yes", *WHY),
+        ("release", line["handle"], "--force", "--yes", *WHY),
+    ):
+        result = run(world, *command)
+        assert is_clean(result.output), command
+        assert result.output
+    assert 1 == len(world.told(Settled))
+
+
+def test_what_a_redis_calls_itself_gives_no_orders(redis_servers: RedisServers) -> None:
+    """
+    Its id, its layout and its notes on chores, in each command that tells of them and in each error.
+    """
+    server = redis_servers.get(REDIS_KINDS[0])
+    store: Any = server.url
+    world = new_world(Flask("tests.web.app"), store=store, after_loss="refuse", store_id="ours")
+    run(world, "redis", "init")
+    with connect(server.url) as client:
+        pipeline = client.pipeline(transaction=False)
+        for partition in range(layout.PARTITIONS):
+            pipeline.hset(layout.memory_in(partition), mapping={"sid": ORDERS, "layout": ORDERS})
+        pipeline.execute()
+        client.hset(layout.NOTES, f"re{ORDERS}ap", json.dumps({"counts": ORDERS}))
+    for command in (
+        ("redis", "status"),
+        ("redis", "init"),
+        ("redis", "ack", "--yes", "--force", *WHY),
+        ("doctor",),
+        ("stats",),
+    ):
+        result = run(world, *command)
+        assert is_clean(result.output), command
+        assert "[2J" not in result.output or "\\x1b[2J" in result.output
+
+
+@pytest.fixture
+def lines() -> Iterator[list[str]]:
+    """What a plain formatter writes."""
+    written: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            written.append(logging.Formatter("%(levelname)s %(message)s").format(record))
+
+    handler, logger = Handler(), logging.getLogger("flask_idempotency")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield written
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def test_no_event_forges_a_line_of_a_log(lines: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """
+    Neither the line nor a field of it, for a formatter that writes fields by name.
+    """
+    with caplog.at_level(logging.DEBUG, logger=LOGGER):
+        log_of("shop\x1b")(Released("abcd1234", ORDERS + SURROGATE, reason=ORDERS))
+
+    (line,) = lines
+    (record,) = caplog.records
+    assert line.isprintable()
+    assert all(getattr(record, name).isprintable() for name in ("operation", "reason", "app"))
+
+
+def test_no_message_forges_a_line_of_a_log(lines: list[str]) -> None:
+    """
+    Whatever it quotes: a name, an exception, and the traceback of one.
+    """
+    log = logging.getLogger("flask_idempotency")
+    log.error("%s was refused (%s): %d, %s", ORDERS, ValueError(ORDERS), 3, {"kept": 1})
+    try:
+        raise ValueError(ORDERS + SURROGATE)
+    except ValueError:
+        log.exception("it failed")
+    log.warning("a fault, %s of it", "all")
+    log.warning(ORDERS.replace("\n", ""))
+
+    said, failed, plain, bare = lines
+    assert said.isprintable()
+    assert ": 3, {'kept': 1}" in said
+    assert is_clean(failed)
+    assert failed.endswith(printable_lines(ORDERS + SURROGATE))
+    assert failed.startswith("ERROR it failed\nTraceback")
+    assert ("WARNING a fault, all of it", True) == (plain, bare.isprintable())
+
+
+def test_no_error_of_ours_gives_orders() -> None:
+    """
+    A traceback ends with the text of the error. Several faults stay several lines.
+    """
+    assert is_clean(str(ConfigurationError(f"the store {ORDERS} is another one", "and more")))
+    assert 3 <= str(ConfigurationError("one", "two")).count("\n") + 1
+    assert is_clean(str(CorruptRecord(ORDERS)))
+
+
+def test_no_problem_carries_orders(world: World) -> None:
+    with world.app.test_request_context():
+        answer = render(
+            Problem("invalid-key", ORDERS + SURROGATE),
+            profile=PROFILES["ietf"],
+            docs_url="https://example.com/",
+            response_class=world.app.response_class,
+        )
+
+    assert is_clean(json.loads(answer.data)["detail"])
+
+
+def test_no_label_breaks_what_is_scraped() -> None:
+    """
+    A lone surrogate cannot be encoded, and everything else would be missing with it.
+    """
+    registry = CollectorRegistry()
+    meter = Meter(Flask("tests.web.app"), name="shop\ud800\x1b", registry=registry)
+    meter.event(Released("abcd1234", ORDERS + SURROGATE, reason="status-503"))
+
+    assert is_clean(generate_latest(registry).decode())
+
+
+def test_nothing_is_said_raw(capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    Also where a command forgets to escape what it quotes.
+    """
+    say(f"a line\nand {ORDERS}")
+
+    assert f"a line\nand {printable_lines(ORDERS)}\n" == capsys.readouterr().out
+
+
+def test_no_command_writes_past_it() -> None:
+    folder = files("flask_idempotency.web.cli")
+    raw = [
+        path.name for path in folder.iterdir() if path.name.endswith(".py") and "click.echo" in path.read_text("utf-8")
+    ]
+
+    assert ["group.py"] == raw
+
+
+def test_no_name_forges_a_row_of_a_table(world: World) -> None:
+    for command in (("list", "--state", "processing"), ("quota", "show", "--tenant", ORDERS)):
+        rows = run(world, *command).stdout.splitlines()
+        assert (2 if command[0] == "list" else 5) == len(rows)
+
+
+def test_escaping_is_told_from_text() -> None:
+    assert ("a b", "ä😀", "\\x1b[2J", "\\n", "\\u202e", "\\ud800") == tuple(
+        map(printable, ("a b", "ä😀", "\x1b[2J", "\n", "\u202e", "\ud800"))
+    )
+    assert "a\nb\\r\nc" == printable_lines("a\nb\r\nc")
+    assert {"a\\n": ["\\x00", 1], "b": ("\\x7f", None)} == printable_values({"a\n": ["\0", 1], "b": ("\x7f", None)})
+
+
+@pytest.mark.parametrize("of", ("tenant", "principal"))
+def test_a_name_that_is_too_long_is_refused_and_never_cut(of: str) -> None:
+    """
+    Names are stored beside the answer, and no quota counts them. Two of them must not become one.
+    """
+    world = new_world(Flask("tests.web.app"), init=False)
+    loader = getattr(world.idempotency, f"{of}_loader")
+    loader(lambda: request.headers["X-Name"])
+    world.idempotency.init_app(world.app)
+    world.app.config["PROPAGATE_EXCEPTIONS"] = True
+
+    @world.view()
+    def pay() -> str:
+        world.runs.append(1)
+        return "paid"
+
+    assert 200 == world.post(headers={"X-Name": "x" * LONGEST_NAME}).status_code
+    with pytest.raises(ConfigurationError, match=rf"{of}_loader returned a name of 256 characters, and at most 255"):
+        world.post(headers={"X-Name": "x" * (LONGEST_NAME + 1)})
+    assert 1 == len(world.runs)
+
+
+def test_an_endpoint_that_is_too_long_is_refused() -> None:
+    world = new_world(Flask("tests.web.app"))
+    world.app.config["PROPAGATE_EXCEPTIONS"] = True
+    world.app.add_url_rule("/long", endpoint="x" * (LONGEST_NAME + 1), view_func=lambda: "paid", methods=["POST"])
+
+    with pytest.raises(ConfigurationError, match="endpoint of this view has a name of 256 characters"):
+        world.post("/long")
