@@ -136,7 +136,9 @@ def _as_text(row: Row) -> str:
         resolver,
         *filter(None, [_scope(row)]),
     ]
-    return f"{printable(row.endpoint)} {','.join(row.methods)}: {'; '.join(facts)}\n" + table(("value", "is", "from"), values)
+    return f"{printable(row.endpoint)} {','.join(row.methods)}: {'; '.join(facts)}\n" + table(
+        ("value", "is", "from"), values
+    )
 
 
 def _as_object(row: Row) -> dict[str, object]:
