@@ -32,7 +32,7 @@ from flask_idempotency.web.current import idempotency_field
 from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.hooks import Hooks
 from flask_idempotency.web.loaders import Loaders, check_counted
-from flask_idempotency.web.policies import Policies
+from flask_idempotency.web.policies import Policies, mark_configured
 from flask_idempotency.web.principals import identifies
 from flask_idempotency.web.watch import watch_of
 
@@ -142,6 +142,7 @@ class Idempotency:
         hooks = Hooks(app, desk)
         if settings.enabled or joint:
             hooks.install()
+            hooks.report()
         return AppState(settings, self._loaders, hooks, built, policies, observers)
 
     def _refuse_what_cannot_hold(self, settings: Settings, *, joint: bool) -> None:
@@ -160,6 +161,7 @@ class Idempotency:
         """
         override = load_override(policy, where=f"configure({blueprint.name!r})")
         self._overrides[blueprint] = {**self._overrides.get(blueprint, {}), **override}
+        mark_configured(blueprint, self._overrides[blueprint])
 
     def principal_loader(self, loader: LoaderT) -> LoaderT:
         """The function that returns a stable subject id for the current request, or None for nobody.

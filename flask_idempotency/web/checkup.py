@@ -211,14 +211,9 @@ def _transport(settings: Settings, config: Mapping[str, Any]) -> list[Finding]:
 
 
 def _policies(policies: Policies) -> list[Finding]:
-    try:
-        policies.check_all()
-    except ConfigurationError as error:
-        remedy = (
-            "Change the policy there: @idempotent(…), idempotency.configure(…), or the IDEMPOTENCY_* setting it names."
-        )
-        return [Finding("policies", Verdict.FAULT, fault, remedy) for fault in error.faults]
-    return [Finding("policies", Verdict.FINE, "Every endpoint's policy can be kept.")]
+    remedy = "Change the policy there: @idempotent(…), idempotency.configure(…), or the IDEMPOTENCY_* setting it names."
+    faults = [Finding("policies", Verdict.FAULT, fault, remedy) for fault in policies.faults()]
+    return faults or [Finding("policies", Verdict.FINE, "Every endpoint's policy can be kept.")]
 
 
 def _resolvers(app: Flask, loaders: Loaders, endpoints: Iterable[Endpoint]) -> list[Finding]:

@@ -22,13 +22,13 @@ from flask_idempotency.engine.errors import (
     NotCommitted,
     StoreUnavailable,
 )
-from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision
+from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision, Policy
 from flask_idempotency.engine.result import Result
 from flask_idempotency.web.answers import Answers
 from flask_idempotency.web.asking import Asking
 from flask_idempotency.web.decisions import QuarantineLog, decide, transactional, vanished, with_rows
 from flask_idempotency.web.desk import Desk
-from flask_idempotency.web.problems import failure
+from flask_idempotency.web.problems import Problem, failure
 from flask_idempotency.web.responses import capture
 from flask_idempotency.web.rows import Rows
 from flask_idempotency.web.streams import End, Orphans
@@ -67,6 +67,10 @@ class Guard:
                 return None
         visit.phase, visit.answer = Phase.ANSWERED, answer
         return answer.response
+
+    def problem(self, problem: Problem, policy: Policy) -> Response:
+        """The response that says why a request is not even looked at."""
+        return self._answers.problem(problem, policy).response
 
     def again(self, visit: Visit) -> Response | None:
         """The answer that was given in the view's place, made anew: what became of the first is not known. None: there

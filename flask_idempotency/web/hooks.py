@@ -21,12 +21,15 @@ from flask import Flask, Request, appcontext_pushed, got_request_exception, requ
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
+from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.forks import notice
+from flask_idempotency.engine.policy import Policy
 from flask_idempotency.web.bodies import FORM_TYPES, Closing, watch_body
 from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.guard import Guard
 from flask_idempotency.web.loaders import check_counted
 from flask_idempotency.web.policies import Resolved
+from flask_idempotency.web.problems import Problem
 from flask_idempotency.web.visit import Phase, Visit, context, context_id, slot, visit_of
 
 _log = logging.getLogger("flask_idempotency")
@@ -48,6 +51,10 @@ class Hooks:
         self.at_first: Callable[[], Any] | None = None
         """Called once, before the first request is looked at."""
         self._checked = False
+        self._check = Lock()
+        self._told: set[str] = set()
+        self._fault: str | None = None
+        """Why no key can be claimed in this application, if that came to light after it was set up."""
         self._warned: set[str] = set()
 
     def install(self) -> None:
@@ -63,32 +70,47 @@ class Hooks:
         """Notice a fork that Python was not told of: see `engine.forks`."""
         notice()
 
-    def head(self) -> None:
+    def report(self) -> None:
+        """Log what cannot hold of the endpoints that are there, all of it together. Each closes its own endpoint only."""
+        try:
+            faults = [fault for fault in self._policies.faults() if fault not in self._told]
+        except Exception:  # noqa: BLE001 - one view that cannot be looked at must not close the others
+            _log.exception("not every policy could be checked")
+            return
+        self._told.update(faults)
+        if faults:
+            each = "".join(f"\n  - {fault}" for fault in faults)
+            _log.error("Policies that cannot hold. Their endpoints answer 500 until you change them:%s", each)
+
+    def head(self) -> Response | None:
         """Note that this request may be keyed. Reads no body and calls no store: it may stand before authentication."""
         notice()
         if not self._checked:
-            self._policies.check_all()
-            check_counted(self._desk.loaders, self._desk.settings.quota, counts=self._desk.counts)
-            if self.at_first is not None:
-                self.at_first()
-            self._checked = True
+            self._look_at_all()
         asked = request._get_current_object()  # type: ignore[attr-defined]
         rule = asked.url_rule
         if rule is None:  # 404, 405, a slash redirect: the router answers, and there is no view to guard
-            return
+            return None
         resolved = self._policies.resolve(rule.endpoint, asked.method)
         if resolved.exempt:
-            return
+            return None
         policy = resolved.policy
         # Transactional views leave it to us to commit their rows, whether or not there is a key, and even if we are off.
-        if policy.effects != "transactional" and not (self._enabled and _may_be_keyed(asked, resolved)):
-            return
+        keyed = self._enabled and _may_be_keyed(asked, resolved)
+        joint = policy.effects == "transactional"
+        if resolved.faults and (self._enabled or joint):
+            return self._closed(rule.endpoint, policy, " ".join(resolved.faults))
+        if not keyed and not joint:
+            return None
+        if keyed and self._fault is not None:
+            return self._closed(rule.endpoint, policy, self._fault)
         scope = asked.blueprints[0] if asked.blueprints else None
         asked.__dict__[self._slot] = Visit(policy, rule.endpoint, scope, resolved.deferred, self.from_view)
         watch_body(asked)
         self._tail.keep(scope)
         self._capture.keep(scope)
         self._teardown.keep(scope)
+        return None
 
     def tail(self, visit: Visit) -> Response | None:
         """Ask for the claim: the last thing before the view, so a missing or malformed key is judged after signing in."""
@@ -165,6 +187,32 @@ class Hooks:
             self._guard.rows.left_over(visit)
         if visit.unclaimed is not None and visit.context == context_id():
             visit.unclaimed.leave()
+
+    def _look_at_all(self) -> None:
+        """Before the first request is looked at: everything is registered and configured by now."""
+        with self._check:
+            if self._checked:
+                return
+            self.report()
+            try:
+                check_counted(self._desk.loaders, self._desk.settings.quota, counts=self._desk.counts)
+            except ConfigurationError as error:
+                self._fault = str(error)
+                _log.error("Requests with a key answer 500 until you change this: %s", error)
+            self._checked = True
+        if self.at_first is not None:
+            try:
+                self.at_first()
+            except Exception:  # noqa: BLE001 - it only tells; what is wrong there, a claim finds too
+                _log.exception("the tables of the store could not be looked at")
+
+    def _closed(self, endpoint: str, policy: Policy, fault: str) -> Response:
+        """What a request is told that must not run unprotected, and cannot be protected."""
+        if endpoint not in self._told:
+            self._told.add(endpoint)
+            _log.error("%s does not run: %s", endpoint, fault)
+        shown = fault if self._app.debug or self._app.testing else ""
+        return self._guard.problem(Problem("misconfigured", shown), policy)
 
     def _enter(self, visit: Visit) -> Response | None:
         visit.context = context_id()

@@ -1,31 +1,37 @@
 """@idempotent, @exempt and @claim_here, and which policy applies to which endpoint.
 
 The decorators only annotate: views stay what they were and can be called directly. `Policies` reads the annotations, once
-per endpoint and method. The mark travels in the function's `__dict__`, so it survives every decorator that uses
-`functools.wraps`, and nothing here looks into closures: a view that merely refers to another must not inherit its policy.
+per endpoint and method. In an application without the extension nothing reads them, so `refuse_unguarded` closes the view.
+The mark travels in the function's `__dict__`, so it survives every decorator that uses `functools.wraps`, and nothing here
+looks into closures: a view that merely refers to another must not inherit its policy.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, TypeVar, overload
 
-from flask import Blueprint, Flask, current_app
+from flask import Blueprint, Flask, current_app, request, request_started
 from werkzeug.exceptions import HTTPException
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import POLICY_FIELDS, Override, Policy
-from flask_idempotency.profiles import DIALECT_FIELDS, STATUS_LISTS, policy_of, yielding
+from flask_idempotency.profiles import DIALECT_FIELDS, PROFILES, STATUS_LISTS, policy_of, yielding
+from flask_idempotency.schema import DOCS_URL
 from flask_idempotency.settings import load_override
+from flask_idempotency.web.problems import Problem, render
 from flask_idempotency.web.visit import current_visit
 
 _MARK = "__idempotency__"
 _APPLICATION = "application"
 
 ViewT = TypeVar("ViewT", bound=Callable[..., Any])
+
+_log = logging.getLogger("flask_idempotency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,8 @@ class Resolved:
     exempt: bool
     deferred: bool
     headers: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    """Why this policy cannot hold. Then nothing runs here: see `Hooks.head`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,35 +196,33 @@ class Policies:
         """By endpoint, the form field that its policy reads the key of a POST from. Other methods send no forms."""
         rules = len(self._app.view_functions)
         if self._form_fields is None or self._form_fields[0] != rules:
-            guarded = [endpoint for endpoint, method in self._guarded() if method == "POST"]
-            read = {endpoint: self.resolve(endpoint, "POST").policy.form_field for endpoint in guarded}
-            self._form_fields = rules, {endpoint: name for endpoint, name in read.items() if name is not None}
+            posted = {endpoint: self.resolve(endpoint, "POST") for endpoint, method in self.pairs() if method == "POST"}
+            fields = {endpoint: each.policy.form_field for endpoint, each in posted.items() if not each.exempt}
+            self._form_fields = rules, {endpoint: name for endpoint, name in fields.items() if name is not None}
         return self._form_fields[1]
 
-    def check_all(self) -> None:
-        """Raises one `ConfigurationError` with every combination, on any endpoint, that could not keep its promise."""
-        faults: dict[str, list[str]] = {}
-        for endpoint, method in self._guarded():
-            try:
-                self.resolve(endpoint, method).policy.check(joint=self._joint)
-            except ConfigurationError as error:
-                for fault in error.faults:
-                    faults.setdefault(fault, []).append(f"{method} {endpoint}")
-        if faults:
-            raise ConfigurationError(*(f"{', '.join(where)}: {fault}" for fault, where in faults.items()))
+    def faults(self) -> list[str]:
+        """One sentence for each combination, on any endpoint, that could not keep its promise, with those that have it.
 
-    def _guarded(self) -> Iterator[tuple[str, str]]:
-        return (pair for pair in self.pairs() if not self.resolve(*pair).exempt)
+        Resolves each endpoint afresh and remembers nothing: more may be configured until the first request.
+        """
+        faults: dict[str, list[str]] = {}
+        for endpoint, method in self.pairs():
+            for fault in self._resolve(endpoint, method).faults:
+                faults.setdefault(fault, []).append(f"{method} {endpoint}")
+        return [f"{', '.join(where)}: {fault}" for fault, where in faults.items()]
 
     def _resolve(self, endpoint: str, method: str) -> Resolved:
-        marks = [_mark(target) for target in self._marked(endpoint, method)]
+        marks = [_mark(target) for target in _marked(self._app, endpoint, method)]
         policy = policy_of(*(layer.override for layer in self._layers(endpoint, method)))
         said = [mark.exempt for mark in marks if mark.exempt is not None]
+        exempt = method not in policy.methods or (said[-1] if said else False)
         return Resolved(
             policy=policy,
-            exempt=method not in policy.methods or (said[-1] if said else False),
+            exempt=exempt,
             deferred=any(mark.deferred for mark in marks),
             headers=tuple("HTTP_" + name.upper().replace("-", "_") for name in policy.header),
+            faults=() if exempt else tuple(policy.faults(joint=self._joint)),
         )
 
     def _layers(self, endpoint: str, method: str) -> Iterator[_Layer]:
@@ -224,7 +230,7 @@ class Policies:
         yield _Layer(_APPLICATION, self._base)
         yield from self._of_blueprints(endpoint)
         view_class = getattr(self._app.view_functions.get(endpoint), "view_class", None)
-        for target in self._marked(endpoint, method):
+        for target in _marked(self._app, endpoint, method):
             # The function that a MethodView makes of itself has no name of its own; it is what `decorators` decorate.
             made = view_class is not None and getattr(target, "view_class", None) is view_class
             name = f"the decorators of {_name(view_class)}" if made else _name(target)
@@ -238,12 +244,49 @@ class Policies:
             if blueprint in self._overrides:
                 yield _Layer(f"configure({blueprint.name!r})", self._overrides[blueprint])
 
-    def _marked(self, endpoint: str, method: str) -> Iterator[Any]:
-        """What decorators may have left a mark on, outermost first."""
-        view: Any = self._app.view_functions.get(endpoint)
-        view_class = getattr(view, "view_class", None)
-        parents = reversed(view_class.__mro__) if view_class is not None else ()
-        yield from (*parents, view, getattr(view_class, method.lower(), None))
+
+def refuse_unguarded(app: Flask, **_: Any) -> None:
+    """Refuse to run an annotated view in an application without the extension: nothing there would look at a key.
+
+    A receiver of `request_started`, which Flask sends before it calls any hook or view. So a view that is called as a
+    function never gets here. Raises an exception without a code: Flask answers with its response, and no error handler of
+    the application turns that into something else.
+    """
+    # Most applications of this process are guarded, or have no annotated views; all of them pay for these lines.
+    rule = request.url_rule
+    if rule is None or "idempotency" in app.extensions or app.config.get("IDEMPOTENCY_ENABLED") is False:
+        return
+    marks = [_mark(target) for target in _marked(app, rule.endpoint, request.method)]
+    said = [mark.exempt for mark in marks if mark.exempt is not None]
+    configured = [blueprint for name in request.blueprints if _MARK in vars(blueprint := app.blueprints[name])]
+    if said[-1] if said else not (configured or any(mark.deferred for mark in marks)):
+        return
+    policy = policy_of(*(_mark(each).override for each in reversed(configured)), *(mark.override for mark in marks))
+    if request.method not in policy.methods:
+        return
+    annotated = any(mark != Mark() for mark in marks)
+    who = "@idempotent or @claim_here is on its view" if annotated else "idempotency.configure(…) names its blueprint"
+    remedy = (
+        f"{who}, and this application has no Idempotency extension: nothing would keep a retry from running again. Call "
+        "Idempotency(app), or idempotency.init_app(app). IDEMPOTENCY_ENABLED=False runs it without protection."
+    )
+    _log.error("%s does not run: %s", rule.endpoint, remedy)
+    raise HTTPException(
+        response=render(
+            Problem("misconfigured", remedy),
+            profile=PROFILES[policy.profile],
+            docs_url=DOCS_URL,
+            response_class=app.response_class,
+        )
+    )
+
+
+def _marked(app: Flask, endpoint: str, method: str) -> Iterator[Any]:
+    """What decorators may have left a mark on, outermost first."""
+    view: Any = app.view_functions.get(endpoint)
+    view_class = getattr(view, "view_class", None)
+    parents = reversed(view_class.__mro__) if inspect.isclass(view_class) else ()
+    yield from (*parents, view, getattr(view_class, method.lower(), None))
 
 
 def _mark(target: Any) -> Mark:
@@ -252,9 +295,20 @@ def _mark(target: Any) -> Mark:
     return mark or Mark()
 
 
+def mark_configured(blueprint: Blueprint, override: Override) -> None:
+    """Note on the blueprint itself that its views count on a guard: see `refuse_unguarded`."""
+    _leave(blueprint, Mark(override=override))
+
+
 def _annotated(target: ViewT, mark: Mark) -> ViewT:
-    setattr(target, _MARK, mark)
+    _leave(target, mark)
     return target
+
+
+def _leave(target: Any, mark: Mark) -> None:
+    setattr(target, _MARK, mark)
+    # For every application: which one will serve it is not known yet. Connecting it once more changes nothing.
+    request_started.connect(refuse_unguarded)
 
 
 def _one(target: Any, mark: Mark, exempt: bool) -> bool:

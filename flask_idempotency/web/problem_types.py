@@ -270,6 +270,20 @@ _ROWS = (
         retry=False,
     ),
     ProblemType(
+        code="misconfigured",
+        status=500,
+        title="The operation is not set up correctly",
+        detail="The idempotency settings of this operation cannot hold, so it does not run. Nothing was done.",
+        guide=(
+            "The service cannot protect this operation from running twice, because its settings contradict each other or a "
+            "part of it was never set up. So it does not run at all; other operations do. Nothing was done and the key was "
+            "not used. Retrying cannot help until the service's operator has changed the settings: its log says what is wrong "
+            "and what to do."
+        ),
+        retry=False,
+        stripe_type="api_error",
+    ),
+    ProblemType(
         code="record-corrupt",
         status=500,
         title="The stored answer cannot be read",

@@ -105,6 +105,8 @@ def failed(policy: Policy) -> str:
 
 def _scope(row: Row) -> str:
     resolved = row.explained.resolved
+    if resolved.faults:
+        return "closed: " + " ".join(resolved.faults)
     return "exempt" if resolved.exempt else "claimed in the view" if resolved.deferred else ""
 
 
@@ -152,6 +154,7 @@ def _as_object(row: Row) -> dict[str, object]:
         "methods": list(row.methods),
         "exempt": resolved.exempt,
         "deferred": resolved.deferred,
+        "faults": list(resolved.faults),
         "resolver": row.resolver,
         "abandoned": row.policy.on_lapse.value,
         "failed": failed(row.policy),
