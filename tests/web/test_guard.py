@@ -10,7 +10,7 @@ import pytest
 from flask import Flask, Response, after_this_request, request
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
-from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord
+from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.events import ClaimGranted, RecordCorrupt, ReplayForbidden, ReplayServed, StoreFailed
 from flask_idempotency.engine.key import Identity, Scope
 from flask_idempotency.engine.record import State
@@ -352,19 +352,6 @@ def test_a_response_of_ours_that_a_before_hooks_function_changed_is_put_right() 
     refused = world.post(key=None)
     assert (400, "missing-key") == code(refused)
     assert "ran" == refused.headers["X-Hook"]
-
-
-def test_a_configuration_that_cannot_hold_is_refused_at_the_first_request_of_any_kind() -> None:
-    """
-    Not at the first payment: a GET is enough, and every later request says it again.
-    """
-    world = new_world(config={"PROPAGATE_EXCEPTIONS": True})
-    world.app.get("/read", endpoint="read")(lambda: "read")
-    world.view()(idempotent(lease=3600)(lambda: "paid"))
-
-    for _ in range(2):
-        with pytest.raises(ConfigurationError, match="max_runtime"):
-            world.client().get("/read")
 
 
 def test_a_hook_that_fails_over_a_replay_is_a_500_and_not_the_replay() -> None:

@@ -311,21 +311,6 @@ def test_quotas_over_a_store_that_counts_nothing_are_refused_at_start() -> None:
         idempotency.init_app(Flask("shop"))
 
 
-def test_a_loader_that_comes_late_over_such_a_store_fails_every_request() -> None:
-    """
-    From the first on, keyed or not: a deployment's smoke test finds it.
-    """
-    app = Flask("shop")
-    app.testing = True
-    idempotency = Idempotency(app, store=FaultyStore(MemoryStore()), secret="s-9f2c47d1e8b35a60")
-    idempotency.quota_loader(lambda name: None)
-    app.get("/")(lambda: "up")
-
-    for _ in range(2):
-        with pytest.raises(ConfigurationError, match="cannot count"):
-            app.test_client().get("/")
-
-
 def test_a_released_key_is_a_new_one() -> None:
     """
     Its work has failed, so nothing is to be replayed; and each claim of it was a new key of its window.
