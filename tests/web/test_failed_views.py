@@ -154,7 +154,7 @@ def test_in_debug_mode_a_record_in_this_process_is_freed_by_a_restart() -> None:
 
     app = Flask(NAME)
     app.config.update(DEBUG=True, PROPAGATE_EXCEPTIONS=False)
-    Idempotency(app, store="memory://", secret="s")
+    Idempotency(app, store="memory://", secret="what only the shop knows")
     app.post("/")(lambda: ("no", 500))
     client = app.test_client()
 

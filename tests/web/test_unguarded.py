@@ -194,7 +194,7 @@ def test_a_test_that_calls_the_view_is_left_alone() -> None:
 def test_an_application_that_has_the_extension_is_left_alone() -> None:
     shop = Shop()
     shop.app.post("/")(idempotent(view(shop)))
-    Idempotency(shop.app, store="memory://", secret="s" * 32)
+    Idempotency(shop.app, store="memory://", secret="what only the shop knows, and no test")
 
     assert ["paid", "paid"] == [shop.post().text, shop.post().text]
     assert ["pay"] == shop.runs
@@ -205,7 +205,7 @@ def test_an_application_that_switched_it_off_in_so_many_words_runs(installed: bo
     shop = Shop(IDEMPOTENCY_ENABLED=False)
     shop.app.post("/")(idempotent(view(shop)))
     if installed:
-        Idempotency(shop.app, store="memory://", secret="s" * 32)
+        Idempotency(shop.app, store="memory://", secret="what only the shop knows, and no test")
 
     assert ["paid", "paid"] == [shop.post().text, shop.post().text]
 
@@ -228,7 +228,7 @@ def test_of_two_applications_that_share_a_blueprint_the_one_without_it_refuses()
         shop.app.config["RUNS"] = shop.runs
         shop.app.register_blueprint(blueprint)
     guarded.app.config["INNER"] = bare.app
-    Idempotency(guarded.app, store="memory://", secret="s" * 32)
+    Idempotency(guarded.app, store="memory://", secret="what only the shop knows, and no test")
 
     assert "500" == guarded.post().text
     assert [1, 0] == [len(guarded.runs), len(bare.runs)]
