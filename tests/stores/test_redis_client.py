@@ -304,7 +304,7 @@ def test_an_answer_that_is_an_error_does_not_cost_the_connection(redis_server: R
         line = OwnLine(client)
         before = line("CLIENT", "ID")
         with pytest.raises(redis.exceptions.NoScriptError):
-            line("EVALSHA", "0" * 40, 0)
+            line("EVALSHA", "0" * 40, "0")
 
         assert line("CLIENT", "ID") == before
 

@@ -56,7 +56,7 @@ def test_a_demoted_server_is_not_asked_again(start_redis: StartRedis, redis_kind
         operator.replicaof("127.0.0.1", "1")
 
         with pytest.raises(redis.exceptions.ResponseError, match="read only replica"):
-            line("EVAL", "return redis.call('SET', KEYS[1], 'v')", 1, "k")
+            line("EVAL", "return redis.call('SET', KEYS[1], 'v')", "1", "k")
 
         assert [connection.is_connected for connection in (idle, used)] == [False, False]
 
@@ -73,7 +73,7 @@ def test_a_replica_without_its_primary_is_not_asked_again(start_redis: StartRedi
         operator.replicaof("127.0.0.1", "1")
 
         with pytest.raises(redis.exceptions.MasterDownError):
-            line("EVAL", "return redis.call('GET', KEYS[1])", 1, "k")
+            line("EVAL", "return redis.call('GET', KEYS[1])", "1", "k")
 
         assert not used.is_connected
 

@@ -8,12 +8,13 @@ from typing import Any, Final, TypeAlias
 
 import redis
 from redis.backoff import NoBackoff
-from redis.connection import Connection, ConnectionPool, SSLConnection, parse_url
+from redis.connection import Connection, ConnectionPool, HiredisRespSerializer, SSLConnection, parse_url
 from redis.retry import Retry
+from redis.utils import HIREDIS_AVAILABLE
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.stores.redis.addresses import Address, Several, is_of_several, several
-from flask_idempotency.stores.redis.lines import RETRIES, BorrowedClusterLine, BorrowedLine, Line, OwnLine
+from flask_idempotency.stores.redis.lines import RETRIES, BorrowedClusterLine, BorrowedLine, Line, OwnLine, words
 from flask_idempotency.stores.redis.routed import RoutedLine
 from flask_idempotency.stores.redis.sentinels import follow
 from flask_idempotency.stores.redis.topology import Cluster
@@ -73,6 +74,8 @@ def _from_url(url: str, *, setting: str, times: dict[str, float]) -> Client:
         # The server says how many are too many. redis-py stops at 100, which a gevent worker passes on a busy day.
         "max_connections": 65536,
         **_no_push_messages(),
+        "redis_connect_func": _greet,
+        **({"command_packer": _WordPacker()} if HIREDIS_AVAILABLE else {}),
     }
     try:
         client = _of_several(several(url), options) if is_of_several(url) else redis.Redis.from_url(url, **options)
@@ -110,6 +113,26 @@ def _try_options(client: Client) -> None:
     customer."""
     pool: Any = client.any_pool if isinstance(client, Cluster) else client.connection_pool
     pool.connection_class(**pool.connection_kwargs)
+
+
+class _WordPacker(HiredisRespSerializer):
+    """Packs text and bytes only. redis-py's own greeting has numbers in it: `HELLO 3`, and `SELECT 1` for a database."""
+
+    def pack(self, *args: Any) -> list[bytes]:
+        packed: list[bytes] = super().pack(*words(args))  # type: ignore[arg-type]
+        return packed
+
+
+def _greet(connection: Any) -> None:
+    """Log in and select the database, or close the connection.
+
+    redis-py keeps one whose greeting a signal handler has interrupted, and later commands would go to database 0.
+    """
+    try:
+        connection.on_connect()
+    except BaseException:
+        connection.disconnect()
+        raise
 
 
 def _no_push_messages() -> dict[str, Any]:

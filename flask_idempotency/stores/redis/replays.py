@@ -17,6 +17,7 @@ from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.breaker import Breaker
 from flask_idempotency.stores.redis.client import Errors, line_of, make_cache_client
+from flask_idempotency.stores.redis.lines import words
 from flask_idempotency.stores.redis.record import decode, encode
 from flask_idempotency.stores.redis.scan import Scan
 from flask_idempotency.stores.redis.scripts import Script
@@ -167,10 +168,11 @@ class RedisReplays:
     def _run(self, script: Script, names: Sequence[bytes], *arguments: bytes | int) -> Any:
         told = self._clock()
         now = b"" if told is None else round(told * 1_000_000)
+        rest = words((len(names), *names, now, *arguments))
         try:
-            return self._line("EVALSHA", script.sha, len(names), *names, now, *arguments)
+            return self._line("EVALSHA", script.sha, *rest)
         except self._errors.no_script:
-            return self._line("EVAL", script.text, len(names), *names, now, *arguments)
+            return self._line("EVAL", script.text, *rest)
 
 
 def _sealed(key: StorageKey, record: Record) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.lines import Command
+from flask_idempotency.stores.redis.lines import Command, words
 from flask_idempotency.stores.redis.scripts import Script
 
 WAIT_SECONDS: Final = 0.5
@@ -51,7 +51,7 @@ class Replication:
         """What follows a script that touched this key, on the same connection. `known`: the server knows our scripts."""
         script = scripts.FOLLOW
         run = ("EVALSHA", script.sha) if known else ("EVAL", script.text)
-        return (*run, 2, *layout.followed(key), ""), ("WAIT", self.replicas, self._ms)
+        return (*run, "2", *layout.followed(key), ""), words(("WAIT", self.replicas, self._ms))
 
     def lacking(self, answer: Any, followed: Any, acknowledged: Any) -> bool:
         """Whether too few have what was promised. Whoever was refused, or told what is known, was promised nothing."""

@@ -38,7 +38,7 @@ class RoutedLine:
         self._cluster = cluster
         self._retries = retries
 
-    def __call__(self, *command: bytes | str | int, tries: Tries | None = None) -> Any:
+    def __call__(self, *command: bytes | str, tries: Tries | None = None) -> Any:
         (told,) = self.in_a_row([command], tries=tries)
         if isinstance(told, Exception):
             raise told

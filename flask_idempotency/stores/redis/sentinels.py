@@ -16,7 +16,7 @@ SENTINEL_SECONDS: Final = 0.3
 """What a Sentinel may take to connect, and to answer. It does so from memory; three silent ones cost what one Redis does."""
 
 _OWN: Final = {"sentinel_username": "username", "sentinel_password": "password"}
-_SHARED: Final = "ssl", "protocol", "maint_notifications_config"
+_SHARED: Final = "ssl", "protocol", "maint_notifications_config", "redis_connect_func"
 """What begins like this is for both."""
 
 
@@ -42,4 +42,8 @@ def follow(sentinels: Sequence[Address], service: str, options: Mapping[str, Any
         "retry": Retry(NoBackoff(), 0),
     }
     known = Sentinel(sentinels, sentinel_kwargs=of_sentinels)  # type: ignore[no-untyped-call]
+    for sentinel in known.sentinels:
+        if (packer := options.get("command_packer")) is not None:
+            # `redis.Redis` has no such argument, and its connections have.
+            sentinel.connection_pool.connection_kwargs["command_packer"] = packer
     return redis.Redis.from_pool(FollowingPool(service, known, **of_redis))  # type: ignore[no-untyped-call]

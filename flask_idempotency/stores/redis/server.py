@@ -9,7 +9,7 @@ from flask_idempotency.engine.clock import Clock
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.client import Errors, line_of
-from flask_idempotency.stores.redis.lines import RETRIES, UNREACHABLE, Command, Patience, Tries
+from flask_idempotency.stores.redis.lines import RETRIES, UNREACHABLE, Argument, Command, Patience, Tries, words
 from flask_idempotency.stores.redis.replication import Replication, reply_seconds_of
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.topology import primaries
@@ -21,7 +21,7 @@ class Call(NamedTuple):
     """One run of a script. The time goes before its arguments."""
 
     keys: Sequence[bytes]
-    arguments: Sequence[bytes | int] = ()
+    arguments: Sequence[Argument] = ()
 
 
 class Server:
@@ -38,7 +38,7 @@ class Server:
         self._line = line_of(client, owned=owned)
         self.replication = Replication(replicas, reply_seconds=reply_seconds_of(client) if replicas else None)
 
-    def run(self, script: Script, keys: Sequence[bytes], *arguments: bytes | int, tries: Tries | None = None) -> Any:
+    def run(self, script: Script, keys: Sequence[bytes], *arguments: Argument, tries: Tries | None = None) -> Any:
         """What this script returns. Its first argument is the time."""
         rest = self._rest(Call(keys, arguments))
         if self.replication.concerns(script):
@@ -67,20 +67,20 @@ class Server:
         """Seconds since the epoch: of a Cluster, by the node that keeps the notes on chores."""
         return int(self.run(scripts.CLOCK, (layout.NOTES,))) / 1_000_000
 
-    def ask_all(self, commands: Sequence[Command]) -> list[Any]:
+    def ask_all(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """What each of these commands returns. They are sent together, and are not one step."""
-        return self._checked(self._together(commands))
+        return self._checked(self._together([words(command) for command in commands]))
 
-    def ask(self, *command: bytes | str | int) -> Any:
+    def ask(self, *command: Argument) -> Any:
         """What this command returns."""
         try:
-            return self._line(*command)
+            return self._line(*words(command))
         except self.errors.unavailable as error:
             raise self._told(error) from error
 
     def scan(self, cursor: int, pattern: bytes, count: int, *, node: Any = None) -> tuple[int, list[bytes]]:
         """Some keys of this pattern, on this node of a Cluster, and where to go on; 0 when these were the last."""
-        command = ("SCAN", cursor, "MATCH", pattern, "COUNT", count)
+        command = words(("SCAN", cursor, "MATCH", pattern, "COUNT", count))
         try:
             if node is None:
                 after, keys = self._line(*command)
@@ -108,10 +108,10 @@ class Server:
             except UNREACHABLE as error:
                 patience.failed(error)
 
-    def _rest(self, call: Call) -> tuple[bytes | str | int, ...]:
+    def _rest(self, call: Call) -> tuple[bytes | str, ...]:
         told = self._clock()
         now = b"" if told is None else round(told * 1_000_000)
-        return (len(call.keys), *call.keys, now, *call.arguments)
+        return words((len(call.keys), *call.keys, now, *call.arguments))
 
     def _kept(self, script: Script, key: bytes, rest: Command, tries: Tries | None) -> Any:
         """What this script returns, once as many replicas have its effect as must."""
