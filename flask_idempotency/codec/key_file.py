@@ -1,7 +1,13 @@
-"""A file with secrets in it: read only when nobody else can, and written so that nobody else ever could."""
+"""A file with secrets in it: read only when nobody else can, and written so that nobody else ever could.
+
+The rules are those of ssh (`sshkey_perm_ok` for keys, and `StrictModes` for what leads to them): the file is a regular one,
+no link; it belongs to the user of this process or to root, and is open to its owner only; and no folder above it belongs to
+another user or may be written to by one. A folder with the sticky bit (/tmp) may be: nobody can rename others' files there.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -13,20 +19,31 @@ MAX_BYTES: Final = 64 * 1024
 """A ring of a thousand keys. What is larger is not a ring, and need not be read to the end to know that."""
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+# ELOOP on Linux and macOS, and what the BSDs say.
+_IS_LINK = frozenset({errno.ELOOP, errno.EMLINK})
+_WRITERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def read_private(path: Path) -> str:
-    """The text of this file. Raises `ConfigurationError` when anybody but its owner could have read or changed it."""
+    """Return the text of this file. Raise `ConfigurationError` if another user could have read, changed or replaced it."""
     try:
-        # Not to wait for whoever opens the other end of a pipe.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        # Not to wait for whoever opens the other end of a pipe; and not to follow whoever may turn a link.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in _IS_LINK:
+            raise ConfigurationError(
+                f"The key file {path} is a symbolic link, and whoever may change it chooses the keys. Name the file itself; "
+                "or pass the ring as an environment variable (env:NAME), where a platform mounts secrets as links."
+            ) from None
         raise ConfigurationError(f"The key file {path} cannot be read ({type(error).__name__}).") from error
     try:
         # Asked of what is open, not of the name, which may stand for something else by now.
         _refuse_shared(path, os.fstat(descriptor))
+        _refuse_shared_folders(path)
         with open(descriptor, "rb", closefd=False) as file:
             data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(f"The key file {path} cannot be read ({type(error).__name__}).") from error
     finally:
         os.close(descriptor)
     if len(data) > MAX_BYTES:
@@ -59,15 +76,33 @@ def write_private(path: Path, text: str, *, replace: bool) -> None:
 def _refuse_shared(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ConfigurationError(f"The key file {path} is not a file.")
+    user = os.geteuid()
+    if status.st_uid not in (0, user):
+        raise ConfigurationError(
+            f"The key file {path} belongs to user {status.st_uid}, and this process runs as user {user}. "
+            f"Run: chown {user} {path}"
+        )
     if status.st_mode & _OTHERS:
         raise ConfigurationError(
             f"The key file {path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}). Run: chmod 600 {path}"
         )
-    link = os.lstat(path)
-    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
-        raise ConfigurationError(
-            f"The key file {path} is a link that another user made and may turn elsewhere. Name the file itself."
-        )
+
+
+def _refuse_shared_folders(path: Path) -> None:
+    """Look at every folder above the file: another user who may rename one of them can put an old key file in its place."""
+    parent, user = Path(os.path.realpath(path.parent)), os.geteuid()
+    for folder in (parent, *parent.parents):
+        status = os.stat(folder)
+        if status.st_uid not in (0, user):
+            raise ConfigurationError(
+                f"The folder {folder} of the key file {path} belongs to user {status.st_uid}, and this process runs as user "
+                f"{user}. Keep the file in a folder of user {user} or of root."
+            )
+        if status.st_mode & _WRITERS and not status.st_mode & stat.S_ISVTX:
+            raise ConfigurationError(
+                f"The folder {folder} of the key file {path} may be written to by others "
+                f"(mode {stat.S_IMODE(status.st_mode):04o}). Run: chmod go-w {folder}"
+            )
 
 
 def _make_durable(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from base64 import b64decode
+from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -82,13 +83,11 @@ def test_an_environment_without_a_ring_is_refused(monkeypatch: pytest.MonkeyPatc
 
 def test_a_ring_in_a_file(tmp_path: Path) -> None:
     """
-    A key on each line; comments and blanks are passed over. A link of one's own may lead to it.
+    A key on each line; comments and blanks are passed over.
     """
     file = private(tmp_path / "keys")
-    (tmp_path / "link").symlink_to(file)
 
     assert opens(f"file:{file}")
-    assert opens(f"file:{tmp_path / 'link'}")
 
 
 @pytest.mark.parametrize("mode", (0o640, 0o604, 0o620, 0o602, 0o610, 0o644, 0o777))
@@ -103,23 +102,95 @@ def test_a_file_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -> 
         load_ring(f"file:{file}")
 
 
-def test_a_link_that_another_user_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_is_refused(tmp_path: Path) -> None:
     """
-    He may turn it to another file of ours at any time.
+    Whoever made it: whoever may turn it chooses the keys. The text says to name the file itself.
     """
     file = private(tmp_path / "keys")
     (tmp_path / "link").symlink_to(file)
-    owner = os.lstat(tmp_path / "link").st_uid
-    real, stranger = os.lstat, list(os.lstat(tmp_path / "link"))
-    stranger[4] = owner + 4711
-    monkeypatch.setattr(os, "geteuid", lambda: owner)
-    monkeypatch.setattr(
-        os, "lstat", lambda path: os.stat_result(stranger) if str(path).endswith("link") else real(path)
-    )
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
 
-    with pytest.raises(ConfigurationError, match="link"):
-        load_ring(f"file:{tmp_path / 'link'}")
+    for name in ("link", "dangling"):
+        with pytest.raises(ConfigurationError, match=r"symbolic link.*Name the file"):
+            load_ring(f"file:{tmp_path / name}")
     assert opens(f"file:{file}")
+
+
+def as_user(monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+
+
+def owned_by(monkeypatch: pytest.MonkeyPatch, owners: Mapping[Path, int]) -> None:
+    """Files and folders look as if these users owned them: only root can have it so."""
+    real_fstat, real_stat, by_inode = os.fstat, os.stat, {os.stat(path).st_ino: uid for path, uid in owners.items()}
+
+    def changed(status: os.stat_result) -> os.stat_result:
+        values = list(status)
+        values[4] = by_inode.get(status.st_ino, status.st_uid)
+        return os.stat_result(values)
+
+    monkeypatch.setattr(os, "fstat", lambda descriptor: changed(real_fstat(descriptor)))
+    monkeypatch.setattr(os, "stat", lambda *arguments, **options: changed(real_stat(*arguments, **options)))
+
+
+def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    That user can read it, and write other keys into it. Root may own it: root can do all that anyway.
+    """
+    file = private(tmp_path / "keys")
+    me = os.geteuid() + 1000
+    folders = dict.fromkeys((tmp_path, *tmp_path.parents), 0)
+    as_user(monkeypatch, me)
+    with monkeypatch.context() as patch:
+        owned_by(patch, {**folders, file: me + 1})
+        with pytest.raises(ConfigurationError, match=rf"user {me + 1}.*Run: chown {me} {file}"):
+            load_ring(f"file:{file}")
+    for owner in (me, 0):
+        with monkeypatch.context() as patch:
+            owned_by(patch, {**folders, file: owner})
+            assert opens(f"file:{file}")
+
+
+@pytest.mark.parametrize("mode", (0o770, 0o707, 0o777))
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    """
+    They could put an old key file of yours in the place of the new one. The text says what to run.
+    """
+    folder = tmp_path / "secrets"
+    (folder / "inner").mkdir(parents=True)
+    file = private(folder / "inner" / "keys")
+    folder.chmod(mode)
+
+    with pytest.raises(ConfigurationError, match=f"Run: chmod go-w {folder}$"):
+        load_ring(f"file:{file}")
+    folder.chmod(0o1777)
+    assert opens(f"file:{file}")
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "secrets"
+    folder.mkdir()
+    file = private(folder / "keys")
+    me = os.geteuid()
+    owned_by(monkeypatch, {folder: me + 1})
+
+    with pytest.raises(ConfigurationError, match=f"folder {folder}.*user {me + 1}"):
+        load_ring(f"file:{file}")
+
+
+def test_a_link_among_the_folders_is_followed_and_its_target_is_looked_at(tmp_path: Path) -> None:
+    """
+    A release's `current` is such a link. What counts is who may write to where it leads.
+    """
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    private(shared / "keys")
+    (tmp_path / "current").symlink_to(shared)
+
+    assert opens(f"file:{tmp_path / 'current' / 'keys'}")
+    shared.chmod(0o777)
+    with pytest.raises(ConfigurationError, match=f"chmod go-w {shared}"):
+        load_ring(f"file:{tmp_path / 'current' / 'keys'}")
 
 
 def test_what_is_no_key_file_is_refused(tmp_path: Path) -> None:
