@@ -205,9 +205,7 @@ def pip_of_our_own() -> list[str]:
 def pip_install(*arguments: str) -> None:
     pip = [sys.executable, "-m", "pip", "--python", str(PYTHON)] if host_has_pip() else pip_of_our_own()
     # A module is compiled when it is first imported: most never are.
-    # Flask-Principal has never been published as a wheel. It is pure Python, for the tests alone.
-    binary = ["--only-binary", ":all:", "--no-binary", "Flask-Principal"]
-    options = ["-qq", "--disable-pip-version-check", "--no-compile", *binary]
+    options = ["-qq", "--disable-pip-version-check", "--no-compile", "--only-binary", ":all:"]
     code = guarded([*pip, "install", *options, *arguments], dict(os.environ))
     if code > 128:
         sys.exit(code)

@@ -10,8 +10,8 @@ JANITOR = [f"flask_idempotency.{name}" for name in find_packages(include=["janit
 
 EXTRAS = {
     "redis": ["redis>=6.4,<9"],
-    "sql": ["flask-sqlalchemy>=3.1,<4", "SQLAlchemy>=2.0,<2.2"],
-    "postgresql": ["flask-sqlalchemy>=3.1,<4", "SQLAlchemy>=2.0,<2.2", "psycopg[binary]>=3.2,<4"],
+    "sql": ["flask-sqlalchemy>=3.1,<4", "SQLAlchemy>=2.0.23,<2.2"],
+    "postgresql": ["flask-sqlalchemy>=3.1,<4", "SQLAlchemy>=2.0.23,<2.2", "psycopg[binary]>=3.2,<4"],
     "crypto": ["cryptography>=43"],
     "celery": ["celery>=5.6.3,<6"],
     "metrics": ["prometheus_client>=0.20,<1"],

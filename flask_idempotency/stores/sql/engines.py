@@ -9,8 +9,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from sqlalchemy import URL, Engine, Pool, SingletonThreadPool, StaticPool, create_engine, event, make_url
+from sqlalchemy import URL, Engine, Pool, StaticPool, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.pool import SingletonThreadPool
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, dialect_of
