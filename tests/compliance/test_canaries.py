@@ -102,7 +102,7 @@ STATUSES = {
 
 @pytest.fixture
 def bank(vault: Vault, request: pytest.FixtureRequest) -> Bank:
-    return new_bank(vault, IDEMPOTENCY_QUOTA_RECORDS=2)
+    return new_bank(vault, IDEMPOTENCY_QUOTA_RECORDS=3)
 
 
 def spellings(bank: Bank) -> list[str]:

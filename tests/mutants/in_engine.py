@@ -62,6 +62,25 @@ IN_ENGINE: Final = (
         harm="The bank's time-out becomes a 503 that frees the key, and the retry pays again.",
     ),
     Mutant(
+        name="failed-plain-work-is-released",
+        file=f"{ENGINE}/policy.py",
+        replaced='by_effects = Decision.QUARANTINE if self.effects == "plain" else Decision.RELEASE',
+        by="by_effects = Decision.RELEASE",
+        killed_by=(
+            "tests/web/test_hook_errors.py"
+            "::test_p36_an_unhandled_exception_of_a_plain_view_quarantines_whoever_it_propagates_to[production]",
+        ),
+        harm="The card was charged, the receipt could not be printed, and the retry charges it again.",
+    ),
+    Mutant(
+        name="profile-beats-what-was-written",
+        file="flask_idempotency/profiles.py",
+        replaced="return merge(Policy(), {**_brought(written), **written})",
+        by="return merge(Policy(), {**written, **_brought(written)})",
+        killed_by=("tests/test_profiles.py::test_a_written_value_beats_a_profile_of_any_layer",),
+        harm="The application says that a status releases, the profile keeps it, and nobody can pay under that key.",
+    ),
+    Mutant(
         name="plain-effects-are-taken-over",
         file=f"{ENGINE}/policy.py",
         replaced='return OnLapse.QUARANTINE if self.effects == "plain" else OnLapse.TAKEOVER',

@@ -169,4 +169,39 @@ IN_WEB: Final = (
         killed_by=("tests/web/test_hostile_text.py::test_a_name_that_is_too_long_is_refused_and_never_cut[tenant]",),
         harm="Names fill the store beside a quota that counts answers alone, and payments get 503.",
     ),
+    Mutant(
+        name="hook-speaks-for-the-view",
+        file=f"{WEB}/guard.py",
+        replaced="overruled = status != visit.capture.head.status not in RELEASED_BY_DEFAULT",
+        by="overruled = False",
+        killed_by=(
+            "tests/web/test_hook_capture.py"
+            "::test_p28_what_a_hook_says_over_a_success_does_not_mean_that_nothing_happened[plain-hold-503]",
+        ),
+        harm="The view has paid, an application hook answers 503 over it, and the retry pays again.",
+    ),
+    Mutant(
+        name="abort-in-a-hook-is-no-error",
+        file=f"{WEB}/hooks.py",
+        replaced="if isinstance(exception, HTTPException) and not _unhandled(exception):",
+        by="if isinstance(exception, HTTPException):",
+        killed_by=("tests/web/test_hook_capture.py::test_p28_a_hook_that_aborts_after_the_view_has_failed",),
+        harm="The view has paid, a hook aborts, the page for errors has the status 503, and the retry pays again.",
+    ),
+    Mutant(
+        name="endpoint-with-a-fault-runs",
+        file=f"{WEB}/hooks.py",
+        replaced="if resolved.faults and (self._enabled or joint):",
+        by="if False:",
+        killed_by=("tests/web/test_closed_endpoints.py::test_only_its_own_endpoint_is_closed",),
+        harm="A payment runs under a policy that cannot keep its promise.",
+    ),
+    Mutant(
+        name="annotated-view-runs-without-the-extension",
+        file=f"{WEB}/policies.py",
+        replaced="    request_started.connect(refuse_unguarded)\n",
+        by="",
+        killed_by=("tests/web/test_unguarded.py::test_an_idempotent_view_without_the_extension_refuses_to_run",),
+        harm="The author forgot Idempotency(app), nothing says so, and every retry pays again.",
+    ),
 )
