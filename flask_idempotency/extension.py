@@ -127,7 +127,12 @@ class Idempotency:
         self._refuse_what_cannot_hold(settings, joint=joint)
         check_counted(self._loaders, settings.quota, counts=built.ledger is not None)
         policies = Policies(
-            app, base=settings.written, overrides=self._overrides, joint=joint, origins=settings.origins
+            app,
+            base=settings.written,
+            overrides=self._overrides,
+            joint=joint,
+            origins=settings.origins,
+            chosen_only=settings.guard == "chosen",
         )
         desk = Desk(
             engine=built.engine,

@@ -224,6 +224,14 @@ class DeploymentSchema(PolicySchema):
     metrics = fields.Boolean(
         metadata={"doc": "Whether events and store calls are counted for Prometheus.", "default": False}
     )
+    guard = fields.String(
+        validate=validate.OneOf(["all", "chosen"], error="must be one of: {choices}."),
+        metadata={
+            "doc": "Which endpoints are guarded. `all`: each that is not `@exempt`. `chosen`: those with `@idempotent` or "
+            "`@claim_here`, and those of a configured blueprint. See [choosing endpoints](endpoints.md#choose-endpoints).",
+            "default": "all",
+        },
+    )
     enabled = fields.Boolean(
         metadata={"doc": "False leaves the application exactly as if the extension were not there.", "default": True}
     )

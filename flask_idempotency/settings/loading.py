@@ -48,6 +48,7 @@ _AS_THEY_ARE: Final = (
     "proxy_timeout",
     "broker_url",
     "metrics",
+    "guard",
     "enabled",
 )
 """Settings whose default is that of `Settings`."""

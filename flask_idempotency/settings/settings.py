@@ -69,6 +69,7 @@ class Settings:
     """When servers and proxies give up, in seconds. None: nobody has said."""
     broker_url: str | None = field(default=None, repr=False)
     metrics: bool = False
+    guard: Literal["all", "chosen"] = "all"
     enabled: bool = True
     origins: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Where each value of `written` was written, by its name."""

@@ -20,6 +20,7 @@ def in_one_line(settings: Settings, *, quota_loader: bool) -> str:
             f"names of tenants and principals {'hashed' if settings.hashed_names else 'in clear'}",
             "quotas " + (", ".join(_quotas(settings.quota, loader=quota_loader)) or "off"),
             f"compression {settings.compression or 'off'}",
+            *(["chosen endpoints only"] if settings.guard == "chosen" else []),
         )
     )
 

@@ -23,14 +23,14 @@ from werkzeug.wrappers import Response
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.forks import notice
-from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.web.bodies import FORM_TYPES, Closing, watch_body
 from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.guard import Guard
 from flask_idempotency.web.loaders import check_counted
 from flask_idempotency.web.policies import Resolved
 from flask_idempotency.web.problems import Problem
-from flask_idempotency.web.visit import Phase, Visit, context, context_id, slot, visit_of
+from flask_idempotency.web.visit import Phase, Visit, context, context_id, session_is_modified, slot, visit_of
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -55,7 +55,7 @@ class Hooks:
         self._told: set[str] = set()
         self._fault: str | None = None
         """Why no key can be claimed in this application, if that came to light after it was set up."""
-        self._warned: set[str] = set()
+        self._warned: set[tuple[str, str]] = set()
 
     def install(self) -> None:
         """Raises Flask's own error once the application has handled a request."""
@@ -137,6 +137,9 @@ class Hooks:
         if visit.captured or visit.context != context_id():
             return response
         visit.captured = True
+        if visit.phase is Phase.CLAIMED:
+            changed = not visit.session_was_modified and session_is_modified()
+            visit.sets_cookie = changed or "Set-Cookie" in response.headers
         self._guard.captured(visit, response)
         if visit.body is not None and "werkzeug.debug.preserve_context" not in request.environ:
             Closing(visit.body, response)
@@ -166,6 +169,13 @@ class Hooks:
             return
         if visit.phase is Phase.CLAIMED and visit.context == context_id():
             self._guard.finished(visit, response)
+            if visit.sets_cookie and visit.decision is Decision.KEEP:
+                self._warn_once(
+                    visit,
+                    "%s set a cookie or changed the session, and its responses are kept. A retry gets the response without "
+                    "the cookie, and a token in its body can be read in the store. Add @exempt to views that sign users in "
+                    "or out.",
+                )
         elif visit.phase is Phase.NEW and visit.reached and 200 <= response.status_code < 300:
             self._warn_once(
                 visit,
@@ -216,12 +226,13 @@ class Hooks:
 
     def _enter(self, visit: Visit) -> Response | None:
         visit.context = context_id()
+        visit.session_was_modified = session_is_modified()
         return self._guard.enter(visit, request._get_current_object())  # type: ignore[attr-defined]
 
     def _warn_once(self, visit: Visit, message: str) -> None:
-        """Once per endpoint."""
-        if visit.operation not in self._warned:
-            self._warned.add(visit.operation)
+        """Once per endpoint and message."""
+        if (visit.operation, message) not in self._warned:
+            self._warned.add((visit.operation, message))
             _log.warning(message, visit.operation)
 
     def _visit(self) -> Visit | None:

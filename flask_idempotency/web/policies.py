@@ -48,6 +48,7 @@ class Resolved:
     """What the guard goes by for one endpoint and method.
 
     `deferred`: `@claim_here` will ask for the claim, so the hook must not. `headers` are the WSGI names that carry keys.
+    `chosen` is False if it is exempt only because `IDEMPOTENCY_GUARD` is "chosen".
     """
 
     policy: Policy
@@ -56,6 +57,7 @@ class Resolved:
     headers: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     """Why this policy cannot hold. Then nothing runs here: see `Hooks.head`."""
+    chosen: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,10 @@ def idempotent(view: Any = None, /, **policy: Any) -> Any:
 
 
 def exempt(view: ViewT) -> ViewT:
-    """Leave a view, a MethodView or one of its methods alone, whatever its blueprint and application say."""
+    """Leave a view, a MethodView or one of its methods alone, whatever its blueprint and application say.
+
+    Use it for views that sign users in or out: a replay carries no cookie, and a token in a stored body stays readable.
+    """
     mark = _mark(view)
     return _annotated(view, replace(mark, exempt=_one(view, mark, True)))
 
@@ -154,14 +159,16 @@ class Policies:
         overrides: Mapping[Blueprint, Override],
         joint: bool = False,
         origins: Mapping[str, str] | None = None,
+        chosen_only: bool = False,
     ) -> None:
         """`base`: what the application wrote for all its endpoints, and `origins` where. `joint`: whether records and the
-        application's rows can be committed together."""
+        application's rows can be committed together. `chosen_only`: guard nothing that is not annotated or configured."""
         self._app = app
         self._joint = joint
         self._base = base
         self._overrides = overrides
         self._origins = origins or {}
+        self._chosen_only = chosen_only
         self._resolved: dict[tuple[str, str], Resolved] = {}
         self._form_fields: tuple[int, Mapping[str, str]] | None = None
 
@@ -216,11 +223,15 @@ class Policies:
         marks = [_mark(target) for target in _marked(self._app, endpoint, method)]
         policy = policy_of(*(layer.override for layer in self._layers(endpoint, method)))
         said = [mark.exempt for mark in marks if mark.exempt is not None]
-        exempt = method not in policy.methods or (said[-1] if said else False)
+        deferred = any(mark.deferred for mark in marks)
+        unsafe = method in policy.methods
+        chosen = not self._chosen_only or bool(said) or deferred or any(self._of_blueprints(endpoint))
+        exempt = not unsafe or not chosen or (said[-1] if said else False)
         return Resolved(
             policy=policy,
             exempt=exempt,
-            deferred=any(mark.deferred for mark in marks),
+            deferred=deferred,
+            chosen=chosen or not unsafe,
             headers=tuple("HTTP_" + name.upper().replace("-", "_") for name in policy.header),
             faults=() if exempt else tuple(policy.faults(joint=self._joint)),
         )

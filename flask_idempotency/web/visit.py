@@ -93,6 +93,10 @@ class Visit:
     """Of the answer as the view left it."""
     unclaimed: Transaction | None = None
     """Of a transactional view that runs without a claim."""
+    session_was_modified: bool = True
+    """Before the view. An application's hooks may change the session on each request."""
+    sets_cookie: bool = False
+    """Whether the view or its `after_this_request` functions set one, or changed the session."""
     keeps_rows: bool = False
     """Whether the view wants its rows committed even with an error for an answer."""
     unstated: bool = False
@@ -113,6 +117,15 @@ def slot(app: object) -> str:
 def context_id() -> int:
     """Tells the running request context from its copies."""
     return id(context.get(None))
+
+
+def session_is_modified() -> bool:
+    """Whether the session of this request was changed. True if its class cannot tell.
+
+    Flask's own way to the session marks it as accessed, and that adds `Vary: Cookie` to the response.
+    """
+    held = vars(context.get())
+    return bool(getattr(held.get("_session", held.get("session")), "modified", True))
 
 
 def visit_of(request: object, slot: str) -> Visit | None:

@@ -107,6 +107,8 @@ def _scope(row: Row) -> str:
     resolved = row.explained.resolved
     if resolved.faults:
         return "closed: " + " ".join(resolved.faults)
+    if not resolved.chosen:
+        return "not chosen (IDEMPOTENCY_GUARD)"
     return "exempt" if resolved.exempt else "claimed in the view" if resolved.deferred else ""
 
 
@@ -153,6 +155,7 @@ def _as_object(row: Row) -> dict[str, object]:
         "endpoint": row.endpoint,
         "methods": list(row.methods),
         "exempt": resolved.exempt,
+        "chosen": resolved.chosen,
         "deferred": resolved.deferred,
         "faults": list(resolved.faults),
         "resolver": row.resolver,
