@@ -63,6 +63,8 @@ class Built:
     unsettled: Unsettled | None = None
     expiry: Expiry | None = None
     chores: ChoreBook | None = None
+    book: ChoreBook | None = None
+    """Where `chores` are written, with those of all applications that share the store."""
     health: Health | None = None
     memory: Memory | None = None
     fronted: Fronted | None = None
@@ -112,6 +114,7 @@ def build(
         transactions=transactions,
         memory=store.memory if isinstance(store, MayForget) else None,
     )
+    book = store.chores if isinstance(store, KeepsChoreBook) else None
     return Built(
         Engine(around),
         codec,
@@ -121,9 +124,8 @@ def build(
         answers=store.answers if isinstance(store, ShowsAnswers) else None,
         unsettled=_unsettled(store, system),
         expiry=store.expiry if isinstance(store, Expires) else None,
-        chores=OwnChores(store.chores, owner=owner_mark(settings.namespace))
-        if isinstance(store, KeepsChoreBook)
-        else None,
+        chores=None if book is None else OwnChores(book, owner=owner_mark(settings.namespace)),
+        book=book,
         health=store.health if isinstance(store, KnowsItsHealth) else None,
         memory=around.memory,
         fronted=system if isinstance(system, Fronted) else None,

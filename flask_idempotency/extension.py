@@ -34,7 +34,7 @@ from flask_idempotency.web.hooks import Hooks
 from flask_idempotency.web.loaders import Loaders, check_counted
 from flask_idempotency.web.policies import Policies, mark_configured
 from flask_idempotency.web.principals import identifies
-from flask_idempotency.web.watch import watch_of
+from flask_idempotency.web.watch import shape_watch_of, watch_of
 
 if TYPE_CHECKING:
     from flask_idempotency.metrics import Meter  # needs a package that is optional
@@ -143,6 +143,7 @@ class Idempotency:
             observers=observers,
             counts=built.ledger is not None,
             watch=watch_of(built, settings, observers),
+            shape=shape_watch_of(app, built, settings, self._loaders, policies),
         )
         hooks = Hooks(app, desk)
         if settings.enabled or joint:

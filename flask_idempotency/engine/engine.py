@@ -179,6 +179,8 @@ class Engine:
     def _quota(self, request: ClaimRequest, asking: _Asking) -> Quota | None:
         """While secrets rotate: what is known under the newest one is no new key under the older either."""
         newest = asking.requests[0].key
+        if not request.counted:
+            return None
         if asking.quota is None or request.key == newest or self._around.store.read(newest) is None:
             return asking.quota
         return None

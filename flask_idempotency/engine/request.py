@@ -20,3 +20,5 @@ class ClaimRequest:
     """Whether duplicates may wait for its answer: a store that can shall tell them when the key is settled."""
     born: float | None = None
     """When the client made its key, in seconds since the epoch by the client's clock, if the key says so."""
+    counted: bool = True
+    """Whether a quota applies to this name of the key."""

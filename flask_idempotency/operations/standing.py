@@ -9,6 +9,7 @@ from typing import Any
 from flask_idempotency.engine.chores import ChoreBook
 from flask_idempotency.engine.unsettled import Standing, Unsettled
 from flask_idempotency.engine.upkeep import Answers, DataKeys, Ledger
+from flask_idempotency.operations.shape import Change
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Stats:
     tenants: int | None
     """Those with a ledger."""
     chores: Mapping[str, LastRun] | None
+    identity: tuple[Change, ...] | None = None
+    """Changes of the identity of keys whose retries are still at risk."""
 
 
 def stats(
@@ -39,6 +42,7 @@ def stats(
     data_keys: DataKeys | None,
     ledger: Ledger | None,
     chores: ChoreBook | None,
+    identity: tuple[Change, ...] | None = None,
 ) -> Stats:
     """How this store stands. Counting the answers is what takes long: leave them out where it must not.
 
@@ -52,4 +56,5 @@ def stats(
         chores=None
         if chores is None
         else {chore: LastRun(entry.ago, entry.facts()) for chore, entry in chores.last().items()},
+        identity=identity,
     )

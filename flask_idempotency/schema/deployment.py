@@ -5,7 +5,17 @@ from __future__ import annotations
 from marshmallow import fields, validate
 
 from flask_idempotency.engine.key import LONGEST_NAME
-from flask_idempotency.schema.fields import HeaderNames, Rate, Seconds, count, interval, limit, patience, positive
+from flask_idempotency.schema.fields import (
+    Former,
+    HeaderNames,
+    Rate,
+    Seconds,
+    count,
+    interval,
+    limit,
+    patience,
+    positive,
+)
 from flask_idempotency.schema.policy import PolicySchema
 
 MEMORY = "memory://"
@@ -48,6 +58,14 @@ class DeploymentSchema(PolicySchema):
             "bytes, 32 with encryption `required`: `python -c 'import secrets; print(secrets.token_urlsafe(32))'`. In debug "
             "and testing any will do.",
             "default": "derived from `SECRET_KEY`, with a warning",
+        }
+    )
+    former_identity = Former(
+        metadata={
+            "doc": 'For one `keep` after a change of identity: what was otherwise. `{"tenant": False}` if there was no '
+            '`tenant_loader`, `{"principal": False}`, `{"namespace": "old"}`, or several. Keys are claimed under both '
+            "names. See [a change of identity](identity.md#when-the-identity-of-keys-changes).",
+            "default": "none",
         }
     )
     encryption = fields.String(

@@ -90,6 +90,31 @@ class HeaderNames(Field[tuple[str, ...]]):
         return names
 
 
+class Former(fields.Field[dict[str, Any]]):
+    """What was otherwise in the identity of keys: a mapping with `namespace`, `tenant` and `principal`, or some of them."""
+
+    def _deserialize(
+        self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any
+    ) -> dict[str, Any]:
+        names = ("namespace", "tenant", "principal")
+        if not isinstance(value, Mapping) or not value or not set(value) <= set(names):
+            raise ValidationError(
+                'must be a mapping of what was otherwise, such as {"tenant": False}, {"principal": False} or '
+                '{"namespace": "old"}.'
+            )
+        faults = []
+        if "namespace" in value and not (isinstance(value["namespace"], str) and value["namespace"]):
+            faults.append("namespace must be the former namespace, a non-empty string.")
+        faults += [
+            f"{name} must be False if there was no {name}_loader, or else the function that was the loader."
+            for name in ("tenant", "principal")
+            if name in value and value[name] is not False and not callable(value[name])
+        ]
+        if faults:
+            raise ValidationError(faults)
+        return dict(value)
+
+
 class KeptHeaders(Field[frozenset[str]]):
     """Names of response headers to keep, in lower case. What belongs to one caller is refused, not ignored."""
 

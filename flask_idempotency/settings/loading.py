@@ -16,7 +16,7 @@ from flask_idempotency.profiles import STATUS_LISTS, policy_of
 from flask_idempotency.schema import MEMORY, DeploymentSchema, PolicySchema
 from flask_idempotency.settings.encryption import faults_of_encryption, load_ring
 from flask_idempotency.settings.secrets import MAKE_ONE, load_secrets, weak_secrets
-from flask_idempotency.settings.settings import REDIS_SCHEMES, Settings
+from flask_idempotency.settings.settings import REDIS_SCHEMES, FormerIdentity, Settings
 
 PREFIX: Final = "IDEMPOTENCY_"
 
@@ -133,6 +133,7 @@ def load_settings(
         origins=_origins(of_config, of_call),
         warnings=tuple(warnings),
         **{name: loaded[name] for name in _AS_THEY_ARE if name in loaded},
+        former_identity=FormerIdentity(**former) if (former := loaded.get("former_identity")) else None,
     )
 
 

@@ -21,6 +21,21 @@ Encryption: TypeAlias = Literal["off", "on", "required"]
 
 
 @dataclass(frozen=True, slots=True)
+class FormerIdentity:
+    """What was otherwise in the identity of keys, until a change. None: it was as it is now."""
+
+    namespace: str | None = None
+    tenant: Literal[False] | Callable[[], str | None] | None = None
+    """False: there was no loader. Else the loader that there was."""
+    principal: Literal[False] | Callable[[], str | None] | None = None
+
+    @property
+    def coarse(self) -> bool:
+        """Whether the former names may stand for several callers of today."""
+        return self.tenant is not None or self.principal is not None
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Frozen, and never shown whole: it holds secrets. `secrets` has the newest first."""
 
@@ -31,6 +46,8 @@ class Settings:
     redis_url: str | None = field(default=None, repr=False)
     claim_strategy: str | None = None
     docs_url: str = DOCS_URL
+    former_identity: FormerIdentity | None = None
+    """Under which names keys are claimed besides, for one `keep` after a change."""
     allow_anonymous: bool | None = None
     """None: requests without credentials only."""
     credential_headers: tuple[str, ...] = ()

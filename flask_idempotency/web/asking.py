@@ -26,14 +26,15 @@ from flask_idempotency.engine.key import Scope, one_key, parse_key
 from flask_idempotency.engine.outcome import Claimed, Erased, InFlight, Mismatched, OverQuota, Replayed, Unknown
 from flask_idempotency.engine.owner import may_live_for
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.record import About, State
+from flask_idempotency.engine.quota import Quota
+from flask_idempotency.engine.record import About, Record, State
 from flask_idempotency.engine.request import ClaimRequest
 from flask_idempotency.operations import handle_of
 from flask_idempotency.web.answers import Answer, Answers
 from flask_idempotency.web.bodies import FORM_TYPES, BodyTooLarge, TruncatedBody, read_body
 from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.forms import CSRF_FIELD
-from flask_idempotency.web.loaders import load_quota, load_tenant
+from flask_idempotency.web.loaders import former_names, load_quota, load_tenant
 from flask_idempotency.web.outages import OutageLog
 from flask_idempotency.web.principals import PASTE, REMEDY, Credentials, Unnamed, bounded, load_principal
 from flask_idempotency.web.problems import Problem, failure, refusal
@@ -103,7 +104,7 @@ class Asking:
                 assert_never(unexpected)
 
     def _claim_requests(self, visit: Visit, request: Request) -> list[ClaimRequest]:
-        """The same request under every secret in use, newest first."""
+        """The same request under every secret in use, newest first; then under its former names, if there are any."""
         policy, operation = visit.policy, visit.operation
         bounded(operation, "endpoint of this view has")
         scope = Scope(
@@ -112,7 +113,7 @@ class Asking:
             principal=visit.principal,
             operation=operation if policy.scope == "operation" else None,
         )
-        identities = self._desk.identities
+        identities, former = self._desk.identities, self._desk.settings.former_identity
         about = About(self._named(visit.tenant), self._named(visit.principal), request.method, operation)
         visit.body = read_body(request, most=policy.max_request_body)
         born_at, awaited = born(visit.client_key), policy.in_flight == "wait"
@@ -120,12 +121,32 @@ class Asking:
         by_host = self._app.url_map.host_matching or self._app.subdomain_matching
         csrf_field = self._app.config.get("WTF_CSRF_FIELD_NAME") or CSRF_FIELD
         asked = fingerprints(request, policy, identities, by_host=by_host, csrf_field=csrf_field)
-        return [
+        requests = [
             ClaimRequest(
-                identity.storage_key(scope, visit.client_key), fingerprint, policy.on_lapse, about, awaited, born_at
+                identity.storage_key(scope, visit.client_key),
+                fingerprint,
+                policy.on_lapse,
+                about,
+                awaited,
+                born=born_at,
             )
             for identity, fingerprint in zip(identities, asked, strict=True)
         ]
+        if former is not None:
+            tenant, principal = former_names(former, visit.tenant, visit.principal, self._app)
+            before = replace(scope, namespace=former.namespace or scope.namespace, tenant=tenant, principal=principal)
+            if before != scope:
+                requests += [
+                    replace(
+                        request,
+                        # The token says whose claim it is: this application's, whatever it was called.
+                        key=replace(identity.storage_key(before, visit.client_key), mark=request.key.mark),
+                        # Others of today may have that tenant's name as well, and would be counted there together.
+                        counted=tenant == scope.tenant,
+                    )
+                    for identity, request in zip(identities, requests, strict=True)
+                ]
+        return requests
 
     def _unnamed_caller(self, visit: Visit, error: Unnamed) -> Answer:
         """Refuse this request alone: 403 where signing in helps, else 500. Logged once for each endpoint."""
@@ -148,7 +169,7 @@ class Asking:
         if quota is not None and shards > 1:
             quota = quota.divided(shards)
         try:
-            outcome = self._desk.engine.claim(requests[0], visit.policy, former=requests[1:], quota=quota)
+            outcome = self._outcome(visit, requests, quota)
         except StoreUnavailable as error:
             return self._store_failed(visit, error)
         except CorruptRecord as error:
@@ -180,6 +201,40 @@ class Asking:
                     f"`flask idempotency release {handle_of(request.key)} --reason debug`.{early}"
                 )
         return ""
+
+    def _outcome(self, visit: Visit, requests: list[ClaimRequest], quota: Quota | None) -> Outcome:
+        """What becomes of the request under all its names.
+
+        A former name that has no tenant or no principal may be that of several callers. A record that another one of today
+        has there does not concern this request: it is asked for again without that name.
+        """
+        engine, secrets = self._desk.engine, len(self._desk.identities)
+        outcome = engine.claim(requests[0], visit.policy, former=requests[1:], quota=quota)
+        former = self._desk.settings.former_identity
+        while former is not None and former.coarse and not isinstance(outcome, Claimed | OverQuota):
+            found = {request.key: engine.read(request.key) for request in requests[secrets:]}
+            if isinstance(outcome, Replayed):
+                found[outcome.answer.key] = outcome.answer.record
+            theirs = {key for key, record in found.items() if record is not None and self._anothers(visit, record)}
+            mine = [request for request in requests if request.key not in theirs]
+            if len(mine) == len(requests):
+                break
+            requests = mine
+            outcome = engine.claim(requests[0], visit.policy, former=requests[1:], quota=quota)
+        return outcome
+
+    def _anothers(self, visit: Visit, record: Record) -> bool:
+        """Whether this record was made by another caller than this one, as it is named now or was before."""
+        former = self._desk.settings.former_identity
+        before = (None, None) if former is None else former_names(former, visit.tenant, visit.principal, self._app)
+        names = (record.about.tenant, visit.tenant, before[0]), (record.about.principal, visit.principal, before[1])
+        return any(stored not in self._spellings(*known) for stored, *known in names)
+
+    def _spellings(self, *names: str | None) -> set[str]:
+        """How records may spell these names: in clear, or by a hash under any secret in use."""
+        known = [name for name in names if name is not None]
+        hashed = {identity.pseudonym(name) for identity in self._desk.identities for name in known}
+        return {*known, *hashed} | ({""} if None in names else set())
 
     def _replay(self, visit: Visit, replay: Replay) -> Answer:
         observers, who = self._desk.observers, (visit.record, visit.operation)

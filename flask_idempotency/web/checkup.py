@@ -22,12 +22,15 @@ from flask_idempotency.operations.checks.naming import some
 from flask_idempotency.operations.checks.timeouts import Endpoint
 from flask_idempotency.operations.doctor import Check, Examination, examine
 from flask_idempotency.operations.keys import keys_status
+from flask_idempotency.operations.shape import look
+from flask_idempotency.operations.spelling import moment
 from flask_idempotency.settings import Settings, derived_secret
 from flask_idempotency.settings.secrets import is_same, weak_secrets
 from flask_idempotency.settings.transport import exposure
 from flask_idempotency.web.chores import intervals, work_of
 from flask_idempotency.web.loaders import Loaders
 from flask_idempotency.web.policies import Policies
+from flask_idempotency.web.watch import shape_in
 
 
 def examination_of(
@@ -52,6 +55,7 @@ def examination_of(
         *_of_store(app, built, settings, state.loaders, state.policies),
         Check("store-kind", lambda: _store_kind(settings, lenient=app.debug or app.testing)),
         Check("secret", lambda: _secret(settings, app.config, lenient=app.debug or app.testing)),
+        _identity(app, built, settings, state.loaders, state.policies),
         Check("transport", lambda: _transport(settings, app.config)),
         Check("worker-timeout", lambda: timeouts.worker_timeout(endpoints(), seconds=worker)),
         Check(
@@ -190,6 +194,29 @@ def _secret(settings: Settings, config: Mapping[str, Any], *, lenient: bool) -> 
 
 _ROTATE = "Set IDEMPOTENCY_SECRET to [a new random value, the one in use], and drop the second after one `keep`."
 _DROP = "Drop the last one from IDEMPOTENCY_SECRET when one `keep` has passed since every process knows the first."
+
+
+def _identity(app: Flask, built: Built, settings: Settings, loaders: Loaders, policies: Policies) -> Check:
+    """Whether keys go by the names that they had before. Notes nothing: the application may not be in use as it is here."""
+
+    def findings() -> list[Finding]:
+        if built.book is None:
+            return [_cannot("identity", "chores")]
+        history = look(built.book, shape_in(app, settings, loaders, policies), note=False)
+        found = [
+            Finding("identity", Verdict.FAULT if each.certain else Verdict.ADVICE, each.text, each.remedy)
+            for each in history.changes
+        ]
+        if settings.former_identity is not None:
+            text = "Every key is claimed under a former name too: IDEMPOTENCY_FORMER_IDENTITY is set."
+            if history.former_until is None:
+                remedy = "Remove it: no key that the store knows of needs it."
+            else:
+                remedy = f"Remove it after {moment(history.former_until)}."
+            found.append(Finding("identity", Verdict.ADVICE, text, remedy))
+        return found or [Finding("identity", Verdict.FINE, "Keys go by the same names as before, as far as is noted.")]
+
+    return Check("identity", findings, asks_store=True)
 
 
 def _transport(settings: Settings, config: Mapping[str, Any]) -> list[Finding]:

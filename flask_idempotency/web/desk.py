@@ -10,7 +10,7 @@ from flask_idempotency.engine.key import Identity
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.loaders import Loaders
 from flask_idempotency.web.policies import Policies
-from flask_idempotency.web.watch import Watch
+from flask_idempotency.web.watch import ShapeWatch, Watch
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -30,3 +30,5 @@ class Desk:
     """Whether the store can count what each tenant has."""
     watch: Watch | None = None
     """None: no janitor is expected."""
+    shape: ShapeWatch | None = None
+    """None: the store cannot remember the shape of identity, or no other process sees it."""

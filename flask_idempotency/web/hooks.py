@@ -188,6 +188,8 @@ class Hooks:
             self._guard.rows.unclaimed(visit, response)
         if visit.client_key and self._desk.watch is not None:
             self._desk.watch.look()
+        if visit.client_key and self._desk.shape is not None:
+            self._desk.shape.look()
 
     def teardown(self, visit: Visit, error: BaseException | None) -> None:
         """Settle what nothing else has settled. Runs twice for some streams, and for every popped copy of the context."""

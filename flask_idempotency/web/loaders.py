@@ -11,6 +11,7 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Record
 from flask_idempotency.engine.resolution import Resolution, UnknownOutcome
+from flask_idempotency.settings.settings import FormerIdentity
 from flask_idempotency.web.principals import Loader, checked
 
 
@@ -31,6 +32,18 @@ class Loaders:
 def load_tenant(loaders: Loaders, app: Flask) -> str | None:
     """The tenant on whose behalf this request acts, or None."""
     return None if loaders.tenant is None else checked(app.ensure_sync(loaders.tenant)(), "tenant_loader")
+
+
+def former_names(
+    former: FormerIdentity, tenant: str | None, principal: str | None, app: Flask
+) -> tuple[str | None, str | None]:
+    """The tenant and the principal by which this request was known before the identity of keys was changed."""
+    if former.tenant is not None:
+        tenant = None if former.tenant is False else checked(app.ensure_sync(former.tenant)(), "former tenant_loader")
+    if former.principal is not None:
+        name = "former principal_loader"
+        principal = None if former.principal is False else checked(app.ensure_sync(former.principal)(), name)
+    return tenant, principal
 
 
 def load_quota(loaders: Loaders, default: Quota | None, tenant: str | None, app: Flask) -> Quota | None:

@@ -1,17 +1,33 @@
-"""Noticing that nobody sweeps. That costs space and keeps unknown outcomes waiting; no promise hangs on it."""
+"""What is looked at in the store now and then, as keyed requests end: whether a janitor comes, and whether the identity of
+keys has changed.
+
+A missing janitor costs space and keeps unknown outcomes waiting; no promise hangs on it.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from math import inf
 from threading import Lock
+from typing import Final
 
-from flask_idempotency.assembly import Built, in_one_process
+from flask import Flask
+
+from flask_idempotency.assembly import Built, identities, in_one_process
 from flask_idempotency.engine.chores import ChoreBook
+from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Event, JanitorMissing
+from flask_idempotency.operations.shape import NOTED_EVERY_SECONDS, Shape, look, shape_of
 from flask_idempotency.settings import Settings
+from flask_idempotency.web.loaders import Loaders
+from flask_idempotency.web.policies import Policies
+
+AGAIN_SECONDS: Final = 60.0
+"""After a store that did not answer, or while another process was noting."""
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -21,6 +37,40 @@ def watch_of(built: Built, settings: Settings, observers: Callable[[Event], None
     if built.chores is None or settings.heartbeat_every is None or in_one_process(settings):
         return None
     return Watch(built.chores, observers, every=settings.heartbeat_every)
+
+
+def shape_watch_of(
+    app: Flask, built: Built, settings: Settings, loaders: Loaders, policies: Policies
+) -> ShapeWatch | None:
+    """None where the store cannot remember the shape of identity, and where it is forgotten with this process."""
+    if built.book is None or in_one_process(settings):
+        return None
+    return ShapeWatch(built.book, partial(shape_in, app, settings, loaders, policies))
+
+
+def shape_in(app: Flask, settings: Settings, loaders: Loaders, policies: Policies) -> Shape:
+    """The shape of the identity of keys as it is set up now."""
+    former, tenant, principal = settings.former_identity, loaders.tenant is not None, loaders.principal is not None
+    before = None
+    if former is not None:
+        before = (
+            former.namespace or settings.namespace,
+            tenant if former.tenant is None else former.tenant is not False,
+            principal if former.principal is None else former.principal is not False,
+        )
+    keeps = []
+    for endpoint, method in policies.pairs():
+        with suppress(ConfigurationError):  # of that endpoint alone, and reported where it belongs
+            keeps.append(policies.resolve(endpoint, method).policy.keep)
+    return shape_of(
+        app.name,
+        settings.namespace,
+        identities(settings),
+        tenant=tenant,
+        principal=principal,
+        keep=max([settings.policy.keep, *keeps]),
+        former=before,
+    )
 
 
 class Watch:
@@ -71,3 +121,47 @@ class Watch:
         if missing and not self._told:
             self._observers(JanitorMissing("", "", watched if silence is None else silence))
         self._told = missing
+
+
+class ShapeWatch:
+    """Reports a change of the identity of keys: when the first keyed request has ended, and then if there is another one.
+
+    Loaders may be registered until the first request, so this cannot be done earlier. It asks the store once, and then
+    every hour; no request waits for it before its view runs.
+    """
+
+    def __init__(
+        self,
+        book: ChoreBook,
+        shape: Callable[[], Shape],
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._book = book
+        self._shape = shape
+        self._monotonic = monotonic
+        self._lock = Lock()
+        self._due = -inf
+        self._told: set[str] = set()
+
+    def look(self) -> None:
+        """Called as each keyed request ends. Nearly always it only looks at a clock, and it never fails."""
+        now = self._monotonic()
+        if now < self._due:
+            return
+        with self._lock:
+            if now < self._due:
+                return  # another thread has been sent
+            self._due = now + NOTED_EVERY_SECONDS
+        try:
+            history = look(self._book, self._shape(), note=True)
+        except Exception as error:  # noqa: BLE001 - the response is there, and nothing may spoil it
+            self._due = now + AGAIN_SECONDS
+            _log.debug("whether the identity of keys has changed is not known (%s)", type(error).__name__)
+            return
+        if not history.noted:
+            self._due = now + AGAIN_SECONDS
+        for change in history.changes:
+            if change.what not in self._told:
+                self._told.add(change.what)
+                _log.log(logging.ERROR if change.certain else logging.WARNING, "%s %s", change.text, change.remedy)

@@ -53,6 +53,7 @@ def test_machines_get_numbers() -> None:
         "data_keys": 0,
         "tenants": 0,
         "chores": {},
+        "identity": [],
     } == said(run(world, "stats", "--json"))
 
 

@@ -90,8 +90,21 @@ def tell(event: Event) -> None:
 
 
 def tids_by_secret(tenant: str | None) -> list[tuple[bytes, ...]]:
-    """What stands for the parts of this tenant in the store, under every secret in use, the newest first."""
-    return [who.tenant_ids(settings().namespace, tenant) for who in identities(settings())]
+    """What stands for the parts of this tenant in the store, under every secret in use, the newest first; and then under
+    the former namespace."""
+    former, namespaces = settings().former_identity, [settings().namespace]
+    if former is not None and former.namespace not in (None, namespaces[0]):
+        namespaces.append(former.namespace or "")
+    return [who.tenant_ids(namespace, tenant) for namespace in namespaces for who in identities(settings())]
+
+
+def every_tids(tenant: str | None) -> list[tuple[bytes, ...]]:
+    """The same, and under the names before a change of identity too. Others may share these: only to find twins by token."""
+    former, own = settings().former_identity, tids_by_secret(tenant)
+    if former is None:
+        return own
+    namespace, before = former.namespace or settings().namespace, None if former.tenant is False else tenant
+    return own + [who.tenant_ids(namespace, before) for who in identities(settings())]
 
 
 def tids(tenant: str | None) -> list[bytes]:

@@ -16,11 +16,12 @@ from flask_idempotency.assembly import identities
 from flask_idempotency.engine.errors import InvalidKey
 from flask_idempotency.engine.key import Scope, StorageKey, owner_mark, parse_key
 from flask_idempotency.engine.owner import as_of
-from flask_idempotency.engine.record import Record
+from flask_idempotency.engine.record import About, Record
 from flask_idempotency.operations import Case, Refused, by_handle, by_key, handle_of, with_twins
-from flask_idempotency.web.cli.group import CommandT, built, policies, settings, state, tids_by_secret, unsettled
+from flask_idempotency.web.cli.group import CommandT, built, every_tids, policies, settings, state, unsettled
 from flask_idempotency.web.cli.telling import clean
 from flask_idempotency.web.cli.tenant import tenant_options
+from flask_idempotency.web.principals import identifies
 
 STDIN: Final = "-"
 LONGEST_KEY: Final = 4096
@@ -53,7 +54,7 @@ class Named:
         """The principal. Has to be said where the application tells principals apart."""
         if self.principal == "" or (self.principal is not None and self.anonymous):
             raise click.UsageError("Say who sent it: --principal P, or --anonymous.")
-        known = state().loaders.principal is not None or hasattr(current_app, "login_manager")
+        known = state().loaders.principal is not None or identifies(current_app)
         if self.principal is None and not self.anonymous and known:
             raise click.UsageError("This application tells principals apart. Say who: --principal P, or --anonymous.")
         return self.principal
@@ -93,15 +94,32 @@ def case_of(named: Named, *, whole: bool) -> Case:
     if named.principal is not None or named.anonymous or named.endpoint is not None:
         raise click.UsageError("--principal, --anonymous and --endpoint go with --key.")
     case = by_handle(read, named.handle or "")
-    if whole and not case.first.record.token.startswith(owner_mark(settings().namespace)):
+    if whole and not case.first.record.token.startswith(_owners()):
         raise Refused("This record is another application's in the same store: settle it there, by its own FLASK_APP.")
     if named.tenant is not None or named.no_tenant:
-        theirs = tids_by_secret(named.whose)
+        theirs = every_tids(named.whose)
         if not any(case.first.key.tid in parts for parts in theirs):
             raise Refused("This record is not of that tenant.")
     else:
-        theirs = tids_by_secret(case.first.record.about.tenant or None)
+        theirs = every_tids(case.first.record.about.tenant or None)
     return with_twins(case, searched, read, theirs) if whole else case
+
+
+def _may_be(named: Named, about: About) -> bool:
+    """Whether this record may be of whom was typed: of one without a name, it may."""
+    who = identities(settings())
+    pairs = (about.tenant, named.whose), (about.principal, named.who)
+    return all(
+        not stored or (typed is not None and stored in (typed, *(each.pseudonym(typed) for each in who)))
+        for stored, typed in pairs
+    )
+
+
+def _owners() -> tuple[bytes, ...]:
+    """What the tokens of this application's claims begin with, before a change of its namespace too."""
+    former = settings().former_identity
+    names = {settings().namespace, settings().namespace if former is None else former.namespace or settings().namespace}
+    return tuple(map(owner_mark, names))
 
 
 def read(key: StorageKey) -> Record | None:
@@ -111,11 +129,23 @@ def read(key: StorageKey) -> Record | None:
 
 
 def _by_key(named: Named) -> Iterator[Case]:
-    scopes = [
-        Scope(settings().namespace, tenant=named.whose, principal=named.who, operation=operation)
-        for operation in _operations(named.endpoint)
-    ]
-    return iter(by_key(read, identities(settings()), scopes, _client_key(named.key or "")))
+    key, former = _client_key(named.key or ""), settings().former_identity
+    for operation in _operations(named.endpoint):
+        scopes = [Scope(settings().namespace, tenant=named.whose, principal=named.who, operation=operation)]
+        if former is not None:
+            # A loader that was removed is about a request, and here is none: its records are named by their handles.
+            tenant, principal = None if former.tenant is False else named.whose, named.who
+            principal = None if former.principal is False else principal
+            scopes.append(Scope(former.namespace or scopes[0].namespace, tenant, principal, operation))
+        cases = by_key(read, identities(settings()), scopes[:1], key)
+        before = [each for case in by_key(read, identities(settings()), scopes[1:], key) for each in case.found]
+        own = cases[0].found if cases else ()
+        # One use under both names is settled together, as under several secrets. Others may have the former name too.
+        tokens = {each.record.token for each in own}
+        twins = [each for each in before if (each.record.token in tokens if own else _may_be(named, each.record.about))]
+        found = {each.key: each for each in (*twins, *own)}
+        if found:
+            yield Case(tuple(found.values()))
 
 
 def _operations(endpoint: str | None) -> list[str | None]:

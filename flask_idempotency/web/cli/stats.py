@@ -9,13 +9,26 @@ from dataclasses import asdict
 from typing import Any
 
 import click
+from flask import current_app
 from flask.cli import with_appcontext
 
+from flask_idempotency.assembly import Built
 from flask_idempotency.engine.unsettled import Standing
 from flask_idempotency.operations import Stats, stats
+from flask_idempotency.operations.shape import Change, look
 from flask_idempotency.operations.spelling import span
-from flask_idempotency.web.cli.group import as_json_option, built, giving_up, say, unsettled
+from flask_idempotency.web.cli.group import (
+    as_json_option,
+    built,
+    giving_up,
+    policies,
+    say,
+    settings,
+    state,
+    unsettled,
+)
 from flask_idempotency.web.cli.telling import clean
+from flask_idempotency.web.watch import shape_in
 
 
 @click.command("stats")
@@ -34,6 +47,7 @@ def stats_command(quick: bool, as_json: bool) -> None:
             data_keys=parts.data_keys,
             ledger=parts.ledger,
             chores=parts.chores,
+            identity=_identity(parts),
         )
     say(json.dumps(asdict(told)) if as_json else "\n".join(_as_text(told, quick=quick)))
 
@@ -41,6 +55,7 @@ def stats_command(quick: bool, as_json: bool) -> None:
 def _as_text(told: Stats, *, quick: bool) -> list[str]:
     lines = [*_standing(told.standing), _count("completed", told.completed, "not counted" if quick else "not known")]
     lines += [_count("data keys", told.data_keys), _count("tenants with a ledger", told.tenants)]
+    lines += [clean(f"identity: {each.text}") for each in told.identity or ()]
     if told.chores is None:
         return [*lines, "This store remembers no chores, so nobody can tell whether a janitor comes."]
     if not told.chores:
@@ -49,6 +64,13 @@ def _as_text(told: Stats, *, quick: bool) -> list[str]:
         *lines,
         *(f"{clean(chore)}: {span(run.ago)} ago{_did(run.did)}" for chore, run in sorted(told.chores.items())),
     ]
+
+
+def _identity(parts: Built) -> tuple[Change, ...] | None:
+    if parts.book is None:
+        return None
+    app = current_app._get_current_object()  # type: ignore[attr-defined]
+    return look(parts.book, shape_in(app, settings(), state().loaders, policies()), note=False).changes
 
 
 def _standing(standing: Standing) -> list[str]:

@@ -1,0 +1,69 @@
+"""Every store remembers the shape of an application's identity, and no process overwrites what another has noted."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+from flask_idempotency.engine.key import Identity
+from flask_idempotency.operations.shape import NOTED_EVERY_SECONDS, Shape, look, shape_of
+from flask_idempotency.testing.clock import FrozenClock
+from tests.backends import MakeStore
+
+KEEP = 86400.0
+
+
+def shape(name: str, *secrets: str, namespace: str = "shop", tenant: bool = False, keep: float = KEEP) -> Shape:
+    every = [Identity(secret.encode()) for secret in secrets or ("one",)]
+    return shape_of(name, namespace, every, tenant=tenant, principal=False, keep=keep)
+
+
+def test_a_change_is_noticed_until_keep_is_over(make_kept: MakeStore, clock: FrozenClock) -> None:
+    """
+    By the store's clock, with the `keep` of the former shape.
+    """
+    book = make_kept(clock).chores  # type: ignore[attr-defined]
+    look(book, shape("shop 0", keep=100_000.0), note=True)
+    began = look(book, shape("shop 0"), note=False).now
+    clock.advance(60)
+
+    for _ in range(2):
+        (change,) = look(book, shape("shop 0", tenant=True), note=True).changes
+        assert "a tenant_loader was added" in change.what
+        assert abs(change.since - began - 60) < 1
+        assert abs(change.until - began - 60 - 100_000) < 1
+        clock.advance(NOTED_EVERY_SECONDS)
+        (change,) = look(book, shape("shop 0", tenant=True), note=False).changes
+    clock.advance(100_000 - 60)
+    assert () == look(book, shape("shop 0", tenant=True), note=True).changes
+
+
+def test_looking_without_noting_changes_nothing(make_kept: MakeStore, clock: FrozenClock) -> None:
+    book = make_kept(clock).chores  # type: ignore[attr-defined]
+    look(book, shape("shop 1"), note=True)
+    before = {name: entry.report for name, entry in book.last().items()}
+
+    assert look(book, shape("shop 1", tenant=True), note=False).changes
+    assert before == {name: entry.report for name, entry in book.last().items()}
+
+
+def test_processes_that_note_at_once_lose_nothing(make_kept: MakeStore, clock: FrozenClock) -> None:
+    """
+    One notes at a time. One that found another at it looks again.
+    """
+    book = make_kept(clock).chores  # type: ignore[attr-defined]
+    shapes = [shape("shop 2", f"secret {number}", tenant=number % 2 == 0) for number in range(6)]
+    barrier = Barrier(len(shapes))
+
+    def start(mine: Shape) -> None:
+        barrier.wait(30)
+        for _ in range(200):
+            if look(book, mine, note=True).noted:
+                return
+        raise AssertionError("never noted")
+
+    with ThreadPoolExecutor(len(shapes)) as threads:
+        list(threads.map(start, shapes))
+
+    # Each of them sees the five others.
+    assert [5] * 6 == [len(look(book, each, note=False).changes) for each in shapes]

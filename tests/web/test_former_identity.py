@@ -1,0 +1,448 @@
+"""What makes every key new is noticed, and keys can be found under their former names for one `keep`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from threading import Barrier, Thread
+from typing import Any
+
+import pytest
+from flask import Flask, request
+
+from flask_idempotency import current_claim
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.record import State
+from flask_idempotency.extension import Idempotency
+from flask_idempotency.operations.shape import APART_SECONDS, NOTED_EVERY_SECONDS
+from flask_idempotency.web.checkup import examination_of
+from tests.web.apps import World, is_replay, new_world
+
+DAY = 86400.0
+
+
+def tenant() -> str | None:
+    return request.headers.get("X-Tenant", "acme") or None
+
+
+def shop(
+    before: World | None = None, *, name: str = "shop", tenants: bool = False, users: bool = False, **settings: Any
+) -> World:
+    """A release of the shop, over the store of the one before."""
+    world = new_world(
+        Flask(name), principal=None, init=False, store=None if before is None else before.store, **settings
+    )
+    if before is not None:
+        world.clock, world.runs = before.clock, before.runs
+    if tenants:
+        world.idempotency.tenant_loader(tenant)
+    if users:
+        world.idempotency.principal_loader(lambda: request.headers.get("X-User"))
+    world.idempotency.init_app(world.app)
+
+    @world.view()
+    def pay() -> tuple[dict[str, Any], int]:
+        world.runs.append(1)
+        return {"n": len(world.runs), "key": current_claim.downstream_key("charge")}, 201
+
+    return world
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    def errors() -> list[str]:
+        found = [
+            record.getMessage()
+            for record in caplog.records
+            if record.name == "flask_idempotency" and record.levelno >= logging.WARNING
+        ]
+        caplog.clear()
+        return found
+
+    with caplog.at_level(logging.WARNING, "flask_idempotency"):
+        yield errors
+
+
+def doctor(world: World) -> list[tuple[str, str]]:
+    with world.app.app_context():
+        found = examination_of(world.app, environ={}).findings
+    return [(each.verdict.value, each.text + " " + each.remedy) for each in found if each.check == "identity"]
+
+
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
+    "tenant added": ({}, {"tenants": True}, {"tenant": False}, "a tenant_loader was added"),
+    "tenant removed": ({"tenants": True}, {}, {"tenant": tenant}, "a tenant_loader was removed"),
+    "principal added": ({}, {"users": True}, {"principal": False}, "a principal_loader was added"),
+    "principal removed": (
+        {"users": True},
+        {},
+        {"principal": lambda: request.headers.get("X-User")},
+        "a principal_loader was removed",
+    ),
+    "namespace": ({}, {"namespace": "new"}, {"namespace": "shop"}, "another namespace"),
+    "all": (
+        {"namespace": "old"},
+        {"namespace": "new", "tenants": True, "users": True},
+        {"namespace": "old", "tenant": False, "principal": False},
+        "a tenant_loader was added; a principal_loader was added",
+    ),
+}
+USER = {"X-User": "alice"}
+
+
+@pytest.mark.parametrize(("old", "new", "former", "says"), CHANGES.values(), ids=CHANGES)
+def test_a_change_is_an_error_at_the_first_request(
+    old: dict[str, Any], new: dict[str, Any], former: dict[str, Any], says: str, told: Callable[[], list[str]]
+) -> None:
+    """
+    Once in each process, with what to set, and until when retries are at risk. `doctor` and `stats` say so too.
+    """
+    first = shop(**old)
+    first.post(headers=USER)
+    assert not told()
+
+    second = shop(first, **new)
+    assert "fault" == doctor(second)[0][0]
+    for key in ("a", "b"):
+        second.post(key=key, headers=USER)
+
+    (error,) = told()
+    assert says in error
+    assert "IDEMPOTENCY_FORMER_IDENTITY" in error
+    assert says in second.app.test_cli_runner().invoke(args=["idempotency", "stats"]).output
+    assert says in second.app.test_cli_runner().invoke(args=["idempotency", "stats", "--json"]).output
+    second.clock.advance(DAY + NOTED_EVERY_SECONDS + 1)
+    assert ["fine"] == [verdict for verdict, _ in doctor(second)]
+
+
+@pytest.mark.parametrize(("old", "new", "former", "says"), CHANGES.values(), ids=CHANGES)
+def test_without_the_former_identity_a_retry_runs_again(
+    old: dict[str, Any], new: dict[str, Any], former: dict[str, Any], says: str
+) -> None:
+    """What the error warns of."""
+    first = shop(**old)
+    first.post(headers=USER)
+
+    assert not is_replay(shop(first, **new).post(headers=USER))
+    assert 2 == len(first.runs)
+
+
+@pytest.mark.parametrize(("old", "new", "former", "says"), CHANGES.values(), ids=CHANGES)
+def test_keys_are_claimed_under_the_former_name_too(
+    old: dict[str, Any],
+    new: dict[str, Any],
+    former: dict[str, Any],
+    says: str,
+    told: Callable[[], list[str]],
+) -> None:
+    """
+    Releases that know only one of the names exclude each other: whichever runs first, the other replays.
+    """
+    first = shop(**old)
+    answer = first.post(headers=USER)
+    second = shop(first, former_identity=former, **new)
+
+    retry = second.post(headers=USER)
+    assert (True, answer.json) == (is_replay(retry), retry.json)
+
+    answer = second.post(key="2", headers=USER)
+    assert is_replay(first.post(key="2", headers=USER))
+    assert is_replay(second.post(key="2", headers=USER))
+    third = shop(first, **new)
+    assert is_replay(third.post(key="2", headers=USER))
+    assert 2 == len(first.runs)
+    assert says in "".join(told())
+    assert ("advice", True) == (doctor(second)[0][0], "Remove it after" in doctor(second)[0][1])
+
+
+def test_a_bridged_change_is_no_error(told: Callable[[], list[str]]) -> None:
+    """
+    Nor is what follows it one `keep` later, in a rolling deployment at each step.
+    """
+    first = shop()
+    first.post()
+    second = shop(first, tenants=True, former_identity={"tenant": False})
+    second.post(key="2")
+    shop(first).post(key="3")
+    assert not told()
+
+    second.clock.advance(DAY + 2 * NOTED_EVERY_SECONDS)
+    third = shop(second, tenants=True)
+    third.post(key="4")
+    assert not told()
+
+
+def test_the_former_name_dropped_too_early_is_an_error(told: Callable[[], list[str]]) -> None:
+    first = shop()
+    first.post()
+    shop(first, tenants=True, former_identity={"tenant": False}).post(key="2")
+
+    shop(first, tenants=True).post(key="3")
+
+    assert "a tenant_loader was added" in told()[0]
+
+
+def test_a_rolling_deployment_does_not_forget_either_shape(told: Callable[[], list[str]]) -> None:
+    """
+    Old and new processes alternate. Each says what it has to say once, and the time of the change stays.
+    """
+    old = shop()
+    old.post()
+    new = shop(old, tenants=True)
+    new.post(key="2")
+    said = {text.partition(", first used ")[2] for text in told()}
+    for number in range(3):
+        old.clock.advance(60)
+        shop(old).post(key=f"o{number}")
+        shop(old, tenants=True).post(key=f"n{number}")
+    later = {text.partition(", first used ")[2].partition(":")[0] for text in told()}
+
+    assert 1 == len(said)
+    assert 1 == len({text.partition(": ")[0].split(", first used ")[-1] for text in later})
+
+
+def test_rotating_a_secret_is_no_error_and_replacing_one_is(told: Callable[[], list[str]]) -> None:
+    old = shop(secret=["old"])
+    old.post()
+    shop(old, secret=["new", "old"]).post(key="2")
+    assert not told()
+
+    shop(old, secret=["new"]).post(key="3")
+    assert "IDEMPOTENCY_SECRET" in told()[0]
+    old.clock.advance(DAY + 2 * NOTED_EVERY_SECONDS)
+    shop(old, secret=["new"]).post(key="4")
+    assert not told()
+
+
+def test_another_application_in_the_store_is_no_error(told: Callable[[], list[str]]) -> None:
+    """
+    Neither with another name, nor with the same name and another namespace once both have been in use for a while.
+    """
+    one = shop(secret=["one"])
+    one.post()
+    shop(one, name="billing", secret=["two"], tenants=True).post(key="2")
+    assert not told()
+
+    twin = shop(one, namespace="twin", tenants=True)
+    twin.post(key="3")
+    assert "another namespace" in told()[0]
+    for number in range(int(APART_SECONDS / NOTED_EVERY_SECONDS) + 2):
+        one.clock.advance(NOTED_EVERY_SECONDS)
+        shop(one, secret=["one"]).post(key=f"o{number}")
+        shop(one, namespace="twin", tenants=True).post(key=f"t{number}")
+    told()
+    shop(one, namespace="twin", tenants=True).post(key="5")
+    shop(one, secret=["one"]).post(key="6")
+    assert not told()
+
+
+def test_an_application_whose_name_has_changed_is_warned(told: Callable[[], list[str]]) -> None:
+    """
+    The name of the module is the namespace, unless that is written: a moved module makes every key new.
+    """
+    first = shop()
+    first.post()
+    first.clock.advance(60)
+
+    moved = shop(first, name="shop.app")
+    moved.post(key="2")
+
+    (warning,) = told()
+    assert warning.startswith("Possibly")
+    assert "another namespace" in warning
+    assert "advice" == doctor(moved)[0][0]
+
+
+def test_nothing_is_asked_of_the_store_after_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Once in an hour, and not by requests without a key.
+    """
+    world = shop()
+    asked: list[str] = []
+    book = world.store.chores
+    last = book.last
+
+    def counting() -> Any:
+        asked.append("last")
+        return last()
+
+    monkeypatch.setattr(book, "last", counting)
+    world.app.get("/")(lambda: "a page")
+    world.client().get("/")
+    world.post(key=None)
+    assert not asked
+
+    world.post(key="1")
+    first = len(asked)
+    for number in range(5):
+        world.post(key=f"k{number}")
+    assert first == len(asked) > 0
+
+
+def test_a_store_that_does_not_answer_spoils_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = shop()
+
+    def fail() -> Any:
+        raise ConnectionError("away")
+
+    monkeypatch.setattr(world.store.chores, "last", fail)
+    assert 201 == world.post().status_code
+
+
+@pytest.mark.parametrize("report", ("", "{", "[]", '{"at":NaN,"seen":[]}', '{"at":1e400,"seen":[{}]}', "[" * 3999))
+def test_a_history_that_cannot_be_read_is_none(report: str) -> None:
+    """
+    It comes from a store: it is replaced, and stops nobody.
+    """
+    world = shop()
+    world.post()
+    (name,) = [name for name in world.store.chores.last() if name.startswith("identity:")]
+    world.store.chores.note(name, report)
+
+    again = shop(world)
+    assert 201 == again.post(key="2").status_code
+    assert "fine" == doctor(again)[0][0]
+    assert world.store.chores.last()[name].report != report
+
+
+def test_nothing_that_is_noted_names_anybody_or_anything() -> None:
+    world = shop(tenants=True, users=True, namespace="canary", name="canary", secret=["canary"])
+    world.post(headers={"X-User": "canary", "X-Tenant": "canary"})
+
+    noted = {name: entry.report for name, entry in world.store.chores.last().items()}
+    assert any(name.startswith("identity:") for name in noted)
+    assert "canary" not in str(noted)
+    assert all(len(name) <= 40 and len(report) <= 4000 for name, report in noted.items())
+
+
+def test_many_processes_that_start_at_once_note_all_shapes() -> None:
+    """
+    None overwrites what another has noted.
+    """
+    first = shop()
+    worlds = [shop(first, tenants=number % 2 == 0, users=number % 3 == 0) for number in range(6)]
+    barrier = Barrier(len(worlds))
+
+    def start(world: World) -> None:
+        barrier.wait(10)
+        world.post(headers=USER)
+
+    threads = [Thread(target=start, args=(world,)) for world in worlds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    for world in worlds:  # one that found the others at it notes the next time
+        shop(world).clock.advance(1)
+
+    (report,) = [e.report for n, e in first.store.chores.last().items() if n.startswith("identity:")]
+    assert 1 <= report.count('"shape"') <= 4
+
+
+# What a former name must not do
+
+
+def test_a_former_name_without_a_principal_shows_nobody_the_response_of_another() -> None:
+    """
+    The former name of all callers is one. Each has its own record besides, and the same key again is another use.
+    """
+    first = shop()
+    second = shop(first, users=True, former_identity={"principal": False})
+
+    answers = {user: second.post(key="1", headers={"X-User": user}) for user in ("alice", "bob", "carol")}
+
+    assert 3 == len(second.runs)
+    assert not any(is_replay(answer) for answer in answers.values())
+    for user, answer in answers.items():
+        again = second.post(key="1", headers={"X-User": user})
+        assert (True, answer.json) == (is_replay(again), again.json)
+
+
+def test_a_former_name_without_a_tenant_shows_no_tenant_the_response_of_another() -> None:
+    first = shop(users=True)
+    second = shop(first, tenants=True, users=True, former_identity={"tenant": False})
+
+    for who in ("acme", "globex"):
+        assert not is_replay(second.post(headers={**USER, "X-Tenant": who}))
+    for who in ("acme", "globex"):
+        assert is_replay(second.post(headers={**USER, "X-Tenant": who}))
+    other = second.post(headers={**USER, "X-Tenant": "initech"}, data="another body")
+    assert 201 == other.status_code
+
+
+def test_hashed_names_are_told_apart_too() -> None:
+    first = shop(audit_names="hashed")
+    second = shop(first, users=True, audit_names="hashed", former_identity={"principal": False})
+
+    for user in ("alice", "bob"):
+        assert not is_replay(second.post(headers={"X-User": user}))
+        assert is_replay(second.post(headers={"X-User": user}))
+
+
+def test_a_request_without_a_name_is_claimed_once() -> None:
+    """
+    Its former name is its present one.
+    """
+    second = shop(users=True, former_identity={"principal": False})
+    second.post()
+
+    assert ["claim", "complete"] == second.store.verbs()
+
+
+def test_a_former_name_without_a_tenant_counts_against_nobody() -> None:
+    """
+    All tenants share it, and one of them would use up what each may have.
+    """
+    first = shop()
+    second = shop(first, tenants=True, former_identity={"tenant": False}, quota_records=2)
+
+    statuses = [
+        second.post(key=f"{who}{number}", headers={"X-Tenant": who}).status_code
+        for who in ("acme", "globex")
+        for number in range(3)
+    ]
+
+    assert [201, 201, 429] * 2 == statuses
+
+
+def test_a_failed_view_frees_both_names() -> None:
+    first = shop()
+    second = shop(first, tenants=True, former_identity={"tenant": False})
+    second.view("/busy")(lambda: ("busy", 503))
+
+    assert 503 == second.post("/busy").status_code
+    assert not is_replay(second.post("/busy"))
+    assert 404 == first.post("/busy").status_code
+    assert State.COMPLETED != second.state()
+
+
+def test_a_key_is_named_to_the_command_line_under_both_names() -> None:
+    """
+    `show --key` finds what was claimed before the change.
+    """
+    first = shop(namespace="old")
+    first.post(key="k")
+    second = shop(first, namespace="new", former_identity={"namespace": "old"})
+    run = second.app.test_cli_runner().invoke
+
+    shown = run(args=["idempotency", "show", "--key", "k", "--anonymous", "--no-tenant", "--json"])
+
+    assert 0 == shown.exit_code, shown.output
+
+
+@pytest.mark.parametrize(
+    "former",
+    (
+        {},
+        {"tennant": False},
+        {"tenant": True},
+        {"principal": "alice"},
+        {"namespace": ""},
+        {"namespace": False},
+        "tenant",
+    ),
+    ids=str,
+)
+def test_a_former_identity_that_says_nothing_is_refused(former: Any) -> None:
+    with pytest.raises(ConfigurationError, match="former_identity"):
+        Idempotency(Flask("shop"), former_identity=former)
