@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.record import Record, State
+
+SILENT_LEASES: Final = 3
+"""For how many leases an owner must not have renewed, to count as gone for a person who releases its key."""
 
 LAPSED: Final = "lease-expired"
 """The reason of a quarantine that nobody's word has led to: the lease ended, and the owner was silent."""
@@ -42,3 +46,17 @@ def may_live_for(record: Record, *, max_runtime: float) -> float:
         return 0.0
     silent = record.state is State.PROCESSING or record.reason == LAPSED
     return max(record.remaining + (max_runtime if silent else 0.0), 0.0)
+
+
+def releasable_in(record: Record, policy: Policy) -> float:
+    """Seconds until a person may release this key without `--force`: 0 if they may now.
+
+    If a second run does no harm (`deduplicated`, `transactional`), an owner counts as gone once it has not renewed its
+    lease for three leases: it renews three times in each, and the next retry takes the key over when the first one ends.
+    Only if the claim was made under the rule that the policy has now. Otherwise as `may_live_for`.
+    """
+    wait = policy.max_runtime
+    if policy.effects in ("deduplicated", "transactional") and record.on_lapse is policy.on_lapse:
+        # The end of the lease is in the record. Its beginning is not.
+        wait = min(wait, (SILENT_LEASES - 1) * policy.lease)
+    return may_live_for(record, max_runtime=wait)

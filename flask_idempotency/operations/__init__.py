@@ -26,6 +26,7 @@ from flask_idempotency.operations.settling import (
     doubts,
     release,
     reopen,
+    way_out,
 )
 from flask_idempotency.operations.standing import Stats, stats
 from flask_idempotency.operations.tables import SchemaReport, db_check, db_upgrade
@@ -68,5 +69,6 @@ __all__ = [
     "shown",
     "shred",
     "stats",
+    "way_out",
     "with_twins",
 ]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from typing import Final
 
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.owner import last_seen, may_live_for
+from flask_idempotency.engine.owner import last_seen, may_live_for, releasable_in
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.record import Record, State
 from flask_idempotency.engine.result import Result
@@ -46,6 +46,7 @@ def doubts(case: Case, policy: Policy, *, known: bool = True) -> list[str]:
     `known`: the application has the endpoint that the key was used for, so the policy's `max_runtime` is what its views have.
     """
     said = []
+    seconds = wait(case, policy)
     if any(found.record.state is State.COMPLETED for found in case.found):
         said.append("Its work was done, and retries get the answer. Released, the next retry does it once more.")
     elif any(found.record.payload is not None for found in case.found):
@@ -55,8 +56,23 @@ def doubts(case: Case, policy: Policy, *, known: bool = True) -> list[str]:
         )
     if not known and any(may_live_for(found.record, max_runtime=inf) == inf for found in case.found):
         return [*said, _NOBODY_KNOWS]
-    lives = [living for found in case.found if (living := alive(found.record, policy)) is not None]
+    # An owner that counts as gone does not speak against it, though it may be frozen: a second run does no harm there.
+    lives = [living for found in case.found if seconds > 0 and (living := alive(found.record, policy)) is not None]
     return [*said, *lives[:1]]
+
+
+def wait(case: Case, policy: Policy) -> float:
+    """Seconds until its owners count as gone for a release without force, by the store's clock when it was read."""
+    return max(releasable_in(found.record, policy) for found in case.found)
+
+
+def way_out(case: Case, policy: Policy, *, known: bool = True) -> str:
+    """What whoever was refused a release may do: wait, and for how long, or overrule it."""
+    done = any(found.record.payload is not None or found.record.state is State.COMPLETED for found in case.found)
+    seconds = 0 if done or not known else ceil(wait(case, policy))
+    if seconds <= 0:
+        return "To release it all the same: --force."
+    return f"Repeat this in {seconds} s, or release it now all the same: --force."
 
 
 def alive(record: Record, policy: Policy) -> str | None:

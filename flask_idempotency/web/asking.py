@@ -24,7 +24,7 @@ from flask_idempotency.engine.errors import (
 from flask_idempotency.engine.events import ReplayForbidden, ReplayServed, StoreFailed
 from flask_idempotency.engine.key import Scope, one_key, parse_key
 from flask_idempotency.engine.outcome import Claimed, Erased, InFlight, Mismatched, OverQuota, Replayed, Unknown
-from flask_idempotency.engine.owner import may_live_for
+from flask_idempotency.engine.owner import releasable_in
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import About, Record, State
@@ -194,7 +194,7 @@ class Asking:
             except (StoreUnavailable, CorruptRecord):
                 continue
             if record is not None and record.state is State.QUARANTINED:
-                lives = may_live_for(record, max_runtime=visit.policy.max_runtime)
+                lives = releasable_in(record, visit.policy)
                 early = f" For {math.ceil(lives)} s from now it needs --force." if lives > 0 else ""
                 return (
                     "In debug mode: if it was not carried out, free the key by "

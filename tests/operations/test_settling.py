@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
@@ -9,7 +11,19 @@ from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.result import Result
 from flask_idempotency.engine.settling import Settler
 from flask_idempotency.engine.unsettled import Found
-from flask_idempotency.operations import Case, Done, Refused, Word, alive, complete, doubts, handle_of, release, reopen
+from flask_idempotency.operations import (
+    Case,
+    Done,
+    Refused,
+    Word,
+    alive,
+    complete,
+    doubts,
+    handle_of,
+    release,
+    reopen,
+    way_out,
+)
 from flask_idempotency.operations.records import key_of
 from flask_idempotency.operations.spelling import moment, span
 from flask_idempotency.stores.memory import MemoryStore
@@ -145,3 +159,70 @@ def test_a_duration_is_written_in_its_two_largest_units(seconds: float, spelled:
 
 def test_a_time_is_written_in_utc() -> None:
     assert "2001-09-09T01:46:40.250Z" == moment(1_000_000_000.25)
+
+
+SAFE = ("deduplicated", "transactional")
+
+
+@pytest.mark.parametrize("effects", ("plain", "marked", *SAFE))
+def test_where_a_second_run_does_no_harm_three_silent_leases_are_enough(effects: Any) -> None:
+    """
+    Counted from when the owner was last heard of, whether it claimed or renewed then.
+    """
+    policy = Policy(lease=LEASE, effects=effects)
+    desk = Desk("lapsed, takeover" if effects != "plain" else "lapsed, quarantine")
+    desk.clock.now = desk.case.first.record.deadline
+    desk.store.renew(desk.key, desk.token, lease=LEASE)
+    desk.clock.advance(3 * LEASE - 0.5)
+    assert doubts(desk.case, policy)
+    desk.clock.advance(0.5)
+
+    assert bool(doubts(desk.case, policy)) is (effects not in SAFE)
+    assert alive(desk.case.first.record, policy) is not None
+
+
+@pytest.mark.parametrize("effects", SAFE)
+def test_an_owner_that_renews_never_counts_as_gone(effects: Any) -> None:
+    policy = Policy(lease=LEASE, effects=effects)
+    desk = Desk("lapsed, takeover")
+    desk.clock.now = desk.case.first.record.deadline
+
+    for _ in range(20):
+        desk.store.renew(desk.key, desk.token, lease=LEASE)
+        desk.clock.advance(LEASE / 3)
+        assert doubts(desk.case, policy)
+
+
+@pytest.mark.parametrize("effects", SAFE)
+def test_a_claim_under_another_rule_waits_for_the_whole_runtime(effects: Any) -> None:
+    """
+    It was `plain` when it was claimed, and the policy has changed since. Nobody knows what a second run would do.
+    """
+    desk = Desk("lapsed, quarantine")
+    desk.clock.advance(100 * LEASE)
+    patient = Policy(lease=LEASE, effects=effects, on_abandoned="quarantine", max_runtime=1000 * LEASE)
+
+    assert doubts(desk.case, Policy(lease=LEASE, effects=effects, max_runtime=1000 * LEASE))
+    assert [] == doubts(desk.case, patient)
+
+
+def test_the_runtime_is_the_most_that_is_waited_for() -> None:
+    desk = Desk("lapsed, takeover")
+    policy = Policy(lease=LEASE, max_runtime=LEASE, effects="deduplicated")
+    desk.clock.now = desk.case.first.record.deadline + LEASE
+
+    assert [] == doubts(desk.case, policy)
+
+
+def test_the_way_out_names_the_seconds_and_the_word() -> None:
+    desk = Desk("lapsed, takeover")
+    desk.clock.now = desk.case.first.record.deadline + 0.5
+    told = [way_out(desk.case, Policy(lease=30, effects=effects)) for effects in ("plain", "deduplicated")]
+
+    assert ["Repeat this in 900 s", "Repeat this in 60 s"] == [each.partition(",")[0] for each in told]
+    assert all("--force" in each for each in told)
+    for hopeless in (
+        way_out(desk.case, Policy(), known=False),
+        way_out(Desk("completed").case, Policy()),
+    ):
+        assert hopeless == "To release it all the same: --force."

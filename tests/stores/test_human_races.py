@@ -11,11 +11,12 @@ import pytest
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.events import Event, Settled
-from flask_idempotency.engine.record import Payload, State
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.record import OnLapse, Payload, State
 from flask_idempotency.engine.result import Result
 from flask_idempotency.engine.settling import Settler
 from flask_idempotency.engine.unsettled import Found
-from flask_idempotency.operations import Case, Word, complete, release
+from flask_idempotency.operations import Case, Word, complete, doubts, release
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
 from tests.backends import MakeStore
@@ -29,11 +30,11 @@ WORD = Word("ops", "asked the bank")
 class Race:
     """One key, its owner, and a person who has looked at it."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, *, on_lapse: OnLapse = OnLapse.QUARANTINE) -> None:
         self.store = store
         self.events: list[Event] = []
         self.key, self.token = a_key(), a_token()
-        granted(store.claim(a_request(self.key), token=self.token, lease=LEASE))
+        granted(store.claim(a_request(self.key, on_lapse=on_lapse), token=self.token, lease=LEASE))
         self.settler = Settler(store.unsettled, EnvelopeCodec(), self.events.append, label=lambda key: "label")
 
     def seen(self) -> Case:
@@ -80,8 +81,13 @@ def at_once(*acts: Callable[[], bool]) -> list[bool]:
 
 
 @pytest.fixture
-def store(make_kept: MakeStore) -> Any:
-    return make_kept(FrozenClock())
+def clock() -> FrozenClock:
+    return FrozenClock()
+
+
+@pytest.fixture
+def store(make_kept: MakeStore, clock: FrozenClock) -> Any:
+    return make_kept(clock)
 
 
 def test_44_what_a_person_says_or_what_the_owner_says_stays(store: Any) -> None:
@@ -162,6 +168,34 @@ def _race_of_release_and_renewal(race: Race) -> None:
 
     assert 1 == first + second + renewed
     assert renewed == (race.store.read(race.key) is not None)
+    assert renewed == race.owner_completes()
+
+
+def test_44_a_silent_owner_that_comes_back_is_not_released_behind_its_back(store: Any, clock: FrozenClock) -> None:
+    """
+    It has not renewed for three leases, by the store's own clock, so nobody needs force. It renews at the same moment.
+    """
+    policy = Policy(lease=LEASE, effects="deduplicated")
+    for _ in range(ROUNDS):
+        _race_of_release_without_force(Race(store, on_lapse=OnLapse.TAKEOVER), clock, policy)
+
+
+def _race_of_release_without_force(race: Race, clock: FrozenClock, policy: Policy) -> None:
+    clock.advance(3 * LEASE - 0.5)
+    assert doubts(race.seen(), policy)
+    clock.advance(0.5)
+    case = race.seen()
+    assert [] == doubts(case, policy)
+
+    def person() -> bool:
+        return bool(release(race.settler, case, WORD, forced=False).settled)
+
+    first, second, renewed = at_once(person, person, race.owner_renews)
+
+    assert 1 == first + second + renewed
+    assert renewed == (race.store.read(race.key) is not None)
+    if renewed:
+        assert doubts(race.seen(), policy)
     assert renewed == race.owner_completes()
 
 

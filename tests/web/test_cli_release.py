@@ -106,6 +106,49 @@ def test_while_the_owner_may_live_it_is_refused(quarantined: bool) -> None:
     assert State.COMPLETED is state(world)
 
 
+@pytest.mark.parametrize("command", (("release",), ("resolve", "--never-happened")), ids=lambda command: command[0])
+def test_of_a_deduplicated_endpoint_three_silent_leases_are_enough(command: tuple[str, ...]) -> None:
+    """
+    Without --force. Until then the refusal names the seconds that are left, and the word that overrules it.
+    """
+    world = shop(effects="deduplicated", on_abandoned="quarantine")
+    lapsed(world, after=2 * LEASE)
+    asked = (*command, *ALICES, *WHY, "--yes")
+    world.clock.advance(LEASE - 0.5)
+
+    assert "Repeat this in 1 s, or release it now all the same: --force." in refusal(run(world, *asked))
+    assert State.QUARANTINED is state(world)
+    world.clock.advance(0.5)
+
+    assert said(run(world, *asked, "--json")) == {"verb": "released", "forced": False, "settled": 1, "left": 0}
+    assert [201, 201] == [paid(world).status_code for _ in range(2)]
+    assert 1 == len(world.runs)
+
+
+def test_a_deduplicated_owner_that_renews_between_the_look_and_the_release_wins() -> None:
+    """
+    It was silent for three leases, and is at work after all: no second run begins.
+    """
+    world = shop(effects="deduplicated")
+    key, token = vanished(world, on_lapse=OnLapse.TAKEOVER)
+    world.clock.advance(3 * LEASE)
+
+    told = _meanwhile(world, lambda: world.store.renew(key, token, lease=LEASE))
+
+    assert "or its owner has just been heard of" in told
+    assert State.PROCESSING is state(world)
+    assert "Repeat this in 90 s" in refusal(run(world, *RELEASE))
+
+
+@pytest.mark.parametrize(("effects", "left"), (("plain", 840), ("marked", 840), ("deduplicated", 1)))
+def test_the_refusal_names_the_seconds_that_are_left(effects: str, left: int) -> None:
+    world = shop(effects=effects)
+    vanished(world, on_lapse=OnLapse.QUARANTINE if effects == "plain" else OnLapse.TAKEOVER)
+    world.clock.advance(3 * LEASE - 0.25)
+
+    assert f"Repeat this in {left if left == 1 else left + 1} s, or " in refusal(run(world, *RELEASE))
+
+
 @pytest.mark.parametrize("seconds", (GONE - 0.01, GONE), ids=("may live", "cannot live"))
 def test_the_owner_may_live_for_as_long_as_a_view_may_run_after_its_lease(seconds: float) -> None:
     """

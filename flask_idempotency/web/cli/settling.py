@@ -24,6 +24,7 @@ from flask_idempotency.operations import (
     doubts,
     release,
     reopen,
+    way_out,
 )
 from flask_idempotency.web.cli.audit import word_of, word_options
 from flask_idempotency.web.cli.group import as_json_option, built, giving_up, policies, say, settings, settler
@@ -59,7 +60,8 @@ def release_command(named: Named, force: bool, yes: bool, actor: str, reason: st
     """Free a key that is in progress or quarantined: its next retry runs.
 
     Refused, with exit code 1, while its owner may still be at work, and when its work was done; --force overrules both, and
-    is told in the audit event. Asks first.
+    is told in the audit event. With effects "deduplicated" and "transactional" an owner counts as gone when it has not
+    renewed its lease for three leases. Asks first.
     """
     with giving_up(as_json=as_json):
         case = case_of(named, whole=True)
@@ -181,9 +183,10 @@ def _check_cache(case: Case) -> None:
 def _freed(case: Case, *, force: bool, yes: bool, actor: str, reason: str) -> tuple[Done, bool]:
     about = case.first.record.about
     policy = policy_of(policies(), about)
-    against = doubts(case, policy, known=about.operation in current_app.view_functions)
+    known = about.operation in current_app.view_functions
+    against = doubts(case, policy, known=known)
     if against and not force:
-        raise Refused(" ".join([*against, "Nothing was changed. To release it all the same: --force."]))
+        raise Refused(" ".join([*against, "Nothing was changed.", way_out(case, policy, known=known)]))
     _ask(case, policy, "Let its next retry run?", yes=yes, against=against)
     done = release(settler(), case, word_of(actor, reason), forced=bool(against))
     _check_done(done)
