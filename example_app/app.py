@@ -23,7 +23,7 @@ idempotency.quota_loader(auth.plan)
 # A payment and its record are committed together: a worker that vanishes leaves both or neither, and no unknown outcome.
 idempotency.configure(payments, required=True, effects="transactional")
 idempotency.configure(charges, profile="stripe")
-# An invoice carries a unique marker, so a retry may run again what a vanished worker left, and makes no second one.
+# Each commit carries a unique marker of its request, so a retry may run again what a vanished worker left.
 idempotency.configure(accounting, profile="x-idempotency", effects="deduplicated")
 # A worker that is silent for five seconds here is gone: a charge takes less than one, and leases are renewed meanwhile.
 idempotency.configure(gateway, profile="playbook", ignore_fields=("/timestamp", "/trace_id"), lease=5)

@@ -59,13 +59,21 @@ class Charge(Model):
 class Invoice(Model):
     __tablename__ = "invoices"
 
-    marker: Mapped[str | None] = mapped_column(unique=True)
-    """Which request made it. The database refuses a second invoice of one request. None: the request had no key."""
     tenant: Mapped[str]
     customer: Mapped[str]
     amount: Mapped[int]
     currency: Mapped[str]
     id: Mapped[str] = mapped_column(primary_key=True, default=lambda: "inv_" + token_hex(8))
+
+
+class InvoiceMarker(Model):
+    """Says that a request has written its invoice: committed with it, so that a second run of the request finds both."""
+
+    __tablename__ = "invoice_markers"
+
+    request: Mapped[str] = mapped_column(primary_key=True)
+    """The same in every attempt at one key, and no other request's. The database refuses a second one."""
+    invoice: Mapped[str]
 
 
 class GatewayCharge(Model):

@@ -83,7 +83,7 @@ def test_plain_view(app: Flask, moment: str, left: int) -> None:
 @pytest.mark.parametrize(("moment", "left"), (("before_commit", 0), ("after_commit", 1)))
 def test_view_with_a_marker(app: Flask, moment: str, left: int) -> None:
     """
-    A retry takes over and runs again. Its marker is the first attempt's, so there is one invoice, whoever made it.
+    A retry takes over and runs again. Its marker is the first attempt's, so there is one invoice, and it is written once.
     """
     crash(app, "accounting", moment)
     assert left == rows(app)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from flask import Flask
 from werkzeug.test import TestResponse
 
-from tests.example_app.conftest import Customer
+from example_app.models import Invoice, db
+from tests.example_app.conftest import Customer, on_records
 
 INVOICE = {"customer": "cus_1", "amount": 4200, "currency": "EUR"}
 GATEWAY_CHARGE = {"account_id": "acc_1", "amount": 100, "currency": "EUR"}
@@ -111,6 +113,26 @@ def test_invoice_replaced(customer: Customer) -> None:
     assert (200, 1) == (first.status_code, first.get_json()["amount"])
     assert (first.data, "1") == (again.data, again.headers["X-Executions"])
     assert 404 == customer.send("PUT", path, json=INVOICE, bearer="tok_carol").status_code
+
+
+def test_a_second_run_writes_no_invoice_over_a_later_one(app: Flask, customer: Customer) -> None:
+    """
+    The store has forgotten the first request, and another one has replaced the invoice since. The marker has not.
+    """
+    path = f"/api/invoices/{invoice(customer).get_json()['id']}"
+
+    def put(key: str, amount: int) -> TestResponse:
+        return customer.send("PUT", path, key, {**INVOICE, "amount": amount}, header="X-Idempotency-Key")
+
+    first = put("key-2", 1)
+    put("key-3", 2)
+    on_records(app, "DELETE FROM idempotency_records")
+    again, made = put("key-2", 1), invoice(customer)
+
+    assert (first.data, "2") == (again.data, again.headers["X-Executions"])
+    assert (path.rpartition("/")[2], "2") == (made.get_json()["id"], made.headers["X-Executions"])
+    with app.app_context():
+        assert [2] == list(db.session.scalars(db.select(Invoice.amount)))
 
 
 def test_playbook(customer: Customer) -> None:
