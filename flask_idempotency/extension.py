@@ -26,7 +26,7 @@ from flask_idempotency.engine.resolution import Resolution, UnknownOutcome
 from flask_idempotency.logs import log_of
 from flask_idempotency.settings import Settings, in_one_line, load_override, load_settings
 from flask_idempotency.signals import sender_for
-from flask_idempotency.web.application_database import ApplicationDatabase
+from flask_idempotency.web.application_database import ApplicationDatabase, declare_tables
 from flask_idempotency.web.cli import cli
 from flask_idempotency.web.current import idempotency_field
 from flask_idempotency.web.desk import Desk
@@ -110,6 +110,9 @@ class Idempotency:
         app.jinja_env.globals.setdefault("idempotency_field", idempotency_field)
         app.cli.add_command(cli)
         state = app.extensions[EXTENSION] = self._guard(app, settings)
+        if settings.of_application:
+            # Also where the guard is switched off: migrations are written there as well.
+            declare_tables(app)
         _log.info("%s: %s", app.name, in_one_line(settings, quota_loader=self._loaders.quota is not None))
         if state.schema is not None and state.hooks is not None and not _look_at(state.schema):
             # Flask-SQLAlchemy is set up after us: whatever is wrong is said at the first request.

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Update, or_
 from sqlalchemy.orm import InstrumentedAttribute
 
 from flask_idempotency.stores.sql.migrations import upgrade
-from flask_idempotency.stores.sql.schema import include_in
+from flask_idempotency.stores.sql.schema import include_in, metadata
 
-__all__ = ["fenced", "include_in", "upgrade"]
+__all__ = ["fenced", "include_in", "include_object", "upgrade"]
 
 UpdateT = TypeVar("UpdateT", bound=Update)
+
+
+def include_object(object_: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:
+    """Tell Alembic to leave the store's tables alone where your metadata does not have them.
+
+    Alembic drops every table of the database that your metadata lacks. So give it this function if the store's tables
+    are in that database and not in that metadata: `Migrate(app, db, include_object=include_object)`, or
+    `context.configure(…, include_object=include_object)` in `env.py`. Where the metadata has them it changes nothing.
+
+    If you have a function of your own, return `include_object(…) and` what yours returns.
+    """
+    return not (type_ == "table" and reflected and compare_to is None and name in metadata.tables)
 
 
 def fenced(

@@ -96,6 +96,11 @@ class Settings:
     """What is allowed and unwise, one sentence each, for whoever starts the application to log."""
 
     @property
+    def of_application(self) -> bool:
+        """Whether the store is the database that Flask-SQLAlchemy keeps for the application."""
+        return isinstance(self.store, str) and self.store.startswith("flask-sqlalchemy:")
+
+    @property
     def may_be_joint(self) -> bool:
         """Whether the store may turn out to be in the database of the application's own session."""
         return not str(self.store).startswith((MEMORY, *REDIS_SCHEMES))

@@ -4,9 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from flask import Flask
+from flask import Flask, appcontext_pushed
 
 from flask_idempotency.engine.errors import ConfigurationError
+
+
+def declare_tables(app: Flask) -> None:
+    """Declare the store's tables in `db.metadata`: now, or when the first application context is pushed.
+
+    Without them Flask-Migrate would write a migration that drops them. Every `flask` command, `db.create_all()` and
+    every request pushes a context first, so Flask-SQLAlchemy may be set up after us.
+    """
+    if not _declared(app):
+        appcontext_pushed.connect(_at_context, app)
+
+
+def _at_context(app: Flask, **_: Any) -> None:
+    if _declared(app):
+        appcontext_pushed.disconnect(_at_context, app)
+
+
+def _declared(app: Flask) -> bool:
+    # Needs a package that is optional; a store on Flask-SQLAlchemy has it.
+    from flask_idempotency.sql import include_in
+
+    database = app.extensions.get("sqlalchemy")
+    if database is None:
+        return False
+    # Of the default bind. Other extensions that are registered by this name keep no metadata.
+    metadata = getattr(database, "metadata", None)
+    if metadata is not None:
+        include_in(metadata)
+    return True
 
 
 class ApplicationDatabase:

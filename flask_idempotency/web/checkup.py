@@ -27,6 +27,7 @@ from flask_idempotency.operations.spelling import moment
 from flask_idempotency.settings import Settings, derived_secret
 from flask_idempotency.settings.secrets import is_same, weak_secrets
 from flask_idempotency.settings.transport import exposure
+from flask_idempotency.web.autogenerate import autogenerate
 from flask_idempotency.web.chores import intervals, work_of
 from flask_idempotency.web.loaders import Loaders
 from flask_idempotency.web.policies import Policies
@@ -64,6 +65,7 @@ def examination_of(
         ),
         Check("lease", lambda: timeouts.lease(endpoints())),
         *_of_memory(built.memory, endpoints, lenient=app.debug or app.testing),
+        Check("autogenerate", lambda: autogenerate(app, built.schema), asks_store=True),
         Check("policies", lambda: _policies(state.policies)),
         Check("resolvers", lambda: _resolvers(app, state.loaders, endpoints())),
         Check("docs-url", lambda: _docs_url(settings.docs_url)),

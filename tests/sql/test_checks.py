@@ -9,20 +9,20 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, text
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.stores.sql import checks
 from flask_idempotency.stores.sql.checks import advice, faults
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.migrations import upgrade
-from flask_idempotency.stores.sql.schema import metadata
+from flask_idempotency.stores.sql.schema import FENCE_NUMBERS, metadata
 from flask_idempotency.stores.sql.sql_schema import SqlSchema
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.examples import a_key
 from tests.sql.conftest import MakeEngine, on_postgresql, on_sqlite
 
-FENCE_FROM_ONE = {
-    "postgresql": "SELECT setval('idempotency_fences', 1, false)",
-    "sqlite": "UPDATE idempotency_facts SET value = 1 WHERE name = 'fence'",
-}
-TABLES = ", ".join(metadata.tables)
+FENCES = "idempotency_fence_numbers_number_seq"
+FENCE_FROM_ONE = f"SELECT setval('{FENCES}', 1, false)"
+USED = [name for name in metadata.tables if name != FENCE_NUMBERS]
+TABLES = ", ".join(USED)
 UPGRADE = "Run `flask idempotency db upgrade`"
 
 
@@ -100,15 +100,26 @@ def test_missing_tables_are_named_where_others_are_there(engine: Engine) -> None
     assert fault.startswith("The tables idempotency_tenants, idempotency_ledger are not in this database. Run `flask")
 
 
-def test_an_older_schema_is_a_fault(engine: Engine) -> None:
+def test_an_older_schema_is_a_fault(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    Also one that Alembic made from the declaration, which has no version.
+    One that lacks what a later release needs.
     """
-    execute(engine, "DELETE FROM idempotency_facts WHERE name = 'schema_version'")
+    monkeypatch.setattr(checks, "LATEST", 2)
+    execute(engine, "DROP INDEX idempotency_stale")
 
     (fault,) = found(engine)
 
-    assert fault.startswith(f"The idempotency tables are at version 0 and this release needs 1. {UPGRADE}")
+    assert fault.startswith(f"The idempotency tables are at version 1 and this release needs 2. {UPGRADE}")
+    assert "`flask db migrate`, `flask db upgrade`" in fault
+
+
+def test_a_schema_is_not_older_for_want_of_a_version(engine: Engine) -> None:
+    """
+    Alembic writes no rows. What it made is judged by what is there.
+    """
+    execute(engine, "DELETE FROM idempotency_facts")
+
+    assert [] == found(engine)
 
 
 def test_a_newer_schema_is_a_fault(engine: Engine) -> None:
@@ -152,38 +163,53 @@ def test_a_missing_index_is_a_fault(engine: Engine, index: str) -> None:
 @on_postgresql
 def test_a_missing_sequence_is_a_fault(engine: Engine) -> None:
     """
-    Alembic's autogenerate does not make any.
+    Somebody dropped it: Alembic's autogenerate makes it with its table.
     """
-    execute(engine, "DROP SEQUENCE idempotency_fences")
+    execute(engine, "DROP SEQUENCE idempotency_fence_numbers_number_seq CASCADE")
 
     (fault,) = found(engine)
 
-    assert fault.startswith("The sequence idempotency_fences is not in this database")
+    assert fault.startswith("The sequence idempotency_fence_numbers_number_seq is not in this database")
 
 
-def test_fences_that_count_from_one_are_a_fault(engine: Engine) -> None:
+@on_postgresql
+def test_fences_that_count_from_one_are_a_fault_where_no_claim_can_lift_them(engine: Engine, teller: Engine) -> None:
     """
-    Whether the next is the first or not.
+    Whoever may set the sequence does so at the first claim.
     """
-    execute(engine, FENCE_FROM_ONE[engine.dialect.name])
+    execute(engine, FENCE_FROM_ONE)
 
-    (fault,) = found(engine)
+    assert [] == found(engine)
+    (fault,) = found(teller)
 
     assert fault.startswith("The fences of this database count from one")
+    assert f"grant UPDATE on the sequence {FENCES}" in fault
     upgrade(engine)
-    assert [] == found(engine)
+    assert [] == found(teller)
 
 
-def test_a_database_without_a_number_is_a_fault(engine: Engine) -> None:
+IN_USE = {
+    "sealed": "INSERT INTO idempotency_data_keys (tid, number, kid, wrapped, made_at) VALUES ('t', 1, 'k', 'w', 1)",
+    "cached": "INSERT INTO idempotency_facts (name, value) VALUES ('cached_since', 1)",
+}
+
+
+@pytest.mark.parametrize("answers", ("sealed", "cached"))
+def test_a_lost_number_is_a_fault_where_answers_depend_on_it(engine: Engine, answers: str) -> None:
     """
-    Its answers could not be told from those of others in a Redis that they share.
+    Another one would make them unreadable without a word.
     """
     execute(engine, "DELETE FROM idempotency_facts WHERE name = 'store'")
+    assert [] == found(engine)
+    execute(engine, IN_USE[answers])
 
     (fault,) = found(engine)
+    store = SqlStore(Database(engine))
+    with pytest.raises(ConfigurationError, match="has lost the number"):
+        store.identity()
+    store.close()
 
-    assert fault.startswith("This database has no number to tell its answers by")
-    assert UPGRADE in fault
+    assert fault.startswith("This database has lost the number that its sealed or cached answers belong to.")
     upgrade(engine)
     assert [] == found(engine)
 
@@ -196,7 +222,7 @@ def teller(engine: Engine, make_engine: MakeEngine) -> Iterator[Engine]:
         engine,
         f"CREATE ROLE {role} LOGIN",
         f"GRANT SELECT, INSERT, UPDATE, DELETE ON {TABLES} TO {role}",
-        f"GRANT USAGE ON SEQUENCE idempotency_fences TO {role}",
+        f"GRANT USAGE ON SEQUENCE idempotency_fence_numbers_number_seq TO {role}",
     )
     yield make_engine(engine.url.set(username=role).render_as_string(), isolation_level="AUTOCOMMIT")
     execute(engine, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
@@ -219,14 +245,14 @@ def test_whoever_may_change_the_sequence_may_count(engine: Engine, teller: Engin
     """
     PostgreSQL asks for one of two rights.
     """
-    revoke(engine, "USAGE ON SEQUENCE idempotency_fences", of=teller)
-    execute(engine, f"GRANT UPDATE ON SEQUENCE idempotency_fences TO {teller.url.username}")
+    revoke(engine, "USAGE ON SEQUENCE idempotency_fence_numbers_number_seq", of=teller)
+    execute(engine, f"GRANT UPDATE ON SEQUENCE idempotency_fence_numbers_number_seq TO {teller.url.username}")
 
     assert [] == found(teller)
 
 
 @on_postgresql
-@pytest.mark.parametrize("table", list(metadata.tables))
+@pytest.mark.parametrize("table", USED)
 @pytest.mark.parametrize("right", ("SELECT", "INSERT", "UPDATE", "DELETE"))
 def test_each_right_that_a_role_lacks_is_named(engine: Engine, teller: Engine, right: str, table: str) -> None:
     """
@@ -245,11 +271,11 @@ def test_a_role_that_may_not_count_is_told_so(engine: Engine, teller: Engine) ->
     """
     And not that fences start from one: what cannot be seen is not reported as if it had been.
     """
-    revoke(engine, "USAGE ON SEQUENCE idempotency_fences", of=teller)
+    revoke(engine, "USAGE ON SEQUENCE idempotency_fence_numbers_number_seq", of=teller)
 
     (fault,) = found(teller)
 
-    assert fault.endswith("It lacks USAGE on idempotency_fences.")
+    assert fault.endswith("It lacks USAGE on idempotency_fence_numbers_number_seq.")
 
 
 @on_postgresql
@@ -265,8 +291,8 @@ def test_a_role_without_any_right_is_told_what_a_request_would_be(engine: Engine
         store.read(a_key())
     store.close()
 
-    lacking = "".join(f"SELECT, INSERT, UPDATE, DELETE on {table}; " for table in metadata.tables)
-    assert fault == f"T{str(raised.value)[1:]}. It lacks {lacking}USAGE on idempotency_fences."
+    lacking = "".join(f"SELECT, INSERT, UPDATE, DELETE on {table}; " for table in USED)
+    assert fault == f"T{str(raised.value)[1:]}. It lacks {lacking}USAGE on idempotency_fence_numbers_number_seq."
 
 
 @on_postgresql

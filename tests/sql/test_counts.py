@@ -48,8 +48,8 @@ WRITES: dict[str, Callable[[SqlStore, StorageKey, bytes], None]] = {
 def statements_of_a_claim(store: SqlStore, clock: FrozenClock, what: str) -> list[str]:
     standing, fingerprint = CLAIMS[what]
     key = a_key()
-    # What a new pool asks its server at first is not the claim's.
-    store.read(key)
+    # What a new pool asks its server at first is not the claim's; nor what a process asks at its first claim.
+    store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
     if standing is not None:
         stand(store, clock, key, standing)
     with sent(store) as statements:
@@ -64,6 +64,21 @@ def test_a_claim_is_one_statement(open_store: OpenStore, clock: FrozenClock, wha
     Whether the key is free or not, on a connection that commits by itself.
     """
     assert ["WITH granted"] == statements_of_a_claim(open_store(), clock, what)
+
+
+def test_the_first_claim_of_a_process_looks_once_for_what_is_missing(open_store: OpenStore) -> None:
+    """
+    One statement more, and never again.
+    """
+    store = open_store()
+    store.read(a_key())
+    looks = []
+    for _ in range(2):
+        with sent(store) as statements:
+            store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+        looks.append(statements.count("SELECT NOT"))
+
+    assert [1, 0] == looks
 
 
 @on_postgresql
@@ -88,8 +103,8 @@ def test_on_sqlite_a_refusal_takes_no_lock(open_store: OpenStore, clock: FrozenC
 @pytest.mark.parametrize(
     ("what", "writes"),
     (
-        ("new", ["UPDATE idempotency_facts", "INSERT INTO"]),
-        ("take-over", ["UPDATE idempotency_facts", "UPDATE idempotency_records"]),
+        ("new", ["INSERT INTO", "INSERT INTO"]),
+        ("take-over", ["INSERT INTO", "UPDATE idempotency_records"]),
         ("quarantine", ["UPDATE idempotency_records"]),
     ),
 )

@@ -16,13 +16,14 @@ from flask_idempotency.stores.sql import migrations, schema
 from flask_idempotency.stores.sql.identity import identity
 from flask_idempotency.stores.sql.migrations import LATEST, upgrade
 from flask_idempotency.stores.sql.migrations.steps import STEPS
+from flask_idempotency.stores.sql.schema import FENCES
 from flask_idempotency.stores.sql.structure import lacks
 from tests.sql.catalogue import found
 from tests.sql.conftest import MakeEngine, on_postgresql
 
 
 def last_fence(engine: Engine) -> int:
-    place = "idempotency_fences" if engine.dialect.name == "postgresql" else "idempotency_facts WHERE name = 'fence'"
+    place = FENCES if engine.dialect.name == "postgresql" else "idempotency_facts WHERE name = 'fence'"
     column = "last_value" if engine.dialect.name == "postgresql" else "value"
     with engine.connect() as connection:
         fence: int = connection.scalar(text(f"SELECT {column} FROM {place}"))  # noqa: S608 - our own two words
@@ -31,7 +32,7 @@ def last_fence(engine: Engine) -> int:
 
 def set_fence(engine: Engine, fence: int) -> None:
     statement = (
-        "SELECT setval('idempotency_fences', :fence)"
+        f"SELECT setval('{FENCES}', :fence)"
         if engine.dialect.name == "postgresql"
         else "UPDATE idempotency_facts SET value = :fence WHERE name = 'fence'"
     )
@@ -87,7 +88,7 @@ def test_migrations_do_not_follow_the_declaration() -> None:
 
 def test_tables_that_others_made_are_taken_over(engine: Engine) -> None:
     """
-    Alembic's autogenerate makes tables and indexes, and neither facts nor sequences: the rest is added.
+    Alembic's autogenerate makes tables and indexes, and no facts: the rest is added.
     """
     upgrade(engine)
     migrated = found(engine)
@@ -133,6 +134,20 @@ def test_fences_rise_over_tables_that_were_dropped(engine: Engine) -> None:
     assert before < last_fence(engine)
 
 
+@on_postgresql
+def test_a_sequence_that_was_dropped_is_made_again(engine: Engine) -> None:
+    """
+    Its table is still there.
+    """
+    upgrade(engine)
+    migrated = found(engine)
+    execute(engine, f"DROP SEQUENCE {FENCES} CASCADE")
+
+    upgrade(engine)
+
+    assert migrated == found(engine)
+
+
 @pytest.mark.parametrize("ahead", (True, False))
 def test_fences_are_seeded_only_upwards(engine: Engine, ahead: bool) -> None:
     """
@@ -153,7 +168,9 @@ def test_a_sequence_that_hands_out_numbers_in_advance_is_mended(engine: Engine) 
     """
     A later claim would get a lower fence from another session's store of them.
     """
-    execute(engine, "CREATE SEQUENCE idempotency_fences CACHE 20")
+    upgrade(engine)
+    execute(engine, f"ALTER SEQUENCE {FENCES} CACHE 20")
+    execute(engine, "DROP INDEX idempotency_expiry")
 
     upgrade(engine)
 
@@ -173,9 +190,10 @@ def test_no_fence_is_granted_while_fences_are_lifted(make_engine: MakeEngine) ->
         upgrade(upgrading)
 
         with other.connect() as claiming, pytest.raises(OperationalError, match="lock timeout"):
-            claiming.scalar(text("SELECT nextval('idempotency_fences')"))
+            claiming.scalar(text(f"SELECT nextval('{FENCES}')"))
 
 
+@on_postgresql
 def test_an_unseeded_fence_is_found_and_lifted(engine: Engine) -> None:
     """
     A sequence that somebody made by hand looks complete and counts from one.

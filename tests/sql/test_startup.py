@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from flask import Blueprint, Flask
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import create_engine, text
+from sqlalchemy import MetaData, create_engine, inspect, text
 
 from example_app.servers import RedisServer
 from flask_idempotency import ConfigurationError, Idempotency
@@ -17,6 +17,7 @@ from flask_idempotency.sql import upgrade
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.stores.tiered import TieredStore
+from flask_idempotency.web.application_database import declare_tables
 from tests.services import connect
 from tests.sql.counting import sent
 from tests.sql.shops import SECRET, Shop, open_shop, paying
@@ -121,6 +122,66 @@ def test_it_is_said_at_the_first_request_when_the_database_comes_later(
     assert "`flask idempotency db upgrade`" in line
     with app.app_context():
         db.engine.dispose()
+
+
+@pytest.mark.parametrize("first", (True, False))
+@pytest.mark.parametrize("schema", (None, "main"))
+def test_create_all_makes_a_working_store(tmp_path: Path, first: bool, schema: str | None) -> None:
+    """Whichever is set up first, and wherever the application's own tables are. Other binds have none of ours."""
+    app, db = Flask("shop"), SQLAlchemy(metadata=MetaData(schema=schema))
+    app.config |= {
+        "SQLALCHEMY_DATABASE_URI": f"sqlite:///{tmp_path / 'shop.sqlite3'}",
+        "SQLALCHEMY_BINDS": {"audit": f"sqlite:///{tmp_path / 'audit.sqlite3'}"},
+        "IDEMPOTENCY_STORE": "flask-sqlalchemy://",
+        "IDEMPOTENCY_SECRET": SECRET,
+        "TESTING": True,
+    }
+    if first:
+        Idempotency(app)
+    db.init_app(app)
+    if not first:
+        Idempotency(app)
+    made.append(app)
+    app.add_url_rule("/", view_func=lambda: "done", methods=["POST"])
+
+    with app.app_context():
+        db.create_all()
+
+    assert [None, "true"] == [post(app), post(app)]
+    with app.app_context():
+        assert [] == inspect(db.engines["audit"]).get_table_names()
+        for engine in db.engines.values():
+            engine.dispose()
+
+
+def test_two_applications_share_the_tables_of_one_metadata(tmp_path: Path) -> None:
+    """An application factory runs once for every test; each application is told when its context is there."""
+    db = SQLAlchemy()
+    apps = []
+    for name in ("one", "two"):
+        app = Flask(name)
+        app.config |= {
+            "SQLALCHEMY_DATABASE_URI": f"sqlite:///{tmp_path / name}.sqlite3",
+            "IDEMPOTENCY_STORE": "flask-sqlalchemy://",
+            "IDEMPOTENCY_SECRET": SECRET,
+        }
+        Idempotency(app)
+        apps.append(app)
+    assert set() == set(db.metadata.tables)
+    for app in apps:
+        db.init_app(app)
+        with app.app_context():
+            assert "idempotency_records" in db.metadata.tables
+            db.engine.dispose()
+
+
+def test_a_database_without_metadata_is_not_touched() -> None:
+    """Other extensions are registered by the name of Flask-SQLAlchemy, and keep none: `include_in` is for those."""
+    app = Flask("shop")
+    app.config |= {"IDEMPOTENCY_STORE": "flask-sqlalchemy://", "IDEMPOTENCY_SECRET": SECRET}
+    app.extensions["sqlalchemy"] = object()
+
+    declare_tables(app)
 
 
 def test_a_request_without_a_schema_is_refused_with_the_same_remedy(url: str) -> None:
@@ -273,9 +334,12 @@ def test_a_hot_replay_is_not_one_statement(tiered: Shop, url: str, redis_server:
 def test_a_database_without_a_number_is_served_without_the_cache(
     tiered: Shop, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And the log says what to do, once. When it is done, the next answer is cached."""
+    """And the log says what to do, once. When it is done, the next answer is cached.
+
+    Where nothing was ever cached, the store chooses a number by itself.
+    """
     with tiered.db_engine.begin() as connection:
-        connection.execute(text("DELETE FROM idempotency_facts WHERE name = 'store'"))
+        connection.execute(text("UPDATE idempotency_facts SET name = 'cached_since' WHERE name = 'store'"))
     paying(tiered)
 
     answers = [tiered.post().headers.get("Idempotency-Replayed") for _ in range(2)]
@@ -283,7 +347,7 @@ def test_a_database_without_a_number_is_served_without_the_cache(
     assert ([None, "true"], 1) == (answers, tiered.payments())
     with connect(redis_server.url) as redis:
         assert [] == redis.keys()
-    assert 1 == caplog.text.count("run `flask idempotency db upgrade`")
+    assert 1 == caplog.text.count("run `flask idempotency db upgrade` to choose another")
 
     upgrade(tiered.db_engine)
     tiered.post()

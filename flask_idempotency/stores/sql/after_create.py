@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import DDL, Sequence, Table, event
+from sqlalchemy import DDL, Table, event
 
 # Answers arrive compressed, so that the server need not try; and a record is written twice and grows in between, so
 # that room on the page keeps both versions there.
@@ -24,10 +24,13 @@ _FENCE_FACT: Final = (
     "INSERT INTO %(fullname)s (name, value)"
     " VALUES ('fence', CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000)"
 )
-_FENCE_SEQUENCE: Final = "SELECT setval('%(name)s', (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
+_FENCE_SEQUENCE: Final = (
+    "SELECT setval(pg_get_serial_sequence('%(fullname)s', 'number'),"
+    " (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
+)
 
 
-def complete(records: Table, facts: Table, fences: Sequence, ledger: Table, *, version: int) -> None:
+def complete(records: Table, facts: Table, fence_numbers: Table, ledger: Table, *, version: int) -> None:
     """From now on `create_all` also sets how rows are stored, and writes version, store number and first fence."""
     _after(records, _STORAGE, dialect="postgresql")
     _after(ledger, _ROOM, dialect="postgresql")
@@ -35,9 +38,9 @@ def complete(records: Table, facts: Table, fences: Sequence, ledger: Table, *, v
     _after(facts, _STORE_POSTGRESQL, dialect="postgresql")
     _after(facts, _STORE_SQLITE, dialect="sqlite")
     _after(facts, _FENCE_FACT, dialect="sqlite")
-    _after(fences, _FENCE_SEQUENCE, dialect="postgresql", name=fences.name)
+    _after(fence_numbers, _FENCE_SEQUENCE, dialect="postgresql")
 
 
-def _after(target: Table | Sequence, statement: str, *, dialect: str | None = None, **words: object) -> None:
+def _after(target: Table, statement: str, *, dialect: str | None = None, **words: object) -> None:
     ddl = DDL(statement, context=words)  # type: ignore[no-untyped-call]
     event.listen(target, "after_create", ddl.execute_if(dialect=dialect))

@@ -13,13 +13,17 @@ from sqlalchemy import Connection, text
 
 from flask_idempotency.stores.sql import rights
 from flask_idempotency.stores.sql.migrations import LATEST, version
-from flask_idempotency.stores.sql.schema import FACTS, metadata
+from flask_idempotency.stores.sql.schema import FACTS, FENCES, metadata
 from flask_idempotency.stores.sql.structure import Lacks, lacks
 
 _UPGRADE: Final = "Run `flask idempotency db upgrade`"
 
 _DURABILITY: Final = text("SELECT current_setting('synchronous_commit')")
 _ISOLATION: Final = text("SELECT current_setting('default_transaction_isolation')")
+_NUMBER_IN_USE: Final = text(
+    "SELECT EXISTS (SELECT 1 FROM idempotency_data_keys)"
+    " OR EXISTS (SELECT 1 FROM idempotency_facts WHERE name = 'cached_since')"
+)
 _JOURNAL: Final = text("PRAGMA journal_mode")
 _SYNCHRONOUS: Final = text("PRAGMA synchronous")
 
@@ -70,13 +74,26 @@ def _schema(connection: Connection) -> Iterator[str]:
         )
     elif missing.tables:
         yield _tables(missing.tables)
-    elif reached < LATEST:
+    elif 0 < reached < LATEST and missing.parts:
         yield (
             f"The idempotency tables are at version {reached} and this release needs {LATEST}. {_UPGRADE}; "
-            "where Alembic makes the tables, add a revision that calls it, as docs/sql.md shows."
+            "where Alembic makes the tables, write a new migration and run it: `flask db migrate`, `flask db upgrade`."
         )
     else:
         yield from _parts(missing)
+        # The first claim sets the sequence and adds the number, unless something forbids it.
+        if missing.seed and not rights.may_lift(connection):
+            yield (
+                "The fences of this database count from one: a worker of long ago could pass for a newer one. "
+                f"{_UPGRADE} as the owner of the tables, or grant UPDATE on the sequence {FENCES} to the role that the "
+                "application connects as: then its first claim sets it to the clock."
+            )
+        if missing.store and connection.scalar(_NUMBER_IN_USE):
+            yield (
+                "This database has lost the number that its sealed or cached answers belong to. "
+                "Restore the row 'store' of idempotency_facts from a backup. If there is none, "
+                f"{_UPGRADE[0].lower()}{_UPGRADE[1:]}: it chooses another number, and no sealed answer can be opened then."
+            )
 
 
 def _tables(names: tuple[str, ...]) -> str:
@@ -99,16 +116,6 @@ def _parts(missing: Lacks) -> Iterator[str]:
         yield f"{INDEX}{index} is not in this database: the whole table would be read. {_UPGRADE}."
     for sequence in missing.sequences:
         yield f"The sequence {sequence} is not in this database: no claim can be granted. {_UPGRADE}."
-    if missing.seed:
-        yield (
-            "The fences of this database count from one: a worker of long ago could pass for a newer one. "
-            f"{_UPGRADE}: it lifts them to the clock."
-        )
-    if missing.store:
-        yield (
-            "This database has no number to tell its answers by in a Redis that others use as well: every retry asks SQL. "
-            f"{_UPGRADE}: it adds one."
-        )
 
 
 def _durability(connection: Connection) -> Iterator[str]:

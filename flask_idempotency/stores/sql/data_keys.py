@@ -14,7 +14,7 @@ from flask_idempotency.engine.upkeep import LARGEST_WRAPPED, DataKey, KeyShelf
 from flask_idempotency.stores.sql import key_statements
 from flask_idempotency.stores.sql.database import Database, together
 from flask_idempotency.stores.sql.dialects import Dialect
-from flask_idempotency.stores.sql.identity import IDENTITY_BYTES, nameless, spelt
+from flask_idempotency.stores.sql.identity import IDENTITY_BYTES, identity, nameless, spelt
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -29,6 +29,9 @@ class SqlDataKeys:
     def shelf(self, tid: bytes) -> KeyShelf:
         parameters = {"my_tid": tid, "now": self._now()}
         found = self._database.run(lambda connection: connection.execute(self._sent.shelf, parameters).all())
+        if not found:
+            self._database.run(identity)
+            found = self._database.run(lambda connection: connection.execute(self._sent.shelf, parameters).all())
         if not found:
             raise nameless()
         keys = tuple(_key(row) for row in found if row.number is not None)

@@ -26,6 +26,7 @@ _EVERYWHERE: Final[tuple[tuple[str, Look], ...]] = (
 _ON_POSTGRESQL: Final[tuple[tuple[str, Look], ...]] = (
     ("isolation", inspections.isolation),
     ("dead-rows", inspections.dead_rows),
+    ("storage", inspections.storage),
 )
 
 

@@ -7,6 +7,7 @@ from typing import Final
 from sqlalchemy import Connection, text
 
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.stores.sql.first_use import name_store
 
 IDENTITY_BYTES: Final = 8
 
@@ -14,8 +15,14 @@ _READ: Final = text("SELECT value FROM idempotency_facts WHERE name = 'store'")
 
 
 def identity(connection: Connection) -> bytes:
-    """The same eight bytes for as long as the database lives. Raises `ConfigurationError` where it has none."""
+    """The same eight bytes for as long as the database lives; chosen here if it has none yet.
+
+    Raises `ConfigurationError` where the number was lost and answers still depend on it.
+    """
     found = connection.scalar(_READ)
+    if found is None:
+        name_store(connection)
+        found = connection.scalar(_READ)
     if not isinstance(found, int):
         raise nameless()
     return spelt(found)
@@ -28,5 +35,6 @@ def spelt(number: int) -> bytes:
 
 def nameless() -> ConfigurationError:
     return ConfigurationError(
-        "the database has no number of its own to tell its answers by: run `flask idempotency db upgrade`"
+        "the database has lost the number that its sealed or cached answers belong to: restore the row 'store' of "
+        "idempotency_facts, or run `flask idempotency db upgrade` to choose another"
     )

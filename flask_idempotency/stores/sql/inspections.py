@@ -10,6 +10,7 @@ from flask_idempotency.engine.health import Finding, Verdict
 from flask_idempotency.stores.sql import checks
 from flask_idempotency.stores.sql.dialects import POSTGRESQL
 from flask_idempotency.stores.sql.schema import RECORDS, metadata
+from flask_idempotency.stores.sql.structure import lacks
 
 MANY_DEAD: Final = 10_000
 """Autovacuum lets a table of some thousand rows have as many that are dead, and is right to."""
@@ -112,6 +113,18 @@ def dead_rows(connection: Connection) -> Finding:
             "ALTER TABLE idempotency_records SET (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0).",
         )
     return Finding("dead-rows", Verdict.FINE, "Autovacuum keeps up with what is removed.")
+
+
+def storage(connection: Connection) -> Finding:
+    """Whether the tables say how their rows are to be stored. Alembic does not write that."""
+    if not lacks(connection).storage:
+        return Finding("storage", Verdict.FINE, "The tables say how their rows are to be stored.")
+    return Finding(
+        "storage",
+        Verdict.ADVICE,
+        "The tables have no fillfactor, as Alembic makes them: rows that are written twice take more room and more time.",
+        "Run `flask idempotency db upgrade` once, which sets it.",
+    )
 
 
 def _invalid(connection: Connection) -> list[str]:

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 REMEDY: Final = (
     "the database's role may not use the tables of idempotency records: grant it SELECT, INSERT, UPDATE and DELETE on "
     "idempotency_records, idempotency_facts, idempotency_tenants, idempotency_data_keys, idempotency_ledger and "
-    "idempotency_chores, and USAGE on the sequence idempotency_fences"
+    "idempotency_chores, and USAGE on the sequence idempotency_fence_numbers_number_seq"
 )
 
 # Of what is not there nothing is lacking: to_regclass gives NULL. A sequence counts for whoever has either right.
@@ -19,9 +19,19 @@ _LACKING: Final = text(
     " ('idempotency_ledger'), ('idempotency_chores')) AS tables (name),"
     " (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS rights (name)"
     " WHERE NOT has_table_privilege(to_regclass(tables.name), rights.name)"
-    " UNION ALL SELECT 'idempotency_fences', 'USAGE'"
-    " WHERE NOT has_sequence_privilege(to_regclass('idempotency_fences'), 'USAGE, UPDATE')"
+    " UNION ALL SELECT 'idempotency_fence_numbers_number_seq', 'USAGE'"
+    " WHERE NOT has_sequence_privilege(to_regclass('idempotency_fence_numbers_number_seq'), 'USAGE, UPDATE')"
 )
+
+_LIFTS: Final = text(
+    "SELECT coalesce(has_sequence_privilege(to_regclass('idempotency_fence_numbers_number_seq'), 'UPDATE')"
+    " AND has_sequence_privilege(to_regclass('idempotency_fence_numbers_number_seq'), 'USAGE, SELECT'), false)"
+)
+
+
+def may_lift(connection: Connection) -> bool:
+    """Whether this role may set the sequence of fences, as the first claim does where a migration has not."""
+    return bool(connection.scalar(_LIFTS))
 
 
 def lacking(connection: Connection) -> dict[str, list[str]]:

@@ -6,6 +6,7 @@ the same on every database. Answers are bytes, never JSON: what is replayed must
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Final, NamedTuple
 
 from sqlalchemy import (
@@ -36,7 +37,9 @@ TENANTS: Final = "idempotency_tenants"
 DATA_KEYS: Final = "idempotency_data_keys"
 LEDGER: Final = "idempotency_ledger"
 CHORES: Final = "idempotency_chores"
-FENCES: Final = "idempotency_fences"
+FENCE_NUMBERS: Final = "idempotency_fence_numbers"
+FENCES: Final = "idempotency_fence_numbers_number_seq"
+"""The sequence that PostgreSQL makes for the key of that table. Alembic writes no sequence but that of a key."""
 
 PROCESSING: Final = "processing"
 COMPLETED: Final = "completed"
@@ -68,7 +71,7 @@ class Tables(NamedTuple):
     data_keys: Table
     ledger: Table
     chores: Table
-    fences: Sequence
+    fence_numbers: Table
 
 
 def define(metadata: MetaData) -> Tables:
@@ -152,10 +155,16 @@ def define(metadata: MetaData) -> Tables:
         schema=BLANK_SCHEMA,
     )
     tenants, data_keys, ledger = _of_tenants(metadata)
-    fences = Sequence(FENCES, data_type=BigInteger, cache=1, metadata=metadata, schema=BLANK_SCHEMA)
     chores = _of_janitors(metadata)
-    complete(records, facts, fences, ledger, version=VERSION)
-    return Tables(records, facts, tenants, data_keys, ledger, chores, fences)
+    fence_numbers = Table(
+        FENCE_NUMBERS,
+        metadata,
+        Column("number", BigInteger, primary_key=True),
+        comment="Always empty: where there are sequences, fences come from the one of its key.",
+        schema=BLANK_SCHEMA,
+    )
+    complete(records, facts, fence_numbers, ledger, version=VERSION)
+    return Tables(records, facts, tenants, data_keys, ledger, chores, fence_numbers)
 
 
 def _of_tenants(metadata: MetaData) -> tuple[Table, Table, Table]:
@@ -219,11 +228,19 @@ def _of_janitors(metadata: MetaData) -> Table:
 def include_in(metadata: MetaData) -> None:
     """Declare the tables in the application's own metadata, so that Alembic and Flask-Migrate know them as its own.
 
-    For Flask-SQLAlchemy: `include_in(db.metadata)`. `docs/sql.md` has the recipe for a migration that makes them.
+    With `IDEMPOTENCY_STORE = "flask-sqlalchemy://"` you need not call it: `Idempotency(app)` does. Call it for a
+    metadata of your own, as in `include_in(Base.metadata)`. A second call changes nothing.
     """
-    if RECORDS not in metadata.tables:
-        define(metadata)
+    with _defining:
+        if RECORDS not in metadata.tables:
+            define(metadata)
+
+
+# Two first requests may both find that the tables are not declared yet.
+_defining: Final = Lock()
 
 
 metadata = MetaData()
-records, facts, tenants, data_keys, ledger, chores, fences = define(metadata)
+records, facts, tenants, data_keys, ledger, chores, fence_numbers = define(metadata)
+fences = Sequence(FENCES, data_type=BigInteger)
+"""In no metadata: it comes with its table."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import URL, Connection, Engine, inspect
 from sqlalchemy.exc import SQLAlchemyError
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.stores.sql import checks, migrations
 from flask_idempotency.stores.sql.complaint import complaint
+from flask_idempotency.stores.sql.dialects import SQLITE
 
 
 class HasEngines(Protocol):
@@ -20,6 +22,23 @@ class HasEngines(Protocol):
 
     @property
     def engine(self) -> Engine: ...
+
+
+class Place(NamedTuple):
+    """Where a database is, without the user or the password."""
+
+    kind: str
+    database: str
+    host: str | None
+    port: int | None
+
+
+def place_of(url: URL) -> Place:
+    database = url.database or ""
+    kind = url.get_backend_name()
+    if kind == SQLITE:
+        return Place(kind, os.path.realpath(database), None, None)
+    return Place(kind, database, url.host, url.port)
 
 
 class SqlSchema:
@@ -40,6 +59,15 @@ class SqlSchema:
     def advice(self) -> list[str]:
         with self._connection() as connection:
             return checks.advice(connection)
+
+    def place(self) -> Place:
+        """Where the tables are."""
+        return place_of(self._database.engine.url)
+
+    def knows_alembic(self) -> bool:
+        """Whether Alembic has ever run a migration in this database."""
+        with self._connection() as connection:
+            return inspect(connection).has_table("alembic_version")
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:

@@ -23,12 +23,13 @@ from sqlalchemy import (
     or_,
     select,
     true,
-    update,
 )
+from sqlalchemy import insert as insert_into
 from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
 
 from flask_idempotency.engine.record import CORRUPT
 from flask_idempotency.stores.sql.clauses import (
+    ONE,
     ZERO,
     columns,
     duration,
@@ -45,6 +46,7 @@ from flask_idempotency.stores.sql.clauses import (
 )
 from flask_idempotency.stores.sql.dialects import BRIEFLY_MS, Dialect
 from flask_idempotency.stores.sql.schema import (
+    FACTS,
     PROCESSING,
     QUARANTINE,
     QUARANTINED,
@@ -193,8 +195,8 @@ def has_written(dialect: Dialect) -> Select[Any]:
     return select(func.txid_current_if_assigned().is_not(None))
 
 
-def next_fence(dialect: Dialect) -> ReturningUpdate[Any]:
-    """SQLite: the next number, inside the transaction that grants it. From the clock if that is ahead."""
-    risen = getattr(func, dialect.greatest)(facts.c.value + literal_column("1"), dialect.now)
-    fence = update(facts).where(facts.c.name == literal_column(f"'{LAST_FENCE}'")).values(value=risen)
-    return fence.returning(facts.c.value)
+def next_fence(dialect: Dialect) -> ReturningInsert[Any]:
+    """SQLite: the next number, inside the transaction that grants it. From the clock if that is ahead, or the first."""
+    risen = f"ON CONFLICT (name) DO UPDATE SET value = {dialect.greatest}({FACTS}.value + 1, excluded.value)"
+    first: Any = select(literal_column(f"'{LAST_FENCE}'"), dialect.now).where(ONE == ONE).suffix_with(risen)
+    return insert_into(facts).from_select(["name", "value"], first).returning(facts.c.value)

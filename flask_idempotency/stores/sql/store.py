@@ -28,6 +28,7 @@ from flask_idempotency.stores.sql.data_keys import SqlDataKeys
 from flask_idempotency.stores.sql.database import TRIES, Database
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.faults import waited_in_vain
+from flask_idempotency.stores.sql.first_use import prepare
 from flask_idempotency.stores.sql.fronting import note, noted
 from flask_idempotency.stores.sql.health import SqlHealth
 from flask_idempotency.stores.sql.identity import identity
@@ -60,6 +61,7 @@ class SqlStore:
         self._clock = clock
         self._statements: Statements | None = None
         self._strategy: Strategy | None = None
+        self._prepared = False
         self.data_keys = SqlDataKeys(database, now=self.now)
         self.answers = SqlAnswers(database, lambda: self.statements.completing, now=self.now)
         self.ledger = SqlLedger(database, now=self.now)
@@ -122,6 +124,10 @@ class SqlStore:
                 return self.database.run(lambda connection: _at_least(connection, statements, asked))
             return outcome
 
+        if not self._prepared:
+            # Twice at most, by two threads that are first: it changes nothing the second time.
+            self.database.run(prepare)
+            self._prepared = True
         try:
             return claim_in_turn()
         except CorruptRecord:

@@ -8,18 +8,21 @@ from typing import Final
 
 from sqlalchemy import Connection, Inspector, inspect, text
 
+from flask_idempotency.stores.sql.dialects import POSTGRESQL
 from flask_idempotency.stores.sql.schema import FACTS, FENCES, metadata
 
-# The clock passed this in 2001. A sequence that started from one will never get there.
-_SEEDED: Final = 10**15
+SEEDED: Final = 10**15
+"""The clock passed this in 2001. A sequence that started from one will never get there."""
 
 # As a view and not from the sequence itself: whoever may take the next number need not be allowed to read it.
 _UNSEEDED_SEQUENCE: Final = text(
     "SELECT coalesce(last_value < :seeded, has_sequence_privilege(:name, 'USAGE, SELECT')) FROM pg_sequences"
     " WHERE to_regclass(quote_ident(schemaname) || '.' || quote_ident(sequencename)) = to_regclass(:name)"
 )
-_UNSEEDED_FACT: Final = text(
-    "SELECT NOT EXISTS (SELECT 1 FROM idempotency_facts WHERE name = 'fence' AND value >= :seeded)"
+# What an operator has set differently stays.
+_UNTOLD: Final = text(
+    "SELECT EXISTS (SELECT 1 FROM pg_class WHERE oid IN (to_regclass('idempotency_records'),"
+    " to_regclass('idempotency_ledger')) AND NOT coalesce(array_to_string(reloptions, ',') ~ 'fillfactor=', false))"
 )
 _NAMELESS: Final = text("SELECT NOT EXISTS (SELECT 1 FROM idempotency_facts WHERE name = 'store')")
 
@@ -36,9 +39,16 @@ class Lacks:
     """Fences would start from one, below those that were granted before."""
     store: bool = False
     """There is no number to tell this database from others by."""
+    storage: bool = False
+    """Nothing says how rows are to be stored. It costs speed, not correctness."""
 
     def __bool__(self) -> bool:
         return any(getattr(self, field.name) for field in fields(self))
+
+    @property
+    def parts(self) -> bool:
+        """Whether something is missing that only a migration makes."""
+        return bool(self.tables or self.columns or self.indexes or self.sequences)
 
 
 def lacks(connection: Connection) -> Lacks:
@@ -53,6 +63,7 @@ def lacks(connection: Connection) -> Lacks:
         sequences=sequences,
         seed=not (tables or sequences) and _unseeded(connection),
         store=FACTS not in tables and bool(connection.scalar(_NAMELESS)),
+        storage=not tables and connection.dialect.name == POSTGRESQL and bool(connection.scalar(_UNTOLD)),
     )
 
 
@@ -76,6 +87,7 @@ def _sequences(catalogue: Inspector) -> tuple[str, ...]:
 
 
 def _unseeded(connection: Connection) -> bool:
-    if connection.dialect.supports_sequences:
-        return bool(connection.scalar(_UNSEEDED_SEQUENCE, {"seeded": _SEEDED, "name": FENCES}))
-    return bool(connection.scalar(_UNSEEDED_FACT, {"seeded": _SEEDED}))
+    # Without sequences each fence is taken from the clock if that is ahead, and there is nothing to seed.
+    if not connection.dialect.supports_sequences:
+        return False
+    return bool(connection.scalar(_UNSEEDED_SEQUENCE, {"seeded": SEEDED, "name": FENCES}))

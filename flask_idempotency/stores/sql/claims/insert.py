@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.outcome import InFlight, OverQuota
 from flask_idempotency.engine.ports import StoreOutcome
 from flask_idempotency.stores.sql import completions, ledger_statements, statements
@@ -100,7 +99,5 @@ class InsertIntoFile:
         return refused
 
     def _fence(self, connection: Connection, asked: Asked) -> int:
-        fence: int | None = connection.execute(self._next_fence, asked.parameters).scalar_one_or_none()
-        if fence is None:
-            raise ConfigurationError("the database has no last fence: run `flask idempotency db upgrade`")
+        fence: int = connection.execute(self._next_fence, asked.parameters).scalar_one()
         return fence

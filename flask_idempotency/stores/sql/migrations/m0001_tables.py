@@ -103,17 +103,23 @@ CREATE TABLE IF NOT EXISTS idempotency_chores (
     PRIMARY KEY (name)
 )"""
 
+_FENCE_NUMBERS: Final = """\
+CREATE TABLE IF NOT EXISTS idempotency_fence_numbers (
+    number {serial} NOT NULL,
+    PRIMARY KEY (number)
+)"""
+
 # A record is written twice and grows in between: room on the page keeps both versions there.
 # Answers arrive compressed; the server would only try again.
 _POSTGRESQL_STORAGE: Final = Where(
-    "SELECT attstorage <> 'e' OR NOT coalesce(reloptions, '{}') @> '{fillfactor=80}'"
-    " FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid AND attname = 'answer'"
-    " WHERE pg_class.oid = to_regclass('idempotency_records')",
+    # What an operator has set differently stays.
+    "SELECT NOT coalesce(array_to_string(reloptions, ',') ~ 'fillfactor=', false) FROM pg_class"
+    " WHERE oid = to_regclass('idempotency_records')",
     ("ALTER TABLE idempotency_records SET (fillfactor = 80), ALTER COLUMN answer SET STORAGE EXTERNAL",),
 )
 # Its rows are written again and again: with room on the page no index hears of it.
 _POSTGRESQL_ROOM: Final = Where(
-    "SELECT NOT coalesce(reloptions, '{}') @> '{fillfactor=50}' FROM pg_class"
+    "SELECT NOT coalesce(array_to_string(reloptions, ',') ~ 'fillfactor=', false) FROM pg_class"
     " WHERE oid = to_regclass('idempotency_ledger')",
     ("ALTER TABLE idempotency_ledger SET (fillfactor = 50)",),
 )
@@ -146,6 +152,7 @@ _TABLE_COMMENTS: Final = {
     "idempotency_data_keys": "What answers are sealed with, wrapped. A row that is gone erases every answer under it.",
     "idempotency_ledger": "What each tenant has, by when it will be over. Shards are added up: one may be below 0.",
     "idempotency_chores": "One row for each chore that a janitor was ever at.",
+    "idempotency_fence_numbers": "Always empty: where there are sequences, fences come from the one of its key.",
 }
 
 _COLUMN_COMMENTS: Final = {
@@ -211,17 +218,25 @@ _SQLITE_STORE: Final = (
 )
 
 _POSTGRESQL_FENCES: Final = (
-    "CREATE SEQUENCE IF NOT EXISTS idempotency_fences AS BIGINT",
+    Where(
+        "SELECT to_regclass('idempotency_fence_numbers_number_seq') IS NULL",
+        (
+            "CREATE SEQUENCE idempotency_fence_numbers_number_seq AS BIGINT OWNED BY idempotency_fence_numbers.number",
+            "ALTER TABLE idempotency_fence_numbers ALTER COLUMN number"
+            " SET DEFAULT nextval('idempotency_fence_numbers_number_seq')",
+        ),
+    ),
     Where(
         # The clock passed this in 2001: whatever is below it counts from one.
-        "SELECT seqcache <> 1 OR last_value < 1000000000000000 FROM pg_sequence, idempotency_fences"
-        " WHERE seqrelid = to_regclass('idempotency_fences')",
+        "SELECT seqcache <> 1 OR last_value < 1000000000000000 FROM pg_sequence, idempotency_fence_numbers_number_seq"
+        " WHERE seqrelid = to_regclass('idempotency_fence_numbers_number_seq')",
         (
             # A session that fetches numbers in advance hands a later claim a lower fence. Until we commit, this statement
             # also keeps everybody from taking one: setval could otherwise fall below a fence that was granted meanwhile.
-            "ALTER SEQUENCE idempotency_fences CACHE 1",
+            "ALTER SEQUENCE idempotency_fence_numbers_number_seq CACHE 1",
             # From the clock and not from one, so that fences rise even over tables that were dropped and made anew.
-            "SELECT setval('idempotency_fences', clock.us) FROM idempotency_fences AS fences,"
+            "SELECT setval('idempotency_fence_numbers_number_seq', clock.us)"
+            " FROM idempotency_fence_numbers_number_seq AS fences,"
             " (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us) AS clock"
             " WHERE fences.last_value < clock.us",
         ),
@@ -236,15 +251,16 @@ _SQLITE_FENCES: Final = (
 
 
 def _tables(**words: str) -> list[str]:
-    return [table.format(**words) for table in (_RECORDS, _FACTS, _TENANTS, _DATA_KEYS, _LEDGER, _CHORES)]
+    tables = (_RECORDS, _FACTS, _TENANTS, _DATA_KEYS, _LEDGER, _CHORES, _FENCE_NUMBERS)
+    return [table.format(**words) for table in tables]
 
 
 STEP: Final = Step(
     number=1,
-    what="idempotency_records, _facts, _tenants, _data_keys, _ledger, _chores, the store's number, and the source of fences",
+    what="idempotency_records, _facts, _tenants, _data_keys, _ledger, _chores, _fence_numbers, and the store's number",
     statements={
         "postgresql": (
-            *_tables(bytes="BYTEA", storage=" WITH (fillfactor = 50)"),
+            *_tables(bytes="BYTEA", serial="BIGSERIAL", storage=" WITH (fillfactor = 50)"),
             # First, for it takes the strongest lock: who has less and asks for more may wait for others who wait for it.
             _POSTGRESQL_STORAGE,
             _POSTGRESQL_ROOM,
@@ -254,6 +270,11 @@ STEP: Final = Step(
             _POSTGRESQL_STORE,
             *_POSTGRESQL_FENCES,
         ),
-        "sqlite": (*_tables(bytes="BLOB", storage=""), *map(_index, _INDEXES), _SQLITE_STORE, *_SQLITE_FENCES),
+        "sqlite": (
+            *_tables(bytes="BLOB", serial="BIGINT", storage=""),
+            *map(_index, _INDEXES),
+            _SQLITE_STORE,
+            *_SQLITE_FENCES,
+        ),
     },
 )

@@ -1,1 +1,2 @@
-UPDATE idempotency_facts SET value=max(idempotency_facts.value + 1, coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer))) WHERE idempotency_facts.name = 'fence' RETURNING value
+INSERT INTO idempotency_facts (name, value) SELECT 'fence', coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) AS coalesce_1
+WHERE 1 = 1 ON CONFLICT (name) DO UPDATE SET value = max(idempotency_facts.value + 1, excluded.value)  RETURNING value

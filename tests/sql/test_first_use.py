@@ -1,0 +1,156 @@
+"""What a migration tool leaves out is made by the first claim, by as many processes as start together."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, delete, text
+
+from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.stores.sql.database import Database
+from flask_idempotency.stores.sql.schema import FENCE_NUMBERS, FENCES, VERSION, metadata, records
+from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token
+from tests.sql.catalogue import reached
+from tests.sql.conftest import MakeEngine, on_postgresql
+from tests.sql.contenders import contend
+from tests.sql.test_autogenerate import autogenerate, claim, included
+
+PROCESSES, THREADS, KEYS = 4, 3, 6
+
+
+def rows(engine: Engine, statement: str) -> list[tuple[Any, ...]]:
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(text(statement))]
+
+
+@pytest.mark.slow
+def test_processes_that_open_a_new_database_together_grant_each_key_once(engine: Engine) -> None:
+    """
+    The very first claim is contended: everything that is missing is made meanwhile, and fences are all different.
+    """
+    autogenerate(engine, included())
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(PROCESSES * THREADS), context.Queue()
+    url = engine.url.render_as_string(hide_password=False)
+    arguments = (url, KEYS, THREADS, barrier, results)
+    processes = [context.Process(target=contend, args=arguments) for _ in range(PROCESSES)]
+    for process in processes:
+        process.start()
+    gathered = [results.get(timeout=90) for _ in processes]
+    for process in processes:
+        process.join()
+
+    wins = sorted(win for won, _ in gathered for win in won)
+
+    assert [*range(KEYS)] == [key for key, _ in wins]
+    fences = [fence for _, fence in wins]
+    assert fences == sorted(set(fences))
+    assert fences[0] > 10**15
+    assert [(1,)] == rows(engine, "SELECT count(*) FROM idempotency_facts WHERE name = 'store'")
+    assert VERSION == reached(engine)
+
+
+@on_postgresql
+def test_threads_that_lift_fences_together_lift_them_once(engine: Engine) -> None:
+    """
+    The second to come finds them lifted, and leaves them.
+    """
+    autogenerate(engine, included())
+    first = claim(engine)
+
+    second = claim(engine)
+
+    assert second == first + 1
+
+
+def test_fences_rise_when_every_record_is_gone(engine: Engine) -> None:
+    autogenerate(engine, included())
+    before = claim(engine)
+    with engine.begin() as connection:
+        connection.execute(delete(records))
+
+    assert before < claim(engine)
+
+
+@pytest.fixture
+def teller(engine: Engine, make_engine: MakeEngine) -> Iterator[Engine]:
+    """The same database, for a role that may neither create nor alter anything."""
+    role = f"clerk_{engine.url.database}"
+    autogenerate(engine, included())
+    used = ", ".join(name for name in metadata.tables if name != FENCE_NUMBERS)
+    with engine.begin() as connection:
+        connection.execute(text("REVOKE CREATE ON SCHEMA public FROM PUBLIC"))
+        connection.execute(text(f"CREATE ROLE {role} LOGIN"))
+        connection.execute(text(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {used} TO {role}"))
+        connection.execute(text(f"GRANT USAGE ON SEQUENCE {FENCES} TO {role}"))
+    yield make_engine(engine.url.set(username=role).render_as_string())
+    with engine.begin() as connection:
+        connection.execute(text(f"DROP OWNED BY {role}"))
+        connection.execute(text(f"DROP ROLE {role}"))
+
+
+@on_postgresql
+def test_a_role_that_may_only_use_the_tables_can_claim(teller: Engine) -> None:
+    """
+    Its fences count from one, and rise.
+    """
+    assert [1, 2] == [claim(teller), claim(teller)]
+    assert VERSION == reached(teller)
+
+
+@on_postgresql
+def test_a_role_that_may_set_the_sequence_lifts_it(engine: Engine, teller: Engine) -> None:
+    claim(teller)
+    with engine.begin() as connection:
+        connection.execute(text(f"GRANT UPDATE ON SEQUENCE {FENCES} TO {teller.url.username}"))
+
+    assert claim(teller) > 10**15
+
+
+def test_a_database_that_has_everything_is_not_written_to(engine: Engine) -> None:
+    autogenerate(engine, included())
+    claim(engine)
+    before = rows(engine, "SELECT name, value FROM idempotency_facts WHERE name <> 'fence' ORDER BY name")
+
+    claim(engine)
+
+    assert before == rows(engine, "SELECT name, value FROM idempotency_facts WHERE name <> 'fence' ORDER BY name")
+
+
+def test_tables_that_are_made_while_a_process_runs_serve_it(engine: Engine) -> None:
+    """
+    A worker that was started before the migration works as soon as that is through.
+    """
+    with closing(SqlStore(Database(engine))) as store:
+        with pytest.raises(Exception, match="has no tables for idempotency records"):
+            store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+        autogenerate(engine, included())
+
+        outcome = store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+
+    assert isinstance(outcome, Claimed)
+    assert outcome.held.fence > 10**15
+
+
+def test_behind_a_pooler_too(pgbouncer_url: str) -> None:
+    """
+    Nothing is left on a server connection that the next client of the pooler would find.
+    """
+    engine = create_engine(pgbouncer_url, connect_args={"prepare_threshold": None})
+    try:
+        autogenerate(engine, included())
+
+        assert claim(engine) > 10**15
+        assert [("0",)] == rows(engine, "SELECT current_setting('lock_timeout')")
+        assert [] == rows(
+            engine,
+            "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND database = "
+            "(SELECT oid FROM pg_database WHERE datname = current_database())",
+        )
+    finally:
+        engine.dispose()
