@@ -24,6 +24,7 @@ from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
 from tests.sql.catalogue import Catalogue, found
 from tests.sql.conftest import MakeEngine
+from tests.sql.test_alembic import CONVENTION
 
 OPTIONS = {"compare_type": True, "compare_server_default": True}
 
@@ -97,8 +98,12 @@ def test_data_keys_work_on_what_autogenerate_wrote(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("options", ({}, OPTIONS), ids=("plain", "strict"))
-def test_a_second_autogenerate_finds_nothing(engine: Engine, options: dict[str, Any]) -> None:
-    metadata = included()
+@pytest.mark.parametrize("convention", (None, CONVENTION), ids=("unnamed", "named"))
+def test_a_second_autogenerate_finds_nothing(
+    engine: Engine, options: dict[str, Any], convention: dict[str, str] | None
+) -> None:
+    metadata = MetaData(naming_convention=convention)
+    include_in(metadata)
     autogenerate(engine, metadata)
     claim(engine)
 

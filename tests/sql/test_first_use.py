@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, delete, text
 
 from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.stores.sql import first_use
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.schema import FENCE_NUMBERS, FENCES, VERSION, metadata, records
 from flask_idempotency.stores.sql.store import SqlStore
@@ -19,8 +21,14 @@ from tests.sql.catalogue import reached
 from tests.sql.conftest import MakeEngine, on_postgresql
 from tests.sql.contenders import contend
 from tests.sql.test_autogenerate import autogenerate, claim, included
+from tests.tooling.processes import eventually
 
 PROCESSES, THREADS, KEYS = 4, 3, 6
+
+ADVISORY = (
+    "SELECT 1 FROM pg_locks WHERE locktype = 'advisory'"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
 
 
 def rows(engine: Engine, statement: str) -> list[tuple[Any, ...]]:
@@ -56,16 +64,20 @@ def test_processes_that_open_a_new_database_together_grant_each_key_once(engine:
 
 
 @on_postgresql
-def test_threads_that_lift_fences_together_lift_them_once(engine: Engine) -> None:
+def test_whoever_waited_to_lift_fences_looks_again(engine: Engine) -> None:
     """
-    The second to come finds them lifted, and leaves them.
+    Another process has lifted them meanwhile, and granted claims: to lift them once more could set them back.
     """
     autogenerate(engine, included())
-    first = claim(engine)
+    ahead = 10**17
+    with ThreadPoolExecutor(1) as other, engine.connect() as first, first.begin():
+        first.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": first_use._LOCK})
+        waiting = other.submit(claim, engine)
+        assert eventually(lambda: [] != rows(engine, f"{ADVISORY} AND NOT granted"))
+        first.execute(text("SELECT setval(:name, :ahead)"), {"name": FENCES, "ahead": ahead})
+        first.commit()
 
-    second = claim(engine)
-
-    assert second == first + 1
+        assert ahead + 1 == waiting.result(timeout=30)
 
 
 def test_fences_rise_when_every_record_is_gone(engine: Engine) -> None:
@@ -147,10 +159,6 @@ def test_behind_a_pooler_too(pgbouncer_url: str) -> None:
 
         assert claim(engine) > 10**15
         assert [("0",)] == rows(engine, "SELECT current_setting('lock_timeout')")
-        assert [] == rows(
-            engine,
-            "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND database = "
-            "(SELECT oid FROM pg_database WHERE datname = current_database())",
-        )
+        assert [] == rows(engine, ADVISORY)
     finally:
         engine.dispose()
