@@ -12,8 +12,9 @@ from sqlalchemy import Engine, create_engine, event, text
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.health import Finding, Verdict
-from flask_idempotency.stores.sql import inspections
+from flask_idempotency.stores.sql import checks, inspections
 from flask_idempotency.stores.sql.database import Database
+from flask_idempotency.stores.sql.migrations import upgrade
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.clock import FrozenClock
@@ -88,14 +89,29 @@ def test_missing_tables(store: SqlStore, make_engine: MakeEngine) -> None:
     assert [Verdict.UNKNOWN] * 2 == [found(store, check).verdict for check in ("indexes", "expiry")]
 
 
-def test_old_tables(store: SqlStore, make_engine: MakeEngine) -> None:
+def test_old_tables(store: SqlStore, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Their version and the one that is needed.
     """
-    execute(make_engine(), "UPDATE idempotency_facts SET value = 0 WHERE name = 'schema_version'")
+    monkeypatch.setattr(checks, "LATEST", 2)
+    execute(make_engine(), "DROP INDEX idempotency_stale")
 
     schema = found(store, "schema")
-    assert (Verdict.FAULT, "at version 0" in schema.text) == (schema.verdict, True)
+    assert (Verdict.FAULT, "at version 1 and this release needs 2" in schema.text) == (schema.verdict, True)
+
+
+@on_postgresql
+def test_tables_without_a_fillfactor(store: SqlStore, make_engine: MakeEngine) -> None:
+    """
+    As Alembic makes them. What an operator has chosen is left alone.
+    """
+    assert Verdict.FINE is found(store, "storage").verdict
+    execute(make_engine(), "ALTER TABLE idempotency_records RESET (fillfactor)")
+
+    assert Verdict.ADVICE is found(store, "storage").verdict
+    execute(make_engine(), "ALTER TABLE idempotency_records SET (fillfactor = 60)")
+    assert Verdict.FINE is found(store, "storage").verdict
+    assert [] == upgrade(make_engine())
 
 
 def test_a_missing_index(store: SqlStore, make_engine: MakeEngine) -> None:
