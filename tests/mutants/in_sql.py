@@ -102,8 +102,8 @@ IN_SQL: Final = (
     Mutant(
         name="sql-fence-restarts",
         file=f"{SQL}/statements.py",
-        replaced="{dialect.greatest}({FACTS}.value + 1, excluded.value)",
-        by="excluded.value",
+        replaced='getattr(func, dialect.greatest)(last + literal_column("1"), dialect.now)',
+        by="dialect.now",
         killed_by=(f"{CONTRACT}::test_the_next_fence_is_higher[sqlite-released, clock set back]",),
         harm="After the clock was set back the bank takes the older of two orders for the newer.",
     ),

@@ -206,7 +206,7 @@ def test_a_row_that_appears_while_a_claim_is_under_way_is_seen(
     """
     monkeypatch.setattr(dialects, "PATIENCE_MS", 20_000)
     store, key = open_store(strategy=strategy), a_key()
-    store.read(key)
+    granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))
     insert_a_row(elsewhere, key.rid, now=clock.now)
 
     with sent(store) as statements, make_engine(isolation_level="AUTOCOMMIT").connect() as watcher:
@@ -276,6 +276,7 @@ def test_what_is_written_over_is_what_was_read(
     Somebody has claimed and released the key in between: it looks the same, and is another one. So it is read again.
     """
     store, other, key = open_store(), open_store(), a_key()
+    granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))
     other.release(key, stand(other, clock, key, "in flight"))
 
     def use_it() -> None:

@@ -33,7 +33,7 @@ WRITE = "INSERT INTO idempotency_facts VALUES ('x', 1)"
 UPDATE = "UPDATE idempotency_records SET attempt = 2"
 READ = "SELECT count(*) FROM idempotency_records"
 
-PLAIN_STORAGE = "ALTER TABLE idempotency_records ALTER COLUMN answer SET STORAGE EXTENDED"
+PLAIN_STORAGE = "ALTER TABLE idempotency_records RESET (fillfactor)"
 NO_INDEX = "DROP INDEX idempotency_expiry"
 NO_NUMBER = "DELETE FROM idempotency_facts WHERE name = 'store'"
 

@@ -46,7 +46,6 @@ from flask_idempotency.stores.sql.clauses import (
 )
 from flask_idempotency.stores.sql.dialects import BRIEFLY_MS, Dialect
 from flask_idempotency.stores.sql.schema import (
-    FACTS,
     PROCESSING,
     QUARANTINE,
     QUARANTINED,
@@ -196,7 +195,15 @@ def has_written(dialect: Dialect) -> Select[Any]:
 
 
 def next_fence(dialect: Dialect) -> ReturningInsert[Any]:
-    """SQLite: the next number, inside the transaction that grants it. From the clock if that is ahead, or the first."""
-    risen = f"ON CONFLICT (name) DO UPDATE SET value = {dialect.greatest}({FACTS}.value + 1, excluded.value)"
-    first: Any = select(literal_column(f"'{LAST_FENCE}'"), dialect.now).where(ONE == ONE).suffix_with(risen)
-    return insert_into(facts).from_select(["name", "value"], first).returning(facts.c.value)
+    """SQLite: the next number, inside the transaction that grants it. From the clock if that is ahead.
+
+    Where the last one is not written down, it is above every fence of a record: what Alembic made has no rows, and
+    somebody may have deleted this one.
+    """
+    written = select(facts.c.value).where(facts.c.name == literal_column(f"'{LAST_FENCE}'")).scalar_subquery()
+    # `coalesce` does not look at the records where one is written.
+    last = func.coalesce(written, select(func.max(_r.fence)).scalar_subquery(), ZERO)
+    risen = getattr(func, dialect.greatest)(last + literal_column("1"), dialect.now)
+    first: Any = select(literal_column(f"'{LAST_FENCE}'"), risen).where(ONE == ONE)
+    source = first.suffix_with("ON CONFLICT (name) DO UPDATE SET value = excluded.value")
+    return insert_into(facts).from_select(["name", "value"], source).returning(facts.c.value)
