@@ -156,6 +156,9 @@ def canonical_json(raw: bytes, *, ignore: Sequence[str] = ()) -> bytes | None:
         return None
     try:
         document = _DECODER.decode(raw.decode("utf-8"))
+        if ignore and raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and _depth(document) > MAX_DEPTH:
+            # Also in an ignored part: how deep the decoder can go depends on the caller's stack.
+            return None
         for tokens in map(_tokens, ignore):
             _remove(document, tokens)
         return (_plain_text(raw, document) or _text(document, MAX_DEPTH)).encode("utf-8")
@@ -246,6 +249,15 @@ _DECODER = JSONDecoder(
 
 
 _ENCODER = JSONEncoder(ensure_ascii=False, check_circular=False, sort_keys=True, separators=(",", ":"))
+
+
+def _depth(document: Any) -> int:
+    """How deep lists and objects are nested in each other."""
+    depth, level = 0, [document]
+    while level := [each for each in level if isinstance(each, list | dict)]:
+        depth += 1
+        level = [item for each in level for item in (each.values() if isinstance(each, dict) else each)]
+    return depth
 
 
 def _plain_text(raw: bytes, document: Any) -> str | None:

@@ -25,7 +25,8 @@ CSRF_FIELD: Final = "csrf_token"
 _CHARSETS = frozenset({"", "ascii", "us-ascii", "utf-8", "iso-8859-1"})
 """What Werkzeug decodes a part with. It takes every other charset for UTF-8."""
 
-_QUOTED = re.compile(r'"(?:\\.|[^"\\])*"')
+# A string without an end is taken to the end, so that no part of a header is looked at twice.
+_QUOTED = re.compile(r'"(?:\\.|[^"\\])*(?:"|\\?\Z)', re.DOTALL)
 _PARAMETER = re.compile(r";\s*([^\s=;]+)\s*=")
 _EXTENDED = re.compile(r"\*\s*=(?!\s*utf-8')", re.IGNORECASE)
 

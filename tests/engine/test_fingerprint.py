@@ -541,6 +541,18 @@ def test_doubt_in_an_ignored_part_is_ignored() -> None:
     assert canonical_json(b'{"a":1,"t":1,"t":2}', ignore=("/t",)) is None
 
 
+@pytest.mark.parametrize("depth", [MAX_DEPTH, 200, 800, 5000, 100_000])
+def test_depth_counts_in_an_ignored_part_too(depth: int) -> None:
+    """
+    Between the limit and the interpreter's own, a digest would depend on how deep the caller stands.
+    """
+    nested = b'{"a":1,"t":' + b"[" * depth + b"]" * depth + b"}"
+    within = b'{"a":1,"t":' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b',"u":[[],[]]}'
+
+    assert canonical_json(nested, ignore=("/t",)) is None
+    assert b'{"a":1,"u":[[],[]]}' == canonical_json(within, ignore=("/t",))
+
+
 @pytest.mark.parametrize("pointer", ("/", "/a", "/a/b", "/a~0b~1c", "//", "/é", "/a b", "/-", "/0"))
 def test_pointers_are_accepted(pointer: str) -> None:
     """

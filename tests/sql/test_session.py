@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import pytest
-from flask import Flask, Response, abort
+from flask import Flask, Response, abort, request
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import create_engine, event, text, update
 from sqlalchemy.exc import OperationalError
+from werkzeug.test import run_wsgi_app
 
 from flask_idempotency import ConfigurationError, Idempotency, current_claim
 from flask_idempotency.stores.sql.schema import records
@@ -409,3 +410,35 @@ def test_one_extra_commit_and_two_statements(shop: Shop) -> None:
     shop.post()
 
     assert (["INSERT", "UPDATE"], ["session"]) == (sent, commits)
+
+
+@pytest.mark.parametrize("key", ["inner", None])
+def test_a_transactional_request_inside_another_one_on_its_session_is_refused_and_harms_nothing(
+    shop: Shop, key: str | None
+) -> None:
+    """
+    What it commits or rolls back would be the outer one's. The outer rows stay, once, with the outer record.
+    """
+    inner: list[int] = []
+
+    @shop.view("/inner")
+    def pay_inside() -> tuple[str, int]:
+        shop.pay(7)
+        return "paid inside", 201
+
+    @shop.view("/outer")
+    def pay() -> tuple[str, int]:
+        shop.pay(5)
+        environ = {**request.environ, "PATH_INFO": "/inner"}
+        environ.pop("HTTP_IDEMPOTENCY_KEY")
+        if key is not None:
+            environ["HTTP_IDEMPOTENCY_KEY"] = key
+        _, status, _ = run_wsgi_app(shop.app, environ, buffered=True)
+        inner.append(int(status[:3]))
+        return "paid", 201
+
+    first, again = shop.post("/outer"), shop.post("/outer")
+
+    assert [500] == inner
+    assert (201, "true") == (first.status_code, again.headers.get("Idempotency-Replayed"))
+    assert 1 == shop.payments()

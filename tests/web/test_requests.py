@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from flask_idempotency.engine.fingerprint import MAX_CANONICAL_BYTES
 from flask_idempotency.engine.key import Identity
 from flask_idempotency.engine.policy import Policy
+from flask_idempotency.web import forms
 from flask_idempotency.web.bodies import BodyConsumed, read_body
 from flask_idempotency.web.requests import client_keys, fingerprints, header_keys
 from tests.web.sending import DELIVERIES, Delivery, by_length, chunked, environ_of, multipart, request_of
@@ -578,6 +579,16 @@ def test_unusual_headers_of_parts_are_compared_by_meaning(headers: bytes) -> Non
     assert digest(data, "multipart/form-data; boundary=xx") == digest(
         data.replace(b"--xx", b"--yy"), "multipart/form-data; boundary=yy"
     )
+
+
+@pytest.mark.parametrize("end", ["", "\\", '"', 'a"'])
+def test_header_of_a_part_is_looked_at_once(end: str) -> None:
+    """
+    One match covers a string, whether or not it ends: else a header of n quotes would be searched n times.
+    """
+    matches = list(forms._QUOTED.finditer('"' + '\\"' * 1000 + end))
+
+    assert [(0, 2001 + len(end))] == [match.span() for match in matches]
 
 
 def fields_as(kind: str, fields: list[tuple[str, str]]) -> tuple[bytes, str]:
