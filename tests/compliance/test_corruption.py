@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from flask_idempotency.engine.events import RecordCorrupt
 from flask_idempotency.engine.record import CORRUPT, Payload, Record, SealedBy, State
+from flask_idempotency.stores.redis import layout
 from tests.compliance.conftest import Bank
 from tests.compliance.vaults import Change
+from tests.services import connect
 
 
 def of(payload: Payload | None) -> Payload:
@@ -168,3 +171,24 @@ def test_what_was_not_touched_is_replayed(bank: Bank) -> None:
 
     assert (201, first.data, "true") == (again.status_code, again.data, again.headers["Idempotency-Replayed"])
     assert 0 == bank.told(RecordCorrupt)
+
+
+@pytest.mark.parametrize("vault", ("redis",), indirect=True)
+@pytest.mark.parametrize(
+    "spelling", (b"\x80" * 400_000 + b"\x01", b"\xff" * 9, b"\x80\0"), ids=("long", "large", "odd")
+)
+def test_64_a_planted_length_costs_one_refusal_and_no_run(bank: Bank, spelling: bytes) -> None:
+    """
+    Where the size of the answer stands. It took 40 seconds of processor time for each retry.
+    """
+    bank.pay()
+    name = layout.keys(bank.key_of())[0]
+    with connect(bank.vault.config["IDEMPOTENCY_STORE"]) as client:
+        held: Any = client.get(name)
+        at = 80 + int.from_bytes(held[77:80], "big")
+        client.set(name, held[:at] + spelling + held[at + 2 :])
+        answers = [bank.pay() for _ in range(2)]
+
+        assert -1 == client.pttl(name)
+    assert [(500, "record-corrupt")] * 2 == [(each.status_code, each.get_json()["code"]) for each in answers]
+    assert (1, 1) == (len(bank.runs), bank.told(RecordCorrupt))
