@@ -76,6 +76,7 @@ class Asking:
                 self._app,
                 credentials=self._credentials,
                 allow_anonymous=allowed,
+                in_view=visit.deferred,
             )
             if visit.principal is None and allowed is False:
                 return self._answers.problem(Problem("principal-required"), policy)

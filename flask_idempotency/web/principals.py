@@ -82,6 +82,8 @@ NO_CERTIFICATE: Final = ("NONE", "(null)")
 _RESERVED: Final = ("httpauth:", "jwt:", "login:", "identity:")
 """What the ids of extensions begin with. An id of Flask-Login that does so gets a prefix too: no two callers share a name."""
 
+_NOTED: Final = "_jwt_extended"
+
 REMEDY: Final = (
     "Register @idempotency.principal_loader: a function that returns a stable id of the signed-in subject (never a cookie or "
     "a token). If the view's own decorators sign the caller in, put @claim_here below them. Set "
@@ -131,11 +133,14 @@ def load_principal(
     *,
     credentials: Credentials,
     allow_anonymous: bool | None = None,
+    in_view: bool = False,
 ) -> str | None:
     """Return the stable id of this request's caller, or None for a caller without a name.
 
     The written loader decides alone. Without one, the first of these that names the caller: Flask-HTTPAuth,
     Flask-JWT-Extended, Flask-Login, Flask-Principal. Their ids are kept apart by a prefix, except those of Flask-Login.
+
+    `in_view`: the decorators of the view have run. Before, what `g` holds may be of a request around this one.
 
     Raises `Unnamed` for a request with credentials that nothing names, unless `allow_anonymous` is True; and whatever
     Flask-JWT-Extended raises for a token that is not valid, if nothing else names the caller.
@@ -143,7 +148,7 @@ def load_principal(
     if loader is not None:
         name, set_up = checked(app.ensure_sync(loader)(), "principal_loader"), True
     else:
-        name, set_up = _from_extensions(app, request)
+        name, set_up = _from_extensions(app, request, in_view=in_view)
         bounded(name, "authentication extension gives this caller")
     if name is None and not allow_anonymous and (found := credentials.of(request)) is not None:
         raise Unnamed(found, set_up=set_up)
@@ -185,7 +190,7 @@ def _in_environ(header: str) -> str:
     return "HTTP_" + header.upper().replace("-", "_")
 
 
-def _from_extensions(app: Flask, request: Request) -> tuple[str | None, bool]:
+def _from_extensions(app: Flask, request: Request, *, in_view: bool) -> tuple[str | None, bool]:
     """The caller's name, and whether an extension that could name it is there."""
     set_up, refused = False, None
     if "flask_httpauth_user" in g:
@@ -195,7 +200,7 @@ def _from_extensions(app: Flask, request: Request) -> tuple[str | None, bool]:
             return f"httpauth:{_no_token(_subject(g.flask_httpauth_user, 'Flask-HTTPAuth'), request)}", True
     if _has_jwt(app):
         set_up = True
-        name, refused = _jwt_subject(app)
+        name, refused = _jwt_subject(app, in_view=in_view)
         if name is not None:
             return f"jwt:{name}", True
     if _has_login(app):
@@ -229,29 +234,29 @@ def _login_id() -> str | None:
     return checked(current_user.get_id(), "get_id() of Flask-Login's current_user")
 
 
-def _jwt_subject(app: Flask) -> tuple[str | None, Exception | None]:
+def _jwt_subject(app: Flask, *, in_view: bool) -> tuple[str | None, Exception | None]:
     """The subject of a valid token, or why the token was refused. Neither: there is no token."""
     from flask_jwt_extended import get_jwt, verify_jwt_in_request
     from flask_jwt_extended.exceptions import JWTExtendedException
     from jwt.exceptions import PyJWTError
 
     claim = app.config["JWT_IDENTITY_CLAIM"]
-    try:
-        # Below the view's decorator, or after a hook: verified already, by rules that are the view's own.
-        return _jwt_name(get_jwt().get(claim)), None
-    except RuntimeError:
-        pass
     refused: Exception | None = None
-    for refresh in (False, True):  # a refresh token in a cookie has another name
-        with _leaving_nothing_in_g():
-            try:
-                found = verify_jwt_in_request(optional=True, refresh=refresh, verify_type=False)
-            except (JWTExtendedException, PyJWTError) as error:
-                refused = refused or error
-            else:
-                if found is not None:
-                    return _jwt_name(found[1].get(claim)), None
-    return None, refused
+    if not in_view:
+        for refresh in (False, True):  # a refresh token in a cookie has another name
+            with _leaving_g_alone():
+                try:
+                    found = verify_jwt_in_request(optional=True, refresh=refresh, verify_type=False)
+                except (JWTExtendedException, PyJWTError) as error:
+                    refused = refused or error
+                else:
+                    if found is not None:
+                        return _jwt_name(found[1].get(claim)), None
+    try:
+        # By the view's decorator or a hook of the application, whose rules may be others, such as where a token is.
+        return _jwt_name(get_jwt().get(claim)), refused
+    except RuntimeError:
+        return None, refused
 
 
 def _jwt_name(subject: Any) -> str | None:
@@ -259,15 +264,16 @@ def _jwt_name(subject: Any) -> str | None:
 
 
 @contextmanager
-def _leaving_nothing_in_g() -> Iterator[None]:
-    """Forget what verifying has noted: a view that forgot to ask for a token must not find one that we have asked for."""
-    before = set(g)
+def _leaving_g_alone() -> Iterator[None]:
+    """Undo what verifying notes: a view that forgot to ask for a token must not find one that we have asked for."""
+    before = {name: g.get(name) for name in g if name.startswith(_NOTED)}
     try:
         yield
     finally:
-        for name in set(g) - before:
-            if name.startswith("_jwt_extended"):
-                g.pop(name)
+        for name in [name for name in g if name.startswith(_NOTED)]:
+            g.pop(name)
+        for name, value in before.items():
+            setattr(g, name, value)
 
 
 def _subject(user: Any, extension: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator
 from threading import Barrier, Thread
@@ -14,6 +15,7 @@ from flask_idempotency import current_claim
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.record import State
 from flask_idempotency.extension import Idempotency
+from flask_idempotency.operations import handle_of
 from flask_idempotency.operations.shape import APART_SECONDS, NOTED_EVERY_SECONDS
 from flask_idempotency.web.checkup import examination_of
 from tests.web.apps import World, is_replay, new_world
@@ -414,6 +416,93 @@ def test_a_failed_view_frees_both_names() -> None:
     assert not is_replay(second.post("/busy"))
     assert 404 == first.post("/busy").status_code
     assert State.COMPLETED != second.state()
+
+
+def crashing(before: World | None = None, **settings: Any) -> World:
+    """A release whose worker vanishes in the view."""
+    world = shop(before, effects="deduplicated", **settings)
+
+    @world.view("/charge")
+    def charge() -> str:
+        world.runs.append(current_claim.downstream_key("charge"))
+        raise SystemExit if before is None else RuntimeError
+
+    return world
+
+
+def test_a_downstream_key_stays_the_same_over_the_change() -> None:
+    """
+    The retry of a request that the former release began sends what that sent.
+    """
+    first = crashing()
+    second = crashing(first, tenants=True, namespace="new", former_identity={"tenant": False, "namespace": "shop"})
+
+    with pytest.raises(SystemExit):
+        first.post("/charge")
+    first.clock.advance(60)
+    second.post("/charge")
+
+    assert 2 == len(first.runs)
+    assert 1 == len(set(first.runs))
+
+
+@pytest.mark.parametrize("by_handle", (False, True))
+@pytest.mark.parametrize(("old", "new", "former"), [each[:3] for each in CHANGES.values()][::2], ids=list(CHANGES)[::2])
+def test_a_person_settles_a_key_under_both_names(
+    old: dict[str, Any], new: dict[str, Any], former: dict[str, Any], by_handle: bool
+) -> None:
+    """
+    A key that is freed under one name only would stay refused.
+    """
+    first = shop(**old)
+    second = shop(first, former_identity=former, **new)
+
+    @second.view("/charge")
+    def charge() -> str:
+        second.runs.append(1)
+        if len(second.runs) == 1:
+            raise RuntimeError
+        return "charged"
+
+    assert 500 == second.post("/charge", headers=USER).status_code
+    assert "outcome-unknown" == second.post("/charge", headers=USER).json["code"]  # type: ignore[index]
+    run = second.app.test_cli_runner().invoke
+    if by_handle:
+        listed = run(
+            args=[
+                "idempotency",
+                "list",
+                "--state",
+                "quarantined",
+                "--no-tenant" if "tenants" not in new else "--tenant=acme",
+                "--json",
+            ]
+        )
+        name = [json.loads(listed.stdout)["records"][0]["handle"]]
+    else:
+        name = ["--key", "k", *(["--principal", "alice"] if "users" in new else ["--anonymous"])]
+    name += ["--tenant", "acme"] if "tenants" in new else ["--no-tenant"]
+
+    freed = run(args=["idempotency", "release", *name, "--yes", "--force", "--reason", "r", "--actor", "a"])
+
+    assert 0 == freed.exit_code, freed.output
+    assert 200 == second.post("/charge", headers=USER).status_code
+
+
+def test_the_record_of_another_tenant_is_not_settled_by_its_former_name() -> None:
+    """
+    Before, all tenants had one. The record says whose it is today.
+    """
+    second = shop(shop(), tenants=True, former_identity={"tenant": False}, on_error="quarantine")
+    second.view("/charge", endpoint="charge")(lambda: ("no", 500))
+    second.post("/charge", headers={"X-Tenant": "globex"})
+    key = next(call.key for call in second.store.calls if call.verb == "claim")  # the oldest name comes first
+    run = second.app.test_cli_runner().invoke
+    why = ["--yes", "--force", "--reason", "r", "--actor", "a"]
+
+    for tenant, code in (("acme", 1), ("globex", 0)):
+        freed = run(args=["idempotency", "release", handle_of(key), "--tenant", tenant, *why])
+        assert code == freed.exit_code, freed.output
 
 
 def test_a_key_is_named_to_the_command_line_under_both_names() -> None:

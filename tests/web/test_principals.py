@@ -392,6 +392,33 @@ def test_the_views_own_rules_for_tokens_stay_in_force(deferred: bool) -> None:
     assert {"whose": "jwt:7" if deferred else None, "seen": "7"} == answer.json
 
 
+def test_a_request_within_another_one_is_named_by_its_own_token() -> None:
+    """
+    Both share `g`, where the view around it has left its caller.
+    """
+    world = shop(app=jwt_app())
+    outer, inner = token(world.app, "7"), token(world.app, "8")
+
+    def batch() -> Any:
+        answer = world.post(headers=inner)
+        assert "7" == get_jwt_identity()
+        return answer.json
+
+    world.app.post("/batch")(jwt_required()(batch))
+    assert {"whose": "jwt:8"} == world.client().post("/batch", headers=outer).json
+
+
+def test_a_hook_of_the_application_may_look_for_tokens_elsewhere() -> None:
+    """
+    What it has verified counts, if the configured places have none.
+    """
+    app = jwt_app(JWT_TOKEN_LOCATION=["headers"])
+    app.before_request(jwt_required(locations=["query_string"])(lambda: None))
+    bearer = token(app, "7")["Authorization"].partition(" ")[2]
+
+    assert {"whose": "jwt:7"} == shop(app=app).post(f"/?jwt={bearer}").json
+
+
 # Flask-HTTPAuth
 
 

@@ -98,7 +98,8 @@ def case_of(named: Named, *, whole: bool) -> Case:
         raise Refused("This record is another application's in the same store: settle it there, by its own FLASK_APP.")
     if named.tenant is not None or named.no_tenant:
         theirs = every_tids(named.whose)
-        if not any(case.first.key.tid in parts for parts in theirs):
+        about = case.first.record.about.tenant
+        if not any(case.first.key.tid in parts for parts in theirs) or not _is_spelled(about, named.whose):
             raise Refused("This record is not of that tenant.")
     else:
         theirs = every_tids(case.first.record.about.tenant or None)
@@ -107,12 +108,14 @@ def case_of(named: Named, *, whole: bool) -> Case:
 
 def _may_be(named: Named, about: About) -> bool:
     """Whether this record may be of whom was typed: of one without a name, it may."""
-    who = identities(settings())
-    pairs = (about.tenant, named.whose), (about.principal, named.who)
-    return all(
-        not stored or (typed is not None and stored in (typed, *(each.pseudonym(typed) for each in who)))
-        for stored, typed in pairs
-    )
+    return _is_spelled(about.tenant, named.whose) and _is_spelled(about.principal, named.who)
+
+
+def _is_spelled(stored: str, typed: str | None) -> bool:
+    """Whether a record says nothing, or this name: in clear, or by a hash under a secret in use."""
+    if not stored:
+        return True
+    return typed is not None and stored in (typed, *(each.pseudonym(typed) for each in identities(settings())))
 
 
 def _owners() -> tuple[bytes, ...]:
