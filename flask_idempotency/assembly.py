@@ -16,6 +16,7 @@ from flask_idempotency.engine.chores import ChoreBook, Expires, Expiry, KeepsCho
 from flask_idempotency.engine.claim import Surroundings
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.escape import without_password
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.health import Health, KnowsItsHealth
 from flask_idempotency.engine.key import Identity, owner_mark
@@ -200,7 +201,7 @@ def build_store(
     """
     if not isinstance(choice, str):
         return _from_object(choice, memory, replicas)
-    scheme = urlsplit(choice).scheme
+    scheme = choice.partition(":")[0].lower() if ":" in choice else ""
     if scheme == "memory":
         return MemoryStore()
     if scheme in _REDIS_SCHEMES:
@@ -212,7 +213,7 @@ def build_store(
     if _FACTORY.fullmatch(choice):
         return _from_object(_factory(choice)(), memory, replicas)
     raise ConfigurationError(
-        f"IDEMPOTENCY_STORE: there is no store for {scheme or 'this'} URLs in this release. "
+        f"IDEMPOTENCY_STORE: there is no store for {without_password(choice)} in this release. "
         "Use memory://, redis://, rediss://, unix://, redis+cluster://, redis+sentinel://, flask-sqlalchemy://, "
         'postgresql+psycopg:// or sqlite:///, a Store object, a Redis client, or "package.module:factory".'
     )

@@ -40,9 +40,9 @@ def test_a_redis_by_url_and_by_client(redis_server: RedisServer) -> None:
 @pytest.mark.parametrize(
     ("choice", "sentence"),
     [
-        ("mysql://127.0.0.1/shop", "no store for mysql URLs in this release"),
-        ("redis+proxy://127.0.0.1", r"no store for redis\+proxy URLs in this release"),
-        ("rubbish", "no store for this URLs"),
+        ("mysql://127.0.0.1/shop", "no store for mysql://127.0.0.1/shop in this release"),
+        ("redis+proxy://127.0.0.1", r"no store for redis\+proxy://127.0.0.1 in this release"),
+        ("rubbish", r"no store for \*\*\*"),
         ("tests.test_assembly:absent", "cannot be imported"),
         ("no_such_module:make", "cannot be imported"),
         ("tests.test_assembly:EXTENSION", "is not a function"),

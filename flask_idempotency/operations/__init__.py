@@ -4,7 +4,7 @@ Nothing here prints, asks back, or knows Flask.
 """
 
 from flask_idempotency.operations.erasing import holds_sealed, shred
-from flask_idempotency.operations.finding import Case, by_handle, by_key, with_twins
+from flask_idempotency.operations.finding import SHORT, Case, by_handle, by_key, by_short, with_twins
 from flask_idempotency.operations.keys import KeysReport, KeyStatus, Ring, keys_status
 from flask_idempotency.operations.memory import (
     Initialised,
@@ -32,6 +32,7 @@ from flask_idempotency.operations.standing import Stats, stats
 from flask_idempotency.operations.tables import SchemaReport, db_check, db_upgrade
 
 __all__ = [
+    "SHORT",
     "Case",
     "Done",
     "Initialised",
@@ -50,6 +51,7 @@ __all__ = [
     "alive",
     "by_handle",
     "by_key",
+    "by_short",
     "check_acknowledgeable",
     "check_quarantined",
     "complete",

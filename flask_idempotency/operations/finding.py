@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from flask_idempotency.engine.key import Identity, Scope, StorageKey
 from flask_idempotency.engine.record import Record, State
-from flask_idempotency.engine.unsettled import Found, Unsettled
+from flask_idempotency.engine.unsettled import Found, Unsettled, every
 from flask_idempotency.operations.records import Wanted, handle_of, key_of, listed
 from flask_idempotency.operations.refusal import Refused
+
+SHORT: Final = re.compile(r"[0-9a-z]{8,76}")
+"""An id from a log line, which has 8 characters, or the beginning of a handle. It may be a client's key by
+mistake, so nothing shows it."""
+
+MOST_LOOKED_AT: Final = 100_000
+"""Completed records. Some ten seconds on Redis, and fewer on a database."""
 
 Read = Callable[[StorageKey], "Record | None"]
 
@@ -51,6 +60,36 @@ def by_handle(read: Read, handle: str) -> Case:
     if record is None:
         raise Refused("There is no record under this handle: it was released, or its time is over.")
     return Case((Found(key, record),))
+
+
+def by_short(unsettled: Unsettled, identities: Sequence[Identity], short: str, *, tids: Sequence[bytes | None]) -> str:
+    """Return the handle of the one record that this id from a log, or this beginning of a handle, names.
+
+    Looks at every record of these tenants, for an id leads back to none. Raises `Refused` when there is none, when there are
+    several, and after `MOST_LOOKED_AT` completed records.
+    """
+    found: dict[StorageKey, str] = {}
+    for state in (State.PROCESSING, State.QUARANTINED, State.COMPLETED):
+        for number, each in enumerate(every(unsettled, state, tids=tids)):
+            if state is State.COMPLETED and number >= MOST_LOOKED_AT:
+                raise Refused(
+                    f"This store has more than {MOST_LOOKED_AT:,} completed records, too many to look for an id from a log. "
+                    "Say --tenant T or --no-tenant beside it, or name the record by its whole handle or by --key. Nothing was "
+                    "changed."
+                )
+            labelled = any(who.label(each.key) == short for who in identities)
+            if labelled or handle_of(each.key).startswith(short):
+                found[each.key] = handle_of(each.key)
+    if len(found) == 1:
+        return found.popitem()[1]
+    if found:
+        raise Refused(
+            f"{len(found)} records have this id. Name one by its whole handle: {', '.join(sorted(found.values()))}."
+        )
+    raise Refused(
+        "There is no record with this id from a log, and no handle that begins so: it was released, or its time is over. A "
+        "client's key is named by --key."
+    )
 
 
 def with_twins(case: Case, unsettled: Unsettled, read: Read, theirs: Sequence[Sequence[bytes]]) -> Case:

@@ -204,4 +204,30 @@ IN_WEB: Final = (
         killed_by=("tests/web/test_unguarded.py::test_an_idempotent_view_without_the_extension_refuses_to_run",),
         harm="The author forgot Idempotency(app), nothing says so, and every retry pays again.",
     ),
+    Mutant(
+        name="url-torn-in-its-password",
+        file="flask_idempotency/engine/escape.py",
+        replaced='if "@" in behind:',
+        by="if False:",
+        killed_by=(
+            "tests/engine/test_escape.py::test_only_the_password_is_hidden_where_that_is_sure[torn after its digits]",
+        ),
+        harm="An error report of a mistyped URL holds the password of the store of all payments.",
+    ),
+    Mutant(
+        name="url-password-after-a-password",
+        file="flask_idempotency/engine/escape.py",
+        replaced="(secret and not _is_known(plain))",
+        by="False",
+        killed_by=("tests/engine/test_escape.py::test_no_piece_of_a_password_is_shown",),
+        harm="The same, where the password has an ampersand in it.",
+    ),
+    Mutant(
+        name="log-id-of-several-records",
+        file="flask_idempotency/operations/finding.py",
+        replaced="if len(found) == 1:",
+        by="if found:",
+        killed_by=("tests/web/test_log_ids.py::test_an_id_of_several_records_is_refused_with_all_of_them",),
+        harm="A person releases another payment than the one whose log line they read.",
+    ),
 )

@@ -234,7 +234,8 @@ def test_a_key_that_several_endpoints_know_is_ambiguous() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     (
-        pytest.param(("nonsense",), "That is no handle", id="no handle"),
+        pytest.param(("non-sense",), "That is no handle", id="no handle"),
+        pytest.param(("nonsense",), "There is no record with this id from a log", id="unknown id"),
         pytest.param(("a" * 76 + "b",), "That is no handle", id="spare bits"),
         pytest.param(("a" * 77,), "There is no record under this handle", id="unknown handle"),
         pytest.param(("--key", "other", *ALICES[2:]), "There is no record of this key", id="unknown key"),

@@ -13,6 +13,7 @@ from redis.retry import Retry
 from redis.utils import HIREDIS_AVAILABLE
 
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.escape import without_password
 from flask_idempotency.stores.redis.addresses import Address, Several, is_of_several, several
 from flask_idempotency.stores.redis.lines import RETRIES, BorrowedClusterLine, BorrowedLine, Line, OwnLine, words
 from flask_idempotency.stores.redis.routed import RoutedLine
@@ -83,7 +84,7 @@ def _from_url(url: str, *, setting: str, times: dict[str, float]) -> Client:
     except (ValueError, TypeError, redis.exceptions.RedisError):
         # Not a word of that error, nor the error itself: what it cannot read may be part of the password.
         raise ConfigurationError(
-            f"{setting}: this URL names no Redis, or an option that there is not. {_FORMS}"
+            f"{setting}: {without_password(url)} names no Redis, or has an option that there is not. {_FORMS}"
         ) from None
     return client
 

@@ -14,6 +14,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.pool import SingletonThreadPool
 
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.escape import without_password
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, dialect_of
 from flask_idempotency.stores.sql.discretion import keep_rows_to_itself
 from flask_idempotency.stores.sql.silence import give_up_on_silence
@@ -63,7 +64,8 @@ def _engine_from(bind: str | URL) -> Engine:
         url = make_url(bind)
     except (ArgumentError, ValueError):
         raise ConfigurationError(
-            "IDEMPOTENCY_STORE: this URL names no database. Write postgresql+psycopg://user:password@host/name or "
+            f"IDEMPOTENCY_STORE: {without_password(_written(bind))} names no database. "
+            "Write postgresql+psycopg://user:password@host/name or "
             "sqlite:////path/to/file.db; in a password, write / as %2F, @ as %40 and % as %25."
         ) from None
     if names_memory(url):
@@ -72,13 +74,18 @@ def _engine_from(bind: str | URL) -> Engine:
         engine = create_engine(url, connect_args=_connect_args(url), pool_timeout=POOL_SECONDS, hide_parameters=True)
     except (NoSuchModuleError, ModuleNotFoundError):
         raise ConfigurationError(
-            f"IDEMPOTENCY_STORE: there is no driver for {url.drivername}. Write postgresql+psycopg://… and install "
+            f"IDEMPOTENCY_STORE: there is no driver for {url.drivername} ({without_password(_written(bind))}). "
+            "Write postgresql+psycopg://… and install "
             "psycopg, or sqlite:///…, which needs nothing."
         ) from None
     if engine.driver == "psycopg":
         # The pool for records is made like this one, and does as this one does.
         event.listen(engine, "connect", _never_prepare)
     return engine
+
+
+def _written(bind: str | URL) -> str:
+    return bind if isinstance(bind, str) else bind.render_as_string(hide_password=True)
 
 
 def _connect_args(url: URL) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from flask_idempotency.engine.errors import InvalidKey
 from flask_idempotency.engine.key import Scope, StorageKey, owner_mark, parse_key
 from flask_idempotency.engine.owner import as_of
 from flask_idempotency.engine.record import About, Record
-from flask_idempotency.operations import Case, Refused, by_handle, by_key, handle_of, with_twins
+from flask_idempotency.operations import SHORT, Case, Refused, by_handle, by_key, by_short, handle_of, with_twins
 from flask_idempotency.web.cli.group import CommandT, built, every_tids, policies, settings, state, unsettled
 from flask_idempotency.web.cli.telling import clean
 from flask_idempotency.web.cli.tenant import tenant_options
@@ -61,7 +61,7 @@ class Named:
 
 
 def naming_options(command: CommandT) -> CommandT:
-    """HANDLE, or `--key` and whose it is. The command is given them as `named`."""
+    """HANDLE or an id from a log, or `--key` and whose it is. The command is given them as `named`."""
 
     @wraps(command)
     def named(*args: Any, **options: Any) -> Any:
@@ -87,13 +87,16 @@ def case_of(named: Named, *, whole: bool) -> Case:
     `whole`: with its records under every secret, because they are to be settled.
     """
     if (named.handle is None) == (named.key is None):
-        raise click.UsageError("Name one record: by its HANDLE, or by --key.")
+        raise click.UsageError("Name one record: by its HANDLE, by its id from a log, or by --key.")
     searched = unsettled()
     if named.key is not None:
         return _one(list(_by_key(named)), named)
     if named.principal is not None or named.anonymous or named.endpoint is not None:
         raise click.UsageError("--principal, --anonymous and --endpoint go with --key.")
-    case = by_handle(read, named.handle or "")
+    handle = (named.handle or "").lower()
+    if SHORT.fullmatch(handle):
+        handle = by_short(searched, identities(settings()), handle, tids=_concerned(named))
+    case = by_handle(read, handle)
     if whole and not case.first.record.token.startswith(_owners()):
         raise Refused("This record is another application's in the same store: settle it there, by its own FLASK_APP.")
     if named.tenant is not None or named.no_tenant:
@@ -123,6 +126,13 @@ def _owners() -> tuple[bytes, ...]:
     former = settings().former_identity
     names = {settings().namespace, settings().namespace if former is None else former.namespace or settings().namespace}
     return tuple(map(owner_mark, names))
+
+
+def _concerned(named: Named) -> list[bytes | None]:
+    """Whose records to look at: of the tenant that was named, else of everybody."""
+    if named.tenant is None and not named.no_tenant:
+        return [None]
+    return [tid for parts in every_tids(named.whose) for tid in parts]
 
 
 def read(key: StorageKey) -> Record | None:

@@ -87,8 +87,9 @@ def list_command(
 def show_command(named: Named, as_json: bool) -> None:
     """Everything that an auditor is told of one record, and never its answer's body. Changes nothing.
 
-    Name it by its HANDLE (see `list`), or by --key as the client knows it. A key that is typed stays in the history of the
-    shell, and others see it while the command runs: with --key - it is read from standard input.
+    Name it by its HANDLE (see `list`), by the id that a log line has as `record`, or by --key as the client knows it. A key
+    that is typed stays in the history of the shell, and others see it while the command runs: with --key - it is read from
+    standard input.
     """
     with giving_up(as_json=as_json):
         case = case_of(named, whole=False)
