@@ -104,7 +104,8 @@ class Guard:
         # A status that a hook put over an answer which was final says nothing of what the view has done.
         overruled = status != visit.capture.head.status not in RELEASED_BY_DEFAULT
         visit.decision = decide(visit, response=response, status=status, error=failed, overruled=overruled)
-        if status == RequestEntityTooLarge.code and visit.body is not None and visit.body.unread:
+        too_large = failed is None and visit.capture.head.status == status == RequestEntityTooLarge.code
+        if too_large and visit.body is not None and visit.body.unread:
             # Nobody has read it, so a retry cannot be recognised as one: it shall hear 413 again, not `key-reused`.
             visit.decision = Decision.RELEASE
         if visit.tee is not None and visit.end is None:

@@ -8,7 +8,7 @@ from io import BytesIO
 from typing import IO, Any
 
 import pytest
-from flask import Request, request
+from flask import Request, make_response, request
 from flask_wtf import CSRFProtect  # type: ignore[import-untyped]
 from werkzeug.exceptions import RequestEntityTooLarge
 
@@ -140,6 +140,18 @@ def test_a_refused_upload_is_refused_alike_again() -> None:
 
     assert [413, 413] == [world.post(data=b"x" * 50).status_code for _ in range(2)]
     assert ["claim", "release"] * 2 == world.store.verbs()
+
+
+def test_p61_a_413_that_a_hook_puts_over_a_success_does_not_say_that_nothing_was_done() -> None:
+    """
+    The view never needed the body, and has done its work.
+    """
+    world = new_world(config={"MAX_CONTENT_LENGTH": 10})
+    world.view()(lambda: ("paid", 201))
+    world.app.after_request(lambda response: make_response("too large", 413))
+
+    assert 413 == world.post(data=b"x" * 50).status_code
+    assert ["complete"] == world.settled()
 
 
 def test_p61_a_chunked_body_over_the_limit_is_413_and_leaves_no_claim() -> None:
