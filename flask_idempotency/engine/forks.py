@@ -18,6 +18,8 @@ _log = logging.getLogger("flask_idempotency")
 _callbacks: dict[int, weakref.WeakMethod[Callable[[], object]]] = {}
 """In the order of their registration. Weak: a store or an application that is dropped is not kept alive."""
 
+_before: dict[int, weakref.WeakMethod[Callable[[], object]]] = {}
+
 _numbers = itertools.count()
 _lock = threading.RLock()
 _running = False
@@ -28,6 +30,12 @@ def after_fork(method: Callable[[], object]) -> None:
     """Call this bound method in every forked child, before the child uses its object."""
     number = next(_numbers)
     _callbacks[number] = weakref.WeakMethod(method, lambda _: _callbacks.pop(number, None))
+
+
+def before_fork(method: Callable[[], object]) -> None:
+    """Call this bound method in the parent before every fork that Python is told of."""
+    number = next(_numbers)
+    _before[number] = weakref.WeakMethod(method, lambda _: _before.pop(number, None))
 
 
 def notice() -> None:
@@ -44,18 +52,23 @@ def _run() -> None:
             return
         _running = True
         try:
-            for reference in list(_callbacks.values()):
-                if (callback := reference()) is not None:
-                    _call(callback)
+            _call_all(_callbacks)
         finally:
             _pid, _running = os.getpid(), False
 
 
-def _call(callback: Callable[[], object]) -> None:
-    try:
-        callback()
-    except Exception:  # noqa: BLE001 - the other parts must forget their parent all the same
-        _log.exception("a part of this process could not forget the process that it was forked from")
+def _call_all(callbacks: dict[int, weakref.WeakMethod[Callable[[], object]]]) -> None:
+    for reference in list(callbacks.values()):
+        if (callback := reference()) is None:
+            continue
+        try:
+            callback()
+        except Exception:  # noqa: BLE001 - the other parts must be called all the same
+            _log.exception("a part of this process could not get ready for a fork")
+
+
+def _forks() -> None:
+    _call_all(_before)
 
 
 def _forked() -> None:
@@ -66,4 +79,4 @@ def _forked() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(before=_forks, after_in_child=_forked)

@@ -108,3 +108,21 @@ def test_a_second_thread_waits_until_the_first_has_called_all() -> None:
         thread.join(10)
 
     assert told == [slow.name, "second"]
+
+
+def test_what_is_to_be_done_before_a_fork_is_done_in_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_before", {})
+    told: list[int] = []
+
+    class Ready:
+        def prepare(self) -> None:
+            told.append(os.getpid())
+
+    ready = Ready()
+    forks.before_fork(ready.prepare)
+    child = os.fork()
+    if child == 0:
+        os._exit(len(told))
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert told == [os.getpid()]

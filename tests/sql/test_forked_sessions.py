@@ -42,6 +42,11 @@ def test_a_forked_child_leaves_the_parents_connections_alone(database_url: str, 
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+def test_a_child_of_a_process_that_closes_its_connections_loses_no_commit(database_url: str) -> None:
+    """On SQLite nothing may be open at the fork. Below Python nobody tells us before it: see docs/sql.md."""
+    test_a_forked_child_leaves_the_parents_connections_alone(database_url, "outlived", "python")
+
+
 def as_another_process(shop: Shop) -> Any:
     """Have the session's connection look as if another process had opened it. Returns what the driver has."""
     connection = shop.db.session.connection()

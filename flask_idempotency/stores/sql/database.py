@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, NoReturn, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, QueuePool
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
-from flask_idempotency.engine.forks import after_fork, notice
+from flask_idempotency.engine.forks import after_fork, before_fork, notice
 from flask_idempotency.stores.sql.dialects import SQLITE, Dialect
 from flask_idempotency.stores.sql.discretion import keep_rows_to_itself
 from flask_idempotency.stores.sql.engines import Bind, Engines, names_memory, open_engines
@@ -46,6 +46,7 @@ class Database:
         """For who would keep a connection only to wait for others of the same tenant."""
         if not callable(bind):
             self._open()
+        before_fork(self.before_fork)
         after_fork(self.after_fork)
 
     @property
@@ -101,6 +102,16 @@ class Database:
             if engines.ours:
                 engines.base.dispose()
 
+    def before_fork(self) -> None:
+        """In the parent: close the idle connections to SQLite.
+
+        A child inherits what SQLite remembers of its locks, and not the locks. With a file open at the fork it believes
+        that it holds one. Once the parent closes the file, another process may remove the log that the child commits to.
+        """
+        for engine in self._used():
+            if engine.dialect.name == SQLITE and isinstance(engine.pool, QueuePool) and not names_memory(engine.url):
+                engine.dispose()
+
     def after_fork(self) -> None:
         """In a child: use and close none of the parent's connections. The lock may never be given back.
 
@@ -108,11 +119,15 @@ class Database:
         """
         self._lock = threading.Lock()
         self.turnstile.after_fork()
-        engines = self._engines
-        self._opens_in_child = engines is None
-        known = () if engines is None else (engines.records, engines.base)
-        for engine in dict.fromkeys((*known, *self._shared())):
+        self._opens_in_child = self._engines is None
+        for engine in self._used():
             _renew(engine)
+
+    def _used(self) -> list[Engine]:
+        """All engines that are known by now, once each."""
+        engines = self._engines
+        known = () if engines is None else (engines.records, engines.base)
+        return list(dict.fromkeys((*known, *self._shared())))
 
     def _open(self) -> Engines:
         notice()
