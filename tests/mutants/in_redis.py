@@ -191,4 +191,12 @@ IN_REDIS: Final = (
         killed_by=("tests/stores/test_redis_replays.py::test_what_arrives_late_has_lived_for_as_long",),
         harm="The key is free in the database and still replayed: the new payment is never made.",
     ),
+    Mutant(
+        name="believes-any-length",
+        file="flask_idempotency/stores/redis/record.py",
+        replaced="        if at == last:\n",
+        by="        if False:\n",
+        killed_by=("tests/stores/test_damage.py::test_four_hundred_kilobytes_of_length_are_refused_after_nine[size]",),
+        harm="One planted record keeps a worker busy for 40 seconds at each retry: payments of others wait.",
+    ),
 )

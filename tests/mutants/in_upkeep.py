@@ -104,4 +104,12 @@ def _bound(head: bytes, binding: Binding, clear: Payload, key: OpenKey) -> bytes
         killed_by=("tests/maintenance/test_wipe.py::test_a_quarantined_key_without_an_answer_is_not_made_a_done_one",),
         harm="A payment of unknown outcome is told to have been made.",
     ),
+    Mutant(
+        name="rotation-seals-what-was-planted",
+        file="flask_idempotency/maintenance/rotate.py",
+        replaced="outcome = _plain(answer) or _reseal_unless_blocked(",
+        by="outcome = _reseal_unless_blocked(",
+        killed_by=("tests/maintenance/test_rotate.py::test_a_rotation_leaves_plain_answers_alone",),
+        harm="Who can write to the store plants a receipt, and the next night's janitor makes it genuine.",
+    ),
 )

@@ -230,4 +230,15 @@ IN_WEB: Final = (
         killed_by=("tests/web/test_log_ids.py::test_an_id_of_several_records_is_refused_with_all_of_them",),
         harm="A person releases another payment than the one whose log line they read.",
     ),
+    Mutant(
+        name="replays-every-stored-header",
+        file=f"{WEB}/responses.py",
+        replaced="    return _allowed(result.metadata, policy)\n",
+        by="    return result.metadata\n",
+        killed_by=(
+            "tests/web/test_tombstones.py::test_a_field_that_no_answer_keeps_is_not_sent_from_the_store"
+            "[X-Accel-Redirect-True]",
+        ),
+        harm="Who can write to the store has the proxy send any of its files in the place of a receipt.",
+    ),
 )

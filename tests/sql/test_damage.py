@@ -120,6 +120,7 @@ def test_what_is_damaged_beside_the_records_raises_nothing_of_pythons(
             lambda: store.chores.last(),  # noqa: B023
             lambda: store.chores.take("reap", a_token(), lease=60),  # noqa: B023
             lambda: store.identity(),  # noqa: B023
+            lambda: store.schema.faults(),  # noqa: B023
             lambda: store.claim(  # noqa: B023
                 a_request(a_key(tid=key.tid)),  # noqa: B023
                 token=a_token(),

@@ -41,7 +41,8 @@ def version(connection: Connection) -> int:
     """The last step this database has behind it; 0 before the first, or when other tools made the tables."""
     if not inspect(connection).has_table("idempotency_facts"):
         return 0
-    return connection.scalar(_READ_VERSION) or 0
+    reached = connection.scalar(_READ_VERSION)
+    return reached if isinstance(reached, int) else 0
 
 
 def _upgrade_engine(engine: Engine) -> list[str]:
