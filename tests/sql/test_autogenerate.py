@@ -17,7 +17,8 @@ from alembic.operations import Operations
 from sqlalchemy import Engine, MetaData, text
 
 from flask_idempotency.engine.outcome import Claimed
-from flask_idempotency.engine.quota import Quota
+from flask_idempotency.engine.quota import NewKeys, Quota
+from flask_idempotency.engine.upkeep import DataKey
 from flask_idempotency.sql import include_in, upgrade
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
@@ -92,9 +93,27 @@ def test_what_autogenerate_wrote_has_a_store_number(engine: Engine) -> None:
 
 def test_data_keys_work_on_what_autogenerate_wrote(engine: Engine) -> None:
     autogenerate(engine, included())
-
+    tid = a_key().tid
     with closing(SqlStore(Database(engine))) as store:
-        assert store.data_keys.shelf(a_key().tid).store == store.identity()
+        shelf = store.data_keys.shelf(tid)
+
+        assert shelf.store == store.identity()
+        assert store.data_keys.add(tid, DataKey(1, "kid", b"wrapped"), store=shelf.store, after=shelf.last)
+        assert [1] == [each.number for each in store.data_keys.shelf(tid).keys]
+
+
+def test_the_ledger_and_chores_work_on_what_autogenerate_wrote(engine: Engine) -> None:
+    autogenerate(engine, included())
+    key, token = a_key(), a_token()
+    with closing(SqlStore(Database(engine))) as store:
+        store.claim(a_request(key), token=token, lease=LEASE, quota=Quota(records=1000, new_keys=NewKeys(9, 60)))
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+        store.chores.note("expire", "{}")
+
+        assert 1 == store.ledger.usage(key.tid).records
+        assert store.chores.take("reap", token, lease=LEASE)
+        assert {"expire"} <= set(store.chores.last())
+        assert 0 == store.expiry.sweep(horizon=0, limit=10)
 
 
 @pytest.mark.parametrize("options", ({}, OPTIONS), ids=("plain", "strict"))
