@@ -100,7 +100,8 @@ def problems() -> str:
     return (
         f"# Problems\n\n{NOTICE}\n"
         "Every refusal is an RFC 9457 problem document with a stable `code`; its `type` is `IDEMPOTENCY_DOCS_URL` followed "
-        "by the code.\nNo key, record, payload or principal appears in one.\n\n"
+        "by the code.\nNo key, record, payload or principal appears in one.\n"
+        "In debug mode only, `outcome-unknown` names the record by its handle, and `misconfigured` says what is wrong.\n\n"
         + _table(("code", "status", "what it says"), rows)
     )
 

@@ -1,4 +1,4 @@
-"""Outcomes and errors → problem documents. No key, record, payload or principal appears in any."""
+"""Outcomes and errors → problem documents. No key, record, payload or principal appears in any, outside debug mode."""
 
 from __future__ import annotations
 
