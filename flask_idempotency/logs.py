@@ -71,7 +71,8 @@ LINES: Mapping[type[Event], Line] = MappingProxyType(
         events.LossRefused: Line(logging.INFO, "A request was refused: the store may have forgotten its key."),
         events.LossNoticed: Line(
             logging.ERROR,
-            "The store has lost its memory: new keys get 503 until somebody has looked at `flask idempotency redis status`.",
+            "The store may have lost records, and new keys get 503. Find out why (`flask idempotency redis status`), then run "
+            "`flask idempotency redis ack`: requests whose records were lost may run a second time.",
         ),
         events.ClaimRestored: Line(logging.WARNING, "A claim was put back that the store had forgotten."),
         events.Completed: Line(logging.INFO, "A result is durable."),

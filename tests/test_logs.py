@@ -12,6 +12,7 @@ from flask import Flask
 from flask_idempotency import logs
 from flask_idempotency.engine import events
 from flask_idempotency.engine.events import Event, facts_of, kinds, name_of
+from flask_idempotency.engine.memory import RISK
 from flask_idempotency.logs import LINES, LOGGER, fields_of, log_of
 from tests.web.apps import new_world
 
@@ -146,3 +147,12 @@ def test_an_application_logs_its_events(caplog: pytest.LogCaptureFixture) -> Non
     said = [record for record in caplog.records if record.name == LOGGER]
     assert ["claim-granted", "completed", "replay-served"] == [vars(record)["event"] for record in said]
     assert {("tests.web.app", "<lambda>")} == {(vars(each)["app"], vars(each)["operation"]) for each in said}
+
+
+def test_who_reads_of_a_loss_is_told_the_command_and_its_risk() -> None:
+    """
+    In every line that tells of one: of the event, and of each refusal.
+    """
+    said = [LINES[events.LossNoticed].sentence, RISK]
+
+    assert all("`flask idempotency redis ack" in line and "run a second time" in line for line in said)
