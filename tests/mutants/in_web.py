@@ -10,6 +10,28 @@ WEB: Final = "flask_idempotency/web"
 
 IN_WEB: Final = (
     Mutant(
+        name="unnamed-callers-share-a-key-space",
+        file=f"{WEB}/principals.py",
+        replaced="if name is None and not allow_anonymous and (found := credentials.of(request)) is not None:",
+        by="if loader is None and name is None and not allow_anonymous and (found := credentials.of(request)) is not None:",
+        killed_by=(
+            "tests/web/test_principals.py::test_credentials_that_nothing_names_never_share_a_key_space"
+            "[a loader that says None-{'X-API-Key': 'x'}]",
+        ),
+        harm="A loader that does not know a caller puts it where all unknown callers are: it is given another's receipt.",
+    ),
+    Mutant(
+        name="former-names-are-believed",
+        file=f"{WEB}/asking.py",
+        replaced="if record is not None and self._anothers(visit, record)}",
+        by="if False}",
+        killed_by=(
+            "tests/web/test_former_identity.py::"
+            "test_a_former_name_without_a_principal_shows_nobody_the_response_of_another",
+        ),
+        harm="While a loader is introduced, two callers with the same key get one receipt.",
+    ),
+    Mutant(
         name="commits-at-capture",
         file=f"{WEB}/guard.py",
         replaced="        elif visit.phase is Phase.CLAIMED:\n            self._capture(visit, response)\n",
