@@ -188,7 +188,7 @@ class Hooks:
             self._guard.rows.unclaimed(visit, response)
         if visit.client_key and self._desk.watch is not None:
             self._desk.watch.look()
-        if visit.client_key and self._desk.shape is not None:
+        if visit.claim is not None and self._desk.shape is not None:
             self._desk.shape.look()
 
     def teardown(self, visit: Visit, error: BaseException | None) -> None:

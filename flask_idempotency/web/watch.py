@@ -124,7 +124,7 @@ class Watch:
 
 
 class ShapeWatch:
-    """Reports a change of the identity of keys: when the first keyed request has ended, and then if there is another one.
+    """Reports a change of the identity of keys: when the first request that claimed a key has ended, and then each new one.
 
     Loaders may be registered until the first request, so this cannot be done earlier. It asks the store once, and then
     every hour; no request waits for it before its view runs.
@@ -145,7 +145,7 @@ class ShapeWatch:
         self._told: set[str] = set()
 
     def look(self) -> None:
-        """Called as each keyed request ends. Nearly always it only looks at a clock, and it never fails."""
+        """Called as each request that claimed a key ends. Nearly always it only looks at a clock, and it never fails."""
         now = self._monotonic()
         if now < self._due:
             return

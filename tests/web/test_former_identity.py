@@ -153,6 +153,8 @@ def test_keys_are_claimed_under_the_former_name_too(
     third = shop(first, **new)
     assert is_replay(third.post(key="2", headers=USER))
     assert 2 == len(first.runs)
+    assert not told()
+    third.post(key="3", headers=USER)
     assert says in "".join(told())
     assert ("advice", True) == (doctor(second)[0][0], "Remove it after" in doctor(second)[0][1])
 
@@ -272,6 +274,7 @@ def test_nothing_is_asked_of_the_store_after_the_first_request(monkeypatch: pyte
     world.app.get("/")(lambda: "a page")
     world.client().get("/")
     world.post(key=None)
+    world.post(key="a\tb")
     assert not asked
 
     world.post(key="1")
