@@ -2,8 +2,8 @@
 
 The decorators only annotate: views stay what they were and can be called directly. `Policies` reads the annotations, once
 per endpoint and method. In an application without the extension nothing reads them, so `refuse_unguarded` closes the view.
-The mark travels in the function's `__dict__`, so it survives every decorator that uses `functools.wraps`, and nothing here
-looks into closures: a view that merely refers to another must not inherit its policy.
+The mark travels in the function's `__dict__`, so it survives every decorator that uses `functools.wraps`. A view never
+inherits a policy from a function that it refers to. But if that function is no view, a decorator has hidden its mark.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import partial, wraps
+from types import FunctionType
 from typing import Any, TypeVar, overload
 
 from flask import Blueprint, Flask, current_app, request, request_started
 from werkzeug.exceptions import HTTPException
+from werkzeug.local import LocalProxy
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import POLICY_FIELDS, Override, Policy
@@ -226,14 +229,17 @@ class Policies:
         deferred = any(mark.deferred for mark in marks)
         unsafe = method in policy.methods
         chosen = not self._chosen_only or bool(said) or deferred or any(self._of_blueprints(endpoint))
-        exempt = not unsafe or not chosen or (said[-1] if said else False)
+        # `@claim_here` alone takes nothing away where the hook claims before it: it warns when it is entered.
+        lost = _hidden(self._app, endpoint) if unsafe else []
+        hidden = [_hides(each) for each in lost if self._chosen_only or _mark(each).exempt is not None]
+        exempt = not unsafe or not (chosen or hidden) or (said[-1] if said else False)
         return Resolved(
             policy=policy,
             exempt=exempt,
             deferred=deferred,
             chosen=chosen or not unsafe,
             headers=tuple("HTTP_" + name.upper().replace("-", "_") for name in policy.header),
-            faults=() if exempt else tuple(policy.faults(joint=self._joint)),
+            faults=() if exempt else (*hidden, *policy.faults(joint=self._joint)),
         )
 
     def _layers(self, endpoint: str, method: str) -> Iterator[_Layer]:
@@ -300,6 +306,63 @@ def _marked(app: Flask, endpoint: str, method: str) -> Iterator[Any]:
     view_class = getattr(view, "view_class", None)
     parents = reversed(view_class.__mro__) if inspect.isclass(view_class) else ()
     yield from (*parents, view, getattr(view_class, method.lower(), None))
+
+
+def _hidden(app: Flask, endpoint: str) -> list[Any]:
+    """Find annotated functions that this endpoint's view calls, and whose marks no view shows.
+
+    A decorator between the route and the mark lacks `functools.wraps`. A function that is a view itself is not hidden: another
+    view may call it.
+    """
+    view = app.view_functions.get(endpoint)
+    seen: list[Any] = [view]
+    for target in seen:
+        seen += [held for held in _held(target) if not any(held is each for each in seen)]
+    shown = [each for view in app.view_functions.values() for each in _shown_by(view)]
+    marked = [each for each in seen[1:] if isinstance(inspect.getattr_static(each, _MARK, None), Mark)]
+    return [each for each in marked if not any(each is other for other in shown)]
+
+
+def _held(target: Any) -> list[Any]:
+    """The functions that this function, partial or decorator object holds, and may call.
+
+    Looks at what is stored, and runs no code of the objects: a closure may hold a proxy that has nothing to stand for yet.
+    """
+    held: list[Any] = [target.func] if issubclass(type(target), partial) else []
+    if type(target) is FunctionType:
+        for cell in target.__closure__ or ():
+            with suppress(ValueError):  # not assigned yet
+                held.append(cell.cell_contents)
+    with suppress(AttributeError):  # it has slots
+        held += object.__getattribute__(target, "__dict__").values()
+    return [
+        each for each in held if type(each) is FunctionType or issubclass(type(each), partial) or _is_decorator(each)
+    ]
+
+
+def _is_decorator(held: Any) -> bool:
+    """Whether this is an object that stands in for a function, and no application or proxy."""
+    return callable(held) and not issubclass(type(held), type | Flask | LocalProxy)
+
+
+def _shown_by(view: Any) -> Iterator[Any]:
+    """The view and the functions that it wraps, as long as the view has their marks."""
+    outer, target = _mark(view), view
+    while target is not None:
+        mark = _mark(target)
+        if not mark.override.keys() <= outer.override.keys() or mark.exempt not in (None, outer.exempt):
+            return
+        if mark.deferred and not outer.deferred:
+            return
+        yield target
+        target = getattr(target, "__wrapped__", None)
+
+
+def _hides(target: Any) -> str:
+    return (
+        f"a decorator hides that {_name(target)} is annotated, so its policy would be ignored. Use functools.wraps in that "
+        "decorator, or put @idempotent or @exempt above it, next to the route."
+    )
 
 
 def _mark(target: Any) -> Mark:
