@@ -90,7 +90,7 @@ class HeaderNames(Field[tuple[str, ...]]):
         return names
 
 
-class Former(fields.Field[dict[str, Any]]):
+class Former(Field[dict[str, Any]]):
     """What was otherwise in the identity of keys: a mapping with `namespace`, `tenant` and `principal`, or some of them."""
 
     def _deserialize(
