@@ -73,7 +73,9 @@ def create_app(
 ) -> Flask:
     """One victim. `config` is Flask configuration, `IDEMPOTENCY_*` included; `resolvers` are by endpoint."""
     app = Flask("victim")
-    app.config.update(IDEMPOTENCY_STORE=store, IDEMPOTENCY_SECRET=SECRET, LEDGER=Ledger(ledger), **config)
+    app.config.update(IDEMPOTENCY_STORE=store, IDEMPOTENCY_SECRET=SECRET, LEDGER=Ledger(ledger))
+    # Some of its callers sign in with a tenant alone.
+    app.config.update(IDEMPOTENCY_ALLOW_ANONYMOUS=True, **config)
     idempotency = Idempotency(app, principal=lambda: g.principal, tenant=lambda: g.tenant)
     for endpoint, resolver in resolvers.items():
         idempotency.resolver(endpoint)(resolver)
