@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import Connection, event, func, select
+from sqlalchemy import BigInteger, Connection, event, func, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import CreateTable
 
@@ -79,13 +79,27 @@ class InvoiceMarker(Model):
 class GatewayCharge(Model):
     __tablename__ = "gateway_charges"
 
-    reference: Mapped[str | None] = mapped_column(unique=True)
-    """What the charge was asked for under, so that it can be found by somebody who does not know whether it was made."""
     tenant: Mapped[str]
     account_id: Mapped[str]
     amount: Mapped[int]
     currency: Mapped[str]
-    id: Mapped[str] = mapped_column(primary_key=True, default=lambda: "gch_" + token_hex(8))
+    id: Mapped[str] = mapped_column(primary_key=True)
+
+    @staticmethod
+    def new_id() -> str:
+        return "gch_" + token_hex(8)
+
+
+class GatewayMarker(Model):
+    """Says what became of a request: its charge, or that it was refused. The database keeps one row for each request."""
+
+    __tablename__ = "gateway_markers"
+
+    reference: Mapped[str] = mapped_column(primary_key=True)
+    """The same in every attempt at one key, and in the resolver."""
+    charge: Mapped[str | None]
+    refused_up_to: Mapped[int | None] = mapped_column(BigInteger)
+    """The fence of the last attempt that may not make the charge any more."""
 
 
 def database_url(given: str) -> str:

@@ -1,4 +1,4 @@
-"""A worker that gets one request, and does not live to answer it.
+"""A worker that gets one request, and does not live to answer it; or freezes before it writes, until a SIGCONT.
 
 python -m tests.example_app.crashing_worker CONFIG BLUEPRINT MOMENT
 """
@@ -6,11 +6,14 @@ python -m tests.example_app.crashing_worker CONFIG BLUEPRINT MOMENT
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from typing import Any
 
 from werkzeug.test import TestResponse
 
+from example_app import simulate
 from example_app.app import create_app
 from tests.example_app.conftest import Customer
 
@@ -22,6 +25,14 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 HEADERS = {"accounting": "X-Idempotency-Key"}
 
 
+FROZEN = "frozen"
+
+
+def freeze() -> None:
+    """Stop as a paused virtual machine does: all threads, and no lease is renewed."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def ask(customer: Customer, blueprint: str, moment: str | None, *, key: str = "key-1") -> TestResponse:
     path, body = REQUESTS[blueprint]
     header = HEADERS.get(blueprint, "Idempotency-Key")
@@ -31,4 +42,9 @@ def ask(customer: Customer, blueprint: str, moment: str | None, *, key: str = "k
 
 if __name__ == "__main__":
     config, blueprint, moment = sys.argv[1:]
-    sys.exit(ask(Customer(create_app(json.loads(config))), blueprint, moment).status)
+    wish: str | None = moment
+    if moment == FROZEN:
+        # What every view of the example calls between its input and its first write.
+        simulate.execution_begins, wish = freeze, None
+    answer = ask(Customer(create_app(json.loads(config))), blueprint, wish)
+    sys.stdout.write(json.dumps([answer.status_code, answer.get_json()]))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flask import Flask
@@ -17,7 +21,7 @@ from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.reap import Reaping
 from flask_idempotency.web.chores import janitor_of
 from tests.example_app.conftest import Customer, MakeApp, on_records
-from tests.example_app.crashing_worker import ask
+from tests.example_app.crashing_worker import FROZEN, ask
 
 ROOT = Path(__file__).parents[2]
 WORKER_SECONDS = 60
@@ -28,12 +32,44 @@ def app(make_app: MakeApp, database: str) -> Flask:
     return make_app(SQLALCHEMY_DATABASE_URI=database)
 
 
-def crash(app: Flask, blueprint: str, moment: str) -> None:
-    """The request is sent to a worker, which is killed; its lease is over."""
+def command(app: Flask, blueprint: str, moment: str) -> list[str]:
     names = ("SQLALCHEMY_DATABASE_URI", "DEMO_SIMULATE", "DEMO_WITNESS", "IDEMPOTENCY_SECRET")
     config = json.dumps({name: app.config[name] for name in names})
+    return [sys.executable, "-m", "tests.example_app.crashing_worker", config, blueprint, moment]
+
+
+class Frozen:
+    """A worker that stopped between its input and its first write."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def thaw(self) -> tuple[int, dict[str, Any]]:
+        """Let it go on. Return the status and the body that its client gets."""
+        self._process.send_signal(signal.SIGCONT)
+        output, errors = self._process.communicate(timeout=WORKER_SECONDS)
+        assert self._process.returncode == 0, errors
+        status, body = json.loads(output)
+        return status, body
+
+
+@contextmanager
+def frozen(app: Flask, blueprint: str) -> Iterator[Frozen]:
+    with subprocess.Popen(
+        command(app, blueprint, FROZEN), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            _, status = os.waitpid(process.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
+            yield Frozen(process)
+        finally:
+            process.kill()
+
+
+def crash(app: Flask, blueprint: str, moment: str) -> None:
+    """The request is sent to a worker, which is killed; its lease is over."""
     worker = subprocess.run(
-        [sys.executable, "-m", "tests.example_app.crashing_worker", config, blueprint, moment],
+        command(app, blueprint, moment),
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -114,3 +150,88 @@ def test_plain_view_that_can_be_asked_about(app: Flask, moment: str, status: int
     answer = ask(Customer(app), "gateway", moment)
     assert (status, "1") == (answer.status_code, answer.headers["X-Executions"])
     assert left == rows(app)
+
+
+LONG_AGO = 24 * 60 * 60 * 1_000_000
+
+
+def a_day_later(app: Flask) -> None:
+    """The worker was silent, and the resolver was last asked, a day ago."""
+    for column in ("requested_at", "lease_until"):
+        on_records(app, f"UPDATE idempotency_records SET {column} = {column} - {LONG_AGO}")  # noqa: S608
+    # 0: it was never asked. A turn after the end of the lease counts as one.
+    on_records(app, "UPDATE idempotency_records SET ask_at = lease_until + 2 WHERE ask_at > 0")
+
+
+def reaped(app: Flask) -> Reaping:
+    report = janitor_of(app).run("reap", Drain())
+    assert isinstance(report, Reaping)
+    return report
+
+
+def test_a_frozen_worker_charges_nothing_that_was_ruled_out(app: Flask) -> None:
+    """
+    The resolver said `NeverHappened`, and refused the charge to this attempt: it thaws, and its INSERT fails.
+    """
+    with frozen(app, "gateway") as worker:
+        a_day_later(app)
+        assert Reaping(quarantined=1, asked=1, unknown=1) == reaped(app)
+        a_day_later(app)
+        assert Reaping(asked=1, released=1) == reaped(app)
+
+        status, _ = worker.thaw()
+
+    assert status in (409, 503)
+    assert 0 == rows(app)
+    assert [201, 201] == [ask(Customer(app), "gateway", None).status_code for _ in range(2)]
+    assert 1 == rows(app)
+
+
+def test_a_worker_that_thaws_behind_the_retry_charges_nothing(app: Flask) -> None:
+    """
+    The retry charged under the same reference. The thawed worker delivers the answer of the retry.
+    """
+    with frozen(app, "gateway") as worker:
+        a_day_later(app)
+        reaped(app)
+        a_day_later(app)
+        assert Reaping(asked=1, released=1) == reaped(app)
+        retried = ask(Customer(app), "gateway", None)
+
+        thawed = worker.thaw()
+
+    assert (201, retried.get_json()) == (retried.status_code, thawed[1])
+    assert 201 == thawed[0]
+    assert 1 == rows(app)
+
+
+def test_a_worker_that_thaws_before_it_is_given_up_frees_its_key(app: Flask) -> None:
+    """
+    The charge was ruled out at the first question, which frees no key. The thawed worker says so by 503, and the retry runs.
+    """
+    with frozen(app, "gateway") as worker:
+        a_day_later(app)
+        assert Reaping(quarantined=1, asked=1, unknown=1) == reaped(app)
+
+        status, body = worker.thaw()
+
+    assert (503, "charge-ruled-out") == (status, body["code"])
+    assert 0 == rows(app)
+    assert 201 == ask(Customer(app), "gateway", None).status_code
+    assert 1 == rows(app)
+
+
+def test_a_second_attempt_that_vanished_is_ruled_out_too(app: Flask) -> None:
+    """
+    The marker of the first one does not stand in its way, and does not rule it out.
+    """
+    for _ in range(2):
+        with frozen(app, "gateway") as worker:
+            a_day_later(app)
+            reaped(app)
+            a_day_later(app)
+            assert Reaping(asked=1, released=1) == reaped(app)
+            assert worker.thaw()[0] in (409, 503)
+    assert 0 == rows(app)
+    assert 201 == ask(Customer(app), "gateway", None).status_code
+    assert 1 == rows(app)
