@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
@@ -31,6 +31,7 @@ from flask_idempotency.web.visit import current_visit
 
 _MARK = "__idempotency__"
 _APPLICATION = "application"
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 ViewT = TypeVar("ViewT", bound=Callable[..., Any])
 
@@ -230,7 +231,7 @@ class Policies:
         unsafe = method in policy.methods
         chosen = not self._chosen_only or bool(said) or deferred or any(self._of_blueprints(endpoint))
         # `@claim_here` alone takes nothing away where the hook claims before it: it warns when it is entered.
-        lost = _hidden(self._app, endpoint) if unsafe else []
+        lost = _hidden(self._app, endpoint, method) if unsafe else []
         hidden = [_hides(each) for each in lost if self._chosen_only or _mark(each).exempt is not None]
         exempt = not unsafe or not (chosen or hidden) or (said[-1] if said else False)
         return Resolved(
@@ -277,7 +278,13 @@ def refuse_unguarded(app: Flask, **_: Any) -> None:
         return
     marks = [_mark(target) for target in _marked(app, rule.endpoint, request.method)]
     said = [mark.exempt for mark in marks if mark.exempt is not None]
-    configured = [blueprint for name in request.blueprints if _MARK in vars(blueprint := app.blueprints[name])]
+    # An endpoint may have a dot in its name and no blueprint.
+    blueprints = [app.blueprints[name] for name in request.blueprints if name in app.blueprints]
+    configured = [blueprint for blueprint in blueprints if _MARK in vars(blueprint)]
+    if not said and request.method not in _SAFE:
+        lost = [_mark(each) for each in _hidden(app, rule.endpoint, request.method)]
+        marks += [mark for mark in lost if not mark.exempt]
+        said = [mark.exempt for mark in marks if mark.exempt is not None]
     if said[-1] if said else not (configured or any(mark.deferred for mark in marks)):
         return
     policy = policy_of(*(_mark(each).override for each in reversed(configured)), *(mark.override for mark in marks))
@@ -308,19 +315,34 @@ def _marked(app: Flask, endpoint: str, method: str) -> Iterator[Any]:
     yield from (*parents, view, getattr(view_class, method.lower(), None))
 
 
-def _hidden(app: Flask, endpoint: str) -> list[Any]:
+def _hidden(app: Flask, endpoint: str, method: str) -> list[Any]:
     """Find annotated functions that this endpoint's view calls, and whose marks no view shows.
 
     A decorator between the route and the mark lacks `functools.wraps`. A function that is a view itself is not hidden: another
     view may call it.
     """
     view = app.view_functions.get(endpoint)
-    seen: list[Any] = [view]
+    entered = _entered(view, [method])
+    seen = [*entered]
     for target in seen:
         seen += [held for held in _held(target) if not any(held is each for each in seen)]
-    shown = [each for view in app.view_functions.values() for each in _shown_by(view)]
-    marked = [each for each in seen[1:] if isinstance(inspect.getattr_static(each, _MARK, None), Mark)]
-    return [each for each in marked if not any(each is other for other in shown)]
+    marked = [each for each in seen[len(entered) :] if isinstance(inspect.getattr_static(each, _MARK, None), Mark)]
+    # The view's own marks first: they are nearly always all, and a large application has many views.
+    for views in ([view], app.view_functions.values()):
+        if marked:
+            shown = [each for view in views for root in _entered(view) for each in _shown_by(root)]
+            marked = [each for each in marked if not any(each is other for other in shown)]
+    return marked
+
+
+def _entered(view: Any, methods: Iterable[str] | None = None) -> list[Any]:
+    """The view, and of a MethodView also the functions of these methods. None: of all that it has."""
+    view_class = getattr(view, "view_class", None)
+    if not inspect.isclass(view_class):
+        return [view]
+    names = (getattr(view_class, "methods", None) or ()) if methods is None else methods
+    functions = [getattr(view_class, name.lower(), None) for name in names]
+    return [view, *(each for each in functions if each is not None)]
 
 
 def _held(target: Any) -> list[Any]:

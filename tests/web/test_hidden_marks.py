@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from flask import Flask
+from flask.views import MethodView
 from werkzeug.local import LocalProxy
 
 from flask_idempotency import Idempotency, claim_here, exempt, idempotent
+from flask_idempotency.web import policies
 
 View = Callable[..., Any]
 
@@ -80,6 +82,57 @@ def test_a_view_whose_mark_is_hidden_does_not_run(
     assert [500, 500] == [answer.status_code for answer in answers]
     assert "functools.wraps" in answers[0].get_data(as_text=True)
     assert runs == []
+
+
+@pytest.mark.parametrize(("guard", "annotate"), CASES, ids=["-".join((guard, each.__name__)) for guard, each in CASES])
+@pytest.mark.parametrize("hide", [closure, without_dict], ids=lambda each: each.__name__)
+def test_a_method_of_a_class_whose_mark_is_hidden_does_not_run(
+    guard: str, annotate: Callable[[View], View], hide: Callable[[View], View]
+) -> None:
+    app = shop(guard)
+    runs: list[str] = []
+
+    def pay(self: Any = None) -> str:
+        runs.append("pay")
+        return "paid"
+
+    view = type("Pay", (MethodView,), {"post": staticmethod(hide(annotate(pay))), "put": staticmethod(lambda: "put")})
+    app.add_url_rule("/pay", view_func=view.as_view("pay"))  # type: ignore[attr-defined]
+
+    client = app.test_client()
+    answers = [client.post("/pay", headers=headers) for headers in ({}, {"Idempotency-Key": "k"})]
+
+    assert [500, 500] == [answer.status_code for answer in answers]
+    assert runs == []
+    assert 200 == client.put("/pay").status_code
+
+
+def test_a_view_that_calls_the_method_of_another_is_no_decorator() -> None:
+    app = shop()
+
+    class Pay(MethodView):
+        @idempotent(required=True)
+        def post(self) -> str:
+            return "paid"
+
+    app.add_url_rule("/pay", view_func=Pay.as_view("pay"))
+    app.add_url_rule("/other", "other", partial(Pay.post, Pay()), methods=["POST"])
+
+    assert [400, 200] == [app.test_client().post(path).status_code for path in ("/pay", "/other")]
+
+
+def test_many_views_are_each_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not each once for each other: an application with 1,500 views took seconds to start."""
+    looked: list[Any] = []
+    shown = policies._shown_by
+    monkeypatch.setattr(policies, "_shown_by", lambda view: looked.append(view) or shown(view))
+    app = shop()
+    for number in range(50):
+        marked = idempotent(required=True)(lambda: "paid")
+        app.add_url_rule(f"/{number}", str(number), wraps(marked)(lambda: "paid"), methods=["POST"])
+
+    assert 400 == app.test_client().post("/1").status_code
+    assert len(looked) <= 4 * 50
 
 
 def test_another_method_of_such_a_view_runs() -> None:

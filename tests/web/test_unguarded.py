@@ -244,3 +244,34 @@ def test_an_async_view_is_refused_too() -> None:
     shop.app.post("/")(pay)
     assert_refused(shop, shop.post())
     assert "paid" == asyncio.run(pay())
+
+
+@pytest.mark.parametrize("annotate", (idempotent(required=True), claim_here), ids=("idempotent", "claim_here"))
+@pytest.mark.parametrize("of_class", (False, True), ids=("view", "method"))
+def test_a_mark_that_a_decorator_hides_is_found(annotate: Any, of_class: bool) -> None:
+    """
+    The decorator lacks functools.wraps, and the author forgot the extension too.
+    """
+    shop = Shop()
+    pay = annotate(view(shop))
+
+    def hiding(*_: Any) -> Any:
+        return pay()
+
+    if of_class:
+        shop.app.add_url_rule("/", view_func=type("Pay", (MethodView,), {"post": hiding}).as_view("pay"))  # type: ignore[attr-defined]
+    else:
+        shop.app.post("/")(hiding)
+
+    assert_refused(shop, shop.post())
+
+
+def test_an_endpoint_with_a_dot_and_without_a_blueprint_is_left_alone() -> None:
+    """
+    Flask-DebugToolbar has one. Flask takes what is before the dot for a blueprint's name.
+    """
+    shop = Shop()
+    idempotent(view(shop))
+    shop.app.add_url_rule("/", "_debug_toolbar.static", lambda: "static", methods=["GET", "POST"])
+
+    assert ["static", "static"] == [shop.post("/", method).text for method in ("GET", "POST")]
