@@ -143,7 +143,8 @@ def load_principal(
     `in_view`: the decorators of the view have run. Before, what `g` holds may be of a request around this one.
 
     Raises `Unnamed` for a request with credentials that nothing names, unless `allow_anonymous` is True; and whatever
-    Flask-JWT-Extended raises for a token that is not valid, if nothing else names the caller.
+    Flask-JWT-Extended raises for a token that is not valid: for one that has expired or was revoked in any case, for others
+    if nothing else names the caller.
     """
     if loader is not None:
         name, set_up = checked(app.ensure_sync(loader)(), "principal_loader"), True
@@ -231,14 +232,17 @@ def _login_id() -> str | None:
     # Optional, so only here: an application that has a login_manager has the package.
     from flask_login import current_user  # type: ignore[import-untyped]
 
+    if not current_user.is_authenticated:
+        # An application's own anonymous_user may have an id: one for all callers that have not signed in.
+        return None
     return checked(current_user.get_id(), "get_id() of Flask-Login's current_user")
 
 
 def _jwt_subject(app: Flask, *, in_view: bool) -> tuple[str | None, Exception | None]:
     """The subject of a valid token, or why the token was refused. Neither: there is no token."""
     from flask_jwt_extended import get_jwt, verify_jwt_in_request
-    from flask_jwt_extended.exceptions import JWTExtendedException
-    from jwt.exceptions import PyJWTError
+    from flask_jwt_extended.exceptions import JWTExtendedException, RevokedTokenError
+    from jwt.exceptions import ExpiredSignatureError, PyJWTError
 
     claim = app.config["JWT_IDENTITY_CLAIM"]
     refused: Exception | None = None
@@ -247,6 +251,9 @@ def _jwt_subject(app: Flask, *, in_view: bool) -> tuple[str | None, Exception | 
             with _leaving_g_alone():
                 try:
                     found = verify_jwt_in_request(optional=True, refresh=refresh, verify_type=False)
+                except (ExpiredSignatureError, RevokedTokenError):
+                    # It named its caller in an earlier attempt. Under another name, this retry would run again.
+                    raise
                 except (JWTExtendedException, PyJWTError) as error:
                     refused = refused or error
                 else:

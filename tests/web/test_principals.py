@@ -16,11 +16,12 @@ from flask_jwt_extended import (
     JWTManager,
     create_access_token,
     create_refresh_token,
+    get_jti,
     get_jwt_identity,
     jwt_required,
     set_access_cookies,
 )
-from flask_login import LoginManager, UserMixin  # type: ignore[import-untyped]
+from flask_login import AnonymousUserMixin, LoginManager, UserMixin  # type: ignore[import-untyped]
 from flask_principal import Identity, Principal  # type: ignore[import-untyped]
 
 from flask_idempotency import claim_here, current_claim
@@ -246,6 +247,24 @@ def test_flask_login_names_the_user() -> None:
     assert (403, "principal-required") == refused(world.post(headers=session_cookie(world.app, cart=1)))
     assert (403, "principal-required") == refused(world.post(headers=BEARER))
     assert {"whose": None} == world.post().json
+
+
+def test_an_anonymous_user_with_an_id_names_nobody() -> None:
+    """
+    An application's own `anonymous_user` may be a guest with an id: one for all callers that have not signed in.
+    """
+    app = login_app()
+
+    class Guest(AnonymousUserMixin):  # type: ignore[misc]
+        def get_id(self) -> str:
+            return "guest"
+
+    app.login_manager.anonymous_user = Guest  # type: ignore[attr-defined]
+    world = shop(app=app)
+
+    assert (403, "principal-required") == refused(world.post(headers={"X-API-Key": "alice's"}))
+    assert {"whose": None} == world.post().json
+    assert {"whose": "bob"} == world.post(headers=signed_in(app, "bob")).json
 
 
 def test_looking_for_credentials_adds_no_vary() -> None:
@@ -537,6 +556,28 @@ def test_what_came_with_the_request_itself_goes_before_a_session_that_happens_to
     assert is_replay(world.post(headers=bearer))
     assert {"whose": "7"} == world.post(headers=cookie).json
     assert {"whose": "7"} == world.post(key="2", headers={"Authorization": "Bearer x"} | cookie).json
+
+
+@pytest.mark.parametrize("what", ("expired", "revoked"))
+def test_a_token_that_was_valid_at_the_first_attempt_never_gives_way_to_the_session(what: str) -> None:
+    """
+    The retry would have another name, and run again. With a new token it is answered.
+    """
+    app = login_app()
+    app.config["JWT_SECRET_KEY"] = KEY
+    revoked: list[str] = []
+    JWTManager(app).token_in_blocklist_loader(lambda header, claims: claims["jti"] in revoked)
+    world = shop(app=app)
+    bearer, cookie = token(app, "7"), signed_in(app, "7")
+    late = token(app, "7", expires_delta=timedelta(seconds=-1)) if what == "expired" else bearer
+
+    assert 201 == world.post(headers=bearer | cookie).status_code
+    with app.test_request_context(headers=bearer):
+        revoked.extend([cast(str, get_jti(bearer["Authorization"].partition(" ")[2]))])
+
+    assert 401 == world.post(headers=late | cookie).status_code
+    assert is_replay(world.post(headers=token(app, "7") | cookie))
+    assert ["jwt:7"] == world.runs
 
 
 def test_no_id_of_one_extension_is_taken_for_that_of_another() -> None:
