@@ -21,7 +21,7 @@ from flask_idempotency.engine.errors import (
     MemoryLost,
     StoreUnavailable,
 )
-from flask_idempotency.engine.events import ReplayForbidden, ReplayServed, StoreFailed
+from flask_idempotency.engine.events import MismatchRefused, ReplayForbidden, ReplayServed, StoreFailed
 from flask_idempotency.engine.key import Scope, one_key, parse_key
 from flask_idempotency.engine.outcome import Claimed, Erased, InFlight, Mismatched, OverQuota, Replayed, Unknown
 from flask_idempotency.engine.owner import releasable_in
@@ -207,7 +207,8 @@ class Asking:
         """What becomes of the request under all its names.
 
         A former name that has no tenant or no principal may be that of several callers. A record that another one of today
-        has there does not concern this request: it is asked for again without that name.
+        has there does not concern this request: it is asked for again without that name. But a caller without a name has
+        no other: there the key is in use.
         """
         engine, secrets = self._desk.engine, len(self._desk.identities)
         outcome = engine.claim(requests[0], visit.policy, former=requests[1:], quota=quota)
@@ -216,11 +217,16 @@ class Asking:
             found = {request.key: engine.read(request.key) for request in requests[secrets:]}
             if isinstance(outcome, Replayed):
                 found[outcome.answer.key] = outcome.answer.record
-            theirs = {key for key, record in found.items() if record is not None and self._anothers(visit, record)}
-            mine = [request for request in requests if request.key not in theirs]
-            if len(mine) == len(requests):
+            theirs = {
+                key: record for key, record in found.items() if record is not None and self._anothers(visit, record)
+            }
+            if not theirs:
                 break
-            requests = mine
+            own = [theirs[request.key] for request in requests[:secrets] if request.key in theirs]
+            if own:
+                self._desk.observers(MismatchRefused(visit.record, visit.operation))
+                return Mismatched(first_seen=own[0].requested_at)
+            requests = [request for request in requests if request.key not in theirs]
             outcome = engine.claim(requests[0], visit.policy, former=requests[1:], quota=quota)
         return outcome
 

@@ -394,6 +394,20 @@ def test_a_request_without_a_name_is_claimed_once() -> None:
     assert ["claim", "complete"] == second.store.verbs()
 
 
+def test_a_request_without_a_name_does_not_get_what_a_caller_has_under_the_former_name() -> None:
+    """
+    Its own name is the former name of all: the key is in use there.
+    """
+    second = shop(users=True, former_identity={"principal": False})
+
+    assert 201 == second.post(headers=USER).status_code
+    unnamed = second.post()
+
+    assert (422, "key-reused") == (unnamed.status_code, unnamed.json["code"])  # type: ignore[index]
+    assert is_replay(second.post(headers=USER))
+    assert [1] == second.runs
+
+
 def test_a_former_name_without_a_tenant_counts_against_nobody() -> None:
     """
     All tenants share it, and one of them would use up what each may have.
