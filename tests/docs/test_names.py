@@ -1,0 +1,182 @@
+"""Every name that the documentation mentions is there: commands and their options, settings, keywords, problems, Python."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+import pytest
+
+import flask_idempotency
+import janitor
+from flask_idempotency import Idempotency, UnknownOutcome, current_claim
+from flask_idempotency.logs import LOGGER
+from flask_idempotency.maintenance.janitor import Chore
+from flask_idempotency.profiles import PROFILES
+from flask_idempotency.schema import DeploymentSchema, PolicySchema
+from flask_idempotency.signals import SIGNALS
+from flask_idempotency.web.cli import cli as group
+from flask_idempotency.web.problem_types import PROBLEMS
+from tests.docs.test_pages import BLOCK, MARKDOWN, ROOT
+
+PAGES = [*MARKDOWN, ROOT / "CHANGELOG.md"]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`([^`\n]+)`")
+COMMAND = re.compile(r"\bflask(?: --app \S+)? idempotency(?: +(.+))?")
+ENDS = re.compile(r"\s(?:#|[|>&;]|→).*|[…)`].*")
+SETTING = re.compile(r"\bIDEMPOTENCY_[A-Z][A-Z_]*[A-Z]\b(?!_?[*<…])")
+PROBLEM = re.compile(r"\b[45]\d\d(?: problem)? \[?`([a-z]+(?:[-_][a-z]+)*)`")
+KEYWORD = re.compile(r"^@?(?:idempotent|configure|Idempotency)\((.*)\)$")
+VALUED = re.compile(r"^([a-z_]+)=[^=]")
+DOTTED = re.compile(r"(?<![\w/-])(?:flask_idempotency|current_claim|idempotency|unknown)(?:\.[A-Za-z_]+)+")
+SIGNAL = re.compile(r"signals? `([a-z_]+)`")
+
+SETTINGS = {f"IDEMPOTENCY_{name.upper()}" for schema in (DeploymentSchema, PolicySchema) for name in schema().fields}
+OF_TESTS = {"IDEMPOTENCY_TEST_POINTS"}
+"""Read by `flask_idempotency.testing` from the environment."""
+
+KEYWORDS = {*PolicySchema().fields}
+OF_THE_EXTENSION = {*DeploymentSchema().fields, *inspect.signature(Idempotency.__init__).parameters}
+
+
+def spans(page: Path) -> Iterator[str]:
+    """What stands as code in the text of a page, and each line of its blocks of commands."""
+    text = page.read_text(encoding="utf-8")
+    for language, block in FENCE.findall(text):
+        if language != "python":
+            yield from (line.removeprefix("$ ") for line in block.splitlines())
+    yield from INLINE.findall(FENCE.sub("", text))
+
+
+def commands() -> Iterator[Any]:
+    for page in PAGES:
+        for number, span in enumerate(spans(page)):
+            first, options, _ = span.partition(" --")
+            found = COMMAND.search(span)
+            if (found and found[1] and found[1][0] not in "…`") or (options and first.split()[0] in group.commands):
+                words = ENDS.sub("", ((found[1] or "") if found else span).replace('"…"', "something"))
+                yield pytest.param(words, id=f"{page.relative_to(ROOT)}:{number}:{words}")
+
+
+@pytest.mark.parametrize("words", list(commands()))
+def test_a_command_that_a_page_names_is_there(words: str) -> None:
+    """With the options that it is shown with, and values that they take."""
+    command: click.Command = group
+    rest = shlex.split(words)
+    while isinstance(command, click.Group):
+        assert rest, f"{command.name} alone is no command"
+        assert rest[0] in command.commands, rest[0]
+        command = command.commands[rest.pop(0)]
+    known = {name: option for option in command.params for name in option.opts}
+    for place, word in enumerate(rest):
+        if word.startswith("--"):
+            assert word in known, word
+            kind = known[word].type
+            if isinstance(kind, click.Choice) and rest[place + 1].islower():
+                assert rest[place + 1] in kind.choices
+
+
+def mentioned(pattern: re.Pattern[str]) -> Mapping[str, set[str]]:
+    """Where each match of this pattern stands."""
+    found: dict[str, set[str]] = {}
+    for page in PAGES:
+        for name in pattern.findall(page.read_text(encoding="utf-8")):
+            found.setdefault(name, set()).add(page.name)
+    return found
+
+
+def test_a_setting_that_a_page_names_is_there() -> None:
+    found = mentioned(SETTING)
+
+    assert len(found) > 30
+    assert {name: pages for name, pages in found.items() if name not in SETTINGS | OF_TESTS} == {}
+
+
+def test_a_problem_that_a_page_names_is_there() -> None:
+    codes = {
+        code for row in PROBLEMS.values() for code in (row.code, row.stripe_type, row.stripe_code, row.playbook_code)
+    }
+    found = mentioned(PROBLEM)
+
+    assert len(found) > 10
+    assert {name: pages for name, pages in found.items() if name not in codes} == {}
+
+
+def test_a_signal_that_a_page_names_is_there() -> None:
+    names = {signal.name.removeprefix("idempotency-").replace("-", "_") for signal in SIGNALS.values()}
+    found = mentioned(SIGNAL)
+
+    assert len(found) > 2
+    assert {name: pages for name, pages in found.items() if name not in names} == {}
+
+
+def called(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Each keyword with the name of what it is given to."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            yield from ((name, keyword.arg) for keyword in node.keywords if keyword.arg)
+
+
+def test_a_keyword_that_a_page_gives_to_a_policy_is_there() -> None:
+    """In blocks, and in code that stands in the text: `@idempotent(required=True)`, `on_error="release"`."""
+    taken = {"idempotent": KEYWORDS, "configure": KEYWORDS, "Idempotency": KEYWORDS | OF_THE_EXTENSION}
+    found: set[tuple[str, str]] = set()
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for block in BLOCK.findall(text):
+            found.update(called(ast.parse(block)))
+        for span in INLINE.findall(FENCE.sub("", text)):
+            if KEYWORD.match(span) and "…" not in span:
+                found.update(called(ast.parse(span.removeprefix("@"))))
+
+    asked = {(name, keyword) for name, keyword in found if name in taken}
+    assert len(asked) > 10
+    assert {(name, keyword) for name, keyword in asked if keyword not in taken[name]} == set()
+
+
+def test_what_a_page_names_in_python_is_there() -> None:
+    """Or is the name of a logger or of a task of Celery's."""
+    others = {LOGGER, *(f"flask_idempotency.{chore}" for chore in get_args(Chore))}
+    roots = {"flask_idempotency": flask_idempotency, "current_claim": type(current_claim), "idempotency": Idempotency}
+    missing = {}
+    for name, pages in mentioned(DOTTED).items():
+        root, *rest = name.split(".")
+        if root == "unknown":
+            if rest[0] not in {*UnknownOutcome.__dataclass_fields__, "downstream_key"}:
+                missing[name] = pages
+        elif rest[0] == "janitor":
+            # Installed under this name. In a checkout it is a folder of its own.
+            if not there(janitor, "janitor", rest[1:]):
+                missing[name] = pages
+        elif name not in others and not there(roots[root], root, rest):
+            missing[name] = pages
+
+    assert missing == {}
+
+
+def there(found: Any, path: str, rest: list[str]) -> bool:
+    for part in rest:
+        path = f"{path}.{part}"
+        if not hasattr(found, part):
+            try:
+                found = importlib.import_module(path)
+            except ImportError:
+                return False
+        else:
+            found = getattr(found, part)
+    return True
+
+
+def test_the_profiles_that_pages_name_are_there() -> None:
+    named = mentioned(re.compile(r"`?profile=\\?\"([a-z-]+)"))
+
+    assert named
+    assert named.keys() <= PROFILES.keys()
