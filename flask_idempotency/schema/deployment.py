@@ -56,7 +56,7 @@ class DeploymentSchema(PolicySchema):
         metadata={
             "doc": "Derives every storage key: a string, or a list of them, oldest last, during a rotation. At least 16 random "
             "bytes, 32 with encryption `required`: `python -c 'import secrets; print(secrets.token_urlsafe(32))'`. In debug "
-            "and testing any will do.",
+            "and testing any will do, unless encryption is `required`.",
             "default": "derived from `SECRET_KEY`, with a warning",
         }
     )
@@ -251,5 +251,9 @@ class DeploymentSchema(PolicySchema):
         },
     )
     enabled = fields.Boolean(
-        metadata={"doc": "False leaves the application exactly as if the extension were not there.", "default": True}
+        metadata={
+            "doc": "False: no key is looked at, and the store is not called. Views run as if the extension were not there. "
+            "It still commits the rows of transactional views, because they leave that to it.",
+            "default": True,
+        }
     )

@@ -207,8 +207,8 @@ _ROWS = (
             "not be stored, so the body cannot be given again."
         ),
         guide=(
-            "The request was carried out once, and this attempt did nothing. The status and the headers are those of "
-            "the first answer; its body was too large to keep, or was cut off on the way. Retrying gets this same "
+            "The request was carried out once, and this attempt did nothing. The status and some of the headers are those "
+            "of the first answer; its body was too large to keep, or was cut off on the way. Retrying gets this same "
             "answer. Read the resource's present state with a GET, at Location if there is one."
         ),
         retry=False,
@@ -224,7 +224,7 @@ _ROWS = (
         ),
         guide=(
             "The request was carried out once, and this attempt did nothing. Its answer was destroyed together with "
-            "everything else that was stored for its tenant, so nobody can read it any more. Retrying gets this same "
+            "all other answers of its tenant, so nobody can read it any more. Retrying gets this same "
             "answer for as long as the key is remembered. Read the resource's present state with a GET."
         ),
         retry=False,

@@ -1,0 +1,71 @@
+"""What pages say in numbers, defaults and lists is what the code has."""
+
+from __future__ import annotations
+
+import re
+
+from docs.generate import HERE
+from flask_idempotency.codec.key_memory import FINISHING_SECONDS, MEMORY_KEYS, MEMORY_SECONDS
+from flask_idempotency.engine.key import LONGEST_NAME
+from flask_idempotency.engine.owner import SILENT_LEASES
+from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Policy
+from flask_idempotency.engine.ports import Store
+from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS
+from flask_idempotency.settings import load_settings
+from flask_idempotency.stores.redis.layout import PARTITIONS
+from flask_idempotency.stores.sql.schema import metadata
+
+SECURITY = (HERE.parent / "SECURITY.md").read_text(encoding="utf-8")
+
+
+def page(name: str) -> str:
+    return (HERE / f"{name}.md").read_text(encoding="utf-8")
+
+
+def test_no_limit_holds_until_one_is_set() -> None:
+    """The security page says of floods and of long bodies that their limits are yours to set."""
+    settings = load_settings({"IDEMPOTENCY_SECRET": "s-9f2c47d1e8b35a60"}, {}, app_name="shop", lenient=False)
+
+    assert 2 == SECURITY.count("by default there is no limit")
+    assert (None, None) == (settings.quota, Policy().max_request_body)
+
+
+def test_statuses_that_release_a_key() -> None:
+    (rule,) = re.findall(r"^4\. (.*)", page("promises"), re.MULTILINE)
+
+    assert RELEASED_BY_DEFAULT == {int(status) for status in re.findall(r"\b\d{3}\b", rule)}
+
+
+def test_times_of_the_policy() -> None:
+    text = page("operations") + page("quarantine")
+    plain = Policy()
+
+    assert (30, 900, 3) == (plain.lease, plain.max_runtime, SILENT_LEASES)
+    assert "until `max_runtime` after its lease (15 minutes)" in text
+    assert "for three leases (90 seconds)" in text
+    assert (30, 3600) == (FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS)
+    assert "after 30 seconds (half a lease, if that is longer), and in pauses that double up to an hour" in text
+
+
+def test_memory_of_data_keys() -> None:
+    text = page("encryption")
+
+    assert f"remembers a data key for {MEMORY_SECONDS:g} seconds" in text
+    assert f"up to {FINISHING_SECONDS:g} seconds" in text
+    assert f"At most {MEMORY_KEYS:,} keys" in text
+
+
+def test_sizes() -> None:
+    assert f"at most {LONGEST_NAME} characters" in page("identity")
+    assert f"more than {LONGEST_NAME} characters" in page("redis")
+    assert f"{PARTITIONS:,} partitions" in page("redis")
+    assert "Store`: eight methods" in page("testing-a-store")
+    assert 8 == len([name for name in vars(Store) if not name.startswith("_")])
+
+
+def test_tables() -> None:
+    text = page("sql")
+
+    assert "Seven tables:" in text
+    assert set(re.findall(r"^\| `(idempotency_\w+)`", text, re.MULTILINE)) == set(metadata.tables)
+    assert 7 == len(metadata.tables)
