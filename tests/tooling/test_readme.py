@@ -151,7 +151,7 @@ for body in ({}, {"item": 1}, {"item": 1}, {}):
 
 
 def test_a_charge_runs_once_and_its_resolver_knows_it(reader: Reader) -> None:
-    """The worker dies after the charge; the resolver answers its retry."""
+    """The worker dies. The resolver finds the charge, does not know of it, or has it cancelled, and answers the retry."""
     printed = run(
         reader,
         "gateway",
@@ -172,10 +172,29 @@ print(*[client.post("/charges", json={"amount": 5}, headers=key).status_code for
 done = app.test_cli_runner().invoke(args=["idempotency", "reap"])
 answer = client.post("/charges", json={"amount": 5}, headers=key)
 print(answer.status_code, answer.headers.get("Idempotency-Replayed"), len(provider.charges))
+
+class Silent(Provider):
+    refuses = False
+
+    def charge(self, amount, key):
+        raise ConnectionError("nobody knows whether it arrived")
+
+    def cancel(self, key):
+        return self.refuses
+
+gateway.provider = Silent()
+for refuses in (False, True):
+    Silent.refuses = refuses
+    key = {"Idempotency-Key": f"silent-{refuses}"}
+    print(client.post("/charges", json={"amount": 5}, headers=key).status_code)
+    done = app.test_cli_runner().invoke(args=["idempotency", "reap"])
+    answer = client.post("/charges", json={"amount": 5}, headers=key)
+    print(answer.status_code, answer.headers.get("Idempotency-Replayed"))
 """,
     )
 
-    assert printed == ["201", "201", "1", "500", "409", "201", "true", "2"]
+    assert printed[:8] == ["201", "201", "1", "500", "409", "201", "true", "2"]
+    assert printed[8:] == ["500", "409", "None", "500", "402", "true"]
 
 
 # Rows of the table: statuses, and what becomes of the key.
@@ -192,7 +211,7 @@ def statuses(text: str) -> set[int]:
 @pytest.mark.parametrize("effects", ("plain", "marked", "deduplicated"))
 def test_the_table_of_statuses_is_what_happens(effects: str) -> None:
     """Every status: kept, released, or by `effects`."""
-    kept, released, others = DEFAULTS
+    kept, released, others, past_point = DEFAULTS
     policy = Policy(effects=effects)  # type: ignore[arg-type]
     by_effects = Decision.QUARANTINE if effects == "plain" else Decision.RELEASE
 
@@ -204,10 +223,11 @@ def test_the_table_of_statuses_is_what_happens(effects: str) -> None:
         else:
             expected = by_effects
         assert policy.decision(response=None, status=status, error=None, past_point=False) is expected, status
-    for status in (500, 501, 502, 503, 504):
+    for status in (500, 502, 504, *statuses(released[0])):
         past = Policy(effects="marked").decision(response=None, status=status, error=None, past_point=True)
         assert past is Decision.QUARANTINE
     assert "**kept**" in kept[1]
     assert "**released**" in released[1]
+    assert "**quarantined**" in past_point[1]
     assert policy.decision(response=None, status=500, error=ValueError(), past_point=False) is by_effects
     assert not statuses(others[0])
