@@ -100,6 +100,17 @@ IN_SQL: Final = (
         harm="Somebody frees the key of an attempt that is over, and frees that of the one that has just begun to pay.",
     ),
     Mutant(
+        name="sql-fence-follows-the-sequence-back",
+        file=f"{SQL}/clauses.py",
+        replaced='func.greatest(values["fence"], _r.fence + ONE)',
+        by='values["fence"]',
+        killed_by=(
+            "tests/sql/test_store.py::test_the_fence_of_a_key_rises_where_the_sequence_went_back"
+            "[postgresql-insert-lapsed-no quota]",
+        ),
+        harm="The database moves to another server, and a worker that was given up writes over what its successor has paid.",
+    ),
+    Mutant(
         name="sql-fence-restarts",
         file=f"{SQL}/statements.py",
         replaced='getattr(func, dialect.greatest)(last + literal_column("1"), dialect.now)',

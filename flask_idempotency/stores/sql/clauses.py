@@ -175,8 +175,12 @@ def regranted(
 ) -> Update:
     """The same update, that makes the row a claim in flight."""
     answer = ("completed_at", "expires_at", "status", "byte_size", "answer", "key_id", "data_key", "succeeded")
+    values = _new(dialect)
+    if dialect.name == POSTGRESQL:
+        # A sequence goes back: a new table has a new one, logical replication leaves it out, and anyone may restart it.
+        values["fence"] = func.greatest(values["fence"], _r.fence + ONE)
     return statement.values(
-        **_new(dialect),
+        **values,
         attempt=attempt,
         requested_at=requested_at,
         lease_until=dialect.now + duration("lease"),
