@@ -1,8 +1,9 @@
 """A file with secrets in it: read only when nobody else can, and written so that nobody else ever could.
 
 The rules are those of ssh (`sshkey_perm_ok` for keys, and `StrictModes` for what leads to them): the file is a regular one,
-no link; it belongs to the user of this process or to root, and is open to its owner only; and no folder above it belongs to
-another user or may be written to by one. A folder with the sticky bit (/tmp) may be: nobody can rename others' files there.
+no link; it belongs to the user of this process or to root, and is open to its owner only; and no folder on the way to it
+belongs to another user or may be written to by one. A folder with the sticky bit (/tmp) may be: nobody can rename others'
+files there. Links among the folders are followed, and the folders that they are in are looked at too; ssh does not do that.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +24,8 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 # ELOOP on Linux and macOS, and what the BSDs say.
 _IS_LINK = frozenset({errno.ELOOP, errno.EMLINK})
 _WRITERS = stat.S_IWGRP | stat.S_IWOTH
+_MOST_LINKS = 40
+"""As many as Linux follows."""
 
 
 def read_private(path: Path) -> str:
@@ -89,9 +93,10 @@ def _refuse_shared(path: Path, status: os.stat_result) -> None:
 
 
 def _refuse_shared_folders(path: Path) -> None:
-    """Look at every folder above the file: another user who may rename one of them can put an old key file in its place."""
-    parent, user = Path(os.path.realpath(path.parent)), os.geteuid()
-    for folder in (parent, *parent.parents):
+    """Look at every folder on the way to the file: another user who may rename something there can put an old key file in its
+    place, or turn a link to one."""
+    user = os.geteuid()
+    for folder in dict.fromkeys(_way_to(path, user)):
         status = os.stat(folder)
         if status.st_uid not in (0, user):
             raise ConfigurationError(
@@ -103,6 +108,32 @@ def _refuse_shared_folders(path: Path) -> None:
                 f"The folder {folder} of the key file {path} may be written to by others "
                 f"(mode {stat.S_IMODE(status.st_mode):04o}). Run: chmod go-w {folder}"
             )
+
+
+def _way_to(path: Path, user: int) -> Iterator[Path]:
+    """Yield each folder that the kernel goes through, those that links are in and lead through included."""
+    here, rest, links = Path(os.sep), [*reversed((Path.cwd() / path).parent.parts[1:])], 0
+    yield here
+    while rest:
+        step = here / rest[-1]
+        if rest.pop() == os.pardir:
+            here = here.parent
+            continue
+        status = os.lstat(step)
+        if not stat.S_ISLNK(status.st_mode):
+            here = step
+            yield here
+            continue
+        links += 1
+        # A folder with the sticky bit may hold links of other users.
+        if status.st_uid not in (0, user) or links > _MOST_LINKS:
+            raise ConfigurationError(
+                f"The link {step} on the way to the key file {path} belongs to user {status.st_uid}, or follows too many "
+                "others. Name the file itself."
+            )
+        target = Path(os.readlink(step))
+        here = Path(os.sep) if target.is_absolute() else here
+        rest.extend(reversed(target.parts[1:] if target.is_absolute() else target.parts))
 
 
 def _make_durable(folder: Path) -> None:

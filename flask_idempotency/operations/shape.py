@@ -242,7 +242,8 @@ def _read(entry: Entry | None) -> tuple[float, tuple[Seen, ...]] | None:
         told = json.loads(entry.report)
         now = _time(told["at"]) + entry.ago
         return now, tuple(_seen(each, now) for each in told["seen"][:_MOST])
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ArithmeticError, ValueError, TypeError, KeyError, RecursionError):
+        # Python's JSON knows infinity, and whole numbers that no float holds.
         return None
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flask_idempotency.codec.key_file import _refuse_shared_folders
 from flask_idempotency.codec.keyring import KeyRing, generate, load_ring
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord
 from tests.codec.sealing import NEW, OLD, RING, Service, text
@@ -180,7 +181,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
 
 def test_a_link_among_the_folders_is_followed_and_its_target_is_looked_at(tmp_path: Path) -> None:
     """
-    A release's `current` is such a link. What counts is who may write to where it leads.
+    A release's `current` is such a link. Who may write to where it leads could put another file there.
     """
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -191,6 +192,59 @@ def test_a_link_among_the_folders_is_followed_and_its_target_is_looked_at(tmp_pa
     shared.chmod(0o777)
     with pytest.raises(ConfigurationError, match=f"chmod go-w {shared}"):
         load_ring(f"file:{tmp_path / 'current' / 'keys'}")
+
+
+def test_a_link_that_others_may_turn_is_refused(tmp_path: Path) -> None:
+    """
+    Where it leads to now is in order, and where it leads to next is another user's choice. Also at the second link.
+    """
+    mine, shared = tmp_path / "mine", tmp_path / "shared"
+    for folder in (mine, shared):
+        folder.mkdir()
+    private(mine / "keys")
+    (shared / "current").symlink_to("../mine")
+    (tmp_path / "latest").symlink_to(shared / "current")
+    ways = shared / "current" / "keys", tmp_path / "latest" / "keys", tmp_path / "latest" / ".." / "mine" / "keys"
+
+    assert all(opens(f"file:{way}") for way in ways)
+    shared.chmod(0o777)
+    for way in ways:
+        with pytest.raises(ConfigurationError, match=f"chmod go-w {shared}"):
+            load_ring(f"file:{way}")
+
+
+def test_a_link_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A folder with the sticky bit lets every user make one.
+    """
+    mine, tmp = tmp_path / "mine", tmp_path / "tmp"
+    for folder in (mine, tmp):
+        folder.mkdir()
+    tmp.chmod(0o1777)
+    private(mine / "keys")
+    link = tmp / "current"
+    link.symlink_to(mine)
+    assert opens(f"file:{link / 'keys'}")
+    me, real, inode = os.geteuid(), os.lstat, os.lstat(link).st_ino
+
+    def changed(status: os.stat_result) -> os.stat_result:
+        return os.stat_result([*status[:4], me + 1, *status[5:]]) if status.st_ino == inode else status
+
+    monkeypatch.setattr(os, "lstat", lambda *arguments, **options: changed(real(*arguments, **options)))
+
+    with pytest.raises(ConfigurationError, match=rf"link {link} .* user {me + 1}"):
+        load_ring(f"file:{link / 'keys'}")
+
+
+def test_links_without_an_end_are_refused(tmp_path: Path) -> None:
+    """
+    Made between the opening of the file and the look at its folders.
+    """
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+
+    with pytest.raises(ConfigurationError, match="too many"):
+        _refuse_shared_folders(tmp_path / "one" / "keys")
 
 
 def test_what_is_no_key_file_is_refused(tmp_path: Path) -> None:

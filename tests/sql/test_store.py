@@ -202,7 +202,12 @@ def test_a_lost_last_fence_is_found_in_the_records(
 @pytest.mark.parametrize("quota", (None, Quota(records=10**6)), ids=("no quota", "quota"))
 @pytest.mark.parametrize("released", (False, True), ids=("lapsed", "released"))
 def test_the_fence_of_a_key_rises_where_the_sequence_went_back(
-    make_engine: MakeEngine, open_store: OpenStore, clock: FrozenClock, strategy: str, released: bool, quota: Quota | None
+    make_engine: MakeEngine,
+    open_store: OpenStore,
+    clock: FrozenClock,
+    strategy: str,
+    released: bool,
+    quota: Quota | None,
 ) -> None:
     """
     A new table has a new sequence, logical replication leaves sequences out, and not every role may set one. The worker of

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from threading import Barrier
+
+import pytest
 
 from flask_idempotency.engine.key import Identity
 from flask_idempotency.operations.shape import NOTED_EVERY_SECONDS, Shape, look, shape_of
+from flask_idempotency.stores.memory.store import MemoryStore
 from flask_idempotency.testing.clock import FrozenClock
 from tests.backends import MakeStore
 
@@ -23,19 +28,19 @@ def test_a_change_is_noticed_until_keep_is_over(make_kept: MakeStore, clock: Fro
     By the store's clock, with the `keep` of the former shape.
     """
     book = make_kept(clock).chores  # type: ignore[attr-defined]
-    look(book, shape("shop 0", keep=100_000.0), note=True)
-    began = look(book, shape("shop 0"), note=False).now
+    look(book, shape("shop 0", "none of the other tests'", keep=100_000.0), note=True)
+    began = look(book, shape("shop 0", "none of the other tests'"), note=False).now
     clock.advance(60)
 
     for _ in range(2):
-        (change,) = look(book, shape("shop 0", tenant=True), note=True).changes
+        (change,) = look(book, shape("shop 0", "none of the other tests'", tenant=True), note=True).changes
         assert "a tenant_loader was added" in change.what
         assert abs(change.since - began - 60) < 1
         assert abs(change.until - began - 60 - 100_000) < 1
         clock.advance(NOTED_EVERY_SECONDS)
-        (change,) = look(book, shape("shop 0", tenant=True), note=False).changes
+        (change,) = look(book, shape("shop 0", "none of the other tests'", tenant=True), note=False).changes
     clock.advance(100_000 - 60)
-    assert () == look(book, shape("shop 0", tenant=True), note=True).changes
+    assert () == look(book, shape("shop 0", "none of the other tests'", tenant=True), note=True).changes
 
 
 def test_looking_without_noting_changes_nothing(make_kept: MakeStore, clock: FrozenClock) -> None:
@@ -67,3 +72,24 @@ def test_processes_that_note_at_once_lose_nothing(make_kept: MakeStore, clock: F
 
     # Each of them sees the five others.
     assert [5] * 6 == [len(look(book, each, note=False).changes) for each in shapes]
+
+
+@pytest.mark.parametrize(
+    ("at", "number"),
+    [*product(("at", "keep", "last"), (f"1{'0' * 400}", "Infinity", "NaN", "null")), ("former", "Infinity")],
+)
+def test_a_damaged_history_counts_as_none(clock: FrozenClock, at: str, number: str) -> None:
+    """
+    It is in the store, where others may write. `doctor` and `stats` read it, and a new history replaces it.
+    """
+    book, mine = MemoryStore(clock=clock).chores, shape("shop")
+    look(book, shape("shop", "former"), note=True)
+    assert 1 == len(look(book, mine, note=False).changes)
+    (name,) = book.last()
+    report, count = re.subn(rf'"{at}":[0-9.]+', lambda _: f'"{at}":{number}', book.last()[name].report)
+    assert count
+    book.note(name, report)
+
+    assert () == look(book, mine, note=False).changes
+    assert look(book, mine, note=True).noted
+    assert () == look(book, mine, note=False).changes
