@@ -23,8 +23,8 @@ IN_WEB: Final = (
     Mutant(
         name="former-names-are-believed",
         file=f"{WEB}/asking.py",
-        replaced="if record is not None and self._anothers(visit, record)}",
-        by="if False}",
+        replaced="if record is not None and self._anothers(visit, record)\n            }",
+        by="if False\n            }",
         killed_by=(
             "tests/web/test_former_identity.py::"
             "test_a_former_name_without_a_principal_shows_nobody_the_response_of_another",
