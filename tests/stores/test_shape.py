@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from secrets import token_hex
 from threading import Barrier
 
 import pytest
@@ -27,20 +28,21 @@ def test_a_change_is_noticed_until_keep_is_over(make_kept: MakeStore, clock: Fro
     """
     By the store's clock, with the `keep` of the former shape.
     """
-    book = make_kept(clock).chores  # type: ignore[attr-defined]
-    look(book, shape("shop 0", "none of the other tests'", keep=100_000.0), note=True)
-    began = look(book, shape("shop 0", "none of the other tests'"), note=False).now
+    # Other tests of this process use the same database, by the same clock.
+    book, name = make_kept(clock).chores, token_hex()  # type: ignore[attr-defined]
+    look(book, shape(name, name, keep=100_000.0), note=True)
+    began = look(book, shape(name, name), note=False).now
     clock.advance(60)
 
     for _ in range(2):
-        (change,) = look(book, shape("shop 0", "none of the other tests'", tenant=True), note=True).changes
+        (change,) = look(book, shape(name, name, tenant=True), note=True).changes
         assert "a tenant_loader was added" in change.what
         assert abs(change.since - began - 60) < 1
         assert abs(change.until - began - 60 - 100_000) < 1
         clock.advance(NOTED_EVERY_SECONDS)
-        (change,) = look(book, shape("shop 0", "none of the other tests'", tenant=True), note=False).changes
+        (change,) = look(book, shape(name, name, tenant=True), note=False).changes
     clock.advance(100_000 - 60)
-    assert () == look(book, shape("shop 0", "none of the other tests'", tenant=True), note=True).changes
+    assert () == look(book, shape(name, name, tenant=True), note=True).changes
 
 
 def test_looking_without_noting_changes_nothing(make_kept: MakeStore, clock: FrozenClock) -> None:
