@@ -11,10 +11,14 @@ from flask_idempotency.engine.owner import SILENT_LEASES
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Policy
 from flask_idempotency.engine.ports import Store
 from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS
+from flask_idempotency.profiles import KEPT_FIELDS, PROFILES
 from flask_idempotency.settings import load_settings
 from flask_idempotency.stores.redis.layout import PARTITIONS
 from flask_idempotency.stores.sql.schema import metadata
+from flask_idempotency.web.principals import ASSERTED, CERTIFICATES, NO_CERTIFICATE, TOKENS
+from flask_idempotency.web.problem_types import PROBLEMS
 
+README = (HERE.parent / "README.md").read_text(encoding="utf-8")
 SECURITY = (HERE.parent / "SECURITY.md").read_text(encoding="utf-8")
 
 
@@ -69,3 +73,45 @@ def test_tables() -> None:
     assert "Seven tables:" in text
     assert set(re.findall(r"^\| `(idempotency_\w+)`", text, re.MULTILINE)) == set(metadata.tables)
     assert 7 == len(metadata.tables)
+
+
+def test_header_fields_that_a_replay_carries() -> None:
+    (line,) = re.findall(r"^A replay carries these fields.*", page("endpoints"), re.MULTILINE)
+
+    named = set(re.findall(r"`([A-Z][\w-]+)`", line))
+    assert KEPT_FIELDS == {name.lower() for name in named}
+
+
+def test_what_counts_as_credentials() -> None:
+    text = page("identity").partition("## What counts as credentials")[2].partition("\n## ")[0]
+
+    assert set() == {
+        name for name in (*TOKENS, *ASSERTED, *CERTIFICATES, *NO_CERTIFICATE) if f"`{name}`" not in text
+    } - {
+        "Cookie"  # "any cookie"
+    }
+
+
+def test_profiles() -> None:
+    """The table of the README: header, replay headers, statuses, and for how long a response is kept."""
+    rows = {
+        cells[1].strip("` "): cells[2:-1]
+        for cells in (line.split("|") for line in README.splitlines())
+        if len(cells) == 8
+    }
+    for name, profile in PROFILES.items():
+        header, replayed, mismatch, in_flight, kept = rows[name]
+        assert tuple(re.findall(r"`([^`]+)`", header)) == profile.values["header"]
+        assert re.findall(r"`([^`]+)`", replayed) == [
+            f"{field}: {value}" for field, value in profile.values["replayed_header"]
+        ]
+        assert int(mismatch.split()[0]) == profile.statuses.get("key-reused", PROBLEMS["key-reused"].status)
+        assert int(in_flight.split()[0]) == profile.statuses.get("in-flight", PROBLEMS["in-flight"].status)
+        number, unit = kept.split()
+        assert int(number) * {"h": 3600, "d": 86400}[unit] == profile.values["keep"]
+
+
+def test_every_page_is_in_the_list_of_pages() -> None:
+    index = page("README")
+
+    assert [] == [path.name for path in HERE.glob("*.md") if path.name != "README.md" and f"({path.name}" not in index]
