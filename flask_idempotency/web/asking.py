@@ -142,8 +142,9 @@ class Asking:
                         request,
                         # The token says whose claim it is: this application's, whatever it was called.
                         key=replace(identity.storage_key(before, visit.client_key), mark=request.key.mark),
-                        # Others of today may have that tenant's name as well, and would be counted there together.
-                        counted=tenant == scope.tenant,
+                        # Others of today may have that tenant's name as well, and would be counted there together. Under
+                        # the same tenant and namespace it is the same ledger, and the key is counted there already.
+                        counted=tenant == scope.tenant and before.namespace != scope.namespace,
                     )
                     for identity, request in zip(identities, requests, strict=True)
                 ]

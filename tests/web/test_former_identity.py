@@ -424,6 +424,19 @@ def test_a_former_name_without_a_tenant_counts_against_nobody() -> None:
     assert [201, 201, 429] * 2 == statuses
 
 
+@pytest.mark.parametrize("quota", ({"quota_in_flight": 1}, {"quota_records": 3}, {"quota_new_keys": (3, 3600)}), ids=str)
+@pytest.mark.parametrize("former", ({"principal": False}, {"principal": lambda: "old"}), ids=("added", "replaced"))
+def test_a_key_counts_once_for_a_tenant_that_has_kept_its_name(quota: dict[str, Any], former: dict[str, Any]) -> None:
+    """
+    Both names are in the tenant's one ledger: with one claim in flight allowed, every request got 429.
+    """
+    second = shop(users=True, former_identity=former, **quota)
+
+    assert [201] * 3 == [second.post(key=str(number), headers=USER).status_code for number in range(3)]
+    if "quota_in_flight" not in quota:
+        assert 429 == second.post(key="3", headers=USER).status_code
+
+
 def test_a_failed_view_frees_both_names() -> None:
     first = shop()
     second = shop(first, tenants=True, former_identity={"tenant": False})
