@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flask import Blueprint, abort
+from flask import Blueprint, abort, request
 from sqlalchemy.exc import IntegrityError
 
 from example_app import simulate
@@ -26,7 +26,7 @@ def create() -> tuple[dict[str, Any], int]:
     simulate.execution_begins()
     invoice = Invoice(tenant=caller().tenant, **wanted)
     db.session.add(invoice)
-    return {"id": written_once(invoice), **wanted}, 201
+    return {"id": written_once(invoice, wanted), **wanted}, 201
 
 
 @accounting.put("/invoices/<invoice_id>")
@@ -39,22 +39,28 @@ def replace(invoice_id: str) -> dict[str, Any]:
     for name, value in wanted.items():
         setattr(invoice, name, value)
     # Not what is there after a second run: another request may have replaced the invoice since the first one.
-    return {"id": written_once(invoice), **wanted}
+    return {"id": written_once(invoice, wanted), **wanted}
 
 
-def written_once(invoice: Invoice) -> str:
-    """Commit this invoice and the marker of its request, unless an earlier run has. Returns the invoice's id."""
+def written_once(invoice: Invoice, wanted: dict[str, Any]) -> str:
+    """Commit this invoice and the marker of its request, unless an earlier run has. Returns the invoice's id.
+
+    A record ends after a day, and a marker does not. So the same key may come with other contents: that gets 422, and not a
+    201 for an invoice that nothing has written.
+    """
     db.session.flush()
-    written = invoice.id
+    written, contents = invoice.id, {"request": f"{request.method} {request.path}", **wanted}
     if current_claim:
-        request = current_claim.downstream_key("invoice")
-        db.session.add(InvoiceMarker(request=request, invoice=written))
+        reference = current_claim.downstream_key("invoice")
+        db.session.add(InvoiceMarker(request=reference, invoice=written, contents=contents))
     try:
         db.session.commit()
     except IntegrityError:
         db.session.rollback()
-        earlier = db.session.get(InvoiceMarker, request) if current_claim else None
+        earlier = db.session.get(InvoiceMarker, reference) if current_claim else None
         if earlier is None:
             raise
+        if earlier.contents != contents:
+            abort(422, "This key has written another invoice, and nothing was done now. Send a new key.")
         written = earlier.invoice
     return written

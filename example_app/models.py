@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import BigInteger, Connection, event, func, select
+from sqlalchemy import JSON, BigInteger, Connection, event, func, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import CreateTable
 
@@ -74,6 +74,8 @@ class InvoiceMarker(Model):
     request: Mapped[str] = mapped_column(primary_key=True)
     """The same in every attempt at one key, and no other request's. The database refuses a second one."""
     invoice: Mapped[str]
+    contents: Mapped[dict[str, Any]] = mapped_column(JSON)
+    """What the request wrote: the same key may come with something else after its record has ended."""
 
 
 class GatewayCharge(Model):

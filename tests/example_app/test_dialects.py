@@ -135,6 +135,28 @@ def test_a_second_run_writes_no_invoice_over_a_later_one(app: Flask, customer: C
         assert [2] == list(db.session.scalars(db.select(Invoice.amount)))
 
 
+@pytest.mark.parametrize("method", ("POST", "PUT"))
+def test_a_key_that_ended_and_comes_with_other_contents_is_told_that_nothing_was_written(
+    app: Flask, customer: Customer, method: str
+) -> None:
+    """
+    Records end after a day and markers stay. A 201 with the new amount would tell of an invoice that nothing has written.
+    """
+    path = f"/api/invoices/{invoice(customer).get_json()['id']}" if method == "PUT" else "/api/invoices"
+    sent = [(key, {**INVOICE, "amount": amount}) for key, amount in (("key-2", 1), ("key-2", 2))]
+
+    answers = []
+    for key, body in sent:
+        answers.append(customer.send(method, path, key, body, header="X-Idempotency-Key"))
+        on_records(app, "DELETE FROM idempotency_records")
+
+    assert answers[0].status_code in (200, 201)
+    assert 422 == answers[1].status_code
+    assert "new key" in answers[1].get_json()["detail"]
+    with app.app_context():
+        assert [1] == list(db.session.scalars(db.select(Invoice.amount)))
+
+
 def test_playbook(customer: Customer) -> None:
     """
     A new timestamp and trace id do not make it another request; a replay is a cache hit with two headers.

@@ -424,7 +424,9 @@ def test_a_former_name_without_a_tenant_counts_against_nobody() -> None:
     assert [201, 201, 429] * 2 == statuses
 
 
-@pytest.mark.parametrize("quota", ({"quota_in_flight": 1}, {"quota_records": 3}, {"quota_new_keys": (3, 3600)}), ids=str)
+@pytest.mark.parametrize(
+    "quota", ({"quota_in_flight": 1}, {"quota_records": 3}, {"quota_new_keys": (3, 3600)}), ids=str
+)
 @pytest.mark.parametrize("former", ({"principal": False}, {"principal": lambda: "old"}), ids=("added", "replaced"))
 def test_a_key_counts_once_for_a_tenant_that_has_kept_its_name(quota: dict[str, Any], former: dict[str, Any]) -> None:
     """
