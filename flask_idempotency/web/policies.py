@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from types import FunctionType
-from typing import Any, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
-from flask import Blueprint, Flask, current_app, request, request_started
+from flask import Blueprint, Flask, current_app, has_request_context, request, request_started
 from werkzeug.exceptions import HTTPException
 from werkzeug.local import LocalProxy
 
@@ -145,11 +145,42 @@ def claim_here(view: ViewT) -> ViewT:
 def _enter() -> Any:
     """Ask for the claim. Returns None when the view is to run."""
     visit = current_visit()
+    if visit is None and has_request_context() and request.url_rule is not None:
+        _refuse_unchosen(request.url_rule.endpoint)
     answer = None if visit is None else visit.from_view(visit)
     if answer is None or current_app.config["TRAP_HTTP_EXCEPTIONS"]:
         return answer
     # Decorators above may convert what a view returns; an exception without a code passes them and all error handlers.
     raise HTTPException(response=answer)
+
+
+def _refuse_unchosen(endpoint: str) -> None:
+    """Refuse to run where nothing is guarded: `@claim_here` was put on a function while the request was served, so nobody
+    could see it. Flask-RESTX applies `method_decorators` then."""
+    state = current_app.extensions.get("idempotency")
+    if state is None or state.policies is None or not state.settings.enabled:
+        return
+    resolved = state.policies.resolve(endpoint, request.method)
+    if not resolved.chosen:
+        remedy = (
+            '@claim_here was entered, and IDEMPOTENCY_GUARD is "chosen" and does not guard this endpoint: the decorator was '
+            "applied while the request was served. Put @idempotent on the method too, or configure the blueprint."
+        )
+        _refuse(current_app, endpoint, remedy, resolved.policy)
+
+
+def _refuse(app: Flask, endpoint: str, remedy: str, policy: Policy) -> NoReturn:
+    """Raises an exception without a code: Flask answers with its response, and no error handler of the application turns that
+    into something else."""
+    _log.error("%s does not run: %s", endpoint, remedy)
+    raise HTTPException(
+        response=render(
+            Problem("misconfigured", remedy),
+            profile=PROFILES[policy.profile],
+            docs_url=DOCS_URL,
+            response_class=app.response_class,
+        )
+    )
 
 
 class Policies:
@@ -267,8 +298,7 @@ def refuse_unguarded(app: Flask, **_: Any) -> None:
     """Refuse to run an annotated view in an application without the extension: nothing there would look at a key.
 
     A receiver of `request_started`, which Flask sends before it calls any hook or view. So a view that is called as a
-    function never gets here. Raises an exception without a code: Flask answers with its response, and no error handler of
-    the application turns that into something else.
+    function never gets here.
     """
     # Every request of every application in this process pays for this line.
     if "idempotency" in app.extensions:
@@ -296,15 +326,7 @@ def refuse_unguarded(app: Flask, **_: Any) -> None:
         f"{who}, and this application has no Idempotency extension: nothing would keep a retry from running again. Call "
         "Idempotency(app), or idempotency.init_app(app). IDEMPOTENCY_ENABLED=False runs it without protection."
     )
-    _log.error("%s does not run: %s", rule.endpoint, remedy)
-    raise HTTPException(
-        response=render(
-            Problem("misconfigured", remedy),
-            profile=PROFILES[policy.profile],
-            docs_url=DOCS_URL,
-            response_class=app.response_class,
-        )
-    )
+    _refuse(app, rule.endpoint, remedy, policy)
 
 
 def _marked(app: Flask, endpoint: str, method: str) -> Iterator[Any]:
@@ -312,7 +334,7 @@ def _marked(app: Flask, endpoint: str, method: str) -> Iterator[Any]:
     view: Any = app.view_functions.get(endpoint)
     view_class = getattr(view, "view_class", None)
     parents = reversed(view_class.__mro__) if inspect.isclass(view_class) else ()
-    yield from (*parents, view, getattr(view_class, method.lower(), None))
+    yield from (*parents, view, *_entered(view, [method])[1:])
 
 
 def _hidden(app: Flask, endpoint: str, method: str) -> list[Any]:
@@ -336,12 +358,12 @@ def _hidden(app: Flask, endpoint: str, method: str) -> list[Any]:
 
 
 def _entered(view: Any, methods: Iterable[str] | None = None) -> list[Any]:
-    """The view, and of a MethodView also the functions of these methods. None: of all that it has."""
+    """The view, and the functions of its class that it calls for these methods. None: for all that it has."""
     view_class = getattr(view, "view_class", None)
     if not inspect.isclass(view_class):
         return [view]
     names = (getattr(view_class, "methods", None) or ()) if methods is None else methods
-    functions = [getattr(view_class, name.lower(), None) for name in names]
+    functions = [getattr(view_class, name, None) for name in ("dispatch_request", *map(str.lower, names))]
     return [view, *(each for each in functions if each is not None)]
 
 

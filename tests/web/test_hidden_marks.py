@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from flask import Flask
 from flask.views import MethodView
+from flask.views import View as ViewClass
+from flask_restx import Api, Resource  # type: ignore[import-untyped]
 from werkzeug.local import LocalProxy
 
 from flask_idempotency import Idempotency, claim_here, exempt, idempotent
@@ -105,6 +107,72 @@ def test_a_method_of_a_class_whose_mark_is_hidden_does_not_run(
     assert [500, 500] == [answer.status_code for answer in answers]
     assert runs == []
     assert 200 == client.put("/pay").status_code
+
+
+@pytest.mark.parametrize("guard", ("all", "chosen"))
+@pytest.mark.parametrize("hide", (None, closure), ids=("shown", "hidden"))
+def test_a_mark_on_dispatch_request_counts(guard: str, hide: Callable[[View], View] | None) -> None:
+    """A `View` that is no MethodView has no other function to annotate."""
+    app = shop(guard)
+    runs: list[str] = []
+
+    class Pay(ViewClass):
+        methods = ("POST",)
+
+        def dispatch_request(self) -> str:
+            runs.append("pay")
+            return "paid"
+
+    Pay.dispatch_request = idempotent(required=True)(Pay.dispatch_request)  # type: ignore[method-assign]
+    if hide is not None:
+        Pay.dispatch_request = hide(Pay.dispatch_request)  # type: ignore[method-assign]
+    app.add_url_rule("/pay", view_func=Pay.as_view("pay"))
+
+    client = app.test_client()
+    statuses = [client.post("/pay", headers=headers).status_code for headers in ({}, *[{"Idempotency-Key": "k"}] * 2)]
+
+    assert ([400, 200, 200] if hide is None else [500, 500, 500]) == statuses
+    assert (1 if hide is None else 0) == len(runs)
+
+
+@pytest.mark.parametrize("of_class", (False, True), ids=("closure", "method_decorators"))
+def test_a_claim_here_that_is_made_while_the_request_is_served_does_not_run_unprotected(of_class: bool) -> None:
+    """Flask-RESTX applies `method_decorators` then. Under "chosen" nothing has guarded this endpoint."""
+    app = shop("chosen")
+    runs: list[str] = []
+
+    def pay() -> str:
+        runs.append("pay")
+        return "paid"
+
+    if of_class:
+
+        class Pay(Resource):  # type: ignore[misc]
+            method_decorators = (claim_here,)
+
+            def post(self) -> str:
+                return pay()
+
+        Api(app).add_resource(Pay, "/pay")
+    else:
+        app.add_url_rule("/pay", "pay", lambda: claim_here(pay)(), methods=["POST"])
+
+    answer = app.test_client().post("/pay", headers={"Idempotency-Key": "k"})
+
+    assert (500, []) == (answer.status_code, runs)
+
+
+def test_a_claim_here_that_is_made_late_is_not_in_the_way_elsewhere() -> None:
+    """Of other methods, of exempt views, and of a guard that has claimed before it."""
+    for guard in ("all", "chosen"):
+        app = shop(guard)
+        app.add_url_rule("/pay", "pay", lambda: claim_here(lambda: "paid")(), methods=["GET", "POST"])
+        app.add_url_rule("/free", "free", exempt(lambda: claim_here(lambda: "free")()), methods=["POST"])
+        client = app.test_client()
+        assert 200 == client.get("/pay").status_code
+        assert 200 == client.post("/free", headers={"Idempotency-Key": "k"}).status_code
+        if guard == "all":
+            assert 200 == client.post("/pay", headers={"Idempotency-Key": "k"}).status_code
 
 
 def test_a_view_that_calls_the_method_of_another_is_no_decorator() -> None:
