@@ -9,10 +9,10 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, delete, text
+from sqlalchemy import Connection, Engine, create_engine, delete, text
 
 from flask_idempotency.engine.outcome import Claimed
-from flask_idempotency.stores.sql import first_use
+from flask_idempotency.stores.sql import first_use, store
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.schema import FENCE_NUMBERS, FENCES, VERSION, metadata, records
 from flask_idempotency.stores.sql.store import SqlStore
@@ -122,6 +122,51 @@ def test_a_role_that_may_set_the_sequence_lifts_it(engine: Engine, teller: Engin
         connection.execute(text(f"GRANT UPDATE ON SEQUENCE {FENCES} TO {teller.url.username}"))
 
     assert claim(teller) > 10**15
+
+
+@on_postgresql
+def test_a_role_that_may_not_set_the_sequence_looks_twice_at_most(
+    teller: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    It may never be able to, and a claim takes no third statement.
+    """
+    looks = []
+
+    def prepare(connection: Connection) -> None:
+        looks.append(connection)
+        first_use.prepare(connection)
+
+    monkeypatch.setattr(store, "prepare", prepare)
+    with closing(SqlStore(Database(teller))) as clerk:
+        for _ in range(5):
+            assert isinstance(clerk.claim(a_request(a_key()), token=a_token(), lease=LEASE), Claimed)
+
+    assert len(looks) == 2
+
+
+@on_postgresql
+def test_fences_rise_over_tables_that_are_made_again_while_a_process_runs(engine: Engine) -> None:
+    """
+    The second claim after each time is above those of before; the first one's sequence is new.
+    """
+    autogenerate(engine, included())
+    with closing(SqlStore(Database(engine))) as running:
+
+        def fence() -> int:
+            outcome = running.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+            assert isinstance(outcome, Claimed)
+            return outcome.held.fence
+
+        fences = [fence()]
+        for _ in range(2):
+            metadata.drop_all(engine)
+            autogenerate(engine, included())
+            fence()
+            fences += [fence(), fence()]
+
+    assert fences == sorted(fences)
+    assert VERSION == reached(engine)
 
 
 def test_a_database_that_has_everything_is_not_written_to(engine: Engine) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from flask_idempotency.engine.clock import Clock, store_time
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import InFlight
+from flask_idempotency.engine.outcome import Claimed, InFlight
 from flask_idempotency.engine.ports import StoreOutcome
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Payload, Record
@@ -26,7 +26,7 @@ from flask_idempotency.stores.sql.claims.verdict import RETRY_SECONDS, Asked, Mo
 from flask_idempotency.stores.sql.completing import answer_of
 from flask_idempotency.stores.sql.data_keys import SqlDataKeys
 from flask_idempotency.stores.sql.database import TRIES, Database
-from flask_idempotency.stores.sql.dialects import SQLITE
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE
 from flask_idempotency.stores.sql.faults import waited_in_vain
 from flask_idempotency.stores.sql.first_use import prepare
 from flask_idempotency.stores.sql.fronting import note, noted
@@ -45,6 +45,7 @@ from flask_idempotency.stores.sql.rows import (
 )
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINED
 from flask_idempotency.stores.sql.sql_schema import SqlSchema
+from flask_idempotency.stores.sql.structure import SEEDED
 from flask_idempotency.stores.sql.unsettled import SqlUnsettled
 
 
@@ -62,6 +63,8 @@ class SqlStore:
         self._statements: Statements | None = None
         self._strategy: Strategy | None = None
         self._prepared = False
+        self._low = False
+        """Whether the last fence counts from one, and not from the clock."""
         self.data_keys = SqlDataKeys(database, now=self.now)
         self.answers = SqlAnswers(database, lambda: self.statements.completing, now=self.now)
         self.ledger = SqlLedger(database, now=self.now)
@@ -129,10 +132,13 @@ class SqlStore:
             self.database.run(prepare)
             self._prepared = True
         try:
-            return claim_in_turn()
+            outcome = claim_in_turn()
         except CorruptRecord:
             self.answers.distrust(request.key)
             raise
+        if isinstance(outcome, Claimed):
+            self._watch_fences(outcome.held.fence)
+        return outcome
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
         done = (QUARANTINED, COMPLETED, FAILED)
@@ -175,6 +181,16 @@ class SqlStore:
 
     def _brought(self, key: StorageKey, token: bytes, **brought: Any) -> dict[str, Any]:
         return {"my_rid": key.rid, "my_tid": key.tid, "my_token": token, "now": self.now(), **brought}
+
+    def _watch_fences(self, fence: int) -> None:
+        """Have the next claim prepare the database again if its sequence has begun anew under this process.
+
+        Once, until fences are high again: not every role may set the sequence.
+        """
+        low = fence < SEEDED and self.database.dialect.name == POSTGRESQL
+        if low and not self._low:
+            self._prepared = False
+        self._low = low
 
     def _ready(self) -> tuple[Statements, Strategy]:
         # Two threads may both do this at first: what they make is the same.
