@@ -20,6 +20,9 @@ from example_app.problems import problem
 from example_app.schemas import GatewayChargeInput, json_body
 from flask_idempotency import Happened, NeverHappened, Resolution, StillUnknown, UnknownOutcome, current_claim
 
+LOCK_MS = 5000
+"""The janitor asks one resolver at a time, so this one waits for no row for longer."""
+
 gateway = Blueprint("gateway", __name__, url_prefix="/gateway")
 
 
@@ -67,7 +70,7 @@ def refuse(reference: str, fence: int) -> bool:
     try:
         if db.engine.dialect.name == "postgresql":
             # A worker that froze inside its transaction holds the row. SQLite waits for as long as its busy_timeout.
-            db.session.execute(text("SET LOCAL lock_timeout = '5s'"))
+            db.session.execute(text(f"SET LOCAL lock_timeout = {LOCK_MS}"))
         if db.session.execute(marker.values(refused_up_to=fence)).rowcount == 0:  # type: ignore[attr-defined]
             db.session.add(GatewayMarker(reference=reference, refused_up_to=fence))
         db.session.commit()

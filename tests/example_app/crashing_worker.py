@@ -33,7 +33,7 @@ def freeze() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def ask(customer: Customer, blueprint: str, moment: str | None, *, key: str = "key-1") -> TestResponse:
+def ask(customer: Customer, blueprint: str, moment: str | None, *, key: str | None = "key-1") -> TestResponse:
     path, body = REQUESTS[blueprint]
     header = HEADERS.get(blueprint, "Idempotency-Key")
     wish = {} if moment is None else {"simulate": {"crash": moment}}

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 from flask import Flask
-from sqlalchemy import func, select
+from sqlalchemy import func, insert, select
 
-from example_app.models import GatewayCharge, Invoice, Payment, db
+from example_app import gateway
+from example_app.models import GatewayCharge, GatewayMarker, Invoice, Payment, db
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.reap import Reaping
 from flask_idempotency.web.chores import janitor_of
@@ -235,3 +236,32 @@ def test_a_second_attempt_that_vanished_is_ruled_out_too(app: Flask) -> None:
     assert 0 == rows(app)
     assert 201 == ask(Customer(app), "gateway", None).status_code
     assert 1 == rows(app)
+
+
+def test_a_charge_whose_transaction_is_open_cannot_be_ruled_out(
+    make_app: MakeApp, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A worker that froze between its INSERT and its COMMIT holds the row: nobody knows yet, and then the charge is there.
+    """
+    monkeypatch.setattr(gateway, "LOCK_MS", 50)
+    app = make_app(SQLALCHEMY_DATABASE_URI=postgres_url)
+    charge = {"id": "gch_1", "tenant": "acme", "account_id": "acc_1", "amount": 1050, "currency": "EUR"}
+    with app.app_context(), db.engine.connect() as frozen_inside:
+        frozen_inside.execute(insert(GatewayCharge).values(charge))
+        frozen_inside.execute(insert(GatewayMarker).values(reference="r", charge="gch_1"))
+
+        assert (False, None) == (gateway.refuse("r", 1), gateway.made_under("r"))
+        frozen_inside.commit()
+        assert not gateway.refuse("r", 1)
+        found = gateway.made_under("r")
+        assert found is not None
+        assert "gch_1" == found.id
+
+
+def test_a_charge_without_a_key_needs_no_marker(app: Flask) -> None:
+    """
+    Nothing can be asked about it, and two of them are two.
+    """
+    assert [201, 201] == [ask(Customer(app), "gateway", None, key=None).status_code for _ in range(2)]
+    assert 2 == rows(app)
