@@ -27,6 +27,11 @@ TOKENS: Final = (
     "Api-Key",
     "ApiKey",
     "X-API-Token",
+    "X-API-Secret",
+    "X-Goog-Api-Key",
+    "X-Authorization",
+    "X-Token",
+    "X-User-Token",
     "X-Auth-Token",
     "X-Auth-Key",
     "X-Access-Token",
@@ -43,6 +48,12 @@ ASSERTED: Final = (
     "Remote-User",
     "X-Remote-User",
     "X-WebAuth-User",
+    "X-User-Id",
+    "X-Consumer-Id",
+    "X-Consumer-Custom-Id",
+    "X-Consumer-Username",
+    "X-Credential-Identifier",
+    "X-Authenticated-Userid",
     "X-Forwarded-User",
     "X-Forwarded-Email",
     "X-Forwarded-Preferred-Username",
@@ -65,6 +76,8 @@ ASSERTED: Final = (
 
 CERTIFICATES: Final = (
     "X-Forwarded-Client-Cert",
+    "X-Forwarded-Tls-Client-Cert",
+    "X-Forwarded-Tls-Client-Cert-Info",
     "X-Client-Cert",
     "Client-Cert",
     "X-ARR-ClientCert",
@@ -73,8 +86,16 @@ CERTIFICATES: Final = (
 )
 """Request headers in which a proxy passes on a client's certificate."""
 
-PREFIXES: Final = ("SSL_CLIENT_", "HTTP_SSL_CLIENT_", "HTTP_X_SSL_CLIENT_")
-"""Of names in the environ: what a server or a proxy says of a client's certificate."""
+PREFIXES: Final = (
+    "SSL_CLIENT_",
+    "HTTP_SSL_CLIENT_",
+    "HTTP_X_SSL_CLIENT_",
+    "HTTP_X_CLIENT_VERIFY",
+    "HTTP_X_CLIENT_DN",
+    "OIDC_CLAIM_",
+    "HTTP_OIDC_CLAIM_",
+)
+"""Of names in the environ: what a server or a proxy says of a client's certificate, and mod_auth_openidc of its caller."""
 
 NO_CERTIFICATE: Final = ("NONE", "(null)")
 """What Apache and nginx write into such a variable when the client has shown no certificate."""

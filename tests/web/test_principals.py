@@ -51,6 +51,14 @@ CREDENTIALS = [
     {"Cf-Access-Jwt-Assertion": "x"},
     {"X-Goog-IAP-JWT-Assertion": "x"},
     {"X-Amzn-Oidc-Data": "x"},
+    {"X-Token": "x"},
+    {"X-Authorization": "Bearer x"},
+    {"X-Goog-Api-Key": "x"},
+    {"X-Consumer-Id": "x"},
+    {"X-User-Id": "7"},
+    {"OIDC-CLAIM-sub": "x"},
+    {"X-Forwarded-Tls-Client-Cert": "x"},
+    {"X-Client-Verify": "SUCCESS"},
 ]
 """One of each kind."""
 
@@ -60,6 +68,7 @@ NONE_AT_ALL: list[dict[str, str]] = [
     {"Cookie": ""},
     {"X-API-Key": "  "},
     {"X-SSL-Client-Verify": "NONE"},
+    {"X-Client-Verify": "NONE"},
     {"X-SSL-Client-S-DN": ""},
     {"User-Agent": "x", "X-Request-Id": "7", "X-CSRF-Token": "x"},
 ]
@@ -117,7 +126,9 @@ def test_a_request_without_credentials_is_anonymous(loader: bool, headers: dict[
 
 
 @pytest.mark.parametrize(
-    "environ", ({"REMOTE_USER": "alice"}, {"SSL_CLIENT_S_DN": "CN=x"}, {"SSL_CLIENT_CERT": "x"}), ids=str
+    "environ",
+    ({"REMOTE_USER": "alice"}, {"SSL_CLIENT_S_DN": "CN=x"}, {"SSL_CLIENT_CERT": "x"}, {"OIDC_CLAIM_sub": "x"}),
+    ids=str,
 )
 def test_what_the_server_says_of_a_caller_is_a_credential(environ: dict[str, str]) -> None:
     world = shop()
