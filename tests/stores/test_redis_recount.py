@@ -114,7 +114,7 @@ class Twice(redis.Redis):
     def execute_command(self, *args: Any, **options: Any) -> Any:
         if args[0] != "SCAN":
             return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
-        if args[1] == 7:
+        if int(args[1]) == 7:
             return 0, list(self.met)
         _, keys = super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
         self.met = tuple(keys)

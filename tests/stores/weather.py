@@ -26,7 +26,7 @@ class Exposed:
         """What the server was sent while it was frozen it does now, in this order, and nobody listens any more."""
         commands, self._frozen = self._frozen, ()
         for name, script, count, *rest in commands:
-            self._pass(name, script, count, *rest[:count], round(now * 1_000_000), *rest[count + 1 :])
+            self._pass(name, script, count, *rest[: int(count)], round(now * 1_000_000), *rest[int(count) + 1 :])
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         if not str(args[0]).startswith("EVAL"):
