@@ -18,6 +18,7 @@ from flask_idempotency.logs import LINES, LOGGER, Line
 from flask_idempotency.metrics.counted import COUNTED, Uncounted
 from flask_idempotency.metrics.families import FAMILIES, Family
 from flask_idempotency.metrics.gauges import GAUGES
+from flask_idempotency.profiles import PROFILES
 from flask_idempotency.schema import DeploymentSchema, PolicySchema
 from flask_idempotency.signals import SIGNALS
 from flask_idempotency.web.problem_types import PROBLEMS, ProblemType
@@ -100,14 +101,24 @@ def problems() -> str:
     return (
         f"# Problems\n\n{NOTICE}\n"
         "Every refusal is an RFC 9457 problem document with a stable `code`; its `type` is `IDEMPOTENCY_DOCS_URL` followed "
-        "by the code.\nNo key, record, payload or principal appears in one.\n"
+        "by the code.\nThe profiles `stripe` and `playbook` and a `problem_renderer` of yours give it another form.\n"
+        "No key, record, payload or principal appears in one.\n"
         "In debug mode only, `outcome-unknown` names the record by its handle, and `misconfigured` says what is wrong.\n\n"
         + _table(("code", "status", "what it says"), rows)
     )
 
 
 def _status(problem: ProblemType) -> str:
-    return str(problem.status) if problem.status is not None else "that of the first answer"
+    if problem.status is None:
+        return "that of the first answer"
+    # 500 if the application lacks what would name the caller: see `Asking._unnamed_caller`.
+    own = "403 or 500" if problem.code == "principal-required" else str(problem.status)
+    others = [
+        f"`{profile.name}`: {profile.statuses[problem.code]}"
+        for profile in PROFILES.values()
+        if problem.code in profile.statuses
+    ]
+    return f"{own} ({', '.join(others)})" if others else own
 
 
 def _problem_page(problem: ProblemType) -> str:

@@ -116,7 +116,8 @@ _ROWS = (
             "The first attempt failed or was interrupted, and it may or may not have had its effect. It is not run again, "
             "because that could do it twice. Automatic retries will get this same answer until the service has found "
             "out. Do not send the request under a new key; look up whether it took effect, or ask the service's "
-            "operator, who can look at what happened. Once that is settled, the same key gets the real answer."
+            "operator, who can look at what happened. Once that is settled, the same key gets the real answer, or runs if "
+            "nothing was done."
         ),
         retry=False,
         stripe_type="api_error",
