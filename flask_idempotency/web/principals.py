@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from flask import Flask, Request, g
+from flask import Flask, Request, g, request
 
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.engine.key import LONGEST_NAME
@@ -267,11 +267,11 @@ def _jwt_subject(app: Flask, *, in_view: bool) -> tuple[str | None, Exception | 
 
     claim = app.config["JWT_IDENTITY_CLAIM"]
     refused: Exception | None = None
-    if not in_view:
+    if not in_view and (places := _token_places()):
         for refresh in (False, True):  # a refresh token in a cookie has another name
             with _leaving_g_alone():
                 try:
-                    found = verify_jwt_in_request(optional=True, refresh=refresh, verify_type=False)
+                    found = verify_jwt_in_request(optional=True, refresh=refresh, locations=places, verify_type=False)
                 except (ExpiredSignatureError, RevokedTokenError):
                     # It named its caller in an earlier attempt. Under another name, this retry would run again.
                     raise
@@ -285,6 +285,16 @@ def _jwt_subject(app: Flask, *, in_view: bool) -> tuple[str | None, Exception | 
         return _jwt_name(get_jwt().get(claim)), refused
     except RuntimeError:
         return None, refused
+
+
+def _token_places() -> list[str]:
+    """Where Flask-JWT-Extended is to look for a token. It takes every JSON body for an object, and fails on others."""
+    from flask_jwt_extended.config import config
+
+    places = list(config.token_location)
+    if "json" in places and request.is_json and not isinstance(request.get_json(silent=True), dict):
+        places.remove("json")
+    return places
 
 
 def _jwt_name(subject: Any) -> str | None:

@@ -388,6 +388,20 @@ def test_a_jwt_in_a_cookie_needs_its_csrf_token() -> None:
     assert ["jwt:7"] == world.runs
 
 
+@pytest.mark.parametrize("body", ([1], "text", 7), ids=str)
+@pytest.mark.parametrize("locations", (["headers", "json"], ["json"]), ids=str)
+def test_json_that_can_hold_no_token_holds_none(locations: list[str], body: Any) -> None:
+    """
+    Flask-JWT-Extended takes every JSON body for an object: a view that asks for no token got 500.
+    """
+    app = jwt_app(JWT_TOKEN_LOCATION=locations)
+    world = shop(app=app)
+
+    assert {"whose": None} == world.post(json=body).json
+    if "headers" in locations:
+        assert {"whose": "jwt:7"} == world.post(key="2", json=body, headers=token(app, "7")).json
+
+
 def test_a_view_that_asks_for_no_token_finds_none_that_we_have_looked_at() -> None:
     """
     A forgotten @jwt_required fails as loudly as it does without a key.
