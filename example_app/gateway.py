@@ -51,6 +51,9 @@ def create() -> tuple[dict[str, Any], int]:
         made = made_under(reference)
         if made is None:
             abort(ruled_out())
+        if (made.account_id, made.amount, made.currency) != (charge.account_id, charge.amount, charge.currency):
+            # A record ends after a week, and a marker does not.
+            abort(422, "This key has made another charge, and nothing was done now. Send a new key.")
         charge = made
     return shown(charge), 201
 

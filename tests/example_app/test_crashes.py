@@ -265,3 +265,19 @@ def test_a_charge_without_a_key_needs_no_marker(app: Flask) -> None:
     """
     assert [201, 201] == [ask(Customer(app), "gateway", None, key=None).status_code for _ in range(2)]
     assert 2 == rows(app)
+
+
+def test_a_key_that_is_used_again_after_its_record_has_ended(app: Flask) -> None:
+    """
+    The marker is still there. The same charge is found, and another one is refused rather than said to be made.
+    """
+    customer = Customer(app)
+    first = ask(customer, "gateway", None)
+    on_records(app, "DELETE FROM idempotency_records")
+    again = ask(customer, "gateway", None)
+    on_records(app, "DELETE FROM idempotency_records")
+    other = customer.send("POST", "/gateway/charges", "key-1", {"account_id": "acc_1", "amount": 1, "currency": "EUR"})
+
+    assert (201, first.get_json()) == (again.status_code, again.get_json())
+    assert 422 == other.status_code
+    assert 1 == rows(app)
