@@ -272,9 +272,6 @@ def _jwt_subject(app: Flask, *, in_view: bool) -> tuple[str | None, Exception | 
             with _leaving_g_alone():
                 try:
                     found = verify_jwt_in_request(optional=True, refresh=refresh, locations=places, verify_type=False)
-                except (ExpiredSignatureError, RevokedTokenError):
-                    # It named its caller in an earlier attempt. Under another name, this retry would run again.
-                    raise
                 except (JWTExtendedException, PyJWTError) as error:
                     refused = refused or error
                 else:
@@ -284,6 +281,9 @@ def _jwt_subject(app: Flask, *, in_view: bool) -> tuple[str | None, Exception | 
         # By the view's decorator or a hook of the application, whose rules may be others, such as where a token is.
         return _jwt_name(get_jwt().get(claim)), refused
     except RuntimeError:
+        if isinstance(refused, ExpiredSignatureError | RevokedTokenError):
+            # It named its caller in an earlier attempt. Under another name, this retry would run again.
+            raise refused from None
         return None, refused
 
 

@@ -605,6 +605,29 @@ def test_a_token_that_was_valid_at_the_first_attempt_never_gives_way_to_the_sess
     assert ["jwt:7"] == world.runs
 
 
+def test_a_valid_refresh_token_names_the_caller_whose_access_token_has_expired() -> None:
+    """
+    Both are in cookies, and the session beside them.
+    """
+    app = login_app()
+    app.config.update(
+        JWT_SECRET_KEY=KEY, JWT_TOKEN_LOCATION=["cookies"], JWT_COOKIE_SECURE=False, JWT_COOKIE_CSRF_PROTECT=False
+    )
+    JWTManager(app)
+    world = shop(app=app)
+    with app.test_request_context():
+        access = create_access_token("7", expires_delta=timedelta(seconds=-1))
+        refresh = create_refresh_token("7")
+    session_of_it = signed_in(app, "7")["Cookie"]
+
+    def post(*cookies: str) -> Any:
+        return world.post(headers={"Cookie": "; ".join((session_of_it, *cookies))})
+
+    assert 401 == post(f"access_token_cookie={access}").status_code
+    both = post(f"access_token_cookie={access}", f"refresh_token_cookie={refresh}")
+    assert {"whose": "jwt:7"} == both.json
+
+
 def test_no_id_of_one_extension_is_taken_for_that_of_another() -> None:
     """
     Somebody may sign up under the name `jwt:7`.
