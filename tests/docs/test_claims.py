@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
+from unittest.mock import Mock, call
+
+import pytest
 
 from docs.generate import HERE
+from flask_idempotency import Happened, Resolution, StillUnknown, UnknownOutcome
 from flask_idempotency.codec.key_memory import FINISHING_SECONDS, MEMORY_KEYS, MEMORY_SECONDS
 from flask_idempotency.engine.key import LONGEST_NAME
 from flask_idempotency.engine.owner import SILENT_LEASES
@@ -17,6 +22,7 @@ from flask_idempotency.stores.redis.layout import PARTITIONS
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.web.principals import ASSERTED, CERTIFICATES, NO_CERTIFICATE, TOKENS
 from flask_idempotency.web.problem_types import PROBLEMS
+from tests.docs.test_pages import BLOCK, surroundings
 
 README = (HERE.parent / "README.md").read_text(encoding="utf-8")
 SECURITY = (HERE.parent / "SECURITY.md").read_text(encoding="utf-8")
@@ -115,3 +121,28 @@ def test_every_page_is_in_the_list_of_pages() -> None:
     index = page("README")
 
     assert [] == [path.name for path in HERE.glob("*.md") if path.name != "README.md" and f"({path.name}" not in index]
+
+
+@pytest.mark.parametrize(
+    ("found", "refuses", "expected"),
+    (
+        ({"settled": True}, False, Happened(({"settled": True}, 201))),
+        ({"settled": False}, True, StillUnknown()),
+        (None, False, StillUnknown()),
+        (None, True, Happened(({"status": "cancelled"}, 402))),
+    ),
+    ids=("made", "on its way", "not heard of", "ruled out"),
+)
+def test_the_resolver_of_the_page_never_takes_ignorance_for_proof(
+    found: dict[str, bool] | None, refuses: bool, expected: Resolution
+) -> None:
+    """It frees no key: a provider that refuses this one refuses the retry too."""
+    names = surroundings()
+    exec(compile(BLOCK.findall(page("quarantine"))[0], "documentation", "exec", dont_inherit=True), names)  # noqa: S102
+    found_by, refused_by = Mock(return_value=found), Mock(return_value=refuses)
+    names["provider"] = SimpleNamespace(find_charge=found_by, cancel=refused_by)
+    resolver = names["what_became_of_it"]
+
+    assert expected == resolver(UnknownOutcome(SimpleNamespace(), lambda name: f"downstream of {name}"))  # type: ignore[arg-type]
+    found_by.assert_called_once_with(key="downstream of charge")
+    assert refused_by.mock_calls in ([], [call(key="downstream of charge")])
