@@ -40,6 +40,13 @@ def test_no_limit_holds_until_one_is_set() -> None:
     assert (None, None) == (settings.quota, Policy().max_request_body)
 
 
+def test_each_threat_names_the_test_that_tries_it() -> None:
+    rows = [line for line in SECURITY.partition("## What is not")[0].splitlines() if line.startswith("| ")][1:]
+
+    assert len(rows) > 15
+    assert [] == [row for row in rows if not re.search(r"\.py`", row.split("|")[-2])]
+
+
 def test_statuses_that_release_a_key() -> None:
     (rule,) = re.findall(r"^4\. (.*)", page("promises"), re.MULTILINE)
 
