@@ -31,6 +31,7 @@ from flask_idempotency.testing.contract.examples import (
 from tests.services import REDIS_KINDS, StartRedis, connect
 from tests.stores.forgetting import RULES, claim, refused
 from tests.stores.owners import WRITES
+from tests.tooling.processes import eventually
 
 ALWAYS = ("--appendonly", "yes", "--appendfsync", "always")
 TENANT = a_key().tid
@@ -160,6 +161,49 @@ def test_a_server_that_was_told_to_be_careless_is_looked_at(
 
     assert "changed" == refused(store, key()).loss
     assert {"changed": layout.PARTITIONS} == store.memory.standing().losses
+
+
+def test_a_rewrite_of_the_file_does_not_end_the_looks(
+    server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Redis begins one by itself. A look that falls into it fails, and one after it counts.
+    """
+    monkeypatch.setattr(lossless, "LOOK_SECONDS", 0.0)
+    store.memory.standing()
+
+    def rewrites() -> bool:
+        told = client.info("persistence")
+        return bool(told["aof_rewrite_in_progress"] or told["aof_rewrite_scheduled"])
+
+    with connect(server.url) as client:
+        client.config_set("rdb-key-save-delay", 2_000)
+        client.bgrewriteaof()
+        granted(claim(store, key()))
+        assert rewrites()
+        assert not client.hexists(layout.memory_in(0), layout.FIELDS["LOOKED"])
+        assert eventually(lambda: not rewrites())
+    granted(claim(store, key()))
+    killed(server)
+
+    granted(claim(store, key()))
+
+
+def test_a_process_that_started_before_redis_looks_too(server: RedisServer, store: RedisStore) -> None:
+    """
+    Else nobody may have looked when Redis restarts next, and that would wait for a person.
+    """
+    server.kill()
+    with closing(RedisStore(server.url, rules=RULES)) as early:
+        early.check()
+        server.restart()
+        granted(claim(store, key()))
+        with connect(server.url) as client:
+            client.hdel(layout.memory_in(0), layout.FIELDS["LOOKED"])
+
+        granted(claim(early, key()))
+        killed(server)
+        granted(claim(early, key()))
 
 
 def test_what_was_started_from_a_snapshot_is_looked_at(

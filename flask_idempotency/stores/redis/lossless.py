@@ -45,6 +45,8 @@ class Proof:
     """Whether it is so since this process started."""
     uptime: float = 0.0
     """In seconds."""
+    later: bool = False
+    """Whether a later look may prove more: its settings lose nothing, and something else stands in the way."""
 
     @property
     def stamp(self) -> bytes:
@@ -72,7 +74,7 @@ def proof(server: Server) -> Proof:
     process = str(told.get("run_id") or "")
     # One process answered all three: an id never comes back.
     if not process or before.get("run_id") != process or not (_flushes(config, told) and _is_alone(told)):
-        return Proof()
+        return Proof(later=_is_set_up(config))
     return Proof(
         process, since_start=told.get("aof_last_rewrite_time_sec") == -1, uptime=float(told["uptime_in_seconds"])
     )
@@ -80,10 +82,14 @@ def proof(server: Server) -> Proof:
 
 def _flushes(config: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
     """Whether each write is on the disk before it is answered. A rewrite hides whether the file was off before it."""
-    rule = config.get("appendonly"), config.get("appendfsync"), config.get("no-appendfsync-on-rewrite")
     told_now = told.get("aof_enabled"), told.get("aof_rewrite_in_progress"), told.get("aof_rewrite_scheduled")
     writes = told.get("aof_last_write_status") == "ok" and told.get("loading") == 0
-    return rule == ("yes", "always", "no") and told_now == (1, 0, 0) and writes
+    return _is_set_up(config) and told_now == (1, 0, 0) and writes
+
+
+def _is_set_up(config: Mapping[str, Any]) -> bool:
+    rule = config.get("appendonly"), config.get("appendfsync"), config.get("no-appendfsync-on-rewrite")
+    return rule == ("yes", "always", "no")
 
 
 def _is_alone(told: Mapping[str, Any]) -> bool:

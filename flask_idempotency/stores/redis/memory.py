@@ -110,6 +110,11 @@ class RedisMemory:
         with suppress(IdempotencyError):
             self._note(lossless.proof(self._server))
 
+    def look_soon(self) -> None:
+        """Have the next claim look: Redis could not be asked so far."""
+        if self.rules.after_loss != "run":
+            self._next_look = 0.0
+
     def judge(self) -> None:
         """Accept a restart that lost nothing, or note a loss. Never fails: what was not judged stays in doubt."""
         with suppress(IdempotencyError):
@@ -133,6 +138,7 @@ class RedisMemory:
             standing = self.standing()
         except IdempotencyError as error:
             _log.warning("Redis does not tell what it remembers (%s)", type(error).__name__)
+            self.look_soon()
             return
         if standing.gravest is not None and not standing.runs_unknown(self.rules.after_loss):
             _log.error("Requests with a new key get 503: %s.", _TEXTS[standing.gravest])
@@ -291,7 +297,9 @@ class RedisMemory:
 
     def _note(self, proof: Proof) -> None:
         self._server.run(scripts.LOOK, (layout.memory_in(0),), proof.stamp)
-        self._next_look = monotonic() + lossless.LOOK_SECONDS if proof.process else float("inf")
+        # Redis begins a rewrite of its file by itself: a look that falls into it is not the last one.
+        again = proof.process or proof.later
+        self._next_look = monotonic() + lossless.LOOK_SECONDS if again else float("inf")
 
     def _everywhere(self, script: Script, *arguments: Sequence[str]) -> list[Any]:
         """What this script returns of every partition: each is given its own of these arguments, in their order."""

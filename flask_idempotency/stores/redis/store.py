@@ -91,6 +91,8 @@ class RedisStore:
         if not self._eviction.possible:
             # It has answered. A silent one would be waited for once more.
             self.memory.warn()
+        else:
+            self.memory.look_soon()
 
     def close(self) -> None:
         """Close the connections of a client that was made from a URL. Another's client is left alone."""
