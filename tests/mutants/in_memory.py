@@ -42,8 +42,8 @@ IN_MEMORY: Final = (
     Mutant(
         name="memory-restart-of-a-careless-server-is-accepted",
         file="flask_idempotency/stores/redis/lossless.py",
-        replaced='rule == ("yes", "always", "no") and ',
-        by="",
+        replaced="_is_set_up(config) and told_now",
+        by="told_now",
         killed_by=(f"{RESTARTED}::test_a_server_that_was_told_to_be_careless_is_looked_at[{ON}-appendfsync everysec]",),
         harm="What a crash has lost runs again, where the configuration file is stricter than the server was.",
     ),
