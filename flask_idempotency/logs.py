@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from textwrap import indent
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
@@ -153,8 +154,11 @@ class Escaping(logging.Filter):
         if isinstance(record.args, tuple):
             record.args = tuple(map(_quoted, record.args))
         if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
-            # Formatters take this for the text of the exception if it is there.
-            record.exc_text = printable_lines(_TRACEBACKS.formatException(record.exc_info))
+            # Formatters take this for the text of the exception if it is there. Indented: what the exception quotes may have
+            # lines that look like entries.
+            record.exc_text = indent(
+                printable_lines(_TRACEBACKS.formatException(record.exc_info)), "  ", lambda _: True
+            )
         return True
 
 

@@ -22,6 +22,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.forks import notice
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.web.bodies import FORM_TYPES, Closing, watch_body
@@ -79,8 +80,9 @@ class Hooks:
             return
         self._told.update(faults)
         if faults:
-            each = "".join(f"\n  - {fault}" for fault in faults)
-            _log.error("Policies that cannot hold. Their endpoints answer 500 until you change them:%s", each)
+            # Not as an argument of the log call: line breaks of those are escaped.
+            each = "".join(f"\n  - {printable(fault)}" for fault in faults)
+            _log.error("Policies that cannot hold. Their endpoints answer 500 until you change them:" + each)
 
     def head(self) -> Response | None:
         """Note that this request may be keyed. Reads no body and calls no store: it may stand before authentication."""

@@ -74,7 +74,7 @@ def test_faults_are_found_when_the_application_is_set_up_and_reported_together(
     world.idempotency.init_app(world.app)
 
     (at_start,) = errors(caplog)
-    assert all(f"POST {endpoint}:" in at_start for endpoint in ("wrong", "too"))
+    assert all(f"\n  - POST {endpoint}:" in at_start for endpoint in ("wrong", "too"))
     world.app.add_url_rule("/late", "late", idempotent(lease=1800)(lambda: "x"), methods=["POST", "PUT"])
     world.post("/right")
     world.post("/right")

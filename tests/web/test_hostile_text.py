@@ -198,8 +198,9 @@ def test_no_message_forges_a_line_of_a_log(lines: list[str]) -> None:
     assert said.isprintable()
     assert ": 3, {'kept': 1}" in said
     assert is_clean(failed)
-    assert failed.endswith(printable_lines(ORDERS + SURROGATE))
-    assert failed.startswith("ERROR it failed\nTraceback")
+    assert failed.endswith(printable_lines(ORDERS + SURROGATE).replace("\n", "\n  "))
+    assert failed.startswith("ERROR it failed\n  Traceback")
+    assert all(line.startswith("  ") for line in failed.split("\n")[1:])
     assert ("WARNING a fault, all of it", True) == (plain, bare.isprintable())
 
 
