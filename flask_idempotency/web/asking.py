@@ -36,7 +36,7 @@ from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.forms import CSRF_FIELD
 from flask_idempotency.web.loaders import former_names, load_quota, load_tenant
 from flask_idempotency.web.outages import OutageLog
-from flask_idempotency.web.principals import PASTE, REMEDY, Credentials, Unnamed, bounded, load_principal
+from flask_idempotency.web.principals import Credentials, Unnamed, bounded, load_principal
 from flask_idempotency.web.problems import Problem, failure, refusal
 from flask_idempotency.web.requests import client_keys, fingerprints
 from flask_idempotency.web.visit import Phase, Visit
@@ -151,11 +151,15 @@ class Asking:
         return requests
 
     def _unnamed_caller(self, visit: Visit, error: Unnamed) -> Answer:
-        """Refuse this request alone: 403 where signing in helps, else 500. Logged once for each endpoint."""
+        """Refuse this request alone: 403 where signing in helps, else 500. Logged once for each endpoint.
+
+        Only the latter is an error of the application. The former is every client whose session has ended.
+        """
         if visit.operation not in self._unnamed:
             self._unnamed.add(visit.operation)
-            _log.error("%s refused a request with a key: %s. %s", visit.operation, error, REMEDY)
-        detail = f"{REMEDY}\n\n{PASTE}" if self._app.debug else ""
+            level = logging.WARNING if error.set_up else logging.ERROR
+            _log.log(level, "%s refused a request with a key: %s. %s", visit.operation, error, error.remedy)
+        detail = f"{error.remedy}\n\n{error.lines}".rstrip() if self._app.debug else ""
         status = 403 if error.set_up else 500
         return self._answers.problem(Problem("principal-required", detail, status=status), visit.policy)
 

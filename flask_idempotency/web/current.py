@@ -6,12 +6,13 @@ from uuid import uuid4
 
 from flask import current_app, has_request_context, request
 from markupsafe import Markup
+from werkzeug.exceptions import HTTPException
 
 from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.web.policies import Policies
-from flask_idempotency.web.visit import Visit, current_visit
+from flask_idempotency.web.visit import Visit, context, current_visit
 
 
 class CurrentClaim:
@@ -90,8 +91,9 @@ def idempotency_field(name: str | None = None, *, endpoint: str | None = None) -
     """Render a hidden form field with a fresh key, for templates: `{{ idempotency_field() }}`.
 
     `endpoint` is what the form is sent to, written as for `url_for`: `".pay"` is in the blueprint of this page. Without it
-    the field is named as the endpoint of this page reads it from a POST, else as the application's `form_field` says, else
-    as the only `form_field` of its blueprints and views says. Give `name` or `endpoint` if there are several.
+    the form is taken to go to the URL of its page, and the field is named as a POST there reads it. On a page whose URL and
+    endpoint take no POST, or whose view is `@exempt`, the name is the application's `form_field`, else the only `form_field`
+    of its blueprints and views. Give `name` or `endpoint` if there are several.
 
     Raises `ConfigurationError` if no policy reads the key from this field: the form would be sent unprotected.
     """
@@ -126,8 +128,16 @@ def _field_name(policies: Policies, base: Policy, name: str | None, endpoint: st
         if name not in names:
             raise ConfigurationError(f"idempotency_field(): no policy reads the key from the form field {name!r}.")
         return name
-    if here is not None and here in found:
-        return found[here]
+    if here is not None and (target := _own_target(here)) is not None:
+        if target in found:
+            return found[target]
+        resolved = policies.resolve(target, "POST")
+        if not resolved.exempt or not resolved.chosen:
+            raise ConfigurationError(
+                f"idempotency_field(): a POST to {target!r}, where the form of this page goes by default, reads no form field, "
+                'so the form would be sent unprotected. Give its view @idempotent(form_field="idempotency_key"). If the form '
+                "goes to another endpoint, name that one: idempotency_field(endpoint=…)."
+            )
     if base.form_field in names:
         return base.form_field
     if len(names) == 1:
@@ -139,6 +149,16 @@ def _field_name(policies: Policies, base: Policy, name: str | None, endpoint: st
         else f"idempotency_field(): policies read the key from several fields ({', '.join(sorted(names))}). Say which "
         "endpoint takes this form: idempotency_field(endpoint=…)."
     )
+
+
+def _own_target(here: str) -> str | None:
+    """The endpoint that takes a POST to the URL of this page, else the page's own if it takes one anywhere, else None."""
+    try:
+        endpoint: str = context.get().url_adapter.match(method="POST")[0]
+    except HTTPException:  # another method only, or a redirect
+        rules = current_app.url_map.iter_rules(here)
+        return here if any("POST" in (rule.methods or ()) for rule in rules) else None
+    return endpoint
 
 
 def _claim() -> Claim | None:

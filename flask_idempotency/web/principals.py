@@ -107,7 +107,8 @@ _NOTED: Final = "_jwt_extended"
 
 REMEDY: Final = (
     "Register @idempotency.principal_loader: a function that returns a stable id of the signed-in subject (never a cookie or "
-    "a token). If the view's own decorators sign the caller in, put @claim_here below them. Set "
+    "a token). If the view's own decorators sign the caller in (@auth.login_required of Flask-HTTPAuth does), put @claim_here "
+    "below them. Set "
     "IDEMPOTENCY_ALLOW_ANONYMOUS to True only if all such callers may share one key space."
 )
 
@@ -116,16 +117,60 @@ PASTE: Final = """\
 def principal():
     user = g.get("user")  # as your own authentication leaves it
     return None if user is None else str(user.id)"""
-"""What the problem shows in debug mode."""
+"""What the problem shows in debug mode if nothing is set up that could name a caller."""
+
+_LOADER: Final = "the principal_loader"
+
+_DECORATORS: Final = {
+    "Flask-HTTPAuth": "@auth.login_required",
+    "Flask-JWT-Extended": "@jwt_required()",
+    "Flask-Login": "@login_required",
+    "Flask-Principal": "@permission.require(401)",
+}
+"""By extension, the decorator that answers a client which has not signed in."""
 
 
 class Unnamed(IdempotencyError):
     """A request that carries credentials, and nothing names its caller. Says which credentials, and no value of any."""
 
-    def __init__(self, credential: str, *, set_up: bool) -> None:
-        super().__init__(f"the request carries credentials ({credential}), and nothing names the caller")
+    def __init__(self, credential: str, *, set_up: tuple[str, ...], in_view: bool) -> None:
+        named = f"{' and '.join(set_up)} {'names' if len(set_up) == 1 else 'name'} no caller"
+        super().__init__(
+            f"the request carries credentials ({credential}), and {named if set_up else 'nothing names the caller'}"
+        )
         self.set_up = set_up
-        """Whether the application has something that names callers: then signing in helps."""
+        """What the application has that names callers. If it has something, signing in helps."""
+        self._in_view = in_view
+
+    @property
+    def remedy(self) -> str:
+        """Say what the application's author can do, the likely thing first."""
+        if not self.set_up:
+            return REMEDY
+        public = (
+            "For a public view, return an id for each user and each visitor from @idempotency.principal_loader, or set "
+            "IDEMPOTENCY_ALLOW_ANONYMOUS to True if all callers without a name may share one key space."
+        )
+        if self._in_view:
+            return f"The decorators above @claim_here let this client pass. {public}"
+        known = [_DECORATORS[name] for name in self.set_up if name in _DECORATORS]
+        return (
+            f"Put @claim_here below {' or '.join(known) or 'the decorator that signs callers in'}, directly above the view: a "
+            "client that is not signed in then gets the response of that decorator, such as your redirect to the login page. "
+            f"{public}"
+        )
+
+    @property
+    def lines(self) -> str:
+        """Return the lines to paste that the problem shows in debug mode."""
+        if not self.set_up:
+            return PASTE
+        decorators = [_DECORATORS[name] for name in self.set_up if name in _DECORATORS]
+        if self._in_view or not decorators:
+            return ""
+        return "\n".join(
+            ('@app.post("/payments")  # your route', decorators[0], "@claim_here", "def view(): ...  # your view")
+        )
 
 
 class Credentials:
@@ -167,13 +212,14 @@ def load_principal(
     Flask-JWT-Extended raises for a token that is not valid: for one that has expired or was revoked in any case, for others
     if nothing else names the caller.
     """
+    set_up: tuple[str, ...]
     if loader is not None:
-        name, set_up = checked(app.ensure_sync(loader)(), "principal_loader"), True
+        name, set_up = checked(app.ensure_sync(loader)(), "principal_loader"), (_LOADER,)
     else:
         name, set_up = _from_extensions(app, request, in_view=in_view)
         bounded(name, "authentication extension gives this caller")
     if name is None and not allow_anonymous and (found := credentials.of(request)) is not None:
-        raise Unnamed(found, set_up=set_up)
+        raise Unnamed(found, set_up=set_up, in_view=in_view)
     return name
 
 
@@ -212,29 +258,30 @@ def _in_environ(header: str) -> str:
     return "HTTP_" + header.upper().replace("-", "_")
 
 
-def _from_extensions(app: Flask, request: Request, *, in_view: bool) -> tuple[str | None, bool]:
-    """The caller's name, and whether an extension that could name it is there."""
-    set_up, refused = False, None
+def _from_extensions(app: Flask, request: Request, *, in_view: bool) -> tuple[str | None, tuple[str, ...]]:
+    """The caller's name, and the extensions that could name it."""
+    set_up: tuple[str, ...] = ()
+    refused = None
     if "flask_httpauth_user" in g:
         # A decorator or a hook of the application has looked at this request. One that is optional leaves None or False.
-        set_up = True
+        set_up = ("Flask-HTTPAuth",)
         if g.flask_httpauth_user is not None and g.flask_httpauth_user is not False:
-            return f"httpauth:{_no_token(_subject(g.flask_httpauth_user, 'Flask-HTTPAuth'), request)}", True
+            return f"httpauth:{_no_token(_subject(g.flask_httpauth_user, 'Flask-HTTPAuth'), request)}", set_up
     if _has_jwt(app):
-        set_up = True
+        set_up += ("Flask-JWT-Extended",)
         name, refused = _jwt_subject(app, in_view=in_view)
         if name is not None:
-            return f"jwt:{name}", True
+            return f"jwt:{name}", set_up
     if _has_login(app):
-        set_up = True
+        set_up += ("Flask-Login",)
         if (name := _login_id()) is not None:
-            return f"login:{name}" if name.startswith(_RESERVED) else name, True
+            return f"login:{name}" if name.startswith(_RESERVED) else name, set_up
     if (principals := sys.modules.get("flask_principal")) is not None:
         identity = g.get("identity")
         if isinstance(identity, principals.Identity):
-            set_up = True
+            set_up += ("Flask-Principal",)
             if identity.id is not None:
-                return f"identity:{_subject(identity.id, 'Flask-Principal')}", True
+                return f"identity:{_subject(identity.id, 'Flask-Principal')}", set_up
     if refused is not None:
         # The application's own error handlers know what to say of a token. It must not become anonymous.
         raise refused

@@ -294,6 +294,66 @@ def test_the_only_form_field_of_a_blueprint_is_found() -> None:
     assert "shop_key" == field_of(world.app)
 
 
+def posting(guard: str = "all") -> Flask:
+    """One view reads its key from a field. Its neighbours take forms too, or show pages only."""
+    world = new_world(guard=guard)
+    app = world.app
+    app.route("/wired", methods=["GET", "POST"], endpoint="wired")(idempotent(form_field="wired_key")(lambda: ""))
+    app.route("/reset", methods=["GET", "POST"], endpoint="reset")(lambda: "")
+    app.route("/off", methods=["GET", "POST"], endpoint="off")(idempotent(form_field=None)(lambda: ""))
+    app.route("/new", methods=["GET"], endpoint="items")(lambda: "")
+    app.route("/items", methods=["POST"], endpoint="items")(app.view_functions["items"])
+    app.get("/split", endpoint="shown")(lambda: "")
+    app.post("/split", endpoint="taken")(lambda: "")
+    app.route("/login", methods=["GET", "POST"], endpoint="login")(exempt(lambda: ""))
+    app.route("/put", methods=["GET", "PUT"], endpoint="put")(lambda: "")
+    return app
+
+
+@pytest.mark.parametrize("guard", ("all", "chosen"))
+@pytest.mark.parametrize(
+    ("path", "target"), (("/reset", "reset"), ("/off", "off"), ("/new", "items"), ("/split", "taken"))
+)
+def test_a_page_whose_own_post_reads_no_field_does_not_borrow_the_name_of_another(
+    path: str, target: str, guard: str
+) -> None:
+    """
+    Forms usually go to the URL of their page. There the borrowed field would be ignored, and a second click runs again.
+    """
+    with pytest.raises(ConfigurationError, match=f"{target!r}.*reads no form field.*endpoint=") as raised:
+        field_of(posting(guard), path=path)
+
+    assert 'form_field="idempotency_key"' in str(raised.value)
+
+
+def test_a_page_whose_own_post_reads_no_field_may_name_its_target() -> None:
+    """
+    The form of this page goes elsewhere.
+    """
+    assert "wired_key" == field_of(posting(), "idempotency_field(endpoint='wired')", "/reset")
+    assert "wired_key" == field_of(posting(), "idempotency_field('wired_key')", "/reset")
+
+
+def test_a_page_without_a_post_takes_the_only_field_of_the_application() -> None:
+    """
+    A GET page, one that takes PUT (no form sends it), and one whose view the author has left alone.
+    """
+    app = posting()
+
+    assert ["wired_key"] * 3 == [field_of(app, path=path) for path in ("/put", "/login", "/nowhere")]
+
+
+def test_the_post_of_the_same_url_names_the_field() -> None:
+    """
+    Two functions share one URL: one shows the form, the other takes it.
+    """
+    app = posting()
+    app.get("/pair", endpoint="pair")(lambda: "")
+    app.post("/pair", endpoint="paired")(idempotent(form_field="pair_key")(lambda: ""))
+
+    assert "pair_key" == field_of(app, path="/pair")
+
+
 def test_a_form_field_renders_where_the_guard_is_switched_off() -> None:
     """
     `IDEMPOTENCY_ENABLED = False` leaves the application as it is, its pages too.

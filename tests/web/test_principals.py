@@ -21,7 +21,7 @@ from flask_jwt_extended import (
     jwt_required,
     set_access_cookies,
 )
-from flask_login import AnonymousUserMixin, LoginManager, UserMixin  # type: ignore[import-untyped]
+from flask_login import AnonymousUserMixin, LoginManager, UserMixin, login_required  # type: ignore[import-untyped]
 from flask_principal import Identity, Principal  # type: ignore[import-untyped]
 
 from flask_idempotency import claim_here, current_claim
@@ -299,6 +299,104 @@ def test_a_request_loader_of_flask_login_is_asked_without_any_header() -> None:
     )
 
     assert {"whose": "robot"} == shop(app=app).post("/?key=x").json
+
+
+# Set up, and the caller has not signed in
+
+
+@pytest.fixture
+def warned(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[tuple[str, str]]]]:
+    with caplog.at_level(logging.INFO, "flask_idempotency"):
+        yield lambda: [
+            (record.levelname, record.getMessage()) for record in caplog.records if "refused" in record.getMessage()
+        ]
+
+
+def loader_app() -> Flask:
+    app = Flask("tests.web.app")
+    app.config["SECRET_KEY"] = KEY
+    return app
+
+
+def principal_app() -> Flask:
+    app = loader_app()
+    Principal(app)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("make", "who", "decorator"),
+    [
+        (lambda: login_app(), "Flask-Login", "@login_required"),
+        (lambda: jwt_app(SECRET_KEY=KEY), "Flask-JWT-Extended", "@jwt_required()"),
+        (lambda: principal_app(), "Flask-Principal", "@permission.require(401)"),
+        (lambda: loader_app(), "principal_loader", "the decorator that signs callers in"),
+    ],
+    ids=("login", "jwt", "principal", "loader"),
+)
+def test_a_caller_that_has_not_signed_in_is_no_error_of_the_application(
+    make: Callable[[], Flask], who: str, decorator: str, warned: Callable[[], list[tuple[str, str]]]
+) -> None:
+    """
+    A session ends, and the form is sent. The application has all that it needs: its decorator must only come first.
+    """
+    world = shop(app=make())
+    if who == "principal_loader":
+        world.idempotency.principal_loader(lambda: None)
+
+    told = [refused(world.post(headers=session_cookie(world.app, cart=1))) for _ in range(3)]
+
+    assert [(403, "principal-required")] * 3 == told
+    [(level, message)] = warned()
+    assert "WARNING" == level
+    assert who in message
+    first = message.partition(who)[2].partition(". ")[2]
+    assert first.startswith(f"Put @claim_here below {decorator}")
+    assert 'g.get("user")' not in message
+    assert "Register @idempotency.principal_loader" not in message
+
+
+def test_the_decorators_that_the_refusal_shows_send_the_client_to_the_login_page() -> None:
+    """
+    In debug mode. As they are pasted: what signs the caller in stands above, so it answers before the key is looked at.
+    """
+    app = login_app()
+    app.login_manager.login_view = "login"  # type: ignore[attr-defined]
+    world = shop(app=app)
+    app.get("/login", endpoint="login")(lambda: "sign in")
+    app.debug = True
+
+    detail = world.post(headers=session_cookie(app, cart=1)).json["detail"]  # type: ignore[index]
+    pasted = detail.partition("\n\n")[2]
+    assert ["@app.post", "@login_required", "@claim_here", "def view"] == [
+        line.partition("(")[0] for line in pasted.split("\n")
+    ]
+    later = login_app()
+    later.login_manager.login_view = "login"  # type: ignore[attr-defined]
+    corrected = new_world(later, principal=None)
+    later.get("/login", endpoint="login")(lambda: "sign in")
+    exec(compile(pasted, "pasted", "exec"), {"app": later, "login_required": login_required, "claim_here": claim_here})  # noqa: S102 - our own text
+    rule = next(rule.rule for rule in later.url_map.iter_rules() if "POST" in (rule.methods or ()))
+
+    answer = corrected.post(rule, headers=session_cookie(later, cart=1))
+    assert (302, True) == (answer.status_code, answer.headers["Location"].startswith("/login"))
+
+
+def test_a_view_that_claims_below_its_decorators_is_not_told_to_do_so(
+    warned: Callable[[], list[tuple[str, str]]],
+) -> None:
+    """
+    They have let the client pass: the page is public, and its visitors need an id.
+    """
+    world = new_world(login_app(), principal=None)
+    world.view()(claim_here(lambda: "paid"))
+
+    assert 403 == world.post(headers=session_cookie(world.app, cart=1)).status_code
+    [(level, message)] = warned()
+    assert "WARNING" == level
+    assert "Put @claim_here" not in message
+    assert "IDEMPOTENCY_ALLOW_ANONYMOUS" in message
+    assert "visitor" in message
 
 
 # Flask-JWT-Extended
