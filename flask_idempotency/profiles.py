@@ -113,12 +113,16 @@ def yielding(written: Override) -> tuple[str, ...]:
 
 
 def _brought(written: Override) -> Override:
-    """The values that the profile brings, without the statuses that the application has settled in other words."""
+    """The values that the profile brings, without the statuses that the application has settled in other words.
+
+    The lease that it brings is no longer than a written `max_runtime`.
+    """
     values = PROFILES[written.get("profile", IETF)].values
     settled = frozenset().union(*(written.get(name, ()) for name in STATUS_LISTS))
     if "on_error" in written:
         settled |= SERVER_ERRORS
-    return {**values, **{name: values[name] - settled for name in STATUS_LISTS}}
+    lease = min(values["lease"], written.get("max_runtime", values["lease"]))
+    return {**values, **{name: values[name] - settled for name in STATUS_LISTS}, "lease": lease}
 
 
 KEPT_FIELDS = frozenset(

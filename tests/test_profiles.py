@@ -119,6 +119,17 @@ def test_a_written_value_beats_a_profile_of_any_layer(profile: str, written: dic
     assert written == {name: getattr(policy_of(written, named), name) for name in written}
 
 
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_written_max_runtime_shortens_the_lease_that_a_profile_brings(profile: str) -> None:
+    """
+    Two written values that contradict each other stay as they are, and are refused.
+    """
+    policy = under(profile, max_runtime=20.0)
+
+    assert (20.0, 20.0, []) == (policy.max_runtime, policy.lease, policy.faults(joint=False))
+    assert under(profile, max_runtime=20.0, lease=25.0).faults(joint=False)
+
+
 def decided(policy: Policy, status: int, error: BaseException | None = None) -> Decision:
     return policy.decision(response=None, status=status, error=error, past_point=False)
 

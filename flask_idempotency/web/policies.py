@@ -227,7 +227,10 @@ class Policies:
             if less := yielding(values):
                 # What the application has settled in other words is taken out of the profile's statuses.
                 origins |= dict.fromkeys(STATUS_LISTS, f"{brought}, less what {' and '.join(less)} settles")
-        return Explained(self.resolve(endpoint, method), origins | written)
+        resolved = self.resolve(endpoint, method)
+        if resolved.policy.lease < policy_of({"profile": resolved.policy.profile}).lease:
+            origins["lease"] += ", shortened to max_runtime"
+        return Explained(resolved, origins | written)
 
     def pairs(self) -> list[tuple[str, str]]:
         """Every endpoint of the application with every method that it is routed for."""

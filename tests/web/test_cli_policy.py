@@ -133,6 +133,21 @@ def test_a_profile_says_which_of_its_statuses_the_application_has_settled() -> N
     assert row["policy"]["release_statuses"]["from"].startswith("@idempotent on")
 
 
+def test_a_lease_that_max_runtime_shortens_says_so() -> None:
+    """
+    A written lease says where it was written, also if it is shorter than the profile's.
+    """
+    world = new_world()
+    for name, values in {"brief": {"max_runtime": 120}, "written": {"lease": 60}}.items():
+        world.view(f"/{name}", endpoint=name)(idempotent(profile="x-idempotency", **values)(lambda: "done"))
+    brief, written = origins(world, "brief")["lease"], origins(world, "written")["lease"]
+
+    assert brief.startswith("profile x-idempotency, of @idempotent on")
+    assert brief.endswith(", shortened to max_runtime")
+    assert written.startswith("@idempotent on")
+    assert "shortened" not in written
+
+
 def test_what_an_application_says_comes_from_its_configuration_or_its_code() -> None:
     """
     The code goes before the configuration.
