@@ -31,7 +31,17 @@ from flask_idempotency.web.guard import Guard
 from flask_idempotency.web.loaders import check_counted
 from flask_idempotency.web.policies import Resolved
 from flask_idempotency.web.problems import Problem
-from flask_idempotency.web.visit import Phase, Visit, context, context_id, session_is_modified, slot, visit_of
+from flask_idempotency.web.visit import (
+    Phase,
+    Visit,
+    context,
+    context_id,
+    only_flashes_changed,
+    session_is_modified,
+    session_values,
+    slot,
+    visit_of,
+)
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -141,7 +151,9 @@ class Hooks:
         visit.captured = True
         if visit.phase is Phase.CLAIMED:
             changed = not visit.session_was_modified and session_is_modified()
+            changed = changed and not only_flashes_changed(visit.session_before)
             visit.sets_cookie = changed or "Set-Cookie" in response.headers
+            visit.session_before = None
         self._guard.captured(visit, response)
         if visit.body is not None and "werkzeug.debug.preserve_context" not in request.environ:
             Closing(visit.body, response)
@@ -231,6 +243,7 @@ class Hooks:
     def _enter(self, visit: Visit) -> Response | None:
         visit.context = context_id()
         visit.session_was_modified = session_is_modified()
+        visit.session_before = None if visit.session_was_modified else session_values()
         return self._guard.enter(visit, request._get_current_object())  # type: ignore[attr-defined]
 
     def _warn_once(self, visit: Visit, message: str) -> None:

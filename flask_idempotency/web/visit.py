@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,10 @@ except ImportError:  # Flask 3.2 keeps one context for application and request
 
 context: ContextVar[Any] = _cv_request
 """The running request's context: a tenth of the price of going through Flask's proxies, six times in each request."""
+
+
+_FLASHES = "_flashes"
+"""Where Flask keeps flash messages in the session."""
 
 
 class Phase(Enum):
@@ -95,8 +100,10 @@ class Visit:
     """Of a transactional view that runs without a claim."""
     session_was_modified: bool = True
     """Before the view. An application's hooks may change the session on each request."""
+    session_before: dict[str, Any] | None = None
+    """What the session held before the view. None: unknown."""
     sets_cookie: bool = False
-    """Whether the view or its `after_this_request` functions set one, or changed the session."""
+    """Whether the view or its `after_this_request` functions set one, or changed more in the session than flash messages."""
     keeps_rows: bool = False
     """Whether the view wants its rows committed even with an error for an answer."""
     unstated: bool = False
@@ -124,8 +131,45 @@ def session_is_modified() -> bool:
 
     Flask's own way to the session marks it as accessed, and that adds `Vary: Cookie` to the response.
     """
+    return bool(getattr(_session(), "modified", True))
+
+
+def session_values() -> dict[str, Any] | None:
+    """Copy what the session of this request holds. None: its class cannot be compared.
+
+    The copy does not change when the view changes a list within the session.
+    """
+    session = _session()
+    if not isinstance(session, dict):
+        return None
+    try:
+        # Past the session's own methods: those note that it was accessed.
+        return {name: _copied(value) for name, value in dict.items(session)}
+    except Exception:  # noqa: BLE001 - a session on a server may hold anything
+        return None
+
+
+def only_flashes_changed(before: dict[str, Any] | None) -> bool:
+    """Return whether the session, which was modified, holds what it held `before` except for its flash messages."""
+    session = _session()
+    if before is None or not isinstance(session, dict):
+        return False
+    now = dict(dict.items(session))
+    if _FLASHES not in before and _FLASHES not in now:
+        return False
+    try:
+        return {**now, _FLASHES: None} == {**before, _FLASHES: None}
+    except Exception:  # noqa: BLE001 - as above
+        return False
+
+
+def _session() -> Any:
     held = vars(context.get())
-    return bool(getattr(held.get("_session", held.get("session")), "modified", True))
+    return held.get("_session", held.get("session"))
+
+
+def _copied(value: Any) -> Any:
+    return value if type(value) in (str, int, bool, type(None)) else deepcopy(value)
 
 
 def visit_of(request: object, slot: str) -> Visit | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from flask import Blueprint, Flask, Request, Response, after_this_request, flash, make_response, session
-from flask.sessions import SecureCookieSession, SessionInterface, SessionMixin
+from flask.sessions import SecureCookieSession, SecureCookieSessionInterface, SessionInterface, SessionMixin
 from flask.views import MethodView
 from flask_login import LoginManager, UserMixin, login_user  # type: ignore[import-untyped]
 
@@ -237,7 +237,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize(
     "view",
-    [cookie, late_cookie, deleted_cookie, new_session, cleared_session, flashed, login],
+    [cookie, late_cookie, deleted_cookie, new_session, cleared_session, login],
     ids=lambda view: view.__name__,
 )
 def test_a_kept_response_that_sets_a_cookie_is_warned_of_once(
@@ -279,6 +279,156 @@ def test_other_responses_are_not_warned_of(view: Callable[[], Any], caplog: pyte
     world.post()
 
     assert [] == warnings(caplog)
+
+
+def flashed_in_a_form() -> str:
+    session.pop("_flashes", None)  # as get_flashed_messages() does while a page is rendered
+    flash("saved")
+    return "saved"
+
+
+def flashed_and_signed_in() -> str:
+    flash("saved")
+    session["user"] = "secret-token"
+    return "saved"
+
+
+def flashed_and_appended() -> str:
+    flash("saved")
+    session["cart"].append("secret-token")
+    return "saved"
+
+
+def flashed_and_removed() -> str:
+    flash("saved")
+    del session["cart"]
+    return "saved"
+
+
+def flashed_beside_a_cookie() -> Response:
+    flash("saved")
+    return cookie()
+
+
+class ListedSession(SessionMixin):
+    """A session that is no dict."""
+
+    modified = False
+
+    def __init__(self) -> None:
+        self.items_of: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        return self.items_of[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.modified = True
+        self.items_of[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        self.modified = True
+        del self.items_of[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_of)
+
+    def __len__(self) -> int:
+        return len(self.items_of)
+
+
+class Listed(SessionInterface):
+    def open_session(self, app: Flask, request: Any) -> Any:
+        return ListedSession()
+
+    def save_session(self, app: Flask, session: Any, response: Any) -> None: ...
+
+
+def with_cart(view: Callable[[], Any]) -> World:
+    """The view's client has something in its session. The hook that looks at it changes nothing."""
+    world = new_world()
+
+    @world.app.post("/cart")
+    @exempt
+    def put() -> str:
+        session["cart"] = ["tea"]
+        flash("earlier")
+        return "put"
+
+    world.app.post("/flash", endpoint="the_view")(view)
+    return world
+
+
+def sent(world: World) -> Any:
+    with world.client() as client:
+        client.post("/cart")
+        return client.post("/flash", headers={"Idempotency-Key": "a"})
+
+
+@pytest.mark.parametrize("view", [flashed, flashed_in_a_form], ids=lambda view: view.__name__)
+def test_a_flash_message_alone_is_not_warned_of(view: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
+    """
+    Nearly every form has one, and its view signs nobody in.
+    """
+    assert "Set-Cookie" in sent(with_cart(view)).headers
+    assert [] == warnings(caplog)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [flashed_and_signed_in, flashed_and_appended, flashed_and_removed, flashed_beside_a_cookie],
+    ids=lambda view: view.__name__,
+)
+def test_a_flash_message_hides_no_other_change(view: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
+    """
+    Not one within a value either, which the session itself cannot see.
+    """
+    sent(with_cart(view))
+
+    assert 1 == len(warnings(caplog))
+
+
+def test_a_session_that_cannot_be_compared_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    world = new_world()
+    world.app.session_interface = Listed()
+    world.app.post("/flash", endpoint="the_view")(flashed)
+    world.post("/flash")
+
+    assert 1 == len(warnings(caplog))
+
+
+class Uncopied:
+    """What a session on a server may hold."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError("not to be copied")
+
+
+def test_a_value_that_cannot_be_copied_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    """
+    Then the session cannot be compared.
+    """
+    world = new_world()
+
+    class Kept(SecureCookieSessionInterface):
+        def open_session(self, app: Flask, request: Any) -> Any:
+            return SecureCookieSession({"basket": Uncopied()})
+
+        def save_session(self, app: Flask, session: Any, response: Any) -> None: ...
+
+    world.app.session_interface = Kept()
+    world.app.post("/flash", endpoint="the_view")(flashed)
+
+    assert 200 == world.post("/flash").status_code
+    assert 1 == len(warnings(caplog))
+
+
+def test_comparing_sessions_adds_no_vary() -> None:
+    """
+    A view that leaves the session alone gives the same response whatever the cookie is.
+    """
+    world = with_cart(lambda: "saved")
+
+    assert "Vary" not in sent(world).headers
 
 
 def test_an_exempt_view_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
