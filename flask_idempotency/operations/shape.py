@@ -1,9 +1,9 @@
 """What the names of keys are made of, remembered in the store, so that a change of it is noticed.
 
 Adding or removing a loader, changing the namespace, or replacing a secret makes every key new: retries run again. No store
-can see that in the keys themselves. So each application notes the shape of its identity there: whether it has loaders, and
-keyed digests of the rest. It notes no name and no secret. A history with times is kept, not one value: during a rolling
-deployment two shapes alternate.
+can see that in the keys themselves. So each application notes the shape of its identity there: what names callers and
+tenants, a digest of the namespace, and fingerprints of the secrets. It notes no name and no secret. A history with times is
+kept, not one value: during a rolling deployment two shapes alternate.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Any, Final
 
 from flask_idempotency.engine.chores import ChoreBook, Entry
 from flask_idempotency.engine.key import Identity, owner_mark
 from flask_idempotency.operations.spelling import moment
+from flask_idempotency.schema.fields import EXTENSIONS
 
 NOTED_EVERY_SECONDS: Final = 3600.0
 """How often a shape in use is noted. A change is reported for up to this much longer than it has to be."""
@@ -25,6 +26,15 @@ NOTED_EVERY_SECONDS: Final = 3600.0
 APART_SECONDS: Final = 2 * NOTED_EVERY_SECONDS
 """Two namespaces that are both in use for this long belong to two applications: deployments are over sooner."""
 
+LOADER: Final = "loader"
+FORMER_LOADER: Final = "function"
+"""One that IDEMPOTENCY_FORMER_IDENTITY holds. What it returns cannot be verified."""
+
+NOT_SET_UP: Final = "not set up"
+"""IDEMPOTENCY_FORMER_IDENTITY names an extension that the application no longer has: it names no caller."""
+
+_HTTPAUTH: Final = EXTENSIONS[0]
+_KINDS: Final = (LOADER, FORMER_LOADER, NOT_SET_UP, *EXTENSIONS)
 _PAUSE_SECONDS: Final = 3 * NOTED_EVERY_SECONDS
 _PREFIX: Final = "identity:"
 _LOCK_SECONDS: Final = 10.0
@@ -34,24 +44,34 @@ _LONGEST_KEEP: Final = 90 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
+class Naming:
+    """What the name of a key is made of besides a secret. Kinds only."""
+
+    owner: str
+    """Of the namespace: the mark that tokens carry as well."""
+    tenant: tuple[str, ...] = ()
+    """What names tenants: a loader, or nothing."""
+    principal: tuple[str, ...] = ()
+    """What names callers: a loader, or extensions in their order, or nothing. Flask-HTTPAuth is not among them: see
+    `Shape.httpauth`. In a former naming it is, if it was listed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """How one application derives the names of its keys."""
 
     application: str
     """A digest of its name: which history is its own."""
-    owner: str
-    """Of the namespace: the mark that tokens carry as well."""
-    tenant: bool
-    principal: bool
-    """Whether there is a loader."""
+    present: Naming
+    former: Naming | None
+    """What IDEMPOTENCY_FORMER_IDENTITY says: keys are claimed by it too."""
     secrets: tuple[str, ...]
     """Fingerprints, newest first."""
-    names: tuple[str, ...]
-    """One digest for each name under which a key is claimed: two shapes that share one find each other's keys."""
     keep: float
     """The longest of any endpoint."""
-    former: int = 0
-    """How many of `names`, at their end, are there only because of IDEMPOTENCY_FORMER_IDENTITY."""
+    httpauth: bool = field(default=False, compare=False)
+    """Whether Flask-HTTPAuth has named a caller; for the shape of now, whether it may do so. An application does not show
+    that it has it until a request comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +96,15 @@ class Change:
     until: float
     """Until then a retry of such a key may come, and runs again."""
     certain: bool = True
-    """False: it may be another application that uses the same secret."""
+    """False: it may be another application that uses the same secret, or concern only callers with two names."""
+    opens: str = ""
+    """What `text` begins with in place of the change."""
 
     @property
     def text(self) -> str:
         """One sentence for logs and for `doctor`."""
+        if self.opens:
+            return f"{self.opens} no other release has named keys like that, first used {moment(self.since)}."
         whose = "" if self.certain else "Possibly: "
         return (
             f"{whose}the identity of keys has changed ({self.what}), first used {moment(self.since)}: keys that were used "
@@ -98,6 +122,8 @@ class History:
     """Until when a key may come that was used under former names only. None: no more, as far as is noted."""
     noted: bool = True
     """False: it was not noted, because another process was at it. Look again soon."""
+    wrong: bool = False
+    """Whether IDEMPOTENCY_FORMER_IDENTITY says what the store does not remember."""
 
 
 def shape_of(
@@ -105,31 +131,26 @@ def shape_of(
     namespace: str,
     identities: Iterable[Identity],
     *,
-    tenant: bool,
-    principal: bool,
+    tenant: tuple[str, ...] = (),
+    principal: tuple[str, ...] = (),
+    httpauth: bool = False,
     keep: float,
-    former: tuple[str, bool, bool] | None = None,
+    former: tuple[str, tuple[str, ...], tuple[str, ...]] | None = None,
 ) -> Shape:
-    """The shape of an application. `former`: the namespace of before, and whether it had a tenant_loader and a
-    principal_loader then."""
-    every = tuple(identities)
-    present = [_digest(who, namespace, tenant, principal) for who in every]
-    before = [] if former is None else [_digest(who, *former) for who in every]
-    added = [name for name in before if name not in present]
+    """The shape of an application. `former`: the namespace of before, and what named tenants and callers then."""
     return Shape(
         application=sha256(b"flask_idempotency/1/application" + _bytes(application)).hexdigest()[:12],
-        owner=owner_mark(namespace).hex(),
-        tenant=tenant,
-        principal=principal,
-        secrets=tuple(who.fingerprint(b"identity of keys: secret")[:6].hex() for who in every),
-        names=(*present, *added),
+        present=Naming(owner_mark(namespace).hex(), tenant, principal),
+        former=None if former is None else Naming(owner_mark(former[0]).hex(), *former[1:]),
+        secrets=tuple(who.fingerprint(b"identity of keys: secret")[:6].hex() for who in identities),
         keep=keep,
-        former=len(added),
+        httpauth=httpauth,
     )
 
 
-def look(book: ChoreBook, shape: Shape, *, note: bool) -> History:
+def look(book: ChoreBook, shape: Shape, *, note: bool, httpauth: bool = False) -> History:
     """Compare this shape with what the store remembers. `note`: and remember this one, unless that was done lately.
+    `httpauth`: Flask-HTTPAuth has named a caller in this process.
 
     Raises `StoreUnavailable` when the store does not answer. Of several that note at once one does, and the others do
     the next time.
@@ -137,31 +158,98 @@ def look(book: ChoreBook, shape: Shape, *, note: bool) -> History:
     noted = book.last()
     now, seen = _read(noted.get(_PREFIX + shape.application)) or (book.now(), ())
     mine = next((each for each in seen if each.shape == shape), None)
-    done = not note or (mine is not None and now - mine.last < NOTED_EVERY_SECONDS) or _note(book, shape)
-    mine = mine or Seen(shape, now, now, now)
-    changes = [change for each in seen if (change := _change(mine, each, now)) is not None]
+    lately = mine is not None and now - mine.last < NOTED_EVERY_SECONDS and mine.shape.httpauth >= httpauth
+    done = not note or lately or _note(book, replace(shape, httpauth=httpauth))
+    mine = Seen(shape, now, now, now) if mine is None else replace(mine, shape=shape)
+    others = [each for each in seen if each.shape != shape]
+    wrong = _is_wrong(mine, others, now)
+    changes = [change for each in others if (change := _change(mine, each, now, wrong=wrong)) is not None]
     changes += _renamed(mine, noted, now)
-    present = set(shape.names[: len(shape.names) - shape.former])
+    if wrong and not any(change.certain for change in changes):
+        remedy = "Correct it or remove it: as far as is noted, keys have always had their present names."
+        until = max(_ends(mine, each) for each in others)
+        changes.append(Change(_WRONG, remedy, mine.first, until, opens=f"{_WRONG}:"))
     bridged = [
         each.last + each.shape.keep
-        for each in seen
-        if present.isdisjoint(each.shape.names) and not set(shape.names).isdisjoint(each.shape.names)
+        for each in others
+        if shape.former is not None
+        and _meets(shape, each.shape)
+        and not _meets(replace(shape, former=None), each.shape)
     ]
     # Keys of a release that noted nothing may be there as well: it ended when this one began.
     until = max([mine.first + shape.keep, *bridged])
-    return History(now, tuple(changes), until if until > now else None, done)
+    return History(now, tuple(changes), until if until > now else None, done, wrong)
 
 
-def _change(mine: Seen, other: Seen, now: float, *, certain: bool = True) -> Change | None:
-    if not set(other.shape.names).isdisjoint(mine.shape.names):
+_WRONG: Final = "IDEMPOTENCY_FORMER_IDENTITY does not match what the store remembers"
+
+
+def _is_wrong(mine: Seen, others: list[Seen], now: float) -> bool:
+    """Whether IDEMPOTENCY_FORMER_IDENTITY says what no other release did, as far as is noted."""
+    former = mine.shape.former
+    if former is None or not any(_ends(mine, each) > now for each in others):
+        return False
+    return not any(_alike(former, each) for other in others for each in _namings(other.shape))
+
+
+def _namings(shape: Shape) -> list[Naming]:
+    """All by which it claims keys, with Flask-HTTPAuth where that names callers or may do so."""
+    present = shape.present
+    if shape.httpauth and LOADER not in present.principal:
+        present = replace(present, principal=(_HTTPAUTH, *present.principal))
+    return [present] if shape.former is None else [present, shape.former]
+
+
+def _meets(shape: Shape, other: Shape) -> bool:
+    """Whether every key that was used under the other shape is found under this one."""
+    if set(shape.secrets).isdisjoint(other.secrets):
+        return False
+    return any(_alike(mine, its) for mine in _namings(shape) for its in _namings(other))
+
+
+def _alike(mine: Naming, other: Naming) -> bool:
+    return (
+        mine.owner == other.owner
+        and _reproduces(mine.tenant, other.tenant)
+        and _reproduces(mine.principal, other.principal)
+    )
+
+
+def _reproduces(mine: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Whether these kinds give the names that the others gave, or may do so."""
+    if FORMER_LOADER in mine or FORMER_LOADER in other:
+        return True
+    # Flask-HTTPAuth may be there and may not have named a caller yet.
+    return set(mine) - {_HTTPAUTH} == set(other) - {_HTTPAUTH} and (_HTTPAUTH in mine or _HTTPAUTH not in other)
+
+
+def _ends(mine: Seen, other: Seen) -> float:
+    """Until when keys of the other shape may be retried."""
+    # It was noted every so often, so it was in use for a while after the last time.
+    return other.last + min(max(mine.first - other.last, 0.0), NOTED_EVERY_SECONDS) + other.shape.keep
+
+
+def _change(mine: Seen, other: Seen, now: float, *, certain: bool = True, wrong: bool = False) -> Change | None:
+    if _meets(mine.shape, other.shape):
         return None
     both = min(other.last, mine.last) - max(other.since, mine.since)
-    # It was noted every so often, so it was in use for a while after the last time.
-    until = other.last + min(max(mine.first - other.last, 0.0), NOTED_EVERY_SECONDS) + other.shape.keep
-    if until <= now or (other.shape.owner != mine.shape.owner and both >= APART_SECONDS):
+    until = _ends(mine, other)
+    another = mine.shape.present.owner != other.shape.present.owner
+    if until <= now or (another and both >= APART_SECONDS):
         return None
     what, remedy = _difference(mine.shape, other.shape, certain=certain)
+    if wrong:
+        what = f"{what}; {_WRONG}"
+    certain = certain and (wrong or not _only_added(mine.shape, other.shape))
     return Change(what, remedy, max(mine.first, other.first), until, certain)
+
+
+def _only_added(shape: Shape, other: Shape) -> bool:
+    """Whether an extension has only joined others: callers whom it does not name keep their names."""
+    now, before = _namings(shape)[0], _namings(other)[0]
+    alike = _alike(replace(now, principal=()), replace(before, principal=()))
+    same = alike and not set(shape.secrets).isdisjoint(other.secrets)
+    return same and bool(before.principal) and set(before.principal) <= set(now.principal)
 
 
 def _renamed(mine: Seen, noted: Mapping[str, Entry], now: float) -> Iterator[Change]:
@@ -179,17 +267,22 @@ def _renamed(mine: Seen, noted: Mapping[str, Entry], now: float) -> Iterator[Cha
 
 
 def _difference(shape: Shape, other: Shape, *, certain: bool) -> tuple[str, str]:
-    whats, former = [], []
+    whats, former, kept = [], [], ""
+    now, before = _namings(shape)[0], _namings(other)[0]
     if set(shape.secrets).isdisjoint(other.secrets):
         whats.append("IDEMPOTENCY_SECRET was replaced, and the former one is not listed")
-    if shape.owner != other.owner:
+    if now.owner != before.owner:
         whats.append("another namespace")
         former.append('"namespace": the former one')
-    for name in ("tenant", "principal"):
-        has, had = getattr(shape, name), getattr(other, name)
-        if has != had:
-            whats.append(f"a {name}_loader was {'added' if has else 'removed'}")
-            former.append(f'"{name}": ' + ("False" if has else "the former loader"))
+    if now.tenant != before.tenant:
+        whats.append(f"a tenant_loader was {'added' if now.tenant else 'removed'}")
+        former.append(f'"tenant": {_setting(before.tenant)}')
+    if not _reproduces(now.principal, before.principal):
+        # Without Flask-HTTPAuth, of which only the past is known.
+        whats.append(_renaming(shape.present.principal, before.principal))
+        former.append(f'"principal": {_setting(before.principal)}')
+        extensions = [kind for kind in before.principal if kind in EXTENSIONS]
+        kept = f" Keep {' and '.join(extensions)} set up until then." if extensions else ""
     if not whats:
         whats.append("a former name was dropped before one `keep` had passed")
     steps = []
@@ -199,11 +292,30 @@ def _difference(shape: Shape, other: Shape, *, certain: bool) -> tuple[str, str]
         steps.append("list the former secret last in IDEMPOTENCY_SECRET")
     if not steps:
         steps.append("put back what was dropped from IDEMPOTENCY_SECRET or IDEMPOTENCY_FORMER_IDENTITY")
-    remedy = f"Undo the change, or {' and '.join(steps)}, until then."
-    if shape.owner != other.owner:
+    remedy = f"Undo the change, or {' and '.join(steps)}, until then.{kept}"
+    if now.owner != before.owner:
         remedy += " If that is another application in the same store, nothing has to be done"
         remedy += "; give each Flask application a name of its own to tell them apart." if certain else "."
     return "; ".join(whats), remedy
+
+
+def _renaming(now: tuple[str, ...], before: tuple[str, ...]) -> str:
+    then = f"callers were named by {' and '.join(before)}" if before else "callers had no name"
+    if LOADER in now:
+        return f"a principal_loader was added; before, {then}"
+    names = f"now they are named by {' and '.join(now)}" if now else "now they have no name"
+    if LOADER in before:
+        return f"a principal_loader was removed; {names}"
+    return f"{then}; {names}"
+
+
+def _setting(before: tuple[str, ...]) -> str:
+    """What to write for what named tenants or callers before."""
+    if not before:
+        return "False"
+    if LOADER in before:
+        return "the former loader"
+    return json.dumps(list(before) if len(before) > 1 else before[0])
 
 
 def _note(book: ChoreBook, shape: Shape) -> bool:
@@ -218,6 +330,7 @@ def _note(book: ChoreBook, shape: Shape) -> bool:
         ]
         mine = next((each for each in seen if each.shape == shape), Seen(shape, now, now, now))
         since = now if now - mine.last > _PAUSE_SECONDS else mine.since
+        shape = replace(shape, httpauth=shape.httpauth or mine.shape.httpauth)
         kept = sorted(kept, key=lambda each: each.last)[1 - _MOST :]
         book.note(name, _written(now, [*kept, Seen(shape, mine.first, since, now)]))
     finally:
@@ -252,16 +365,19 @@ def _seen(told: Mapping[str, Any], now: float) -> Seen:
     return Seen(
         Shape(
             application=str(shape["application"]),
-            owner=str(shape["owner"]),
-            tenant=shape["tenant"] is True,
-            principal=shape["principal"] is True,
+            present=_naming(shape["present"]),
+            former=None if shape["former"] is None else _naming(shape["former"]),
             secrets=tuple(map(str, shape["secrets"])),
-            names=tuple(map(str, shape["names"])),
             keep=min(_time(shape["keep"]), _LONGEST_KEEP),
-            former=int(shape["former"]),
+            httpauth=shape["httpauth"] is True,
         ),
         *(min(_time(told[name]), now) for name in ("first", "since", "last")),
     )
+
+
+def _naming(told: Mapping[str, Any]) -> Naming:
+    tenant, principal = (tuple(kind for kind in _KINDS if kind in told[name]) for name in ("tenant", "principal"))
+    return Naming(str(told["owner"]), tenant, principal)
 
 
 def _time(told: Any) -> float:
@@ -269,11 +385,6 @@ def _time(told: Any) -> float:
     if not 0 <= seconds < 1e11:
         raise ValueError("no time")
     return seconds
-
-
-def _digest(who: Identity, namespace: str, tenant: bool, principal: bool) -> str:
-    parts = (b"identity of keys: name", _bytes(namespace), b"t" if tenant else b"-", b"p" if principal else b"-")
-    return who.fingerprint(*parts)[:6].hex()
 
 
 def _bytes(name: str) -> bytes:

@@ -63,7 +63,8 @@ class DeploymentSchema(PolicySchema):
     former_identity = Former(
         metadata={
             "doc": 'For one `keep` after a change of identity: what was otherwise. `{"tenant": False}` if there was no '
-            '`tenant_loader`, `{"principal": False}`, `{"namespace": "old"}`, or several. Keys are claimed under both '
+            '`tenant_loader`, `{"principal": False}`, `{"principal": "Flask-Login"}` if that named the callers, '
+            '`{"namespace": "old"}`, or several. Keys are claimed under both '
             "names. See [a change of identity](identity.md#when-the-identity-of-keys-changes).",
             "default": "none",
         }

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from marshmallow import ValidationError, fields, validate
 
@@ -90,8 +90,15 @@ class HeaderNames(Field[tuple[str, ...]]):
         return names
 
 
+EXTENSIONS: Final = ("Flask-HTTPAuth", "Flask-JWT-Extended", "Flask-Login", "Flask-Principal")
+"""Those that name callers, in the order in which they are asked."""
+
+
 class Former(Field[dict[str, Any]]):
-    """What was otherwise in the identity of keys: a mapping with `namespace`, `tenant` and `principal`, or some of them."""
+    """What was otherwise in the identity of keys: a mapping with `namespace`, `tenant` and `principal`, or some of them.
+
+    Extensions that named callers become a tuple.
+    """
 
     def _deserialize(
         self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any
@@ -99,20 +106,29 @@ class Former(Field[dict[str, Any]]):
         names = ("namespace", "tenant", "principal")
         if not isinstance(value, Mapping) or not value or not set(value) <= set(names):
             raise ValidationError(
-                'must be a mapping of what was otherwise, such as {"tenant": False}, {"principal": False} or '
-                '{"namespace": "old"}.'
+                'must be a mapping of what was otherwise, such as {"tenant": False}, {"principal": False}, '
+                '{"principal": "Flask-Login"} or {"namespace": "old"}.'
             )
         faults = []
         if "namespace" in value and not (isinstance(value["namespace"], str) and value["namespace"]):
             faults.append("namespace must be the former namespace, a non-empty string.")
-        faults += [
-            f"{name} must be False if there was no {name}_loader, or else the function that was the loader."
-            for name in ("tenant", "principal")
-            if name in value and value[name] is not False and not callable(value[name])
-        ]
+        loaded = dict(value)
+        named = value.get("principal")
+        listed = (named,) if isinstance(named, str) else tuple(named) if isinstance(named, list | tuple) else ()
+        if listed and all(each in EXTENSIONS for each in listed):
+            loaded["principal"] = tuple(each for each in EXTENSIONS if each in listed)
+        elif "principal" in value and named is not False and not callable(named):
+            faults.append(
+                "principal must be False if callers had no name; the function that was the principal_loader; or the "
+                f"extensions that named callers: one of {', '.join(EXTENSIONS)}, or a list of them."
+            )
+        if "tenant" in value and value["tenant"] is not False and not callable(value["tenant"]):
+            faults.append(
+                "tenant must be False if there was no tenant_loader, or else the function that was the loader."
+            )
         if faults:
             raise ValidationError(faults)
-        return dict(value)
+        return loaded
 
 
 class KeptHeaders(Field[frozenset[str]]):

@@ -27,7 +27,8 @@ class FormerIdentity:
     namespace: str | None = None
     tenant: Literal[False] | Callable[[], str | None] | None = None
     """False: there was no loader. Else the loader that there was."""
-    principal: Literal[False] | Callable[[], str | None] | None = None
+    principal: Literal[False] | tuple[str, ...] | Callable[[], str | None] | None = None
+    """As `tenant`; or the extensions that named callers."""
 
     @property
     def coarse(self) -> bool:

@@ -134,7 +134,9 @@ class Asking:
             for identity, fingerprint in zip(identities, asked, strict=True)
         ]
         if former is not None:
-            tenant, principal = former_names(former, visit.tenant, visit.principal, self._app)
+            tenant, principal = visit.former = former_names(
+                former, visit.tenant, visit.principal, request, self._app, in_view=visit.deferred
+            )
             before = replace(scope, namespace=former.namespace or scope.namespace, tenant=tenant, principal=principal)
             if before != scope:
                 requests += [
@@ -237,8 +239,7 @@ class Asking:
 
     def _anothers(self, visit: Visit, record: Record) -> bool:
         """Whether this record was made by another caller than this one, as it is named now or was before."""
-        former = self._desk.settings.former_identity
-        before = (None, None) if former is None else former_names(former, visit.tenant, visit.principal, self._app)
+        before = visit.former
         names = (record.about.tenant, visit.tenant, before[0]), (record.about.principal, visit.principal, before[1])
         return any(stored not in self._spellings(*known) for stored, *known in names)
 

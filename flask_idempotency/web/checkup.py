@@ -209,8 +209,11 @@ def _identity(app: Flask, built: Built, settings: Settings, loaders: Loaders, po
             Finding("identity", Verdict.FAULT if each.certain else Verdict.ADVICE, each.text, each.remedy)
             for each in history.changes
         ]
-        if settings.former_identity is not None:
+        former = settings.former_identity
+        if former is not None and not history.wrong:
             text = "Every key is claimed under a former name too: IDEMPOTENCY_FORMER_IDENTITY is set."
+            if callable(former.tenant) or callable(former.principal):
+                text += " Whether its function returns the former names cannot be verified."
             if history.former_until is None:
                 remedy = "Remove it: no key that the store knows of needs it."
             else:

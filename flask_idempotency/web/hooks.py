@@ -30,6 +30,7 @@ from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.guard import Guard
 from flask_idempotency.web.loaders import check_counted
 from flask_idempotency.web.policies import Resolved
+from flask_idempotency.web.principals import is_of_httpauth
 from flask_idempotency.web.problems import Problem
 from flask_idempotency.web.visit import (
     Phase,
@@ -203,7 +204,9 @@ class Hooks:
         if visit.client_key and self._desk.watch is not None:
             self._desk.watch.look()
         if visit.claim is not None and self._desk.shape is not None:
-            self._desk.shape.look()
+            self._desk.shape.look(
+                httpauth=self._desk.loaders.principal is None and is_of_httpauth(visit.principal),
+            )
 
     def teardown(self, visit: Visit, error: BaseException | None) -> None:
         """Settle what nothing else has settled. Runs twice for some streams, and for every popped copy of the context."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flask import Flask
+from flask import Flask, Request
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import Record
 from flask_idempotency.engine.resolution import Resolution, UnknownOutcome
 from flask_idempotency.settings.settings import FormerIdentity
-from flask_idempotency.web.principals import Loader, checked
+from flask_idempotency.web.principals import Loader, checked, principal_by
 
 
 class Loaders:
@@ -35,14 +35,20 @@ def load_tenant(loaders: Loaders, app: Flask) -> str | None:
 
 
 def former_names(
-    former: FormerIdentity, tenant: str | None, principal: str | None, app: Flask
+    former: FormerIdentity, tenant: str | None, principal: str | None, request: Request, app: Flask, *, in_view: bool
 ) -> tuple[str | None, str | None]:
     """The tenant and the principal by which this request was known before the identity of keys was changed."""
     if former.tenant is not None:
         tenant = None if former.tenant is False else checked(app.ensure_sync(former.tenant)(), "former tenant_loader")
-    if former.principal is not None:
-        name = "former principal_loader"
-        principal = None if former.principal is False else checked(app.ensure_sync(former.principal)(), name)
+    match former.principal:
+        case None:
+            pass
+        case False:
+            principal = None
+        case tuple(extensions):
+            principal = principal_by(extensions, request, app, in_view=in_view)
+        case loader:
+            principal = checked(app.ensure_sync(loader)(), "former principal_loader")
     return tenant, principal
 
 

@@ -16,6 +16,7 @@ from flask import Flask, Request, g, request
 
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.engine.key import LONGEST_NAME
+from flask_idempotency.schema.fields import EXTENSIONS
 
 Loader = Callable[[], "str | None"]
 
@@ -216,19 +217,43 @@ def load_principal(
     if loader is not None:
         name, set_up = checked(app.ensure_sync(loader)(), "principal_loader"), (_LOADER,)
     else:
-        name, set_up = _from_extensions(app, request, in_view=in_view)
+        name, set_up, refused = _from_extensions(app, request, EXTENSIONS, in_view=in_view)
+        if refused is not None:
+            # The application's own error handlers know what to say of a token. It must not become anonymous.
+            raise refused
         bounded(name, "authentication extension gives this caller")
     if name is None and not allow_anonymous and (found := credentials.of(request)) is not None:
         raise Unnamed(found, set_up=set_up, in_view=in_view)
     return name
 
 
-def source(loader: Loader | None, app: Flask) -> str:
-    """Say where principals come from in this application: a word for doctor and for the history of identities."""
-    if loader is not None:
-        return "loader"
-    known = [word for word, is_there in (("jwt", _has_jwt(app)), ("login", _has_login(app))) if is_there]
-    return "+".join(known) or "none"
+def principal_by(extensions: tuple[str, ...], request: Request, app: Flask, *, in_view: bool) -> str | None:
+    """Return the name that these extensions gave this caller while there was no loader.
+
+    A token that has expired or was revoked is refused here too, so that the retry with a new one finds its key. Any other
+    token that is not valid named no caller.
+    """
+    name, _, _ = _from_extensions(app, request, extensions, in_view=in_view)
+    return bounded(name, "former authentication extension gives this caller")
+
+
+def extensions_of(app: Flask) -> tuple[str, ...]:
+    """Return those that are set up on this application and name callers, in their order.
+
+    Flask-HTTPAuth is never among them: an application does not show it. See `may_have_httpauth`.
+    """
+    there = (False, _has_jwt(app), _has_login(app), _has_principal(app))
+    return tuple(name for name, is_there in zip(EXTENSIONS, there, strict=True) if is_there)
+
+
+def may_have_httpauth() -> bool:
+    """Return whether some part of the program has imported it."""
+    return "flask_httpauth" in sys.modules
+
+
+def is_of_httpauth(principal: str | None) -> bool:
+    """Return whether a principal that no loader returned was named by Flask-HTTPAuth."""
+    return principal is not None and principal.startswith(_RESERVED[0])
 
 
 def identifies(app: Flask) -> bool:
@@ -258,34 +283,33 @@ def _in_environ(header: str) -> str:
     return "HTTP_" + header.upper().replace("-", "_")
 
 
-def _from_extensions(app: Flask, request: Request, *, in_view: bool) -> tuple[str | None, tuple[str, ...]]:
-    """The caller's name, and the extensions that could name it."""
+def _from_extensions(
+    app: Flask, request: Request, asked: tuple[str, ...], *, in_view: bool
+) -> tuple[str | None, tuple[str, ...], Exception | None]:
+    """The caller's name, the extensions that could name it, and why a token was refused if none names it."""
     set_up: tuple[str, ...] = ()
     refused = None
-    if "flask_httpauth_user" in g:
+    if "Flask-HTTPAuth" in asked and "flask_httpauth_user" in g:
         # A decorator or a hook of the application has looked at this request. One that is optional leaves None or False.
         set_up = ("Flask-HTTPAuth",)
         if g.flask_httpauth_user is not None and g.flask_httpauth_user is not False:
-            return f"httpauth:{_no_token(_subject(g.flask_httpauth_user, 'Flask-HTTPAuth'), request)}", set_up
-    if _has_jwt(app):
+            return f"httpauth:{_no_token(_subject(g.flask_httpauth_user, 'Flask-HTTPAuth'), request)}", set_up, None
+    if "Flask-JWT-Extended" in asked and _has_jwt(app):
         set_up += ("Flask-JWT-Extended",)
         name, refused = _jwt_subject(app, in_view=in_view)
         if name is not None:
-            return f"jwt:{name}", set_up
-    if _has_login(app):
+            return f"jwt:{name}", set_up, None
+    if "Flask-Login" in asked and _has_login(app):
         set_up += ("Flask-Login",)
         if (name := _login_id()) is not None:
-            return f"login:{name}" if name.startswith(_RESERVED) else name, set_up
-    if (principals := sys.modules.get("flask_principal")) is not None:
+            return f"login:{name}" if name.startswith(_RESERVED) else name, set_up, None
+    if "Flask-Principal" in asked and (principals := sys.modules.get("flask_principal")) is not None:
         identity = g.get("identity")
         if isinstance(identity, principals.Identity):
             set_up += ("Flask-Principal",)
             if identity.id is not None:
-                return f"identity:{_subject(identity.id, 'Flask-Principal')}", set_up
-    if refused is not None:
-        # The application's own error handlers know what to say of a token. It must not become anonymous.
-        raise refused
-    return None, set_up
+                return f"identity:{_subject(identity.id, 'Flask-Principal')}", set_up, None
+    return None, set_up, refused
 
 
 def _has_login(app: Flask) -> bool:
@@ -294,6 +318,13 @@ def _has_login(app: Flask) -> bool:
 
 def _has_jwt(app: Flask) -> bool:
     return "flask-jwt-extended" in app.extensions
+
+
+def _has_principal(app: Flask) -> bool:
+    if (principals := sys.modules.get("flask_principal")) is None:
+        return False
+    hooks = app.before_request_funcs.get(None, ())
+    return any(isinstance(getattr(hook, "__self__", None), principals.Principal) for hook in hooks)
 
 
 def _login_id() -> str | None:

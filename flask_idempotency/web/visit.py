@@ -81,6 +81,8 @@ class Visit:
     """The short keyed hash that events carry."""
     tenant: str | None = None
     principal: str | None = None
+    former: tuple[str | None, str | None] = (None, None)
+    """The tenant and the principal by IDEMPOTENCY_FORMER_IDENTITY."""
     body: Body | None = None
     claim: Claim | None = None
     oldest: Identity | None = None

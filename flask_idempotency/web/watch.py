@@ -21,10 +21,19 @@ from flask_idempotency.assembly import Built, identities, in_one_process
 from flask_idempotency.engine.chores import ChoreBook
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Event, JanitorMissing
-from flask_idempotency.operations.shape import NOTED_EVERY_SECONDS, Shape, look, shape_of
+from flask_idempotency.operations.shape import (
+    FORMER_LOADER,
+    LOADER,
+    NOT_SET_UP,
+    NOTED_EVERY_SECONDS,
+    Shape,
+    look,
+    shape_of,
+)
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.loaders import Loaders
 from flask_idempotency.web.policies import Policies
+from flask_idempotency.web.principals import extensions_of, may_have_httpauth
 
 AGAIN_SECONDS: Final = 60.0
 """After a store that did not answer, or while another process was noting."""
@@ -50,13 +59,15 @@ def shape_watch_of(
 
 def shape_in(app: Flask, settings: Settings, loaders: Loaders, policies: Policies) -> Shape:
     """The shape of the identity of keys as it is set up now."""
-    former, tenant, principal = settings.former_identity, loaders.tenant is not None, loaders.principal is not None
+    former, extensions = settings.former_identity, extensions_of(app)
+    tenant = () if loaders.tenant is None else (LOADER,)
+    principal = extensions if loaders.principal is None else (LOADER,)
     before = None
     if former is not None:
         before = (
             former.namespace or settings.namespace,
-            tenant if former.tenant is None else former.tenant is not False,
-            principal if former.principal is None else former.principal is not False,
+            _kinds_before(former.tenant, tenant, extensions),
+            _kinds_before(former.principal, principal, extensions),
         )
     keeps = []
     for endpoint, method in policies.pairs():
@@ -68,9 +79,28 @@ def shape_in(app: Flask, settings: Settings, loaders: Loaders, policies: Policie
         identities(settings),
         tenant=tenant,
         principal=principal,
+        httpauth=may_have_httpauth(),
         keep=max([settings.policy.keep, *keeps]),
         former=before,
     )
+
+
+def _kinds_before(
+    former: tuple[str, ...] | Callable[[], str | None] | bool | None,
+    present: tuple[str, ...],
+    extensions: tuple[str, ...],
+) -> tuple[str, ...]:
+    """What named tenants or callers before, by IDEMPOTENCY_FORMER_IDENTITY."""
+    match former:
+        case None:
+            return present
+        case bool():
+            return ()
+        case tuple(named):
+            there = ("Flask-HTTPAuth", *extensions) if may_have_httpauth() else extensions
+            return named if set(named) <= set(there) else (NOT_SET_UP,)
+        case _:
+            return (FORMER_LOADER,)
 
 
 class Watch:
@@ -143,10 +173,16 @@ class ShapeWatch:
         self._lock = Lock()
         self._due = -inf
         self._told: set[str] = set()
+        self._httpauth = False
 
-    def look(self) -> None:
-        """Called as each request that claimed a key ends. Nearly always it only looks at a clock, and it never fails."""
+    def look(self, *, httpauth: bool = False) -> None:
+        """Called as each request that claimed a key ends. Nearly always it only looks at a clock, and it never fails.
+
+        `httpauth`: Flask-HTTPAuth named the caller. The first time that is noted too.
+        """
         now = self._monotonic()
+        if httpauth and not self._httpauth:
+            self._httpauth, self._due = True, now
         if now < self._due:
             return
         with self._lock:
@@ -154,7 +190,7 @@ class ShapeWatch:
                 return  # another thread has been sent
             self._due = now + NOTED_EVERY_SECONDS
         try:
-            history = look(self._book, self._shape(), note=True)
+            history = look(self._book, self._shape(), note=True, httpauth=self._httpauth)
         except Exception as error:  # noqa: BLE001 - the response is there, and nothing may spoil it
             self._due = now + AGAIN_SECONDS
             _log.debug("whether the identity of keys has changed is not known (%s)", type(error).__name__)

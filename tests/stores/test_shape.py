@@ -11,7 +11,7 @@ from threading import Barrier
 import pytest
 
 from flask_idempotency.engine.key import Identity
-from flask_idempotency.operations.shape import NOTED_EVERY_SECONDS, Shape, look, shape_of
+from flask_idempotency.operations.shape import LOADER, NOTED_EVERY_SECONDS, Shape, look, shape_of
 from flask_idempotency.stores.memory.store import MemoryStore
 from flask_idempotency.testing.clock import FrozenClock
 from tests.backends import MakeStore
@@ -21,7 +21,7 @@ KEEP = 86400.0
 
 def shape(name: str, *secrets: str, namespace: str = "shop", tenant: bool = False, keep: float = KEEP) -> Shape:
     every = [Identity(secret.encode()) for secret in secrets or ("one",)]
-    return shape_of(name, namespace, every, tenant=tenant, principal=False, keep=keep)
+    return shape_of(name, namespace, every, tenant=(LOADER,) if tenant else (), keep=keep)
 
 
 def test_a_change_is_noticed_until_keep_is_over(make_kept: MakeStore, clock: FrozenClock) -> None:
@@ -78,7 +78,10 @@ def test_processes_that_note_at_once_lose_nothing(make_kept: MakeStore, clock: F
 
 @pytest.mark.parametrize(
     ("at", "number"),
-    [*product(("at", "keep", "last"), (f"1{'0' * 400}", "Infinity", "NaN", "null")), ("former", "Infinity")],
+    [
+        *product(("at", "keep", "last"), (f"1{'0' * 400}", "Infinity", "NaN", "null")),
+        *product(("former", "present"), ("Infinity", "[]", '{"owner":1}', '{"owner":"","tenant":1,"principal":[]}')),
+    ],
 )
 def test_a_damaged_history_counts_as_none(clock: FrozenClock, at: str, number: str) -> None:
     """
@@ -88,7 +91,9 @@ def test_a_damaged_history_counts_as_none(clock: FrozenClock, at: str, number: s
     look(book, shape("shop", "former"), note=True)
     assert 1 == len(look(book, mine, note=False).changes)
     (name,) = book.last()
-    report, count = re.subn(rf'"{at}":[0-9.]+', lambda _: f'"{at}":{number}', book.last()[name].report)
+    report, count = re.subn(
+        rf'"{at}":([0-9.]+|null|{{[^}}]*}})', lambda _: f'"{at}":{number}', book.last()[name].report
+    )
     assert count
     book.note(name, report)
 

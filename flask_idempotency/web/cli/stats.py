@@ -55,7 +55,7 @@ def stats_command(quick: bool, as_json: bool) -> None:
 def _as_text(told: Stats, *, quick: bool) -> list[str]:
     lines = [*_standing(told.standing), _count("completed", told.completed, "not counted" if quick else "not known")]
     lines += [_count("data keys", told.data_keys), _count("tenants with a ledger", told.tenants)]
-    lines += [clean(f"identity: {each.text}") for each in told.identity or ()]
+    lines += [clean(f"identity: {each.text} {each.remedy}") for each in told.identity or ()]
     if told.chores is None:
         return [*lines, "This store remembers no chores, so nobody can tell whether a janitor comes."]
     if not told.chores:
