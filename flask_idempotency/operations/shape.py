@@ -97,14 +97,15 @@ class Change:
     """Until then a retry of such a key may come, and runs again."""
     certain: bool = True
     """False: it may be another application that uses the same secret, or concern only callers with two names."""
-    opens: str = ""
-    """What `text` begins with in place of the change."""
 
     @property
     def text(self) -> str:
         """One sentence for logs and for `doctor`."""
-        if self.opens:
-            return f"{self.opens} no other release has named keys like that, first used {moment(self.since)}."
+        if self.what == _WRONG:
+            return (
+                f"{_WRONG}: no other release named keys like that. Keys that were used before may be new, and their retries "
+                f"run again, until {moment(self.until)}."
+            )
         whose = "" if self.certain else "Possibly: "
         return (
             f"{whose}the identity of keys has changed ({self.what}), first used {moment(self.since)}: keys that were used "
@@ -167,14 +168,14 @@ def look(book: ChoreBook, shape: Shape, *, note: bool, httpauth: bool = False) -
     changes += _renamed(mine, noted, now)
     if wrong and not any(change.certain for change in changes):
         remedy = "Correct it or remove it: as far as is noted, keys have always had their present names."
-        until = max(_ends(mine, each) for each in others)
-        changes.append(Change(_WRONG, remedy, mine.first, until, opens=f"{_WRONG}:"))
+        until = max(_ends(mine, each) for each in others if not _is_apart(mine, each))
+        changes.append(Change(_WRONG, remedy, mine.first, until))
     bridged = [
         each.last + each.shape.keep
         for each in others
         if shape.former is not None
-        and _meets(shape, each.shape)
-        and not _meets(replace(shape, former=None), each.shape)
+        and _meets(mine, each)
+        and not _meets(replace(mine, shape=replace(shape, former=None)), each)
     ]
     # Keys of a release that noted nothing may be there as well: it ended when this one began.
     until = max([mine.first + shape.keep, *bridged])
@@ -187,9 +188,15 @@ _WRONG: Final = "IDEMPOTENCY_FORMER_IDENTITY does not match what the store remem
 def _is_wrong(mine: Seen, others: list[Seen], now: float) -> bool:
     """Whether IDEMPOTENCY_FORMER_IDENTITY says what no other release did, as far as is noted."""
     former = mine.shape.former
-    if former is None or not any(_ends(mine, each) > now for each in others):
+    if former is None or not any(_ends(mine, each) > now and not _is_apart(mine, each) for each in others):
         return False
     return not any(_alike(former, each) for other in others for each in _namings(other.shape))
+
+
+def _is_apart(mine: Seen, other: Seen) -> bool:
+    """Whether the other shape is that of another application, which has the same name and another namespace."""
+    both = min(other.last, mine.last) - max(other.since, mine.since)
+    return mine.shape.present.owner != other.shape.present.owner and both >= APART_SECONDS
 
 
 def _namings(shape: Shape) -> list[Naming]:
@@ -200,11 +207,21 @@ def _namings(shape: Shape) -> list[Naming]:
     return [present] if shape.former is None else [present, shape.former]
 
 
-def _meets(shape: Shape, other: Shape) -> bool:
+def _meets(mine: Seen, other: Seen) -> bool:
     """Whether every key that was used under the other shape is found under this one."""
-    if set(shape.secrets).isdisjoint(other.secrets):
+    if set(mine.shape.secrets).isdisjoint(other.shape.secrets):
         return False
-    return any(_alike(mine, its) for mine in _namings(shape) for its in _namings(other))
+    return any(
+        _alike(one, its)
+        for one in _namings(mine.shape)
+        for its in _namings(other.shape)
+        # A former loader stands for what was there before it.
+        if not (_is_believed(one) and mine.first < other.first) and not (_is_believed(its) and other.first < mine.first)
+    )
+
+
+def _is_believed(naming: Naming) -> bool:
+    return FORMER_LOADER in (*naming.tenant, *naming.principal)
 
 
 def _alike(mine: Naming, other: Naming) -> bool:
@@ -230,12 +247,8 @@ def _ends(mine: Seen, other: Seen) -> float:
 
 
 def _change(mine: Seen, other: Seen, now: float, *, certain: bool = True, wrong: bool = False) -> Change | None:
-    if _meets(mine.shape, other.shape):
-        return None
-    both = min(other.last, mine.last) - max(other.since, mine.since)
     until = _ends(mine, other)
-    another = mine.shape.present.owner != other.shape.present.owner
-    if until <= now or (another and both >= APART_SECONDS):
+    if _meets(mine, other) or until <= now or _is_apart(mine, other):
         return None
     what, remedy = _difference(mine.shape, other.shape, certain=certain)
     if wrong:

@@ -360,6 +360,57 @@ def test_former_names_of_extensions_are_those_of_the_caller() -> None:
     assert ["claim", "complete"] == [call.verb for call in second.store.calls[before:]]
 
 
+def test_a_function_stands_for_what_was_before_it_and_for_nothing_later(log: Callable[[], str]) -> None:
+    """
+    The former release may come back at any time. A third one that names callers otherwise is a change.
+    """
+    first = release(None, LOGIN)
+    headers = credentials(LOGIN, JWT)
+    first.post(headers=headers)
+    first.clock.advance(60)
+    release(first, LOGIN, named=loader, former_identity={"principal": lambda: current_user.get_id()}).post(
+        key="2", headers=headers
+    )
+    first.clock.advance(60)
+
+    back = release(first, LOGIN)
+    assert "fine" == doctor(back)[0][0]
+    assert is_replay(back.post(key="2", headers=headers))
+    assert not log()
+    found = doctor(release(first, JWT))
+    assert ["fault"] * 2 == [verdict for verdict, _ in found]
+    assert any("a principal_loader was removed" in text for _, text in found)
+
+
+@pytest.mark.parametrize("wrong", ({"tenant": False}, {"principal": False}), ids=str)
+def test_a_former_tenant_that_was_not_is_a_fault(wrong: dict[str, Any]) -> None:
+    first = release(None, tenant=lambda: "acme")
+    first.post()
+    second = release(first, former_identity=wrong)
+
+    verdict, text = doctor(second)[0]
+    assert ("fault", True) == (verdict, WRONG in text)
+    assert '{"tenant": the former loader}' in text
+
+
+def test_another_application_of_the_same_name_says_nothing_of_a_former_identity() -> None:
+    """
+    Both are in use side by side: what was before the one is not what the other is.
+    """
+    first = release(None)
+    first.post()
+    second = release(first, named=loader, former_identity={"principal": False})
+    twin = release(first, namespace="twin", named=loader)
+    for number in range(30):
+        first.clock.advance(3600)
+        for world in (release(first, named=loader, former_identity={"principal": False}), twin):
+            world.post(key=f"{number}")
+            twin = release(first, namespace="twin", named=loader)
+
+    ((verdict, text),) = doctor(second)
+    assert ("advice", True) == (verdict, "Remove it" in text)
+
+
 # What a key under its former name does
 
 
