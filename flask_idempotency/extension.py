@@ -218,7 +218,12 @@ class Idempotency:
         return register
 
     def problem_renderer(self, renderer: Callable[..., Any]) -> Callable[..., Any]:
-        """The function that turns a problem into this application's own error format."""
+        """Register a function that turns a problem into this application's own error format, such as a page.
+
+        It is called as `renderer(problem, *, profile, docs_url, response_class)`, in the request that is refused. `problem`
+        has a `code`, a `status`, a `title` and a `text`. Return what a view may return, or None to leave this problem as it
+        is. `Cache-Control: no-store` and `Retry-After` are added unless the response has these fields.
+        """
         self._loaders.problem_renderer = renderer
         return renderer
 

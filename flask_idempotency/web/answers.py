@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from flask import Flask
@@ -69,7 +70,12 @@ class Answers:
         wanted: Any = {"profile": profile, "docs_url": self._docs_url, "response_class": self._app.response_class}
         if self._loaders.problem_renderer is not None:
             try:
-                return self._app.make_response(self._loaders.problem_renderer(problem, **wanted))
+                made = self._loaders.problem_renderer(replace(problem, status=problem.status_in(profile)), **wanted)
+                if made is not None:
+                    response = self._app.make_response(made)
+                    for name, value in problem.http_headers:
+                        response.headers.setdefault(name, value)
+                    return response
             except Exception:  # noqa: BLE001 - a refusal in the wrong dialect is better than a request that is run
                 _log.exception("the problem renderer failed on %s", problem.code)
         return render(problem, **wanted)

@@ -56,6 +56,7 @@ class Problem:
     detail: str = ""
     """Added to the row's detail: what is wrong with the key, when it was first seen. Never a value the client sent."""
     status: int | None = None
+    """A problem renderer always finds it set."""
     retry_after: float | None = None
     headers: tuple[tuple[str, str], ...] = ()
     """What HTTP says about it besides, in fields of its own."""
@@ -63,6 +64,29 @@ class Problem:
     def __post_init__(self) -> None:
         if self.status is None and PROBLEMS[self.code].status is None:
             raise ValueError(f"{self.code} has no status of its own")
+
+    @property
+    def title(self) -> str:
+        """A few words for people, the same for each occurrence."""
+        return PROBLEMS[self.code].title
+
+    @property
+    def text(self) -> str:
+        """Say to people what has happened, with the detail of this occurrence. In debug mode that may have several lines."""
+        row = PROBLEMS[self.code]
+        return printable_lines(f"{row.detail} {self.detail}") if self.detail else row.detail
+
+    def status_in(self, profile: Profile) -> int:
+        """Return the status in this profile's dialect."""
+        return self.status or profile.statuses.get(self.code) or PROBLEMS[self.code].status or 500
+
+    @property
+    def http_headers(self) -> list[tuple[str, str]]:
+        """Return what HTTP says about this occurrence in header fields, in each dialect and for each renderer."""
+        headers = [("Cache-Control", "no-store")]
+        if self.retry_after is not None:
+            headers.append(("Retry-After", str(_whole_seconds(self.retry_after))))
+        return [*headers, *self.headers]
 
 
 class Renderer(Protocol):
@@ -114,16 +138,12 @@ def render(problem: Problem, *, profile: Profile, docs_url: str, response_class:
     """The problem in the profile's dialect, with what HTTP itself says about it in headers. Never to be cached."""
     row = PROBLEMS[problem.code]
     page = docs_url + problem.code
-    status = problem.status or profile.statuses.get(problem.code) or row.status
-    detail = printable_lines(f"{row.detail} {problem.detail}") if problem.detail else row.detail
+    status, detail = problem.status_in(profile), problem.text
     headers = [
         ("Content-Type", "application/problem+json" if profile.body == "problem" else "application/json"),
         ("Link", f'<{page}>; rel="describedby"'),
-        ("Cache-Control", "no-store"),
+        *problem.http_headers,
     ]
-    if problem.retry_after is not None:
-        headers.append(("Retry-After", str(_whole_seconds(problem.retry_after))))
-    headers += problem.headers
     document: dict[str, Any]
     match profile.body:
         case "problem":

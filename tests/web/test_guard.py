@@ -17,6 +17,7 @@ from flask_idempotency.engine.record import State
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.web.current import current_claim
 from flask_idempotency.web.policies import claim_here, idempotent
+from flask_idempotency.web.problem_types import PROBLEMS
 from tests.web.apps import KEY, World, is_replay, new_world
 
 
@@ -285,6 +286,65 @@ def test_a_problem_is_rendered_in_the_dialect_of_the_policy_or_by_the_applicatio
 
     response = world.post(json=2)
     assert (418, {"ours": "key-reused"}) == (response.status_code, response.json)
+
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+
+
+def with_pages(**policy: Any) -> World:
+    """Its problems are pages for those who accept pages."""
+    world = paying(new_world(**policy))
+
+    @world.idempotency.problem_renderer
+    def page(problem: Any, **_: Any) -> Any:
+        if request.accept_mimetypes.best_match(["application/json", "text/html"]) != "text/html":
+            return None
+        return f"<h1>{problem.title}</h1><p>{problem.text}</p>", problem.status
+
+    return world
+
+
+def test_a_problem_renderer_knows_the_status_title_and_text_of_a_problem() -> None:
+    """
+    A page for people needs them, and each profile has statuses of its own.
+    """
+    world, stripe = with_pages(), with_pages(profile="stripe")
+    for each, status in ((world, 422), (stripe, 400)):
+        each.post(data={"amount": 5})
+        page = each.post(data={"amount": 6}, headers=BROWSER)
+
+        assert (status, "text/html") == (page.status_code, page.mimetype)
+        assert f"<h1>{PROBLEMS['key-reused'].title}</h1>" in page.text
+        assert "It was first seen at" in page.text
+        assert PROBLEMS["key-reused"].detail in page.text
+
+
+def test_a_problem_renderer_that_returns_none_leaves_the_problem_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """
+    So a script that posts a form gets JSON, and a browser a page.
+    """
+    world = with_pages()
+    world.post(data={"amount": 5})
+
+    for headers in ({}, {"Accept": "*/*"}, {"Accept": "application/json"}):
+        assert (422, "key-reused") == code(world.post(data={"amount": 6}, headers=headers))
+    assert "failed" not in caplog.text
+
+
+def test_a_page_of_a_problem_carries_what_http_says_of_it() -> None:
+    """
+    Unless the renderer has said otherwise: it keeps no cache from asking again.
+    """
+    world = with_pages()
+    world.store.down = True
+    page = world.post(headers=BROWSER)
+
+    assert (503, "text/html", "no-store") == (page.status_code, page.mimetype, page.headers["Cache-Control"])
+    assert int(page.headers["Retry-After"]) > 0
+
+    other = paying(new_world(required=True))
+    other.idempotency.problem_renderer(lambda problem, **_: ("page", 400, {"Cache-Control": "private"}))
+    assert "private" == other.post(key=None).headers["Cache-Control"]
 
 
 def test_a_problem_renderer_that_fails_does_not_turn_a_refusal_into_a_run(caplog: pytest.LogCaptureFixture) -> None:
