@@ -85,6 +85,7 @@ def test_every_python_block_runs(block: str, monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.chdir(tmp_path)  # where a relative database is made
     monkeypatch.setattr("flask_idempotency.assembly._redis_store", lambda *arguments: MemoryStore())
     monkeypatch.setenv("IDEMPOTENCY_SECRET", "s-9f2c47d1e8b35a60")
+    monkeypatch.setenv("SECRET_KEY", "kept-in-tests-only")
     installed = ModuleType("flask_idempotency.janitor")
     installed.__path__ = [str(ROOT / "janitor")]  # where it is in a checkout
     monkeypatch.setitem(sys.modules, installed.__name__, installed)
