@@ -242,7 +242,7 @@ class Claim:
         try:
             self._begin_to_settle()
             sealing.committing(
-                lambda payloads: transaction.settle(payloads, keep=self._held.policy.keep, otherwise=self._undo)
+                lambda writing: transaction.settle(writing, keep=self._held.policy.keep, otherwise=self._undo)
             )
         except LeaseLost:
             transaction.roll_back()

@@ -119,6 +119,10 @@ class Partitioned(Protocol):
         ...
 
 
+Writing: TypeAlias = Callable[[Callable[[Sequence[Payload]], None]], None]
+"""Calls the function that it is given with the payloads of a claim's records, again with others after `DataKeyGone`."""
+
+
 class Transaction(Protocol):
     """The application's own database transaction, as far as one claim's work writes through it.
 
@@ -134,15 +138,16 @@ class Transaction(Protocol):
         """
         ...
 
-    def settle(self, payloads: Sequence[Payload], *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
+    def settle(self, writing: Writing, *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
         """Commit the application's rows and the completed records together. All are durable when it returns.
 
-        There is one payload for each key that was joined, in their order. Raises `DataKeyGone` as `Store.complete` does:
-        then nothing is committed or rolled back, and it may be called again with other payloads.
+        `writing` is called once the application's rows are flushed, with the function that completes the records. That
+        takes one payload for each key that was joined, in their order. It raises `DataKeyGone` as `Store.complete` does:
+        then it has changed nothing, and `writing` may call it again with other payloads.
 
-        Else none is. Raises `LeaseLost` when the claim is no longer this token's. When the database refuses the commit,
-        or does not say whether it is done, `otherwise` is called to settle each record in another way; it raises
-        `LeaseLost` for one that is completed, and that decides it: `NotCommitted` is raised if there was none, and
+        Raises `LeaseLost` when the claim is no longer this token's: then nothing is committed. When the database refuses
+        the commit, or does not say whether it is done, `otherwise` is called to settle each record in another way; it
+        raises `LeaseLost` for one that is completed, and that decides it: `NotCommitted` is raised if there was none, and
         `StoreUnavailable` if nobody can tell yet.
         """
         ...

@@ -7,7 +7,7 @@ from typing import Final
 
 from flask_idempotency.engine.errors import DataKeyGone, NotStorable, StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.ports import Binding, Codec
+from flask_idempotency.engine.ports import Binding, Codec, Writing
 from flask_idempotency.engine.record import ERASED, Payload
 from flask_idempotency.engine.result import Result
 
@@ -50,9 +50,15 @@ class Sealing:
 
         return write
 
-    def committing(self, commit: Callable[[Sequence[Payload]], None]) -> None:
+    def committing(self, commit: Callable[[Writing], None]) -> None:
         """Commit with the payloads of all records, in the order of their bindings."""
-        self._until_kept(lambda: commit([self._payload(key) for key in self._bindings]))
+
+        def payloads() -> list[Payload]:
+            return [self._payload(key) for key in self._bindings]
+
+        # Seal before the commit begins: a codec that fails must leave it alone.
+        payloads()
+        commit(lambda write: self._until_kept(lambda: write(payloads())))
 
     def _until_kept(self, attempt: Callable[[], None]) -> None:
         for _ in range(TRIES):

@@ -169,18 +169,18 @@ def test_rows_are_rolled_back_when_the_store_forgets_every_key(
     house: House, keys: Keys, book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    The transaction itself leaves them, so that it can be tried again; and that is given up.
+    The transaction itself leaves them, so that the response can be sealed again; and that is given up.
     """
     claim = house.won()
 
-    def gone(*payloads: object, **options: object) -> None:
+    def gone(*payloads: object) -> None:
         raise DataKeyGone("forgotten", erased=False)
 
-    monkeypatch.setattr(book, "settle", gone)
+    monkeypatch.setattr(book, "complete", gone)
     with pytest.raises(StoreUnavailable):
         claim.complete(PAID)
 
-    assert ["join", "roll back", "leave"] == book.log
+    assert ["join", "settle", "roll back", "leave"] == book.log
     assert TRIES == keys.log.count("forget")
 
 

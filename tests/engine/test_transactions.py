@@ -13,7 +13,7 @@ from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, NotCo
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, Replayed, Unknown
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.ports import Store
+from flask_idempotency.engine.ports import Store, Writing
 from flask_idempotency.engine.record import Payload, Record, State
 from flask_idempotency.engine.result import Result
 from tests.engine.conftest import House
@@ -67,11 +67,10 @@ class Book:
     def asks_again(self, error: BaseException) -> bool:
         return isinstance(error, NotCommitted) and error.again
 
-    def settle(self, payloads: Sequence[Payload], *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
+    def settle(self, writing: Writing, *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
         self.log.append("settle")
         if self.refusal is None or self.committed:
-            for key, payload in zip(self.keys, payloads, strict=True):
-                self.store.complete(key, self.token, payload, keep=keep)
+            writing(lambda payloads: self.complete(payloads, keep))
         if self.refusal is None:
             return
         if isinstance(self.refusal, LeaseLost):
@@ -82,6 +81,10 @@ class Book:
             except LeaseLost:
                 return
         raise self.refusal
+
+    def complete(self, payloads: Sequence[Payload], keep: float) -> None:
+        for key, payload in zip(self.keys, payloads, strict=True):
+            self.store.complete(key, self.token, payload, keep=keep)
 
 
 @pytest.fixture

@@ -121,9 +121,8 @@ IN_SQL: Final = (
     Mutant(
         name="sql-commits-the-business-without-the-record",
         file=f"{SQL}/transaction.py",
-        replaced="            several = len(self._keys) > 1\n",
-        by="            session.commit()\n            connection = self._records.connection(session)\n"
-        "            several = len(self._keys) > 1\n",
+        replaced="            self._commit(session, lambda: writing(complete))\n",
+        by="            self._commit(session, _nothing)\n            self._commit(session, lambda: writing(complete))\n",
         killed_by=("tests/sql/test_session.py::test_a_superseded_worker_commits_nothing[sqlite]",),
         harm="Both the worker that was given up and its successor book the payment.",
     ),
@@ -144,8 +143,9 @@ IN_SQL: Final = (
     Mutant(
         name="sql-tells-the-cache-before-the-commit",
         file=f"{SQL}/transaction.py",
-        replaced="            session.commit()\n        except DataKeyGone:",
-        by="            self._records.tell(completed)\n            session.commit()\n        except DataKeyGone:",
+        replaced="                write_last()\n                self._going_out = True\n",
+        by="                write_last()\n                self._going_out = True\n"
+        "                self._records.tell([(key, self._records.settled(key, self._token)) for key in self._keys])\n",
         killed_by=(
             "tests/sql/test_lost_commits.py::TestLostCommits::test_a_cache_hears_of_nothing_that_was_not_committed[sqlite]",
         ),

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 
 import pytest
-from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, func, insert, select
+from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, Table, event, func, insert, select
 from sqlalchemy.orm import scoped_session, sessionmaker
 
-from flask_idempotency.engine.errors import DataKeyGone, LeaseLost
+from flask_idempotency.engine.errors import DataKeyGone, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.ports import Writing
 from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.engine.record import ERASED, Payload, Record, SealedBy, State
 from flask_idempotency.engine.upkeep import DataKey
@@ -65,6 +66,11 @@ class Joint:
             return connection.execute(select(func.count()).select_from(payments)).scalar_one()
 
 
+def storing(*payloads: Payload) -> Writing:
+    """What stores these payloads, and no others."""
+    return lambda write: write(payloads)
+
+
 def never(key: StorageKey) -> NoReturn:
     raise AssertionError("nothing was in doubt")
 
@@ -109,7 +115,7 @@ def test_rows_and_answer_are_there_together(joint: Joint, payload: Payload, quot
     add(joint.store, key.tid)
     transaction = joint.work(key, quota=quota)
 
-    transaction.settle([payload], keep=KEEP, otherwise=never)
+    transaction.settle(storing(payload), keep=KEEP, otherwise=never)
 
     usage = Usage() if quota is None else Usage(1, payload.byte_size, 0)
     assert (1, payload, usage) == (
@@ -132,15 +138,17 @@ def test_a_lost_data_key_leaves_the_transaction_as_it_is(joint: Joint, keys: int
         add(joint.store, key.tid)
     transaction = joint.work(*used, quota=ROOM)
 
-    with pytest.raises(DataKeyGone) as gone:
-        transaction.settle([SEALED] * keys, keep=KEEP, otherwise=never)
+    def writing(write: Callable[[Sequence[Payload]], None]) -> None:
+        with pytest.raises(DataKeyGone) as gone:
+            write([SEALED] * keys)
+        assert not gone.value.erased
+        assert 0 == joint.payments()
+        assert joint.sessions().in_transaction()
+        if joint.store.database.dialect.name == "postgresql":
+            assert [State.PROCESSING] * keys == [found(joint.store, key).state for key in used]
+        write([PAYLOAD] * keys)
 
-    assert not gone.value.erased
-    assert 0 == joint.payments()
-    assert joint.sessions().in_transaction()
-    assert [State.PROCESSING] * keys == [found(joint.store, key).state for key in used]
-
-    transaction.settle([PAYLOAD] * keys, keep=KEEP, otherwise=never)
+    transaction.settle(writing, keep=KEEP, otherwise=never)
 
     assert (1, [PAYLOAD] * keys) == (joint.payments(), [found(joint.store, key).payload for key in used])
     assert [Drift()] * keys == [joint.store.ledger.reconcile(key.tid) for key in used]
@@ -159,12 +167,18 @@ def test_a_tenant_that_is_erased_meanwhile_keeps_its_rows_and_no_answer(
     joint.store.data_keys.destroy(key.tid)
     joint.sessions().execute(insert(payments).values(amount=100))
 
-    with pytest.raises(DataKeyGone) as gone:
-        transaction.settle([SEALED], keep=KEEP, otherwise=never)
-    transaction.settle([DONE], keep=KEEP, otherwise=never)
+    erased: list[bool] = []
+
+    def writing(write: Callable[[Sequence[Payload]], None]) -> None:
+        with pytest.raises(DataKeyGone) as gone:
+            write([SEALED])
+        erased.append(gone.value.erased)
+        write([DONE])
+
+    transaction.settle(writing, keep=KEEP, otherwise=never)
 
     record = found(joint.store, key)
-    assert (True, 1, DONE, True) == (gone.value.erased, joint.payments(), record.payload, record.erased)
+    assert ([True], 1, DONE, True) == (erased, joint.payments(), record.payload, record.erased)
 
 
 def test_a_tenant_that_is_erased_between_check_and_commit_is_told_as_erased(open_joint: OpenJoint) -> None:
@@ -174,15 +188,14 @@ def test_a_tenant_that_is_erased_between_check_and_commit_is_told_as_erased(open
     joint, key = open_joint(), a_key()
     add(joint.store, key.tid)
     transaction = joint.work(key)
-    commit, session = joint.sessions().commit, joint.sessions()
+    before = [joint.store.data_keys.destroy] if joint.store.database.dialect.name == "postgresql" else []
 
-    def erased_first() -> None:
-        if joint.store.database.dialect.name == "postgresql":
-            joint.store.data_keys.destroy(key.tid)
-        commit()
+    def erased_first(connection: Connection) -> None:
+        while before:
+            before.pop()(key.tid)
 
-    session.commit = erased_first
-    transaction.settle([SEALED], keep=KEEP, otherwise=never)
+    event.listen(joint.sessions().get_bind(), "commit", erased_first)
+    transaction.settle(storing(SEALED), keep=KEEP, otherwise=never)
     joint.store.data_keys.destroy(key.tid)
 
     record = found(joint.store, key)
@@ -198,7 +211,7 @@ def test_a_superseded_worker_hears_that_it_has_lost_and_nothing_of_keys(joint: J
     transaction = joint.store.transactions.join([key], joint.token, operation="pay", told=lambda: None)
 
     with pytest.raises(LeaseLost):
-        transaction.settle([SEALED], keep=KEEP, otherwise=never)
+        transaction.settle(storing(SEALED), keep=KEEP, otherwise=never)
 
 
 def test_who_knows_of_no_quota_counts_what_is_counted(open_joint: OpenJoint, clock: FrozenClock) -> None:
@@ -209,7 +222,7 @@ def test_who_knows_of_no_quota_counts_what_is_counted(open_joint: OpenJoint, clo
     granted(claiming.store.claim(a_request(key), token=joint.token, lease=LEASE, quota=ROOM))
     transaction = joint.store.transactions.join([key], joint.token, operation="pay", told=lambda: None)
 
-    transaction.settle([PAYLOAD], keep=KEEP, otherwise=never)
+    transaction.settle(storing(PAYLOAD), keep=KEEP, otherwise=never)
 
     assert Usage(1, PAYLOAD.byte_size, 0) == joint.store.ledger.usage(key.tid)
 
@@ -265,3 +278,22 @@ def test_an_answer_of_another_size_changes_the_ledger_by_the_difference(open_joi
     assert store.answers.replace(key, PAYLOAD, DONE)
 
     assert (Usage(1, 0, 0), Drift()) == (store.ledger.usage(key.tid), store.ledger.reconcile(key.tid))
+
+
+def test_a_response_that_cannot_be_sealed_again_commits_nothing(open_joint: OpenJoint) -> None:
+    """
+    The codec's own error leaves, with nothing committed; the claim settles the record then.
+    """
+    joint, key = open_joint(), a_key()
+    transaction = joint.work(key)
+
+    def writing(write: Callable[[Sequence[Payload]], None]) -> NoReturn:
+        with pytest.raises(DataKeyGone):
+            write([SEALED])
+        raise StoreUnavailable("no key can be had")
+
+    with pytest.raises(StoreUnavailable, match="no key"):
+        transaction.settle(writing, keep=KEEP, otherwise=never)
+
+    assert (0, False) == (joint.payments(), joint.sessions().in_transaction())
+    assert State.PROCESSING is found(joint.store, key).state

@@ -7,18 +7,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from flask_idempotency.engine.errors import (
     ConfigurationError,
-    DataKeyGone,
     IdempotencyError,
+    InheritedConnection,
     LeaseLost,
     NotCommitted,
     StoreUnavailable,
 )
 from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.ports import Writing
 from flask_idempotency.engine.record import Payload, Record, State
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.faults import asks_again, is_refusal
@@ -95,6 +97,12 @@ class SessionTransaction:
         self._marked = False
         self._committing: Session | None = None
         """The session whose commit is on its way."""
+        self._ending: Session | None = None
+        """The session that this claim commits or has committed itself."""
+        self._going_out = False
+        """Whether everything is written that belongs to that commit. Before, no failure can leave anything committed."""
+        self._committed = False
+        """Whether the session has reported that commit as done."""
         self._connections: WeakSet[Connection] = WeakSet()
         self._pools: set[int] = set()
         self._outer: Joined | None = joined_here()
@@ -105,25 +113,25 @@ class SessionTransaction:
             self._ask_the_record()
         return self._early or self._in_doubt
 
-    def settle(self, payloads: Sequence[Payload], *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
+    def settle(self, writing: Writing, *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
         self.over = True
         session = self._records.session()
-        try:
+        completed: list[tuple[StorageKey, Record | None]] = []
+
+        def complete(payloads: Sequence[Payload]) -> None:
             connection = self._records.connection(session)
-            refuse_autocommit(connection)
-            # The application's rows first: what they violate shows before the record is touched, and locked.
-            session.flush()
             several = len(self._keys) > 1
             if several:
                 # Before the first is completed: it could not be taken back without the application's rows.
                 self._records.refuse_without_keys(connection, self._keys, self._token, payloads)
-            completed = [
+            completed[:] = [
                 (key, self._records.complete(connection, key, self._token, payload, keep, checked=several))
                 for key, payload in zip(self._keys, payloads, strict=True)
             ]
-            session.commit()
-        except DataKeyGone:
-            raise
+
+        try:
+            refuse_autocommit(self._records.connection(session))
+            self._commit(session, lambda: writing(complete))
         except LeaseLost as error:
             undo(session)
             if not self._is_held():
@@ -136,8 +144,12 @@ class SessionTransaction:
         except ConfigurationError:
             undo(session)
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, only the record knows whether the commit was done
+        except Exception as error:
             undo(session)
+            if isinstance(error, StoreUnavailable) and not isinstance(error, InheritedConnection):
+                # The codec could not seal the response again.
+                raise
+            # Whatever it is, only the record knows whether the commit was done.
             self._decide(error, otherwise, again=asks_again(error))
         else:
             self._records.tell(completed)
@@ -149,17 +161,44 @@ class SessionTransaction:
             if session.in_transaction():
                 # It may be inherited.
                 self._records.connection(session)
-            session.flush()
+            self._commit(session, _nothing)
         except Exception as error:
             undo(session)
+            if self._going_out and not is_refusal(error):
+                raise StoreUnavailable(f"nobody knows whether the commit was done ({_name(error)})") from error
+            _log_fault(error, "so nothing is committed")
             raise NotCommitted(_failed(error), again=asks_again(error)) from error
+
+    def _commit(self, session: Session, write_last: Callable[[], None]) -> None:
+        """Commit the session. `write_last` writes in its transaction, right before the COMMIT.
+
+        The application's `before_commit` listeners come first. They see `session.new`, `dirty` and `deleted`, because the
+        session is flushed after them. The rows are flushed before `write_last`: what they violate shows before the record
+        is touched, and locked.
+        """
+
+        def before_commit(session: Session) -> None:
+            # A view may leave a savepoint open. Then the listeners run for it first, and for the transaction last.
+            if not session.in_nested_transaction():
+                session.flush()
+                write_last()
+                self._going_out = True
+
+        # On the session itself, and not before now: its listeners run after those of its class, in their order.
+        event.listen(session, "before_commit", before_commit)
+        self._ending = session
         try:
             session.commit()
-        except Exception as error:
-            undo(session)
-            if not is_refusal(error):
-                raise StoreUnavailable(f"nobody knows whether the commit was done ({_name(error)})") from error
-            raise NotCommitted(_failed(error), again=asks_again(error)) from error
+        except Exception:
+            if not self._committed:
+                raise
+            # A session in this state cannot roll back. Its connections go back to their pools.
+            session.reset()
+            _log.exception(
+                "a listener on after_commit failed: the rows are committed, and the client gets the response"
+            )
+        finally:
+            event.remove(session, "before_commit", before_commit)
 
     def roll_back(self) -> None:
         self.over = True
@@ -210,6 +249,8 @@ class SessionTransaction:
         self._in_doubt = self._marked
 
     def after_commit(self, session: Session) -> None:
+        if session is self._ending and not session.in_nested_transaction():
+            self._committed = True
         if session is self._committing and not self.over:
             self._committing, self._in_doubt, self._marked = None, False, False
             self._has_committed()
@@ -255,8 +296,12 @@ class SessionTransaction:
         if not self._records.is_completed(self._keys[0], self._token):
             if lost is not None:
                 raise lost
+            _log_fault(error, "so nothing is committed")
             raise NotCommitted(_failed(error), again=again) from error
-        _log.warning("a commit was done, although its reply was lost (%s)", _name(error))
+        if isinstance(error, SQLAlchemyError):
+            _log.warning("a commit was done, although its reply was lost (%s)", _name(error))
+        else:
+            _log.error("a commit was done, and a listener of the session failed afterwards", exc_info=error)
         if len(self._pools) > 1:
             # They are committed one after the other, and the database of the record was not the last.
             _log.error("the session has committed to one database, and failed to commit to another (%s)", _name(error))
@@ -270,6 +315,16 @@ class SessionTransaction:
 def _says_so(record: Record) -> bool:
     # A lapse may have put its own reason over the mark's since.
     return record.reason == COMMITTED_EARLY or record.state is State.QUARANTINED
+
+
+def _nothing() -> None:
+    """Work without a claim has no record."""
+
+
+def _log_fault(error: Exception, outcome: str) -> None:
+    """Log the traceback of what the application's own code raised. The text of a database error quotes rows."""
+    if not isinstance(error, SQLAlchemyError | IdempotencyError):
+        _log.error("a listener of the session failed, %s", outcome, exc_info=error)
 
 
 def _failed(error: Exception) -> str:

@@ -86,8 +86,10 @@ def _watch_sessions(factory: Any) -> None:
         if (joined := here()) is not None:
             joined.after_rollback(session)
 
-    for listener in (after_begin, before_commit, after_commit, after_rollback):
+    for listener in (after_begin, before_commit, after_rollback):
         event.listen(factory, listener.__name__, listener)
+    # First: a listener of the application's that raises keeps those behind it from hearing of the commit.
+    event.listen(factory, "after_commit", after_commit, insert=True)
 
 
 def _connection_commits(connection: Connection) -> None:
