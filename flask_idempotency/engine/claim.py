@@ -140,6 +140,10 @@ class Claim:
         """Whether the work failed only because the database had to choose between it and other transactions."""
         return self._transaction is not None and error is not None and self._transaction.asks_again(error)
 
+    def has_written(self) -> bool:
+        """Return whether transactional work may have rows to commit. Ask before the claim is settled."""
+        return self._transaction is not None and self._transaction.has_written()
+
     def complete(self, result: Result, *, with_rows: bool = True) -> None:
         """The result is durable and will be replayed. What cannot be stored leaves a tombstone: done, body not kept.
 

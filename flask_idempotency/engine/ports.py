@@ -152,6 +152,10 @@ class Transaction(Protocol):
         """
         ...
 
+    def has_written(self) -> bool:
+        """Return whether the work may have written anything that a rollback takes away. Never raises: True if unknown."""
+        ...
+
     def commit(self) -> None:
         """Commit what work without a claim has written.
 

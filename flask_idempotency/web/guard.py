@@ -121,6 +121,8 @@ class Guard:
         # A hook has the last word on how it ended: what it made an error of must not be replayed as a success.
         if result is None or status >= (400 if transactional(visit) else 500) > result.status:
             result = replace(visit.capture.tombstone, status=status)
+        if visit.decision is Decision.RELEASE and visit.claim is not None and visit.claim.transactional:
+            visit.has_written = visit.claim.has_written()
         try:
             rows = with_rows(visit, status=status, error=failed)
             self._settle(visit, visit.decision, result, reason=f"status-{status}", rows=rows)

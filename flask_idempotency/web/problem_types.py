@@ -162,13 +162,13 @@ _ROWS = (
     ProblemType(
         code="not-committed",
         status=500,
-        title="The database refused the request's changes",
+        title="The request's changes were rolled back",
         detail="Nothing of this request was kept: its changes were rolled back, and its idempotency key is free again.",
         guide=(
-            "The request was carried out up to the point where its changes were to be made permanent, and the database "
-            "refused that. Nothing of it remains, and the key is free: sending the request again with the same key is "
-            "safe and runs it anew. If it ends the same way again, the request contradicts what is stored; the "
-            "service's log says how."
+            "The request was carried out up to the point where its changes were to be made permanent. Then the database "
+            "refused that, or the service's rules did not let the response stand. Nothing of it remains, and the key is free: "
+            "sending the request again with the same key is safe and runs it anew. If it ends the same way again, the request "
+            "contradicts what is stored, or those rules are wrong; the service's log says which."
         ),
         retry=True,
         stripe_type="api_error",

@@ -88,6 +88,15 @@ class Rows:
             self._put_over(visit, response, conflict)
         elif response.status_code < 400 and response.status_code not in ELSEWHERE:
             unknown = visit.decision is Decision.QUARANTINE or past_point(visit)
+            if not unknown and not visit.has_written:
+                return  # a form that is shown again, say: it promises no rows
+            if not unknown:
+                _log.error(
+                    "%s answered %d and its policy released the key, so the rows of the view were rolled back and "
+                    "the client got 500 not-committed. Give such a response a status of 400 or above, or write nothing.",
+                    visit.operation,
+                    response.status_code,
+                )
             problem = refusal(Unknown(reason="not-kept")) if unknown else Problem("not-committed")
             self._put_over(visit, response, problem)
 

@@ -108,6 +108,8 @@ class Visit:
     """Whether the view or its `after_this_request` functions set one, or changed more in the session than flash messages."""
     keeps_rows: bool = False
     """Whether the view wants its rows committed even with an error for an answer."""
+    has_written: bool = True
+    """Whether the view may have written rows, as known before they are rolled back."""
     unstated: bool = False
     """Whether its key is quarantined by default: neither the application nor the view has said so."""
     escaped: bool = False

@@ -58,6 +58,9 @@ class Book:
     def commit(self) -> None:
         self.log.append("commit")
 
+    def has_written(self) -> bool:
+        return True
+
     def roll_back(self) -> None:
         self.log.append("roll back")
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flask import Response, stream_with_context
-from sqlalchemy import event, text
+from sqlalchemy import event, text, update
 
 from flask_idempotency import ConfigurationError, claim_here, current_claim, idempotent
-from tests.sql.shops import OpenShop, Payment, Shop, paying
+from tests.sql.shops import Account, OpenShop, Payment, Shop, paying
 
 
 @pytest.mark.parametrize("decided", ["release", "quarantine"])
@@ -30,6 +30,97 @@ def test_an_answer_that_is_not_kept_is_not_given(shop: Shop, decided: str) -> No
 
     assert {"release": 500, "quarantine": 409}[decided] == answer.status_code
     assert 0 == shop.payments()
+
+
+def nothing(shop: Shop) -> None: ...
+
+
+def only_read(shop: Shop) -> None:
+    shop.db.session.execute(text("SELECT 1")).all()
+    assert shop.db.session.get(Payment, 404) is None
+
+
+def rolled_back_itself(shop: Shop) -> None:
+    shop.pay()
+    shop.db.session.flush()
+    shop.db.session.rollback()
+
+
+@pytest.mark.parametrize("work", [nothing, only_read, rolled_back_itself], ids=lambda work: work.__name__)
+def test_a_released_page_of_a_view_that_wrote_nothing_is_given(shop: Shop, work: Callable[[Shop], None]) -> None:
+    """A form is shown once more, with 200. It promises no rows, and its key is free for the corrected form."""
+
+    @shop.view()
+    @idempotent(decide=lambda response, error: "release" if response.data == b"form" else None)
+    def pay() -> tuple[str, int]:
+        shop.runs.append(1)
+        if len(shop.runs) == 1:
+            work(shop)
+            return "form", 200
+        shop.pay()
+        return "paid", 201
+
+    page, paid, again = shop.post(), shop.post(), shop.post()
+
+    assert [(200, b"form"), (201, b"paid"), (201, b"paid")] == [(a.status_code, a.data) for a in (page, paid, again)]
+    assert [False, False, True] == ["Idempotency-Replayed" in answer.headers for answer in (page, paid, again)]
+    assert 1 == shop.payments()
+
+
+def pending(shop: Shop) -> None:
+    shop.db.session.add(Payment(amount=1))
+
+
+def flushed(shop: Shop) -> None:
+    pending(shop)
+    shop.db.session.flush()
+
+
+def in_sql(shop: Shop) -> None:
+    shop.db.session.execute(update(Account).values(id=Account.id))
+
+
+def in_a_savepoint(shop: Shop) -> None:
+    with shop.db.session.begin_nested():
+        pending(shop)
+
+
+@pytest.mark.parametrize("work", [pending, flushed, in_sql, in_a_savepoint], ids=lambda work: work.__name__)
+def test_a_released_page_of_a_view_that_wrote_is_not_given(
+    shop: Shop, work: Callable[[Shop], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its rows are rolled back, and the page may speak of them. The log says what to do."""
+
+    @shop.view()
+    @idempotent(decide=lambda response, error: "release")
+    def pay() -> str:
+        work(shop)
+        return "paid"
+
+    answer = shop.post()
+
+    assert (500, "not-committed") == (answer.status_code, answer.get_json()["code"])
+    assert "database refused" not in answer.get_json()["title"]
+    assert (0, "released") == (shop.payments(), shop.record().state)
+    (message,) = [message for message in caplog.messages if "rolled back" in message]
+    assert message.startswith("pay answered 200")
+    assert "status of 400 or above" in message
+
+
+def test_rows_in_a_second_database_count_as_written(open_: OpenShop, tmp_path: Path) -> None:
+    """The records are not there, so what was written there is not looked at: no page may speak of it."""
+    shop = open_(SQLALCHEMY_BINDS={"second": f"sqlite:///{tmp_path}/second.db"})
+    with shop.app.app_context(), shop.db.engines["second"].begin() as connection:
+        connection.execute(text("CREATE TABLE notes (id INTEGER)"))
+
+    @shop.view()
+    @idempotent(decide=lambda response, error: "release")
+    def pay() -> str:
+        bind = {"bind": shop.db.engines["second"]}
+        shop.db.session.execute(text("INSERT INTO notes VALUES (1)"), bind_arguments=bind)
+        return "noted"
+
+    assert 500 == shop.post().status_code
 
 
 def test_a_decision_that_fails_leaves_nothing_and_says_so(shop: Shop) -> None:

@@ -200,6 +200,19 @@ class SessionTransaction:
         finally:
             event.remove(session, "before_commit", before_commit)
 
+    def has_written(self) -> bool:
+        try:
+            session = self._records.session()
+            if session.new or session.dirty or session.deleted:
+                return True
+            if not session.in_transaction():
+                return False
+            connection = self._records.connection(session)
+            # What it did in another database cannot be seen here.
+            return len(self._pools) > 1 or self._records.has_written(connection)
+        except Exception:  # noqa: BLE001 - then nothing is known of it
+            return True
+
     def roll_back(self) -> None:
         self.over = True
         undo(self._records.session())
