@@ -459,6 +459,31 @@ def test_an_unknown_outcome_stays_unknown_under_the_former_name() -> None:
     assert [1] == first.runs
 
 
+@pytest.mark.parametrize("former", (LOGIN, lambda: current_user.get_id()), ids=("extension", "function"))
+@pytest.mark.parametrize("name", ("u:alice", "alice"), ids=("present", "former"))
+def test_a_key_is_released_under_both_names_by_either(name: str, former: Any) -> None:
+    """
+    No command has a request that would tell the other name. "Released: the next retry runs" has to be true.
+    """
+    headers = credentials(LOGIN)
+    world = release(None, LOGIN, named=loader, former_identity={"principal": former})
+
+    @world.view("/broken")
+    def broken() -> str:
+        world.runs.append(1)
+        if len(world.runs) == 1:
+            raise RuntimeError
+        return "paid"
+
+    assert 500 == world.post("/broken", headers=headers).status_code
+    why = ["--yes", "--force", "--reason", "r", "--actor", "a"]
+    run = world.app.test_cli_runner().invoke
+    freed = run(args=["idempotency", "release", "--key", "k", "--principal", name, *why])
+
+    assert 0 == freed.exit_code, freed.output
+    assert 200 == world.post("/broken", headers=headers).status_code
+
+
 def test_a_replay_by_the_former_name_needs_no_quota() -> None:
     first, headers = release(None, LOGIN), credentials(LOGIN)
     first.post(headers=headers)

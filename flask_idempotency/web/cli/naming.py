@@ -16,7 +16,7 @@ from flask_idempotency.assembly import identities
 from flask_idempotency.engine.errors import InvalidKey
 from flask_idempotency.engine.key import Scope, StorageKey, owner_mark, parse_key
 from flask_idempotency.engine.owner import as_of
-from flask_idempotency.engine.record import About, Record
+from flask_idempotency.engine.record import About, Record, State
 from flask_idempotency.operations import SHORT, Case, Refused, by_handle, by_key, by_short, handle_of, with_twins
 from flask_idempotency.web.cli.group import CommandT, built, every_tids, policies, settings, state, unsettled
 from flask_idempotency.web.cli.telling import clean
@@ -90,7 +90,13 @@ def case_of(named: Named, *, whole: bool) -> Case:
         raise click.UsageError("Name one record: by its HANDLE, by its id from a log, or by --key.")
     searched = unsettled()
     if named.key is not None:
-        return _one(list(_by_key(named)), named)
+        case = _one(list(_by_key(named)), named)
+        former = settings().former_identity
+        told = former is None or not (callable(former.tenant) or former.principal)
+        if not whole or told or case.first.record.state is State.COMPLETED:
+            return case
+        # No command knows the former name: it takes a request to tell. The record under it has the same token.
+        return with_twins(case, searched, read, every_tids(named.whose))
     if named.principal is not None or named.anonymous or named.endpoint is not None:
         raise click.UsageError("--principal, --anonymous and --endpoint go with --key.")
     handle = (named.handle or "").lower()
