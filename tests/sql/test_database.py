@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -554,3 +555,28 @@ def stopped(pid: int) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+@on_sqlite
+def test_a_backup_as_documented_has_every_row(
+    database_url: str, make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file alone, copied while it is open, lacks the newest."""
+    shop = tmp_path / "shop.sqlite3"
+    database = Database(f"sqlite:///{shop}")
+    page = (Path(__file__).parents[2] / "docs" / "sql.md").read_text(encoding="utf-8")
+    (block,) = [block for block in page.split("```python\n")[1:] if "shop.backup(" in block.partition("```")[0]]
+    monkeypatch.chdir(tmp_path)
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql("CREATE TABLE payments (id INTEGER)")
+        connection.exec_driver_sql("INSERT INTO payments VALUES (7)")
+
+        copied = tmp_path / "copied.sqlite3"
+        copied.write_bytes(shop.read_bytes())
+        exec(block.partition("```")[0], {})  # noqa: S102 - our own page
+
+        with make_engine(f"sqlite:///{copied}").connect() as lacking:
+            assert [] == lacking.exec_driver_sql("SELECT name FROM sqlite_master").all()
+        with make_engine(f"sqlite:///{tmp_path / 'backup.sqlite3'}").connect() as whole:
+            assert [(7,)] == whole.exec_driver_sql("SELECT id FROM payments").all()
+    database.close()
