@@ -106,7 +106,7 @@ IN_SQL: Final = (
         by='values["fence"]',
         killed_by=(
             "tests/sql/test_store.py::test_the_fence_of_a_key_rises_where_the_sequence_went_back"
-            "[postgresql-insert-lapsed-no quota]",
+            "[lapsed-no quota-postgresql-insert]",
         ),
         harm="The database moves to another server, and a worker that was given up writes over what its successor has paid.",
     ),
