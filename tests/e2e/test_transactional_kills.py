@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -35,39 +35,59 @@ def shop(books: Books, serve_once: Serve) -> Server:
     return serve_once(books.url, app=APPLICATION, workers=3, threads=2, lease=0.3, arguments=PRELOADED)
 
 
-@pytest.fixture
-def doom(ledger: Ledger) -> Iterator[Callable[[], str]]:
-    """A step for an attempt whose worker is then killed, some time after a point."""
-    ended = threading.Event()
+class Doom:
+    """Kills the worker of an attempt, some time after a point of its work."""
 
-    def execute() -> None:
-        while (pid := int(ledger.awaited("told", ""))) and not ended.is_set():
-            threading.Timer(random.uniform(0, LONGEST_SECONDS), strike, [pid]).start()
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._ended = threading.Event()
+        self._strikes: list[threading.Timer] = []
+        self._executioner = threading.Thread(target=self._execute, daemon=True)
+        self._executioner.start()
 
-    def strike(pid: int) -> None:
-        with suppress(ProcessLookupError):  # another one's doom was also its own
+    def step(self) -> str:
+        """Return the step that an attempt takes to be killed."""
+        # From its beginning alone few would get as far as their commit: a new worker's first request is its slowest.
+        return random.choice(["tell:began", "tell:claimed", "tell:flushed"])
+
+    def end(self) -> None:
+        """Return when no worker is killed any more. A late strike would cut the replies that are checked."""
+        if not self._ended.is_set():
+            self._ended.set()
+            self._ledger.note("told", "", 0)
+            self._executioner.join()
+            for strike in self._strikes:
+                strike.join()
+
+    def _execute(self) -> None:
+        while (pid := int(self._ledger.awaited("told", ""))) and not self._ended.is_set():
+            strike = threading.Timer(random.uniform(0, LONGEST_SECONDS), self._strike, [pid])
+            self._strikes.append(strike)
+            strike.start()
+
+    def _strike(self, pid: int) -> None:
+        with suppress(ProcessLookupError):  # the doom of another attempt was also its own
             kill(pid)
 
-    executioner = threading.Thread(target=execute, daemon=True)
-    executioner.start()
-    # From its beginning alone few would get as far as their commit: a new worker's first request is its slowest.
-    yield lambda: random.choice(["tell:began", "tell:claimed", "tell:flushed"])
-    ended.set()
-    ledger.note("told", "", 0)
-    executioner.join()
+
+@pytest.fixture
+def doom(ledger: Ledger) -> Iterator[Doom]:
+    doom = Doom(ledger)
+    yield doom
+    doom.end()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_2_killed_at_any_moment_it_is_paid_once(
-    shop: Server, books: Books, ledger: Ledger, doom: Callable[[], str], figures: Figures
+    shop: Server, books: Books, ledger: Ledger, doom: Doom, figures: Figures
 ) -> None:
     """
     Whenever a worker dies, its key ends with one row and one answer, and every answer ever given was that one.
     """
     purchases = [Purchase() for _ in range(ROUNDS)]
     with ThreadPoolExecutor(8) as clients:
-        list(clients.map(lambda purchase: purchase.pay(shop.port, doom()), purchases))
+        list(clients.map(lambda purchase: purchase.pay(shop.port, doom.step()), purchases))
 
     hits = sum(purchase.lost > 0 for purchase in purchases)
     ran_again = sum(ledger.runs(purchase.order.case) > 1 for purchase in purchases)
@@ -75,6 +95,7 @@ def test_2_killed_at_any_moment_it_is_paid_once(
     figures(rounds=ROUNDS, lost_their_worker=hits, ran_again=ran_again, died_with_their_answer=died_with_their_answer)
     assert hits >= LEAST_HITS
     assert ran_again >= LEAST_REPEATS
+    doom.end()
     assert_paid_once(books, shop.port, purchases)
 
 
