@@ -36,7 +36,7 @@ def read_private(path: Path) -> str:
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in _IS_LINK:
             raise ConfigurationError(
-                f"The key file {path} is a symbolic link, and whoever may change it chooses the keys. Name the file itself; "
+                f"The key file {path} is a symbolic link. Who can change the link chooses the keys. Name the file itself; "
                 "or pass the ring as an environment variable (env:NAME), where a platform mounts secrets as links."
             ) from None
         raise ConfigurationError(f"The key file {path} cannot be read ({type(error).__name__}).") from error

@@ -176,7 +176,9 @@ def _secret(settings: Settings, config: Mapping[str, Any], *, lenient: bool) -> 
     findings += [Finding("secret", Verdict.ADVICE, text, _DROP) for text in unwise]
     keys = [config.get("SECRET_KEY"), *(config.get("SECRET_KEY_FALLBACKS") or ())]
     if any(is_same(secret, keys) for secret in settings.secrets[:1]):
-        text = "IDEMPOTENCY_SECRET is SECRET_KEY itself: whoever rotates one has to rotate the other, or retries run again."
+        text = (
+            "IDEMPOTENCY_SECRET is SECRET_KEY itself. If you rotate one, you rotate the other, and retries run again."
+        )
         findings.append(Finding("secret", Verdict.ADVICE, text, _ROTATE))
     elif any(key and settings.secrets[0] == derived_secret(key) for key in keys):
         text = "The secret is derived from SECRET_KEY: whoever rotates that makes every key new, and retries run again."

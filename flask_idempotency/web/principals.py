@@ -266,7 +266,7 @@ def checked(value: Any, loader: str) -> str | None:
     if value is None or (isinstance(value, str) and value):
         return bounded(value, f"{loader} returned")
     problem = "an empty string" if value == "" else f"a {type(value).__name__}"
-    raise ConfigurationError(f"The {loader} returned {problem}. It must return a non-empty str, or None for nobody.")
+    raise ConfigurationError(f"The {loader} returned {problem}. It must return a non-empty str, or None for no caller.")
 
 
 def bounded(name: str | None, source: str) -> str | None:

@@ -69,7 +69,7 @@ def keys(report: KeysReport, *, required: bool) -> list[Finding]:
         text = f"{report.plain_records} stored answers are not encrypted. They are replayed as they are."
         remedy = (
             "Wait until they expire. Or run `flask idempotency seal`, if your application stored them before you switched "
-            "encryption on and nobody else could write to the store."
+            "encryption on and no other party could write to the store."
         )
         findings.append(Finding("keys", Verdict.ADVICE, text, remedy))
     if old:

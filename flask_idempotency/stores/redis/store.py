@@ -211,7 +211,7 @@ def _settled(answer: bytes) -> None:
         case b"ABSENT":
             raise LeaseLost("the record is gone")
         case b"DOUBT":
-            raise StoreUnavailable("Redis restarted, and nobody could tell yet whether it lost this claim")
+            raise StoreUnavailable("Redis restarted, and no process has checked yet whether it lost this claim")
         case b"LOST":
             raise LeaseLost("the record belongs to somebody else, or is completed")
         case _:

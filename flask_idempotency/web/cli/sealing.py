@@ -26,7 +26,7 @@ _REQUIRED: Final = (
 )
 _WARNING: Final = (
     "Answers in this store that are not encrypted: {plain}. A sealed answer counts as genuine from then on, and retries get "
-    "it. Seal them only if your application stored them before you switched encryption on, and nobody else could write to "
+    "it. Seal them only if your application stored them before you switched encryption on, and no other party could write to "
     "the store since. Else let them expire."
 )
 _NOTHING: Final = "Every stored answer is encrypted. There is nothing to seal."
