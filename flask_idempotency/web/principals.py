@@ -109,8 +109,7 @@ _NOTED: Final = "_jwt_extended"
 REMEDY: Final = (
     "Register @idempotency.principal_loader: a function that returns a stable id of the signed-in subject (never a cookie or "
     "a token). If the view's own decorators sign the caller in (@auth.login_required of Flask-HTTPAuth does), put @claim_here "
-    "below them. Set "
-    "IDEMPOTENCY_ALLOW_ANONYMOUS to True only if all such callers may share one key space."
+    "below them. Set IDEMPOTENCY_ALLOW_ANONYMOUS to True only if all such callers may share one key space."
 )
 
 PASTE: Final = """\

@@ -100,3 +100,21 @@ def record(world: World, key: str = "k") -> Record | None:
 
 ANSWER = Payload(b"", 201, success=True, byte_size=4)
 """What a late owner stores, where nobody opens it."""
+
+
+def world_on(store: Any, *, app: Flask | None = None, **settings: Any) -> World:
+    """A shop over this store, whose view fails if the client asks for it, and which names tenants by a header."""
+    app = app or Flask("tests.web.app")
+    world = new_world(app, store=store, init=False, on_error="quarantine", **settings)
+    world.idempotency.tenant_loader(lambda: request.headers.get("X-Tenant"))
+    world.idempotency.init_app(world.app)
+
+    @world.view()
+    def pay() -> tuple[str, int]:
+        world.runs.append(1)
+        if "X-Fail" in request.headers:
+            raise RuntimeError("the view failed")
+        return "paid", 201
+
+    assert 0 == run(world, "db", "upgrade").exit_code
+    return world

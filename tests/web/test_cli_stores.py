@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flask import Flask, request
+from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency.engine.errors import NothingChanged
@@ -20,25 +20,8 @@ from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.examples import found
 from tests.services import REDIS_KINDS, RedisServers
-from tests.web.apps import World, new_world
-from tests.web.cases import ALICES, LEASE, MAX_RUNTIME, WHY, lapsed, paid, refusal, run, said, shop
-
-
-def world_on(store: Any, *, app: Flask | None = None, **settings: Any) -> World:
-    app = app or Flask("tests.web.app")
-    world = new_world(app, store=store, init=False, on_error="quarantine", **settings)
-    world.idempotency.tenant_loader(lambda: request.headers.get("X-Tenant"))
-    world.idempotency.init_app(world.app)
-
-    @world.view()
-    def pay() -> tuple[str, int]:
-        world.runs.append(1)
-        if "X-Fail" in request.headers:
-            raise RuntimeError("the view failed")
-        return "paid", 201
-
-    assert 0 == run(world, "db", "upgrade").exit_code
-    return world
+from tests.web.apps import World
+from tests.web.cases import ALICES, LEASE, MAX_RUNTIME, WHY, lapsed, paid, refusal, run, said, shop, world_on
 
 
 @pytest.fixture(params=("sqlite", "tiered", *REDIS_KINDS))

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flask import Flask, request
 
 from flask_idempotency.engine.key import Identity
 from flask_idempotency.operations import by_short, finding, handle_of
@@ -15,26 +14,10 @@ from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import a_key, stand
 from tests.services import REDIS_KINDS, RedisServers
-from tests.web.apps import World, new_world
-from tests.web.cases import WHY, paid, refusal, run, said
+from tests.web.apps import World
+from tests.web.cases import WHY, paid, refusal, run, said, world_on
 
 SECRETS = ("new", "old")
-
-
-def shop_on(store: Any, secret: Any = ("s",)) -> World:
-    world = new_world(Flask("tests.web.app"), store=store, init=False, on_error="quarantine", secret=secret)
-    world.idempotency.tenant_loader(lambda: request.headers.get("X-Tenant"))
-    world.idempotency.init_app(world.app)
-
-    @world.view()
-    def pay() -> tuple[str, int]:
-        world.runs.append(1)
-        if "X-Fail" in request.headers:
-            raise RuntimeError("the view failed")
-        return "paid", 201
-
-    assert 0 == run(world, "db", "upgrade").exit_code
-    return world
 
 
 @pytest.fixture(params=("memory", "sqlite", REDIS_KINDS[0]))
@@ -58,7 +41,7 @@ def test_an_id_from_a_log_is_shown_and_released(store: Any, secret: Any) -> None
     """
     Of a key that is quarantined, among others; in capitals too. Then it is found no more.
     """
-    world = shop_on(store, secret)
+    world = world_on(store, secret=secret)
     assert 201 == paid(world, "done").status_code
     assert 500 == paid(world, Fail="yes").status_code
     label = logged(world)
@@ -71,7 +54,7 @@ def test_an_id_from_a_log_is_shown_and_released(store: Any, secret: Any) -> None
 
 
 def test_an_id_from_a_log_is_resolved(store: Any) -> None:
-    world = shop_on(store)
+    world = world_on(store)
     assert 500 == paid(world, Fail="yes").status_code
     done = run(world, "resolve", logged(world), "--happened", "--status", "201", "--yes", *WHY)
 
@@ -80,7 +63,7 @@ def test_an_id_from_a_log_is_resolved(store: Any) -> None:
 
 
 def test_a_completed_record_is_shown_by_its_id(store: Any) -> None:
-    world = shop_on(store)
+    world = world_on(store)
     assert 201 == paid(world).status_code
     label = logged(world)
 
@@ -89,7 +72,7 @@ def test_a_completed_record_is_shown_by_its_id(store: Any) -> None:
 
 
 def test_the_beginning_of_a_handle_is_enough(store: Any) -> None:
-    world = shop_on(store)
+    world = world_on(store)
     assert 500 == paid(world, Fail="yes").status_code
     (line,) = said(run(world, "list", "--state", "quarantined", "--json"))["records"]
 
@@ -138,6 +121,6 @@ def test_what_was_typed_is_never_repeated() -> None:
     """
     It may be a client's key.
     """
-    world = shop_on(None)
+    world = world_on(None)
 
     assert "order4711" not in run(world, "show", "order4711").output
