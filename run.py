@@ -5,12 +5,13 @@
     python3 run.py test [pytest arguments]    the tests
     python3 run.py check                      lint, format, types and the direction of imports
     python3 run.py bench [arguments]          the benchmarks
+    python3 run.py walk [stores] [--markdown] the functions of ours that one request crosses, in call order
     python3 run.py mutants [names]            faults seeded in our own code, each to be noticed by a named test
     python3 run.py lock                       write requirements/*.txt from the pins in requirements.txt
     python3 run.py setup                      only prepare .venv, for every command
 
 A command makes .venv and installs the packages that it needs: demo those in requirements/demo.txt,
-test, bench and mutants those in requirements/test.txt, the others all of requirements.txt.
+test, bench, walk and mutants those in requirements/test.txt, the others all of requirements.txt.
 Needs Python 3.11 and pip (or ensurepip), nothing else: no make, no root, no activated environment.
 
 FLASK_VERSION=3.0.3 in the environment runs demo, test, bench or mutants on that Flask instead,
@@ -63,7 +64,8 @@ PR_SET_CHILD_SUBREAPER = 36
 def main(arguments: list[str]) -> int:
     os.chdir(ROOT)
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
-    modules = {"demo": "example_app.demo", "test": "pytest", "bench": "benchmarks", "mutants": "tests.mutants"}
+    modules = {"demo": "example_app.demo", "test": "pytest", "bench": "benchmarks", "walk": "benchmarks.walk"}
+    modules["mutants"] = "tests.mutants"
     if command in modules:
         prepare(*needed_by(command))
         return guarded([str(PYTHON), "-m", modules[command], *rest], versions_of_choice())

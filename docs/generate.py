@@ -1,15 +1,18 @@
-"""Writes the reference pages from the code that they describe: `python docs/generate.py`.
+"""Write the reference pages from the code that they describe: `python -m docs.generate`.
 
-A test fails when a page is not what this would write.
+Other pages may hold generated parts, each between `<!-- generated: NAME -->` and `<!-- end of NAME -->`.
+A test fails when a page or a part is not what this would write.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from benchmarks import walk
 from docs.commands import page as cli
 from flask_idempotency.engine.events import Event, facts_of, name_of
 from flask_idempotency.engine.policy import Policy
@@ -225,12 +228,25 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "states.md": states,
 }
 
+# The parts that a page written by hand may hold, by name.
+PARTS: Mapping[str, Callable[[], str]] = {
+    "walk": lambda: walk.markdown(walk.all_walks(("memory", "redis", "sqlite"))),
+}
+PART = re.compile(r"(?<=<!-- generated: )(\w+)( -->\n).*?(?=<!-- end of \1 -->)", re.DOTALL)
+
+
+def with_parts(page: str) -> str:
+    """Return the text of a page with its generated parts as they should be."""
+    return PART.sub(lambda part: f"{part[1]}{part[2]}{PARTS[part[1]]()}", page)
+
 
 def main() -> None:
-    """Write every page."""
+    """Write every page, and the generated parts of the others."""
     for page, render in PAGES.items():
         (HERE / page).parent.mkdir(exist_ok=True)
         (HERE / page).write_text(render(), encoding="utf-8")
+    for path in sorted(HERE.rglob("*.md")):
+        path.write_text(with_parts(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

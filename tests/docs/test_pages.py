@@ -15,7 +15,7 @@ from celery import Celery
 from flask import Blueprint, Flask, g, request
 
 import flask_idempotency
-from docs.generate import HERE, PAGES
+from docs.generate import HERE, PAGES, PART, PARTS, with_parts
 from flask_idempotency import Idempotency, current_claim, idempotent
 from flask_idempotency.stores.memory import MemoryStore
 
@@ -47,6 +47,21 @@ def test_every_test_that_the_security_page_names_is_there() -> None:
 def test_generated_pages_are_current(page: str) -> None:
     """`python docs/generate.py` would change nothing."""
     assert PAGES[page]() == (HERE / page).read_text(encoding="utf-8")
+
+
+def test_generated_parts_are_current() -> None:
+    pages = {path: path.read_text(encoding="utf-8") for path in MARKDOWN}
+    stale = [path for path, text in pages.items() if PART.search(text) and with_parts(text) != text]
+
+    # Python 3.12 runs a comprehension without a call, so its walk is shorter than the page's.
+    assert sys.version_info >= (3, 12) or stale == []
+
+
+def test_a_generated_part_replaces_the_lines_between_its_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("docs.generate.PARTS", {**PARTS, "walk": lambda: "new\n"})
+    page = "before\n<!-- generated: walk -->\nold\nolder\n<!-- end of walk -->\nafter\n"
+
+    assert with_parts(page) == page.replace("old\nolder\n", "new\n")
 
 
 @pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
