@@ -15,7 +15,7 @@ from benchmarks import compliance, expiry, hot_spots, in_process, memory, millio
 from benchmarks.cases import OURS, OURS_MEMORY, PATHS, our_cases
 from benchmarks.machine import BUSY, Cores, choose_cores, describe, is_idle, pin, pinned
 from benchmarks.table import Section
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.store import RedisStore
 

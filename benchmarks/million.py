@@ -19,7 +19,7 @@ from benchmarks.machine import Cores, pin
 from benchmarks.payloads import ANSWER
 from benchmarks.rounds import quantile
 from benchmarks.table import Row, Section
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.assembly import build_store
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.fingerprint import SIZE

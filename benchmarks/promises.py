@@ -17,7 +17,7 @@ import redis
 
 from benchmarks.machine import Cores, pin
 from benchmarks.table import Row, Section
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import OnLapse
 from flask_idempotency.engine.request import ClaimRequest

@@ -15,7 +15,7 @@ import redis
 import valkey
 from redis._parsers import _RESP2Parser, _RESP3Parser
 
-from example_app.servers import RedisServer, server_programs
+from example_app.demo.servers import RedisServer, server_programs
 from flask_idempotency.engine.clock import Clock
 from flask_idempotency.engine.ports import Store
 from flask_idempotency.stores.memory import MemoryStore

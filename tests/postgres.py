@@ -22,7 +22,7 @@ from typing import Self
 import psycopg
 from psycopg import sql
 
-from example_app.servers import DIE_WITH_PARENT, PORTS, ServerFailed
+from example_app.demo.servers import DIE_WITH_PARENT, PORTS, ServerFailed
 from tests.tooling.processes import eventually
 
 # A server that recovers from a crash reads its log first, and two cores are shared by many tests.

@@ -19,7 +19,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from example_app.servers import RedisServer, server_programs
+from example_app.demo.servers import RedisServer, server_programs
 from tests import postgres
 from tests.pgbouncer import PROGRAM as PGBOUNCER
 from tests.pgbouncer import PgBouncer, PoolMode

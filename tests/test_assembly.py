@@ -10,7 +10,7 @@ import fakeredis
 import pytest
 from flask import Flask
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency import ConfigurationError, Idempotency
 from flask_idempotency.assembly import build_store
 from flask_idempotency.extension import EXTENSION

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.testing import TcpProxy
 from tests.e2e.books import Books
 from tests.e2e.ledger import Ledger

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from tests.e2e.ledger import PATIENCE_SECONDS
 from tests.e2e.service import create_app
 from tests.e2e.wire import Answer, ask

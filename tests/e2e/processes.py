@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
-from example_app.servers import DIE_WITH_PARENT
+from example_app.demo.servers import DIE_WITH_PARENT
 from tests.e2e.wire import ask, message
 
 ROOT = Path(__file__).resolve().parents[2]

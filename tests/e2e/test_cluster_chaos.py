@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from tests.e2e.cluster_weather import Weather
 from tests.e2e.conftest import Figures, Serve
 from tests.e2e.customers import ALLOWED, Customers, judge, refusals

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.testing import TcpProxy
 from tests.e2e.conftest import Serve
 from tests.e2e.ledger import Ledger

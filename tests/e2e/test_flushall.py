@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from tests.e2e.books import Books
 from tests.e2e.conftest import Figures, Serve, keys
 from tests.e2e.ledger import Ledger

@@ -14,7 +14,7 @@ from flask import abort
 from sqlalchemy import BigInteger, create_engine, insert, select, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency import current_claim
 from flask_idempotency.assembly import build_store
 from flask_idempotency.codec.envelope import EnvelopeCodec

@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 from celery import Celery
 
-from example_app.servers import DIE_WITH_PARENT, RedisServer
+from example_app.demo.servers import DIE_WITH_PARENT, RedisServer
 from tests.e2e.books import Books
 from tests.e2e.conftest import Serve
 from tests.e2e.forked_shop import APPLICATION, WARM

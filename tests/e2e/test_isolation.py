@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from tests.e2e.conftest import Serve, keys
 from tests.e2e.ledger import Ledger
 from tests.e2e.processes import kill

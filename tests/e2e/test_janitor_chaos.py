@@ -21,7 +21,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import create_engine
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.assembly import build_store
 from flask_idempotency.engine.unsettled import Standing
 from flask_idempotency.maintenance.drain import Drain

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import make_url
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.testing.proxy import TcpProxy
 from tests.e2e.books import Books
 from tests.e2e.conftest import Serve, keys

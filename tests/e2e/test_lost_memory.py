@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from tests.e2e.conftest import Serve
 from tests.e2e.ledger import Ledger
 from tests.e2e.losses import (

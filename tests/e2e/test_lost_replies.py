@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.testing import TcpProxy
 from tests.e2e.conftest import Serve
 from tests.e2e.ledger import Ledger

@@ -9,7 +9,7 @@ from threading import Barrier
 
 import pytest
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from tests.e2e.conftest import Serve
 from tests.e2e.ledger import PATIENCE_SECONDS, Ledger
 from tests.e2e.wire import Answer, Order, Wire

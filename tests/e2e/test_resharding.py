@@ -6,7 +6,7 @@ from itertools import cycle, islice
 
 import pytest
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from tests.e2e.conftest import Figures, Serve
 from tests.e2e.customers import ALLOWED, Customers, judge, refusals
 from tests.e2e.ledger import PATIENCE_SECONDS, Ledger

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.testing import TcpProxy
 from tests.e2e.conftest import Serve, keys
 from tests.e2e.ledger import Ledger

@@ -11,7 +11,7 @@ from http.client import IncompleteRead, RemoteDisconnected
 
 import pytest
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from tests.e2e.conftest import Serve
 from tests.e2e.ledger import Ledger
 from tests.e2e.processes import Server, kill, pause, resume

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, inspect, text
 
 from example_app import models
 from example_app.app import create_app
-from example_app.databases import NoDatabase, tour_database
+from example_app.demo.database import NoDatabase, tour_database
 from example_app.models import db
 from flask_idempotency import ConfigurationError
 from tests.example_app.conftest import Customer, MakeApp
@@ -94,6 +97,36 @@ def test_workers_start_at_once(make_app: MakeApp, database: str) -> None:
     assert 1 == len(customers[0].payments())
 
 
+def test_write_ahead_mode_is_set_again_while_another_worker_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite refuses it without waiting, and a worker that does not start ends gunicorn."""
+    executed: list[str] = []
+    refusals = ["database is locked"] * 3
+    monkeypatch.setattr(models, "time", SimpleNamespace(sleep=lambda _: None, monotonic=lambda: 0.0))
+
+    def execute(statement: str) -> None:
+        executed.append(statement)
+        if "WAL" in statement and refusals:
+            raise sqlite3.OperationalError(refusals.pop())
+
+    connection: Any = SimpleNamespace(execute=execute)
+    models.use_write_ahead_log(connection)
+
+    assert ["PRAGMA busy_timeout = 30000", *["PRAGMA journal_mode = WAL"] * 4] == executed
+
+
+def test_write_ahead_mode_that_never_comes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((0.0, 1.0, models.BUSY_SECONDS + 1))
+    monkeypatch.setattr(models, "time", SimpleNamespace(sleep=lambda _: None, monotonic=lambda: next(clock)))
+
+    def execute(statement: str) -> None:
+        if "WAL" in statement:
+            raise sqlite3.OperationalError("database is locked")
+
+    connection: Any = SimpleNamespace(execute=execute)
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        models.use_write_ahead_log(connection)
+
+
 class TestTourDatabase:
     def test_sqlite(self, tmp_path: Path) -> None:
         """
@@ -138,10 +171,10 @@ class TestTourDatabase:
     @pytest.mark.parametrize(
         ("given", "words"),
         (
-            ("nonsense secret", "no URL"),
-            ("postgresql://u:secret@host:port/name", "no URL"),
+            ("nonsense secret", "not the URL"),
+            ("postgresql://u:secret@host:port/name", "not the URL"),
             ("sqlite:///file", "on PostgreSQL or"),
-            ("postgresql://u:secret@127.0.0.1:1/name", "schema of its own.*refused"),
+            ("postgresql://u:secret@127.0.0.1:1/name", "cannot create a schema.*refused"),
         ),
     )
     def test_refusals(self, tmp_path: Path, given: str, words: str) -> None:

@@ -12,7 +12,7 @@ from flask import Flask, Response, request
 from stripe._http_client import HTTPClient
 from werkzeug.serving import make_server
 
-from example_app.lossy_wire import LossyWire
+from example_app.demo.client import LossyWire
 
 
 class Server:

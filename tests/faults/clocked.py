@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.sql import upgrade
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.sql.database import Database

@@ -12,7 +12,7 @@ from redis.cluster import ClusterNode
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from tests.faults.nodes import Node
 from tests.services import RedisServers
 from tests.tooling.processes import eventually

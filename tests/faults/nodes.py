@@ -7,7 +7,7 @@ from typing import Any
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from tests.services import connect
 from tests.tooling.processes import eventually
 

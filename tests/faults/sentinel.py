@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from tests.faults.nodes import Node
 from tests.services import RedisServers
 from tests.tooling.processes import eventually

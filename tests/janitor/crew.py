@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from example_app.servers import DIE_WITH_PARENT
+from example_app.demo.servers import DIE_WITH_PARENT
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_SECONDS = 10.0

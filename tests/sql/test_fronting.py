@@ -6,7 +6,7 @@ from collections import Counter
 
 from sqlalchemy import select
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.stores.redis.replays import RedisReplays
 from flask_idempotency.stores.sql.schema import facts
 from flask_idempotency.stores.sql.store import SqlStore

@@ -11,7 +11,7 @@ from flask import Blueprint, Flask
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import MetaData, create_engine, inspect, text
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency import ConfigurationError, Idempotency
 from flask_idempotency.sql import upgrade
 from flask_idempotency.stores.memory import MemoryStore

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.stores.redis import lines, routed, topology
 from flask_idempotency.stores.redis.server import Server
 from flask_idempotency.stores.redis.store import RedisStore

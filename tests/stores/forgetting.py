@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import MemoryLost
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.stores.redis import layout

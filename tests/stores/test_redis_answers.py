@@ -7,7 +7,7 @@ from typing import Any
 
 import redis
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.record import NOBODY, About, Payload, SealedBy

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import redis
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Unknown
 from flask_idempotency.engine.quota import Quota

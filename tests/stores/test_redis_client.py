@@ -15,7 +15,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.outcome import Claimed
 from flask_idempotency.stores.redis.addresses import several

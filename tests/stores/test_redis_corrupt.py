@@ -9,7 +9,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.quota import Drift, Quota

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from tests.stores.contenders import contend
 
 PROCESSES, THREADS, ROUNDS = 4, 8, 40

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import MemoryLost
 from flask_idempotency.engine.outcome import Claimed, Replayed, Unknown
 from flask_idempotency.engine.record import OnLapse

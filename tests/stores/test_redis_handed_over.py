@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.outcome import InFlight
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.examples import a_key, granted

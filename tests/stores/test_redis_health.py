@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.health import Finding, Health, Verdict
 from flask_idempotency.stores.redis.store import RedisStore
 from tests.backends import Clusters

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 import redis
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.claim import Surroundings
 from flask_idempotency.engine.engine import Engine

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.outcome import InFlight, Mismatched, Replayed, Unknown
 from flask_idempotency.engine.record import OnLapse, State

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.outcome import Claimed, OverQuota
 from flask_idempotency.engine.quota import MAX_LIMIT, Drift, NewKeys, Quota, Usage

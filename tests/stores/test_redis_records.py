@@ -11,7 +11,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.codec.compression import Zlib
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.key import Identity, Scope, StorageKey

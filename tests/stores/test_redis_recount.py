@@ -7,7 +7,7 @@ from typing import Any
 
 import redis
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.quota import Drift, Usage
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.store import RedisStore

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import redis
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.record import Record
 from flask_idempotency.stores.redis import layout

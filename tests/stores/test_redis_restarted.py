@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.outcome import InFlight, Replayed
 from flask_idempotency.engine.record import OnLapse, State
 from flask_idempotency.stores.redis import layout, lossless

@@ -10,7 +10,7 @@ import pytest
 import redis
 import valkey
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.clock import store_time
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.stores.redis import layout, scripts

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.engine.record import OnLapse, State

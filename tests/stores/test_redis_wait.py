@@ -11,7 +11,7 @@ import pytest
 import redis
 import valkey
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, InFlight, Mismatched, Replayed

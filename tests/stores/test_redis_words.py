@@ -10,7 +10,7 @@ from typing import Any
 import hiredis
 import pytest
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.stores.redis.lines import words
 from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token, granted
 from tests.forgiving import make_ready, redis_store

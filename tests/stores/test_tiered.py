@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import redis
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.key import StorageKey
 from flask_idempotency.engine.outcome import Claimed, InFlight, Mismatched, Replayed, Unknown

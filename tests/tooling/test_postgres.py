@@ -16,7 +16,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from example_app.servers import ServerFailed
+from example_app.demo.servers import ServerFailed
 from tests import postgres
 from tests.postgres import PostgresServer
 from tests.services import StartPostgres, postgres_installation

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.policy import Decision, Policy
 from tests.tooling.wheels import EmptyEnvironment
 

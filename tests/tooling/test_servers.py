@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from example_app.servers import RedisServer, ServerFailed, server_programs
+from example_app.demo.servers import RedisServer, ServerFailed, server_programs
 from tests.services import REDIS_KINDS, RedisServers, StartRedis, connect
 from tests.tls_front import TlsFront, make_certificate
 from tests.tooling.processes import gone
@@ -128,7 +128,7 @@ def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
 OWNER = """
 import signal, sys
 from pathlib import Path
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 server = RedisServer(Path(sys.argv[1]))
 print(server.pid, server.folder, flush=True)
 signal.pause()

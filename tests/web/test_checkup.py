@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from flask import Flask
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency import Idempotency, idempotent
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.health import Finding, Verdict

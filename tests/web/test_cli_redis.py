@@ -12,7 +12,7 @@ import redis
 from click.testing import Result
 from flask import Flask, request
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import LossAcknowledged, StoreInitialised
 from flask_idempotency.engine.health import Verdict

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.events import LossNoticed
 from flask_idempotency.engine.resolution import NeverHappened, UnknownOutcome
 from flask_idempotency.maintenance.drain import Drain

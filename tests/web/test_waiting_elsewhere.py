@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from flask import Flask
 
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency import Idempotency, idempotent
 from flask_idempotency.engine import engine
 from flask_idempotency.engine.key import StorageKey

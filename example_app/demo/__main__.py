@@ -1,9 +1,8 @@
-"""`python3 run.py demo`: the service with two workers, a janitor, a database and a Valkey of its own, and a tour of what
-it promises.
+"""`python3 run.py demo`: start the service with two workers, a janitor, a database and a Valkey, and tour its promises.
 
 python -m example_app.demo [--exit] [--port N]
 
-The database is a SQLite file, or a schema of its own in the PostgreSQL that DATABASE_URL names.
+The database is a SQLite file, or a new schema in the PostgreSQL that DATABASE_URL names.
 """
 
 from __future__ import annotations
@@ -22,21 +21,29 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
-from example_app.databases import NoDatabase, tour_database
-from example_app.janitor_tour import janitor_tour
-from example_app.processes import CannotStart, janitor, service
-from example_app.report import Finding, run, table
-from example_app.servers import RedisServer, ServerFailed
-from example_app.shop import Shop
-from example_app.tour import tour
+from example_app.demo.client import Shop
+from example_app.demo.database import NoDatabase, tour_database
+from example_app.demo.report import Finding, failures, run, table
+from example_app.demo.servers import (
+    BEAT_LOG,
+    SERVICE_LOG,
+    WORKER_LOG,
+    CannotStart,
+    RedisServer,
+    ServerFailed,
+    janitor,
+    service,
+)
+from example_app.demo.tour import janitor_tour, stripe_tour, tour
 
-# Short, so that the tour need not wait half a minute for a dead worker's lease.
-LEASE_SECONDS = 2
-# Nor a minute for the janitor.
+PORT = 8000
+# Short, because the tour waits for the lease of a killed worker. A busy machine must still be able to renew it in time.
+LEASE_SECONDS = 5
+# Short, because the tour waits for the janitor.
 JANITOR_SECONDS = 1
 
 TRY_THIS = """
-The service is at {url}, until you press Ctrl-C. Try, twice each:
+The service is at {url} until you press Ctrl-C. Send each of these requests twice:
 
   curl -i {url}/payments -H 'Authorization: Bearer tok_alice' -H 'Idempotency-Key: "mine-1"' \\
        -H 'Content-Type: application/json' -d '{{"account": "acc_1", "amount": 1050, "currency": "EUR"}}'
@@ -47,7 +54,8 @@ The service is at {url}, until you press Ctrl-C. Try, twice each:
        -H 'Content-Type: application/json' \\
        -d '{{"account": "acc_1", "amount": 1, "currency": "EUR", "simulate": {{"crash": "after_commit"}}}}'
 
-(the third one kills its worker, and finds its payment made when it comes again), and then see what there is:
+The third request kills its worker after the commit. Sent again, it gets the response of the payment that was made.
+Then list the payments:
 
   curl {url}/payments -H 'Authorization: Bearer tok_alice'
 """
@@ -56,7 +64,9 @@ The service is at {url}, until you press Ctrl-C. Try, twice each:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="demo", description="The example payments service, with a tour.")
     parser.add_argument("--exit", action="store_true", help="end after the tour; exit code 1 if a promise was broken")
-    parser.add_argument("--port", type=int, default=8000, help="where the service listens (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=int, help=f"where the service listens (default: {PORT}, or a free port if it is taken)"
+    )
     options = parser.parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup it stays ignored
@@ -64,43 +74,44 @@ def main(arguments: list[str] | None = None) -> int:
     code = 1
     try:
         with ExitStack() as running:
-            shop = open_shop(running, options.port)
-            code = take_tour(shop)
+            folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="idempotency-demo-")))
+            shop = open_shop(running, free_port(options.port), folder)
+            code = take_tour(shop, folder)
             if not options.exit:
                 print(TRY_THIS.format(url=shop.url), flush=True)
                 signal.pause()
     except KeyboardInterrupt:
+        # Ctrl-C is the normal end of serving. In the middle of the tour `code` is still 1.
         print("\ndemo: ended", file=sys.stderr)
-        # Ctrl-C is how serving is meant to end; in mid-tour nothing has been shown.
     except (CannotStart, NoDatabase, ServerFailed) as problem:
         print(f"demo: {problem}", file=sys.stderr)
     return code
 
 
-def take_tour(shop: Shop) -> int:
+def take_tour(shop: Shop, folder: Path) -> int:
+    """Play all scenarios and print the table. Return the exit code."""
     scenarios = [*tour, *janitor_tour]
     notes = []
     if find_spec("stripe") is not None:
-        from example_app.stripe_tour import stripe_tour
-
         scenarios += stripe_tour
     else:
-        notes.append("The stripe client is not installed, so it was not tried: pip install stripe")
+        notes.append("Stripe's client is not installed, so the tour did not try it: pip install stripe")
     findings = run(scenarios, shop)
     print("\n" + table(findings), *notes, sep="\n", flush=True)
-    return verdict(findings)
+    return verdict(findings, [folder / name for name in (SERVICE_LOG, WORKER_LOG, BEAT_LOG)])
 
 
-def verdict(findings: list[Finding]) -> int:
+def verdict(findings: list[Finding], logs: list[Path]) -> int:
     broken = [finding.scenario for finding in findings if not finding.ok]
-    print(f"\nPromises broken: {', '.join(broken)}" if broken else "\nEvery promise was kept.", flush=True)
-    return 1 if broken else 0
+    if broken:
+        print(failures(findings, logs), f"\nPromises broken: {', '.join(broken)}", sep="\n", flush=True)
+        return 1
+    print("\nThe service kept every promise.", flush=True)
+    return 0
 
 
-def open_shop(running: ExitStack, port: int) -> Shop:
-    """The service, ready to serve; `running` ends all of it, workers first."""
-    refuse_taken(port)
-    folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="idempotency-demo-")))
+def open_shop(running: ExitStack, port: int, folder: Path) -> Shop:
+    """Start everything and return a client of the service. `running` ends all of it, workers first."""
     cache = running.enter_context(RedisServer())
     database = running.enter_context(tour_database(os.environ.get("DATABASE_URL"), folder=folder))
     settings = {
@@ -111,32 +122,37 @@ def open_shop(running: ExitStack, port: int) -> Shop:
         "IDEMPOTENCY_REAP_EVERY": JANITOR_SECONDS,
         "IDEMPOTENCY_EXPIRE_EVERY": JANITOR_SECONDS,
         "IDEMPOTENCY_HEARTBEAT_EVERY": JANITOR_SECONDS,
-        # No server: worker and beat leave each other notes in a folder.
+        # A folder is the broker: the janitor's worker and beat run on one machine.
         "IDEMPOTENCY_BROKER_URL": f"filesystem://{folder / 'broker'}",
-        # The compliance mode: it would not start if anything were missing for it.
+        # The compliance mode: the service does not start if it lacks something for it.
         "IDEMPOTENCY_ENCRYPTION": "required",
         "IDEMPOTENCY_KEY_RING": f"demo:{base64.b64encode(secrets.token_bytes(32)).decode()}",
-        # A database of yours may be reached as you like; this is only a tour.
+        # Reach your database as you like: this is only a tour.
         "IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT": bool(os.environ.get("DATABASE_URL")),
         "SQLALCHEMY_DATABASE_URI": database,
         "DEMO_WITNESS": str(folder / "witness.sqlite3"),
     }
     # Flask reads FLASK_… variables as JSON.
     environment = {**os.environ, **{f"FLASK_{name}": json.dumps(value) for name, value in settings.items()}}
-    running.enter_context(service(port, {**environment, "DEMO_SIMULATE": "1"}, log=folder / "log"))
+    running.enter_context(service(port, {**environment, "DEMO_SIMULATE": "1"}, log=folder / SERVICE_LOG))
     running.enter_context(janitor({**environment, "DEMO_SIMULATE": "1"}, folder=folder))
     shop = Shop(port, database=database, cache=cache, environment=environment)
     running.callback(shop.close)
     return shop
 
 
-def refuse_taken(port: int) -> None:
+def free_port(wanted: int | None) -> int:
+    """Return the wanted port, or raise `CannotStart` if it is taken. Without one, return 8000 or else a free port."""
     with closing(socket.socket()) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind(("127.0.0.1", PORT if wanted is None else wanted))
         except (OSError, OverflowError) as error:
-            raise CannotStart(f"port {port} cannot be used ({error}). Choose another one: --port 8001") from error
+            if wanted is not None:
+                raise CannotStart(f"port {wanted} cannot be used ({error}). Choose another one: --port 8001") from error
+            probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:

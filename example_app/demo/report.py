@@ -1,0 +1,170 @@
+"""Scenarios, their findings, and the table that shows whether the service kept every promise.
+
+When it broke one, the report also shows the responses, the checks that failed, and the ends of the logs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import httpx
+
+from example_app.demo.client import Shop
+
+COLUMNS = ("scenario", "responses", "executions", "rows", "expected", "ok")
+PROBLEM = "application/problem+json"
+REPLAY_HEADERS = ("Idempotency-Replayed", "Idempotent-Replayed", "X-Idempotency-Replay", "X-Idempotency-Replayed")
+SHOWN_HEADERS = ("Content-Type", "Retry-After", "Location", "X-Executions", "X-Cache-Lookup", *REPLAY_HEADERS)
+LOG_LINES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a scenario got: words for the table, checks by name, and the responses for a failure's report."""
+
+    responses: str
+    executions: str
+    checks: Mapping[str, bool]
+    received: Sequence[httpx.Response] = ()
+
+
+def seen(responses: Sequence[httpx.Response], *, words: str = "", **checks: bool) -> Seen:
+    """Describe these responses. The last one says how often the business code ran. All checks must hold."""
+    executions = responses[-1].headers.get("X-Executions", "?")
+    return Seen(words or counted(responses), executions, checks, responses)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the table, with more to show if it failed."""
+
+    scenario: str
+    responses: str
+    executions: str
+    rows: str
+    expected: str
+    ok: bool
+    details: Sequence[str] = field(default=(), compare=False)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        return (self.scenario, self.responses, self.executions, self.rows, self.expected, "ok" if self.ok else "FAILED")
+
+
+Play: TypeAlias = Callable[[Shop], Seen]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A function that talks to the service, the promise in words, and the number of rows that it must add."""
+
+    play: Play
+    expected: str
+    rows: int
+
+    @property
+    def title(self) -> str:
+        return self.play.__name__.replace("_", " ")
+
+    @property
+    def story(self) -> str:
+        return " ".join((self.play.__doc__ or "").split())
+
+    def run(self, shop: Shop) -> Finding:
+        """Play it. An exception is a finding too, so that the rest of the tour still runs."""
+        before = shop.rows()
+        try:
+            saw = self.play(shop)
+        except Exception as error:  # noqa: BLE001
+            words = f"{type(error).__name__}: {error}"
+            return Finding(self.title, words, "?", "?", self.expected, ok=False, details=[words])
+        rows = shop.rows() - before
+        failed = [name.replace("_", " ") for name, holds in saw.checks.items() if not holds]
+        if rows != self.rows:
+            failed.append(f"{self.rows} more rows (there are {rows})")
+        details = [f"not so: {name}" for name in failed] + [described(response) for response in saw.received]
+        return Finding(
+            self.title, saw.responses, saw.executions, f"+{rows}", self.expected, ok=not failed, details=details
+        )
+
+
+class Scenarios:
+    """A list that functions join by a decorator, in the order of the file."""
+
+    def __init__(self) -> None:
+        self._scenarios: list[Scenario] = []
+
+    def __iter__(self) -> Iterator[Scenario]:
+        return iter(self._scenarios)
+
+    def scenario(self, expected: str, *, rows: int) -> Callable[[Play], Play]:
+        def add(play: Play) -> Play:
+            self._scenarios.append(Scenario(play, expected, rows))
+            return play
+
+        return add
+
+
+def run(scenarios: Iterable[Scenario], shop: Shop) -> list[Finding]:
+    """Play all scenarios and print their stories. Count all rows at the end."""
+    findings, promised = [], 0
+    for scenario in scenarios:
+        print(f"\n{scenario.title}: {scenario.story}", flush=True)
+        findings.append(scenario.run(shop))
+        print(f"    -> {findings[-1].responses}", flush=True)
+        promised += scenario.rows
+    rows = shop.rows()
+    return [
+        *findings,
+        Finding("rows at the end", "", "", str(rows), f"{promised} in the database", ok=rows == promised),
+    ]
+
+
+def table(findings: Sequence[Finding]) -> str:
+    lines = [COLUMNS, *(finding.cells for finding in findings)]
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    lines.insert(1, tuple("-" * width for width in widths))
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def failures(findings: Iterable[Finding], logs: Iterable[Path]) -> str:
+    """Describe each broken promise: the scenario, what was expected, what came, and the last lines of these logs."""
+    lines = []
+    for finding in findings:
+        if not finding.ok:
+            lines += ["", f"FAILED: {finding.scenario}", f"  expected: {finding.expected}"]
+            lines += [f"  came: {finding.responses or finding.rows}"]
+            lines += [f"  {line}" for detail in finding.details for line in detail.splitlines()]
+    for log in logs if lines else ():
+        ending = (
+            log.read_text(errors="replace").splitlines()[-LOG_LINES:] if log.exists() else ["(there is no such file)"]
+        )
+        lines += ["", f"The last lines of {log.name}:", *(f"  {line}" for line in ending)]
+    return "\n".join(lines)
+
+
+def counted(responses: Sequence[httpx.Response]) -> str:
+    """Name the kinds of responses in order, with their numbers: "503, 15 × 409"."""
+    numbers = Counter(word(response) for response in responses)
+    return ", ".join(f"{number} × {name}" if number > 1 else name for name, number in numbers.items())
+
+
+def word(response: httpx.Response) -> str:
+    """Return the status, with "replayed" or the problem's code."""
+    if any(response.headers.get(name) for name in REPLAY_HEADERS):
+        return f"{response.status_code} replayed"
+    kind = response.json().get("code") if response.headers.get("Content-Type") == PROBLEM else None
+    return f"{response.status_code} {kind}" if kind else str(response.status_code)
+
+
+def described(response: httpx.Response) -> str:
+    """Return a response in one line: request, status, the headers that matter, and the beginning of the body."""
+    headers = [f"{name}: {response.headers[name]}" for name in SHOWN_HEADERS if name in response.headers]
+    request = f"{response.request.method} {response.request.url.path}"
+    return f"{request} -> {response.status_code} [{'; '.join(headers)}] {response.text[:300]!r}"

@@ -1,0 +1,440 @@
+"""The tour: what a client sends, what the service must answer. Each scenario's docstring is the story that the demo prints.
+
+Scenarios wait for events and not for times. A machine may be so busy that each step takes seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+from threading import Barrier
+from typing import Any
+
+import httpx
+
+from example_app.demo.client import PATIENCE_SECONDS, LossyWire, Shop
+from example_app.demo.report import Scenarios, Seen, counted, seen
+from example_app.simulate import BRIEF_SECONDS
+
+FIRST_KEY = "order-1"
+PAYMENT: dict[str, Any] = {"account": "acc_1", "amount": 1050, "currency": "EUR"}
+
+tour = Scenarios()
+"""One client and the service."""
+janitor_tour = Scenarios()
+"""The client sends no retry, and the janitor works."""
+stripe_tour = Scenarios()
+"""The client is the real `stripe` package. It is optional, so only `charge` imports it."""
+
+
+@tour.scenario("201, runs once", rows=1)
+def first_request(shop: Shop) -> Seen:
+    """Alice pays 10.50 EUR. Her phone sends Idempotency-Key: order-1. The service makes the payment."""
+    response = shop.pay(FIRST_KEY, PAYMENT)
+    return seen(
+        [response],
+        status_is_201=response.status_code == 201,
+        has_a_location="Location" in response.headers,
+        ran_once=executions(response) == 1,
+    )
+
+
+@tour.scenario("the same 201, replayed", rows=0)
+def retry(shop: Shop) -> Seen:
+    """Alice's phone lost the response and sends the same request again. The service replays the stored response."""
+    first, again = shop.pay(FIRST_KEY, PAYMENT), shop.pay(FIRST_KEY, PAYMENT)
+    return seen(
+        [again],
+        same_body=first.content == again.content,
+        same_location=first.headers.get("Location") == again.headers.get("Location"),
+        replayed=replayed(again),
+        ran_once=executions(again) == 1,
+    )
+
+
+@tour.scenario("one runs; all 16 get its 201", rows=1)
+def sixteen_at_once(shop: Shop) -> Seen:
+    """Sixteen copies of one request reach two workers at the same moment. One copy runs. The service answers 409 to a copy
+    that comes while it runs, and that client retries."""
+    body = PAYMENT | {"simulate": {"delay": 0.5}}
+    barrier = Barrier(16)
+
+    def pay(_: int) -> list[httpx.Response]:
+        barrier.wait(PATIENCE_SECONDS)
+        return until(lambda: shop.pay("sixteen", body), is_final)
+
+    with ThreadPoolExecutor(16) as threads:
+        attempts = list(threads.map(pay, range(16)))
+    at_first, at_last = [each[0] for each in attempts], [each[-1] for each in attempts]
+    fresh = [response for response in at_last if response.status_code == 201 and not replayed(response)]
+    refused = [response for each in attempts for response in each[:-1]]
+    return seen(
+        [*at_first, *at_last],
+        words=f"{counted(at_first)}; in the end {counted(at_last)}",
+        one_copy_ran=len(fresh) == 1,
+        refusals_say_when_to_retry=all("Retry-After" in response.headers for response in refused),
+        all_got_one_201={(r.status_code, r.content) for r in at_last} == {(201, r.content) for r in fresh},
+        ran_once={executions(response) for response in at_last} == {1},
+    )
+
+
+@tour.scenario("422 key-reused", rows=0)
+def changed_payload(shop: Shop) -> Seen:
+    """A client sends Alice's key with another amount. That is a mistake in the client, and the service says so."""
+    response = shop.pay(FIRST_KEY, PAYMENT | {"amount": 999})
+    return seen([response], is_the_problem=is_problem(response, 422, "key-reused"), ran_once=executions(response) == 1)
+
+
+@tour.scenario("201, another payment", rows=1)
+def another_tenant(shop: Shop) -> Seen:
+    """Carol, of another company, sends the same key. Keys belong to their tenant, so she makes a payment."""
+    return another_payment(shop, "tok_carol")
+
+
+@tour.scenario("201, another payment", rows=1)
+def another_principal(shop: Shop) -> Seen:
+    """Bob, of Alice's company, sends the same key. Keys belong to their principal, so he makes a payment."""
+    return another_payment(shop, "tok_bob")
+
+
+@tour.scenario("429 quota-exceeded; a known key is replayed", rows=3)
+def over_quota(shop: Shop) -> Seen:
+    """Dave's company is on trial and may have three keys. The service refuses the fourth key, and replays the others."""
+    keys = [f"trial-{number}" for number in range(4)]
+    responses = [shop.pay(key, PAYMENT, bearer="tok_dave") for key in (*keys, keys[0])]
+    refused, again = responses[3:]
+    return seen(
+        responses,
+        statuses_are_as_expected=[response.status_code for response in responses] == [201, 201, 201, 429, 201],
+        known_key_is_replayed=replayed(again),
+        is_the_problem=is_problem(refused, 429, "quota-exceeded"),
+        refusal_says_when_to_retry="Retry-After" in refused.headers,
+    )
+
+
+@tour.scenario("no response in clear text", rows=0)
+def encrypted_at_rest(shop: Shop) -> Seen:
+    """A thief copies the records and the cache. They show no response, no company, no person and no key."""
+    response = shop.pay(FIRST_KEY, PAYMENT)
+    secrets = [response.json()["id"], "alice", "acme", FIRST_KEY]
+    held = shop.held_in_stores()
+    return seen(
+        [response],
+        replayed=replayed(response),
+        no_secret_is_in_the_stores=not any(secret in entry for secret in secrets for entry in held),
+    )
+
+
+@tour.scenario("410 answer-erased, and no second run", rows=0)
+def erased(shop: Shop) -> Seen:
+    """Dave's company leaves. The operator runs `flask idempotency purge --shred`, which destroys its data key. Its stored
+    responses are unreadable now, and its keys do not run again."""
+    shop.run("idempotency", "purge", "--tenant", "initech", "--shred", "--reason", "they have left", "--yes")
+    daves, alices = shop.pay("trial-0", PAYMENT, bearer="tok_dave"), shop.pay(FIRST_KEY, PAYMENT)
+    return seen(
+        [daves, alices],
+        is_the_problem=is_problem(daves, 410, "answer-erased"),
+        another_tenant_is_replayed=replayed(alices),
+    )
+
+
+@tour.scenario("400 invalid-key", rows=0)
+def malformed_key(shop: Shop) -> Seen:
+    """A client sends a key with a space. The service refuses it, and never trims it into the key of another request."""
+    response = shop.pay("order 1", PAYMENT)
+    return seen([response], is_the_problem=is_problem(response, 400, "invalid-key"), ran_not=executions(response) == 0)
+
+
+@tour.scenario("400 missing-key", rows=0)
+def missing_key(shop: Shop) -> Seen:
+    """A client sends no key. Payments require one."""
+    response = shop.pay(None, PAYMENT)
+    return seen([response], is_the_problem=is_problem(response, 400, "missing-key"), ran_not=executions(response) == 0)
+
+
+@tour.scenario("503, then it runs again", rows=1)
+def released_after_503(shop: Shop) -> Seen:
+    """The view answers 503. That is not a final response, so the service releases the key and the retry runs."""
+    body = PAYMENT | {"simulate": {"status": 503}}
+    responses = [shop.pay("busy", body) for _ in range(3)]
+    return seen(
+        responses,
+        statuses_are_as_expected=[response.status_code for response in responses] == [503, 201, 201],
+        third_is_replayed=replayed(responses[2]),
+        ran_twice=executions(responses[2]) == 2,
+    )
+
+
+@tour.scenario("200 twice, runs once", rows=0)
+def double_click(shop: Shop) -> Seen:
+    """Alice clicks "save" twice. This view has in_flight="wait": the second request waits for the first one's response."""
+    path = shop.pay(FIRST_KEY, PAYMENT).headers["Location"]
+    body = {"amount": 2000, "simulate": {"delay": 0.5}}
+    barrier = Barrier(2)
+
+    def click(_: int) -> httpx.Response:
+        barrier.wait(PATIENCE_SECONDS)
+        # The view waits for 5 s. On a very busy machine that is too short, and the client gets a 409 and retries.
+        return until(lambda: shop.send("PATCH", path, "save-1", body), is_final)[-1]
+
+    with ThreadPoolExecutor(2) as threads:
+        responses = list(threads.map(click, range(2)))
+    return seen(
+        responses,
+        same_response={(r.status_code, r.content) for r in responses} == {(200, responses[0].content)},
+        one_is_replayed=sorted(map(replayed, responses)) == [False, True],
+        ran_once=executions(responses[0]) == 1,
+    )
+
+
+@tour.scenario("taken over: two starts, one row", rows=1)
+def killed_before_commit(shop: Shop) -> Seen:
+    """SIGKILL ends the worker just before its commit, so the database has no payment. The lease expires. Then a retry takes
+    over and pays."""
+    body = PAYMENT | {"simulate": {"crash": "before_commit"}}
+    with lost_connection():
+        shop.pay("crash-before", body)
+    responses = until(lambda: shop.pay("crash-before", body), is_final)
+    return seen(
+        responses,
+        words=f"dropped, {counted(responses)}",
+        status_is_201=responses[-1].status_code == 201,
+        ran_twice=executions(responses[-1]) == 2,
+    )
+
+
+@tour.scenario("the lost 201, replayed", rows=1)
+def killed_after_commit(shop: Shop) -> Seen:
+    """SIGKILL ends the worker just after its commit, before it sends the response. Payment and response are in the database,
+    so the service replays the response to the retry."""
+    body = PAYMENT | {"simulate": {"crash": "after_commit"}}
+    with lost_connection():
+        shop.pay("crash-after", body)
+    response = shop.pay("crash-after", body)
+    return seen(
+        [response],
+        words=f"dropped, {counted([response])}",
+        status_is_201=response.status_code == 201,
+        replayed=replayed(response),
+        ran_once=executions(response) == 1,
+    )
+
+
+@tour.scenario("X-Idempotency-Replay: true", rows=1)
+def x_idempotency(shop: Shop) -> Seen:
+    """Invoices have another dialect: the client sends X-Idempotency-Key."""
+    body = {"customer": "cus_1", "amount": 4200, "currency": "EUR"}
+    responses = [shop.send("POST", "/api/invoices", "inv-1", body, header="X-Idempotency-Key") for _ in range(2)]
+    return seen(
+        responses,
+        same_body=responses[0].content == responses[1].content,
+        replayed=responses[1].headers.get("X-Idempotency-Replay") == "true",
+        ran_once=executions(responses[1]) == 1,
+    )
+
+
+@tour.scenario("replayed; another amount: 409", rows=1)
+def playbook(shop: Shop) -> Seen:
+    """The gateway's clients put a new timestamp into every attempt. The service ignores that field when it compares."""
+
+    def charge_gateway(amount: int, timestamp: int) -> httpx.Response:
+        body = {"account_id": "acc_1", "amount": amount, "currency": "EUR", "timestamp": timestamp}
+        return shop.send("POST", "/gateway/charges", "gw-1", body)
+
+    first, again, other = charge_gateway(100, 1), charge_gateway(100, 2), charge_gateway(200, 3)
+    return seen(
+        [first, again, other],
+        same_body=first.content == again.content,
+        replayed=again.headers.get("X-Cache-Lookup") == "HIT",
+        ran_once=executions(again) == 1,
+        mismatch_is_409=other.status_code == 409,
+        mismatch_has_its_code=member(other, "error_code") == "idempotency_payload_mismatch",
+    )
+
+
+@tour.scenario("replayed before and after", rows=1)
+def wiped_valkey(shop: Shop) -> Seen:
+    """FLUSHALL deletes every response in the cache. The database still has them."""
+    responses = [shop.pay("wiped", PAYMENT) for _ in range(2)]
+    deleted = shop.wipe_cache()
+    responses.append(shop.pay("wiped", PAYMENT))
+    words = f"{counted(responses)}; {deleted} deleted"
+    return seen(responses, words=words, cache_had_entries=deleted > 0, paid_once=paid_once(responses))
+
+
+@tour.scenario("201, then replayed", rows=1)
+def silent_valkey(shop: Shop) -> Seen:
+    """Valkey stops answering. It only holds copies of responses, and the database decides, so payments go on."""
+    shop.cache.pause()
+    try:
+        responses = [shop.pay("silent", PAYMENT) for _ in range(2)]
+    finally:
+        shop.cache.resume()
+    return seen(responses, paid_once=paid_once(responses))
+
+
+@janitor_tour.scenario("resolved by the janitor, replayed", rows=1)
+def reaped(shop: Shop) -> Seen:
+    """SIGKILL ends a worker just after it charged through the gateway, and the client does not retry. The janitor finds the
+    expired lease, and the gateway's resolver finds the charge."""
+    body = {"account_id": "acc_1", "amount": 700, "currency": "EUR", "simulate": {"crash": "after_commit"}}
+    with lost_connection():
+        shop.send("POST", "/gateway/charges", "gw-lost", body)
+    resolved = comes_true(lambda: shop.records("gateway.create", "processing", "quarantined") == 0)
+    response = shop.send("POST", "/gateway/charges", "gw-lost", body)
+    return seen(
+        [response],
+        words=f"dropped, {counted([response])}",
+        janitor_resolved_it=resolved,
+        status_is_201=response.status_code == 201,
+        replayed=response.headers.get("X-Cache-Lookup") == "HIT",
+        ran_once=executions(response) == 1,
+    )
+
+
+@janitor_tour.scenario("replayed, removed, runs again", rows=0)
+def expired(shop: Shop) -> Seen:
+    """The service keeps most responses for a day, and this one for two seconds. Then the janitor removes the record, and the
+    same key runs again."""
+
+    def ask(key: str) -> httpx.Response:
+        return shop.send("POST", "/simulate/brief", key, {})
+
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    for number in count(1):
+        key, began = f"brief-{number}", time.monotonic()
+        first, again = ask(key), ask(key)
+        # On a busy machine the retry may come after those two seconds. That shows nothing, so try with another key.
+        late = time.monotonic() - began > BRIEF_SECONDS
+        if replayed(again) or not late or time.monotonic() > deadline:
+            break
+    removed = comes_true(lambda: shop.records("simulate.brief", "completed") == 0)
+    last = ask(key)
+    return seen(
+        [first, again, last],
+        words=f"{counted([first, again])}; then {counted([last])}",
+        first_ran=not replayed(first),
+        second_is_replayed=replayed(again),
+        janitor_removed_it=removed,
+        third_ran=not replayed(last),
+        ran_twice=executions(last) == 2,
+    )
+
+
+@stripe_tour.scenario("one charge, after a retry", rows=1)
+def stripe_lost_reply(shop: Shop) -> Seen:
+    """The service makes the charge, and the network loses the response. Stripe's client retries with the same key."""
+    with LossyWire(shop.port) as wire:
+        wire.lose_next_reply()
+        headers = charge(wire.url, amount=500, key="stripe-1")
+        lost = wire.lost
+    again, executed = headers.get("Idempotent-Replayed") == "true", headers.get("X-Executions", "?")
+    checks = {"one response was lost": lost == 1, "replayed": again, "ran once": executed == "1"}
+    return Seen(f"{lost} dropped, 200{' replayed' if again else ''}", executed, checks)
+
+
+@stripe_tour.scenario("IdempotencyError", rows=0)
+def stripe_key_reused(shop: Shop) -> Seen:
+    """The client sends the same key for another amount. Stripe's client raises the same exception as against Stripe."""
+    import stripe
+
+    try:
+        charge(shop.url, amount=999, key="stripe-1")
+    except stripe.IdempotencyError as error:
+        executed = (error.headers or {}).get("X-Executions", "?")
+        return Seen(f"{error.http_status} {type(error).__name__}", executed, {})
+    return Seen("200", "?", {"the client raised IdempotencyError": False})
+
+
+def charge(url: str, *, amount: int, key: str) -> dict[str, str]:
+    """Make a charge with Stripe's client. Return the headers of the response that it accepted."""
+    import stripe
+
+    client = stripe.StripeClient("tok_alice", base_addresses={"api": url}, max_network_retries=2)
+    made = client.v1.charges.create(
+        {"amount": amount, "currency": "eur", "source": "tok_visa"}, {"idempotency_key": key}
+    )
+    if made.last_response is None:
+        raise AssertionError("the stripe client keeps no response")
+    return dict(made.last_response.headers)
+
+
+def paid_once(responses: list[httpx.Response]) -> bool:
+    """Return True if the first response paid, and each other one is its replay."""
+    first, *others = responses
+    fresh = first.status_code == 201 and not replayed(first)
+    same = all(replayed(other) and other.content == first.content for other in others)
+    return fresh and same and {executions(response) for response in responses} == {1}
+
+
+def another_payment(shop: Shop, bearer: str) -> Seen:
+    alices, response = shop.pay(FIRST_KEY, PAYMENT), shop.pay(FIRST_KEY, PAYMENT, bearer=bearer)
+    return seen(
+        [response],
+        status_is_201=response.status_code == 201,
+        is_not_replayed=not replayed(response),
+        is_another_payment=member(response, "id") != member(alices, "id"),
+        ran_once=executions(response) == 1,
+    )
+
+
+def until(ask: Callable[[], httpx.Response], final: Callable[[httpx.Response], bool]) -> list[httpx.Response]:
+    """Send a request until its response is final. Return all responses. A real client waits for `Retry-After`."""
+    responses = [ask()]
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not final(responses[-1]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+        responses.append(ask())
+    return responses
+
+
+def is_final(response: httpx.Response) -> bool:
+    """Return False for a 409: another attempt holds the key."""
+    return response.status_code != 409
+
+
+def comes_true(holds: Callable[[], bool]) -> bool:
+    """Wait until this holds. Return False if it takes longer than any janitor needs."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+@contextmanager
+def lost_connection() -> Iterator[None]:
+    """Require that the connection drops before the response to the request in the body."""
+    try:
+        yield
+    except httpx.TimeoutException:
+        raise
+    except httpx.TransportError:
+        return
+    raise AssertionError("the worker answered. It should have been killed before")
+
+
+def is_problem(response: httpx.Response, status: int, code: str) -> bool:
+    return response.status_code == status and member(response, "code") == code
+
+
+def executions(response: httpx.Response) -> int:
+    """Return how often the business code ran, or -1 if the response does not say it."""
+    return int(response.headers.get("X-Executions", -1))
+
+
+def replayed(response: httpx.Response) -> bool:
+    return bool(response.headers.get("Idempotency-Replayed") == "true")
+
+
+def member(response: httpx.Response, name: str) -> Any:
+    """Return this member of a JSON object, or None if the body is something else."""
+    try:
+        body = response.json()
+    except ValueError:
+        return None
+    return body.get(name) if isinstance(body, dict) else None
