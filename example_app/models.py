@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,10 @@ from sqlalchemy.schema import CreateTable
 
 from flask_idempotency.sql import upgrade
 
-# Advisory locks are numbers, and whoever else uses this database has some of their own: "payments" in ASCII.
+# An advisory lock is a number, and other users of this database have theirs. This one is "payments" in ASCII.
 TABLES_LOCK = 0x7061796D656E7473
+BUSY_SECONDS = 30
+"""How long a worker waits for the writer of an SQLite file."""
 
 
 class Base(DeclarativeBase):
@@ -105,7 +108,7 @@ class GatewayMarker(Model):
 
 
 def database_url(given: str) -> str:
-    """What operators and hosting services call a PostgreSQL, in the words of SQLAlchemy and with the driver we have."""
+    """Return the URL as SQLAlchemy needs it: for `postgres://` and `postgresql://` with the driver that is installed."""
     scheme, colon, rest = given.partition(":")
     return f"postgresql+psycopg:{rest}" if scheme in ("postgres", "postgresql") else f"{scheme}{colon}{rest}"
 
@@ -114,21 +117,34 @@ def install(app: Flask) -> None:
     db.init_app(app)
     with app.app_context():
         if db.engine.dialect.name == "sqlite":
-            event.listen(db.engine, "connect", use_write_ahead_log)
+            event.listen(db.engine, "connect", lambda connection, _: use_write_ahead_log(connection))
         upgrade(db.engine)
         with db.engine.begin() as connection:
             make_tables(connection)
 
 
 def make_tables(connection: Connection) -> None:
-    """Those that are not there. Not create_all: several workers start at once, and it looks before it creates."""
+    """Create the missing tables. `create_all` would fail: several workers start together, and it looks before it creates."""
     if connection.dialect.name == "postgresql":
-        # There IF NOT EXISTS looks before it creates as well.
+        # Its IF NOT EXISTS looks before it creates as well.
         connection.execute(select(func.pg_advisory_xact_lock(TABLES_LOCK)))
     for table in db.metadata.sorted_tables:
         connection.execute(CreateTable(table, if_not_exists=True))
 
 
-def use_write_ahead_log(connection: Any, _: Any) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA busy_timeout = 5000")
+def use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Let readers of this SQLite file read while a worker writes.
+
+    While another worker sets the mode of a new file, SQLite refuses it with "database is locked" and does not wait, whatever
+    the timeout is. Workers start together, so try again.
+    """
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)

@@ -24,7 +24,7 @@ from marshmallow import Schema, fields, post_load, validate
 from sqlalchemy import event
 
 from example_app import problems
-from example_app.models import db
+from example_app.models import db, use_write_ahead_log
 from flask_idempotency import idempotent
 
 WITNESS = "example-witness"
@@ -62,7 +62,7 @@ class Witness:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._open() as connection:
-            connection.execute("PRAGMA journal_mode = WAL")
+            use_write_ahead_log(connection)
             connection.execute("CREATE TABLE IF NOT EXISTS executions (operation TEXT PRIMARY KEY, number INTEGER)")
 
     def count(self, operation: str) -> int:
