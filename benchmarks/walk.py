@@ -25,7 +25,7 @@ from flask import Flask, Response, request
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 import flask_idempotency
-from example_app.servers import RedisServer
+from example_app.demo.servers import RedisServer
 from flask_idempotency import Idempotency
 from tests import postgres
 
