@@ -142,25 +142,25 @@ def put_finals(engine: Engine, number: int) -> None:
     """So many records whose lives have ended."""
     now = time.time_ns() // 1000
     row: dict[str, Any] = {
-        "tid": bytes(16),
+        "tenant_id": bytes(16),
         "state": schema.COMPLETED,
         "token": bytes(16),
         "fence": 1,
         "attempt": 1,
         "fingerprint": bytes(17),
-        "on_lapse": schema.QUARANTINE,
+        "on_expiry": schema.QUARANTINE,
         "tenant": "acme",
         "principal": "alice",
         "method": "POST",
-        "operation": "payments.create",
+        "endpoint": "payments.create",
         "requested_at": now - 2_000_000,
         "completed_at": now - 1_500_000,
         "status": 201,
-        "byte_size": len(ANSWER),
-        "answer": ANSWER,
-        "counted": 0,
+        "response_size": len(ANSWER),
+        "response": ANSWER,
+        "in_quota": 0,
     }
-    rows = [{**row, "rid": os.urandom(32), "expires_at": now - 1_000_000 + each} for each in range(number)]
+    rows = [{**row, "record_id": os.urandom(32), "expires_at": now - 1_000_000 + each} for each in range(number)]
     with engine.begin() as connection:
         connection.execute(schema.records.insert(), rows)
 

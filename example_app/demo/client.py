@@ -22,7 +22,7 @@ from sqlalchemy import NullPool, create_engine, text
 from example_app.demo.servers import RedisServer
 
 TABLES = ("payments", "charges", "invoices", "gateway_charges")
-RECORDS = ("idempotency_records", "idempotency_tenants", "idempotency_data_keys", "idempotency_ledger")
+RECORDS = ("idempotency_records", "idempotency_tenants", "idempotency_data_keys", "idempotency_quota")
 # A busy machine may take as long to start another worker, or a `flask` command.
 PATIENCE_SECONDS = 120.0
 
@@ -63,9 +63,9 @@ class Shop:
 
     def records(self, operation: str, *states: str) -> int:
         """Count the keys of this endpoint that are in one of these states."""
-        query = text("SELECT state FROM idempotency_records WHERE operation = :operation")
+        query = text("SELECT state FROM idempotency_records WHERE endpoint = :endpoint")
         with self._database.connect() as connection:
-            return sum(state in states for state in connection.scalars(query, {"operation": operation}))
+            return sum(state in states for state in connection.scalars(query, {"endpoint": operation}))
 
     def held_in_stores(self) -> list[str]:
         """Return the rows of the records and the entries of the cache, as a thief would see them."""

@@ -120,15 +120,18 @@ def _sql(url: str, ends: ExitStack, files: Callable[[], bytes]) -> Vault:
         payload = changed.payload or Payload(b"", 0, False, 0)
         by = payload.sealed_by
         columns = {"token": changed.token, "fence": changed.fence, "fingerprint": changed.fingerprint}
-        columns |= {"answer": payload.data, "status": payload.status, "byte_size": payload.byte_size}
-        columns |= {"key_id": None if by is None else by.kid, "data_key": None if by is None else by.number}
+        columns |= {"response": payload.data, "status": payload.status, "response_size": payload.byte_size}
+        columns |= {
+            "wrapping_key_id": None if by is None else by.kid,
+            "data_key_number": None if by is None else by.number,
+        }
         columns |= {"state": "completed" if payload.success else "failed"}
         with engine.begin() as connection:
-            connection.execute(update(records).where(records.c.rid == key.rid).values(columns))
+            connection.execute(update(records).where(records.c.record_id == key.rid).values(columns))
 
     def garble(key: StorageKey) -> None:
         with engine.begin() as connection:
-            connection.execute(update(records).where(records.c.rid == key.rid).values(fingerprint=b"?"))
+            connection.execute(update(records).where(records.c.record_id == key.rid).values(fingerprint=b"?"))
 
     def dump() -> bytes:
         with engine.connect() as connection:

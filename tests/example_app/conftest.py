@@ -90,7 +90,7 @@ class Customer:
 
 
 def on_records(app: Flask, statement: str) -> None:
-    """What only time or an accident does to records: `UPDATE idempotency_records SET lease_until = 0`."""
+    """What only time or an accident does to records: `UPDATE idempotency_records SET lease_expires_at = 0`."""
     with app.app_context(), db.engine.begin() as connection:
         connection.execute(text(statement))
 

@@ -77,7 +77,7 @@ def crash(app: Flask, blueprint: str, moment: str) -> None:
         timeout=WORKER_SECONDS,
     )
     assert -signal.SIGKILL == worker.returncode, worker.stderr
-    on_records(app, "UPDATE idempotency_records SET lease_until = requested_at + 1 WHERE state = 'processing'")
+    on_records(app, "UPDATE idempotency_records SET lease_expires_at = requested_at + 1 WHERE state = 'processing'")
 
 
 def rows(app: Flask) -> int:
@@ -158,10 +158,10 @@ LONG_AGO = 24 * 60 * 60 * 1_000_000
 
 def a_day_later(app: Flask) -> None:
     """The worker was silent, and the resolver was last asked, a day ago."""
-    for column in ("requested_at", "lease_until"):
+    for column in ("requested_at", "lease_expires_at"):
         on_records(app, f"UPDATE idempotency_records SET {column} = {column} - {LONG_AGO}")  # noqa: S608
     # 0: it was never asked. A turn after the end of the lease counts as one.
-    on_records(app, "UPDATE idempotency_records SET ask_at = lease_until + 2 WHERE ask_at > 0")
+    on_records(app, "UPDATE idempotency_records SET resolver_due_at = lease_expires_at + 2 WHERE resolver_due_at > 0")
 
 
 def reaped(app: Flask) -> Reaping:

@@ -27,14 +27,14 @@ _POSTGRESQL = {
     "sequences": """
         SELECT sequencename, data_type::text, start_value, min_value, max_value, increment_by, cycle, cache_size,
                last_value > 10 ^ 15 FROM pg_sequences ORDER BY 1""",
-    "facts": "SELECT name, CASE name WHEN 'store' THEN -1 ELSE value END FROM idempotency_facts ORDER BY 1",
+    "facts": "SELECT name, CASE name WHEN 'store' THEN -1 ELSE value END FROM idempotency_meta ORDER BY 1",
 }
 
 _SQLITE = {
     "made": "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY 1, 2",
     "facts": """
         SELECT name, CASE name WHEN 'fence' THEN value > 1e15 WHEN 'store' THEN -1 ELSE value END
-        FROM idempotency_facts ORDER BY 1""",
+        FROM idempotency_meta ORDER BY 1""",
 }
 
 

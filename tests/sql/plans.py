@@ -14,7 +14,7 @@ COMPLETED_ROWS = 3000
 def fill(connection: Connection) -> None:
     """Many completed rows, as there are where anybody looks for the few that are not."""
     few = connection.execute(select(records).where(records.c.state == "completed").limit(1)).mappings().one()
-    rows = [{**few, "rid": number.to_bytes(32, "big")} for number in range(COMPLETED_ROWS)]
+    rows = [{**few, "record_id": number.to_bytes(32, "big")} for number in range(COMPLETED_ROWS)]
     connection.execute(records.insert(), rows)
     connection.commit()
     connection.execute(text("ANALYZE"))
@@ -22,7 +22,7 @@ def fill(connection: Connection) -> None:
 
 
 def plan_of(connection: Connection, statement: Any, **brought: object) -> str:
-    asked = {"my_horizon": 2**53, "my_limit": 20, "my_after": b"", "my_first": 0, "my_tid": None, "now": None}
+    asked = {"my_horizon": 2**53, "my_limit": 20, "my_after": b"", "my_first": 0, "my_tenant_id": None, "now": None}
     compiled = statement.compile(dialect=connection.dialect)
     parameters = compiled.construct_params({**asked, "least": 1, "most": 2, **brought})
     how = "EXPLAIN" if connection.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN"

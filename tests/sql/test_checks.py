@@ -93,11 +93,11 @@ def test_missing_tables_are_named_where_others_are_there(engine: Engine) -> None
     """
     Made by an older release, or dropped.
     """
-    execute(engine, "DROP TABLE idempotency_ledger", "DROP TABLE idempotency_tenants")
+    execute(engine, "DROP TABLE idempotency_quota", "DROP TABLE idempotency_tenants")
 
     (fault,) = found(engine)
 
-    assert fault.startswith("The tables idempotency_tenants, idempotency_ledger are not in this database. Run `flask")
+    assert fault.startswith("The tables idempotency_tenants, idempotency_quota are not in this database. Run `flask")
 
 
 def test_an_older_schema_is_a_fault(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_an_older_schema_is_a_fault(engine: Engine, monkeypatch: pytest.MonkeyPa
     One that lacks what a later release needs.
     """
     monkeypatch.setattr(checks, "LATEST", 2)
-    execute(engine, "DROP INDEX idempotency_stale")
+    execute(engine, "DROP INDEX idempotency_expired_leases")
 
     (fault,) = found(engine)
 
@@ -117,7 +117,7 @@ def test_a_schema_is_not_older_for_want_of_a_version(engine: Engine) -> None:
     """
     Alembic writes no rows. What it made is judged by what is there.
     """
-    execute(engine, "DELETE FROM idempotency_facts")
+    execute(engine, "DELETE FROM idempotency_meta")
 
     assert [] == found(engine)
 
@@ -126,8 +126,8 @@ def test_a_newer_schema_is_a_fault(engine: Engine) -> None:
     """
     And the only one: this release cannot say what else is right or wrong about it.
     """
-    execute(engine, "UPDATE idempotency_facts SET value = 99 WHERE name = 'schema_version'")
-    execute(engine, "DROP INDEX idempotency_stale")
+    execute(engine, "UPDATE idempotency_meta SET value = 99 WHERE name = 'schema_version'")
+    execute(engine, "DROP INDEX idempotency_expired_leases")
 
     (fault,) = found(engine)
 
@@ -147,7 +147,7 @@ def test_a_missing_column_is_a_fault_that_no_upgrade_mends(engine: Engine) -> No
     assert "Restore it" in fault
 
 
-@pytest.mark.parametrize("index", ("idempotency_stale", "idempotency_expiry", "idempotency_unsettled"))
+@pytest.mark.parametrize("index", ("idempotency_expired_leases", "idempotency_expiry", "idempotency_unfinished"))
 def test_a_missing_index_is_a_fault(engine: Engine, index: str) -> None:
     """
     Chores would read the whole table, and claims under a quota.
@@ -189,8 +189,9 @@ def test_fences_that_count_from_one_are_a_fault_where_no_claim_can_lift_them(eng
 
 
 IN_USE = {
-    "sealed": "INSERT INTO idempotency_data_keys (tid, number, kid, wrapped, made_at) VALUES ('t', 1, 'k', 'w', 1)",
-    "cached": "INSERT INTO idempotency_facts (name, value) VALUES ('cached_since', 1)",
+    "sealed": "INSERT INTO idempotency_data_keys (tenant_id, number, wrapping_key_id, wrapped_key, created_at)"
+    " VALUES ('t', 1, 'k', 'w', 1)",
+    "cached": "INSERT INTO idempotency_meta (name, value) VALUES ('cached_since', 1)",
 }
 
 
@@ -199,7 +200,7 @@ def test_a_lost_number_is_a_fault_where_answers_depend_on_it(engine: Engine, ans
     """
     Another one would make them unreadable without a word.
     """
-    execute(engine, "DELETE FROM idempotency_facts WHERE name = 'store'")
+    execute(engine, "DELETE FROM idempotency_meta WHERE name = 'store'")
     assert [] == found(engine)
     execute(engine, IN_USE[answers])
 
@@ -300,13 +301,13 @@ def test_what_else_is_wrong_is_said_to_a_role_that_may_read(engine: Engine, tell
     """
     One look shows all there is to mend.
     """
-    execute(engine, "DROP INDEX idempotency_stale")
+    execute(engine, "DROP INDEX idempotency_expired_leases")
     revoke(engine, "DELETE ON idempotency_records", of=teller)
 
     rights, index = found(teller)
 
     assert rights.endswith("It lacks DELETE on idempotency_records.")
-    assert index.startswith("The index idempotency_stale ")
+    assert index.startswith("The index idempotency_expired_leases ")
 
 
 @on_postgresql

@@ -37,7 +37,7 @@ ENDS: dict[str, Callable[[SqlStore, StorageKey, bytes], None]] = {
 
 @pytest.mark.parametrize("verb", list(ENDS))
 @pytest.mark.parametrize(
-    "spoilt", ({}, {"fingerprint": b""}, {"answer": None}), ids=("condemned", "unreadable", "lost")
+    "spoilt", ({}, {"fingerprint": b""}, {"response": None}), ids=("condemned", "unreadable", "lost")
 )
 def test_its_owner_cannot_say_otherwise(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, verb: str, spoilt: dict[str, Any]
@@ -109,7 +109,7 @@ def test_a_condemned_record_is_no_ones_to_commit_with(shop: Shop) -> None:
 
 
 def settled(shop: Shop, kept: Any) -> None:
-    key = StorageKey(kept.rid, kept.tid)
+    key = StorageKey(kept.record_id, kept.tenant_id)
     shop.store.complete(key, kept.token, PAYLOAD, keep=KEEP)
     shop.store.condemn(key, PAYLOAD)
 
@@ -125,7 +125,7 @@ def condemned_with_its_commit(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> No
         if failures:
             failure = failures.pop()
             kept = shop.record()
-            key = StorageKey(kept.rid, kept.tid)
+            key = StorageKey(kept.record_id, kept.tenant_id)
             shop.store.condemn(key, shop.store.read(key).payload)
             raise failure
 

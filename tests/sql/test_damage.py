@@ -89,7 +89,7 @@ def test_a_damaged_row_raises_nothing_of_pythons(
         )
         for ask in asks:
             told(ask)
-        forgotten = column in ("expires_at", "rid")
+        forgotten = column in ("expires_at", "record_id")
         assert forgotten or not isinstance(outcome, Claimed), (column, outcome)
         # With `on_store_down="allow"` that would let the work run again.
         assert not isinstance(outcome, StoreUnavailable), (column, outcome)
@@ -104,7 +104,7 @@ def test_what_is_damaged_beside_the_records_raises_nothing_of_pythons(
     """
     Data keys, limits, counts, chores and facts.
     """
-    beside = (schema.tenants, schema.data_keys, schema.ledger, schema.chores, schema.facts)
+    beside = (schema.tenants, schema.data_keys, schema.quota_buckets, schema.tasks, schema.meta)
     for table, column in places(*beside):
         store, key = open_store(), a_key()
         _fill(store, key)
@@ -147,7 +147,7 @@ def _empty(url: str) -> None:
     """As after the migrations. What is damaged must not be met by the next column's turn."""
     path = Path(url.removeprefix("sqlite:///"))
     with closing(connect(path)) as connection:
-        for table in (schema.records, schema.tenants, schema.data_keys, schema.ledger, schema.chores):
+        for table in (schema.records, schema.tenants, schema.data_keys, schema.quota_buckets, schema.tasks):
             connection.execute(f"DELETE FROM {table.name}")  # noqa: S608
         connection.commit()
 

@@ -52,8 +52,8 @@ def test_an_url_becomes_two_engines(open_database: OpenDatabase, records_url: st
 
     assert database.engine.pool is not database.base.pool
     with database.engine.connect() as connection, database.base.connect() as looking:
-        connection.execute(text("INSERT INTO idempotency_facts VALUES ('seen', 1)"))
-        assert 1 == looking.execute(text("SELECT value FROM idempotency_facts WHERE name = 'seen'")).scalar_one()
+        connection.execute(text("INSERT INTO idempotency_meta VALUES ('seen', 1)"))
+        assert 1 == looking.execute(text("SELECT value FROM idempotency_meta WHERE name = 'seen'")).scalar_one()
 
 
 @on_postgresql
@@ -400,9 +400,7 @@ def test_when_others_were_faster_it_is_done_again(open_store: OpenStore, state: 
 
 
 @on_postgresql
-@pytest.mark.parametrize(
-    "statement", ("SELEKT 1", "SELECT 1/0", "INSERT INTO idempotency_facts VALUES ('fence', NULL)")
-)
+@pytest.mark.parametrize("statement", ("SELEKT 1", "SELECT 1/0", "INSERT INTO idempotency_meta VALUES ('fence', NULL)"))
 def test_a_mistake_of_ours_is_not_an_outage(open_store: OpenStore, statement: str) -> None:
     """
     It would be retried for ever, and never mended.

@@ -14,7 +14,7 @@ from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.engine.record import State
 from flask_idempotency.stores.sql import expiry_statements
 from flask_idempotency.stores.sql.claims.verdict import RETRY_SECONDS
-from flask_idempotency.stores.sql.schema import ledger, records
+from flask_idempotency.stores.sql.schema import quota_buckets, records
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted, stand
@@ -96,7 +96,7 @@ def test_a_claim_waits_for_its_row_to_be_removed(
     store, key = open_store(strategy=strategy), a_key()
     stand(store, clock, key, "completed")
     clock.advance(KEEP)
-    elsewhere.execute(delete(records).where(records.c.rid == key.rid))
+    elsewhere.execute(delete(records).where(records.c.record_id == key.rid))
     with ThreadPoolExecutor(1) as threads:
         claimed = threads.submit(lambda: store.claim(a_request(key), token=a_token(), lease=LEASE))
         eventually(lambda: _somebody_waits(elsewhere) or claimed.done())
@@ -115,7 +115,7 @@ def test_a_row_that_is_removed_by_nobody_in_the_end_is_in_flight_for_a_moment(
     store, key = open_store(strategy=strategy), a_key()
     stand(store, clock, key, "completed")
     clock.advance(KEEP)
-    elsewhere.execute(delete(records).where(records.c.rid == key.rid))
+    elsewhere.execute(delete(records).where(records.c.record_id == key.rid))
 
     assert InFlight(RETRY_SECONDS) == store.claim(a_request(key), token=a_token(), lease=LEASE)
     elsewhere.rollback()
@@ -133,7 +133,7 @@ def test_a_row_that_somebody_uses_again_is_passed_over(
     for key in (used, removed):
         stand(store, clock, key, "completed")
     clock.advance(KEEP)
-    elsewhere.execute(select(records.c.rid).where(records.c.rid == used.rid).with_for_update())
+    elsewhere.execute(select(records.c.record_id).where(records.c.record_id == used.rid).with_for_update())
 
     assert 1 == store.expiry.sweep(horizon=clock.now, limit=10)
     elsewhere.rollback()
@@ -149,7 +149,7 @@ def test_a_row_whose_life_ended_before_it_began_stays(
     key = a_key()
     stand(store, clock, key, "completed")
     with make_engine().begin() as connection:
-        connection.execute(update(records).where(records.c.rid == key.rid).values(expires_at=1))
+        connection.execute(update(records).where(records.c.record_id == key.rid).values(expires_at=1))
     clock.advance(DAY)
 
     assert 0 == store.expiry.sweep(horizon=clock.now, limit=10)
@@ -183,12 +183,12 @@ def test_entries_of_ledgers_are_removed_when_no_record_is_left(
     answers(store, 3, quota=Quota(records=100, new_keys=NewKeys(100, 60.0)))
     clock.advance(2 * KEEP)
     with make_engine().begin() as connection:
-        before = connection.execute(select(func.count()).select_from(ledger)).scalar_one()
-        later = {"kind": "answers", "edge": 2**60, "span": 0, "shard": 0, "records": 1, "bytes": 1}
-        connection.execute(insert(ledger).values(tid=bytes(16), **later))
+        before = connection.execute(select(func.count()).select_from(quota_buckets)).scalar_one()
+        later = {"kind": "responses", "bucket_end": 2**60, "window_length": 0, "shard": 0, "records": 1, "bytes": 1}
+        connection.execute(insert(quota_buckets).values(tenant_id=bytes(16), **later))
     first = store.expiry.sweep(horizon=clock.now, limit=3)
     with make_engine().connect() as connection:
-        untouched = connection.execute(select(func.count()).select_from(ledger)).scalar_one()
+        untouched = connection.execute(select(func.count()).select_from(quota_buckets)).scalar_one()
     rest = [store.expiry.sweep(horizon=clock.now, limit=100) for _ in range(2)]
 
     assert (3, before + 1, [before, 0]) == (first, untouched, rest)

@@ -59,7 +59,7 @@ def test_processes_that_open_a_new_database_together_grant_each_key_once(engine:
     fences = [fence for _, fence in wins]
     assert fences == sorted(set(fences))
     assert fences[0] > 10**15
-    assert [(1,)] == rows(engine, "SELECT count(*) FROM idempotency_facts WHERE name = 'store'")
+    assert [(1,)] == rows(engine, "SELECT count(*) FROM idempotency_meta WHERE name = 'store'")
     assert VERSION == reached(engine)
 
 
@@ -172,11 +172,11 @@ def test_fences_rise_over_tables_that_are_made_again_while_a_process_runs(engine
 def test_a_database_that_has_everything_is_not_written_to(engine: Engine) -> None:
     autogenerate(engine, included())
     claim(engine)
-    before = rows(engine, "SELECT name, value FROM idempotency_facts WHERE name <> 'fence' ORDER BY name")
+    before = rows(engine, "SELECT name, value FROM idempotency_meta WHERE name <> 'fence' ORDER BY name")
 
     claim(engine)
 
-    assert before == rows(engine, "SELECT name, value FROM idempotency_facts WHERE name <> 'fence' ORDER BY name")
+    assert before == rows(engine, "SELECT name, value FROM idempotency_meta WHERE name <> 'fence' ORDER BY name")
 
 
 def test_tables_that_are_made_while_a_process_runs_serve_it(engine: Engine) -> None:

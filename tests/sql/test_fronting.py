@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.stores.redis.replays import RedisReplays
-from flask_idempotency.stores.sql.schema import facts
+from flask_idempotency.stores.sql.schema import meta
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.stores.tiered import TieredStore
 from flask_idempotency.testing.clock import FrozenClock
@@ -18,7 +18,7 @@ from tests.sql.counting import sent
 
 
 def since(store: SqlStore) -> list[int]:
-    statement = select(facts.c.value).where(facts.c.name == "cached_since")
+    statement = select(meta.c.value).where(meta.c.name == "cached_since")
     return list(store.database.run(lambda connection: connection.scalars(statement).all()))
 
 

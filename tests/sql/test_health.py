@@ -94,7 +94,7 @@ def test_old_tables(store: SqlStore, make_engine: MakeEngine, monkeypatch: pytes
     Their version and the one that is needed.
     """
     monkeypatch.setattr(checks, "LATEST", 2)
-    execute(make_engine(), "DROP INDEX idempotency_stale")
+    execute(make_engine(), "DROP INDEX idempotency_expired_leases")
 
     schema = found(store, "schema")
     assert (Verdict.FAULT, "at version 1 and this release needs 2" in schema.text) == (schema.verdict, True)
@@ -293,7 +293,7 @@ def test_dead_rows_that_nobody_clears(
     stand(store, clock, a_key(), "completed")
     execute(
         engine,
-        *["UPDATE idempotency_records SET byte_size = byte_size + 1"] * 30,
+        *["UPDATE idempotency_records SET response_size = response_size + 1"] * 30,
         "SELECT pg_stat_force_next_flush()",
         "SELECT 1",
     )
@@ -330,7 +330,7 @@ def test_what_the_role_may_not_see_is_unknown(records_url: str, make_engine: Mak
         execute(make_engine(), "DROP ROLE onlooker")
 
     assert (Verdict.UNKNOWN, Verdict.FAULT) == (expiry.verdict, schema.verdict)
-    assert "DELETE on idempotency_chores" in schema.text
+    assert "DELETE on idempotency_tasks" in schema.text
     assert schema.remedy.startswith("Grant it SELECT, INSERT, UPDATE and DELETE on idempotency_records")
 
 

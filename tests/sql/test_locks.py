@@ -67,27 +67,27 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def lock(elsewhere: Connection, rid: bytes) -> None:
-    elsewhere.execute(select(records.c.rid).where(records.c.rid == rid).with_for_update())
+    elsewhere.execute(select(records.c.record_id).where(records.c.record_id == rid).with_for_update())
 
 
 def insert_a_row(elsewhere: Connection, rid: bytes, *, now: float) -> None:
     elsewhere.execute(
         insert(records).values(
-            rid=rid,
-            tid=bytes(16),
+            record_id=rid,
+            tenant_id=bytes(16),
             state=PROCESSING,
             token=a_token(),
             fence=1,
             attempt=1,
             fingerprint=FINGERPRINT,
-            on_lapse=TAKEOVER,
+            on_expiry=TAKEOVER,
             tenant="",
             principal="",
             method="",
-            operation="",
+            endpoint="",
             requested_at=round(now * 1_000_000),
-            lease_until=round((now + LEASE) * 1_000_000),
-            counted=0,
+            lease_expires_at=round((now + LEASE) * 1_000_000),
+            in_quota=0,
         )
     )
 
@@ -168,7 +168,7 @@ def test_the_patience_is_gone_with_its_statement(open_store: OpenStore, clock: F
     store, key = open_store(), a_key()
     token = stand(store, clock, key, "in flight")
     with store.database.engine.connect() as connection:
-        asked = {"my_rid": key.rid, "my_token": token, "lease": 1, "now": 1}
+        asked = {"my_record_id": key.rid, "my_token": token, "lease": 1, "now": 1}
         assert connection.execute(store.statements.renew, asked).one()
 
         assert "0" == connection.execute(text("SHOW lock_timeout")).scalar_one()

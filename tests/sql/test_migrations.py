@@ -23,7 +23,7 @@ from tests.sql.conftest import MakeEngine, on_postgresql
 
 
 def last_fence(engine: Engine) -> int:
-    place = FENCES if engine.dialect.name == "postgresql" else "idempotency_facts WHERE name = 'fence'"
+    place = FENCES if engine.dialect.name == "postgresql" else "idempotency_meta WHERE name = 'fence'"
     column = "last_value" if engine.dialect.name == "postgresql" else "value"
     with engine.connect() as connection:
         fence: int = connection.scalar(text(f"SELECT {column} FROM {place}"))  # noqa: S608 - our own two words
@@ -34,7 +34,7 @@ def set_fence(engine: Engine, fence: int) -> None:
     statement = (
         f"SELECT setval('{FENCES}', :fence)"
         if engine.dialect.name == "postgresql"
-        else "UPDATE idempotency_facts SET value = :fence WHERE name = 'fence'"
+        else "UPDATE idempotency_meta SET value = :fence WHERE name = 'fence'"
     )
     with engine.begin() as connection:
         connection.execute(text(statement), {"fence": fence})
@@ -47,7 +47,7 @@ def number(engine: Engine) -> int:
 
 def documented_update() -> str:
     page = Path(__file__).parents[2] / "docs" / "sql.md"
-    (line,) = [line for line in page.read_text("utf-8").splitlines() if line.startswith("UPDATE idempotency_facts")]
+    (line,) = [line for line in page.read_text("utf-8").splitlines() if line.startswith("UPDATE idempotency_meta")]
     return line
 
 
@@ -106,7 +106,7 @@ def test_tables_that_others_made_are_taken_over(engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     "loss",
-    (*(f"DROP TABLE {table}" for table in schema.metadata.tables), "DROP INDEX idempotency_stale"),
+    (*(f"DROP TABLE {table}" for table in schema.metadata.tables), "DROP INDEX idempotency_expired_leases"),
 )
 def test_what_was_dropped_is_made_again(engine: Engine, loss: str) -> None:
     """
@@ -231,7 +231,7 @@ def test_a_databases_number_is_never_changed(engine: Engine) -> None:
     """
     upgrade(engine)
     before = number(engine)
-    execute(engine, "DROP INDEX idempotency_stale")
+    execute(engine, "DROP INDEX idempotency_expired_leases")
 
     upgrade(engine)
 
@@ -258,7 +258,7 @@ def test_tables_that_have_no_number_get_one(engine: Engine) -> None:
     Somebody deleted it, or copied the records alone.
     """
     upgrade(engine)
-    execute(engine, "DELETE FROM idempotency_facts WHERE name = 'store'")
+    execute(engine, "DELETE FROM idempotency_meta WHERE name = 'store'")
     with engine.connect() as connection:
         assert lacks(connection).store
 
@@ -272,8 +272,8 @@ def test_a_newer_schema_is_left_alone(engine: Engine) -> None:
     While a release is rolled back, the old one must not touch what the new one made.
     """
     upgrade(engine)
-    execute(engine, "UPDATE idempotency_facts SET value = value + 1 WHERE name = 'schema_version'")
-    execute(engine, "DROP INDEX idempotency_stale")
+    execute(engine, "UPDATE idempotency_meta SET value = value + 1 WHERE name = 'schema_version'")
+    execute(engine, "DROP INDEX idempotency_expired_leases")
     before = found(engine)
 
     assert ([], before) == (upgrade(engine), found(engine))

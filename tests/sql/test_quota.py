@@ -20,7 +20,7 @@ from flask_idempotency.stores.sql import ledger_statements
 from flask_idempotency.stores.sql.completing import SHARDS
 from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL
 from flask_idempotency.stores.sql.limits import MARGIN, within
-from flask_idempotency.stores.sql.schema import ANSWERS, ledger, records
+from flask_idempotency.stores.sql.schema import RESPONSES, quota_buckets, records
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
@@ -293,13 +293,13 @@ def test_lives_end_at_few_edges(open_store: OpenStore, make_engine: MakeEngine, 
     edges = {bucket_edge_ms(now - back * 1_000_000, round(KEEP * 1_000_000), width_ms=width) for back in range(1, 21)}
 
     with make_engine().connect() as connection:
-        kept = connection.execute(select(ledger.c.edge).where(ledger.c.kind == ANSWERS)).scalars()
+        kept = connection.execute(select(quota_buckets.c.bucket_end).where(quota_buckets.c.kind == RESPONSES)).scalars()
         assert {edge * 1000 for edge in edges} == set(kept)
 
 
 def entries(engine: Engine) -> int:
     with engine.connect() as connection:
-        return connection.execute(select(func.count()).select_from(ledger)).scalar_one()
+        return connection.execute(select(func.count()).select_from(quota_buckets)).scalar_one()
 
 
 def test_what_is_over_is_swept(open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock) -> None:
@@ -329,8 +329,10 @@ def test_a_ledger_that_is_wrong_is_put_right(
     store, tid, engine = open_store(), a_key().tid, make_engine()
     keys = [complete(store, tid) for _ in range(3)]
     with engine.begin() as connection:
-        connection.execute(records.delete().where(records.c.rid == keys[0].rid))
-        connection.execute(update(ledger).where(ledger.c.kind == "answers").values(bytes=ledger.c.bytes + 5))
+        connection.execute(records.delete().where(records.c.record_id == keys[0].rid))
+        connection.execute(
+            update(quota_buckets).where(quota_buckets.c.kind == "responses").values(bytes=quota_buckets.c.bytes + 5)
+        )
     rows = len({key.rid[0] % SHARDS for key in keys})
 
     found = store.ledger.reconcile(tid)
@@ -371,12 +373,14 @@ def test_an_edge_that_passes_during_a_recount_is_no_drift(
     for _ in range(3):
         complete(store, tid)
     with engine.begin() as connection:
-        edge = connection.execute(select(ledger.c.edge).where(ledger.c.kind == ANSWERS).limit(1)).scalar_one()
+        edge = connection.execute(
+            select(quota_buckets.c.bucket_end).where(quota_buckets.c.kind == RESPONSES).limit(1)
+        ).scalar_one()
         connection.execute(text(f"CREATE SEQUENCE ticks START {edge - 3}"))
     ticking = replace(DIALECTS[POSTGRESQL], clock="nextval('ticks')")
 
     with engine.begin() as connection:
-        assert not connection.execute(ledger_statements.drift(ticking), {"my_tid": tid, "now": None}).all()
+        assert not connection.execute(ledger_statements.drift(ticking), {"my_tenant_id": tid, "now": None}).all()
 
 
 @pytest.fixture
@@ -430,7 +434,11 @@ def test_who_looks_closely_waits_for_those_who_looked_from_afar(
     sent_before: list[dict[str, Any]] = []
     event.listen(store.database.engine, "before_execute", lambda *args: sent_before.append(args[3]))
     ask(store, tid, Quota(records=MARGIN + 2), key=a_key(tid=tid))
-    parameters = {**next(each for each in sent_before if "my_tid" in each), "my_rid": key.rid, "my_token": a_token()}
+    parameters = {
+        **next(each for each in sent_before if "my_tenant_id" in each),
+        "my_record_id": key.rid,
+        "my_token": a_token(),
+    }
     with make_engine().connect() as slow:
         assert slow.execute(statement, parameters).scalar_one() > 0
         refused = threads.submit(ask, store, tid, Quota(records=2))

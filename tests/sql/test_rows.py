@@ -76,21 +76,21 @@ def test_a_reason_may_hold_anything(open_store: OpenStore, clock: FrozenClock) -
 SPOILT: dict[str, tuple[Standing, dict[str, Any]]] = {
     "unknown state": ("in flight", {"state": "paused"}),
     "no state": ("in flight", {"state": ""}),
-    "unknown rule": ("in flight", {"on_lapse": "forget"}),
+    "unknown rule": ("in flight", {"on_expiry": "forget"}),
     "short token": ("in flight", {"token": b"short"}),
     "long token": ("completed", {"token": bytes(17)}),
     "no fingerprint": ("in flight", {"fingerprint": b""}),
-    "no lease": ("in flight", {"lease_until": None}),
-    "no lease in quarantine": ("quarantined", {"lease_until": None}),
+    "no lease": ("in flight", {"lease_expires_at": None}),
+    "no lease in quarantine": ("quarantined", {"lease_expires_at": None}),
     "no expiry": ("completed", {"expires_at": None}),
-    "no answer": ("completed", {"answer": None}),
+    "no answer": ("completed", {"response": None}),
     "no status": ("completed", {"status": None}),
-    "no size": ("completed", {"byte_size": None}),
+    "no size": ("completed", {"response_size": None}),
     "no end": ("completed", {"completed_at": None}),
     "over before it began": ("completed", {"expires_at": 1}),
     "begun after it is over": ("completed", {"completed_at": 1 << 62}),
-    "no number of its key": ("completed", {"key_id": "2026-11"}),
-    "no id of its key": ("completed", {"data_key": 1}),
+    "no number of its key": ("completed", {"wrapping_key_id": "2026-11"}),
+    "no id of its key": ("completed", {"data_key_number": 1}),
 }
 
 
@@ -173,10 +173,10 @@ def test_what_cannot_be_written_is_refused_all_the_same(
     """
     store, key = open_store(), a_key()
     stand(store, clock, key, "completed")
-    spoil(make_engine, key, {"on_lapse": "forget"})
+    spoil(make_engine, key, {"on_expiry": "forget"})
     with make_engine().begin() as connection:
-        rule = "CHECK (on_lapse IN ('takeover', 'quarantine')) NOT VALID"
-        connection.execute(text(f"ALTER TABLE idempotency_records ADD CONSTRAINT idempotency_on_lapse {rule}"))
+        rule = "CHECK (on_expiry IN ('takeover', 'quarantine')) NOT VALID"
+        connection.execute(text(f"ALTER TABLE idempotency_records ADD CONSTRAINT idempotency_on_expiry {rule}"))
     before = row(make_engine, key)
 
     for _ in range(2):
@@ -207,7 +207,7 @@ def test_what_cannot_be_ours_is_corrupt_to_its_owner_too(
 
 
 @on_sqlite
-@pytest.mark.parametrize("column", ("fence", "attempt", "requested_at", "lease_until", "token", "tenant"))
+@pytest.mark.parametrize("column", ("fence", "attempt", "requested_at", "lease_expires_at", "token", "tenant"))
 def test_a_column_of_another_type_is_corrupt(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, column: str
 ) -> None:
@@ -232,7 +232,7 @@ def test_a_corrupt_row_locks_nobody_out(open_store: OpenStore, make_engine: Make
     """
     store, key = open_store(), a_key()
     stand(store, clock, key, "in flight")
-    spoil(make_engine, key, {"on_lapse": "forget"})
+    spoil(make_engine, key, {"on_expiry": "forget"})
     with pytest.raises(CorruptRecord):
         store.claim(a_request(key), token=a_token(), lease=LEASE)
 
@@ -251,7 +251,13 @@ def test_a_released_row_tells_what_became_of_the_key(
 
     left = row(make_engine, key)
 
-    assert ("released", token, None, None, None) == (left.state, left.token, left.lease_until, left.answer, left.reason)
+    assert ("released", token, None, None, None) == (
+        left.state,
+        left.token,
+        left.lease_expires_at,
+        left.response,
+        left.reason,
+    )
     assert round((clock.now + 86400) * 1_000_000) == left.expires_at
     assert ("acme", "alice") == (left.tenant, left.principal)
 
@@ -269,8 +275,8 @@ def test_a_key_that_is_used_again_keeps_nothing_of_before(
 
     fresh = row(make_engine, key)
 
-    assert (None,) * 5 == (fresh.answer, fresh.status, fresh.byte_size, fresh.completed_at, fresh.expires_at)
-    assert ("", "", "other") == (fresh.tenant, fresh.principal, fresh.operation)
+    assert (None,) * 5 == (fresh.response, fresh.status, fresh.response_size, fresh.completed_at, fresh.expires_at)
+    assert ("", "", "other") == (fresh.tenant, fresh.principal, fresh.endpoint)
     assert round(clock.now * 1_000_000) == fresh.requested_at
 
 
@@ -288,7 +294,7 @@ def test_an_auditor_can_tell_success_from_failure(
 
     kept = row(make_engine, key)
 
-    assert (state, 402, 7) == (kept.state, kept.status, kept.byte_size)
+    assert (state, 402, 7) == (kept.state, kept.status, kept.response_size)
 
 
 def spoil(make_engine: MakeEngine, key: StorageKey, columns: dict[str, Any]) -> None:
@@ -303,12 +309,12 @@ def spoil(make_engine: MakeEngine, key: StorageKey, columns: dict[str, Any]) -> 
                     connection.execute(DropConstraint(constraint))
             for column in ("token", "fingerprint"):
                 connection.execute(text(f"ALTER TABLE idempotency_records ALTER COLUMN {column} DROP NOT NULL"))
-        connection.execute(update(records).where(records.c.rid == key.rid).values(**columns))
+        connection.execute(update(records).where(records.c.record_id == key.rid).values(**columns))
 
 
 def row(make_engine: MakeEngine, key: StorageKey) -> Any:
     with make_engine().connect() as connection:
-        return connection.execute(records.select().where(records.c.rid == key.rid)).one()
+        return connection.execute(records.select().where(records.c.record_id == key.rid)).one()
 
 
 def refused(store: SqlStore, key: StorageKey, token: bytes) -> None:

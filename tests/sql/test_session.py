@@ -123,7 +123,7 @@ def test_a_superseded_worker_commits_nothing(shop: Shop) -> None:
         shop.runs.append(number)
         if number == 0:
             with shop.db_engine.begin() as connection:
-                connection.execute(update(records).values(lease_until=0))
+                connection.execute(update(records).values(lease_expires_at=0))
             with ThreadPoolExecutor(1) as another:  # a worker of its own, with a session of its own
                 assert b"by run 1" == another.submit(shop.post).result().data
         shop.db.session.add(Payment(amount=1))
@@ -344,7 +344,7 @@ class TestSnapshots:
             shop.db.session.flush()
             if len(shop.runs) == 1:
                 with shop.db_engine.connect().execution_options(isolation_level="AUTOCOMMIT") as other:
-                    other.execute(update(records).values(lease_until=records.c.lease_until + 1))
+                    other.execute(update(records).values(lease_expires_at=records.c.lease_expires_at + 1))
             return "paid"
 
         assert [503, 200] == [shop.post().status_code, shop.post().status_code]

@@ -98,7 +98,7 @@ def test_a_role_without_rights_is_told_which_at_start_and_by_the_command(
         connection.execute(text(f"DROP ROLE {role}"))
     owner.dispose()
     [line] = caplog.messages
-    assert "grant it SELECT, INSERT, UPDATE and DELETE on idempotency_records, idempotency_facts, " in line
+    assert "grant it SELECT, INSERT, UPDATE and DELETE on idempotency_records, idempotency_meta, " in line
     assert (1, True) == (result.exit_code, line in result.output)
 
 
@@ -339,7 +339,7 @@ def test_a_database_without_a_number_is_served_without_the_cache(
     Where nothing was ever cached, the store chooses a number by itself.
     """
     with tiered.db_engine.begin() as connection:
-        connection.execute(text("UPDATE idempotency_facts SET name = 'cached_since' WHERE name = 'store'"))
+        connection.execute(text("UPDATE idempotency_meta SET name = 'cached_since' WHERE name = 'store'"))
     paying(tiered)
 
     answers = [tiered.post().headers.get("Idempotency-Replayed") for _ in range(2)]

@@ -190,7 +190,7 @@ def test_a_lost_last_fence_is_found_in_the_records(
     store = open_store()
     before = granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))
     with make_engine().begin() as connection:
-        connection.execute(text("DELETE FROM idempotency_facts WHERE name = 'fence'"))
+        connection.execute(text("DELETE FROM idempotency_meta WHERE name = 'fence'"))
     clock.advance(-3600)
 
     after = granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))

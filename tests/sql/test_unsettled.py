@@ -62,11 +62,11 @@ def test_a_time_is_told_back_to_the_microsecond(us: int) -> None:
 @pytest.mark.parametrize(
     ("name", "index"),
     [
-        ("stale", "idempotency_stale"),
+        ("stale", "idempotency_expired_leases"),
         ("due", "idempotency_quarantined"),
-        ("walk_processing", "idempotency_stale"),
+        ("walk_processing", "idempotency_expired_leases"),
         ("walk_quarantined", "idempotency_quarantined"),
-        ("standing", "idempotency_stale"),
+        ("standing", "idempotency_expired_leases"),
         ("standing", "idempotency_quarantined"),
     ],
 )
@@ -110,9 +110,9 @@ def test_a_freed_row_holds_nothing_of_an_answer(store: SqlStore, clock: FrozenCl
     done, _ = stood(store, clock, "completed")
     assert store.unsettled.free(done)
     with make_engine().connect() as connection:
-        row = connection.execute(select(records).where(records.c.rid == done.key.rid)).mappings().one()
+        row = connection.execute(select(records).where(records.c.record_id == done.key.rid)).mappings().one()
 
-    left = ("state", "answer", "status", "completed_at", "key_id", "data_key", "lease_until")
+    left = ("state", "response", "status", "completed_at", "wrapping_key_id", "data_key_number", "lease_expires_at")
     assert ["released", *[None] * 6] == [row[name] for name in left]
 
 
@@ -159,7 +159,7 @@ def test_a_counted_answer_that_is_freed_leaves_its_ledger(store: SqlStore, clock
 
 def spoil(engine: MakeEngine, key: StorageKey) -> None:
     with engine().begin() as connection:
-        connection.execute(update(records).where(records.c.rid == key.rid).values(token=b"short"))
+        connection.execute(update(records).where(records.c.record_id == key.rid).values(token=b"short"))
 
 
 @pytest.mark.parametrize("how", ("stale", "due", "walk"))
@@ -194,7 +194,7 @@ def test_a_janitor_does_not_wait_for_an_owner(store: SqlStore, clock: FrozenCloc
     Whoever holds the row is its owner, or does the same: it is left to them.
     """
     lapsed, _ = stood(store, clock, "lapsed, quarantine")
-    elsewhere.execute(select(records.c.rid).where(records.c.rid == lapsed.key.rid).with_for_update())
+    elsewhere.execute(select(records.c.record_id).where(records.c.record_id == lapsed.key.rid).with_for_update())
 
     assert not store.unsettled.lapse(lapsed, horizon=clock.now)
 
@@ -205,7 +205,7 @@ def test_a_turn_that_somebody_holds_is_left_to_them(store: SqlStore, clock: Froz
     The next one is given, and nobody waits.
     """
     held, other = (stood(store, clock, "quarantined")[0] for _ in range(2))
-    elsewhere.execute(select(records.c.rid).where(records.c.rid == held.key.rid).with_for_update())
+    elsewhere.execute(select(records.c.record_id).where(records.c.record_id == held.key.rid).with_for_update())
 
     assert [other.key] == [each.key for each in store.unsettled.due(horizon=clock.now, least=1, most=2, limit=10)]
 
@@ -220,7 +220,7 @@ def test_a_person_hears_that_nobody_can_tell(
     """
     monkeypatch.setattr(dialects, "PATIENCE_MS", 50)
     held, _ = stood(store, clock, "quarantined")
-    elsewhere.execute(select(records.c.rid).where(records.c.rid == held.key.rid).with_for_update())
+    elsewhere.execute(select(records.c.record_id).where(records.c.record_id == held.key.rid).with_for_update())
 
     settle = partial(store.unsettled.settle, token=a_token(), payload=PAYLOAD, keep=KEEP)
     act: Callable[[Found], bool] = store.unsettled.free if verb == "free" else settle
@@ -241,7 +241,7 @@ def test_what_is_asked_about_first_is_what_waits_longest(
 
     assert {first.key, second.key} == {*ask(1), *ask(1)}
     with make_engine().connect() as connection:
-        turns = connection.execute(select(func.count()).where(records.c.ask_at > 0)).scalar_one()
+        turns = connection.execute(select(func.count()).where(records.c.resolver_due_at > 0)).scalar_one()
     third = stood(store, clock, "quarantined")[0]
     clock.advance(20)
 

@@ -29,13 +29,13 @@ OUR_LOCKS = text("""
     SELECT DISTINCT relation::regclass::text, mode FROM pg_locks
     WHERE pid = pg_backend_pid() AND relation::regclass::text LIKE 'idempotency%' AND mode <> 'AccessShareLock'""")
 
-WRITE = "INSERT INTO idempotency_facts VALUES ('x', 1)"
+WRITE = "INSERT INTO idempotency_meta VALUES ('x', 1)"
 UPDATE = "UPDATE idempotency_records SET attempt = 2"
 READ = "SELECT count(*) FROM idempotency_records"
 
 PLAIN_STORAGE = "ALTER TABLE idempotency_records RESET (fillfactor)"
 NO_INDEX = "DROP INDEX idempotency_expiry"
-NO_NUMBER = "DELETE FROM idempotency_facts WHERE name = 'store'"
+NO_NUMBER = "DELETE FROM idempotency_meta WHERE name = 'store'"
 
 
 def execute(engine: Engine, statement: str) -> None:
@@ -88,7 +88,7 @@ def test_an_upgrade_with_nothing_to_do_waits_for_nobody(engine: Engine, make_eng
     upgrade(engine)
     with make_engine().connect() as other, other.begin():
         other.exec_driver_sql(f"SELECT pg_advisory_xact_lock({alone._LOCK})")
-        other.exec_driver_sql("LOCK TABLE idempotency_records, idempotency_facts IN EXCLUSIVE MODE")
+        other.exec_driver_sql("LOCK TABLE idempotency_records, idempotency_meta IN EXCLUSIVE MODE")
 
         assert [] == upgrade(make_engine(connect_args={"options": "-c statement_timeout=2s"}))
 
@@ -105,7 +105,7 @@ def test_every_step_of_a_current_schema_locks_no_more_than_its_facts(engine: Eng
 
         taken = {tuple(row) for row in connection.execute(OUR_LOCKS)}
 
-    assert {(name, "RowExclusiveLock") for name in ("idempotency_facts", "idempotency_facts_pkey")} == taken
+    assert {(name, "RowExclusiveLock") for name in ("idempotency_meta", "idempotency_meta_pkey")} == taken
 
 
 @on_postgresql
@@ -201,7 +201,7 @@ def test_the_port_upgrades_on_the_applications_own_engine(engine: Engine) -> Non
         connection.execute(text(WRITE))
         transaction.rollback()
     with engine.connect() as connection:
-        assert 0 == connection.scalar(text("SELECT count(*) FROM idempotency_facts WHERE name = 'x'"))
+        assert 0 == connection.scalar(text("SELECT count(*) FROM idempotency_meta WHERE name = 'x'"))
     database.close()
 
 

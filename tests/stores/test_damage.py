@@ -232,22 +232,22 @@ GOOD = Row(
     fence=7,
     attempt=1,
     fingerprint=b"\1" * 17,
-    on_lapse="takeover",
+    on_expiry="takeover",
     tenant="acme",
     principal="alice",
     method="POST",
-    operation="pay",
+    endpoint="pay",
     requested_at=1_700_000_000_000_000,
-    lease_until=None,
+    lease_expires_at=None,
     completed_at=1_700_000_001_000_000,
     expires_at=1_700_086_400_000_000,
     status=201,
-    byte_size=300,
-    answer=b"\x10bytes",
+    response_size=300,
+    response=b"\x10bytes",
     reason=None,
-    counted=1,
-    key_id="2026-11-21",
-    data_key=1,
+    in_quota=1,
+    wrapping_key_id="2026-11-21",
+    data_key_number=1,
     succeeded=None,
     erased=None,
     now=1_700_000_002_000_000,
@@ -255,10 +255,17 @@ GOOD = Row(
 ROWS = {
     "completed": GOOD,
     "in flight": GOOD._replace(
-        state="processing", lease_until=GOOD.expires_at, expires_at=None, completed_at=None, answer=None, status=None
+        state="processing",
+        lease_expires_at=GOOD.expires_at,
+        expires_at=None,
+        completed_at=None,
+        response=None,
+        status=None,
     ),
-    "quarantined": GOOD._replace(state="quarantined", lease_until=GOOD.expires_at, expires_at=None, reason="corrupt"),
-    "released": GOOD._replace(state="released", answer=None),
+    "quarantined": GOOD._replace(
+        state="quarantined", lease_expires_at=GOOD.expires_at, expires_at=None, reason="corrupt"
+    ),
+    "released": GOOD._replace(state="released", response=None),
 }
 NUMBERS = (0, -1, 1, 2**31, 2**63 - 1, -(2**63), 10**5000, 1.5, float("nan"), float("inf"))
 ODD = st.sampled_from(
@@ -273,7 +280,7 @@ STORED = [name for name in Row._fields if name not in ("now", "erased")]
 @example(changed={"requested_at": 2**63 - 1})
 @example(changed={"reason": 5})
 @example(changed={"completed_at": "then"})
-@example(changed={"byte_size": -1})
+@example(changed={"response_size": -1})
 def test_a_damaged_row_is_a_record_or_damage(name: str, changed: dict[str, Any]) -> None:
     """
     SQLite keeps anything in any column. What a claim is told can be told to a client and to a person.

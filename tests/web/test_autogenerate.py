@@ -110,7 +110,7 @@ def test_the_function_changes_nothing_for_tables_in_the_metadata(open_app: Open)
     app, db = open_app(migrate={"include_object": include_object}, setup=lambda db: include_in(db.metadata))
     with app.app_context(), db.engine.begin() as connection:
         connection.execute(text("CREATE TABLE forgotten (id INTEGER)"))
-        connection.execute(text("DROP INDEX idempotency_stale"))
+        connection.execute(text("DROP INDEX idempotency_expired_leases"))
         options = app.extensions["migrate"].configure_args
         changes = compare_metadata(MigrationContext.configure(connection, opts=options), db.metadata)
 

@@ -6,10 +6,10 @@ from typing import Final
 
 from sqlalchemy import DDL, Table, event
 
-# Answers arrive compressed, so that the server need not try; and a record is written twice and grows in between, so
-# that room on the page keeps both versions there.
-_STORAGE: Final = "ALTER TABLE %(fullname)s SET (fillfactor = 80), ALTER COLUMN answer SET STORAGE EXTERNAL"
-# Its rows are written again and again: with room on the page no index hears of it.
+# Responses arrive compressed, so the server need not try. A record is written twice and grows in between: free space on
+# the page keeps both versions there.
+_STORAGE: Final = "ALTER TABLE %(fullname)s SET (fillfactor = 80), ALTER COLUMN response SET STORAGE EXTERNAL"
+# Its rows are updated often: with free space on the page, an update touches no index.
 _ROOM: Final = "ALTER TABLE %(fullname)s SET (fillfactor = 50)"
 _VERSION: Final = "INSERT INTO %(fullname)s (name, value) VALUES ('schema_version', %(version)s)"
 # Random, so that no two databases have the same: answers in a Redis that they share are told apart by it.
@@ -30,14 +30,14 @@ _FENCE_SEQUENCE: Final = (
 )
 
 
-def complete(records: Table, facts: Table, fence_numbers: Table, ledger: Table, *, version: int) -> None:
+def complete(records: Table, meta: Table, fence_numbers: Table, quota_buckets: Table, *, version: int) -> None:
     """From now on `create_all` also sets how rows are stored, and writes version, store number and first fence."""
     _after(records, _STORAGE, dialect="postgresql")
-    _after(ledger, _ROOM, dialect="postgresql")
-    _after(facts, _VERSION, version=version)
-    _after(facts, _STORE_POSTGRESQL, dialect="postgresql")
-    _after(facts, _STORE_SQLITE, dialect="sqlite")
-    _after(facts, _FENCE_FACT, dialect="sqlite")
+    _after(quota_buckets, _ROOM, dialect="postgresql")
+    _after(meta, _VERSION, version=version)
+    _after(meta, _STORE_POSTGRESQL, dialect="postgresql")
+    _after(meta, _STORE_SQLITE, dialect="sqlite")
+    _after(meta, _FENCE_FACT, dialect="sqlite")
     _after(fence_numbers, _FENCE_SEQUENCE, dialect="postgresql")
 
 

@@ -35,28 +35,28 @@ _r = records.c
 
 def page_end(dialect: Dialect) -> Select[Any]:
     """The last row of a page, and one more if there is a next page. Nothing when the rest is shorter than the page."""
-    rest = select(_r.rid).where(_r.rid > _bytes("my_after")).order_by(_r.rid)
+    rest = select(_r.record_id).where(_r.record_id > _bytes("my_after")).order_by(_r.record_id)
     return rest.offset(bindparam("my_limit", type_=Integer) - literal_column("1")).limit(literal_column("2"))
 
 
 def page(dialect: Dialect) -> Select[Any]:
     """The live answers up to there; of this tenant, if one is named, and not under that key of the ring, if one is."""
-    tid, kid = _bytes("my_tid"), bindparam("my_kid", type_=Text)
-    shown = select(_r.rid, _r.tid, *columns(), dialect.now.label("now"))
+    tenant_id, wrapping_key_id = _bytes("my_tenant_id"), bindparam("my_wrapping_key_id", type_=Text)
+    shown = select(_r.record_id, _r.tenant_id, *columns(), dialect.now.label("now"))
     return shown.where(
-        _r.rid > _bytes("my_after"),
-        _r.rid <= _bytes("my_until"),
+        _r.record_id > _bytes("my_after"),
+        _r.record_id <= _bytes("my_until"),
         is_answer(dialect),
-        _r.tid == func.coalesce(tid, _r.tid),
-        or_(kid.is_(None), func.coalesce(_r.key_id, word("")) != kid),
-    ).order_by(_r.rid)
+        _r.tenant_id == func.coalesce(tenant_id, _r.tenant_id),
+        or_(wrapping_key_id.is_(None), func.coalesce(_r.wrapping_key_id, word("")) != wrapping_key_id),
+    ).order_by(_r.record_id)
 
 
 def count_answers(dialect: Dialect) -> Select[Any]:
     """How many there are under each key of the ring, those included whose life has ended, and not those that were wiped."""
-    under = func.coalesce(_r.key_id, word("")).label("kid")
-    counted: list[ColumnElement[Any]] = [under, func.count().label("answers")]
-    is_wiped = func.coalesce(_r.data_key, ONE) == ZERO
+    under = func.coalesce(_r.wrapping_key_id, word("")).label("wrapping_key_id")
+    counted: list[ColumnElement[Any]] = [under, func.count().label("responses")]
+    is_wiped = func.coalesce(_r.data_key_number, ONE) == ZERO
     return select(*counted).where(_is_completed(), ~is_wiped).group_by(under)
 
 
@@ -74,7 +74,7 @@ def replace_sealed(dialect: Dialect) -> ReturningUpdate[Any]:
 
 def holds(dialect: Dialect) -> Select[Any]:
     """Whether the very payload is there that was seen: with a row. On PostgreSQL it is locked then."""
-    entry = (_r.counted, _r.expires_at, _r.byte_size)
+    entry = (_r.in_quota, _r.expires_at, _r.response_size)
     return _locked(dialect, select(*entry).where(is_mine(), is_answer(dialect), _holds_seen()))
 
 
@@ -84,7 +84,7 @@ def condemn(dialect: Dialect) -> ReturningUpdate[Any]:
     quarantined = statement.values(
         state=word(QUARANTINED),
         reason=word(CORRUPT),
-        lease_until=dialect.now,
+        lease_expires_at=dialect.now,
         expires_at=null(),
         succeeded=_succeeded(),
     )
@@ -93,7 +93,7 @@ def condemn(dialect: Dialect) -> ReturningUpdate[Any]:
 
 def unreadable(dialect: Dialect) -> Select[Any]:
     """As much of a row that is none of ours as its ledger needs. On PostgreSQL it is locked then."""
-    entry = (_r.state, _r.counted, _r.expires_at, _r.byte_size, dialect.now.label("now"))
+    entry = (_r.state, _r.in_quota, _r.expires_at, _r.response_size, dialect.now.label("now"))
     return _locked(dialect, select(*entry).where(is_mine(), _r.state != word(QUARANTINED)))
 
 
@@ -105,7 +105,7 @@ def distrust(dialect: Dialect) -> ReturningUpdate[Any]:
         .values(
             state=word(QUARANTINED),
             reason=word(CORRUPT),
-            lease_until=func.coalesce(_r.lease_until, dialect.now),
+            lease_expires_at=func.coalesce(_r.lease_expires_at, dialect.now),
             expires_at=null(),
             succeeded=_succeeded(),
         )
@@ -131,10 +131,10 @@ def _replaced(statement: Any) -> ReturningUpdate[Any]:
     new: dict[str, Any] = {
         "state": bindparam("my_state", type_=String),
         "status": bindparam("my_status", type_=_r.status.type),
-        "byte_size": bindparam("my_byte_size", type_=BigInteger),
-        "answer": _bytes("my_answer"),
-        "key_id": bindparam("my_key_id", type_=Text),
-        "data_key": bindparam("my_data_key", type_=Integer),
+        "response_size": bindparam("my_response_size", type_=BigInteger),
+        "response": _bytes("my_response"),
+        "wrapping_key_id": bindparam("my_wrapping_key_id", type_=Text),
+        "data_key_number": bindparam("my_data_key_number", type_=Integer),
     }
     replaced: ReturningUpdate[Any] = statement.values(new).returning(_r.fence)
     return replaced
@@ -145,10 +145,10 @@ def _holds_seen() -> ColumnElement[bool]:
     return and_(
         _r.state == bindparam("seen_state", type_=String),
         _r.status == bindparam("seen_status", type_=_r.status.type),
-        _r.byte_size == bindparam("seen_byte_size", type_=BigInteger),
-        _r.key_id.is_not_distinct_from(bindparam("seen_key_id", type_=Text)),
-        _r.data_key.is_not_distinct_from(bindparam("seen_data_key", type_=Integer)),
-        _r.answer == _bytes("seen_answer"),
+        _r.response_size == bindparam("seen_response_size", type_=BigInteger),
+        _r.wrapping_key_id.is_not_distinct_from(bindparam("seen_wrapping_key_id", type_=Text)),
+        _r.data_key_number.is_not_distinct_from(bindparam("seen_data_key_number", type_=Integer)),
+        _r.response == _bytes("seen_response"),
     )
 
 

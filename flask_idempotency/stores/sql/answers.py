@@ -18,7 +18,7 @@ from flask_idempotency.stores.sql.completing import Completing, entry, facts_of,
 from flask_idempotency.stores.sql.database import Database, together
 from flask_idempotency.stores.sql.dialects import Dialect
 from flask_idempotency.stores.sql.rows import row_of
-from flask_idempotency.stores.sql.schema import ANSWERS, COMPLETED, FAILED
+from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, RESPONSES
 
 _LAST: Final = b"\xff" * 33
 """Behind every key there is: those have 32 bytes."""
@@ -35,7 +35,13 @@ class SqlAnswers:
         self._now = now
 
     def walk(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
-        asked = {"my_after": after, "my_limit": limit, "my_tid": tid, "my_kid": other_than, "now": self._now()}
+        asked = {
+            "my_after": after,
+            "my_limit": limit,
+            "my_tenant_id": tid,
+            "my_wrapping_key_id": other_than,
+            "now": self._now(),
+        }
 
         def page(connection: Connection) -> tuple[Sequence[Any], bytes | None]:
             ends = connection.execute(self._sent.page_end, asked).scalars().all()
@@ -59,7 +65,7 @@ class SqlAnswers:
 
     def count(self) -> Mapping[str, int]:
         found = self._database.take_time(lambda connection: connection.execute(self._sent.count_answers).all())
-        return {row.kid: row.answers for row in found}
+        return {row.wrapping_key_id: row.responses for row in found}
 
     def condemn(self, key: StorageKey, payload: Payload) -> None:
         """As `Store.condemn` says."""
@@ -75,7 +81,7 @@ class SqlAnswers:
 
     def distrust(self, key: StorageKey) -> None:
         """A row that cannot be read at all goes where time does not end it, as far as it can be written."""
-        parameters = {"my_rid": key.rid, "now": self._now()}
+        parameters = {"my_record_id": key.rid, "now": self._now()}
 
         def distrust(connection: Connection) -> None:
             with together(connection):
@@ -101,17 +107,17 @@ class SqlAnswers:
             if connection.execute(self._sent.holds, parameters).one_or_none() is not None:
                 self._completing().refuse_without_key(connection, parameters)
             return False
-        if key is not None and before is not None and before.counted:
-            self._book(connection, key, edge=before.expires_at, records=0, stored=grown)
+        if key is not None and before is not None and before.in_quota:
+            self._book(connection, key, bucket_end=before.expires_at, records=0, stored=grown)
         return True
 
     def _take_away(self, connection: Connection, key: StorageKey, found: Any) -> None:
-        if found.counted:
-            self._book(connection, key, edge=found.expires_at, records=-1, stored=-found.byte_size)
+        if found.in_quota:
+            self._book(connection, key, bucket_end=found.expires_at, records=-1, stored=-found.response_size)
 
-    def _book(self, connection: Connection, key: StorageKey, *, edge: int, records: int, stored: int) -> None:
-        added = entry(kind=ANSWERS, edge=edge, span=0, records=records, stored=stored)
-        connection.execute(self._sent.book, {"my_tid": key.tid, "my_shard": shard_of(key), **added})
+    def _book(self, connection: Connection, key: StorageKey, *, bucket_end: int, records: int, stored: int) -> None:
+        added = entry(kind=RESPONSES, bucket_end=bucket_end, window_length=0, records=records, stored=stored)
+        connection.execute(self._sent.book, {"my_tenant_id": key.tid, "my_shard": shard_of(key), **added})
 
     @cached_property
     def _sent(self) -> _Sent:
@@ -133,7 +139,7 @@ class _Sent:
 
 
 def _seen(key: StorageKey, payload: Payload, now: int | None) -> dict[str, Any]:
-    return {"my_rid": key.rid, "now": now, **facts_of(payload, "seen")}
+    return {"my_record_id": key.rid, "now": now, **facts_of(payload, "seen")}
 
 
 def _answer(row: Any) -> Answer | None:
@@ -146,5 +152,5 @@ def _answer(row: Any) -> Answer | None:
 
 def _can_be_counted(found: Any) -> bool:
     """Whether the ledger still counts it, and under what, is to be told from the row."""
-    numbers = found.counted, found.expires_at, found.byte_size
+    numbers = found.in_quota, found.expires_at, found.response_size
     return all(isinstance(number, int) and 0 <= number < 2**62 for number in numbers) and found.expires_at > found.now

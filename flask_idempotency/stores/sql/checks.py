@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 
 from flask_idempotency.stores.sql import rights
 from flask_idempotency.stores.sql.migrations import LATEST, version
-from flask_idempotency.stores.sql.schema import FACTS, FENCES, metadata
+from flask_idempotency.stores.sql.schema import FENCES, META, metadata
 from flask_idempotency.stores.sql.structure import Lacks, lacks
 
 _UPGRADE: Final = "Run `flask idempotency db upgrade`"
@@ -22,7 +22,7 @@ _DURABILITY: Final = text("SELECT current_setting('synchronous_commit')")
 _ISOLATION: Final = text("SELECT current_setting('default_transaction_isolation')")
 _NUMBER_IN_USE: Final = text(
     "SELECT EXISTS (SELECT 1 FROM idempotency_data_keys)"
-    " OR EXISTS (SELECT 1 FROM idempotency_facts WHERE name = 'cached_since')"
+    " OR EXISTS (SELECT 1 FROM idempotency_meta WHERE name = 'cached_since')"
 )
 _JOURNAL: Final = text("PRAGMA journal_mode")
 _SYNCHRONOUS: Final = text("PRAGMA synchronous")
@@ -43,7 +43,7 @@ def structural(connection: Connection) -> list[str]:
     """Those of them that are about tables, what is in them, and the right to use them."""
     lacking = rights.lacking(connection)
     # The schema's version is a fact: whoever may not read it would be refused, and told nothing.
-    schema = _schema(connection) if "SELECT" not in lacking.get(FACTS, ()) else ()
+    schema = _schema(connection) if "SELECT" not in lacking.get(META, ()) else ()
     return [*_rights(lacking), *schema]
 
 
@@ -91,7 +91,7 @@ def _schema(connection: Connection) -> Iterator[str]:
         if missing.store and connection.scalar(_NUMBER_IN_USE):
             yield (
                 "This database has lost the number that its sealed or cached answers belong to. "
-                "Restore the row 'store' of idempotency_facts from a backup. If there is none, "
+                "Restore the row 'store' of idempotency_meta from a backup. If there is none, "
                 f"{_UPGRADE[0].lower()}{_UPGRADE[1:]}: it chooses another number, and no sealed answer can be opened then."
             )
 

@@ -26,9 +26,9 @@ from sqlalchemy.sql.dml import ReturningInsert
 from flask_idempotency.engine.chores import LONGEST_LOCK_SECONDS
 from flask_idempotency.stores.sql.clauses import ONE
 from flask_idempotency.stores.sql.dialects import Dialect
-from flask_idempotency.stores.sql.schema import chores
+from flask_idempotency.stores.sql.schema import tasks
 
-_c = chores.c
+_c = tasks.c
 
 
 def time(dialect: Dialect) -> Select[Any]:
@@ -39,14 +39,14 @@ def time(dialect: Dialect) -> Select[Any]:
 def note(dialect: Dialect) -> Insert:
     """What the last run of this chore has said, whatever the one before it did."""
     source = select(_name(), dialect.now, bindparam("my_report", type_=Text)).where(ONE == ONE)
-    suffix = "ON CONFLICT (name) DO UPDATE SET noted_at = excluded.noted_at, report = excluded.report"
-    return sqlalchemy.insert(chores).from_select(["name", "noted_at", "report"], source.suffix_with(suffix))
+    suffix = "ON CONFLICT (name) DO UPDATE SET reported_at = excluded.reported_at, report = excluded.report"
+    return sqlalchemy.insert(tasks).from_select(["name", "reported_at", "report"], source.suffix_with(suffix))
 
 
 def last(dialect: Dialect) -> Select[Any]:
     """What was noted of each, and how long ago."""
-    ago = (dialect.now - _c.noted_at).label("ago")
-    return select(_c.name, ago, _c.report).where(_c.noted_at.is_not(None))
+    ago = (dialect.now - _c.reported_at).label("ago")
+    return select(_c.name, ago, _c.report).where(_c.reported_at.is_not(None))
 
 
 def take(dialect: Dialect) -> ReturningInsert[Any]:
@@ -54,23 +54,25 @@ def take(dialect: Dialect) -> ReturningInsert[Any]:
     nothing is returned."""
     until = dialect.now + bindparam("lease", type_=BigInteger)
     source = select(_name(), _holder(), until).where(ONE == ONE).suffix_with(_unless_held(dialect))
-    into = sqlalchemy.insert(chores).from_select(["name", "holder", "held_until"], source)
+    into = sqlalchemy.insert(tasks).from_select(["name", "locked_by", "lock_expires_at"], source)
     return into.returning(_c.name)
 
 
 def give_back(dialect: Dialect) -> Update:
     """It is nobody's, if it was this holder's."""
-    mine = update(chores).where(_c.name == _name(), _c.holder == _holder())
-    return mine.values(holder=null(), held_until=null())
+    mine = update(tasks).where(_c.name == _name(), _c.locked_by == _holder())
+    return mine.values(locked_by=null(), lock_expires_at=null())
 
 
 def _unless_held(dialect: Dialect) -> TextClause:
-    free = "idempotency_chores.holder IS NULL OR idempotency_chores.holder = excluded.holder"
+    free = "idempotency_tasks.locked_by IS NULL OR idempotency_tasks.locked_by = excluded.locked_by"
     now = f"coalesce(:now, {dialect.clock})"
-    over = f"idempotency_chores.held_until <= {now}"
+    over = f"idempotency_tasks.lock_expires_at <= {now}"
     # By a clock that was set back since.
-    too_long = f"idempotency_chores.held_until > {now} + {round(LONGEST_LOCK_SECONDS * 1_000_000)}"
-    taken = "ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, held_until = excluded.held_until"
+    too_long = f"idempotency_tasks.lock_expires_at > {now} + {round(LONGEST_LOCK_SECONDS * 1_000_000)}"
+    taken = (
+        "ON CONFLICT (name) DO UPDATE SET locked_by = excluded.locked_by, lock_expires_at = excluded.lock_expires_at"
+    )
     return text(f"{taken} WHERE {free} OR {over} OR {too_long}").bindparams(bindparam("now", type_=BigInteger))
 
 
@@ -79,4 +81,4 @@ def _name() -> ColumnElement[str]:
 
 
 def _holder() -> ColumnElement[bytes]:
-    return bindparam("my_holder", type_=LargeBinary)
+    return bindparam("my_locked_by", type_=LargeBinary)

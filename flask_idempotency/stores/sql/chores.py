@@ -44,12 +44,12 @@ class SqlChores:
         return {row.name: Entry(max(row.ago, 0) / 1_000_000, row.report) for row in found}
 
     def take(self, chore: str, token: bytes, *, lease: float) -> bool:
-        parameters = {"my_name": chore, "my_holder": token, "lease": microseconds(lease), "now": self._now()}
+        parameters = {"my_name": chore, "my_locked_by": token, "lease": microseconds(lease), "now": self._now()}
         taken = self._database.run(lambda connection: connection.execute(self._sent.take, parameters).one_or_none())
         return taken is not None
 
     def give_back(self, chore: str, token: bytes) -> None:
-        parameters = {"my_name": chore, "my_holder": token}
+        parameters = {"my_name": chore, "my_locked_by": token}
         self._database.run(lambda connection: connection.execute(self._sent.give_back, parameters))
 
     @cached_property

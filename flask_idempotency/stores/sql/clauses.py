@@ -40,7 +40,7 @@ from flask_idempotency.stores.sql.schema import (
     QUARANTINE,
     RELEASED,
     fences,
-    ledger,
+    quota_buckets,
     records,
     tenants,
 )
@@ -50,8 +50,8 @@ ZERO: Final[ColumnElement[int]] = literal_column("0", BigInteger)
 
 _STORED: Final = Row._fields[: Row._fields.index("erased")]
 _ADDED: Final = (
-    "ON CONFLICT (tid, kind, edge, span, shard) DO UPDATE SET"
-    " records = idempotency_ledger.records + excluded.records, bytes = idempotency_ledger.bytes + excluded.bytes"
+    "ON CONFLICT (tenant_id, kind, bucket_end, window_length, shard) DO UPDATE SET"
+    " records = idempotency_quota.records + excluded.records, bytes = idempotency_quota.bytes + excluded.bytes"
 )
 _r = records.c
 
@@ -59,15 +59,18 @@ _r = records.c
 def columns(*, without: str = "") -> list[ColumnElement[Any]]:
     """Those of a `Row`, but for `now`: the stored ones, and whether its answer was erased with its tenant's data keys."""
     t = tenants.c
-    by_key = case((_r.data_key.is_(None), _r.requested_at <= t.erased_at), else_=_r.data_key <= t.destroyed)
-    # Spelt out: SQLAlchemy leaves tables away in what a statement returns on SQLite, and would write tid = tid.
-    tid = literal_column("idempotency_records.tid", LargeBinary)
-    erased = select(by_key).where(t.tid == tid, t.erased_at.is_not(None)).correlate(records).scalar_subquery()
+    by_key = case(
+        (_r.data_key_number.is_(None), _r.requested_at <= t.erased_at),
+        else_=_r.data_key_number <= t.shredded_key_number,
+    )
+    # Spelt out: SQLAlchemy leaves tables away in what a statement returns on SQLite, and would write tenant_id = tenant_id.
+    tid = literal_column("idempotency_records.tenant_id", LargeBinary)
+    erased = select(by_key).where(t.tenant_id == tid, t.erased_at.is_not(None)).correlate(records).scalar_subquery()
     return [*(_r[name] for name in _STORED if name != without), erased.label("erased")]
 
 
 def is_mine() -> ColumnElement[bool]:
-    return _r.rid == bindparam("my_rid", type_=LargeBinary)
+    return _r.record_id == bindparam("my_record_id", type_=LargeBinary)
 
 
 def duration(name: str) -> ColumnElement[int]:
@@ -96,16 +99,16 @@ def is_as_met() -> ColumnElement[bool]:
     return and_(
         _r.state.in_(states),
         _r.token == bindparam("seen_token", type_=LargeBinary),
-        func.coalesce(_r.lease_until, _r.expires_at) == bindparam("seen_deadline", type_=BigInteger),
+        func.coalesce(_r.lease_expires_at, _r.expires_at) == bindparam("seen_deadline", type_=BigInteger),
     )
 
 
 def _patiently(dialect: Dialect, *conditions: ColumnElement[bool]) -> tuple[Update, ColumnElement[int]]:
     if dialect.name != POSTGRESQL:
         return update(records).where(is_mine(), *conditions), dialect.now
-    rid = bindparam("my_rid", type_=LargeBinary)
-    moment = dialect.moment(patient=True).add_columns(rid.label("rid")).subquery("moment")
-    return update(records).where(_r.rid == moment.c.rid, *conditions), moment.c.now
+    rid = bindparam("my_record_id", type_=LargeBinary)
+    moment = dialect.moment(patient=True).add_columns(rid.label("record_id")).subquery("moment")
+    return update(records).where(_r.record_id == moment.c.record_id, *conditions), moment.c.now
 
 
 def if_as_seen(dialect: Dialect, condition: ColumnElement[bool]) -> Update:
@@ -121,8 +124,10 @@ def if_as_seen(dialect: Dialect, condition: ColumnElement[bool]) -> Update:
     )
     if dialect.name != POSTGRESQL:
         return update(records).where(seen, condition)
-    free = select(_r.rid).where(seen, condition).correlate(None).with_for_update(skip_locked=True).scalar_subquery()
-    return update(records).where(_r.rid == free)
+    free = (
+        select(_r.record_id).where(seen, condition).correlate(None).with_for_update(skip_locked=True).scalar_subquery()
+    )
+    return update(records).where(_r.record_id == free)
 
 
 def chosen(dialect: Dialect, some: Select[Any]) -> CTE | Subquery:
@@ -136,7 +141,7 @@ def chosen(dialect: Dialect, some: Select[Any]) -> CTE | Subquery:
 
 def has_answer() -> ColumnElement[bool]:
     """In whatever state it is: only what completes a row puts one there, and only a new claim takes it away."""
-    return _r.answer.is_not(None)
+    return _r.response.is_not(None)
 
 
 def is_absent(dialect: Dialect) -> ColumnElement[bool]:
@@ -148,7 +153,7 @@ def is_absent(dialect: Dialect) -> ColumnElement[bool]:
 
 
 def has_lapsed(dialect: Dialect, rule: str) -> ColumnElement[bool]:
-    return and_(_r.state == word(PROCESSING), _r.on_lapse == word(rule), _r.lease_until <= dialect.now)
+    return and_(_r.state == word(PROCESSING), _r.on_expiry == word(rule), _r.lease_expires_at <= dialect.now)
 
 
 def _fence(dialect: Dialect) -> ColumnElement[int]:
@@ -160,10 +165,10 @@ def _fence(dialect: Dialect) -> ColumnElement[int]:
 
 def _new(dialect: Dialect) -> dict[str, ColumnElement[Any]]:
     """What every grant writes, whether or not there was a row."""
-    brought = ("token", "fingerprint", "on_lapse", "tenant", "principal", "method", "operation")
+    brought = ("token", "fingerprint", "on_expiry", "tenant", "principal", "method", "endpoint")
     values: dict[str, ColumnElement[Any]] = {name: bindparam(f"my_{name}", type_=_r[name].type) for name in brought}
-    counted = bindparam("my_counted", type_=_r.counted.type)
-    return {"state": word(PROCESSING), "fence": _fence(dialect), **values, "counted": counted}
+    in_quota = bindparam("my_in_quota", type_=_r.in_quota.type)
+    return {"state": word(PROCESSING), "fence": _fence(dialect), **values, "in_quota": in_quota}
 
 
 def regranted(
@@ -174,7 +179,16 @@ def regranted(
     requested_at: ColumnElement[int],
 ) -> Update:
     """The same update, that makes the row a claim in flight."""
-    answer = ("completed_at", "expires_at", "status", "byte_size", "answer", "key_id", "data_key", "succeeded")
+    response = (
+        "completed_at",
+        "expires_at",
+        "status",
+        "response_size",
+        "response",
+        "wrapping_key_id",
+        "data_key_number",
+        "succeeded",
+    )
     values = _new(dialect)
     if dialect.name == POSTGRESQL:
         # A sequence goes back: a new table has a new one, logical replication leaves it out, and anyone may restart it.
@@ -183,8 +197,8 @@ def regranted(
         **values,
         attempt=attempt,
         requested_at=requested_at,
-        lease_until=dialect.now + duration("lease"),
-        **{name: null() for name in (*answer, "reason")},
+        lease_expires_at=dialect.now + duration("lease"),
+        **{name: null() for name in (*response, "reason")},
     )
 
 
@@ -193,12 +207,12 @@ def inserted(dialect: Dialect, *, within: Select[Any] | None = None) -> Insert:
     # The patience is inside, where a replay does not come by: to set it takes a third as long as a replay.
     moment = dialect.moment(patient=True).subquery("moment")
     values: dict[str, ColumnElement[Any]] = {
-        "rid": bindparam("my_rid", type_=LargeBinary),
-        "tid": bindparam("my_tid", type_=LargeBinary),
+        "record_id": bindparam("my_record_id", type_=LargeBinary),
+        "tenant_id": bindparam("my_tenant_id", type_=LargeBinary),
         **_new(dialect),
         "attempt": literal_column("1"),
         "requested_at": moment.c.now,
-        "lease_until": moment.c.now + duration("lease"),
+        "lease_expires_at": moment.c.now + duration("lease"),
     }
     # Without this a key that is there would take a number from the sequence at every replay; SQLite's parser, too,
     # needs some WHERE before ON CONFLICT.
@@ -207,29 +221,33 @@ def inserted(dialect: Dialect, *, within: Select[Any] | None = None) -> Insert:
     if within is not None:
         source = source.where(exists(within))
     # As a suffix, because SQLAlchemy 2.0 compiles a statement with its own ON CONFLICT anew each time it is executed.
-    return sqlalchemy.insert(records).from_select(list(values), source.suffix_with("ON CONFLICT (rid) DO NOTHING"))
+    return sqlalchemy.insert(records).from_select(
+        list(values), source.suffix_with("ON CONFLICT (record_id) DO NOTHING")
+    )
 
 
 def given_up(dialect: Dialect, keep: ColumnElement[int]) -> Insert:
     """The row of a key that has none, as if its token's claim had come and been released. Nothing is known of that claim."""
     moment = dialect.moment(patient=True).subquery("moment")
-    nothing = {name: literal_column("''", _r[name].type) for name in ("tenant", "principal", "method", "operation")}
+    nothing = {name: literal_column("''", _r[name].type) for name in ("tenant", "principal", "method", "endpoint")}
     values: dict[str, ColumnElement[Any]] = {
-        **{name: bindparam(f"my_{name}", type_=LargeBinary) for name in ("rid", "tid", "token")},
+        **{name: bindparam(f"my_{name}", type_=LargeBinary) for name in ("record_id", "tenant_id", "token")},
         "fingerprint": bindparam("no_fingerprint", bytes(FINGERPRINT_BYTES), type_=LargeBinary),
         "state": word(RELEASED),
-        "on_lapse": word(QUARANTINE),
+        "on_expiry": word(QUARANTINE),
         **nothing,
-        **dict.fromkeys(("fence", "attempt", "counted"), ZERO),
+        **dict.fromkeys(("fence", "attempt", "in_quota"), ZERO),
         "requested_at": moment.c.now,
         "expires_at": moment.c.now + keep,
     }
     # In need of some WHERE: see `inserted`.
     source = select(*values.values()).select_from(moment).where(moment.c.now.is_not(None))
-    return sqlalchemy.insert(records).from_select(list(values), source.suffix_with("ON CONFLICT (rid) DO NOTHING"))
+    return sqlalchemy.insert(records).from_select(
+        list(values), source.suffix_with("ON CONFLICT (record_id) DO NOTHING")
+    )
 
 
 def booked(source: Select[Any]) -> Insert:
-    """What this selects (a tenant, a kind, an edge, a span, a shard, records, bytes) is added to the ledger."""
-    names = ["tid", "kind", "edge", "span", "shard", "records", "bytes"]
-    return sqlalchemy.insert(ledger).from_select(names, source.suffix_with(_ADDED))
+    """Add what this selects to `idempotency_quota`: tenant, kind, bucket end, window length, shard, records, bytes."""
+    names = ["tenant_id", "kind", "bucket_end", "window_length", "shard", "records", "bytes"]
+    return sqlalchemy.insert(quota_buckets).from_select(names, source.suffix_with(_ADDED))

@@ -16,7 +16,7 @@ from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.sql import completions
 from flask_idempotency.stores.sql.database import together
 from flask_idempotency.stores.sql.dialects import SQLITE, Dialect
-from flask_idempotency.stores.sql.schema import ANSWERS, COMPLETED, FAILED
+from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, RESPONSES
 
 SHARDS: Final = 8
 """Rows that a tenant's completions of one moment are spread over: with one, each would wait for the commit of another
@@ -56,7 +56,7 @@ class Completing:
 
     def look_again(self, connection: Connection, parameters: dict[str, Any], standing: Any) -> None:
         """Nothing was changed although the record is its owner's. Raises `DataKeyGone` when that is why."""
-        self.counts = self.counts or bool(standing.counted)
+        self.counts = self.counts or bool(standing.in_quota)
         self.refuse_without_key(connection, parameters)
 
     def refuse_without_key(self, connection: Connection, parameters: dict[str, Any]) -> None:
@@ -77,7 +77,7 @@ class Completing:
 
     def _send(self, connection: Connection, statement: Any, parameters: dict[str, Any], *, counted: bool) -> Any | None:
         found = connection.execute(statement, parameters).one_or_none()
-        if found is not None and counted and self._dialect.name == SQLITE and found.counted:
+        if found is not None and counted and self._dialect.name == SQLITE and found.in_quota:
             connection.execute(self._book, {**parameters, **_entry(found)})
         return found
 
@@ -96,7 +96,7 @@ class Completing:
 
 
 def answer_of(key: StorageKey, payload: Payload, keep: float) -> dict[str, Any]:
-    """The parameters of `completions.complete`, but for `my_rid`, `my_token` and `now`."""
+    """The parameters of `completions.complete`, but for `my_record_id`, `my_token` and `now`."""
     return {
         **facts_of(payload, "my"),
         "my_shard": shard_of(key),
@@ -111,10 +111,10 @@ def facts_of(payload: Payload, whose: str) -> dict[str, Any]:
     return {
         f"{whose}_state": COMPLETED if payload.success else FAILED,
         f"{whose}_status": payload.status,
-        f"{whose}_byte_size": payload.byte_size,
-        f"{whose}_answer": payload.data,
-        f"{whose}_key_id": None if by is None else by.kid,
-        f"{whose}_data_key": None if by is None else by.number,
+        f"{whose}_response_size": payload.byte_size,
+        f"{whose}_response": payload.data,
+        f"{whose}_wrapping_key_id": None if by is None else by.kid,
+        f"{whose}_data_key_number": None if by is None else by.number,
     }
 
 
@@ -124,13 +124,19 @@ def shard_of(key: StorageKey) -> int:
 
 def is_sealed(parameters: dict[str, Any]) -> bool:
     """Whether a data key must be there. Number 0 stands for none."""
-    return bool(parameters["my_data_key"])
+    return bool(parameters["my_data_key_number"])
 
 
-def entry(*, kind: str, edge: int, span: int, records: int, stored: int) -> dict[str, Any]:
-    """The parameters of `completions.book`, but for `my_tid` and `my_shard`."""
-    return {"my_kind": kind, "my_edge": edge, "my_span": span, "my_records": records, "my_bytes": stored}
+def entry(*, kind: str, bucket_end: int, window_length: int, records: int, stored: int) -> dict[str, Any]:
+    """The parameters of `completions.book`, but for `my_tenant_id` and `my_shard`."""
+    return {
+        "my_kind": kind,
+        "my_bucket_end": bucket_end,
+        "my_window_length": window_length,
+        "my_records": records,
+        "my_bytes": stored,
+    }
 
 
 def _entry(found: Any) -> dict[str, Any]:
-    return entry(kind=ANSWERS, edge=found.expires_at, span=0, records=1, stored=found.byte_size)
+    return entry(kind=RESPONSES, bucket_end=found.expires_at, window_length=0, records=1, stored=found.response_size)

@@ -43,7 +43,7 @@ from flask_idempotency.stores.sql.clauses import (
     word,
 )
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect
-from flask_idempotency.stores.sql.schema import ANSWERS, PROCESSING, QUARANTINED, data_keys, records, tenants
+from flask_idempotency.stores.sql.schema import PROCESSING, QUARANTINED, RESPONSES, data_keys, records, tenants
 
 _r = records.c
 
@@ -65,7 +65,12 @@ def settle(dialect: Dialect, *, sealed: bool = False, counted: bool = False) -> 
 
 def book(dialect: Dialect) -> Insert:
     """So much is added to an entry of the ledger, and to none if it is nothing. Negative numbers take away."""
-    names = ("my_tid", LargeBinary), ("my_kind", String), ("my_edge", BigInteger), ("my_span", BigInteger)
+    names = (
+        ("my_tenant_id", LargeBinary),
+        ("my_kind", String),
+        ("my_bucket_end", BigInteger),
+        ("my_window_length", BigInteger),
+    )
     entry = [bindparam(name, type_=kind) for name, kind in names]
     amounts = [bindparam(name, type_=BigInteger) for name in ("my_records", "my_bytes")]
     # SQLite's parser needs some WHERE before ON CONFLICT.
@@ -91,50 +96,52 @@ def _completed(
     begins: ColumnElement[int] = getattr(func, dialect.greatest)(now, _r.requested_at)
     ends = begins + duration("keep")
     if counted:
-        ends = case((_r.counted == ONE, _next_edge(ends)), else_=ends)
+        ends = case((_r.in_quota == ONE, _next_bucket_end(ends)), else_=ends)
     else:
-        statement = statement.where(_r.counted == ZERO)
+        statement = statement.where(_r.in_quota == ZERO)
     if sealed:
         statement = statement.where(may_be_sealed())
     completed = statement.values(
         state=bindparam("my_state", type_=String),
-        lease_until=null(),
+        lease_expires_at=null(),
         completed_at=begins,
         expires_at=ends,
         status=bindparam("my_status", type_=_r.status.type),
-        byte_size=bindparam("my_byte_size", type_=BigInteger),
-        answer=bindparam("my_answer", type_=LargeBinary),
+        response_size=bindparam("my_response_size", type_=BigInteger),
+        response=bindparam("my_response", type_=LargeBinary),
         reason=null(),
-        key_id=bindparam("my_key_id", type_=Text),
-        data_key=bindparam("my_data_key", type_=Integer),
+        wrapping_key_id=bindparam("my_wrapping_key_id", type_=Text),
+        data_key_number=bindparam("my_data_key_number", type_=Integer),
         succeeded=null(),
-        ask_at=ZERO,
+        resolver_due_at=ZERO,
     )
-    told = [*columns(without="answer"), now.label("now")] if tells else [_r.fence]
+    told = [*columns(without="response"), now.label("now")] if tells else [_r.fence]
     if not counted:
         return completed.returning(*told)
-    entry = [_r.tid, _r.counted, _r.expires_at, _r.byte_size]
+    entry = [_r.tenant_id, _r.in_quota, _r.expires_at, _r.response_size]
     if dialect.name != POSTGRESQL:
         return completed.returning(*(told if tells else [*told, *entry]))
     done = completed.returning(*told, *(column.label(f"_{column.name}") for column in entry)).cte("done")
-    added = select(done.c._tid, word(ANSWERS), done.c._expires_at, ZERO, _shard(), ONE, done.c._byte_size)
-    into_ledger = booked(added.where(done.c._counted == ONE)).cte("into_ledger")
+    added = select(done.c._tenant_id, word(RESPONSES), done.c._expires_at, ZERO, _shard(), ONE, done.c._response_size)
+    into_ledger = booked(added.where(done.c._in_quota == ONE)).cte("into_ledger")
     return select(*(column for column in done.c if not column.name.startswith("_"))).add_cte(into_ledger)
 
 
 def _key_is_there() -> ColumnElement[bool]:
     k = data_keys.c
-    number = bindparam("my_data_key", type_=Integer)
-    there = select(ONE).where(k.tid == _r.tid, k.number == number, k.closed_at.is_(None)).correlate(records)
+    number = bindparam("my_data_key_number", type_=Integer)
+    there = (
+        select(ONE).where(k.tenant_id == _r.tenant_id, k.number == number, k.disabled_at.is_(None)).correlate(records)
+    )
     return exists(there)
 
 
 def _unerased() -> ColumnElement[bool]:
     t = tenants.c
-    return ~exists(select(ONE).where(t.tid == _r.tid, t.erased_at >= _r.requested_at).correlate(records))
+    return ~exists(select(ONE).where(t.tenant_id == _r.tenant_id, t.erased_at >= _r.requested_at).correlate(records))
 
 
-def _next_edge(ends: ColumnElement[int]) -> ColumnElement[int]:
+def _next_bucket_end(ends: ColumnElement[int]) -> ColumnElement[int]:
     width = bindparam("width", type_=BigInteger)
     return (ends + width - ONE) // width * width
 

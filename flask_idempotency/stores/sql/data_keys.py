@@ -27,7 +27,7 @@ class SqlDataKeys:
         self._now = now
 
     def shelf(self, tid: bytes) -> KeyShelf:
-        parameters = {"my_tid": tid, "now": self._now()}
+        parameters = {"my_tenant_id": tid, "now": self._now()}
         found = self._database.run(lambda connection: connection.execute(self._sent.shelf, parameters).all())
         if not found:
             self._database.run(identity)
@@ -45,11 +45,11 @@ class SqlDataKeys:
             return False
         number = int.from_bytes(store, "big", signed=True)
         parameters = {
-            "my_tid": tid,
+            "my_tenant_id": tid,
             "my_number": key.number,
             "my_after": after,
-            "my_kid": key.kid,
-            "my_wrapped": key.wrapped,
+            "my_wrapping_key_id": key.kid,
+            "my_wrapped_key": key.wrapped,
             "my_store": number,
             "now": self._now(),
         }
@@ -71,12 +71,12 @@ class SqlDataKeys:
         self._execute(self._sent.retire_key, tid, number)
 
     def others(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
-        parameters = {"my_kid": kid, "now": self._now()}
+        parameters = {"my_wrapping_key_id": kid, "now": self._now()}
         found = self._database.take_time(lambda connection: connection.execute(self._sent.other_keys, parameters).all())
         return list(_readable(found))
 
     def destroy(self, tid: bytes) -> int:
-        parameters = {"my_tid": tid, "now": self._now()}
+        parameters = {"my_tenant_id": tid, "now": self._now()}
 
         def destroy(connection: Connection) -> int:
             with together(connection):
@@ -89,10 +89,10 @@ class SqlDataKeys:
 
     def count(self) -> Mapping[str, int]:
         found = self._database.take_time(lambda connection: connection.execute(self._sent.count_keys).all())
-        return {row.kid: row.keys_ for row in found}
+        return {row.wrapping_key_id: row.keys_ for row in found}
 
     def _execute(self, statement: Any, tid: bytes, number: int) -> None:
-        parameters = {"my_tid": tid, "my_number": number, "now": self._now()}
+        parameters = {"my_tenant_id": tid, "my_number": number, "now": self._now()}
         self._database.run(lambda connection: connection.execute(statement, parameters))
 
     @cached_property
@@ -115,15 +115,22 @@ class _Sent:
 
 
 def _key(row: Any) -> DataKey:
-    numbers = (row.number, *(() if row.closed_for is None else (row.closed_for,)))
+    numbers = (row.number, *(() if row.disabled_for is None else (row.disabled_for,)))
     fits = (
-        isinstance(row.kid, str) and isinstance(row.wrapped, bytes) and all(isinstance(each, int) for each in numbers)
+        isinstance(row.wrapping_key_id, str)
+        and isinstance(row.wrapped_key, bytes)
+        and all(isinstance(each, int) for each in numbers)
     )
-    if not fits or len(row.wrapped) > LARGEST_WRAPPED:
+    if not fits or len(row.wrapped_key) > LARGEST_WRAPPED:
         raise CorruptRecord(
             "a data key in the database cannot be read: restore it, or the answers it has sealed are lost"
         )
-    return DataKey(row.number, row.kid, row.wrapped, None if row.closed_for is None else row.closed_for / 1_000_000)
+    return DataKey(
+        row.number,
+        row.wrapping_key_id,
+        row.wrapped_key,
+        None if row.disabled_for is None else row.disabled_for / 1_000_000,
+    )
 
 
 def _readable(rows: Iterable[Any]) -> Iterator[tuple[bytes, DataKey]]:
@@ -131,7 +138,7 @@ def _readable(rows: Iterable[Any]) -> Iterator[tuple[bytes, DataKey]]:
     unreadable = 0
     for row in rows:
         try:
-            yield row.tid, _key(row)
+            yield row.tenant_id, _key(row)
         except CorruptRecord:
             unreadable += 1
     if unreadable:

@@ -20,10 +20,10 @@ def sweep(dialect: Dialect) -> Delete:
     """Some of the records that are over, those first that were over first. On PostgreSQL what somebody has locked stays:
     they are about to use the row again, or remove it themselves."""
     over = _is_over(dialect)
-    first = select(_r.rid).where(over).order_by(_r.expires_at).limit(bindparam("my_limit", type_=Integer))
+    first = select(_r.record_id).where(over).order_by(_r.expires_at).limit(bindparam("my_limit", type_=Integer))
     which = chosen(dialect, first)
     # Once more: whoever used the row again between the look and the lock has it.
-    return delete(records).where(_r.rid.in_(select(which.c.rid)), over)
+    return delete(records).where(_r.record_id.in_(select(which.c.record_id)), over)
 
 
 def is_overdue(dialect: Dialect) -> Select[Any]:

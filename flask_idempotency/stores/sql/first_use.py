@@ -21,8 +21,8 @@ from flask_idempotency.stores.sql.structure import SEEDED
 _LOCK: Final = 0x6964656D66656E63
 
 _LOOK: Final = (
-    "SELECT NOT EXISTS (SELECT 1 FROM idempotency_facts WHERE name = 'schema_version' AND value >= :version) AS old,"
-    " NOT EXISTS (SELECT 1 FROM idempotency_facts WHERE name = 'store') AS nameless, "
+    "SELECT NOT EXISTS (SELECT 1 FROM idempotency_meta WHERE name = 'schema_version' AND value >= :version) AS old,"
+    " NOT EXISTS (SELECT 1 FROM idempotency_meta WHERE name = 'store') AS nameless, "
 )
 # Only a role with both rights can set the sequence. `doctor` tells an operator whose role lacks one.
 _LIFTABLE: Final = (
@@ -34,23 +34,23 @@ _LOOK_POSTGRESQL: Final = text(_LOOK + _LIFTABLE)
 _LOOK_SQLITE: Final = text(_LOOK + "0 AS liftable")
 
 _WRITE_VERSION: Final = text(
-    "INSERT INTO idempotency_facts (name, value) VALUES ('schema_version', :version)"
-    " ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE idempotency_facts.value < excluded.value"
+    "INSERT INTO idempotency_meta (name, value) VALUES ('schema_version', :version)"
+    " ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE idempotency_meta.value < excluded.value"
 )
 # Sealed answers are bound to the number, and cached ones are found by it. Where either may exist, only an operator may
 # choose a new number: `flask idempotency db upgrade`.
 _UNLESS_IN_USE: Final = (
     " WHERE NOT EXISTS (SELECT 1 FROM idempotency_data_keys)"
-    " AND NOT EXISTS (SELECT 1 FROM idempotency_facts WHERE name = 'cached_since')"
+    " AND NOT EXISTS (SELECT 1 FROM idempotency_meta WHERE name = 'cached_since')"
     " ON CONFLICT (name) DO NOTHING"
 )
 _NAME_POSTGRESQL: Final = (
-    "INSERT INTO idempotency_facts (name, value) SELECT 'store',"  # noqa: S608 - our own words
+    "INSERT INTO idempotency_meta (name, value) SELECT 'store',"  # noqa: S608 - our own words
     " ('x' || left(hex, 12) || right(hex, 4))::bit(64)::bigint & 9223372036854775807"
     " FROM replace(gen_random_uuid()::text, '-', '') AS hex" + _UNLESS_IN_USE
 )
 _NAME_SQLITE: Final = (
-    "INSERT INTO idempotency_facts (name, value) SELECT 'store', random() & 9223372036854775807" + _UNLESS_IN_USE
+    "INSERT INTO idempotency_meta (name, value) SELECT 'store', random() & 9223372036854775807" + _UNLESS_IN_USE
 )
 # In a statement of its own, after the lock: `setval` is visible at once, also before its transaction ends.
 _LIFT: Final = text(

@@ -11,7 +11,7 @@ from flask_idempotency.stores.sql.first_use import name_store
 
 IDENTITY_BYTES: Final = 8
 
-_READ: Final = text("SELECT value FROM idempotency_facts WHERE name = 'store'")
+_READ: Final = text("SELECT value FROM idempotency_meta WHERE name = 'store'")
 
 
 def identity(connection: Connection) -> bytes:
@@ -36,5 +36,5 @@ def spelt(number: int) -> bytes:
 def nameless() -> ConfigurationError:
     return ConfigurationError(
         "the database has lost the number that its sealed or cached answers belong to: restore the row 'store' of "
-        "idempotency_facts, or run `flask idempotency db upgrade` to choose another"
+        "idempotency_meta, or run `flask idempotency db upgrade` to choose another"
     )

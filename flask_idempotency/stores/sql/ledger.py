@@ -15,7 +15,7 @@ from flask_idempotency.stores.sql.completing import entry
 from flask_idempotency.stores.sql.database import Database, together
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect
 from flask_idempotency.stores.sql.limits import limits_of, rate
-from flask_idempotency.stores.sql.schema import ANSWERS
+from flask_idempotency.stores.sql.schema import RESPONSES
 from flask_idempotency.stores.sql.statements import advisory_lock
 from flask_idempotency.stores.sql.times import in_microseconds
 
@@ -31,13 +31,13 @@ class SqlLedger:
         self._now = now
 
     def usage(self, tid: bytes) -> Usage:
-        parameters = {"my_tid": tid, "now": self._now()}
+        parameters = {"my_tenant_id": tid, "now": self._now()}
         found = self._database.run(lambda connection: connection.execute(self._sent.usage, parameters).one())
         return Usage(**found._mapping)
 
     def limits(self, tid: bytes) -> Quota:
         found = self._database.run(
-            lambda connection: connection.execute(self._sent.limits, {"my_tid": tid}).one_or_none()
+            lambda connection: connection.execute(self._sent.limits, {"my_tenant_id": tid}).one_or_none()
         )
         if found is None:
             return Quota()
@@ -50,7 +50,7 @@ class SqlLedger:
         return Quota(found.records, found.bytes, found.in_flight, rate(found.new_keys, found.window))
 
     def limit(self, tid: bytes, quota: Quota) -> None:
-        parameters = {"my_tid": tid, **limits_of(quota)}
+        parameters = {"my_tenant_id": tid, **limits_of(quota)}
         self._database.run(lambda connection: connection.execute(self._sent.set_limits, parameters).one())
 
     def tenants(self) -> Sequence[bytes]:
@@ -63,7 +63,7 @@ class SqlLedger:
         Nobody waits for it but who does the same. It sees records and ledger in one snapshot, in which every completion
         is in both or in neither, and adds the difference, which stays right whatever was added since.
         """
-        parameters = {"my_tid": tid, "my_number": _chores_number(tid), "now": self._now()}
+        parameters = {"my_tenant_id": tid, "my_number": _chores_number(tid), "now": self._now()}
 
         def reconcile(connection: Connection) -> Drift:
             with together(connection):
@@ -71,7 +71,13 @@ class SqlLedger:
                     connection.execute(self._sent.chores_lock, parameters)
                 found = connection.execute(self._sent.drift, parameters).all()
                 for row in found:
-                    mended = entry(kind=ANSWERS, edge=row.edge, span=0, records=-row.records, stored=-row.bytes)
+                    mended = entry(
+                        kind=RESPONSES,
+                        bucket_end=row.bucket_end,
+                        window_length=0,
+                        records=-row.records,
+                        stored=-row.bytes,
+                    )
                     connection.execute(self._sent.book, {**parameters, "my_shard": 0, **mended})
             return Drift(sum(row.records for row in found), sum(row.bytes for row in found))
 

@@ -48,10 +48,10 @@ from flask_idempotency.stores.sql.clauses import (
     word,
 )
 from flask_idempotency.stores.sql.dialects import BRIEFLY_MS, Dialect
-from flask_idempotency.stores.sql.schema import ANSWERS, NEW_KEYS, PROCESSING, ledger, records, tenants
+from flask_idempotency.stores.sql.schema import NEW_KEYS, PROCESSING, RESPONSES, quota_buckets, records, tenants
 
 _LIMITS = ("records", "bytes", "in_flight", "new_keys")
-_l, _r, _t = ledger.c, records.c, tenants.c
+_l, _r, _t = quota_buckets.c, records.c, tenants.c
 
 
 def insert_within(dialect: Dialect) -> Select[Any]:
@@ -86,16 +86,16 @@ def tenant_lock(dialect: Dialect) -> Select[Any]:
 def standing(dialect: Dialect) -> Select[Any]:
     """What this tenant has and may have, its own limits before those that were brought; and whether the key has a row."""
     limits = _limits(dialect).subquery("limits")
-    now, window = limits.c.now, _window_end(limits.c.now, limits.c.span)
-    told = [*(limits.c[name].label(f"max_{name}") for name in (*_LIMITS, "span"))]
+    now, window = limits.c.now, _window_end(limits.c.now, limits.c.window_length)
+    told = [*(limits.c[name].label(f"max_{name}") for name in (*_LIMITS, "window_length"))]
     counts = [
         _unsettled().label("unsettled"),
         _running(now).label("in_flight"),
         _kept(_l.records, now).label("records"),
         _kept(_l.bytes, now).label("bytes"),
-        _new_keys(window, limits.c.span).label("new_keys"),
-        _mine(func.min(others.c.lease_until), *_is_running(now)).label("first_lease"),
-        _entries(func.min(_l.edge), _l.kind == word(ANSWERS), _l.edge > now).label("first_edge"),
+        _new_keys(window, limits.c.window_length).label("new_keys"),
+        _mine(func.min(others.c.lease_expires_at), *_is_running(now)).label("first_lease"),
+        _entries(func.min(_l.bucket_end), _l.kind == word(RESPONSES), _l.bucket_end > now).label("first_bucket_end"),
         select(ONE).select_from(records).where(is_mine()).exists().label("known"),
     ]
     return select(now, *told, *counts).select_from(limits)
@@ -105,8 +105,13 @@ def usage(dialect: Dialect) -> Select[Any]:
     """The same without limits: of windows of several lengths that are open, the one with the most new keys."""
     moment = select(dialect.now.label("now")).subquery("moment")
     now = moment.c.now
-    windows = select(func.sum(_l.records).label("keys")).where(_l.tid == _tid(), _l.kind == word(NEW_KEYS))
-    open_now = windows.where(_l.edge > now).group_by(_l.edge, _l.span).correlate(moment).subquery("windows")
+    windows = select(func.sum(_l.records).label("keys")).where(_l.tenant_id == _tid(), _l.kind == word(NEW_KEYS))
+    open_now = (
+        windows.where(_l.bucket_end > now)
+        .group_by(_l.bucket_end, _l.window_length)
+        .correlate(moment)
+        .subquery("windows")
+    )
     counts = [
         (_unsettled() + _kept(_l.records, now)).label("records"),
         _kept(_l.bytes, now).label("bytes"),
@@ -119,26 +124,28 @@ def usage(dialect: Dialect) -> Select[Any]:
 def limits(dialect: Dialect) -> Select[Any]:
     """The tenant's own."""
     own = (_t[f"limit_{name}"].label(name) for name in (*_LIMITS, "window"))
-    return select(*own).where(_t.tid == _tid())
+    return select(*own).where(_t.tenant_id == _tid())
 
 
 def set_limits(dialect: Dialect) -> ReturningInsert[Any]:
     """All of them, whether or not there were any."""
     names = [f"limit_{name}" for name in (*_LIMITS, "window")]
-    brought = [*(f"my_max_{name}" for name in _LIMITS), "my_span"]
+    brought = [*(f"my_max_{name}" for name in _LIMITS), "my_window_length"]
     source = select(_tid(), ZERO, ZERO, *(bindparam(name, type_=BigInteger) for name in brought))
     taken = ", ".join(f"{name} = excluded.{name}" for name in names)
-    suffixed = source.where(ONE == ONE).suffix_with(f"ON CONFLICT (tid) DO UPDATE SET {taken}")
-    into = sqlalchemy.insert(tenants).from_select(["tid", "last_key", "destroyed", *names], suffixed)
-    return into.returning(_t.tid)
+    suffixed = source.where(ONE == ONE).suffix_with(f"ON CONFLICT (tenant_id) DO UPDATE SET {taken}")
+    into = sqlalchemy.insert(tenants).from_select(
+        ["tenant_id", "last_key_number", "shredded_key_number", *names], suffixed
+    )
+    return into.returning(_t.tenant_id)
 
 
 def tenants_with_ledger(dialect: Dialect) -> Select[Any]:
     """Whoever has an entry, something unsettled, or limits of its own."""
     limited = or_(*(_t[f"limit_{name}"].is_not(None) for name in _LIMITS))
-    unsettled = select(others.c.tid).where(others.c.counted == ONE, others.c.lease_until.is_not(None))
-    everybody = union(select(_l.tid), unsettled, select(_t.tid).where(limited)).subquery("everybody")
-    return select(everybody.c.tid)
+    unsettled = select(others.c.tenant_id).where(others.c.in_quota == ONE, others.c.lease_expires_at.is_not(None))
+    everybody = union(select(_l.tenant_id), unsettled, select(_t.tenant_id).where(limited)).subquery("everybody")
+    return select(everybody.c.tenant_id)
 
 
 def drift(dialect: Dialect) -> Select[Any]:
@@ -146,23 +153,23 @@ def drift(dialect: Dialect) -> Select[Any]:
     # One moment for all: an edge that passed between two of them would look like a drift.
     moment = select(dialect.now.label("now")).cte("moment")
     now = select(moment.c.now).scalar_subquery()
-    said = select(_l.edge, _l.records, _l.bytes)
-    said = said.where(_l.tid == _tid(), _l.kind == word(ANSWERS), _l.edge > now)
-    counted = select(_r.expires_at, -ONE, -_r.byte_size)
-    counted = counted.where(_r.tid == _tid(), _r.counted == ONE, is_answer(dialect, now))
+    said = select(_l.bucket_end, _l.records, _l.bytes)
+    said = said.where(_l.tenant_id == _tid(), _l.kind == word(RESPONSES), _l.bucket_end > now)
+    counted = select(_r.expires_at, -ONE, -_r.response_size)
+    counted = counted.where(_r.tenant_id == _tid(), _r.in_quota == ONE, is_answer(dialect, now))
     both = union_all(said, counted).subquery("both_")
     records_, bytes_ = (cast(func.sum(both.c[name]), BigInteger) for name in ("records", "bytes"))
-    found = select(both.c.edge, records_.label("records"), bytes_.label("bytes")).group_by(both.c.edge)
+    found = select(both.c.bucket_end, records_.label("records"), bytes_.label("bytes")).group_by(both.c.bucket_end)
     return found.having(or_(records_ != ZERO, bytes_ != ZERO))
 
 
 def sweep(dialect: Dialect) -> Delete:
     """Entries that are over, some of them: nobody counts them any more."""
-    key = (_l.tid, _l.kind, _l.edge, _l.span, _l.shard)
-    horizon = func.coalesce(bindparam("my_horizon", type_=BigInteger), _l.edge)
-    over = select(*key).where(_l.edge <= dialect.now, _l.edge <= horizon)
+    key = (_l.tenant_id, _l.kind, _l.bucket_end, _l.window_length, _l.shard)
+    horizon = func.coalesce(bindparam("my_horizon", type_=BigInteger), _l.bucket_end)
+    over = select(*key).where(_l.bucket_end <= dialect.now, _l.bucket_end <= horizon)
     some = chosen(dialect, over.limit(bindparam("my_limit", type_=BigInteger)))
-    return delete(ledger).where(tuple_(*key).in_(select(*some.c)))
+    return delete(quota_buckets).where(tuple_(*key).in_(select(*some.c)))
 
 
 others = records.alias("others")
@@ -177,14 +184,14 @@ def _limits(dialect: Dialect) -> Select[Any]:
         func.coalesce(_t[f"limit_{name}"], bindparam(f"my_max_{name}", type_=BigInteger)).label(name)
         for name in _LIMITS
     ]
-    brought = bindparam("my_span", type_=BigInteger)
-    span = case((_t.limit_new_keys.is_not(None), _t.limit_window), else_=brought).label("span")
-    return select(moment.c.now, *force, span).select_from(moment.outerjoin(tenants, _t.tid == _tid()))
+    brought = bindparam("my_window_length", type_=BigInteger)
+    span = case((_t.limit_new_keys.is_not(None), _t.limit_window), else_=brought).label("window_length")
+    return select(moment.c.now, *force, span).select_from(moment.outerjoin(tenants, _t.tenant_id == _tid()))
 
 
 def _has_room(limits: CTE) -> ColumnElement[bool]:
     """Whether all is below its limit by more than `my_margin`, and, looked at last, nobody has the tenant for itself."""
-    now, span, margin = limits.c.now, limits.c.span, bindparam("my_margin", type_=BigInteger)
+    now, span, margin = limits.c.now, limits.c.window_length, bindparam("my_margin", type_=BigInteger)
     # An answer in flight may yet have any size: what bytes there are is a limit on keys that come later.
     below = [
         _is_below(_unsettled() + _kept(_l.records, now), limits.c.records - margin),
@@ -202,9 +209,9 @@ def _is_below(used: ColumnElement[int], limit: ColumnElement[int]) -> ColumnElem
 
 def _into_window(granted: CTE, limits: CTE) -> CTE:
     """Every new key is one in its window, if there is a limit on those."""
-    end = _window_end(limits.c.now, limits.c.span)
+    end = _window_end(limits.c.now, limits.c.window_length)
     shard = bindparam("my_shard", type_=_l.shard.type)
-    entry = select(_tid(), word(NEW_KEYS), end, limits.c.span, shard, ONE, ZERO)
+    entry = select(_tid(), word(NEW_KEYS), end, limits.c.window_length, shard, ONE, ZERO)
     of_rate = entry.select_from(granted.join(limits, true())).where(limits.c.new_keys.is_not(None))
     return booked(of_rate).cte("into_window")
 
@@ -222,26 +229,28 @@ def _running(now: ColumnElement[int]) -> ColumnElement[int]:
 
 
 def _is_running(now: ColumnElement[int]) -> tuple[ColumnElement[bool], ...]:
-    return others.c.lease_until > now, others.c.state == word(PROCESSING)
+    return others.c.lease_expires_at > now, others.c.state == word(PROCESSING)
 
 
 def _mine(what: ColumnElement[Any], *conditions: ColumnElement[bool]) -> ColumnElement[int]:
     """Of the tenant's unsettled records that are counted: in the words of the index that holds them."""
-    unsettled = (others.c.tid == _tid(), others.c.counted == ONE, others.c.lease_until.is_not(None))
+    unsettled = (others.c.tenant_id == _tid(), others.c.in_quota == ONE, others.c.lease_expires_at.is_not(None))
     return select(what).select_from(others).where(*unsettled, *conditions).correlate_except(others).scalar_subquery()
 
 
 def _kept(what: ColumnElement[int], now: ColumnElement[int]) -> ColumnElement[int]:
-    return _entries(_whole(func.sum(what)), _l.kind == word(ANSWERS), _l.edge > now)
+    return _entries(_whole(func.sum(what)), _l.kind == word(RESPONSES), _l.bucket_end > now)
 
 
 def _new_keys(end: ColumnElement[int], span: ColumnElement[int]) -> ColumnElement[int]:
-    return _entries(_whole(func.sum(_l.records)), _l.kind == word(NEW_KEYS), _l.edge == end, _l.span == span)
+    return _entries(
+        _whole(func.sum(_l.records)), _l.kind == word(NEW_KEYS), _l.bucket_end == end, _l.window_length == span
+    )
 
 
 def _entries(what: ColumnElement[Any], *conditions: ColumnElement[bool]) -> ColumnElement[int]:
-    of_tenant = select(what).select_from(ledger).where(_l.tid == _tid(), *conditions)
-    return of_tenant.correlate_except(ledger).scalar_subquery()
+    of_tenant = select(what).select_from(quota_buckets).where(_l.tenant_id == _tid(), *conditions)
+    return of_tenant.correlate_except(quota_buckets).scalar_subquery()
 
 
 def _whole(total: ColumnElement[Any]) -> ColumnElement[int]:
@@ -250,7 +259,7 @@ def _whole(total: ColumnElement[Any]) -> ColumnElement[int]:
 
 
 def _tid() -> ColumnElement[bytes]:
-    return bindparam("my_tid", type_=LargeBinary)
+    return bindparam("my_tenant_id", type_=LargeBinary)
 
 
 def _tenants_number() -> ColumnElement[int]:

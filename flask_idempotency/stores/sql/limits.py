@@ -21,7 +21,7 @@ def limits_of(quota: Quota) -> dict[str, int | None]:
         "my_max_bytes": quota.bytes,
         "my_max_in_flight": quota.in_flight,
         "my_max_new_keys": None if new_keys is None else new_keys.count,
-        "my_span": None if new_keys is None else max(round(new_keys.seconds * 1_000_000), 1),
+        "my_window_length": None if new_keys is None else max(round(new_keys.seconds * 1_000_000), 1),
     }
 
 
@@ -37,7 +37,7 @@ def checked(standing: Any) -> Any:
         raise CorruptRecord(
             "what the database holds of a tenant's limits or counts cannot be read: set its limits again"
         )
-    if (standing.max_new_keys is None) != (standing.max_span is None) or (standing.max_span or 1) < 1:
+    if (standing.max_new_keys is None) != (standing.max_window_length is None) or (standing.max_window_length or 1) < 1:
         raise CorruptRecord("the limit of new keys that the database holds for a tenant cannot be read: set it again")
     return standing
 

@@ -8,15 +8,15 @@ from sqlalchemy import Connection, text
 
 REMEDY: Final = (
     "the database's role may not use the tables of idempotency records: grant it SELECT, INSERT, UPDATE and DELETE on "
-    "idempotency_records, idempotency_facts, idempotency_tenants, idempotency_data_keys, idempotency_ledger and "
-    "idempotency_chores, and USAGE on the sequence idempotency_fence_numbers_number_seq"
+    "idempotency_records, idempotency_meta, idempotency_tenants, idempotency_data_keys, idempotency_quota and "
+    "idempotency_tasks, and USAGE on the sequence idempotency_fence_numbers_number_seq"
 )
 
 # Of what is not there nothing is lacking: to_regclass gives NULL. A sequence counts for whoever has either right.
 _LACKING: Final = text(
     "SELECT tables.name, rights.name"
-    " FROM (VALUES ('idempotency_records'), ('idempotency_facts'), ('idempotency_tenants'), ('idempotency_data_keys'),"
-    " ('idempotency_ledger'), ('idempotency_chores')) AS tables (name),"
+    " FROM (VALUES ('idempotency_records'), ('idempotency_meta'), ('idempotency_tenants'), ('idempotency_data_keys'),"
+    " ('idempotency_quota'), ('idempotency_tasks')) AS tables (name),"
     " (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS rights (name)"
     " WHERE NOT has_table_privilege(to_regclass(tables.name), rights.name)"
     " UNION ALL SELECT 'idempotency_fence_numbers_number_seq', 'USAGE'"

@@ -61,22 +61,22 @@ class Row(NamedTuple):
     fence: int
     attempt: int
     fingerprint: bytes
-    on_lapse: str
+    on_expiry: str
     tenant: str
     principal: str
     method: str
-    operation: str
+    endpoint: str
     requested_at: int
-    lease_until: int | None
+    lease_expires_at: int | None
     completed_at: int | None
     expires_at: int | None
     status: int | None
-    byte_size: int | None
-    answer: bytes | None
+    response_size: int | None
+    response: bytes | None
     reason: str | None
-    counted: int
-    key_id: str | None
-    data_key: int | None
+    in_quota: int
+    wrapping_key_id: str | None
+    data_key_number: int | None
     succeeded: int | None
     erased: bool | int | None
     """Not of the row: what is known of the tenant, in the same look."""
@@ -98,7 +98,7 @@ class Row(NamedTuple):
 
     @property
     def _deadline(self) -> int:
-        deadline = self.lease_until if self.state in (PROCESSING, QUARANTINED) else self.expires_at
+        deadline = self.lease_expires_at if self.state in (PROCESSING, QUARANTINED) else self.expires_at
         if deadline is None:
             raise CorruptRecord("a record without a deadline cannot be ours")
         return deadline
@@ -111,38 +111,42 @@ class Row(NamedTuple):
             fence=self.fence,
             attempt=self.attempt,
             fingerprint=self.fingerprint,
-            on_lapse=_RULES[self.on_lapse],
-            about=About(*map(unescape, (self.tenant, self.principal, self.method, self.operation))),
+            on_lapse=_RULES[self.on_expiry],
+            about=About(*map(unescape, (self.tenant, self.principal, self.method, self.endpoint))),
             requested_at=self.requested_at / 1_000_000,
             deadline=self._deadline / 1_000_000,
             remaining=self.left / 1_000_000,
             completed_at=None if self.completed_at is None else self.completed_at / 1_000_000,
             payload=payload,
             reason=unescape(self.reason or ""),
-            counted=bool(self.counted),
+            counted=bool(self.in_quota),
             erased=bool(self.erased) and payload is not None,
         )
 
     def _payload(self) -> Payload | None:
-        if self.answer is None or self.status is None or self.byte_size is None:
+        if self.response is None or self.status is None or self.response_size is None:
             return None
-        sealed_by = None if self.key_id is None or self.data_key is None else SealedBy(self.key_id, self.data_key)
+        sealed_by = (
+            None
+            if self.wrapping_key_id is None or self.data_key_number is None
+            else SealedBy(self.wrapping_key_id, self.data_key_number)
+        )
         success = self.state == COMPLETED if self.succeeded is None else bool(self.succeeded)
-        return Payload(self.answer, self.status, success, self.byte_size, sealed_by)
+        return Payload(self.response, self.status, success, self.response_size, sealed_by)
 
 
 def row_of(columns: Sequence[Any]) -> Row:
     """The row that these columns are. Raises `CorruptRecord` for what is not ours: it is never taken for absent."""
     row = Row(*columns)
     check_standing(row.state, row.token, row.completed_at, row.expires_at)
-    if row.on_lapse not in _RULES or not _is_bytes(row.fingerprint, FINGERPRINT_BYTES):
+    if row.on_expiry not in _RULES or not _is_bytes(row.fingerprint, FINGERPRINT_BYTES):
         raise CorruptRecord("the row's rule or its fingerprint is none of ours")
-    if not (_is_number(row.fence, _BIG) and _is_number(row.attempt, _BIG) and _is_number(row.counted, 1)):
+    if not (_is_number(row.fence, _BIG) and _is_number(row.attempt, _BIG) and _is_number(row.in_quota, 1)):
         raise CorruptRecord("the row's fence or its attempt is no number of ours")
     times = row.requested_at, row._deadline, *(each for each in (row.completed_at, row.expires_at) if each is not None)
     if not all(_is_number(time, _LATEST_US) for time in times):
         raise CorruptRecord("the row holds a time that is none, or lies behind the year 9999")
-    texts = row.tenant, row.principal, row.method, row.operation, *(() if row.reason is None else (row.reason,))
+    texts = row.tenant, row.principal, row.method, row.endpoint, *(() if row.reason is None else (row.reason,))
     if not all(isinstance(text, str) for text in texts):
         raise CorruptRecord("the row holds something else than texts where those belong")
     if not _is_payload(row):
@@ -156,9 +160,9 @@ def row_of(columns: Sequence[Any]) -> Row:
     return row
 
 
-def completed_row(columns: Any, answer: bytes) -> Row:
+def completed_row(columns: Any, response: bytes) -> Row:
     """The row that a `completions.complete` which tells has written, with the answer that it was given."""
-    return row_of(Row(answer=answer, **columns._mapping))
+    return row_of(Row(response=response, **columns._mapping))
 
 
 def check_standing(state: object, token: object, completed_at: object, expires_at: object) -> None:
@@ -202,11 +206,11 @@ def _is_number(value: object, most: int) -> bool:
 
 def _is_payload(row: Row) -> bool:
     """Whether each part of an answer that is there can be a part of one."""
-    answer: object = row.answer
+    answer: object = row.response
     return (
         (answer is None or (isinstance(answer, bytes) and len(answer) <= LARGEST_PAYLOAD))
         and (row.status is None or _is_number(row.status, _LARGEST_STATUS))
-        and (row.byte_size is None or _is_number(row.byte_size, LARGEST_SIZE))
+        and (row.response_size is None or _is_number(row.response_size, LARGEST_SIZE))
         and (row.succeeded is None or isinstance(row.succeeded, int))
     )
 
@@ -216,11 +220,15 @@ def _is_bytes(value: object, size: int) -> bool:
 
 
 def _names_its_key(row: Row) -> bool:
-    if row.key_id is None and row.data_key is None:
+    if row.wrapping_key_id is None and row.data_key_number is None:
         return True
-    return isinstance(row.key_id, str) and len(row.key_id) <= KID_LETTERS and _is_number(row.data_key, _BIG)
+    return (
+        isinstance(row.wrapping_key_id, str)
+        and len(row.wrapping_key_id) <= KID_LETTERS
+        and _is_number(row.data_key_number, _BIG)
+    )
 
 
 def _has_answer(row: Row) -> bool:
-    numbers = row.completed_at, row.status, row.byte_size
-    return isinstance(row.answer, bytes) and all(isinstance(number, int) for number in numbers)
+    numbers = row.completed_at, row.status, row.response_size
+    return isinstance(row.response, bytes) and all(isinstance(number, int) for number in numbers)

@@ -32,11 +32,11 @@ VERSION: Final = 1
 """The migration that makes what is declared here."""
 
 RECORDS: Final = "idempotency_records"
-FACTS: Final = "idempotency_facts"
+META: Final = "idempotency_meta"
 TENANTS: Final = "idempotency_tenants"
 DATA_KEYS: Final = "idempotency_data_keys"
-LEDGER: Final = "idempotency_ledger"
-CHORES: Final = "idempotency_chores"
+QUOTA: Final = "idempotency_quota"
+TASKS: Final = "idempotency_tasks"
 FENCE_NUMBERS: Final = "idempotency_fence_numbers"
 FENCES: Final = "idempotency_fence_numbers_number_seq"
 """The sequence that PostgreSQL makes for the key of that table. Alembic writes no sequence but that of a key."""
@@ -54,10 +54,10 @@ STATES: Final = (PROCESSING, COMPLETED, FAILED, QUARANTINED, RELEASED)
 TAKEOVER: Final = "takeover"
 QUARANTINE: Final = "quarantine"
 
-ANSWERS: Final = "answers"
-"""Of the ledger: answers by the end of their lives, and their bytes."""
-NEW_KEYS: Final = "keys"
-"""Of the ledger: keys that were new, by the end of the window that they came in. `span` is how long that is."""
+RESPONSES: Final = "responses"
+"""A kind of bucket: completed records by the time at which they expire, and the bytes of their responses."""
+NEW_KEYS: Final = "new_keys"
+"""A kind of bucket: new keys by the end of their window. `window_length` says how long that window is."""
 
 
 def _one_of(column: str, words: tuple[str, ...]) -> str:
@@ -66,11 +66,11 @@ def _one_of(column: str, words: tuple[str, ...]) -> str:
 
 class Tables(NamedTuple):
     records: Table
-    facts: Table
+    meta: Table
     tenants: Table
     data_keys: Table
-    ledger: Table
-    chores: Table
+    quota_buckets: Table
+    tasks: Table
     fence_numbers: Table
 
 
@@ -79,148 +79,193 @@ def define(metadata: MetaData) -> Tables:
     records = Table(
         RECORDS,
         metadata,
-        Column("rid", LargeBinary(32), primary_key=True, comment="HMAC of scope and client key: leads back to neither"),
-        Column("tid", LargeBinary(16), nullable=False, comment="HMAC of namespace and tenant"),
+        Column(
+            "record_id",
+            LargeBinary(32),
+            primary_key=True,
+            comment="HMAC of the scope and the client's key; neither can be recovered from it",
+        ),
+        Column("tenant_id", LargeBinary(16), nullable=False, comment="HMAC of the namespace and the tenant"),
         Column("state", String(11), nullable=False),
-        Column("token", LargeBinary(16), nullable=False, comment="random, one for each claim; compared, never ordered"),
-        Column("fence", BigInteger, nullable=False, comment="rises with every claim, for ever"),
+        Column(
+            "token", LargeBinary(16), nullable=False, comment="random, new with every claim; compared, never ordered"
+        ),
+        Column("fence", BigInteger, nullable=False, comment="rises with every claim"),
         Column("attempt", Integer, nullable=False),
         Column("fingerprint", LargeBinary(17), nullable=False),
-        Column("on_lapse", String(10), nullable=False, comment="what becomes of it when its lease ends unsettled"),
+        Column(
+            "on_expiry",
+            String(10),
+            nullable=False,
+            comment="what happens when the lease expires: takeover or quarantine",
+        ),
         Column("tenant", Text, nullable=False),
         Column("principal", Text, nullable=False),
         Column("method", Text, nullable=False),
-        Column("operation", Text, nullable=False, comment="the route, by its endpoint"),
+        Column("endpoint", Text, nullable=False, comment="the Flask endpoint"),
         Column("requested_at", BigInteger, nullable=False),
-        Column("lease_until", BigInteger, comment="while processing or quarantined"),
+        Column("lease_expires_at", BigInteger, comment="set while processing or quarantined"),
         Column("completed_at", BigInteger),
-        Column("expires_at", BigInteger, comment="never set while processing or quarantined: time does not end those"),
+        Column("expires_at", BigInteger, comment="never set while processing or quarantined"),
         Column("status", SmallInteger),
-        Column("byte_size", BigInteger, comment="of the plain answer: what quotas count"),
-        Column("answer", LargeBinary, comment="status, headers and body, as the codec sealed them"),
-        Column("reason", Text, comment="why it is quarantined"),
-        Column("counted", SmallInteger, nullable=False, comment="1: it is in its tenant's ledger"),
-        Column("key_id", Text, comment="of the key that wraps the data key; NULL: the answer is not encrypted"),
-        Column("data_key", Integer, comment="number of the tenant's data key; 0: the answer was erased"),
-        Column("succeeded", SmallInteger, comment="of an answer that cannot be opened, for its state says it no more"),
+        Column("response_size", BigInteger, comment="bytes of the plain response, as quotas count them"),
+        Column("response", LargeBinary, comment="status, headers and body, as the codec encoded them"),
+        Column("reason", Text, comment="why the record is quarantined"),
+        Column("in_quota", SmallInteger, nullable=False, comment="1: idempotency_quota counts this record"),
         Column(
-            "ask_at",
+            "wrapping_key_id",
+            Text,
+            comment="id of the key that wraps the data key; NULL: the response is not encrypted",
+        ),
+        Column("data_key_number", Integer, comment="number of the tenant's data key; 0: the response was erased"),
+        Column(
+            "succeeded",
+            SmallInteger,
+            comment="1: a success; set when the response cannot be read, because state is then quarantined",
+        ),
+        Column(
+            "resolver_due_at",
             BigInteger,
             nullable=False,
             server_default=text("0"),
-            comment="while quarantined: not before then a resolver is asked again",
+            comment="while quarantined: the earliest time of the next call to a resolver",
         ),
         CheckConstraint(_one_of("state", STATES), name="idempotency_state"),
-        CheckConstraint(_one_of("on_lapse", (TAKEOVER, QUARANTINE)), name="idempotency_on_lapse"),
+        CheckConstraint(_one_of("on_expiry", (TAKEOVER, QUARANTINE)), name="idempotency_on_expiry"),
         CheckConstraint(
-            f"({_one_of('state', (PROCESSING, QUARANTINED))} AND lease_until IS NOT NULL AND expires_at IS NULL)"
+            f"({_one_of('state', (PROCESSING, QUARANTINED))} AND lease_expires_at IS NOT NULL AND expires_at IS NULL)"
             f" OR ({_one_of('state', (COMPLETED, FAILED, RELEASED))} AND expires_at IS NOT NULL)",
             name="idempotency_deadline",
         ),
         CheckConstraint(
             f"NOT {_one_of('state', (COMPLETED, FAILED))}"
-            " OR (completed_at IS NOT NULL AND status IS NOT NULL AND byte_size IS NOT NULL AND answer IS NOT NULL)",
-            name="idempotency_answer",
+            " OR (completed_at IS NOT NULL AND status IS NOT NULL AND response_size IS NOT NULL AND response IS NOT NULL)",
+            name="idempotency_response",
         ),
-        comment="One row for each idempotency key. Written by flask_idempotency only.",
+        comment="One row for each idempotency key. Only flask_idempotency writes to it.",
         schema=BLANK_SCHEMA,
     )
     stale = records.c.state == PROCESSING
-    Index("idempotency_stale", records.c.lease_until, postgresql_where=stale, sqlite_where=stale)
+    Index("idempotency_expired_leases", records.c.lease_expires_at, postgresql_where=stale, sqlite_where=stale)
     quarantined = records.c.state == QUARANTINED
     Index(
         "idempotency_quarantined",
-        records.c.ask_at,
-        records.c.lease_until,
+        records.c.resolver_due_at,
+        records.c.lease_expires_at,
         postgresql_where=quarantined,
         sqlite_where=quarantined,
     )
     ended = records.c.expires_at.is_not(None)
     Index("idempotency_expiry", records.c.expires_at, postgresql_where=ended, sqlite_where=ended)
-    # Those that a ledger does not count: few, and none as long as there are no quotas.
-    unsettled = text("counted = 1 AND lease_until IS NOT NULL")
+    # Only records that a quota counts: few, and none without quotas.
+    unsettled = text("in_quota = 1 AND lease_expires_at IS NOT NULL")
     Index(
-        "idempotency_unsettled",
-        records.c.tid,
-        records.c.lease_until,
+        "idempotency_unfinished",
+        records.c.tenant_id,
+        records.c.lease_expires_at,
         postgresql_where=unsettled,
         sqlite_where=unsettled,
     )
-    facts = Table(
-        FACTS,
+    meta = Table(
+        META,
         metadata,
         Column("name", String(40), primary_key=True),
         Column("value", BigInteger, nullable=False),
-        comment="The schema's version, the store's own number, and the last fence where there are no sequences.",
+        comment="The schema's version, the store's own number, and on SQLite the last fence.",
         schema=BLANK_SCHEMA,
     )
-    tenants, data_keys, ledger = _of_tenants(metadata)
-    chores = _of_janitors(metadata)
+    tenants, data_keys, quota_buckets = _of_tenants(metadata)
+    tasks = _of_janitors(metadata)
     fence_numbers = Table(
         FENCE_NUMBERS,
         metadata,
         Column("number", BigInteger, primary_key=True),
-        comment="Always empty: where there are sequences, fences come from the one of its key.",
+        comment="Always empty: on PostgreSQL, fences come from the sequence of its key.",
         schema=BLANK_SCHEMA,
     )
-    complete(records, facts, fence_numbers, ledger, version=VERSION)
-    return Tables(records, facts, tenants, data_keys, ledger, chores, fence_numbers)
+    complete(records, meta, fence_numbers, quota_buckets, version=VERSION)
+    return Tables(records, meta, tenants, data_keys, quota_buckets, tasks, fence_numbers)
 
 
 def _of_tenants(metadata: MetaData) -> tuple[Table, Table, Table]:
     tenants = Table(
         TENANTS,
         metadata,
-        Column("tid", LargeBinary(16), primary_key=True),
-        Column("last_key", Integer, nullable=False, comment="the highest number that a data key was ever given"),
-        Column("destroyed", Integer, nullable=False, comment="data keys up to this number can never be had again"),
-        Column("erased_at", BigInteger, comment="answers of keys first used until then are told as erased"),
+        Column("tenant_id", LargeBinary(16), primary_key=True),
+        Column(
+            "last_key_number",
+            Integer,
+            nullable=False,
+            comment="the highest number that any data key of this tenant had",
+        ),
+        Column("shredded_key_number", Integer, nullable=False, comment="data keys up to this number are shredded"),
+        Column("erased_at", BigInteger, comment="responses of keys first used until then are erased"),
         Column("limit_records", BigInteger),
         Column("limit_bytes", BigInteger),
         Column("limit_in_flight", BigInteger),
         Column("limit_new_keys", BigInteger),
-        Column("limit_window", BigInteger, comment="of limit_new_keys, in microseconds"),
-        comment="One row for each tenant that has had a data key or limits of its own.",
+        Column("limit_window", BigInteger, comment="window of limit_new_keys, in microseconds"),
+        comment="One row for each tenant that has had a data key or its own limits.",
         schema=BLANK_SCHEMA,
     )
     data_keys = Table(
         DATA_KEYS,
         metadata,
-        Column("tid", LargeBinary(16), primary_key=True),
+        Column("tenant_id", LargeBinary(16), primary_key=True),
         Column("number", Integer, primary_key=True, autoincrement=False),
-        Column("kid", Text, nullable=False, comment="of the key that wraps it"),
-        Column("wrapped", LargeBinary, nullable=False),
-        Column("made_at", BigInteger, nullable=False),
-        Column("closed_at", BigInteger, comment="since when it opens what it has sealed, and seals no more"),
-        comment="What answers are sealed with, wrapped. A row that is gone erases every answer under it.",
+        Column("wrapping_key_id", Text, nullable=False, comment="id of the key that wraps it"),
+        Column("wrapped_key", LargeBinary, nullable=False),
+        Column("created_at", BigInteger, nullable=False),
+        Column("disabled_at", BigInteger, comment="since then the key decrypts, and encrypts nothing new"),
+        comment="Wrapped data keys that encrypt responses. Deleting a row erases every response under it.",
         schema=BLANK_SCHEMA,
     )
-    ledger = Table(
-        LEDGER,
+    quota_buckets = Table(
+        QUOTA,
         metadata,
-        Column("tid", LargeBinary(16), primary_key=True),
-        Column("kind", String(7), primary_key=True),
-        Column("edge", BigInteger, primary_key=True, autoincrement=False, comment="when it is over, all of it at once"),
-        Column("span", BigInteger, primary_key=True, autoincrement=False, comment="of a window, in microseconds"),
-        Column("shard", SmallInteger, primary_key=True, autoincrement=False, comment="so that few wait for each other"),
+        Column("tenant_id", LargeBinary(16), primary_key=True),
+        Column("kind", String(9), primary_key=True),
+        Column(
+            "bucket_end",
+            BigInteger,
+            primary_key=True,
+            autoincrement=False,
+            comment="when everything in this bucket expires",
+        ),
+        Column(
+            "window_length",
+            BigInteger,
+            primary_key=True,
+            autoincrement=False,
+            comment="length of a window of new keys, in microseconds; 0 for responses",
+        ),
+        Column(
+            "shard",
+            SmallInteger,
+            primary_key=True,
+            autoincrement=False,
+            comment="spreads writers, so that few wait for each other",
+        ),
         Column("records", BigInteger, nullable=False),
         Column("bytes", BigInteger, nullable=False),
-        comment="What each tenant has, by when it will be over. Shards are added up: one may be below 0.",
+        comment="What each tenant uses, by the time it expires. Add up the shards: one may be below 0.",
         schema=BLANK_SCHEMA,
     )
-    return tenants, data_keys, ledger
+    return tenants, data_keys, quota_buckets
 
 
 def _of_janitors(metadata: MetaData) -> Table:
     return Table(
-        CHORES,
+        TASKS,
         metadata,
         Column("name", String(40), primary_key=True),
-        Column("noted_at", BigInteger),
-        Column("report", Text, comment="of the last run, as JSON: numbers and words of ours"),
-        Column("holder", LargeBinary(16), comment="who is at it; a lock that saves work, and no more"),
-        Column("held_until", BigInteger),
-        comment="One row for each chore that a janitor was ever at.",
+        Column("reported_at", BigInteger),
+        Column("report", Text, comment="report of the last run, as JSON"),
+        Column(
+            "locked_by", LargeBinary(16), comment="token of the janitor that runs the task; the lock only saves work"
+        ),
+        Column("lock_expires_at", BigInteger),
+        comment="One row for each task that a janitor has run.",
         schema=BLANK_SCHEMA,
     )
 
@@ -241,6 +286,6 @@ _defining: Final = Lock()
 
 
 metadata = MetaData()
-records, facts, tenants, data_keys, ledger, chores, fence_numbers = define(metadata)
+records, meta, tenants, data_keys, quota_buckets, tasks, fence_numbers = define(metadata)
 fences = Sequence(FENCES, data_type=BigInteger)
 """In no metadata: it comes with its table."""

@@ -224,7 +224,7 @@ class SessionTransactions:
 
     def is_completed(self, key: StorageKey, token: bytes) -> bool:
         """Whether this token has completed the record, though its life may be over by now, or nobody can read it."""
-        parameters = {"my_rid": key.rid, "now": self._now()}
+        parameters = {"my_record_id": key.rid, "now": self._now()}
         statement = self._store.statements.standing
         found = self._store.database.run(lambda connection: connection.execute(statement, parameters).one_or_none())
         if found is None or found.token != token:
@@ -250,7 +250,7 @@ class SessionTransactions:
         return connection
 
     def _brought(self, key: StorageKey, token: bytes, **brought: Any) -> dict[str, Any]:
-        return {"my_rid": key.rid, "my_tid": key.tid, "my_token": token, "now": self._now(), **brought}
+        return {"my_record_id": key.rid, "my_tenant_id": key.tid, "my_token": token, "now": self._now(), **brought}
 
     def _now(self) -> int | None:
         told = self._clock()

@@ -51,12 +51,12 @@ from flask_idempotency.stores.sql.schema import (
     QUARANTINED,
     RELEASED,
     TAKEOVER,
-    facts,
+    meta,
     records,
 )
 
 LAST_FENCE: Final = "fence"
-"""The row of the facts that stands for a sequence where there are none."""
+"""The row of `idempotency_meta` that stands for a sequence where there are none."""
 
 RELEASED_KEEP: Final = 86_400_000_000
 """A released row answers nobody's request; a day is for whoever asks what became of the key."""
@@ -74,7 +74,7 @@ def read(dialect: Dialect) -> Select[Any]:
 
 def standing(dialect: Dialect) -> Select[Any]:
     """As much of the row as tells an owner why its write found nothing to change."""
-    facts: list[ColumnElement[Any]] = [_r.state, _r.token, _r.expires_at, _r.completed_at, _r.counted]
+    facts: list[ColumnElement[Any]] = [_r.state, _r.token, _r.expires_at, _r.completed_at, _r.in_quota]
     return select(*facts, _r.reason, has_answer().label("answered"), dialect.now.label("now")).where(is_mine())
 
 
@@ -83,20 +83,20 @@ def renew(dialect: Dialect) -> ReturningUpdate[Any]:
     it ended: that stays so, but its owner lives."""
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
     lapsing = or_(_r.state == word(PROCESSING), _r.reason == word(LEASE_EXPIRED))
-    longer: ColumnElement[int] = getattr(func, dialect.greatest)(_r.lease_until, now + duration("lease"))
-    return statement.where(lapsing).values(lease_until=longer).returning(_r.fence)
+    longer: ColumnElement[int] = getattr(func, dialect.greatest)(_r.lease_expires_at, now + duration("lease"))
+    return statement.where(lapsing).values(lease_expires_at=longer).returning(_r.fence)
 
 
 def mark(dialect: Dialect) -> ReturningUpdate[Any]:
     """From now on a lapse quarantines this row."""
     statement, _ = owners(dialect, PROCESSING)
-    return statement.values(on_lapse=word(QUARANTINE)).returning(_r.fence)
+    return statement.values(on_expiry=word(QUARANTINE)).returning(_r.fence)
 
 
 def mark_early(dialect: Dialect) -> ReturningUpdate[Any]:
     """The same, in a transaction that its owner's work commits by itself: whether it has is then told by the reason."""
     statement, _ = owners(dialect, PROCESSING)
-    return statement.values(on_lapse=word(QUARANTINE), reason=word(COMMITTED_EARLY)).returning(_r.fence)
+    return statement.values(on_expiry=word(QUARANTINE), reason=word(COMMITTED_EARLY)).returning(_r.fence)
 
 
 def release(dialect: Dialect) -> ReturningUpdate[Any]:
@@ -108,10 +108,10 @@ def release(dialect: Dialect) -> ReturningUpdate[Any]:
     uncondemned = statement.where(~has_answer(), _r.reason.is_distinct_from(word(CORRUPT)))
     return uncondemned.values(
         state=word(RELEASED),
-        lease_until=null(),
+        lease_expires_at=null(),
         expires_at=now + literal_column(str(RELEASED_KEEP), BigInteger),
         reason=null(),
-        ask_at=ZERO,
+        resolver_due_at=ZERO,
     ).returning(_r.fence)
 
 
@@ -148,7 +148,7 @@ def take_over(dialect: Dialect) -> ReturningUpdate[Any]:
     over = and_(has_lapsed(dialect, TAKEOVER), _r.fingerprint == bindparam("my_fingerprint", type_=LargeBinary))
     update = if_as_seen(dialect, over)
     again = regranted(dialect, update, attempt=_r.attempt + literal_column("1"), requested_at=_r.requested_at)
-    return again.values(counted=_r.counted).returning(_r.fence, _r.attempt)
+    return again.values(in_quota=_r.in_quota).returning(_r.fence, _r.attempt)
 
 
 def reclaim(dialect: Dialect) -> ReturningUpdate[Any]:
@@ -175,7 +175,7 @@ def wait_to_reclaim(dialect: Dialect) -> Select[Any]:
     Whoever has locked such a row removes it, or takes it. Of any other row nothing is found, and nothing is waited for.
     """
     moment = dialect.moment(patient=True, patience_ms=BRIEFLY_MS).subquery("moment")
-    absent = select(_r.rid, moment.c.patience).select_from(moment.join(records, is_mine()))
+    absent = select(_r.record_id, moment.c.patience).select_from(moment.join(records, is_mine()))
     return absent.where(is_absent(dialect)).with_for_update(of=records)
 
 
@@ -200,10 +200,10 @@ def next_fence(dialect: Dialect) -> ReturningInsert[Any]:
     Where the last one is not written down, it is above every fence of a record: what Alembic made has no rows, and
     somebody may have deleted this one.
     """
-    written = select(facts.c.value).where(facts.c.name == literal_column(f"'{LAST_FENCE}'")).scalar_subquery()
+    written = select(meta.c.value).where(meta.c.name == literal_column(f"'{LAST_FENCE}'")).scalar_subquery()
     # `coalesce` does not look at the records where one is written.
     last = func.coalesce(written, select(func.max(_r.fence)).scalar_subquery(), ZERO)
     risen = getattr(func, dialect.greatest)(last + literal_column("1"), dialect.now)
     first: Any = select(literal_column(f"'{LAST_FENCE}'"), risen).where(ONE == ONE)
     source = first.suffix_with("ON CONFLICT (name) DO UPDATE SET value = excluded.value")
-    return insert_into(facts).from_select(["name", "value"], source).returning(facts.c.value)
+    return insert_into(meta).from_select(["name", "value"], source).returning(meta.c.value)

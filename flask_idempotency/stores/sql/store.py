@@ -163,7 +163,7 @@ class SqlStore:
         self._send(self.statements.hold, self._brought(key, token, my_reason=escape(reason)), (QUARANTINED,))
 
     def read(self, key: StorageKey) -> Record | None:
-        parameters = {"my_rid": key.rid, "now": self.now()}
+        parameters = {"my_record_id": key.rid, "now": self.now()}
         statement = self.statements.read
         found = self.database.run(lambda connection: connection.execute(statement, parameters).one_or_none())
         if found is None:
@@ -180,7 +180,7 @@ class SqlStore:
         return None if told is None else round(told * 1_000_000)
 
     def _brought(self, key: StorageKey, token: bytes, **brought: Any) -> dict[str, Any]:
-        return {"my_rid": key.rid, "my_tid": key.tid, "my_token": token, "now": self.now(), **brought}
+        return {"my_record_id": key.rid, "my_tenant_id": key.tid, "my_token": token, "now": self.now(), **brought}
 
     def _watch_fences(self, fence: int) -> None:
         """Have the next claim prepare the database again if its sequence has begun anew under this process.

@@ -9,7 +9,7 @@ from typing import Final
 from sqlalchemy import Connection, Inspector, inspect, text
 
 from flask_idempotency.stores.sql.dialects import POSTGRESQL
-from flask_idempotency.stores.sql.schema import FACTS, FENCES, metadata
+from flask_idempotency.stores.sql.schema import FENCES, META, metadata
 
 SEEDED: Final = 10**15
 """The clock passed this in 2001. A sequence that started from one will never get there."""
@@ -22,9 +22,9 @@ _UNSEEDED_SEQUENCE: Final = text(
 # What an operator has set differently stays.
 _UNTOLD: Final = text(
     "SELECT EXISTS (SELECT 1 FROM pg_class WHERE oid IN (to_regclass('idempotency_records'),"
-    " to_regclass('idempotency_ledger')) AND NOT coalesce(array_to_string(reloptions, ',') ~ 'fillfactor=', false))"
+    " to_regclass('idempotency_quota')) AND NOT coalesce(array_to_string(reloptions, ',') ~ 'fillfactor=', false))"
 )
-_NAMELESS: Final = text("SELECT NOT EXISTS (SELECT 1 FROM idempotency_facts WHERE name = 'store')")
+_NAMELESS: Final = text("SELECT NOT EXISTS (SELECT 1 FROM idempotency_meta WHERE name = 'store')")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def lacks(connection: Connection) -> Lacks:
         indexes=tuple(_indexes(catalogue, tables)),
         sequences=sequences,
         seed=not (tables or sequences) and _unseeded(connection),
-        store=FACTS not in tables and bool(connection.scalar(_NAMELESS)),
+        store=META not in tables and bool(connection.scalar(_NAMELESS)),
         storage=not tables and connection.dialect.name == POSTGRESQL and bool(connection.scalar(_UNTOLD)),
     )
 

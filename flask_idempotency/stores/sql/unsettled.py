@@ -19,7 +19,7 @@ from flask_idempotency.stores.sql.completing import Completing, answer_of, entry
 from flask_idempotency.stores.sql.database import TRIES, Database, together
 from flask_idempotency.stores.sql.dialects import Dialect
 from flask_idempotency.stores.sql.rows import row_of
-from flask_idempotency.stores.sql.schema import ANSWERS, COMPLETED, FAILED, PROCESSING, QUARANTINED, RELEASED
+from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, PROCESSING, QUARANTINED, RELEASED, RESPONSES
 from flask_idempotency.stores.sql.times import in_microseconds
 
 _LAST: Final = b"\xff" * 33
@@ -50,7 +50,8 @@ class SqlUnsettled:
         found = self._all(self._sent.stale, asked)
         last = found[-1] if len(found) == limit else None
         return Sheet(
-            _readable(found), None if last is None else last.lease_until.to_bytes(_TIME_BYTES, "big") + last.rid
+            _readable(found),
+            None if last is None else last.lease_expires_at.to_bytes(_TIME_BYTES, "big") + last.record_id,
         )
 
     def lapse(self, seen: Found, *, horizon: float) -> bool:
@@ -72,7 +73,7 @@ class SqlUnsettled:
                 return sorted(found, key=lambda each: each.record.deadline)
 
     def settle(self, seen: Found, *, token: bytes, payload: Payload, keep: float) -> bool:
-        brought = {"my_tid": seen.key.tid, "my_token": token, **answer_of(seen.key, payload, keep)}
+        brought = {"my_tenant_id": seen.key.tid, "my_token": token, **answer_of(seen.key, payload, keep)}
         parameters = {**self._seen(seen), **brought}
         completing = self._completing()
 
@@ -92,7 +93,7 @@ class SqlUnsettled:
 
     def free(self, seen: Found) -> bool:
         # A token of its own, so that a reply that was lost is not taken for somebody else's work.
-        parameters = {**self._seen(seen), "my_tid": seen.key.tid, "my_token": new_token()}
+        parameters = {**self._seen(seen), "my_tenant_id": seen.key.tid, "my_token": new_token()}
 
         def free(connection: Connection) -> bool:
             if seen.record.state is not State.COMPLETED:
@@ -108,12 +109,12 @@ class SqlUnsettled:
         return self._database.run(free)
 
     def walk(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> Sheet:
-        asked = {"my_after": after, "my_limit": limit, "my_tid": tid}
+        asked = {"my_after": after, "my_limit": limit, "my_tenant_id": tid}
         if state is State.COMPLETED:
             return self._walk_completed(asked)
         statement = self._sent.walk_processing if state is State.PROCESSING else self._sent.walk_quarantined
         found = self._all(statement, asked)
-        return Sheet(_readable(found), found[-1].rid if len(found) == limit else None)
+        return Sheet(_readable(found), found[-1].record_id if len(found) == limit else None)
 
     def standing(self) -> Standing:
         (found,) = self._all(self._sent.standing, {})
@@ -139,9 +140,11 @@ class SqlUnsettled:
 
     def _free_and_book(self, connection: Connection, key: StorageKey, parameters: dict[str, Any]) -> bool:
         freed = connection.execute(self._sent.free, parameters).one_or_none()
-        if freed is not None and freed.counted:
-            edge = parameters["seen_deadline"]
-            taken = entry(kind=ANSWERS, edge=edge, span=0, records=-1, stored=-freed.byte_size)
+        if freed is not None and freed.in_quota:
+            bucket_end = parameters["seen_deadline"]
+            taken = entry(
+                kind=RESPONSES, bucket_end=bucket_end, window_length=0, records=-1, stored=-freed.response_size
+            )
             connection.execute(self._sent.book, {**parameters, "my_shard": shard_of(key), **taken})
         return freed is not None
 
@@ -152,7 +155,7 @@ class SqlUnsettled:
     def _seen(self, seen: Found) -> dict[str, Any]:
         state, other = _STATES[seen.record.state]
         return {
-            "my_rid": seen.key.rid,
+            "my_record_id": seen.key.rid,
             "seen_state": state,
             "seen_other": other,
             "seen_token": seen.record.token,

@@ -42,10 +42,12 @@ _r = records.c
 def stale(dialect: Dialect) -> Select[Any]:
     """Claims whose lease is over, those first that were over first, and what comes behind the last one that was met."""
     first, behind = _number("my_first"), _bytes("my_after")
-    met = or_(_r.lease_until > first, and_(_r.lease_until == first, _r.rid > behind))
-    found = select(_r.rid, _r.tid, *columns(), dialect.now.label("now"))
-    over = found.where(_r.state == word(PROCESSING), _r.lease_until >= first, met, *_over(dialect, _r.lease_until))
-    return over.order_by(_r.lease_until, _r.rid).limit(_limit())
+    met = or_(_r.lease_expires_at > first, and_(_r.lease_expires_at == first, _r.record_id > behind))
+    found = select(_r.record_id, _r.tenant_id, *columns(), dialect.now.label("now"))
+    over = found.where(
+        _r.state == word(PROCESSING), _r.lease_expires_at >= first, met, *_over(dialect, _r.lease_expires_at)
+    )
+    return over.order_by(_r.lease_expires_at, _r.record_id).limit(_limit())
 
 
 def lapse(dialect: Dialect) -> ReturningUpdate[Any]:
@@ -55,8 +57,8 @@ def lapse(dialect: Dialect) -> ReturningUpdate[Any]:
         is_mine(),
         _r.state == word(PROCESSING),
         is_as_met(),
-        _r.on_lapse == word(QUARANTINE),
-        *_over(dialect, _r.lease_until),
+        _r.on_expiry == word(QUARANTINE),
+        *_over(dialect, _r.lease_expires_at),
     )
     statement = _unless_locked(dialect, wanted)
     return statement.values(state=word(QUARANTINED), reason=word(LEASE_EXPIRED)).returning(_r.fence)
@@ -74,40 +76,51 @@ def due_of_one(dialect: Dialect) -> ReturningUpdate[Any]:
 
 
 def _due(dialect: Dialect, *meant: ColumnElement[bool]) -> ReturningUpdate[Any]:
-    turn = and_(_r.state == word(QUARANTINED), *_over(dialect, _r.ask_at), *meant)
-    which = chosen(dialect, select(_r.rid).where(turn).order_by(_r.ask_at, _r.lease_until).limit(_limit()))
-    age = dialect.now - _lease_until(dialect)
+    turn = and_(_r.state == word(QUARANTINED), *_over(dialect, _r.resolver_due_at), *meant)
+    which = chosen(
+        dialect, select(_r.record_id).where(turn).order_by(_r.resolver_due_at, _r.lease_expires_at).limit(_limit())
+    )
+    age = dialect.now - _lease_expires_at(dialect)
     pause = _the(dialect.least, _the(dialect.greatest, age, _number("least")), _number("most"))
     following = _the(dialect.least, dialect.now, _number("my_horizon")) + pause
     # Odd where there was a turn since the owner was last heard of: what is returned is the row as it is from now on.
     # Asked for once: the next look at the clock would find it gone on.
     half = following.op("/", precedence=8, return_type=BigInteger())(TWO)
-    turned = half * TWO + case((_r.ask_at > _r.lease_until, ONE), else_=ZERO)
-    taken = update(records).where(_r.rid.in_(select(which.c.rid)), turn).values(ask_at=turned)
-    asked = (_r.ask_at % TWO).label("asked")
-    return taken.returning(_r.rid, _r.tid, *columns(), dialect.now.label("now"), asked)
+    turned = half * TWO + case((_r.resolver_due_at > _r.lease_expires_at, ONE), else_=ZERO)
+    taken = update(records).where(_r.record_id.in_(select(which.c.record_id)), turn).values(resolver_due_at=turned)
+    asked = (_r.resolver_due_at % TWO).label("asked")
+    return taken.returning(_r.record_id, _r.tenant_id, *columns(), dialect.now.label("now"), asked)
 
 
 def free(dialect: Dialect) -> ReturningUpdate[Any]:
     """The key is free again, in whatever state it was met. No answer is left: who asks for it would be told of one that
     counts no more. The token is nobody's."""
     statement, now = others_update(dialect, *_living(dialect))
-    emptied = ("lease_until", "completed_at", "status", "answer", "reason", "key_id", "data_key", "succeeded")
+    emptied = (
+        "lease_expires_at",
+        "completed_at",
+        "status",
+        "response",
+        "reason",
+        "wrapping_key_id",
+        "data_key_number",
+        "succeeded",
+    )
     freed = statement.values(
         state=word(RELEASED),
         token=_bytes("my_token"),
         expires_at=now + literal_column(str(RELEASED_KEEP), BigInteger),
-        ask_at=ZERO,
+        resolver_due_at=ZERO,
         **{name: null() for name in emptied},
     )
     # How large the answer was stays: its tenant's ledger has to hear of it.
-    return freed.returning(_r.counted, _r.byte_size)
+    return freed.returning(_r.in_quota, _r.response_size)
 
 
 def glance(dialect: Dialect) -> Select[Any]:
     """As much of a row as tells why there was nothing to change: whether it is what was met, and whose it is."""
     unchanged = and_(is_as_met(), *_living(dialect))
-    return select(_r.state, _r.token, _r.counted, unchanged.label("unchanged")).where(is_mine())
+    return select(_r.state, _r.token, _r.in_quota, unchanged.label("unchanged")).where(is_mine())
 
 
 def walk_processing(dialect: Dialect) -> Select[Any]:
@@ -123,22 +136,22 @@ def walk_quarantined(dialect: Dialect) -> Select[Any]:
 def walk_completed(dialect: Dialect) -> Select[Any]:
     """Those up to `my_until` that are done and whose life has not ended, without their answers: those may be large."""
     empty = literal_column("''::bytea" if dialect.name == POSTGRESQL else "x''", LargeBinary)
-    shown = [empty.label("answer") if column is _r.answer else column for column in columns()]
-    return _walk(dialect, shown, is_answer(dialect), _r.rid <= _bytes("my_until"), few=False)
+    shown = [empty.label("response") if column is _r.response else column for column in columns()]
+    return _walk(dialect, shown, is_answer(dialect), _r.record_id <= _bytes("my_until"), few=False)
 
 
 def standing(dialect: Dialect) -> Select[Any]:
     """How many are not completed, and when the first lease of each kind ended. Reads indexes that hold nothing else."""
     moment = select(dialect.now.label("now")).cte("moment")
     now = select(moment.c.now).scalar_subquery()
-    is_over = _r.lease_until <= now
+    is_over = _r.lease_expires_at <= now
     in_flight = select(
         func.coalesce(func.sum(case((is_over, ZERO), else_=ONE)), ZERO).label("in_flight"),
         func.coalesce(func.sum(case((is_over, ONE), else_=ZERO)), ZERO).label("lapsed"),
-        func.min(case((is_over, _lease_until(dialect)))).label("first_lapsed"),
+        func.min(case((is_over, _lease_expires_at(dialect)))).label("first_lapsed"),
     )
     processing = in_flight.where(_r.state == word(PROCESSING)).subquery("processing")
-    unknown = select(func.count().label("quarantined"), func.min(_lease_until(dialect)).label("first_quarantined"))
+    unknown = select(func.count().label("quarantined"), func.min(_lease_expires_at(dialect)).label("first_quarantined"))
     quarantined = unknown.where(_r.state == word(QUARANTINED)).subquery("quarantined")
     p, q = processing.c, quarantined.c
     told = (p.in_flight, p.lapsed, now - p.first_lapsed, q.quarantined, now - q.first_quarantined)
@@ -150,12 +163,16 @@ def standing(dialect: Dialect) -> Select[Any]:
 def _walk(
     dialect: Dialect, shown: list[ColumnElement[Any]], *conditions: ColumnElement[bool], few: bool = True
 ) -> Select[Any]:
-    tid = _bytes("my_tid")
+    tid = _bytes("my_tenant_id")
     # SQLite takes the keys' index for what is to be in their order, and would go through all that is completed: a sign
     # in front of a column keeps it from using an index of it.
-    rid = literal_column("+idempotency_records.rid", LargeBinary) if few and dialect.name == SQLITE else _r.rid
-    found = select(_r.rid, _r.tid, *shown, dialect.now.label("now"))
-    of_tenant = found.where(rid > _bytes("my_after"), *conditions, _r.tid == func.coalesce(tid, _r.tid))
+    rid = (
+        literal_column("+idempotency_records.record_id", LargeBinary)
+        if few and dialect.name == SQLITE
+        else _r.record_id
+    )
+    found = select(_r.record_id, _r.tenant_id, *shown, dialect.now.label("now"))
+    of_tenant = found.where(rid > _bytes("my_after"), *conditions, _r.tenant_id == func.coalesce(tid, _r.tenant_id))
     return of_tenant.order_by(rid).limit(_limit())
 
 
@@ -168,16 +185,16 @@ def _over(dialect: Dialect, when: ColumnElement[Any]) -> tuple[ColumnElement[boo
     return when <= _number("my_horizon"), when <= dialect.now
 
 
-def _lease_until(dialect: Dialect) -> ColumnElement[int]:
+def _lease_expires_at(dialect: Dialect) -> ColumnElement[int]:
     # One flipped bit makes a time that cannot be taken away from now. It is not to keep all others waiting.
-    return _the(dialect.greatest, _r.lease_until, ZERO)
+    return _the(dialect.greatest, _r.lease_expires_at, ZERO)
 
 
 def _unless_locked(dialect: Dialect, wanted: ColumnElement[bool]) -> Update:
     if dialect.name != POSTGRESQL:
         return update(records).where(wanted)
-    free = select(_r.rid).where(wanted).correlate(None).with_for_update(skip_locked=True).scalar_subquery()
-    return update(records).where(_r.rid == free)
+    free = select(_r.record_id).where(wanted).correlate(None).with_for_update(skip_locked=True).scalar_subquery()
+    return update(records).where(_r.record_id == free)
 
 
 def _the(function: str, one: ColumnElement[int], other: ColumnElement[int]) -> ColumnElement[int]:

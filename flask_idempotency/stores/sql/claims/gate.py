@@ -115,7 +115,7 @@ class Gate:
 def refusal(standing: Any) -> OverQuota | None:
     """Why one more key must not be granted, by `ledger_statements.standing`."""
     now = standing.now
-    ends = (standing.first_edge or now) - now
+    ends = (standing.first_bucket_end or now) - now
     if standing.max_records is not None and standing.unsettled + standing.records >= standing.max_records:
         return OverQuota("records", standing.max_records, ends / 1_000_000)
     if standing.max_bytes is not None and standing.bytes >= standing.max_bytes:
@@ -123,7 +123,7 @@ def refusal(standing: Any) -> OverQuota | None:
     if standing.max_in_flight is not None and standing.in_flight >= standing.max_in_flight:
         left = (standing.first_lease or now) - now
         return OverQuota("in-flight", standing.max_in_flight, left / 1_000_000)
-    new_keys = rate(standing.max_new_keys, standing.max_span)
+    new_keys = rate(standing.max_new_keys, standing.max_window_length)
     if new_keys is not None and standing.new_keys >= new_keys.count:
         _, left = window_of(now, new_keys)
         return OverQuota("new-keys", new_keys.count, left / 1_000_000, new_keys.seconds)

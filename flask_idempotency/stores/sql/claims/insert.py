@@ -93,8 +93,10 @@ class InsertIntoFile:
         standing = checked(connection.execute(self._standing, asked.parameters).one())
         refused = refusal(standing)
         if refused is None and standing.max_new_keys is not None:
-            edge = (standing.now // standing.max_span + 1) * standing.max_span
-            counted = entry(kind=NEW_KEYS, edge=edge, span=standing.max_span, records=1, stored=0)
+            bucket_end = (standing.now // standing.max_window_length + 1) * standing.max_window_length
+            counted = entry(
+                kind=NEW_KEYS, bucket_end=bucket_end, window_length=standing.max_window_length, records=1, stored=0
+            )
             connection.execute(self._book, {**asked.parameters, **counted})
         return refused
 

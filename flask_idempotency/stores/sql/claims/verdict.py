@@ -54,16 +54,16 @@ class Move(Enum):
 def ask(request: ClaimRequest, token: bytes, *, lease: int, now: int | None, quota: Quota | None = None) -> Asked:
     about = request.about
     parameters = {
-        "my_rid": request.key.rid,
-        "my_tid": request.key.tid,
+        "my_record_id": request.key.rid,
+        "my_tenant_id": request.key.tid,
         "my_token": token,
         "my_fingerprint": request.fingerprint,
-        "my_on_lapse": TAKEOVER if request.on_lapse is OnLapse.TAKEOVER else QUARANTINE,
+        "my_on_expiry": TAKEOVER if request.on_lapse is OnLapse.TAKEOVER else QUARANTINE,
         "my_tenant": escape(about.tenant),
         "my_principal": escape(about.principal),
         "my_method": escape(about.method),
-        "my_operation": escape(about.operation),
-        "my_counted": 0 if quota is None else 1,
+        "my_endpoint": escape(about.operation),
+        "my_in_quota": 0 if quota is None else 1,
         "lease": lease,
         "now": now,
         **({} if quota is None else within(request.key, quota)),
@@ -87,4 +87,4 @@ def judge(row: Row, asked: Asked) -> StoreOutcome | Move:
         return Claimed(Grant(row.token, row.fence, row.attempt, max(row.left, 0) / 1_000_000))
     if not row.lapsed:
         return InFlight(retry_after=row.left / 1_000_000)
-    return Move.TAKE_OVER if row.on_lapse == TAKEOVER else Move.QUARANTINE
+    return Move.TAKE_OVER if row.on_expiry == TAKEOVER else Move.QUARANTINE

@@ -8,48 +8,48 @@ from flask_idempotency.stores.sql.migrations.step import Step, Where
 
 _RECORDS: Final = """\
 CREATE TABLE IF NOT EXISTS idempotency_records (
-    rid {bytes} NOT NULL,
-    tid {bytes} NOT NULL,
+    record_id {bytes} NOT NULL,
+    tenant_id {bytes} NOT NULL,
     state VARCHAR(11) NOT NULL,
     token {bytes} NOT NULL,
     fence BIGINT NOT NULL,
     attempt INTEGER NOT NULL,
     fingerprint {bytes} NOT NULL,
-    on_lapse VARCHAR(10) NOT NULL,
+    on_expiry VARCHAR(10) NOT NULL,
     tenant TEXT NOT NULL,
     principal TEXT NOT NULL,
     method TEXT NOT NULL,
-    operation TEXT NOT NULL,
+    endpoint TEXT NOT NULL,
     requested_at BIGINT NOT NULL,
-    lease_until BIGINT,
+    lease_expires_at BIGINT,
     completed_at BIGINT,
     expires_at BIGINT,
     status SMALLINT,
-    byte_size BIGINT,
-    answer {bytes},
+    response_size BIGINT,
+    response {bytes},
     reason TEXT,
-    counted SMALLINT NOT NULL,
-    key_id TEXT,
-    data_key INTEGER,
+    in_quota SMALLINT NOT NULL,
+    wrapping_key_id TEXT,
+    data_key_number INTEGER,
     succeeded SMALLINT,
-    ask_at BIGINT DEFAULT 0 NOT NULL,
-    PRIMARY KEY (rid),
+    resolver_due_at BIGINT DEFAULT 0 NOT NULL,
+    PRIMARY KEY (record_id),
     CONSTRAINT idempotency_state CHECK (
         state IN ('processing', 'completed', 'failed', 'quarantined', 'released')
     ),
-    CONSTRAINT idempotency_on_lapse CHECK (on_lapse IN ('takeover', 'quarantine')),
+    CONSTRAINT idempotency_on_expiry CHECK (on_expiry IN ('takeover', 'quarantine')),
     CONSTRAINT idempotency_deadline CHECK (
-        (state IN ('processing', 'quarantined') AND lease_until IS NOT NULL AND expires_at IS NULL)
+        (state IN ('processing', 'quarantined') AND lease_expires_at IS NOT NULL AND expires_at IS NULL)
         OR (state IN ('completed', 'failed', 'released') AND expires_at IS NOT NULL)
     ),
-    CONSTRAINT idempotency_answer CHECK (
+    CONSTRAINT idempotency_response CHECK (
         NOT state IN ('completed', 'failed')
-        OR (completed_at IS NOT NULL AND status IS NOT NULL AND byte_size IS NOT NULL AND answer IS NOT NULL)
+        OR (completed_at IS NOT NULL AND status IS NOT NULL AND response_size IS NOT NULL AND response IS NOT NULL)
     )
 )"""
 
-_FACTS: Final = """\
-CREATE TABLE IF NOT EXISTS idempotency_facts (
+_META: Final = """\
+CREATE TABLE IF NOT EXISTS idempotency_meta (
     name VARCHAR(40) NOT NULL,
     value BIGINT NOT NULL,
     PRIMARY KEY (name)
@@ -57,49 +57,49 @@ CREATE TABLE IF NOT EXISTS idempotency_facts (
 
 _TENANTS: Final = """\
 CREATE TABLE IF NOT EXISTS idempotency_tenants (
-    tid {bytes} NOT NULL,
-    last_key INTEGER NOT NULL,
-    destroyed INTEGER NOT NULL,
+    tenant_id {bytes} NOT NULL,
+    last_key_number INTEGER NOT NULL,
+    shredded_key_number INTEGER NOT NULL,
     erased_at BIGINT,
     limit_records BIGINT,
     limit_bytes BIGINT,
     limit_in_flight BIGINT,
     limit_new_keys BIGINT,
     limit_window BIGINT,
-    PRIMARY KEY (tid)
+    PRIMARY KEY (tenant_id)
 )"""
 
 _DATA_KEYS: Final = """\
 CREATE TABLE IF NOT EXISTS idempotency_data_keys (
-    tid {bytes} NOT NULL,
+    tenant_id {bytes} NOT NULL,
     number INTEGER NOT NULL,
-    kid TEXT NOT NULL,
-    wrapped {bytes} NOT NULL,
-    made_at BIGINT NOT NULL,
-    closed_at BIGINT,
-    PRIMARY KEY (tid, number)
+    wrapping_key_id TEXT NOT NULL,
+    wrapped_key {bytes} NOT NULL,
+    created_at BIGINT NOT NULL,
+    disabled_at BIGINT,
+    PRIMARY KEY (tenant_id, number)
 )"""
 
-# Its rows are written again and again: with room on the page no index hears of it.
-_LEDGER: Final = """\
-CREATE TABLE IF NOT EXISTS idempotency_ledger (
-    tid {bytes} NOT NULL,
-    kind VARCHAR(7) NOT NULL,
-    edge BIGINT NOT NULL,
-    span BIGINT NOT NULL,
+# Its rows are updated often: with free space on the page, an update touches no index.
+_QUOTA: Final = """\
+CREATE TABLE IF NOT EXISTS idempotency_quota (
+    tenant_id {bytes} NOT NULL,
+    kind VARCHAR(9) NOT NULL,
+    bucket_end BIGINT NOT NULL,
+    window_length BIGINT NOT NULL,
     shard SMALLINT NOT NULL,
     records BIGINT NOT NULL,
     bytes BIGINT NOT NULL,
-    PRIMARY KEY (tid, kind, edge, span, shard)
+    PRIMARY KEY (tenant_id, kind, bucket_end, window_length, shard)
 ){storage}"""
 
-_CHORES: Final = """\
-CREATE TABLE IF NOT EXISTS idempotency_chores (
+_TASKS: Final = """\
+CREATE TABLE IF NOT EXISTS idempotency_tasks (
     name VARCHAR(40) NOT NULL,
-    noted_at BIGINT,
+    reported_at BIGINT,
     report TEXT,
-    holder {bytes},
-    held_until BIGINT,
+    locked_by {bytes},
+    lock_expires_at BIGINT,
     PRIMARY KEY (name)
 )"""
 
@@ -115,20 +115,20 @@ _POSTGRESQL_STORAGE: Final = Where(
     # What an operator has set differently stays.
     "SELECT NOT coalesce(array_to_string(reloptions, ',') ~ 'fillfactor=', false) FROM pg_class"
     " WHERE oid = to_regclass('idempotency_records')",
-    ("ALTER TABLE idempotency_records SET (fillfactor = 80), ALTER COLUMN answer SET STORAGE EXTERNAL",),
+    ("ALTER TABLE idempotency_records SET (fillfactor = 80), ALTER COLUMN response SET STORAGE EXTERNAL",),
 )
-# Its rows are written again and again: with room on the page no index hears of it.
+# Its rows are updated often: with free space on the page, an update touches no index.
 _POSTGRESQL_ROOM: Final = Where(
     "SELECT NOT coalesce(array_to_string(reloptions, ',') ~ 'fillfactor=', false) FROM pg_class"
-    " WHERE oid = to_regclass('idempotency_ledger')",
-    ("ALTER TABLE idempotency_ledger SET (fillfactor = 50)",),
+    " WHERE oid = to_regclass('idempotency_quota')",
+    ("ALTER TABLE idempotency_quota SET (fillfactor = 50)",),
 )
 
 _INDEXES: Final = {
-    "idempotency_stale": "(lease_until) WHERE state = 'processing'",
-    "idempotency_quarantined": "(ask_at, lease_until) WHERE state = 'quarantined'",
+    "idempotency_expired_leases": "(lease_expires_at) WHERE state = 'processing'",
+    "idempotency_quarantined": "(resolver_due_at, lease_expires_at) WHERE state = 'quarantined'",
     "idempotency_expiry": "(expires_at) WHERE expires_at IS NOT NULL",
-    "idempotency_unsettled": "(tid, lease_until) WHERE counted = 1 AND lease_until IS NOT NULL",
+    "idempotency_unfinished": "(tenant_id, lease_expires_at) WHERE in_quota = 1 AND lease_expires_at IS NOT NULL",
 }
 
 
@@ -146,43 +146,43 @@ def _postgresql_index(name: str) -> Where:
 
 
 _TABLE_COMMENTS: Final = {
-    "idempotency_records": "One row for each idempotency key. Written by flask_idempotency only.",
-    "idempotency_facts": "The schema''s version, the store''s own number, and the last fence where there are no sequences.",
-    "idempotency_tenants": "One row for each tenant that has had a data key or limits of its own.",
-    "idempotency_data_keys": "What answers are sealed with, wrapped. A row that is gone erases every answer under it.",
-    "idempotency_ledger": "What each tenant has, by when it will be over. Shards are added up: one may be below 0.",
-    "idempotency_chores": "One row for each chore that a janitor was ever at.",
-    "idempotency_fence_numbers": "Always empty: where there are sequences, fences come from the one of its key.",
+    "idempotency_records": "One row for each idempotency key. Only flask_idempotency writes to it.",
+    "idempotency_meta": "The schema''s version, the store''s own number, and on SQLite the last fence.",
+    "idempotency_tenants": "One row for each tenant that has had a data key or its own limits.",
+    "idempotency_data_keys": "Wrapped data keys that encrypt responses. Deleting a row erases every response under it.",
+    "idempotency_quota": "What each tenant uses, by the time it expires. Add up the shards: one may be below 0.",
+    "idempotency_tasks": "One row for each task that a janitor has run.",
+    "idempotency_fence_numbers": "Always empty: on PostgreSQL, fences come from the sequence of its key.",
 }
 
 _COLUMN_COMMENTS: Final = {
-    "idempotency_records.rid": "HMAC of scope and client key: leads back to neither",
-    "idempotency_records.tid": "HMAC of namespace and tenant",
-    "idempotency_records.token": "random, one for each claim; compared, never ordered",
-    "idempotency_records.fence": "rises with every claim, for ever",
-    "idempotency_records.on_lapse": "what becomes of it when its lease ends unsettled",
-    "idempotency_records.operation": "the route, by its endpoint",
-    "idempotency_records.lease_until": "while processing or quarantined",
-    "idempotency_records.expires_at": "never set while processing or quarantined: time does not end those",
-    "idempotency_records.byte_size": "of the plain answer: what quotas count",
-    "idempotency_records.answer": "status, headers and body, as the codec sealed them",
-    "idempotency_records.reason": "why it is quarantined",
-    "idempotency_records.counted": "1: it is in its tenant''s ledger",
-    "idempotency_records.key_id": "of the key that wraps the data key; NULL: the answer is not encrypted",
-    "idempotency_records.data_key": "number of the tenant''s data key; 0: the answer was erased",
-    "idempotency_records.succeeded": "of an answer that cannot be opened, for its state says it no more",
-    "idempotency_records.ask_at": "while quarantined: not before then a resolver is asked again",
-    "idempotency_tenants.last_key": "the highest number that a data key was ever given",
-    "idempotency_tenants.destroyed": "data keys up to this number can never be had again",
-    "idempotency_tenants.erased_at": "answers of keys first used until then are told as erased",
-    "idempotency_tenants.limit_window": "of limit_new_keys, in microseconds",
-    "idempotency_data_keys.kid": "of the key that wraps it",
-    "idempotency_data_keys.closed_at": "since when it opens what it has sealed, and seals no more",
-    "idempotency_ledger.edge": "when it is over, all of it at once",
-    "idempotency_ledger.span": "of a window, in microseconds",
-    "idempotency_ledger.shard": "so that few wait for each other",
-    "idempotency_chores.report": "of the last run, as JSON: numbers and words of ours",
-    "idempotency_chores.holder": "who is at it; a lock that saves work, and no more",
+    "idempotency_records.record_id": "HMAC of the scope and the client''s key; neither can be recovered from it",
+    "idempotency_records.tenant_id": "HMAC of the namespace and the tenant",
+    "idempotency_records.token": "random, new with every claim; compared, never ordered",
+    "idempotency_records.fence": "rises with every claim",
+    "idempotency_records.on_expiry": "what happens when the lease expires: takeover or quarantine",
+    "idempotency_records.endpoint": "the Flask endpoint",
+    "idempotency_records.lease_expires_at": "set while processing or quarantined",
+    "idempotency_records.expires_at": "never set while processing or quarantined",
+    "idempotency_records.response_size": "bytes of the plain response, as quotas count them",
+    "idempotency_records.response": "status, headers and body, as the codec encoded them",
+    "idempotency_records.reason": "why the record is quarantined",
+    "idempotency_records.in_quota": "1: idempotency_quota counts this record",
+    "idempotency_records.wrapping_key_id": "id of the key that wraps the data key; NULL: the response is not encrypted",
+    "idempotency_records.data_key_number": "number of the tenant''s data key; 0: the response was erased",
+    "idempotency_records.succeeded": "1: a success; set when the response cannot be read, because state is then quarantined",
+    "idempotency_records.resolver_due_at": "while quarantined: the earliest time of the next call to a resolver",
+    "idempotency_tenants.last_key_number": "the highest number that any data key of this tenant had",
+    "idempotency_tenants.shredded_key_number": "data keys up to this number are shredded",
+    "idempotency_tenants.erased_at": "responses of keys first used until then are erased",
+    "idempotency_tenants.limit_window": "window of limit_new_keys, in microseconds",
+    "idempotency_data_keys.wrapping_key_id": "id of the key that wraps it",
+    "idempotency_data_keys.disabled_at": "since then the key decrypts, and encrypts nothing new",
+    "idempotency_quota.bucket_end": "when everything in this bucket expires",
+    "idempotency_quota.window_length": "length of a window of new keys, in microseconds; 0 for responses",
+    "idempotency_quota.shard": "spreads writers, so that few wait for each other",
+    "idempotency_tasks.report": "report of the last run, as JSON",
+    "idempotency_tasks.locked_by": "token of the janitor that runs the task; the lock only saves work",
 }
 
 
@@ -206,14 +206,14 @@ def _column_comment(name: str) -> Where:
 # Random, so that no two databases have the same, and never changed: answers in a Redis that they share are told apart by
 # it. In a version 4 UUID the first twelve digits and the last four are random, every bit of them.
 _POSTGRESQL_STORE: Final = (
-    "INSERT INTO idempotency_facts (name, value)"
+    "INSERT INTO idempotency_meta (name, value)"
     " SELECT 'store', ('x' || left(hex, 12) || right(hex, 4))::bit(64)::bigint & 9223372036854775807"
     " FROM replace(gen_random_uuid()::text, '-', '') AS hex"
     " ON CONFLICT (name) DO NOTHING"
 )
 
 _SQLITE_STORE: Final = (
-    "INSERT INTO idempotency_facts (name, value) VALUES ('store', random() & 9223372036854775807)"
+    "INSERT INTO idempotency_meta (name, value) VALUES ('store', random() & 9223372036854775807)"
     " ON CONFLICT (name) DO NOTHING"
 )
 
@@ -244,20 +244,20 @@ _POSTGRESQL_FENCES: Final = (
 )
 
 _SQLITE_FENCES: Final = (
-    "INSERT INTO idempotency_facts (name, value)"
+    "INSERT INTO idempotency_meta (name, value)"
     " VALUES ('fence', CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000)"
     " ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE value < excluded.value",
 )
 
 
 def _tables(**words: str) -> list[str]:
-    tables = (_RECORDS, _FACTS, _TENANTS, _DATA_KEYS, _LEDGER, _CHORES, _FENCE_NUMBERS)
+    tables = (_RECORDS, _META, _TENANTS, _DATA_KEYS, _QUOTA, _TASKS, _FENCE_NUMBERS)
     return [table.format(**words) for table in tables]
 
 
 STEP: Final = Step(
     number=1,
-    what="idempotency_records, _facts, _tenants, _data_keys, _ledger, _chores, _fence_numbers, and the store's number",
+    what="idempotency_records, _meta, _tenants, _data_keys, _quota, _tasks, _fence_numbers, and the store's number",
     statements={
         "postgresql": (
             *_tables(bytes="BYTEA", serial="BIGSERIAL", storage=" WITH (fillfactor = 50)"),

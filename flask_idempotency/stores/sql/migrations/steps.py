@@ -16,10 +16,10 @@ from flask_idempotency.stores.sql.migrations.step import Step
 STEPS: Final = (m0001_tables.STEP,)
 LATEST: Final = STEPS[-1].number
 
-_READ_VERSION: Final = text("SELECT value FROM idempotency_facts WHERE name = 'schema_version'")
+_READ_VERSION: Final = text("SELECT value FROM idempotency_meta WHERE name = 'schema_version'")
 _WRITE_VERSION: Final = text(
-    "INSERT INTO idempotency_facts (name, value) VALUES ('schema_version', :version)"
-    " ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE idempotency_facts.value < excluded.value"
+    "INSERT INTO idempotency_meta (name, value) VALUES ('schema_version', :version)"
+    " ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE idempotency_meta.value < excluded.value"
 )
 
 
@@ -39,7 +39,7 @@ def upgrade(bind: Engine | Connection) -> list[str]:
 
 def version(connection: Connection) -> int:
     """The last step this database has behind it; 0 before the first, or when other tools made the tables."""
-    if not inspect(connection).has_table("idempotency_facts"):
+    if not inspect(connection).has_table("idempotency_meta"):
         return 0
     reached = connection.scalar(_READ_VERSION)
     return reached if isinstance(reached, int) else 0

@@ -1,1 +1,1 @@
-UPDATE idempotency_chores SET holder=NULL, held_until=NULL WHERE idempotency_chores.name = %(my_name)s::VARCHAR AND idempotency_chores.holder = %(my_holder)s
+UPDATE idempotency_tasks SET locked_by=NULL, lock_expires_at=NULL WHERE idempotency_tasks.name = %(my_name)s::VARCHAR AND idempotency_tasks.locked_by = %(my_locked_by)s

@@ -1,3 +1,3 @@
-SELECT idempotency_chores.name, coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) - idempotency_chores.noted_at AS ago, idempotency_chores.report
-FROM idempotency_chores
-WHERE idempotency_chores.noted_at IS NOT NULL
+SELECT idempotency_tasks.name, coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) - idempotency_tasks.reported_at AS ago, idempotency_tasks.report
+FROM idempotency_tasks
+WHERE idempotency_tasks.reported_at IS NOT NULL

@@ -1,3 +1,3 @@
 SELECT count(*) AS count_1
-FROM idempotency_facts
-WHERE idempotency_facts.name = 'cached_since'
+FROM idempotency_meta
+WHERE idempotency_meta.name = 'cached_since'

@@ -1,1 +1,1 @@
-INSERT INTO idempotency_data_keys (tid, number, kid, wrapped, made_at) VALUES (%(my_tid)s, %(my_number)s::INTEGER, %(my_kid)s::VARCHAR, %(my_wrapped)s, coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint))
+INSERT INTO idempotency_data_keys (tenant_id, number, wrapping_key_id, wrapped_key, created_at) VALUES (%(my_tenant_id)s, %(my_number)s::INTEGER, %(my_wrapping_key_id)s::VARCHAR, %(my_wrapped_key)s, coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint))

@@ -1,1 +1,1 @@
-UPDATE idempotency_data_keys SET closed_at=coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) WHERE idempotency_data_keys.tid = %(my_tid)s AND idempotency_data_keys.number = %(my_number)s::INTEGER AND idempotency_data_keys.closed_at IS NULL
+UPDATE idempotency_data_keys SET disabled_at=coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) WHERE idempotency_data_keys.tenant_id = %(my_tenant_id)s AND idempotency_data_keys.number = %(my_number)s::INTEGER AND idempotency_data_keys.disabled_at IS NULL

@@ -1,1 +1,1 @@
-UPDATE idempotency_tenants SET destroyed=idempotency_tenants.last_key, erased_at=greatest(coalesce(idempotency_tenants.erased_at, 0), coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint)) WHERE idempotency_tenants.tid = %(my_tid)s
+UPDATE idempotency_tenants SET shredded_key_number=idempotency_tenants.last_key_number, erased_at=greatest(coalesce(idempotency_tenants.erased_at, 0), coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint)) WHERE idempotency_tenants.tenant_id = %(my_tenant_id)s

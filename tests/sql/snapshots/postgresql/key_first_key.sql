@@ -1,2 +1,2 @@
-INSERT INTO idempotency_tenants (tid, last_key, destroyed) SELECT %(my_tid)s AS anon_1, 0, 0
-WHERE 1 = 1 ON CONFLICT (tid) DO NOTHING  RETURNING idempotency_tenants.tid
+INSERT INTO idempotency_tenants (tenant_id, last_key_number, shredded_key_number) SELECT %(my_tenant_id)s AS anon_1, 0, 0
+WHERE 1 = 1 ON CONFLICT (tenant_id) DO NOTHING  RETURNING idempotency_tenants.tenant_id

@@ -1,3 +1,3 @@
-SELECT idempotency_data_keys.tid, idempotency_data_keys.number, idempotency_data_keys.kid, idempotency_data_keys.wrapped, coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) - idempotency_data_keys.closed_at AS closed_for
+SELECT idempotency_data_keys.tenant_id, idempotency_data_keys.number, idempotency_data_keys.wrapping_key_id, idempotency_data_keys.wrapped_key, coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) - idempotency_data_keys.disabled_at AS disabled_for
 FROM idempotency_data_keys
-WHERE idempotency_data_keys.kid != %(my_kid)s::VARCHAR ORDER BY idempotency_data_keys.tid, idempotency_data_keys.number
+WHERE idempotency_data_keys.wrapping_key_id != %(my_wrapping_key_id)s::VARCHAR ORDER BY idempotency_data_keys.tenant_id, idempotency_data_keys.number

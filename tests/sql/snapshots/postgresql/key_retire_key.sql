@@ -1,1 +1,1 @@
-DELETE FROM idempotency_data_keys WHERE idempotency_data_keys.tid = %(my_tid)s AND idempotency_data_keys.number = %(my_number)s::INTEGER AND idempotency_data_keys.closed_at IS NOT NULL
+DELETE FROM idempotency_data_keys WHERE idempotency_data_keys.tenant_id = %(my_tenant_id)s AND idempotency_data_keys.number = %(my_number)s::INTEGER AND idempotency_data_keys.disabled_at IS NOT NULL

@@ -1,11 +1,11 @@
 WITH moment AS
 (SELECT coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AS now)
- SELECT both_.edge, CAST(sum(both_.records) AS BIGINT) AS records, CAST(sum(both_.bytes) AS BIGINT) AS bytes
-FROM (SELECT idempotency_ledger.edge AS edge, idempotency_ledger.records AS records, idempotency_ledger.bytes AS bytes
-FROM idempotency_ledger
-WHERE idempotency_ledger.tid = %(my_tid)s AND idempotency_ledger.kind = 'answers' AND idempotency_ledger.edge > (SELECT moment.now
-FROM moment) UNION ALL SELECT idempotency_records.expires_at AS expires_at, -1 AS anon_1, -idempotency_records.byte_size AS anon_2
+ SELECT both_.bucket_end, CAST(sum(both_.records) AS BIGINT) AS records, CAST(sum(both_.bytes) AS BIGINT) AS bytes
+FROM (SELECT idempotency_quota.bucket_end AS bucket_end, idempotency_quota.records AS records, idempotency_quota.bytes AS bytes
+FROM idempotency_quota
+WHERE idempotency_quota.tenant_id = %(my_tenant_id)s AND idempotency_quota.kind = 'responses' AND idempotency_quota.bucket_end > (SELECT moment.now
+FROM moment) UNION ALL SELECT idempotency_records.expires_at AS expires_at, -1 AS anon_1, -idempotency_records.response_size AS anon_2
 FROM idempotency_records
-WHERE idempotency_records.tid = %(my_tid)s AND idempotency_records.counted = 1 AND idempotency_records.state IN ('completed', 'failed') AND idempotency_records.expires_at > (SELECT moment.now
-FROM moment)) AS both_ GROUP BY both_.edge
+WHERE idempotency_records.tenant_id = %(my_tenant_id)s AND idempotency_records.in_quota = 1 AND idempotency_records.state IN ('completed', 'failed') AND idempotency_records.expires_at > (SELECT moment.now
+FROM moment)) AS both_ GROUP BY both_.bucket_end
 HAVING CAST(sum(both_.records) AS BIGINT) != 0 OR CAST(sum(both_.bytes) AS BIGINT) != 0

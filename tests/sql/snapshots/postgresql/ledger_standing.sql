@@ -1,19 +1,19 @@
-SELECT limits.now, limits.records AS max_records, limits.bytes AS max_bytes, limits.in_flight AS max_in_flight, limits.new_keys AS max_new_keys, limits.span AS max_span, (SELECT count(*) AS count_1
+SELECT limits.now, limits.records AS max_records, limits.bytes AS max_bytes, limits.in_flight AS max_in_flight, limits.new_keys AS max_new_keys, limits.window_length AS max_window_length, (SELECT count(*) AS count_1
 FROM idempotency_records AS others
-WHERE others.tid = %(my_tid)s AND others.counted = 1 AND others.lease_until IS NOT NULL) AS unsettled, (SELECT count(*) AS count_2
+WHERE others.tenant_id = %(my_tenant_id)s AND others.in_quota = 1 AND others.lease_expires_at IS NOT NULL) AS unsettled, (SELECT count(*) AS count_2
 FROM idempotency_records AS others
-WHERE others.tid = %(my_tid)s AND others.counted = 1 AND others.lease_until IS NOT NULL AND others.lease_until > limits.now AND others.state = 'processing') AS in_flight, (SELECT CAST(coalesce(sum(idempotency_ledger.records), 0) AS BIGINT) AS coalesce_1
-FROM idempotency_ledger
-WHERE idempotency_ledger.tid = %(my_tid)s AND idempotency_ledger.kind = 'answers' AND idempotency_ledger.edge > limits.now) AS records, (SELECT CAST(coalesce(sum(idempotency_ledger.bytes), 0) AS BIGINT) AS coalesce_2
-FROM idempotency_ledger
-WHERE idempotency_ledger.tid = %(my_tid)s AND idempotency_ledger.kind = 'answers' AND idempotency_ledger.edge > limits.now) AS bytes, (SELECT CAST(coalesce(sum(idempotency_ledger.records), 0) AS BIGINT) AS coalesce_3
-FROM idempotency_ledger
-WHERE idempotency_ledger.tid = %(my_tid)s AND idempotency_ledger.kind = 'keys' AND idempotency_ledger.edge = (limits.now / limits.span + 1) * limits.span AND idempotency_ledger.span = limits.span) AS new_keys, (SELECT min(others.lease_until) AS min_1
+WHERE others.tenant_id = %(my_tenant_id)s AND others.in_quota = 1 AND others.lease_expires_at IS NOT NULL AND others.lease_expires_at > limits.now AND others.state = 'processing') AS in_flight, (SELECT CAST(coalesce(sum(idempotency_quota.records), 0) AS BIGINT) AS coalesce_1
+FROM idempotency_quota
+WHERE idempotency_quota.tenant_id = %(my_tenant_id)s AND idempotency_quota.kind = 'responses' AND idempotency_quota.bucket_end > limits.now) AS records, (SELECT CAST(coalesce(sum(idempotency_quota.bytes), 0) AS BIGINT) AS coalesce_2
+FROM idempotency_quota
+WHERE idempotency_quota.tenant_id = %(my_tenant_id)s AND idempotency_quota.kind = 'responses' AND idempotency_quota.bucket_end > limits.now) AS bytes, (SELECT CAST(coalesce(sum(idempotency_quota.records), 0) AS BIGINT) AS coalesce_3
+FROM idempotency_quota
+WHERE idempotency_quota.tenant_id = %(my_tenant_id)s AND idempotency_quota.kind = 'new_keys' AND idempotency_quota.bucket_end = (limits.now / limits.window_length + 1) * limits.window_length AND idempotency_quota.window_length = limits.window_length) AS new_keys, (SELECT min(others.lease_expires_at) AS min_1
 FROM idempotency_records AS others
-WHERE others.tid = %(my_tid)s AND others.counted = 1 AND others.lease_until IS NOT NULL AND others.lease_until > limits.now AND others.state = 'processing') AS first_lease, (SELECT min(idempotency_ledger.edge) AS min_2
-FROM idempotency_ledger
-WHERE idempotency_ledger.tid = %(my_tid)s AND idempotency_ledger.kind = 'answers' AND idempotency_ledger.edge > limits.now) AS first_edge, EXISTS (SELECT 1
+WHERE others.tenant_id = %(my_tenant_id)s AND others.in_quota = 1 AND others.lease_expires_at IS NOT NULL AND others.lease_expires_at > limits.now AND others.state = 'processing') AS first_lease, (SELECT min(idempotency_quota.bucket_end) AS min_2
+FROM idempotency_quota
+WHERE idempotency_quota.tenant_id = %(my_tenant_id)s AND idempotency_quota.kind = 'responses' AND idempotency_quota.bucket_end > limits.now) AS first_bucket_end, EXISTS (SELECT 1
 FROM idempotency_records
-WHERE idempotency_records.rid = %(my_rid)s) AS known
-FROM (SELECT moment.now AS now, coalesce(idempotency_tenants.limit_records, %(my_max_records)s::BIGINT) AS records, coalesce(idempotency_tenants.limit_bytes, %(my_max_bytes)s::BIGINT) AS bytes, coalesce(idempotency_tenants.limit_in_flight, %(my_max_in_flight)s::BIGINT) AS in_flight, coalesce(idempotency_tenants.limit_new_keys, %(my_max_new_keys)s::BIGINT) AS new_keys, CASE WHEN (idempotency_tenants.limit_new_keys IS NOT NULL) THEN idempotency_tenants.limit_window ELSE %(my_span)s::BIGINT END AS span
-FROM (SELECT coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AS now) AS moment LEFT OUTER JOIN idempotency_tenants ON idempotency_tenants.tid = %(my_tid)s) AS limits
+WHERE idempotency_records.record_id = %(my_record_id)s) AS known
+FROM (SELECT moment.now AS now, coalesce(idempotency_tenants.limit_records, %(my_max_records)s::BIGINT) AS records, coalesce(idempotency_tenants.limit_bytes, %(my_max_bytes)s::BIGINT) AS bytes, coalesce(idempotency_tenants.limit_in_flight, %(my_max_in_flight)s::BIGINT) AS in_flight, coalesce(idempotency_tenants.limit_new_keys, %(my_max_new_keys)s::BIGINT) AS new_keys, CASE WHEN (idempotency_tenants.limit_new_keys IS NOT NULL) THEN idempotency_tenants.limit_window ELSE %(my_window_length)s::BIGINT END AS window_length
+FROM (SELECT coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AS now) AS moment LEFT OUTER JOIN idempotency_tenants ON idempotency_tenants.tenant_id = %(my_tenant_id)s) AS limits

@@ -1,7 +1,7 @@
 WITH chosen AS
-(SELECT idempotency_ledger.tid AS tid, idempotency_ledger.kind AS kind, idempotency_ledger.edge AS edge, idempotency_ledger.span AS span, idempotency_ledger.shard AS shard
-FROM idempotency_ledger
-WHERE idempotency_ledger.edge <= coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AND idempotency_ledger.edge <= coalesce(%(my_horizon)s::BIGINT, idempotency_ledger.edge)
+(SELECT idempotency_quota.tenant_id AS tenant_id, idempotency_quota.kind AS kind, idempotency_quota.bucket_end AS bucket_end, idempotency_quota.window_length AS window_length, idempotency_quota.shard AS shard
+FROM idempotency_quota
+WHERE idempotency_quota.bucket_end <= coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AND idempotency_quota.bucket_end <= coalesce(%(my_horizon)s::BIGINT, idempotency_quota.bucket_end)
  LIMIT %(my_limit)s::BIGINT FOR UPDATE SKIP LOCKED)
- DELETE FROM idempotency_ledger WHERE (idempotency_ledger.tid, idempotency_ledger.kind, idempotency_ledger.edge, idempotency_ledger.span, idempotency_ledger.shard) IN (SELECT chosen.tid, chosen.kind, chosen.edge, chosen.span, chosen.shard
+ DELETE FROM idempotency_quota WHERE (idempotency_quota.tenant_id, idempotency_quota.kind, idempotency_quota.bucket_end, idempotency_quota.window_length, idempotency_quota.shard) IN (SELECT chosen.tenant_id, chosen.kind, chosen.bucket_end, chosen.window_length, chosen.shard
 FROM chosen)

@@ -1,1 +1,1 @@
-UPDATE idempotency_chores SET holder=NULL, held_until=NULL WHERE idempotency_chores.name = ? AND idempotency_chores.holder = ?
+UPDATE idempotency_tasks SET locked_by=NULL, lock_expires_at=NULL WHERE idempotency_tasks.name = ? AND idempotency_tasks.locked_by = ?

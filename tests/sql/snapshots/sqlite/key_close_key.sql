@@ -1,1 +1,1 @@
-UPDATE idempotency_data_keys SET closed_at=coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) WHERE idempotency_data_keys.tid = ? AND idempotency_data_keys.number = ? AND idempotency_data_keys.closed_at IS NULL
+UPDATE idempotency_data_keys SET disabled_at=coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) WHERE idempotency_data_keys.tenant_id = ? AND idempotency_data_keys.number = ? AND idempotency_data_keys.disabled_at IS NULL

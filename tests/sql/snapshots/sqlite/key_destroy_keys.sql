@@ -1,1 +1,1 @@
-DELETE FROM idempotency_data_keys WHERE idempotency_data_keys.tid = ?
+DELETE FROM idempotency_data_keys WHERE idempotency_data_keys.tenant_id = ?

@@ -1,1 +1,1 @@
-UPDATE idempotency_tenants SET destroyed=idempotency_tenants.last_key, erased_at=max(coalesce(idempotency_tenants.erased_at, 0), coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer))) WHERE idempotency_tenants.tid = ?
+UPDATE idempotency_tenants SET shredded_key_number=idempotency_tenants.last_key_number, erased_at=max(coalesce(idempotency_tenants.erased_at, 0), coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer))) WHERE idempotency_tenants.tenant_id = ?

@@ -1,3 +1,3 @@
-UPDATE idempotency_tenants SET last_key=? WHERE idempotency_tenants.tid = ? AND idempotency_tenants.last_key = ? AND ? > ? AND (SELECT idempotency_facts.value
-FROM idempotency_facts
-WHERE idempotency_facts.name = 'store') = ? RETURNING last_key
+UPDATE idempotency_tenants SET last_key_number=? WHERE idempotency_tenants.tenant_id = ? AND idempotency_tenants.last_key_number = ? AND ? > ? AND (SELECT idempotency_meta.value
+FROM idempotency_meta
+WHERE idempotency_meta.name = 'store') = ? RETURNING last_key_number

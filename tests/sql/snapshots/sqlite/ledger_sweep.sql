@@ -1,5 +1,5 @@
-DELETE FROM idempotency_ledger WHERE (idempotency_ledger.tid, idempotency_ledger.kind, idempotency_ledger.edge, idempotency_ledger.span, idempotency_ledger.shard) IN (SELECT chosen.tid, chosen.kind, chosen.edge, chosen.span, chosen.shard
-FROM (SELECT idempotency_ledger.tid AS tid, idempotency_ledger.kind AS kind, idempotency_ledger.edge AS edge, idempotency_ledger.span AS span, idempotency_ledger.shard AS shard
-FROM idempotency_ledger
-WHERE idempotency_ledger.edge <= coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) AND idempotency_ledger.edge <= coalesce(?, idempotency_ledger.edge)
+DELETE FROM idempotency_quota WHERE (idempotency_quota.tenant_id, idempotency_quota.kind, idempotency_quota.bucket_end, idempotency_quota.window_length, idempotency_quota.shard) IN (SELECT chosen.tenant_id, chosen.kind, chosen.bucket_end, chosen.window_length, chosen.shard
+FROM (SELECT idempotency_quota.tenant_id AS tenant_id, idempotency_quota.kind AS kind, idempotency_quota.bucket_end AS bucket_end, idempotency_quota.window_length AS window_length, idempotency_quota.shard AS shard
+FROM idempotency_quota
+WHERE idempotency_quota.bucket_end <= coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) AND idempotency_quota.bucket_end <= coalesce(?, idempotency_quota.bucket_end)
  LIMIT ? OFFSET ?) AS chosen)

@@ -1,3 +1,3 @@
-SELECT idempotency_records.state, idempotency_records.token, idempotency_records.expires_at, idempotency_records.completed_at, idempotency_records.counted, idempotency_records.reason, idempotency_records.answer IS NOT NULL AS answered, coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) AS now
+SELECT idempotency_records.state, idempotency_records.token, idempotency_records.expires_at, idempotency_records.completed_at, idempotency_records.in_quota, idempotency_records.reason, idempotency_records.response IS NOT NULL AS answered, coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) AS now
 FROM idempotency_records
-WHERE idempotency_records.rid = ?
+WHERE idempotency_records.record_id = ?
