@@ -1,4 +1,8 @@
-# Shorthand for those who have make; everything is in run.py.
-.PHONY: demo test check bench
-demo test check bench:
+# Short forms for systems that have make. run.py does the work.
+.PHONY: demo test check bench walk mutants t
+demo test check bench walk mutants:
 	@python3 run.py $@ $(ARGS)
+
+# The tests of one file, until the first failure: make t F=tests/engine/test_policy.py
+t:
+	@python3 run.py test -q -x $(or $(F),$(error Name the file: make t F=tests/engine/test_policy.py))

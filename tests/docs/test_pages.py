@@ -20,7 +20,7 @@ from flask_idempotency import Idempotency, current_claim, idempotent
 from flask_idempotency.stores.memory import MemoryStore
 
 ROOT = HERE.parent
-MARKDOWN = sorted([*HERE.rglob("*.md"), ROOT / "README.md", ROOT / "SECURITY.md", *ROOT.glob("*/README.md")])
+MARKDOWN = sorted([*HERE.rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("*/README.md")])
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 
