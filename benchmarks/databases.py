@@ -14,7 +14,7 @@ from sqlalchemy import NullPool, create_engine, inspect, text
 from benchmarks.machine import Cores, pin
 from benchmarks.sql_apps import metadata
 from flask_idempotency.stores.sql.schema import metadata as records_metadata
-from tests.postgres import PostgresServer, installation
+from tests.lab.postgres import PostgresServer, installation
 
 POSTGRESQL, SQLITE = "PostgreSQL", "SQLite"
 MISSING = (

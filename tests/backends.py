@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,19 +14,19 @@ import redis
 import valkey
 from redis._parsers import _RESP2Parser, _RESP3Parser
 
-from example_app.demo.servers import RedisServer, server_programs
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.clock import Clock
 from flask_idempotency.engine.ports import Store
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.store import RedisStore
 from tests.forgiving import FORGIVING
-from tests.services import REDIS_KINDS, RedisServers, connect
+from tests.lab.cluster import Clusters
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import RedisServers, connect
+from tests.lab.tls import TlsFront
 from tests.sql_backends import STRATEGIES, postgres, sqlite
 from tests.tiered_backends import TIERED
-from tests.tls_front import TlsFront
-
-CLUSTER_SECONDS = 20.0
 
 MakeStore: TypeAlias = Callable[[Clock], Store]
 Backend: TypeAlias = Callable[[pytest.FixtureRequest, ExitStack], MakeStore]
@@ -122,43 +121,6 @@ def by_text_client(server: RedisServer, request: pytest.FixtureRequest, ends: Ex
 
 def by_valkey_client(server: RedisServer, request: pytest.FixtureRequest, ends: ExitStack) -> Any:
     return ends.enter_context(valkey.Valkey.from_url(server.url))
-
-
-class Clusters:
-    """Clusters of one server, by kind. They refuse a script whose keys are not in one slot, as larger ones would."""
-
-    def __init__(self) -> None:
-        self._running: dict[str, RedisServer] = {}
-        self._clients: dict[str, Any] = {}
-
-    def client(self, kind: str) -> Any:
-        """One for all tests: each would first have to ask which nodes there are."""
-        if kind not in self._clients:
-            self._clients[kind] = redis.RedisCluster.from_url(self.get(kind).url)
-        return self._clients[kind]
-
-    def get(self, kind: str) -> RedisServer:
-        if kind not in self._running:
-            server = self._running[kind] = RedisServer(server_programs()[kind], arguments=["--cluster-enabled", "yes"])
-            with connect(server.url) as client:
-                client.execute_command("CLUSTER ADDSLOTS", *range(16384))
-                deadline = time.monotonic() + CLUSTER_SECONDS
-                while client.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
-                    assert time.monotonic() < deadline, "the Cluster of one never said that it is ready"
-        return self._running[kind]
-
-    def stop(self) -> None:
-        for client in self._clients.values():
-            client.close()
-        for server in self._running.values():
-            server.stop()
-
-
-@pytest.fixture(scope="session")
-def clusters() -> Iterator[Clusters]:
-    clusters = Clusters()
-    yield clusters
-    clusters.stop()
 
 
 def cluster(kind: str) -> Backend:

@@ -1,4 +1,4 @@
-"""What every test may ask for, and an orderly end when the run is told to stop."""
+"""Fixtures that every test may use, and an orderly end when the run is stopped."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ from types import FrameType
 
 import pytest
 
-pytest_plugins = [
-    "tests.services",
-    "tests.faults.clock_shim",
-    "tests.faults.clocked",
-    "tests.faults.cluster",
-    "tests.faults.sentinel",
-]
+# It starts servers, and imports what it needs for one only when a test uses it.
+pytest_plugins = ["tests.lab.fixtures"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -18,8 +18,8 @@ from flask_idempotency.engine.ports import Store
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.store import SqlStore
-from tests.pgbouncer import PgBouncer
-from tests.postgres import PostgresServer
+from tests.lab.pgbouncer import PgBouncer
+from tests.lab.postgres import PostgresServer
 
 
 class Lent:

@@ -16,7 +16,7 @@ from flask_idempotency.assembly import build_store
 from flask_idempotency.extension import EXTENSION
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.store import RedisStore
-from tests.services import StartRedis
+from tests.lab.redis import StartRedis
 
 
 def make() -> MemoryStore:

@@ -18,7 +18,8 @@ from flask_idempotency.engine.record import Payload, Record
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.replays import RedisReplays
 from flask_idempotency.stores.tiered import TieredStore
-from tests.services import REDIS_KINDS, RedisServers, connect
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import RedisServers, connect
 
 Reached = Callable[[pytest.FixtureRequest, ExitStack], Any]
 

@@ -18,8 +18,9 @@ from benchmarks.cases import EXPECTED, Case, our_cases
 from benchmarks.machine import choose_cores
 from benchmarks.million import section as million_section
 from flask_idempotency.stores.memory import MemoryStore
-from tests.postgres import PostgresServer
-from tests.services import REDIS_KINDS, RedisServers
+from tests.lab.postgres import PostgresServer
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import RedisServers
 
 PATHS = ["GET", "POST, no key", "first", "replay", "conflict", "mismatch"]
 

@@ -12,7 +12,7 @@ from flask_idempotency.engine.record import CORRUPT, Payload, Record, SealedBy, 
 from flask_idempotency.stores.redis import layout
 from tests.compliance.conftest import Bank
 from tests.compliance.vaults import Change
-from tests.services import connect
+from tests.lab.redis import connect
 
 
 def of(payload: Payload | None) -> Payload:

@@ -19,7 +19,8 @@ from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.record import decode, encode
 from flask_idempotency.stores.sql.schema import records
-from tests.services import REDIS_KINDS, StartRedis, connect
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import StartRedis, connect
 
 Change = Callable[[Record], Record]
 

@@ -11,9 +11,8 @@ from typing import Final, Self
 
 from redis.exceptions import RedisError
 
-from tests.faults.cluster import ClusterRig, slot_of
-from tests.faults.nodes import Node
-from tests.faults.slots import SlotMove
+from tests.lab.cluster import ClusterRig, SlotMove, slot_of
+from tests.lab.nodes import Node
 
 USER: Final = "shop"
 """Whose lines are cut, and nobody else's."""

@@ -15,7 +15,8 @@ from tests.e2e.books import Books
 from tests.e2e.ledger import Ledger
 from tests.e2e.processes import Fleet, Plan, Server
 from tests.forgiving import make_ready
-from tests.services import REDIS_KINDS, RedisServers, connect
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import RedisServers, connect
 
 
 class Serve(Protocol):

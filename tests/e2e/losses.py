@@ -15,10 +15,10 @@ from example_app.demo.servers import RedisServer
 from tests.e2e.ledger import PATIENCE_SECONDS
 from tests.e2e.service import create_app
 from tests.e2e.wire import Answer, ask
-from tests.faults.cluster import ClusterRig
-from tests.faults.nodes import Node
-from tests.faults.sentinel import SentinelRig
-from tests.services import connect
+from tests.lab.cluster import ClusterRig
+from tests.lab.nodes import Node
+from tests.lab.redis import connect
+from tests.lab.sentinel import SentinelRig
 
 LEASE = 1.0
 RULES = {"IDEMPOTENCY_LOSS_HOLD": LEASE, "IDEMPOTENCY_KEY_CLOCK_SKEW": 0, "IDEMPOTENCY_TENANT_SHARDS": 1}

@@ -10,8 +10,7 @@ import pytest
 from flask_idempotency.engine.record import OnLapse, State
 from flask_idempotency.testing.contract.examples import PAYLOAD, a_key, a_request, a_token, found, granted
 from tests.e2e.till import LEASE, Till
-from tests.faults.clock_shim import DAY, HOUR
-from tests.faults.clocked import Place
+from tests.lab.clock import DAY, HOUR, Place
 
 IN_FLIGHT, UNKNOWN = (409, "in-flight"), (409, "outcome-unknown")
 

@@ -16,9 +16,9 @@ from tests.e2e.customers import ALLOWED, Customers, judge, refusals
 from tests.e2e.ledger import PATIENCE_SECONDS, Ledger
 from tests.e2e.losses import LEASE, RULES, Operator, ask_until_acknowledged, key_made_now
 from tests.e2e.purchases import Crowd, Purchase
-from tests.faults.cluster import ClusterRig, ClusterRigs
+from tests.lab.cluster import ClusterRig, ClusterRigs
+from tests.lab.programs import REDIS_KINDS
 from tests.long import unless_long
-from tests.services import REDIS_KINDS
 
 CHAOS_SECONDS: Final = float(os.environ.get("CHAOS_SECONDS") or unless_long(15, long=60))
 CLIENTS: Final = 6

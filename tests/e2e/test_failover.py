@@ -13,10 +13,10 @@ from tests.e2e.conftest import Figures, Serve
 from tests.e2e.ledger import Ledger
 from tests.e2e.losses import LEASE, RULES, Operator, ask_until, ask_until_acknowledged, decided, key_made_now
 from tests.e2e.wire import Answer, Order, Wire, ask
-from tests.faults.cluster import ClusterRig, ClusterRigs
-from tests.faults.nodes import Node
-from tests.faults.sentinel import SentinelRigs
-from tests.services import REDIS_KINDS
+from tests.lab.cluster import ClusterRig, ClusterRigs
+from tests.lab.nodes import Node
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.sentinel import SentinelRigs
 from tests.tooling.processes import eventually
 
 KIND = REDIS_KINDS[0]

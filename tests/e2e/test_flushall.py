@@ -16,8 +16,8 @@ from tests.e2e.ledger import Ledger
 from tests.e2e.processes import Server
 from tests.e2e.purchases import Crowd, Purchase, assert_paid_once
 from tests.e2e.shop import APPLICATION
+from tests.lab.redis import StartRedis, connect
 from tests.long import unless_long
-from tests.services import StartRedis, connect
 
 CHAOS_SECONDS = unless_long(20, long=60)
 CLIENTS = 6

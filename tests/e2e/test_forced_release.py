@@ -30,8 +30,7 @@ from tests.e2e.ledger import PATIENCE_SECONDS, Ledger
 from tests.e2e.processes import pause, resume
 from tests.e2e.till import Till
 from tests.e2e.wire import Order, Wire, ask, ask_until_settled
-from tests.faults.clock_shim import DAY
-from tests.faults.clocked import Place
+from tests.lab.clock import DAY, Place
 
 LEASE = 1.0
 PAUSE_SECONDS = 0.05

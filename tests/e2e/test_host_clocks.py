@@ -11,12 +11,12 @@ from tests.e2e.processes import Server, kill
 from tests.e2e.shop import APPLICATION
 from tests.e2e.till import Till
 from tests.e2e.wire import Order, Wire, ask, ask_until_settled
-from tests.faults.clock_shim import DAY, HOUR, WallClock
-from tests.faults.clocked import SERVERS, Place
+from tests.lab.clock import DAY, HOUR, Place, WallClock
+from tests.lab.programs import REDIS_KINDS
 
 LEASE = 1.0
 
-on_servers = pytest.mark.parametrize("place", SERVERS, indirect=True)
+on_servers = pytest.mark.parametrize("place", (*REDIS_KINDS, "postgresql"), indirect=True)
 
 
 def decisions(one: Server, other: Server, ledger: Ledger) -> dict[str, object]:

@@ -34,8 +34,9 @@ from tests.e2e.janitor_crowd import BY_RESOLVER, looked_after
 from tests.e2e.ledger import Ledger
 from tests.e2e.processes import ROOT, Server, kill, pause, resume
 from tests.e2e.wire import Answer, Order, ask
+from tests.lab.postgres import StartPostgres
+from tests.lab.redis import StartRedis
 from tests.long import unless_long
-from tests.services import StartPostgres, StartRedis
 from tests.tooling.processes import eventually
 
 SECONDS: Final = int(os.environ.get("JANITOR_CHAOS_SECONDS", unless_long(10, long=60)))

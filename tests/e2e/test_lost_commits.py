@@ -15,7 +15,7 @@ from tests.e2e.ledger import Ledger
 from tests.e2e.processes import Server
 from tests.e2e.purchases import Purchase, assert_paid_once
 from tests.e2e.shop import APPLICATION
-from tests.postgres import PostgresServer
+from tests.lab.postgres import PostgresServer
 
 COMMIT = b"COMMIT\0"
 """As it is written on the wire. Records commit by themselves, so nothing but a session of the application's says it."""

@@ -28,9 +28,10 @@ from tests.e2e.losses import (
 )
 from tests.e2e.processes import Server
 from tests.e2e.wire import Answer, Order, Wire, ask, ask_until_settled
-from tests.faults.cluster import ClusterRigs
-from tests.faults.sentinel import SentinelRigs
-from tests.services import REDIS_KINDS, RedisServers, connect
+from tests.lab.cluster import ClusterRigs
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import RedisServers, connect
+from tests.lab.sentinel import SentinelRigs
 
 KIND = REDIS_KINDS[0]
 """What the scripts of others are told is tested where the store is; here it is about all of it together."""

@@ -13,7 +13,8 @@ from tests.e2e.conftest import Serve
 from tests.e2e.ledger import Ledger
 from tests.e2e.processes import Server
 from tests.e2e.wire import Answer, Order, Wire, ask, ask_until_settled
-from tests.services import REDIS_KINDS, RedisServers
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import RedisServers
 from tests.tooling.processes import eventually
 
 LEASE = 1.2

@@ -12,7 +12,8 @@ from tests.e2e.conftest import Serve
 from tests.e2e.ledger import Ledger
 from tests.e2e.wire import Answer, Order, Wire, ask
 from tests.forgiving import look_at, make_ready
-from tests.services import REDIS_KINDS, StartRedis
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import StartRedis
 
 GONE_SECONDS = 3.0
 SILENT_SECONDS = 12.0

@@ -16,8 +16,7 @@ from tests.e2e.processes import Server
 from tests.e2e.purchases import Crowd, Purchase, assert_paid_once
 from tests.e2e.shop import APPLICATION
 from tests.e2e.wire import Wire
-from tests.postgres import PostgresServer
-from tests.services import StartPostgres
+from tests.lab.postgres import PostgresServer, StartPostgres
 
 CRASHES = 8
 CLIENTS = 6

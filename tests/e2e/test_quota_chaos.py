@@ -25,8 +25,10 @@ from tests.e2e.conftest import Figures
 from tests.e2e.processes import ROOT
 from tests.e2e.quota_crowd import KEYS, key_of
 from tests.forgiving import redis_store
+from tests.lab.postgres import StartPostgres
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import StartRedis
 from tests.long import unless_long
-from tests.services import REDIS_KINDS, StartPostgres, StartRedis
 
 SECONDS = int(os.environ.get("QUOTA_CHAOS_SECONDS", unless_long(10, long=60)))
 """A minute is better, and is what the figures in the README were taken with."""

@@ -12,9 +12,8 @@ from tests.e2e.customers import ALLOWED, Customers, judge, refusals
 from tests.e2e.ledger import PATIENCE_SECONDS, Ledger
 from tests.e2e.losses import LEASE, RULES, Operator, ask_until_acknowledged
 from tests.e2e.purchases import Crowd
-from tests.faults.cluster import ClusterRigs, slot_of
-from tests.faults.slots import SlotMove
-from tests.services import REDIS_KINDS
+from tests.lab.cluster import ClusterRigs, SlotMove, slot_of
+from tests.lab.programs import REDIS_KINDS
 
 TENANTS = 4
 CLIENTS = 4

@@ -17,8 +17,8 @@ from tests.e2e.ledger import PATIENCE_SECONDS, Ledger
 from tests.e2e.purchases import Purchase, assert_paid_once
 from tests.e2e.shop import APPLICATION
 from tests.e2e.wire import Answer, Wire
-from tests.postgres import PostgresServer
-from tests.services import StartPgBouncer
+from tests.lab.pgbouncer import StartPgBouncer
+from tests.lab.postgres import PostgresServer
 
 SERVERS = 2
 WORKERS = 2

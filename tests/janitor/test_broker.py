@@ -15,7 +15,7 @@ from flask_idempotency.settings import Settings, load_settings
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.web.chores import LONGEST_BUDGET_SECONDS
 from janitor.broker import Broker, broker_of
-from tests.tls_front import TlsFront
+from tests.lab.tls import TlsFront
 
 
 def settings_with(store: Any, broker_url: str | None = None) -> Settings:

@@ -16,8 +16,9 @@ from flask_idempotency.testing.contract.examples import found
 from tests.janitor.conftest import HireCrew
 from tests.janitor.crew import BEAT, PREFORK, SOLO, Crew
 from tests.janitor.records import abandoned, over, rows
-from tests.postgres import _children
-from tests.services import REDIS_KINDS, RedisServers, connect
+from tests.lab.postgres import _children
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import RedisServers, connect
 from tests.sql_backends import make_tables
 from tests.tooling.processes import eventually
 

@@ -27,9 +27,9 @@ from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, a_key, a_request, a_token, found
 from tests.backends import BACKENDS, MakeStore
+from tests.lab.programs import REDIS_KINDS
 from tests.maintenance.neglected import store_at
 from tests.maintenance.stores import SHARED, empty
-from tests.services import REDIS_KINDS
 
 KEYS = {kid: os.urandom(32) for kid in ("2024", "2025", "2026")}
 ANSWER = Result(201, metadata=(("Location", "/payments/1"),), body=b"paid")

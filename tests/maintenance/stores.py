@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.postgres import PostgresServer
-from tests.services import REDIS_KINDS, RedisServers
+from tests.lab.postgres import PostgresServer
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import RedisServers
 from tests.sql_backends import make_tables
 
 SHARED = (*REDIS_KINDS, "sqlite", "postgres")

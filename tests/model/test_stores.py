@@ -13,9 +13,9 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from flask_idempotency.testing.clock import FrozenClock
 from tests.backends import BACKENDS, MakeStore
+from tests.lab.programs import REDIS_KINDS
 from tests.model.machine import KeptStore
 from tests.model.others import ReferenceMachine
-from tests.services import REDIS_KINDS
 from tests.sql_backends import STRATEGIES, sql_databases, sql_stores
 
 __all__ = ["sql_databases", "sql_stores"]

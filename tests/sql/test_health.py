@@ -19,9 +19,8 @@ from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import KEEP, a_key, stand
-from tests.pgbouncer import PgBouncer
-from tests.postgres import PostgresServer
-from tests.services import StartPgBouncer, StartPostgres
+from tests.lab.pgbouncer import PgBouncer, StartPgBouncer
+from tests.lab.postgres import PostgresServer, StartPostgres
 from tests.sql.conftest import MakeEngine, OpenStore, on_postgresql, on_sqlite
 from tests.tooling.processes import eventually
 

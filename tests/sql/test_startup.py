@@ -18,7 +18,7 @@ from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.stores.tiered import TieredStore
 from flask_idempotency.web.application_database import declare_tables
-from tests.services import connect
+from tests.lab.redis import connect
 from tests.sql.counting import sent
 from tests.sql.shops import SECRET, Shop, open_shop, paying
 

@@ -12,12 +12,11 @@ from flask_idempotency.stores.redis import lines, routed, topology
 from flask_idempotency.stores.redis.server import Server
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
-from tests.backends import clusters, make_kept, make_owned, make_reached, make_store, make_system
+from tests.backends import make_kept, make_owned, make_reached, make_store, make_system
 from tests.forgiving import redis_store
 from tests.sql_backends import sql_databases, sql_stores
 
 __all__ = [
-    "clusters",
     "make_kept",
     "make_owned",
     "make_reached",

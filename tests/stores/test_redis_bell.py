@@ -26,7 +26,8 @@ from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
 from tests.backends import BACKENDS, MakeStore
 from tests.forgiving import redis_store
-from tests.services import REDIS_KINDS, StartRedis, connect
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import StartRedis, connect
 from tests.stores.owners import WRITES
 from tests.tooling.processes import DEADLINE_SECONDS, eventually
 

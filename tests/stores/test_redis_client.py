@@ -25,7 +25,7 @@ from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.stores.redis.topology import Cluster
 from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token
 from tests.forgiving import redis_store
-from tests.services import StartRedis
+from tests.lab.redis import StartRedis
 
 ROOT = Path(__file__).resolve().parents[2]
 

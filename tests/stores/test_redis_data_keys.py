@@ -28,7 +28,7 @@ from flask_idempotency.testing.contract.examples import (
     granted,
 )
 from tests.forgiving import redis_store
-from tests.services import StartRedis
+from tests.lab.redis import StartRedis
 
 SEALED = replace(PAYLOAD, sealed_by=SealedBy("2026-11", 1))
 

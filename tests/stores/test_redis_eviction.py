@@ -15,7 +15,7 @@ from flask_idempotency.engine.record import State
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
 from tests.forgiving import redis_store
-from tests.services import StartRedis
+from tests.lab.redis import StartRedis
 
 
 def claim_one(store: RedisStore) -> object:

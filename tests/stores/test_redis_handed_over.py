@@ -12,7 +12,8 @@ from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.outcome import InFlight
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.examples import a_key, granted
-from tests.services import REDIS_KINDS, StartRedis
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import StartRedis
 from tests.stores.forgetting import RULES, claim, refused
 
 

@@ -15,9 +15,10 @@ import redis
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.health import Finding, Health, Verdict
 from flask_idempotency.stores.redis.store import RedisStore
-from tests.backends import Clusters
 from tests.forgiving import FORGIVING
-from tests.services import REDIS_KINDS, RedisServers, StartRedis
+from tests.lab.cluster import Clusters
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import RedisServers, StartRedis
 
 DEADLINE = 20.0
 GOOD = "--appendonly", "yes", "--appendfsync", "always", "--maxmemory", "1gb"

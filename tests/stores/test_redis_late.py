@@ -26,7 +26,7 @@ from flask_idempotency.stores.redis.store import GIVEN_UP_MS, RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
 from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token, granted
 from tests.forgiving import redis_store
-from tests.services import StartRedis
+from tests.lab.redis import StartRedis
 from tests.tooling.processes import DEADLINE_SECONDS, eventually
 
 

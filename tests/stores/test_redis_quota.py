@@ -29,7 +29,7 @@ from flask_idempotency.testing.contract.examples import (
     granted,
 )
 from tests.forgiving import redis_store
-from tests.services import StartRedis
+from tests.lab.redis import StartRedis
 from tests.stores.counted import PLENTY, SHUT, claim, complete, everything, fields
 
 

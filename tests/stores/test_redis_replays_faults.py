@@ -17,7 +17,7 @@ from flask_idempotency.stores.redis.replays import RedisReplays
 from flask_idempotency.stores.tiered import Missed
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import PAYLOAD, a_key
-from tests.services import StartRedis
+from tests.lab.redis import StartRedis
 from tests.stores.cached import PATIENT, completed, filled, missed
 
 

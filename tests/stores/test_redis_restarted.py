@@ -28,7 +28,8 @@ from flask_idempotency.testing.contract.examples import (
     granted,
     stand,
 )
-from tests.services import REDIS_KINDS, StartRedis, connect
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import StartRedis, connect
 from tests.stores.forgetting import RULES, claim, refused
 from tests.stores.owners import WRITES
 from tests.tooling.processes import eventually

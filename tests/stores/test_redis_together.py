@@ -18,7 +18,7 @@ from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.lines import OwnLine
 from flask_idempotency.stores.redis.server import Call, Server
 from flask_idempotency.testing import TcpProxy
-from tests.services import StartRedis, connect
+from tests.lab.redis import StartRedis, connect
 
 WAYS: dict[str, Callable[[str], Any]] = {
     "own": make_client,

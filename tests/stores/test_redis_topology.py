@@ -20,16 +20,12 @@ from flask_idempotency.stores.redis import layout, lines, routed
 from flask_idempotency.stores.redis.client import line_of, make_client
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
-from tests.backends import Clusters, clusters
-from tests.faults.cluster import ClusterRig, slot_of
-from tests.faults.nodes import Node
-from tests.faults.sentinel import SentinelRig
-from tests.faults.slots import SlotMove
 from tests.forgiving import redis_store
-from tests.services import StartRedis
+from tests.lab.cluster import ClusterRig, Clusters, SlotMove, slot_of
+from tests.lab.nodes import Node
+from tests.lab.redis import StartRedis
+from tests.lab.sentinel import SentinelRig
 from tests.tooling.processes import eventually
-
-__all__ = ["clusters"]
 
 
 def by_url(rig: ClusterRig) -> Any:

@@ -29,7 +29,7 @@ from flask_idempotency.testing.contract.examples import (
     stand,
 )
 from tests.forgiving import redis_store
-from tests.services import StartRedis
+from tests.lab.redis import StartRedis
 from tests.stores.unsettled import indexed, keys, seen, stale
 
 

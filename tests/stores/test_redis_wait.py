@@ -19,11 +19,11 @@ from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import TcpProxy
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
-from tests.faults.cluster import ClusterRig, slot_of
-from tests.faults.nodes import Node
-from tests.faults.slots import SlotMove
 from tests.forgiving import FORGIVING
-from tests.services import REDIS_KINDS, StartRedis
+from tests.lab.cluster import ClusterRig, SlotMove, slot_of
+from tests.lab.nodes import Node
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import StartRedis
 from tests.stores.owners import WRITES
 from tests.tooling.processes import eventually
 

@@ -14,7 +14,7 @@ from example_app.demo.servers import RedisServer
 from flask_idempotency.stores.redis.lines import words
 from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token, granted
 from tests.forgiving import make_ready, redis_store
-from tests.services import connect
+from tests.lab.redis import connect
 
 ROOT = Path(__file__).resolve().parents[2]
 

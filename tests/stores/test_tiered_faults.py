@@ -34,7 +34,7 @@ from flask_idempotency.testing.contract.examples import (
     found,
     stand,
 )
-from tests.services import StartRedis
+from tests.lab.redis import StartRedis
 from tests.stores.cached import PATIENT
 from tests.stores.weather import FATES, Fate, Weather
 from tests.tiered_backends import TellingStore

@@ -19,7 +19,8 @@ from flask_idempotency.engine.health import Verdict
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.memory import RedisMemory
 from flask_idempotency.web.checkup import examination_of
-from tests.services import REDIS_KINDS, RedisServers, StartRedis, connect
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import RedisServers, StartRedis, connect
 from tests.web.apps import World, new_world
 from tests.web.cases import WHY, refusal, said
 from tests.web.cases import run as run_any

@@ -19,7 +19,8 @@ from flask_idempotency.operations import handle_of
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.examples import found
-from tests.services import REDIS_KINDS, RedisServers
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import RedisServers
 from tests.web.apps import World
 from tests.web.cases import ALICES, LEASE, MAX_RUNTIME, WHY, lapsed, paid, refusal, run, said, shop, world_on
 

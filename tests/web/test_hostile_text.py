@@ -28,7 +28,8 @@ from flask_idempotency.stores.redis import layout
 from flask_idempotency.testing.contract.examples import a_request, a_token, granted
 from flask_idempotency.web.cli.group import say
 from flask_idempotency.web.problems import Problem, render
-from tests.services import REDIS_KINDS, RedisServers, connect
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import RedisServers, connect
 from tests.web.apps import World, new_world
 from tests.web.cases import WHY, run
 

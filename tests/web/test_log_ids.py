@@ -13,7 +13,8 @@ from flask_idempotency.operations.refusal import Refused
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import a_key, stand
-from tests.services import REDIS_KINDS, RedisServers
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import RedisServers
 from tests.web.apps import World
 from tests.web.cases import WHY, paid, refusal, run, said, world_on
 

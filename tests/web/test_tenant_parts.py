@@ -13,7 +13,8 @@ from flask_idempotency.engine.events import QuotaSet
 from flask_idempotency.engine.key import Identity
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.operations.records import key_of
-from tests.services import REDIS_KINDS, RedisServers
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import RedisServers
 from tests.web.apps import World, new_world
 from tests.web.cases import WHY, refusal, run, said
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self, TypeAlias
+from typing import Literal, Protocol, Self, TypeAlias
 
-from tests.postgres import PostgresServer, launch, on_some_port, private_folder, wait_until
+from tests.lab.postgres import PostgresServer, launch, on_some_port, private_folder, wait_until
+from tests.lab.programs import missing
 
 PoolMode: TypeAlias = Literal["session", "transaction", "statement"]
 
@@ -30,6 +31,11 @@ max_client_conn = 1000
 server_login_retry = 0.1
 ignore_startup_parameters = {ignored}
 """
+
+
+def require_pgbouncer() -> None:
+    if not PROGRAM.exists():
+        missing("PgBouncer", remedy="Run `sudo apt install pgbouncer`, or your system's way to put it at that path.")
 
 
 class PgBouncer:
@@ -93,3 +99,9 @@ class PgBouncer:
             self._process.kill()
             self._process.wait()
             raise
+
+
+class StartPgBouncer(Protocol):
+    def __call__(
+        self, server: PostgresServer, *, pool_size: int = ..., pool_mode: PoolMode = ..., ignored: str = ...
+    ) -> PgBouncer: ...

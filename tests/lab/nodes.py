@@ -8,7 +8,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from example_app.demo.servers import RedisServer
-from tests.services import connect
+from tests.lab.redis import connect
 from tests.tooling.processes import eventually
 
 WRONG_PASSWORD = "nobody asked for one"

@@ -10,9 +10,8 @@ import pytest
 import redis
 
 from flask_idempotency.testing import TcpProxy
-from tests.faults.cluster import ClusterRig, slot_of
-from tests.faults.slots import SlotMove, move, occupied
-from tests.services import REDIS_KINDS
+from tests.lab.cluster import ClusterRig, SlotMove, move, occupied, slot_of
+from tests.lab.programs import REDIS_KINDS
 
 SAYING_THEIR_NEW_PORT = [kind for kind in REDIS_KINDS if kind.startswith("valkey")]
 """Others do that when they start again."""

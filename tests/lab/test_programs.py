@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.services import REDIS_KINDS, RedisServers, missing
+from tests.lab.programs import REDIS_KINDS, missing
+from tests.lab.redis import RedisServers
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.postgres import launch, private_folder, wait_until
+from tests.lab.postgres import launch, private_folder, wait_until
+from tests.lab.programs import missing
 
 # Debian's. The one on the PATH runs as a user of its own, in that user's folders, and as nobody else.
 PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
@@ -27,6 +28,13 @@ vm_memory_high_watermark.absolute = 256MB
 
 # One scheduler that does not wait busily: two cores are shared by many tests.
 ARGUMENTS = "+S 1:1 +SDcpu 1:1 +SDio 1 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}"
+
+
+def require_rabbitmq() -> None:
+    if not PROGRAM.exists() or not EPMD.exists():
+        missing(
+            "RabbitMQ", remedy="Run `sudo apt install rabbitmq-server`, or your system's way to put it at that path."
+        )
 
 
 class RabbitServer:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
 import redis
 from redis.cluster import ClusterNode
 from redis.crc import key_slot
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
-from example_app.demo.servers import RedisServer
-from tests.faults.nodes import Node
-from tests.services import RedisServers
+from example_app.demo.servers import RedisServer, server_programs
+from tests.lab.nodes import Node
+from tests.lab.redis import RedisServers, connect
 from tests.tooling.processes import eventually
 
 SLOTS: Final = 16384
@@ -31,6 +31,10 @@ ARGUMENTS: Final = (
     *("--repl-diskless-sync-delay", "0"),
     *("--repl-diskless-sync", "yes"),
 )
+
+BATCH: Final = 100
+MIGRATE_MS: Final = 5000
+ALONE_SECONDS: Final = 60.0
 
 View = frozenset[tuple[str, str | None, bool, tuple[tuple[int, int], ...]]]
 """What a server says of all: each one's id, whose replica it is, whether it counts as failed, and its slots."""
@@ -253,14 +257,107 @@ class ClusterRigs:
             rig.stop()
 
 
-@pytest.fixture(scope="session")
-def cluster_rigs(redis_servers: RedisServers) -> Iterator[ClusterRigs]:
-    rigs = ClusterRigs(redis_servers)
-    yield rigs
-    rigs.stop()
+class SlotMove:
+    """One slot on its way: `begin`, `carry` as often as you like, `end`.
+
+    After `begin` a key that is not at the source is asked for at the target (ASK), and a command on two keys of which
+    one has gone is refused (TRYAGAIN: at the source, and before Redis 7 at the target that it is sent to). After `end`
+    the target answers for the slot (MOVED).
+    """
+
+    def __init__(self, rig: ClusterRig, slot: int, *, to: Node) -> None:
+        self.slot = slot
+        self.source = rig.primary_of(slot)
+        self.target = to
+        self._rig = rig
+
+    def begin(self) -> None:
+        self._set(self.target, "IMPORTING", self.source)
+        self._set(self.source, "MIGRATING", self.target)
+
+    def carry(self, *keys: str | bytes, limit: int | None = None) -> int:
+        """Take these keys over, or else all that are there, at most `limit` of them. How many went."""
+        wanted = keys or tuple(self.keys(limit))
+        for key in wanted:
+            target = ("127.0.0.1", self.target.port)
+            self.source.told("MIGRATE", *target, "", 0, MIGRATE_MS, "KEYS", key)
+        return len(wanted)
+
+    def keys(self, limit: int | None = None) -> list[str]:
+        """Those that the source still has, or `limit` of them."""
+        found: list[str] = self.source.told("CLUSTER GETKEYSINSLOT", self.slot, BATCH if limit is None else limit)
+        return found
+
+    def end(self) -> None:
+        """The target has it, by the word of every primary. Until now nothing was decided."""
+        # The target first: should the source forget it before the target knows, nobody would have the slot.
+        others = [node for node in self._rig.primaries if node.awake and node not in (self.target, self.source)]
+        for node in (self.target, self.source, *others):
+            self._set(node, "NODE", self.target)
+
+    def run(self) -> None:
+        """All of it. While others write into the slot, what they make meanwhile is taken along."""
+        self.begin()
+        self.finish()
+
+    def finish(self) -> None:
+        """What is left of it."""
+        while True:
+            while self.carry():
+                pass
+            try:
+                self.end()
+            except ResponseError as error:
+                # Between our last look and this a key was made at the source, which refuses to give it up.
+                if "still" not in str(error):
+                    raise
+            else:
+                return
+
+    def _set(self, node: Node, state: str, other: Node) -> None:
+        node.told("CLUSTER SETSLOT", self.slot, state, self._rig.id_of(other))
 
 
-@pytest.fixture
-def cluster_rig(cluster_rigs: ClusterRigs, redis_kind: str) -> ClusterRig:
-    """An empty Cluster, whole again whatever the test before did to it. Break what you like."""
-    return cluster_rigs.get(redis_kind)
+def occupied(node: Node) -> set[int]:
+    """The slots that this server has keys in."""
+    return {slot_of(key.encode(errors="surrogateescape")) for key in node.client.scan_iter(count=1000)}
+
+
+def move(rig: ClusterRig, slots: Iterable[int], *, to: Node) -> None:
+    """These slots, one after the other, with all that is in them; others may use them meanwhile.
+
+    Those that the target has already stay. A hundred take a second, since Valkey has each step acknowledged by replicas.
+    """
+    for slot in slots:
+        if rig.primary_of(slot) is not to:
+            SlotMove(rig, slot, to=to).run()
+
+
+class Clusters:
+    """Clusters of one server, by kind. They refuse a script whose keys are not in one slot, as larger ones would."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, RedisServer] = {}
+        self._clients: dict[str, Any] = {}
+
+    def client(self, kind: str) -> Any:
+        """One for all tests: each would first have to ask which nodes there are."""
+        if kind not in self._clients:
+            self._clients[kind] = redis.RedisCluster.from_url(self.get(kind).url)
+        return self._clients[kind]
+
+    def get(self, kind: str) -> RedisServer:
+        if kind not in self._running:
+            server = self._running[kind] = RedisServer(server_programs()[kind], arguments=["--cluster-enabled", "yes"])
+            with connect(server.url) as client:
+                client.execute_command("CLUSTER ADDSLOTS", *range(16384))
+                deadline = time.monotonic() + ALONE_SECONDS
+                while client.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
+                    assert time.monotonic() < deadline, "the Cluster of one never said that it is ready"
+        return self._running[kind]
+
+    def stop(self) -> None:
+        for client in self._clients.values():
+            client.close()
+        for server in self._running.values():
+            server.stop()

@@ -9,10 +9,9 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from tests import services
-from tests.pgbouncer import PgBouncer
-from tests.postgres import PostgresServer
-from tests.services import StartPgBouncer, StartPostgres, require_pgbouncer
+from tests.lab import pgbouncer as poolers
+from tests.lab.pgbouncer import PgBouncer, StartPgBouncer, require_pgbouncer
+from tests.lab.postgres import PostgresServer, StartPostgres
 from tests.tooling.processes import gone
 
 
@@ -91,7 +90,7 @@ def test_a_missing_bouncer_fails_where_everything_must_run(monkeypatch: pytest.M
     What a laptop may lack, CI may not.
     """
     monkeypatch.setenv("CI", "1")
-    monkeypatch.setattr(services, "PGBOUNCER", Path("/nowhere/pgbouncer"))
+    monkeypatch.setattr(poolers, "PROGRAM", Path("/nowhere/pgbouncer"))
 
     with pytest.raises(pytest.fail.Exception, match="missing service: PgBouncer"):
         require_pgbouncer()

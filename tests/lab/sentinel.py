@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -14,8 +13,8 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from example_app.demo.servers import RedisServer
-from tests.faults.nodes import Node
-from tests.services import RedisServers
+from tests.lab.nodes import Node
+from tests.lab.redis import RedisServers
 from tests.tooling.processes import eventually
 
 NAME: Final = "payments"
@@ -242,16 +241,3 @@ class SentinelRigs:
     def stop(self) -> None:
         for rig in self._running.values():
             rig.stop()
-
-
-@pytest.fixture(scope="session")
-def sentinel_rigs(redis_servers: RedisServers) -> Iterator[SentinelRigs]:
-    rigs = SentinelRigs(redis_servers)
-    yield rigs
-    rigs.stop()
-
-
-@pytest.fixture
-def sentinel_rig(sentinel_rigs: SentinelRigs, redis_kind: str) -> SentinelRig:
-    """Empty and whole, whatever the test before did to it. Break what you like."""
-    return sentinel_rigs.get(redis_kind)

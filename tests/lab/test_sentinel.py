@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.sentinel import SentinelRig
-from tests.services import REDIS_KINDS
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.sentinel import SentinelRig
 
 
 def test_a_lagging_heir_lacks_the_last_write_when_it_is_promoted(sentinel_rig: SentinelRig) -> None:

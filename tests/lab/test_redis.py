@@ -14,8 +14,9 @@ import pytest
 import redis
 
 from example_app.demo.servers import RedisServer, ServerFailed, server_programs
-from tests.services import REDIS_KINDS, RedisServers, StartRedis, connect
-from tests.tls_front import TlsFront, make_certificate
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import RedisServers, StartRedis, connect
+from tests.lab.tls import TlsFront, make_certificate
 from tests.tooling.processes import gone
 
 NEVER_STARTS = "#!/bin/sh\necho cannot load my libraries\nexit 1\n"

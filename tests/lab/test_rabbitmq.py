@@ -11,9 +11,8 @@ from pathlib import Path
 import kombu
 import pytest
 
-from tests import services
-from tests.rabbitmq import RabbitServer
-from tests.services import require_rabbitmq
+from tests.lab import rabbitmq as brokers
+from tests.lab.rabbitmq import RabbitServer, require_rabbitmq
 from tests.tooling.processes import gone
 
 pytestmark = pytest.mark.slow
@@ -48,7 +47,7 @@ def test_a_broker_takes_messages_from_nowhere_else() -> None:
 
 OWNER = """
 import signal
-from tests.rabbitmq import RabbitServer
+from tests.lab.rabbitmq import RabbitServer
 server = RabbitServer()
 print(server.folder, *server.pids, flush=True)
 signal.pause()
@@ -75,7 +74,7 @@ def test_a_missing_broker_fails_where_everything_must_run(monkeypatch: pytest.Mo
     What a laptop may lack, CI may not.
     """
     monkeypatch.setenv("CI", "1")
-    monkeypatch.setattr(services, "RABBITMQ", Path("/nowhere/rabbitmq-server"))
+    monkeypatch.setattr(brokers, "PROGRAM", Path("/nowhere/rabbitmq-server"))
 
     with pytest.raises(pytest.fail.Exception, match="missing service: RabbitMQ"):
         require_rabbitmq()

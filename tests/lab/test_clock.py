@@ -13,8 +13,10 @@ from typing import TypeAlias
 import psycopg
 import pytest
 
-from tests.faults.clock_shim import DAY, HOUR, WallClock
-from tests.services import REDIS_KINDS, StartPostgres, StartRedis, connect
+from tests.lab.clock import DAY, HOUR, WallClock
+from tests.lab.postgres import StartPostgres
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import StartRedis, connect
 from tests.tooling.processes import eventually
 
 BUSY_SECONDS = 60.0

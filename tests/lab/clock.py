@@ -1,16 +1,22 @@
-"""Stores whose clock a test sets: real servers by the shim, and those that have this host's time by what they are told."""
+"""A wall clock that a test sets while the server runs, and the stores that go by one.
+
+Real servers get it by a preloaded library, and stores that read this host's time by a function.
+"""
 
 from __future__ import annotations
 
+import shutil
+import struct
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import psycopg
-import pytest
 from sqlalchemy import create_engine
 
 from example_app.demo.servers import RedisServer
@@ -18,17 +24,62 @@ from flask_idempotency.sql import upgrade
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
-from tests.faults.clock_shim import MakeWallClock, WallClock
 from tests.forgiving import redis_store
-from tests.postgres import PostgresServer
-from tests.services import REDIS_KINDS, RedisServers, connect, postgres_installation
+from tests.lab.postgres import PostgresServer, postgres_installation
+from tests.lab.programs import missing
+from tests.lab.redis import RedisServers, connect
 from tests.tooling.processes import eventually
 
-SERVERS: Final = [*REDIS_KINDS, "postgresql"]
-PLACES: Final = ["memory", "sqlite", *SERVERS]
+SOURCE: Final = Path(__file__).with_name("clock_shim.c")
+COMPILE_SECONDS: Final = 60
 
 NEAR_SECONDS: Final = 60.0
 """No step of a clock is smaller, and no machine so busy that it needs longer from one look to the next."""
+
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+
+
+class WallClock:
+    """The wall clock of every program that was started with this `environment`, children included.
+
+    Clocks that nobody can set go on as they are, so such a program finds what an operator or a bad NTP server does.
+    """
+
+    def __init__(self, shim: Path, file: Path) -> None:
+        self._file = file
+        self.environment: Mapping[str, str] = {"LD_PRELOAD": str(shim), "IDEMPOTENCY_TEST_CLOCK": str(file)}
+        self.ahead = 0.0
+        file.chmod(0o644)
+
+    @property
+    def ahead(self) -> float:
+        """By how many seconds it is ahead of ours. Setting this sets the clock at once."""
+        return self._ahead
+
+    @ahead.setter
+    def ahead(self, seconds: float) -> None:
+        self._ahead = seconds
+        with self._file.open("r+b") as file:
+            # In one write, and never truncated: the servers have it mapped.
+            file.write(struct.pack("=q", round(seconds * 1_000_000)))
+
+
+def compiled(folder: Path) -> Path:
+    """The shim, built for this machine."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        missing("a C compiler", remedy="Install your system's package of gcc or clang, with the headers of its libc.")
+    if sys.platform != "linux":
+        missing("Linux", remedy="The wall clock of a server can be shifted there alone.")
+    shim = folder / "clock_shim.so"
+    command = [compiler, "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(shim), str(SOURCE)]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
+    assert built.returncode == 0, built.stderr
+    return shim
+
+
+class MakeWallClock(Protocol):
+    def __call__(self) -> WallClock: ...
 
 
 @dataclass
@@ -73,28 +124,7 @@ class Clocked:
             server.stop()
 
 
-@pytest.fixture(scope="session")
-def clocked(make_wall_clock: MakeWallClock, redis_servers: RedisServers) -> Iterator[Clocked]:
-    clocked = Clocked(make_wall_clock, redis_servers)
-    yield clocked
-    clocked.stop()
-
-
-@pytest.fixture(params=PLACES)
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """An empty store of one kind, and its clock. Asking for this runs the test on every kind."""
-    with ExitStack() as ends:
-        if request.param in SERVERS:
-            clock, server = request.getfixturevalue("clocked").get(request.param)
-            place = _on(request.param, clock, server, ends)
-        else:
-            place = _in_this_process(request.param, request.getfixturevalue("tmp_path"), ends)
-        place.set_ahead(0)
-        yield place
-        place.set_ahead(0)
-
-
-def _in_this_process(name: str, folder: Path, ends: ExitStack) -> Place:
+def in_this_process(name: str, folder: Path, ends: ExitStack) -> Place:
     ahead = 0.0
 
     def now() -> float:
@@ -110,7 +140,7 @@ def _in_this_process(name: str, folder: Path, ends: ExitStack) -> Place:
     return Place(name, _in_tables(url, ends, clock=now), url, set_ahead, now)
 
 
-def _on(kind: str, clock: WallClock, server: RedisServer | PostgresServer, ends: ExitStack) -> Place:
+def on_server(kind: str, clock: WallClock, server: RedisServer | PostgresServer, ends: ExitStack) -> Place:
     def set_ahead(seconds: float) -> None:
         clock.ahead = seconds
 

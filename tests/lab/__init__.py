@@ -1,0 +1,1 @@
+"""The servers that tests start: nothing imports these modules until a test uses a server."""

@@ -1,0 +1,52 @@
+"""Redis and Valkey servers, started once per test process and empty for every test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from example_app.demo.servers import RedisServer, server_programs
+from tests.lab.programs import missing
+
+
+class RedisServers:
+    """The servers of this test process, by kind."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, RedisServer] = {}
+
+    def get(self, kind: str) -> RedisServer:
+        """A running, empty server. Others use it after you: take `start_redis` to kill or reconfigure one."""
+        if kind not in self._running:
+            self._running[kind] = RedisServer(self.program(kind))
+        server = self._running[kind]
+        with connect(server.url) as client:
+            client.flushall()
+            client.script_flush()
+        return server
+
+    def program(self, kind: str) -> Path:
+        program = server_programs().get(kind)
+        if program is None or not program.exists():
+            missing(kind, remedy="Run `python3 run.py setup`, or name a server in IDEMPOTENCY_TEST_REDIS.")
+        return program
+
+    def stop(self) -> None:
+        for server in self._running.values():
+            server.stop()
+
+
+def connect(url: str, **options: Any) -> redis.Redis:
+    """A client that tries once: redis-py's ten silent retries would hide what a test is about."""
+    return redis.Redis.from_url(url, **{"retry": Retry(NoBackoff(), 0), "socket_timeout": 5, **options})
+
+
+class StartRedis(Protocol):
+    def __call__(
+        self, kind: str = ..., *arguments: str, environment: Mapping[str, str] | None = ...
+    ) -> RedisServer: ...
