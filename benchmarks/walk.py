@@ -27,7 +27,7 @@ from werkzeug.test import EnvironBuilder, run_wsgi_app
 import flask_idempotency
 from example_app.demo.servers import RedisServer
 from flask_idempotency import Idempotency
-from tests import postgres
+from tests.lab import postgres
 
 PACKAGE = str(Path(flask_idempotency.__file__).parent)
 STORES = ("memory", "redis", "sqlite", "postgres")
