@@ -30,13 +30,10 @@ from flask_idempotency.codec.data_keys import DataKeyring
 from flask_idempotency.codec.encryption import EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyRing
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, OverQuota
-from flask_idempotency.engine.ports import Binding, Codec
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, ClaimRequest, OnLapse, OverQuota, Result
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.record import OnLapse
-from flask_idempotency.engine.request import ClaimRequest
-from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.store import Binding, Codec
 from flask_idempotency.stores.memory import MemoryStore
 
 RING = {"IDEMPOTENCY_KEY_RING": "2026-11:" + b64encode(bytes(range(32))).decode()}

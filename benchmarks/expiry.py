@@ -22,10 +22,8 @@ from benchmarks.machine import Cores, pin
 from benchmarks.payloads import ANSWER
 from benchmarks.rounds import quantile
 from benchmarks.table import Row, Section
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed
-from flask_idempotency.engine.record import OnLapse, Payload
-from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, ClaimRequest, OnLapse, Payload
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.expire import expire
 from flask_idempotency.settings import Settings

@@ -11,7 +11,7 @@ from benchmarks.calls import call, environ
 from benchmarks.payloads import ANSWER, LIST_ANSWER, PAYMENT, compressed
 from benchmarks.table import Row, Section
 from flask_idempotency.codec.envelope import EnvelopeCodec
-from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.model import Result
 
 RECORDS = 50
 

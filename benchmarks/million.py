@@ -23,13 +23,10 @@ from example_app.demo.servers import RedisServer
 from flask_idempotency.assembly import build_store
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.fingerprint import SIZE
-from flask_idempotency.engine.key import Identity, Scope, StorageKey
-from flask_idempotency.engine.outcome import Claimed
-from flask_idempotency.engine.ports import Binding, Store
+from flask_idempotency.engine.keys import Identity, Scope, StorageKey
+from flask_idempotency.engine.model import Claimed, ClaimRequest, OnLapse, Result
 from flask_idempotency.engine.quota import NewKeys, Quota
-from flask_idempotency.engine.record import OnLapse
-from flask_idempotency.engine.request import ClaimRequest
-from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.store import Binding, Store
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.memory import MemoryRules
 from flask_idempotency.stores.redis.store import RedisStore

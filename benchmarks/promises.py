@@ -18,9 +18,8 @@ import redis
 from benchmarks.machine import Cores, pin
 from benchmarks.table import Row, Section
 from example_app.demo.servers import RedisServer
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import OnLapse
-from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import ClaimRequest, OnLapse
 from flask_idempotency.stores.redis import scripts
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.store import RedisStore

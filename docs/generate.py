@@ -15,8 +15,8 @@ from pathlib import Path
 from benchmarks import walk
 from docs.commands import page as cli
 from flask_idempotency.engine.events import Event, facts_of, name_of
+from flask_idempotency.engine.model import TRANSITIONS, State
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.record import TRANSITIONS, State
 from flask_idempotency.logs import LINES, LOGGER, Line
 from flask_idempotency.metrics.counted import COUNTED, Uncounted
 from flask_idempotency.metrics.families import FAMILIES, Family

@@ -12,19 +12,34 @@ from urllib.parse import urlsplit
 
 from flask_idempotency.codec.compression import COMPRESSIONS
 from flask_idempotency.codec.envelope import EnvelopeCodec
-from flask_idempotency.engine.chores import ChoreBook, Expires, Expiry, KeepsChoreBook, OwnChores
+from flask_idempotency.engine.capabilities import (
+    Answers,
+    ChoreBook,
+    Counts,
+    DataKeys,
+    Expires,
+    Expiry,
+    Fronted,
+    Health,
+    KeepsChoreBook,
+    KeepsDataKeys,
+    KnowsItsHealth,
+    KnowsUnsettled,
+    Ledger,
+    MayForget,
+    Memory,
+    OwnChores,
+    ShowsAnswers,
+    Unsettled,
+)
 from flask_idempotency.engine.claim import Surroundings
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import without_password
 from flask_idempotency.engine.events import Observers
-from flask_idempotency.engine.health import Health, KnowsItsHealth
-from flask_idempotency.engine.key import Identity, owner_mark
+from flask_idempotency.engine.keys import Identity, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.memory import MayForget, Memory
-from flask_idempotency.engine.ports import Codec, Partitioned, Schema, Store, Transactions
-from flask_idempotency.engine.unsettled import KnowsUnsettled, Unsettled
-from flask_idempotency.engine.upkeep import Answers, Counts, DataKeys, Fronted, KeepsDataKeys, Ledger, ShowsAnswers
+from flask_idempotency.engine.store import Codec, Partitioned, Schema, Store, Transactions
 from flask_idempotency.engine.waiting import Announces, WaitingRoom
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.encryption import NO_DATA_KEYS
@@ -241,7 +256,7 @@ def _from_object(choice: Any, memory: Mapping[str, Any], replicas: int) -> Store
     missing = [name for name in _PORT if not callable(getattr(choice, name, None))]
     raise ConfigurationError(
         f"IDEMPOTENCY_STORE: {type(choice).__name__} is neither a Redis client nor a Store; it has no {', '.join(missing)}. "
-        "See flask_idempotency.engine.ports.Store, and StoreContract in flask_idempotency.testing."
+        "See flask_idempotency.engine.store.Store, and StoreContract in flask_idempotency.testing."
     )
 
 

@@ -18,11 +18,11 @@ from flask_idempotency.assembly import Built, build, identities
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.events import Observers
+from flask_idempotency.engine.model import Record
 from flask_idempotency.engine.policy import Override, Policy
-from flask_idempotency.engine.ports import Schema
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.record import Record
-from flask_idempotency.engine.resolution import Resolution, UnknownOutcome
+from flask_idempotency.engine.recovery import Resolution, UnknownOutcome
+from flask_idempotency.engine.store import Schema
 from flask_idempotency.logs import log_of
 from flask_idempotency.settings import Settings, in_one_line, load_override, load_settings
 from flask_idempotency.signals import sender_for

@@ -15,8 +15,7 @@ import valkey
 from redis._parsers import _RESP2Parser, _RESP3Parser
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.engine.clock import Clock
-from flask_idempotency.engine.ports import Store
+from flask_idempotency.engine.store import Clock, Store
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.store import RedisStore

@@ -6,8 +6,8 @@ from typing import Any
 
 from flask import Flask
 
-from flask_idempotency.engine.chores import ChoreBook, OwnChores
-from flask_idempotency.engine.key import owner_mark
+from flask_idempotency.engine.capabilities import ChoreBook, OwnChores
+from flask_idempotency.engine.keys import owner_mark
 
 
 def book_of(app: Flask) -> ChoreBook:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import closing, suppress
 from typing import Any, Final
 
-from flask_idempotency.engine.clock import Clock, store_time
 from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.store import Clock, store_time
 from flask_idempotency.stores.redis.memory import MemoryRules
 from flask_idempotency.stores.redis.store import RedisStore
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 
-from flask_idempotency.engine.clock import Clock, store_time
-from flask_idempotency.engine.ports import Store
+from flask_idempotency.engine.store import Clock, Store, store_time
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.store import SqlStore

@@ -11,8 +11,8 @@ from flask import Flask
 
 from flask_idempotency import logs
 from flask_idempotency.engine import events
+from flask_idempotency.engine.capabilities import RISK
 from flask_idempotency.engine.events import Event, facts_of, kinds, name_of
-from flask_idempotency.engine.memory import RISK
 from flask_idempotency.logs import LINES, LOGGER, fields_of, log_of
 from tests.web.apps import new_world
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from flask_idempotency.engine.model import OnLapse
 from flask_idempotency.engine.policy import Decision, Policy
-from flask_idempotency.engine.record import OnLapse
 from flask_idempotency.profiles import (
     DIALECT_FIELDS,
     KEPT_FIELDS,

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import redis
 
-from flask_idempotency.engine.clock import Clock
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.ports import Store
-from flask_idempotency.engine.record import Payload, Record
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Payload, Record
+from flask_idempotency.engine.store import Clock, Store
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.replays import RedisReplays
 from flask_idempotency.stores.tiered import TieredStore

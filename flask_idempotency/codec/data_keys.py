@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 from flask_idempotency.codec.key_memory import FINISHING_SECONDS, MEMORY_KEYS, MEMORY_SECONDS, KeyMemory, OpenKey
 from flask_idempotency.codec.keyring import KEY_BYTES, KID, KeyProvider
+from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, DataKey, DataKeys, KeyShelf
 from flask_idempotency.engine.errors import (
     ConfigurationError,
     CorruptRecord,
@@ -20,9 +21,8 @@ from flask_idempotency.engine.errors import (
     KeysUnavailable,
     StoreUnavailable,
 )
-from flask_idempotency.engine.key import encode
-from flask_idempotency.engine.record import SealedBy
-from flask_idempotency.engine.upkeep import LARGEST_WRAPPED, DataKey, DataKeys, KeyShelf
+from flask_idempotency.engine.keys import encode
+from flask_idempotency.engine.model import SealedBy
 
 LONGEST_STEP: Final = 2**20
 """From one number of a tenant's data keys to the next. Two thousand rotations fit into 31 bits, and two keys that do not

@@ -31,10 +31,9 @@ from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.key_memory import OpenKey
 from flask_idempotency.codec.keyring import KEY_BYTES, NONCE_BYTES
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.key import StorageKey, encode
-from flask_idempotency.engine.ports import Binding
-from flask_idempotency.engine.record import Payload, SealedBy, State
-from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.keys import StorageKey, encode
+from flask_idempotency.engine.model import Payload, Result, SealedBy, State
+from flask_idempotency.engine.store import Binding
 
 VERSION: Final = 2
 AES_256_GCM: Final = 1

@@ -22,10 +22,9 @@ from typing import Final
 
 from flask_idempotency.codec.compression import COMPRESSIONS, READERS, Compression
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.ports import Binding
-from flask_idempotency.engine.record import Payload
-from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Payload, Result
+from flask_idempotency.engine.store import Binding
 
 VERSION: Final = 1
 COMPRESS_ABOVE: Final = 1024

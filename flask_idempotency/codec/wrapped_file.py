@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from flask_idempotency.codec.key_file import read_private, write_private
 from flask_idempotency.codec.keyring import KEY_BYTES, NONCE_BYTES, KeyRing
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.key import encode
+from flask_idempotency.engine.keys import encode
 
 FORMAT: Final = 1
 COST: Final = 2**17

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
-from flask_idempotency.engine.claim import Claim, Surroundings
+from flask_idempotency.engine.claim import Claim, Held, Surroundings
 from flask_idempotency.engine.errors import (
     AnswerUnavailable,
     CorruptRecord,
@@ -27,25 +27,26 @@ from flask_idempotency.engine.events import (
     StoreFailed,
     UnknownRefused,
 )
-from flask_idempotency.engine.held import Held
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import (
+from flask_idempotency.engine.keys import StorageKey, new_token
+from flask_idempotency.engine.model import (
+    CORRUPT,
+    ERASED,
     Claimed,
+    ClaimRequest,
     Erased,
     Grant,
     InFlight,
     Mismatched,
     OverQuota,
+    Record,
     Replayed,
+    Result,
+    State,
     Unknown,
 )
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.ports import Binding, StoreOutcome
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.record import CORRUPT, ERASED, Record, State
-from flask_idempotency.engine.request import ClaimRequest
-from flask_idempotency.engine.result import Result
-from flask_idempotency.engine.token import new_token
+from flask_idempotency.engine.store import Binding, StoreOutcome
 
 _NOTHING = Grant(token=b"", fence=0, attempt=0, lease=0.0)
 FIRST_POLL_SECONDS = 0.02

@@ -17,7 +17,7 @@ from json import JSONDecoder, JSONEncoder
 from json.encoder import encode_basestring
 from typing import Any, Final
 
-from flask_idempotency.engine.key import Identity, encode
+from flask_idempotency.engine.keys import Identity, encode
 
 VERSION: Final = 1
 """First byte of every fingerprint. Raise it with any change that gives an old request a new digest."""

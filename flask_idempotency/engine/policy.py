@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, Literal, TypeAlias
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.record import OnLapse
+from flask_idempotency.engine.model import OnLapse
 
 Effects: TypeAlias = Literal["plain", "marked", "deduplicated", "transactional"]
 

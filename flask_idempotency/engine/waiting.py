@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol, runtime_checkable
 
 from flask_idempotency.engine.forks import after_fork
-from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.keys import StorageKey
 
 SEATS_PER_KEY = 2
 """More duplicates of one key than this get their refusal at once: they would only keep others from waiting."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flask_idempotency.engine.chores import Expiry
+from flask_idempotency.engine.capabilities import Expiry
 from flask_idempotency.maintenance.drain import Did, Drain
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flask_idempotency.engine.chores import Entry
+from flask_idempotency.engine.capabilities import Entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
 
-from flask_idempotency.engine.chores import ChoreBook
+from flask_idempotency.engine.capabilities import ChoreBook
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import ChoreDone, Event
 from flask_idempotency.maintenance.drain import Drain

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypedDict
 
+from flask_idempotency.engine.capabilities import Found, Unsettled
 from flask_idempotency.engine.errors import (
     ConfigurationError,
     IdempotencyError,
@@ -16,14 +17,20 @@ from flask_idempotency.engine.errors import (
     StoreUnavailable,
 )
 from flask_idempotency.engine.events import Event, Reaped, ResolverAsked
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.owner import LAPSED, as_of, may_live_for
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import About, OnLapse, Result
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.record import About, OnLapse
-from flask_idempotency.engine.resolution import Happened, NeverHappened, Resolution, StillUnknown, UnknownOutcome
-from flask_idempotency.engine.result import Result
-from flask_idempotency.engine.settling import Settler
-from flask_idempotency.engine.unsettled import Found, Unsettled
+from flask_idempotency.engine.recovery import (
+    LAPSED,
+    Happened,
+    NeverHappened,
+    Resolution,
+    Settler,
+    StillUnknown,
+    UnknownOutcome,
+    as_of,
+    may_live_for,
+)
 from flask_idempotency.maintenance.drain import Did, Drain
 
 FIRST_PAUSE_SECONDS: Final = 30.0

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from flask_idempotency.engine.upkeep import Ledger
+from flask_idempotency.engine.capabilities import Ledger
 from flask_idempotency.maintenance.drain import Did, Drain
 
 TENANTS_AT_ONCE: Final = 20

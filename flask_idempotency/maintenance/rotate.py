@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
 
+from flask_idempotency.engine.capabilities import Answer, Answers, DataKey, DataKeys, Found, Unsettled, every
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, DataKeyGone, KeysUnavailable
-from flask_idempotency.engine.ports import Binding, Codec
-from flask_idempotency.engine.record import ERASED, Record, State
-from flask_idempotency.engine.unsettled import Found, Unsettled, every
-from flask_idempotency.engine.upkeep import Answer, Answers, DataKey, DataKeys
+from flask_idempotency.engine.model import ERASED, Record, State
+from flask_idempotency.engine.store import Binding, Codec
 from flask_idempotency.maintenance.drain import Did, Drain
 from flask_idempotency.maintenance.wipe import wiped
 

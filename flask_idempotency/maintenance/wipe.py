@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from flask_idempotency.engine.record import ERASED, About, Payload, State
-from flask_idempotency.engine.token import successor
-from flask_idempotency.engine.unsettled import Unsettled, every
-from flask_idempotency.engine.upkeep import Answers
+from flask_idempotency.engine.capabilities import Answers, Unsettled, every
+from flask_idempotency.engine.keys import successor
+from flask_idempotency.engine.model import ERASED, About, Payload, State
 from flask_idempotency.maintenance.drain import Did, Drain
 
 

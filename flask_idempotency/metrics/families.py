@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from flask_idempotency.engine.memory import Loss
+from flask_idempotency.engine.capabilities import Loss
 from flask_idempotency.maintenance.expire import Expiration
 from flask_idempotency.maintenance.janitor import CHORES
 from flask_idempotency.maintenance.reap import Reaping

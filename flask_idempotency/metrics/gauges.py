@@ -16,8 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from flask_idempotency.assembly import Built
-from flask_idempotency.engine.chores import Entry
-from flask_idempotency.engine.unsettled import Standing
+from flask_idempotency.engine.capabilities import Entry, UnfinishedCounts
 from flask_idempotency.maintenance.janitor import CHORES
 from flask_idempotency.metrics.families import APP
 
@@ -38,7 +37,7 @@ class Reading:
     """What a store said of itself."""
 
     up: bool
-    standing: Standing | None = None
+    standing: UnfinishedCounts | None = None
     last: Mapping[str, Entry] = field(default_factory=dict)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from flask_idempotency.engine.capabilities import DataKeys
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.upkeep import DataKeys
 
 
 def holds_sealed(data_keys: DataKeys, tids: Iterable[bytes]) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from flask_idempotency.engine.key import Identity, Scope, StorageKey
-from flask_idempotency.engine.record import Record, State
-from flask_idempotency.engine.unsettled import Found, Unsettled, every
+from flask_idempotency.engine.capabilities import Found, Unsettled, every
+from flask_idempotency.engine.keys import Identity, Scope, StorageKey
+from flask_idempotency.engine.model import Record, State
 from flask_idempotency.operations.records import Wanted, handle_of, key_of, listed
 from flask_idempotency.operations.refusal import Refused
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from flask_idempotency.engine.upkeep import Answers, DataKeys
+from flask_idempotency.engine.capabilities import Answers, DataKeys
 
 
 @dataclass(frozen=True, slots=True)

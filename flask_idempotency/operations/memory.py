@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
+from flask_idempotency.engine.capabilities import DataLossStatus, Loss, Memory, Unsettled
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
-from flask_idempotency.engine.memory import Loss, Memory, Standing
-from flask_idempotency.engine.unsettled import Unsettled
 from flask_idempotency.operations.refusal import Refused
 from flask_idempotency.operations.spelling import span
 
@@ -27,7 +26,7 @@ _RISK: Final = "It risks that requests whose records were lost run a second time
 class MemoryStatus:
     """How a store stands, in words."""
 
-    standing: Standing
+    standing: DataLossStatus
     new_keys_run: bool
     """Whether keys run that it does not know."""
     text: str
@@ -73,7 +72,7 @@ def memory_status(memory: Memory) -> MemoryStatus:
     return MemoryStatus(standing, runs, *told)
 
 
-def _foreign(standing: Standing, expected: str | None) -> tuple[str, str]:
+def _foreign(standing: DataLossStatus, expected: str | None) -> tuple[str, str]:
     if expected is not None and standing.store_id != expected:
         found = None if standing.store_id is None else printable(standing.store_id)
         it_is = "Its parts are of several stores" if found is None else f"It is the store {found}"
@@ -87,7 +86,7 @@ def _foreign(standing: Standing, expected: str | None) -> tuple[str, str]:
     return text, remedy
 
 
-def _missing(standing: Standing) -> tuple[str, str]:
+def _missing(standing: DataLossStatus) -> tuple[str, str]:
     lacking, parts = standing.parts[Loss.MISSING.value], sum(standing.parts.values())
     if lacking == parts:
         text = "Nothing says that it was ever made ready: it is new, or was emptied."
@@ -99,7 +98,7 @@ def _missing(standing: Standing) -> tuple[str, str]:
     return text, f"{_BEFORE}; then: {_ACK}. {_RISK}"
 
 
-def _changed(standing: Standing, *, after_loss: str, runs: bool) -> tuple[str, str]:
+def _changed(standing: DataLossStatus, *, after_loss: str, runs: bool) -> tuple[str, str]:
     changed, parts = standing.parts[Loss.CHANGED.value], sum(standing.parts.values())
     since = span(standing.now - (standing.since or standing.now))
     text = (
@@ -144,7 +143,7 @@ def check_acknowledgeable(status: MemoryStatus, *, forced: bool) -> None:
         )
 
 
-def acknowledge(memory: Memory, *, seen: Standing, forced: bool) -> None:
+def acknowledge(memory: Memory, *, seen: DataLossStatus, forced: bool) -> None:
     """From now on keys run that the store does not know. Raises `Refused` where it has changed hands since it was seen."""
     try:
         memory.acknowledge(forced=forced, seen=seen)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 
+from flask_idempotency.engine.capabilities import Ledger
 from flask_idempotency.engine.quota import Quota, Usage
-from flask_idempotency.engine.upkeep import Ledger
 from flask_idempotency.operations.refusal import Refused
 
 

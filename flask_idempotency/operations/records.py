@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from flask_idempotency.engine.key import TID_BYTES, StorageKey
-from flask_idempotency.engine.owner import last_seen, may_live_for
+from flask_idempotency.engine.capabilities import Found, Unsettled, every
+from flask_idempotency.engine.keys import TID_BYTES, StorageKey
+from flask_idempotency.engine.model import ERASED, Record, State
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.record import ERASED, Record, State
-from flask_idempotency.engine.unsettled import Found, Unsettled, every
+from flask_idempotency.engine.recovery import last_seen, may_live_for
 from flask_idempotency.operations.refusal import Refused
 from flask_idempotency.operations.spelling import moment
 

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import Final
 
+from flask_idempotency.engine.capabilities import Found
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.owner import last_seen, may_live_for, releasable_in
+from flask_idempotency.engine.model import Record, Result, State
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.record import Record, State
-from flask_idempotency.engine.result import Result
-from flask_idempotency.engine.settling import Settler
-from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.engine.recovery import Settler, last_seen, may_live_for, releasable_in
 from flask_idempotency.operations.finding import Case
 from flask_idempotency.operations.refusal import Refused
 from flask_idempotency.operations.spelling import moment, span

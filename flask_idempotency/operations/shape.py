@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Any, Final
 
-from flask_idempotency.engine.chores import ChoreBook, Entry
-from flask_idempotency.engine.key import Identity, owner_mark
+from flask_idempotency.engine.capabilities import ChoreBook, Entry
+from flask_idempotency.engine.keys import Identity, owner_mark
 from flask_idempotency.operations.spelling import moment
 from flask_idempotency.schema.fields import EXTENSIONS
 

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flask_idempotency.engine.chores import ChoreBook
-from flask_idempotency.engine.unsettled import Standing, Unsettled
-from flask_idempotency.engine.upkeep import Answers, DataKeys, Ledger
+from flask_idempotency.engine.capabilities import Answers, ChoreBook, DataKeys, Ledger, UnfinishedCounts, Unsettled
 from flask_idempotency.operations.shape import Change
 
 
@@ -24,7 +22,7 @@ class LastRun:
 class Stats:
     """What a store holds. None is what was not asked for, or what this store cannot tell."""
 
-    standing: Standing
+    standing: UnfinishedCounts
     completed: int | None
     """Includes those whose life has ended and that have not been removed yet."""
     data_keys: int | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flask_idempotency.engine.ports import Schema
+from flask_idempotency.engine.store import Schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from marshmallow import fields, validate
 
-from flask_idempotency.engine.key import LONGEST_NAME
+from flask_idempotency.engine.keys import LONGEST_NAME
 from flask_idempotency.schema.fields import (
     Former,
     HeaderNames,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from flask_idempotency.engine.capabilities import KeepsDataKeys
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.upkeep import KeepsDataKeys
 from flask_idempotency.settings.transport import transport_fault
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from flask_idempotency.engine.policy import Override, Policy
-from flask_idempotency.engine.ports import Store
 from flask_idempotency.engine.quota import Quota
+from flask_idempotency.engine.store import Store
 from flask_idempotency.schema import DOCS_URL, MEMORY
 
 if TYPE_CHECKING:

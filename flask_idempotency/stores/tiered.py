@@ -9,17 +9,28 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Protocol, runtime_checkable
 
-from flask_idempotency.engine.chores import ChoreBook, Expires, Expiry, KeepsChoreBook
+from flask_idempotency.engine.capabilities import (
+    Answers,
+    ChoreBook,
+    Counts,
+    DataKeys,
+    Expires,
+    Expiry,
+    Fronted,
+    Health,
+    KeepsChoreBook,
+    KeepsDataKeys,
+    KnowsItsHealth,
+    KnowsUnsettled,
+    Ledger,
+    ShowsAnswers,
+    Unsettled,
+)
 from flask_idempotency.engine.errors import IdempotencyError
-from flask_idempotency.engine.health import Health, KnowsItsHealth
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, Mismatched, Replayed
-from flask_idempotency.engine.ports import Store, StoreOutcome
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, ClaimRequest, Mismatched, Payload, Record, Replayed
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.record import Payload, Record
-from flask_idempotency.engine.request import ClaimRequest
-from flask_idempotency.engine.unsettled import KnowsUnsettled, Unsettled
-from flask_idempotency.engine.upkeep import Answers, Counts, DataKeys, Fronted, KeepsDataKeys, Ledger, ShowsAnswers
+from flask_idempotency.engine.store import Store, StoreOutcome
 from flask_idempotency.engine.waiting import Announces, Bell
 from flask_idempotency.stores.tiered_health import CachedHealth
 from flask_idempotency.stores.tiered_unsettled import CachedUnsettled

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from flask_idempotency.engine.health import Finding, Health, Verdict
-from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.capabilities import Finding, Health, Verdict
+from flask_idempotency.engine.keys import StorageKey
 
 _REMEDY: Final = "Check IDEMPOTENCY_REDIS_URL, and that its server runs and lets this host in."
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from flask_idempotency.engine.capabilities import Found, Sheet, UnfinishedCounts, Unsettled
 from flask_idempotency.engine.errors import NothingChanged
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import Payload, State
-from flask_idempotency.engine.unsettled import Found, Sheet, Standing, Unsettled
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Payload, State
 
 
 class CachedUnsettled:
@@ -42,7 +42,7 @@ class CachedUnsettled:
     def walk(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> Sheet:
         return self._unsettled.walk(state, after=after, limit=limit, tid=tid)
 
-    def standing(self) -> Standing:
+    def standing(self) -> UnfinishedCounts:
         return self._unsettled.standing()
 
     def _forget(self, seen: Found) -> None:

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from flask_idempotency.engine.capabilities import Answers, DataKey, DataKeys, KeyShelf, Page
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import Payload
-from flask_idempotency.engine.upkeep import Answers, DataKey, DataKeys, KeyShelf, Page
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Payload
 
 _log = logging.getLogger("flask_idempotency")
 

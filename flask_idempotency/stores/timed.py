@@ -7,12 +7,10 @@ from collections.abc import Callable
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, Replayed
-from flask_idempotency.engine.ports import Store, StoreOutcome
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, ClaimRequest, Payload, Record, Replayed
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.record import Payload, Record
-from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.store import Store, StoreOutcome
 
 Call: TypeAlias = Literal["claim", "renew", "mark", "complete", "release", "hold", "read", "condemn"]
 Ending: TypeAlias = Literal["done", "granted", "replayed", "refused", "lost", "unavailable", "failed"]

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.ports import Store, StoreOutcome
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import ClaimRequest, Payload, Record
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.record import Payload, Record
-from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.store import Store, StoreOutcome
 from flask_idempotency.testing.points import Points
 
 AnswerT = TypeVar("AnswerT")

@@ -10,8 +10,8 @@ from typing import Any
 from flask import Flask
 from werkzeug.wrappers import Response
 
+from flask_idempotency.engine.model import Result
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.result import Result
 from flask_idempotency.profiles import PROFILES, Profile
 from flask_idempotency.web.loaders import Loaders
 from flask_idempotency.web.problems import Problem, render

@@ -26,7 +26,7 @@ def _at_context(app: Flask, **_: Any) -> None:
 
 def _declared(app: Flask) -> bool:
     # Needs a package that is optional; a store on Flask-SQLAlchemy has it.
-    from flask_idempotency.sql import include_in
+    from flask_idempotency.stores.sql.schema import include_in
 
     database = app.extensions.get("sqlalchemy")
     if database is None:

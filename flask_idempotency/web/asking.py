@@ -11,7 +11,6 @@ from typing import assert_never
 from flask import Flask, Request
 
 from flask_idempotency.assembly import in_one_process
-from flask_idempotency.engine.birth import born
 from flask_idempotency.engine.engine import Outcome, Replay
 from flask_idempotency.engine.errors import (
     AnswerUnavailable,
@@ -22,13 +21,23 @@ from flask_idempotency.engine.errors import (
     StoreUnavailable,
 )
 from flask_idempotency.engine.events import MismatchRefused, ReplayForbidden, ReplayServed, StoreFailed
-from flask_idempotency.engine.key import Scope, one_key, parse_key
-from flask_idempotency.engine.outcome import Claimed, Erased, InFlight, Mismatched, OverQuota, Replayed, Unknown
-from flask_idempotency.engine.owner import releasable_in
+from flask_idempotency.engine.keys import Scope, born, one_key, parse_key
+from flask_idempotency.engine.model import (
+    About,
+    Claimed,
+    ClaimRequest,
+    Erased,
+    InFlight,
+    Mismatched,
+    OverQuota,
+    Record,
+    Replayed,
+    State,
+    Unknown,
+)
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.record import About, Record, State
-from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.recovery import releasable_in
 from flask_idempotency.operations import handle_of
 from flask_idempotency.web.answers import Answer, Answers
 from flask_idempotency.web.bodies import FORM_TYPES, BodyTooLarge, TruncatedBody, read_body

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from flask import Flask
 
-from flask_idempotency.engine.health import Finding, Verdict
-from flask_idempotency.engine.ports import Schema
+from flask_idempotency.engine.capabilities import Finding, Verdict
+from flask_idempotency.engine.store import Schema
 
 _REMEDY: Final = (
     "Pass include_object=flask_idempotency.sql.include_object to Migrate(…), or to context.configure(…) in env.py; or "

@@ -12,11 +12,10 @@ from urllib.parse import urlsplit
 from flask import Flask
 
 from flask_idempotency.assembly import Built, in_one_process
+from flask_idempotency.engine.capabilities import Finding, Memory, Verdict
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.health import Finding, Verdict
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.memory import Memory
-from flask_idempotency.engine.record import OnLapse
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import OnLapse
 from flask_idempotency.operations.checks import clocks, forgetting, sealed, sweeping, timeouts, waiting
 from flask_idempotency.operations.checks.naming import some
 from flask_idempotency.operations.checks.timeouts import Endpoint

@@ -13,8 +13,8 @@ from flask import Flask
 from flask_idempotency.assembly import Built, identities
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Event, LossNoticed
-from flask_idempotency.engine.key import owner_mark
-from flask_idempotency.engine.settling import Settler
+from flask_idempotency.engine.keys import owner_mark
+from flask_idempotency.engine.recovery import Settler
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.expire import expire
 from flask_idempotency.maintenance.heartbeat import Heartbeat, heartbeat

@@ -10,8 +10,8 @@ from typing import Final
 
 from werkzeug.wrappers import Response
 
+from flask_idempotency.engine.model import OnLapse
 from flask_idempotency.engine.policy import Decision
-from flask_idempotency.engine.record import OnLapse
 from flask_idempotency.web.visit import Visit
 
 ELSEWHERE: Final = frozenset({307, 308})

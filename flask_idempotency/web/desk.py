@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.events import Observers
-from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.keys import Identity
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.loaders import Loaders
 from flask_idempotency.web.policies import Policies

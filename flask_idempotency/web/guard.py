@@ -22,8 +22,8 @@ from flask_idempotency.engine.errors import (
     NotCommitted,
     StoreUnavailable,
 )
+from flask_idempotency.engine.model import Result
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision, Policy
-from flask_idempotency.engine.result import Result
 from flask_idempotency.web.answers import Answers
 from flask_idempotency.web.asking import Asking
 from flask_idempotency.web.decisions import QuarantineLog, decide, transactional, vanished, with_rows

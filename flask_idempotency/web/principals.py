@@ -15,7 +15,7 @@ from typing import Any, Final
 from flask import Flask, Request, g, request
 
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
-from flask_idempotency.engine.key import LONGEST_NAME
+from flask_idempotency.engine.keys import LONGEST_NAME
 from flask_idempotency.schema.fields import EXTENSIONS
 
 Loader = Callable[[], "str | None"]

@@ -22,7 +22,7 @@ from flask_idempotency.engine.errors import (
     StoreUnavailable,
 )
 from flask_idempotency.engine.escape import printable_lines
-from flask_idempotency.engine.outcome import Erased, InFlight, Mismatched, OverQuota, Unknown
+from flask_idempotency.engine.model import Erased, InFlight, Mismatched, OverQuota, Unknown
 from flask_idempotency.engine.quota import LIMITS
 from flask_idempotency.profiles import Profile
 from flask_idempotency.web.problem_types import PROBLEMS, ProblemType

@@ -14,7 +14,7 @@ from flask_idempotency.engine.fingerprint import (
     raw_digest,
     unread_digest,
 )
-from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.web.bodies import FORM_TYPES, Body, chunks, read_body
 from flask_idempotency.web.forms import CSRF_FIELD, Form, parse_form, parsed_form

@@ -9,14 +9,12 @@ from typing import Any
 
 from flask import Flask
 
+from flask_idempotency.engine.capabilities import Found
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.keys import Identity, marked
+from flask_idempotency.engine.model import About, Result
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.record import About
-from flask_idempotency.engine.resolution import Happened, Resolution, UnknownOutcome
-from flask_idempotency.engine.result import Result
-from flask_idempotency.engine.token import marked
-from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.engine.recovery import Happened, Resolution, UnknownOutcome
 from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.responses import capture
 

@@ -13,8 +13,8 @@ from werkzeug.wrappers import Response
 from werkzeug.wsgi import ClosingIterator
 
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable
+from flask_idempotency.engine.model import Result
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.result import Result
 from flask_idempotency.profiles import PROFILES, allowed_fields
 from flask_idempotency.schema import DOCS_URL
 from flask_idempotency.web.problems import Problem, Renderer, render

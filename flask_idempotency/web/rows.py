@@ -7,7 +7,7 @@ import logging
 from werkzeug.wrappers import Response
 
 from flask_idempotency.engine.errors import InheritedConnection, NotCommitted, StoreUnavailable
-from flask_idempotency.engine.outcome import Unknown
+from flask_idempotency.engine.model import Unknown
 from flask_idempotency.engine.policy import Decision
 from flask_idempotency.web.answers import Answers
 from flask_idempotency.web.decisions import ELSEWHERE, past_point, with_rows

@@ -19,10 +19,10 @@ from flask import has_request_context
 from werkzeug.wrappers import Response
 
 from flask_idempotency.engine.claim import Claim
-from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.keys import Identity
+from flask_idempotency.engine.model import Result
 from flask_idempotency.engine.policy import Decision, Policy
-from flask_idempotency.engine.ports import Transaction
-from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.store import Transaction
 from flask_idempotency.web.answers import Answer
 from flask_idempotency.web.bodies import Body
 from flask_idempotency.web.responses import Capture

@@ -18,7 +18,7 @@ from typing import Final
 from flask import Flask
 
 from flask_idempotency.assembly import Built, identities, in_one_process
-from flask_idempotency.engine.chores import ChoreBook
+from flask_idempotency.engine.capabilities import ChoreBook
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Event, JanitorMissing
 from flask_idempotency.operations.shape import (

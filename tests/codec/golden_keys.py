@@ -11,10 +11,10 @@ from flask_idempotency.codec.data_keys import DataKeyring
 from flask_idempotency.codec.encryption import EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyProvider, KeyRing
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.ports import Binding
-from flask_idempotency.engine.record import Payload, SealedBy
-from flask_idempotency.engine.upkeep import DataKey, KeyShelf
+from flask_idempotency.engine.capabilities import DataKey, KeyShelf
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Payload, SealedBy
+from flask_idempotency.engine.store import Binding
 from tests.codec.shelves import Shelf
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -10,10 +10,10 @@ from flask_idempotency.codec.data_keys import DataKeyring
 from flask_idempotency.codec.encryption import EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyProvider, KeyRing
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.ports import Binding
-from flask_idempotency.engine.result import Result
-from flask_idempotency.engine.upkeep import DataKeys
+from flask_idempotency.engine.capabilities import DataKeys
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Result
+from flask_idempotency.engine.store import Binding
 from flask_idempotency.stores.memory import MemoryStore
 
 OLD, NEW = bytes(range(32)), bytes(range(32, 64))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from flask_idempotency.codec.data_keys import DataKeyring
 from flask_idempotency.codec.keyring import KeyProvider, KeyRing
-from flask_idempotency.engine.upkeep import DataKey, KeyShelf
+from flask_idempotency.engine.capabilities import DataKey, KeyShelf
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.memory.shelf import MemoryShelf
 from tests.codec.sealing import NEW, OLD, RING, Monotonic

@@ -16,10 +16,9 @@ from flask_idempotency.codec import compression
 from flask_idempotency.codec.envelope import LARGEST_HEAD, LONGEST_REASON, MOST_PAIRS, EnvelopeCodec
 from flask_idempotency.codec.keyring import KEY_BYTES, KeyRing, load_ring
 from flask_idempotency.codec.wrapped_file import WrappedFile
+from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, KeyShelf
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, KeysUnavailable, NotStorable
-from flask_idempotency.engine.record import LARGEST_PAYLOAD, Payload, SealedBy
-from flask_idempotency.engine.result import Result
-from flask_idempotency.engine.upkeep import LARGEST_WRAPPED, KeyShelf
+from flask_idempotency.engine.model import LARGEST_PAYLOAD, Payload, Result, SealedBy
 from tests.codec.sealing import BINDING, NEW, OLD, RESULT, RING, TENANT, codec, text
 from tests.codec.shelves import Shelf, ring_on
 from tests.codec.test_envelope import envelope

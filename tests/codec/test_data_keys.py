@@ -12,9 +12,9 @@ import pytest
 from flask_idempotency.codec.data_keys import TRIES
 from flask_idempotency.codec.key_memory import OpenKey
 from flask_idempotency.codec.keyring import KeyRing
+from flask_idempotency.engine.capabilities import DataKey, KeyShelf
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, StoreUnavailable
-from flask_idempotency.engine.record import SealedBy
-from flask_idempotency.engine.upkeep import DataKey, KeyShelf
+from flask_idempotency.engine.model import SealedBy
 from tests.codec.sealing import NEW, OLD, OTHER_TENANT, RING, TENANT, Service, keyring
 from tests.codec.shelves import OLD_FIRST, Shelf, ring_on
 

@@ -11,14 +11,11 @@ from flask_idempotency.codec.data_keys import DataKeyring
 from flask_idempotency.codec.encryption import EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyRing
+from flask_idempotency.engine.capabilities import DataKeys
+from flask_idempotency.engine.claim import Sealing
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable, StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed
-from flask_idempotency.engine.record import OnLapse, SealedBy
-from flask_idempotency.engine.request import ClaimRequest
-from flask_idempotency.engine.result import Result
-from flask_idempotency.engine.sealing import Sealing
-from flask_idempotency.engine.upkeep import DataKeys
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, ClaimRequest, OnLapse, Result, SealedBy
 from flask_idempotency.stores.memory import MemoryStore
 from tests.codec.sealing import (
     BINDING,

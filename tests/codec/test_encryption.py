@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from flask_idempotency.codec.encryption import EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.key import StorageKey, encode
-from flask_idempotency.engine.ports import Binding
-from flask_idempotency.engine.record import ERASED, Payload, SealedBy
-from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.keys import StorageKey, encode
+from flask_idempotency.engine.model import ERASED, Payload, Result, SealedBy
+from flask_idempotency.engine.store import Binding
 from flask_idempotency.stores.memory import MemoryStore
 from tests.codec.sealing import (
     BINDING,

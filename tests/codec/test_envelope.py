@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flask_idempotency.codec.compression import COMPRESSIONS
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable
-from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.model import Result
 
 GOLDEN = Path(__file__).parent / "golden"
 CODEC = EnvelopeCodec()

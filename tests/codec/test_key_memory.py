@@ -8,9 +8,9 @@ import pytest
 
 from flask_idempotency.codec import key_memory
 from flask_idempotency.codec.key_memory import FINISHING_SECONDS, MEMORY_SECONDS, KeyMemory, OpenKey
+from flask_idempotency.engine.capabilities import KeyShelf
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.record import SealedBy
-from flask_idempotency.engine.upkeep import KeyShelf
+from flask_idempotency.engine.model import SealedBy
 from tests.codec.sealing import OTHER_TENANT, RING, TENANT, Monotonic, Service
 from tests.codec.shelves import OLD_FIRST, Shelf, ring_on
 

@@ -12,7 +12,7 @@ import pytest
 
 from flask_idempotency.codec.keyring import load_ring
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.stores.memory import MemoryStore
 from tests.codec.sealing import BINDING, KEY, OTHER_TENANT, RESULT, codec
 

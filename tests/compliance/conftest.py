@@ -14,8 +14,8 @@ from werkzeug.test import TestResponse
 
 from flask_idempotency import Idempotency
 from flask_idempotency.engine.events import Event
-from flask_idempotency.engine.key import Identity, Scope, StorageKey
-from flask_idempotency.engine.ports import Store
+from flask_idempotency.engine.keys import Identity, Scope, StorageKey
+from flask_idempotency.engine.store import Store
 from flask_idempotency.signals import SIGNALS
 from tests.compliance.vaults import VAULTS, Vault
 

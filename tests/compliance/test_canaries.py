@@ -11,10 +11,9 @@ from dataclasses import asdict, replace
 import pytest
 from werkzeug.test import TestResponse
 
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import OnLapse, Record
-from flask_idempotency.engine.request import ClaimRequest
-from flask_idempotency.engine.upkeep import KeepsDataKeys
+from flask_idempotency.engine.capabilities import KeepsDataKeys
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import ClaimRequest, OnLapse, Record
 from tests.compliance.conftest import Bank, new_bank
 from tests.compliance.vaults import Vault
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flask_idempotency.engine.events import RecordCorrupt
-from flask_idempotency.engine.record import CORRUPT, Payload, Record, SealedBy, State
+from flask_idempotency.engine.model import CORRUPT, Payload, Record, SealedBy, State
 from flask_idempotency.stores.redis import layout
 from tests.compliance.conftest import Bank
 from tests.compliance.vaults import Change

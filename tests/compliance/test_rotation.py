@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flask_idempotency.engine.events import ErasedRefused, RecordCorrupt
-from flask_idempotency.engine.record import State
+from flask_idempotency.engine.model import State
 from tests.compliance.conftest import Bank, new_bank
 from tests.compliance.vaults import Vault
 

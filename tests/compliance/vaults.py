@@ -12,12 +12,12 @@ import pytest
 import redis
 from sqlalchemy import MetaData, create_engine, inspect, select, text, update
 
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import Payload, Record
-from flask_idempotency.sql import upgrade
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Payload, Record
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.record import decode, encode
+from flask_idempotency.stores.sql.migrations.steps import upgrade
 from flask_idempotency.stores.sql.schema import records
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import StartRedis, connect

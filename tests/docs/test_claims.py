@@ -11,10 +11,10 @@ import pytest
 from docs.generate import HERE
 from flask_idempotency import Happened, Resolution, StillUnknown, UnknownOutcome
 from flask_idempotency.codec.key_memory import FINISHING_SECONDS, MEMORY_KEYS, MEMORY_SECONDS
-from flask_idempotency.engine.key import LONGEST_NAME
-from flask_idempotency.engine.owner import SILENT_LEASES
+from flask_idempotency.engine.keys import LONGEST_NAME
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Policy
-from flask_idempotency.engine.ports import Store
+from flask_idempotency.engine.recovery import SILENT_LEASES
+from flask_idempotency.engine.store import Store
 from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS
 from flask_idempotency.profiles import KEPT_FIELDS, PROFILES
 from flask_idempotency.settings import load_settings

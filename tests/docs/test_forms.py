@@ -16,7 +16,7 @@ from werkzeug.test import TestResponse
 
 from docs.generate import HERE
 from flask_idempotency import idempotent
-from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.waiting import WaitingRoom
 from tests.docs.test_pages import BLOCK
 

@@ -24,7 +24,7 @@ from flask import Flask, request
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import ClaimGranted, Reaped, Settled
-from flask_idempotency.engine.resolution import Happened, NeverHappened, Resolution, UnknownOutcome
+from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, UnknownOutcome
 from flask_idempotency.maintenance import janitor as locks
 from flask_idempotency.maintenance import reap as pauses
 from flask_idempotency.maintenance.drain import Drain

@@ -21,12 +21,10 @@ from typing import Any, cast
 
 from flask_idempotency.assembly import build_store
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, OverQuota
-from flask_idempotency.engine.ports import Store
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, ClaimRequest, OnLapse, OverQuota, Payload
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.record import OnLapse, Payload
-from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.store import Store
 
 KEYS = 150
 """Names that a tenant's keys have: few enough that they meet."""

@@ -31,7 +31,7 @@ from uuid import uuid4
 from flask import Flask, Response, abort, current_app, g, request, send_file
 
 from flask_idempotency import Idempotency, current_claim, idempotent
-from flask_idempotency.engine.resolution import Resolution, UnknownOutcome
+from flask_idempotency.engine.recovery import Resolution, UnknownOutcome
 from tests.e2e.ledger import Ledger
 
 SECRET = "what only the service knows: 9f2c47d1e8b35a60c1d47be2"

@@ -18,9 +18,9 @@ from example_app.demo.servers import RedisServer
 from flask_idempotency import current_claim
 from flask_idempotency.assembly import build_store
 from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.engine.model import State
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.record import State
-from flask_idempotency.engine.settling import Settler
+from flask_idempotency.engine.recovery import Settler
 from flask_idempotency.operations import Case, Done, Word, doubts, release
 from flask_idempotency.sql import fenced
 from flask_idempotency.web.chores import settler_of

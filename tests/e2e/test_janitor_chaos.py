@@ -23,11 +23,11 @@ from sqlalchemy import create_engine
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.assembly import build_store
-from flask_idempotency.engine.unsettled import Standing
+from flask_idempotency.engine.capabilities import UnfinishedCounts
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.janitor import Chore, Janitor, Report
 from flask_idempotency.maintenance.reap import Reaping
-from flask_idempotency.sql import upgrade
+from flask_idempotency.stores.sql.migrations.steps import upgrade
 from flask_idempotency.web.chores import janitor_of
 from tests.e2e.conftest import Figures, Serve
 from tests.e2e.janitor_crowd import BY_RESOLVER, looked_after
@@ -226,7 +226,7 @@ def test_36_37_every_key_is_settled_once_and_truthfully(
 
     with closing(cast("Any", build_store(url))) as store:
         janitor = janitor_of(looked_after(**{**told, "store": store}))
-        assert Standing() == store.unsettled.standing()
+        assert UnfinishedCounts() == store.unsettled.standing()
         assert Reaping() == run(janitor, "reap")
         recount = run(janitor, "reconcile")
         assert (0, 0) == (recount.drifted, recount.busy)

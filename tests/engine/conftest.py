@@ -13,13 +13,11 @@ from flask_idempotency.engine.claim import Claim, Surroundings
 from flask_idempotency.engine.engine import Engine, Outcome
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import Event, Observers
-from flask_idempotency.engine.key import Identity, Scope, StorageKey
+from flask_idempotency.engine.keys import Identity, Scope, StorageKey
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.engine.model import About, Claimed, ClaimRequest
 from flask_idempotency.engine.policy import Policy, merge
-from flask_idempotency.engine.ports import Store
-from flask_idempotency.engine.record import About
-from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.store import Store
 from flask_idempotency.engine.waiting import WaitingRoom
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing.clock import FrozenClock

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
-from flask_idempotency.engine.outcome import Claimed, InFlight, Replayed, Unknown
+from flask_idempotency.engine.model import Claimed, InFlight, OnLapse, Replayed, Result, State, Unknown
 from flask_idempotency.engine.policy import merge
-from flask_idempotency.engine.record import OnLapse, State
-from flask_idempotency.engine.result import Result
 from tests.engine.conftest import House
 
 DONE = Result(200, body=b"done")

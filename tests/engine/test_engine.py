@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from flask_idempotency.engine.errors import CorruptRecord, MemoryLost, StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, InFlight, Mismatched, Replayed, Unknown
-from flask_idempotency.engine.record import Payload, State
-from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, InFlight, Mismatched, Payload, Replayed, Result, State, Unknown
 from tests.engine.conftest import House
 
 DONE = Result(201, metadata=(("Content-Type", "text/plain"),), body=b"paid")

@@ -31,7 +31,7 @@ from flask_idempotency.engine.fingerprint import (
     raw_digest,
     unread_digest,
 )
-from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.keys import Identity
 
 IDENTITY = Identity(b"secret")
 TEXT = st.text(st.characters(codec="utf-8"))

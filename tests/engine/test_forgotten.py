@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 
+from flask_idempotency.engine.capabilities import DataLossStatus
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import LeaseLost, MemoryLost, StoreUnavailable
 from flask_idempotency.engine.events import ClaimRestored, LossNoticed, LossRefused
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.memory import Standing
-from flask_idempotency.engine.outcome import Claimed, Grant, Replayed
-from flask_idempotency.engine.record import State
-from flask_idempotency.engine.request import ClaimRequest
-from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.model import Claimed, ClaimRequest, Grant, Replayed, Result, State
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.memory import MemoryRules
 from tests.engine.conftest import House
@@ -49,10 +46,10 @@ class Memory:
     def initialise(self) -> str:
         raise NotImplementedError
 
-    def acknowledge(self, *, forced: bool = False, seen: Standing | None = None) -> Standing:
+    def acknowledge(self, *, forced: bool = False, seen: DataLossStatus | None = None) -> DataLossStatus:
         raise NotImplementedError
 
-    def standing(self) -> Standing:
+    def standing(self) -> DataLossStatus:
         raise NotImplementedError
 
 

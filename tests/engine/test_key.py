@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flask_idempotency.engine.errors import InvalidKey
-from flask_idempotency.engine.key import Identity, Scope, StorageKey, encode, one_key, parse_key
+from flask_idempotency.engine.keys import Identity, Scope, StorageKey, encode, one_key, parse_key
 
 UUID = "8e03978e-40d5-43e8-bc93-6894a57f9324"
 HOSTILE = st.text(alphabet=st.sampled_from(":{}\0\r\n%*|/é\ud800ab"), max_size=6)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from flask_idempotency.engine.owner import LAPSED, as_of, last_seen, may_live_for
-from flask_idempotency.engine.record import CORRUPT, NOBODY, OnLapse, Record, State
+from flask_idempotency.engine.model import CORRUPT, NOBODY, OnLapse, Record, State
+from flask_idempotency.engine.recovery import LAPSED, as_of, last_seen, may_live_for
 from flask_idempotency.testing.contract.examples import FINGERPRINT, PAYLOAD
 
 NOW = 1_800_000_000.0

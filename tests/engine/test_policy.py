@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.model import OnLapse
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision, Policy, merge
-from flask_idempotency.engine.record import OnLapse
 
 KEEP, RELEASE, QUARANTINE = Decision.KEEP, Decision.RELEASE, Decision.QUARANTINE
 

@@ -7,16 +7,25 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.engine.claim import TRIES, Sealing
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import DataKeyGone, KeysUnavailable, StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, Erased, InFlight, Mismatched, OverQuota, Replayed
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import (
+    ERASED,
+    Claimed,
+    Erased,
+    InFlight,
+    Mismatched,
+    OverQuota,
+    Payload,
+    Replayed,
+    Result,
+    State,
+)
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.ports import Binding
 from flask_idempotency.engine.quota import NewKeys, Quota, Usage
-from flask_idempotency.engine.record import ERASED, Payload, State
-from flask_idempotency.engine.result import Result
-from flask_idempotency.engine.sealing import TRIES, Sealing
+from flask_idempotency.engine.store import Binding
 from flask_idempotency.testing.contract.examples import found
 from tests.engine.conftest import House
 from tests.engine.test_transactions import Book

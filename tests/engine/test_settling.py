@@ -11,6 +11,7 @@ from flask_idempotency.codec.data_keys import DataKeyring
 from flask_idempotency.codec.encryption import EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyRing
+from flask_idempotency.engine.capabilities import Found
 from flask_idempotency.engine.errors import (
     CorruptRecord,
     IdempotencyError,
@@ -20,13 +21,10 @@ from flask_idempotency.engine.errors import (
     StoreUnavailable,
 )
 from flask_idempotency.engine.events import Event, Observers, Settled
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Replayed
-from flask_idempotency.engine.ports import Binding
-from flask_idempotency.engine.record import CORRUPT, ERASED, Payload, State
-from flask_idempotency.engine.result import Result
-from flask_idempotency.engine.settling import Settler
-from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import CORRUPT, ERASED, Payload, Replayed, Result, State
+from flask_idempotency.engine.recovery import Settler
+from flask_idempotency.engine.store import Binding
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flask_idempotency.engine.key import Identity, Scope
+from flask_idempotency.engine.keys import Identity, Scope
 from flask_idempotency.engine.quota import MAX_LIMIT, NewKeys, Quota, Usage
 from flask_idempotency.stores.redis import layout
 from tests.engine.test_key import HOSTILE

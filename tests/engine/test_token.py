@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from flask_idempotency.engine.key import Identity, owner_mark
-from flask_idempotency.engine.token import MARK_BYTES, OWNER_BYTES, TOKEN_BYTES, marked, new_token, successor
+from flask_idempotency.engine.keys import (
+    MARK_BYTES,
+    OWNER_BYTES,
+    TOKEN_BYTES,
+    Identity,
+    marked,
+    new_token,
+    owner_mark,
+    successor,
+)
 
 MARKS = tuple(
     Identity(secret).mark(namespace) for secret, namespace in ((b"new", "shop"), (b"old", "shop"), (b"new", "bank"))

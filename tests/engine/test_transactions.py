@@ -10,12 +10,10 @@ import pytest
 from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, NotCommitted, StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, Replayed, Unknown
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, Payload, Record, Replayed, Result, State, Unknown
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.ports import Store, Writing
-from flask_idempotency.engine.record import Payload, Record, State
-from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.store import Store, Writing
 from tests.engine.conftest import House
 
 PAID = Result(status=201, body=b"paid")

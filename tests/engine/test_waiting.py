@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.waiting import SEATS_PER_KEY, WaitingRoom
 
 A = StorageKey(b"a" * 32, b"t" * 32)

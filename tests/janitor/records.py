@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import create_engine, text
 
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.ports import Store
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract.examples import PAYLOAD, a_key, a_request, a_token
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flask_idempotency.assembly import build_store
-from flask_idempotency.engine.record import State
+from flask_idempotency.engine.model import State
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.examples import found
 from tests.books import book_in

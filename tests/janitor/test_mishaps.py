@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flask_idempotency.assembly import build_store
-from flask_idempotency.engine.record import State
+from flask_idempotency.engine.model import State
 from flask_idempotency.testing.contract.examples import found
 from tests.janitor.conftest import HireCrew
 from tests.janitor.crew import BEAT, PREFORK, SOLO, Crew

@@ -16,10 +16,9 @@ from flask import current_app
 from flask_idempotency import Idempotency
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
-from flask_idempotency.engine.key import Identity
-from flask_idempotency.engine.record import State
-from flask_idempotency.engine.resolution import StillUnknown
-from flask_idempotency.engine.token import new_token
+from flask_idempotency.engine.keys import Identity, new_token
+from flask_idempotency.engine.model import State
+from flask_idempotency.engine.recovery import StillUnknown
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, found, stand

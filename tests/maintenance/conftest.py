@@ -14,13 +14,10 @@ from flask_idempotency.codec.data_keys import DataKeyring
 from flask_idempotency.codec.encryption import EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyRing
-from flask_idempotency.engine.clock import Clock
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed
-from flask_idempotency.engine.ports import Binding, Store
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, Record, Result
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.record import Record
-from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.store import Binding, Clock, Store
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.rotate import Rotation, rotate
 from flask_idempotency.stores.memory import MemoryStore

@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
-from flask_idempotency.engine.clock import Clock
 from flask_idempotency.engine.events import Event, Observers
-from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import OnLapse, Record, State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import Drift
-from flask_idempotency.engine.record import OnLapse, Record, State
-from flask_idempotency.engine.resolution import Happened, Resolution, StillUnknown, UnknownOutcome
-from flask_idempotency.engine.settling import Settler
+from flask_idempotency.engine.recovery import Happened, Resolution, Settler, StillUnknown, UnknownOutcome
+from flask_idempotency.engine.store import Clock
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.expire import expire
 from flask_idempotency.maintenance.janitor import Janitor

@@ -12,13 +12,10 @@ from typing import Any
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.events import Event, Observers, Reaped, Settled
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, Replayed
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, OnLapse, Record, Replayed, Result, State
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.record import OnLapse, Record, State
-from flask_idempotency.engine.resolution import Happened, NeverHappened, Resolution, StillUnknown, UnknownOutcome
-from flask_idempotency.engine.result import Result
-from flask_idempotency.engine.settling import Settler
+from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, Settler, StillUnknown, UnknownOutcome
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.expire import expire
 from flask_idempotency.maintenance.reap import Asking, reap

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flask_idempotency.engine.chores import Entry
+from flask_idempotency.engine.capabilities import Entry
 from flask_idempotency.maintenance.heartbeat import Heartbeat, heartbeat
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.engine.chores import Entry
+from flask_idempotency.engine.capabilities import Entry
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import ChoreDone, Event, Observers
 from flask_idempotency.maintenance.drain import Drain

@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from flask_idempotency.engine.capabilities import Found, Sheet
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import Reaped
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed
-from flask_idempotency.engine.record import OnLapse, State
-from flask_idempotency.engine.unsettled import Found, Sheet
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, OnLapse, State
 from flask_idempotency.maintenance.reap import Reaping
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock

@@ -12,12 +12,10 @@ import pytest
 
 from flask_idempotency.engine.errors import KeysUnavailable, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.events import ResolverAsked, Settled
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Replayed
-from flask_idempotency.engine.ports import Binding, Codec
-from flask_idempotency.engine.record import CORRUPT, Payload, State
-from flask_idempotency.engine.resolution import Happened, NeverHappened, StillUnknown, UnknownOutcome
-from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import CORRUPT, Payload, Replayed, Result, State
+from flask_idempotency.engine.recovery import Happened, NeverHappened, StillUnknown, UnknownOutcome
+from flask_idempotency.engine.store import Binding, Codec
 from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, Reaping
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock

@@ -8,14 +8,13 @@ from dataclasses import replace
 import pytest
 
 from flask_idempotency.codec.keyring import KeyRing
+from flask_idempotency.engine.capabilities import DataKey
+from flask_idempotency.engine.claim import Sealing
 from flask_idempotency.engine.errors import ConfigurationError, DataKeyGone, KeysUnavailable, StoreUnavailable
-from flask_idempotency.engine.ports import Binding, Codec
+from flask_idempotency.engine.keys import OWNER_BYTES
+from flask_idempotency.engine.model import ERASED, Payload, Result
 from flask_idempotency.engine.quota import Drift, Quota
-from flask_idempotency.engine.record import ERASED, Payload
-from flask_idempotency.engine.result import Result
-from flask_idempotency.engine.sealing import Sealing
-from flask_idempotency.engine.token import OWNER_BYTES
-from flask_idempotency.engine.upkeep import DataKey
+from flask_idempotency.engine.store import Binding, Codec
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.rotate import (
     GRACE_SECONDS,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from flask_idempotency.engine.capabilities import Page
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
-from flask_idempotency.engine.record import ERASED, Payload, State
-from flask_idempotency.engine.upkeep import Page
+from flask_idempotency.engine.model import ERASED, Payload, State
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.wipe import Wiping, still_open, wipe, wipe_condemned
 from flask_idempotency.stores.memory import MemoryStore

@@ -6,16 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.engine.capabilities import Found
 from flask_idempotency.engine.events import Event, Observers
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, OnLapse, Record, Result
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.ports import Binding, Codec
-from flask_idempotency.engine.record import OnLapse, Record
-from flask_idempotency.engine.resolution import Resolution, UnknownOutcome
-from flask_idempotency.engine.result import Result
-from flask_idempotency.engine.settling import Settler
-from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.engine.recovery import Resolution, Settler, UnknownOutcome
+from flask_idempotency.engine.store import Binding, Codec
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.reap import Asking, Reaping, reap
 from flask_idempotency.testing import FrozenClock

@@ -11,10 +11,9 @@ from flask import Flask
 from prometheus_client import CollectorRegistry
 
 from flask_idempotency import Idempotency
+from flask_idempotency.engine.capabilities import UnfinishedCounts
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.record import OnLapse
-from flask_idempotency.engine.request import ClaimRequest
-from flask_idempotency.engine.unsettled import Standing
+from flask_idempotency.engine.model import ClaimRequest, OnLapse
 from flask_idempotency.metrics.gauges import REMEMBERED_SECONDS, Gauges, gauges_of, watch
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
@@ -33,7 +32,7 @@ class Store(MemoryStore):
         self.down = False
         real = self.unsettled.standing
 
-        def standing() -> Standing:
+        def standing() -> UnfinishedCounts:
             self.asked += 1
             if self.down:
                 raise StoreUnavailable("away")
@@ -147,7 +146,7 @@ def test_scrapes_at_the_same_moment_are_one_question_too(store: Store, monkeypat
     gauges = gauges_of(app := shop(store))
     second, real = threading.Event(), store.unsettled.standing
 
-    def standing() -> Standing:
+    def standing() -> UnfinishedCounts:
         if store.asked:
             second.set()
         try:

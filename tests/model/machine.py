@@ -8,14 +8,24 @@ from typing import Any, Literal, Protocol, TypeAlias, cast
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from flask_idempotency.engine.chores import Expiry
+from flask_idempotency.engine.capabilities import Expiry, Found, Unsettled
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, OverQuota, Replayed, Unknown
-from flask_idempotency.engine.ports import Store, StoreOutcome
-from flask_idempotency.engine.record import OnLapse, Payload, Record, State
-from flask_idempotency.engine.request import ClaimRequest
-from flask_idempotency.engine.unsettled import Found, Unsettled
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import (
+    Claimed,
+    ClaimRequest,
+    Grant,
+    InFlight,
+    Mismatched,
+    OnLapse,
+    OverQuota,
+    Payload,
+    Record,
+    Replayed,
+    State,
+    Unknown,
+)
+from flask_idempotency.engine.store import Store, StoreOutcome
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     FINGERPRINT,

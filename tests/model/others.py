@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, multiple, rule
 
-from flask_idempotency.engine.record import OnLapse, Payload
-from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.engine.capabilities import Found
+from flask_idempotency.engine.model import OnLapse, Payload
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.reap import reap
 from flask_idempotency.testing.contract.examples import FINGERPRINT, PAYLOAD, a_token

@@ -5,11 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, InFlight, Mismatched, Replayed, Unknown
-from flask_idempotency.engine.owner import LAPSED
-from flask_idempotency.engine.record import CORRUPT, OnLapse, Payload, State
-from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import (
+    CORRUPT,
+    Claimed,
+    ClaimRequest,
+    InFlight,
+    Mismatched,
+    OnLapse,
+    Payload,
+    Replayed,
+    State,
+    Unknown,
+)
+from flask_idempotency.engine.recovery import LAPSED
 
 UNSAID = -1
 """The deadline of a condemned record: time does not end it, and each store has another one."""

@@ -98,7 +98,7 @@ IN_ENGINE: Final = (
     ),
     Mutant(
         name="token-is-the-same-for-all",
-        file=f"{ENGINE}/token.py",
+        file=f"{ENGINE}/keys.py",
         replaced="return beginning + secrets.token_bytes(TOKEN_BYTES - len(beginning))",
         by="return beginning + bytes(TOKEN_BYTES - len(beginning))",
         killed_by=("tests/engine/test_engine.py::test_two_requests_share_no_token",),
@@ -123,7 +123,7 @@ IN_ENGINE: Final = (
     ),
     Mutant(
         name="tenant-is-left-out-of-the-key",
-        file=f"{ENGINE}/key.py",
+        file=f"{ENGINE}/keys.py",
         replaced='return namespace.encode("utf-8", "surrogatepass"), _optional(tenant)',
         by='return namespace.encode("utf-8", "surrogatepass"), _optional(None)',
         killed_by=("tests/web/test_guard.py::test_principals_and_tenants_have_key_spaces_of_their_own",),
@@ -131,7 +131,7 @@ IN_ENGINE: Final = (
     ),
     Mutant(
         name="principal-is-left-out-of-the-key",
-        file=f"{ENGINE}/key.py",
+        file=f"{ENGINE}/keys.py",
         replaced="request = (_optional(scope.principal), ",
         by="request = (_optional(None), ",
         killed_by=("tests/web/test_guard.py::test_principals_and_tenants_have_key_spaces_of_their_own",),
@@ -147,7 +147,7 @@ IN_ENGINE: Final = (
     ),
     Mutant(
         name="resolver-keeps-the-token",
-        file=f"{ENGINE}/settling.py",
+        file=f"{ENGINE}/recovery.py",
         replaced="token = successor(seen.record.token)",
         by="token = seen.record.token",
         killed_by=("tests/engine/test_settling.py::test_an_answer_is_sealed_under_the_fresh_token",),
@@ -155,7 +155,7 @@ IN_ENGINE: Final = (
     ),
     Mutant(
         name="clock-set-forward-declares-owners-dead",
-        file=f"{ENGINE}/owner.py",
+        file=f"{ENGINE}/recovery.py",
         replaced="return replace(record, remaining=max(record.remaining, record.deadline - horizon))",
         by="return record",
         killed_by=("tests/maintenance/test_resolving.py::test_a_clock_that_was_set_forward_declares_no_owner_dead",),

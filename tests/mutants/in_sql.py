@@ -105,7 +105,7 @@ IN_SQL: Final = (
         replaced='func.greatest(values["fence"], _r.fence + ONE)',
         by='values["fence"]',
         killed_by=(
-            "tests/sql/test_store.py::test_the_fence_of_a_key_rises_where_the_sequence_went_back"
+            "tests/stores/sql/test_store.py::test_the_fence_of_a_key_rises_where_the_sequence_went_back"
             "[lapsed-no quota-postgresql-insert]",
         ),
         harm="The database moves to another server, and a worker that was given up writes over what its successor has paid.",
@@ -123,7 +123,7 @@ IN_SQL: Final = (
         file=f"{SQL}/transaction.py",
         replaced="            self._commit(session, lambda: writing(complete))\n",
         by="            self._commit(session, _nothing)\n            self._commit(session, lambda: writing(complete))\n",
-        killed_by=("tests/sql/test_session.py::test_a_superseded_worker_commits_nothing[sqlite]",),
+        killed_by=("tests/stores/sql/test_session.py::test_a_superseded_worker_commits_nothing[sqlite]",),
         harm="Both the worker that was given up and its successor book the payment.",
     ),
     Mutant(
@@ -137,7 +137,7 @@ IN_SQL: Final = (
         by="""
         if True:
 """,
-        killed_by=("tests/sql/test_lost_commits.py::TestLostCommits::test_it_was_committed[sqlite]",),
+        killed_by=("tests/stores/sql/test_lost_commits.py::TestLostCommits::test_it_was_committed[sqlite]",),
         harm="The payment is booked, and its client is told that it was not.",
     ),
     Mutant(
@@ -147,7 +147,7 @@ IN_SQL: Final = (
         by="                write_last()\n                self._going_out = True\n"
         "                self._records.tell([(key, self._records.settled(key, self._token)) for key in self._keys])\n",
         killed_by=(
-            "tests/sql/test_lost_commits.py::TestLostCommits::test_a_cache_hears_of_nothing_that_was_not_committed[sqlite]",
+            "tests/stores/sql/test_lost_commits.py::TestLostCommits::test_a_cache_hears_of_nothing_that_was_not_committed[sqlite]",
         ),
         harm="A payment that was rolled back is replayed out of the cache as made.",
     ),
@@ -157,7 +157,7 @@ IN_SQL: Final = (
         replaced="            self._records.mark(connection, key, self._token)\n        self._marked = True\n",
         by="            pass\n",
         killed_by=(
-            "tests/sql/test_early_commits.py::TestEarlyCommits::test_the_record_is_marked_in_the_same_commit[sqlite]",
+            "tests/stores/sql/test_early_commits.py::TestEarlyCommits::test_the_record_is_marked_in_the_same_commit[sqlite]",
         ),
         harm="A view has committed its payment by itself and died: the retry books it again.",
     ),

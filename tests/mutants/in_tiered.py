@@ -13,7 +13,7 @@ IN_TIERED: Final = (
         name="tiered-caches-before-the-commit",
         file=TIERED,
         replaced="            self.committed(key, self._telling.complete_and_tell(key, token, payload, keep=keep))\n",
-        by="            from flask_idempotency.engine.record import State\n\n"
+        by="            from flask_idempotency.engine.model import State\n\n"
         "            early = self._system.read(key)\n"
         "            if early is not None:\n"
         "                early = replace(early, state=State.COMPLETED, payload=payload, completed_at=early.requested_at)\n"
@@ -26,7 +26,7 @@ IN_TIERED: Final = (
         name="tiered-cache-grants",
         file=TIERED,
         replaced="        outcome = self._system.claim(request, token=token, lease=lease, quota=quota)\n",
-        by="        from flask_idempotency.engine.outcome import Grant\n\n"
+        by="        from flask_idempotency.engine.model import Grant\n\n"
         "        outcome: StoreOutcome = Claimed(Grant(token, found.at or 1, 1, lease))\n",
         killed_by=("tests/stores/test_contract.py::TestStores::test_a_taken_key_is_in_flight[tiered-fakeredis]",),
         harm="A miss in the cache passes for a claim, and every duplicate pays.",

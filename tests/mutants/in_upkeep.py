@@ -98,7 +98,7 @@ def _bound(head: bytes, binding: Binding, clear: Payload, key: OpenKey) -> bytes
         name="wiping-settles-what-has-no-answer",
         file="flask_idempotency/maintenance/wipe.py",
         replaced="        payload = found.record.payload\n        if payload is not None:\n",
-        by="        from flask_idempotency.engine.record import Payload\n\n"
+        by="        from flask_idempotency.engine.model import Payload\n\n"
         '        payload = found.record.payload or Payload(b"", 200, True, 0)\n'
         "        if payload is not None:\n",
         killed_by=("tests/maintenance/test_wipe.py::test_a_quarantined_key_without_an_answer_is_not_made_a_done_one",),

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from flask_idempotency.engine.capabilities import DataLossStatus
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.memory import Standing
-from flask_idempotency.engine.outcome import Grant
-from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.model import ClaimRequest, Grant
 
 PARTS = 8
 NOW, LOST = 1000.0, 940.0
@@ -27,18 +26,18 @@ class Told:
 class Kept:
     """Implements `memory.Memory`. `refusal` is what it says to whoever changes it."""
 
-    how: Standing
+    how: DataLossStatus
     rules: Told = field(default_factory=Told)
     refusal: str = ""
     asked: list[Any] = field(default_factory=list)
 
-    def standing(self) -> Standing:
+    def standing(self) -> DataLossStatus:
         return self.how
 
     def initialise(self) -> str:
         return self._done("initialise") or self.how.store_id or "anew"
 
-    def acknowledge(self, *, forced: bool = False, seen: Standing | None = None) -> Standing:
+    def acknowledge(self, *, forced: bool = False, seen: DataLossStatus | None = None) -> DataLossStatus:
         self._done(("acknowledge", forced))
         return self.how
 
@@ -52,11 +51,13 @@ class Kept:
         return ""
 
 
-def standing(*, blind: bool = False, store_id: str | None = "shop", hold: float = 100.0, **parts: int) -> Standing:
+def standing(
+    *, blind: bool = False, store_id: str | None = "shop", hold: float = 100.0, **parts: int
+) -> DataLossStatus:
     """The other parts are fine. What is lost was so a minute ago."""
     fine = PARTS - sum(parts.values())
     lost = {"missing", "foreign", "changed"} & set(parts)
-    return Standing(
+    return DataLossStatus(
         store_id=store_id,
         parts={**parts, **({"fine": fine} if fine else {})},
         since=LOST if parts else None,

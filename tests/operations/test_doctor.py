@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
+from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
-from flask_idempotency.engine.health import Finding, Verdict
 from flask_idempotency.operations.doctor import REACHABLE, Check, examine
 
 FAULT, UNKNOWN, ADVICE, FINE = Verdict.FAULT, Verdict.UNKNOWN, Verdict.ADVICE, Verdict.FINE

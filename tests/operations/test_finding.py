@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flask_idempotency.engine.key import Identity, Scope
-from flask_idempotency.engine.record import OnLapse
-from flask_idempotency.engine.request import ClaimRequest
-from flask_idempotency.engine.token import new_token
-from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.engine.capabilities import Found
+from flask_idempotency.engine.keys import Identity, Scope, new_token
+from flask_idempotency.engine.model import ClaimRequest, OnLapse
 from flask_idempotency.operations import Case, with_twins
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.engine.memory import Standing
-from flask_idempotency.engine.unsettled import Standing as Records
+from flask_idempotency.engine.capabilities import DataLossStatus
+from flask_idempotency.engine.capabilities import UnfinishedCounts as Records
 from flask_idempotency.operations import (
     MemoryStatus,
     Refused,
@@ -27,7 +27,7 @@ FOREIGN = standing(foreign=PARTS, store_id="theirs")
 HELD_LONG_ENOUGH = standing(changed=2, hold=10.0)
 
 
-def status(how: Standing, **rules: Any) -> MemoryStatus:
+def status(how: DataLossStatus, **rules: Any) -> MemoryStatus:
     return memory_status(Kept(how, Told(**rules)))
 
 
@@ -49,7 +49,7 @@ def status(how: Standing, **rules: Any) -> MemoryStatus:
         (FOREIGN, "hold", False),
     ),
 )
-def test_it_says_whether_new_keys_run(how: Standing, after_loss: str, run: bool) -> None:
+def test_it_says_whether_new_keys_run(how: DataLossStatus, after_loss: str, run: bool) -> None:
     """
     A time that is over ends a change alone, and nothing lets a key run in another's store.
     """
@@ -78,7 +78,7 @@ def test_it_says_whether_new_keys_run(how: Standing, after_loss: str, run: bool)
     ),
 )
 def test_it_says_what_happened_and_what_to_do(
-    how: Standing, rules: dict[str, Any], says: str, remedies: tuple[str, ...]
+    how: DataLossStatus, rules: dict[str, Any], says: str, remedies: tuple[str, ...]
 ) -> None:
     told = status(how, **rules)
 
@@ -95,7 +95,7 @@ def test_a_part_that_is_gone_is_never_made_ready_as_if_it_were_new() -> None:
     ("how", "wait"),
     ((FINE, None), (FOREIGN, None), (CHANGED, 40.0), (MISSING, 40.0), (HELD_LONG_ENOUGH, 0.0)),
 )
-def test_it_says_how_long_to_wait(how: Standing, wait: float | None) -> None:
+def test_it_says_how_long_to_wait(how: DataLossStatus, wait: float | None) -> None:
     """
     What nobody can acknowledge is not waited for.
     """
@@ -113,7 +113,7 @@ def test_it_says_how_long_to_wait(how: Standing, wait: float | None) -> None:
     ),
 )
 def test_survivors_are_waited_for_and_another_store_is_never_acknowledged(
-    how: Standing, forced: bool, refused: str | None
+    how: DataLossStatus, forced: bool, refused: str | None
 ) -> None:
     if refused is None:
         check_acknowledgeable(status(how), forced=forced)
@@ -142,7 +142,7 @@ def test_only_who_means_to_go_before_the_time_does(forced: bool) -> None:
 
 
 @pytest.mark.parametrize(("how", "anew"), ((MISSING, True), (FINE, False)))
-def test_a_store_is_made_ready_once(how: Standing, anew: bool) -> None:
+def test_a_store_is_made_ready_once(how: DataLossStatus, anew: bool) -> None:
     assert anew is initialise(Kept(how), MemoryStore().unsettled).anew
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.engine.capabilities import Found
+from flask_idempotency.engine.model import Result
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.result import Result
-from flask_idempotency.engine.settling import Settler
-from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.engine.recovery import Settler
 from flask_idempotency.operations import (
     Case,
     Done,

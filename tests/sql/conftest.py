@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from flask_idempotency.engine.clock import Clock
+from flask_idempotency.engine.store import Clock
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.store import SqlStore

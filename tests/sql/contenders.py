@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.engine.model import Claimed
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_request, a_token

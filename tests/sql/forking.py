@@ -8,7 +8,7 @@ import threading
 
 from sqlalchemy import text
 
-from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.engine.model import Claimed
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.dialects import POSTGRESQL
 from flask_idempotency.stores.sql.store import SqlStore

@@ -16,11 +16,12 @@ from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from sqlalchemy import Engine, MetaData, text
 
-from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.engine.capabilities import DataKey
+from flask_idempotency.engine.model import Claimed
 from flask_idempotency.engine.quota import NewKeys, Quota
-from flask_idempotency.engine.upkeep import DataKey
-from flask_idempotency.sql import include_in, upgrade
 from flask_idempotency.stores.sql.database import Database
+from flask_idempotency.stores.sql.migrations.steps import upgrade
+from flask_idempotency.stores.sql.schema import include_in
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
 from tests.sql.catalogue import Catalogue, found

@@ -9,9 +9,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Replayed, Unknown
-from flask_idempotency.engine.record import CORRUPT
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import CORRUPT, Replayed, Unknown
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, event, text
 
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.outcome import InFlight, OverQuota
+from flask_idempotency.engine.model import InFlight, OverQuota
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.limits import MARGIN

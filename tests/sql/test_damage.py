@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Table
 
+from flask_idempotency.engine.capabilities import DataKey
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, IdempotencyError, StoreUnavailable
-from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.engine.model import Claimed, Payload, SealedBy, State
 from flask_idempotency.engine.quota import NewKeys, Quota
-from flask_idempotency.engine.record import Payload, SealedBy, State
-from flask_idempotency.engine.upkeep import DataKey
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.clock import FrozenClock

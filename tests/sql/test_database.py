@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, NullPool, StaticPool, create_engine, 
 from sqlalchemy.exc import OperationalError
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
-from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.engine.model import Claimed
 from flask_idempotency.stores.sql import engines, silence
 from flask_idempotency.stores.sql.database import TRIES, Database
 from flask_idempotency.stores.sql.schema import metadata

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import Engine
 
+from flask_idempotency.engine.model import About, Payload
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.record import About, Payload
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, a_key, a_request, granted

@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import Connection, delete, func, insert, select, text, update
 
-from flask_idempotency.engine.outcome import Claimed, InFlight, Replayed
+from flask_idempotency.engine.model import Claimed, InFlight, Replayed, State
 from flask_idempotency.engine.quota import NewKeys, Quota
-from flask_idempotency.engine.record import State
 from flask_idempotency.stores.sql import expiry_statements
 from flask_idempotency.stores.sql.claims.verdict import RETRY_SECONDS
 from flask_idempotency.stores.sql.schema import quota_buckets, records

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, inspect
 
-from flask_idempotency.sql import upgrade
 from flask_idempotency.stores.sql import schema
+from flask_idempotency.stores.sql.migrations.steps import upgrade
 from tests.sql.test_alembic import ROOT, recipe, standing
 
 SHOP = """\

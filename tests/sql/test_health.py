@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
 
+from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.health import Finding, Verdict
 from flask_idempotency.stores.sql import checks, inspections
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.migrations import upgrade

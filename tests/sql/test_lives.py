@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flask_idempotency.engine.outcome import Replayed
+from flask_idempotency.engine.model import Replayed
 from flask_idempotency.engine.quota import Drift, Quota, bucket_edge_ms, bucket_width_ms
 from flask_idempotency.stores.sql import statements
 from flask_idempotency.stores.sql.claims.moves import Moves

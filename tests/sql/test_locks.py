@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import Connection, insert, select, text
 
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.outcome import Claimed, InFlight, Replayed, Unknown
-from flask_idempotency.engine.ports import StoreOutcome
+from flask_idempotency.engine.model import Claimed, InFlight, Replayed, Unknown
+from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.sql import dialects
 from flask_idempotency.stores.sql.claims.advisory import number_of
 from flask_idempotency.stores.sql.claims.verdict import RETRY_SECONDS

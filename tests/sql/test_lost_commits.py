@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flask_idempotency.engine.record import State
+from flask_idempotency.engine.model import State
 from tests.sql.shops import OpenShop, Shop, broken_commit, paying
 
 

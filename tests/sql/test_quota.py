@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy import Connection, Engine, event, func, select, text, update
 
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, InFlight, OverQuota, Replayed
-from flask_idempotency.engine.ports import StoreOutcome
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, InFlight, OverQuota, Replayed
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, bucket_edge_ms, bucket_width_ms
+from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.sql import ledger_statements
 from flask_idempotency.stores.sql.completing import SHARDS
 from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL

@@ -6,8 +6,7 @@ import multiprocessing
 
 import pytest
 
-from flask_idempotency.engine.outcome import Claimed, InFlight, Replayed
-from flask_idempotency.engine.record import OnLapse
+from flask_idempotency.engine.model import Claimed, InFlight, OnLapse, Replayed
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, stand
 from flask_idempotency.testing.contract.racing import at_once

@@ -11,9 +11,8 @@ from sqlalchemy import CheckConstraint, MetaData, text, update
 from sqlalchemy.schema import DropConstraint
 
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Unknown
-from flask_idempotency.engine.record import CORRUPT, About
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import CORRUPT, About, Unknown
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.rows import escape, unescape
 from flask_idempotency.stores.sql.schema import QUARANTINED, records

@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, Table, event, func, insert, select
 from sqlalchemy.orm import scoped_session, sessionmaker
 
+from flask_idempotency.engine.capabilities import DataKey
 from flask_idempotency.engine.errors import DataKeyGone, LeaseLost, StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.ports import Writing
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import ERASED, Payload, Record, SealedBy, State
 from flask_idempotency.engine.quota import Drift, Quota, Usage
-from flask_idempotency.engine.record import ERASED, Payload, Record, SealedBy, State
-from flask_idempotency.engine.upkeep import DataKey
+from flask_idempotency.engine.store import Writing
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.joint import JointStore
 from flask_idempotency.stores.sql.transaction import SessionTransaction

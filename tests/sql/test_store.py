@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from flask_idempotency.engine.clock import store_time
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
-from flask_idempotency.engine.outcome import Claimed, InFlight, Replayed
+from flask_idempotency.engine.model import Claimed, InFlight, OnLapse, Replayed
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.record import OnLapse
+from flask_idempotency.engine.store import store_time
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.schema import FENCES, metadata
 from flask_idempotency.stores.sql.store import SqlStore

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, func, select, update
 
+from flask_idempotency.engine.capabilities import Found
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import State
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.record import State
-from flask_idempotency.engine.unsettled import Found
 from flask_idempotency.stores.sql import dialects, unsettled_statements
 from flask_idempotency.stores.sql.dialects import dialect_of
 from flask_idempotency.stores.sql.schema import records

@@ -87,7 +87,7 @@ def test_an_upgrade_with_nothing_to_do_waits_for_nobody(engine: Engine, make_eng
     """
     upgrade(engine)
     with make_engine().connect() as other, other.begin():
-        other.exec_driver_sql(f"SELECT pg_advisory_xact_lock({alone._LOCK})")
+        other.exec_driver_sql(f"SELECT pg_advisory_xact_lock({alone._MIGRATION_LOCK})")
         other.exec_driver_sql("LOCK TABLE idempotency_records, idempotency_meta IN EXCLUSIVE MODE")
 
         assert [] == upgrade(make_engine(connect_args={"options": "-c statement_timeout=2s"}))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import About, OnLapse, Payload, Record, State
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import About, OnLapse, Payload, Record, State
 from flask_idempotency.stores.redis.replays import RedisReplays
 from flask_idempotency.stores.tiered import Missed
 from flask_idempotency.testing import FrozenClock

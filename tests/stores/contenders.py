@@ -6,8 +6,8 @@ import hashlib
 import threading
 from typing import Any
 
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_request, a_token
 from tests.forgiving import redis_store
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import redis
 
-from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Payload
 from flask_idempotency.engine.quota import NewKeys, Quota
-from flask_idempotency.engine.record import Payload
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted

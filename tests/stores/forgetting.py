@@ -12,7 +12,7 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import MemoryLost
-from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.memory import MemoryRules
 from flask_idempotency.stores.redis.store import RedisStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD
 

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from types import FrameType
 
-from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.engine.model import Claimed
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
 from tests.forgiving import FORGIVING

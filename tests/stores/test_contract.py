@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flask_idempotency.engine.ports import Store
+from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract import (
     AnswersContract,

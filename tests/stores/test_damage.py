@@ -10,10 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flask_idempotency.engine.chores import Entry
+from flask_idempotency.engine.capabilities import Entry
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.outcome import Mismatched
-from flask_idempotency.engine.record import LATEST, About, OnLapse, Payload, Record, SealedBy, State
+from flask_idempotency.engine.model import LATEST, About, Mismatched, OnLapse, Payload, Record, SealedBy, State
 from flask_idempotency.stores.redis import chores, ledger, memory, record, replays, shelf
 from flask_idempotency.stores.redis.record import decode, encode, payload_bytes
 from flask_idempotency.stores.redis.server import whole_number

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.engine.capabilities import Found
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.events import Event, Settled
+from flask_idempotency.engine.model import OnLapse, Payload, Result, State
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.record import OnLapse, Payload, State
-from flask_idempotency.engine.result import Result
-from flask_idempotency.engine.settling import Settler
-from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.engine.recovery import Settler
 from flask_idempotency.operations import Case, Word, complete, doubts, release
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import InFlight
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import InFlight
 from flask_idempotency.stores.memory import DROPPED_PER_CLAIM, MemoryStore
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
@@ -72,7 +72,7 @@ def test_an_empty_store_is_true(store: MemoryStore) -> None:
 
 FORK_WHILE_LOCKED = """
 import os, signal, threading
-from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.engine.model import Claimed
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token
 

@@ -8,10 +8,10 @@ from typing import Any
 import redis
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.capabilities import Answer, DataKey
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import NOBODY, About, Payload, SealedBy
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.record import NOBODY, About, Payload, SealedBy
-from flask_idempotency.engine.upkeep import Answer, DataKey
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.answers import BATCH_BYTES
 from flask_idempotency.stores.redis.scan import Scan

@@ -13,12 +13,10 @@ import pytest
 import redis
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Unknown
+from flask_idempotency.engine.capabilities import Found
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import ClaimRequest, OnLapse, Unknown
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.record import OnLapse
-from flask_idempotency.engine.request import ClaimRequest
-from flask_idempotency.engine.unsettled import Found
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.bell import RedisBell
 from flask_idempotency.stores.redis.store import RedisStore

@@ -17,7 +17,7 @@ import redis.asyncio
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.engine.model import Claimed
 from flask_idempotency.stores.redis.addresses import several
 from flask_idempotency.stores.redis.client import CONNECT_SECONDS, REPLY_SECONDS, make_client
 from flask_idempotency.stores.redis.lines import OwnLine
@@ -311,7 +311,7 @@ def test_an_answer_that_is_an_error_does_not_cost_the_connection(redis_server: R
 
 FORK = """
 import os, sys
-from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.engine.model import Claimed
 from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token
 from tests.forgiving import redis_store
 

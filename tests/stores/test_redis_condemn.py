@@ -9,10 +9,9 @@ import pytest
 import redis
 
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Unknown
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import CORRUPT, OnLapse, Payload, State, Unknown
 from flask_idempotency.engine.quota import Drift, Quota, Usage
-from flask_idempotency.engine.record import CORRUPT, OnLapse, Payload, State
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock

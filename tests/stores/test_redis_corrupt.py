@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
-from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.quota import Drift, Quota
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.record import decode

@@ -11,12 +11,11 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from flask_idempotency.engine.capabilities import DataKey
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, MemoryLost, StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, Payload, SealedBy, State
 from flask_idempotency.engine.quota import NewKeys, Quota
-from flask_idempotency.engine.record import Payload, SealedBy, State
-from flask_idempotency.engine.upkeep import DataKey
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.index import Index
 from flask_idempotency.stores.redis.store import RedisStore

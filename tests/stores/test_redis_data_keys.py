@@ -10,10 +10,10 @@ import pytest
 import redis
 
 from example_app.demo.servers import RedisServer
+from flask_idempotency.engine.capabilities import DataKey
 from flask_idempotency.engine.errors import CorruptRecord, DataKeyGone
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import SealedBy
-from flask_idempotency.engine.upkeep import DataKey
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import SealedBy
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy

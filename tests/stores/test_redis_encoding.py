@@ -9,7 +9,7 @@ import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flask_idempotency.engine.record import ERASED, About, OnLapse, Payload, Record, SealedBy, State
+from flask_idempotency.engine.model import ERASED, About, OnLapse, Payload, Record, SealedBy, State
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.record import ABOUT_TEXT_BYTES, decode, encode, tid_of
 from flask_idempotency.stores.redis.store import RedisStore

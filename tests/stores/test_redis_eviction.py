@@ -10,8 +10,7 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.outcome import Claimed
-from flask_idempotency.engine.record import State
+from flask_idempotency.engine.model import Claimed, State
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
 from tests.forgiving import redis_store

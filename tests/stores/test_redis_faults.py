@@ -12,9 +12,8 @@ import valkey
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, InFlight
-from flask_idempotency.engine.record import OnLapse
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, InFlight, OnLapse
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.client import REPLY_SECONDS
 from flask_idempotency.stores.redis.lines import RETRIES

@@ -10,8 +10,7 @@ import pytest
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import MemoryLost
-from flask_idempotency.engine.outcome import Claimed, Replayed, Unknown
-from flask_idempotency.engine.record import OnLapse
+from flask_idempotency.engine.model import Claimed, OnLapse, Replayed, Unknown
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.engine.outcome import InFlight
+from flask_idempotency.engine.model import InFlight
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.examples import a_key, granted
 from tests.lab.programs import REDIS_KINDS

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.engine.health import Finding, Health, Verdict
+from flask_idempotency.engine.capabilities import Finding, Health, Verdict
 from flask_idempotency.stores.redis.store import RedisStore
 from tests.forgiving import FORGIVING
 from tests.lab.cluster import Clusters

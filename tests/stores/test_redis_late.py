@@ -15,9 +15,9 @@ from flask_idempotency.engine.claim import Surroundings
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.events import Observers
-from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.outcome import Claimed, InFlight
+from flask_idempotency.engine.model import Claimed, InFlight
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.waiting import WaitingRoom
 from flask_idempotency.stores.redis import layout

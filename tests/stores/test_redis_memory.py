@@ -12,8 +12,7 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, StoreUnavailable
-from flask_idempotency.engine.outcome import InFlight, Mismatched, Replayed, Unknown
-from flask_idempotency.engine.record import OnLapse, State
+from flask_idempotency.engine.model import InFlight, Mismatched, OnLapse, Replayed, State, Unknown
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock

@@ -11,9 +11,8 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
-from flask_idempotency.engine.outcome import Claimed, OverQuota
+from flask_idempotency.engine.model import Claimed, OnLapse, OverQuota
 from flask_idempotency.engine.quota import MAX_LIMIT, Drift, NewKeys, Quota, Usage
-from flask_idempotency.engine.record import OnLapse
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.lines import RETRIES
 from flask_idempotency.stores.redis.store import RedisStore

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from example_app.demo.servers import RedisServer
 from flask_idempotency.codec.compression import Zlib
 from flask_idempotency.codec.envelope import EnvelopeCodec
-from flask_idempotency.engine.key import Identity, Scope, StorageKey
-from flask_idempotency.engine.outcome import Claimed
-from flask_idempotency.engine.record import About, OnLapse, Payload
-from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.keys import Identity, Scope, StorageKey
+from flask_idempotency.engine.model import About, Claimed, OnLapse, Payload, Result
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.record import ABOUT_TEXT_BYTES, about_bytes, decode
 from flask_idempotency.stores.redis.store import RedisStore

@@ -8,8 +8,7 @@ import pytest
 import redis
 
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.outcome import Replayed, Unknown
-from flask_idempotency.engine.record import OnLapse, State
+from flask_idempotency.engine.model import OnLapse, Replayed, State, Unknown
 from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.lines import OwnLine
 from flask_idempotency.stores.redis.store import RedisStore

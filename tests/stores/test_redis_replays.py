@@ -12,7 +12,7 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.record import About, Record, State
+from flask_idempotency.engine.model import About, Record, State
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.client import CACHE_SECONDS, make_cache_client
 from flask_idempotency.stores.redis.record import ABOUT_TEXT_BYTES

@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import Record
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Record
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.replays import RedisReplays
 from flask_idempotency.stores.tiered import Missed

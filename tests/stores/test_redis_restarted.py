@@ -12,8 +12,7 @@ import pytest
 import redis
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.engine.outcome import InFlight, Replayed
-from flask_idempotency.engine.record import OnLapse, State
+from flask_idempotency.engine.model import InFlight, OnLapse, Replayed, State
 from flask_idempotency.stores.redis import layout, lossless
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock

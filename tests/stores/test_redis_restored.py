@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import redis
 
+from flask_idempotency.engine.capabilities import Found
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Replayed, Unknown
+from flask_idempotency.engine.model import Claimed, Grant, InFlight, Replayed, Unknown
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.unsettled import Found
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock

@@ -11,8 +11,8 @@ import redis
 import valkey
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.engine.clock import store_time
 from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.store import store_time
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.lines import OwnLine

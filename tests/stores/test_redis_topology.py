@@ -14,8 +14,8 @@ from redis.cluster import ClusterNode
 from redis.retry import Retry
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import InFlight, Replayed
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import InFlight, Replayed
 from flask_idempotency.stores.redis import layout, lines, routed
 from flask_idempotency.stores.redis.client import line_of, make_client
 from flask_idempotency.stores.redis.store import RedisStore

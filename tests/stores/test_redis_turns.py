@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Unknown
-from flask_idempotency.engine.record import CORRUPT, State
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import CORRUPT, State, Unknown
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock

@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import State
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import State
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.index import PARTITIONS_AT_ONCE
 from flask_idempotency.stores.redis.store import RedisStore

@@ -9,10 +9,10 @@ import pytest
 import redis
 
 from example_app.demo.servers import RedisServer
+from flask_idempotency.engine.capabilities import Sheet, UnfinishedCounts
 from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.model import OnLapse, State
 from flask_idempotency.engine.quota import Drift, Quota, Usage
-from flask_idempotency.engine.record import OnLapse, State
-from flask_idempotency.engine.unsettled import Sheet, Standing
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.stores.redis.unsettled import FREED_MS
@@ -126,7 +126,7 @@ def test_a_broken_line_is_mended(
         "settle": True,
         "free": True,
         "walk": Sheet((before,), None),
-        "standing": Standing(quarantined=1, quarantined_for=0.0),
+        "standing": UnfinishedCounts(quarantined=1, quarantined_for=0.0),
     }
     getattr(proxy, lose)()
 
@@ -183,7 +183,7 @@ def test_a_server_that_forgot_the_scripts_is_told_again(
             due = store.unsettled.due(horizon=clock.now, least=1, most=1, limit=10)
             assert sorted(made, key=lambda key: key.rid) == sorted((each.key for each in due), key=lambda key: key.rid)
         case _:
-            assert Standing(lapsed=5, lapsed_for=0.0) == store.unsettled.standing()
+            assert UnfinishedCounts(lapsed=5, lapsed_for=0.0) == store.unsettled.standing()
 
 
 def test_a_dead_server_is_unavailable(start_redis: StartRedis, redis_kind: str) -> None:

@@ -13,8 +13,8 @@ import valkey
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, InFlight, Mismatched, Replayed
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, InFlight, Mismatched, Replayed
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import TcpProxy

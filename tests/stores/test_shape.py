@@ -10,7 +10,7 @@ from threading import Barrier
 
 import pytest
 
-from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.keys import Identity
 from flask_idempotency.operations.shape import LOADER, NOTED_EVERY_SECONDS, Shape, look, shape_of
 from flask_idempotency.stores.memory.store import MemoryStore
 from flask_idempotency.testing.clock import FrozenClock

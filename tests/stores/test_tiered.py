@@ -11,10 +11,9 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, InFlight, Mismatched, Replayed, Unknown
-from flask_idempotency.engine.ports import StoreOutcome
-from flask_idempotency.engine.record import Payload, Record
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, InFlight, Mismatched, Payload, Record, Replayed, Unknown
+from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.replays import RedisReplays
 from flask_idempotency.stores.tiered import REMEMBERED_CLAIMS, TieredStore

@@ -13,10 +13,9 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, InFlight, Replayed
-from flask_idempotency.engine.ports import Store
-from flask_idempotency.engine.record import Record
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, InFlight, Record, Replayed
+from flask_idempotency.engine.store import Store
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.replays import RedisReplays
 from flask_idempotency.stores.tiered import Missed, TieredStore

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flask_idempotency.engine.health import Verdict
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import Record
+from flask_idempotency.engine.capabilities import Verdict
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Record
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.memory.chores import MemoryHealth
 from flask_idempotency.stores.tiered import Missed, TieredStore

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Replayed
-from flask_idempotency.engine.ports import Store
-from flask_idempotency.engine.record import OnLapse, Payload, Record
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import OnLapse, Payload, Record, Replayed
+from flask_idempotency.engine.store import Store
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.replays import RedisReplays

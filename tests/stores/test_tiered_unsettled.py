@@ -8,11 +8,10 @@ import pytest
 import redis
 
 from example_app.demo.servers import RedisServer
+from flask_idempotency.engine.capabilities import Found
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, InFlight, Replayed, Unknown
-from flask_idempotency.engine.record import CORRUPT, Record
-from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import CORRUPT, Claimed, InFlight, Record, Replayed, Unknown
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.replays import RedisReplays
 from flask_idempotency.stores.tiered import TieredStore

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from example_app.demo.servers import RedisServer
+from flask_idempotency.engine.capabilities import DataKey
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Replayed, Unknown
-from flask_idempotency.engine.record import CORRUPT, Payload, Record, SealedBy
-from flask_idempotency.engine.upkeep import DataKey
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import CORRUPT, Payload, Record, Replayed, SealedBy, Unknown
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.replays import RedisReplays
 from flask_idempotency.stores.tiered import TieredStore

@@ -7,10 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed
-from flask_idempotency.engine.record import Record, State
-from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.engine.capabilities import Found
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, Record, State
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.replays import RedisReplays
 from flask_idempotency.stores.tiered import TieredStore

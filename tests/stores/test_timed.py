@@ -6,12 +6,17 @@ from inspect import getattr_static
 
 import pytest
 
-from flask_idempotency.engine.chores import Expires, KeepsChoreBook
+from flask_idempotency.engine.capabilities import (
+    Counts,
+    Expires,
+    KeepsChoreBook,
+    KeepsDataKeys,
+    KnowsItsHealth,
+    KnowsUnsettled,
+    ShowsAnswers,
+)
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
-from flask_idempotency.engine.health import KnowsItsHealth
-from flask_idempotency.engine.ports import Store
-from flask_idempotency.engine.unsettled import KnowsUnsettled
-from flask_idempotency.engine.upkeep import Counts, KeepsDataKeys, ShowsAnswers
+from flask_idempotency.engine.store import Store
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.timed import BESIDES, TimedStore
 from flask_idempotency.testing import FaultyStore, FrozenClock

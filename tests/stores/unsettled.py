@@ -7,9 +7,9 @@ from typing import Any
 
 import redis
 
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import State
-from flask_idempotency.engine.unsettled import Found, Sheet
+from flask_idempotency.engine.capabilities import Found, Sheet
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import State
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock

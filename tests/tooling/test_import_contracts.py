@@ -43,8 +43,8 @@ def test_a_module_without_a_floor_fails(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("importer", "imported"),
     (
-        ("flask_idempotency/engine/clock.py", "flask_idempotency.stores"),
-        ("flask_idempotency/engine/clock.py", "flask"),
+        ("flask_idempotency/engine/store.py", "flask_idempotency.stores"),
+        ("flask_idempotency/engine/store.py", "flask"),
         ("flask_idempotency/stores/memory/store.py", "flask_idempotency.codec"),
         ("flask_idempotency/codec/envelope.py", "flask_idempotency.web"),
         ("flask_idempotency/web/guard.py", "flask_idempotency.extension"),

@@ -12,7 +12,7 @@ from werkzeug.test import TestResponse
 from werkzeug.wrappers import Response
 
 from flask_idempotency.engine.events import Event
-from flask_idempotency.engine.record import Record, State
+from flask_idempotency.engine.model import Record, State
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.signals import SIGNALS
 from flask_idempotency.stores.memory import MemoryStore

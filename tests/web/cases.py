@@ -9,11 +9,8 @@ from click.testing import Result
 from flask import Flask, request
 
 from flask_idempotency.assembly import identities
-from flask_idempotency.engine.key import Scope, StorageKey
-from flask_idempotency.engine.outcome import Claimed
-from flask_idempotency.engine.record import About, OnLapse, Payload, Record
-from flask_idempotency.engine.request import ClaimRequest
-from flask_idempotency.engine.token import new_token
+from flask_idempotency.engine.keys import Scope, StorageKey, new_token
+from flask_idempotency.engine.model import About, Claimed, ClaimRequest, OnLapse, Payload, Record
 from tests.web.apps import World, new_world
 
 LEASE, MAX_RUNTIME = 30.0, 900.0

@@ -12,8 +12,8 @@ from werkzeug.test import create_environ, run_wsgi_app
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.engine.model import Result
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.result import Result
 from flask_idempotency.web.responses import Capture, capture, revive
 
 

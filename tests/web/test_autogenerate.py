@@ -16,10 +16,12 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import create_engine, text
 
 from flask_idempotency import Idempotency
-from flask_idempotency.engine.health import Finding, Verdict
-from flask_idempotency.sql import include_in, include_object, upgrade
+from flask_idempotency.engine.capabilities import Finding, Verdict
+from flask_idempotency.sql import include_object
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.sql import schema
+from flask_idempotency.stores.sql.migrations.steps import upgrade
+from flask_idempotency.stores.sql.schema import include_in
 from flask_idempotency.web.checkup import examination_of
 
 FAULT, UNKNOWN, FINE = Verdict.FAULT, Verdict.UNKNOWN, Verdict.FINE

@@ -472,7 +472,7 @@ def test_close_gives_the_file_back() -> None:
 UPLOAD = """
 import resource, sys
 from flask import Flask, Request
-from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.web.requests import fingerprints
 from tests.web.sending import multipart

@@ -13,9 +13,9 @@ from flask import Flask
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency import Idempotency, idempotent
+from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.health import Finding, Verdict
-from flask_idempotency.engine.resolution import StillUnknown
+from flask_idempotency.engine.recovery import StillUnknown
 from flask_idempotency.operations.doctor import Examination
 from flask_idempotency.settings import derived_secret
 from flask_idempotency.stores.memory import MemoryStore

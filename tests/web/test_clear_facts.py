@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flask import Flask
 
-from flask_idempotency.engine.record import About, Payload, Record
+from flask_idempotency.engine.model import About, Payload, Record
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from tests.web.apps import FaultyMemory, World, is_replay, new_world

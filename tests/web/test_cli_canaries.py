@@ -12,9 +12,8 @@ from typing import Any
 import click
 import pytest
 
-from flask_idempotency.engine.key import Identity, Scope, StorageKey
-from flask_idempotency.engine.record import About, OnLapse
-from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.keys import Identity, Scope, StorageKey
+from flask_idempotency.engine.model import About, ClaimRequest, OnLapse
 from flask_idempotency.operations import handle_of
 from flask_idempotency.web.cli import cli
 from tests.web.apps import World

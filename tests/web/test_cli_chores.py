@@ -10,11 +10,11 @@ import pytest
 from click.testing import Result
 from flask import Flask
 
-from flask_idempotency.engine.chores import LONGEST_LOCK_SECONDS
+from flask_idempotency.engine.capabilities import LONGEST_LOCK_SECONDS
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import ChoreDone, Reaped, RecordCorrupt
-from flask_idempotency.engine.record import OnLapse
-from flask_idempotency.engine.resolution import Happened, Resolution, UnknownOutcome
+from flask_idempotency.engine.model import OnLapse
+from flask_idempotency.engine.recovery import Happened, Resolution, UnknownOutcome
 from flask_idempotency.maintenance.janitor import LOCK_SECONDS
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS
 from flask_idempotency.stores.memory import MemoryStore

@@ -10,7 +10,7 @@ from flask.views import MethodView
 
 from flask_idempotency import Idempotency, claim_here, exempt, idempotent
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.resolution import StillUnknown
+from flask_idempotency.engine.recovery import StillUnknown
 from tests.web.apps import World, new_world
 from tests.web.cases import refusal, run, said
 

@@ -14,7 +14,7 @@ from flask import Flask, request
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import TenantErased
-from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.keys import Identity
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from tests.web.apps import World, new_world

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from flask import Flask
 
-from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.keys import Identity
 from flask_idempotency.operations import handle_of
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore

@@ -13,9 +13,9 @@ from click.testing import Result
 from flask import Flask, request
 
 from example_app.demo.servers import RedisServer
+from flask_idempotency.engine.capabilities import Verdict
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import LossAcknowledged, StoreInitialised
-from flask_idempotency.engine.health import Verdict
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.memory import RedisMemory
 from flask_idempotency.web.checkup import examination_of

@@ -11,8 +11,8 @@ from flask import Flask
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.events import Settled
-from flask_idempotency.engine.key import Identity
-from flask_idempotency.engine.record import OnLapse, Record, State
+from flask_idempotency.engine.keys import Identity
+from flask_idempotency.engine.model import OnLapse, Record, State
 from flask_idempotency.operations import handle_of
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore

@@ -10,7 +10,7 @@ import pytest
 
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.events import Settled
-from flask_idempotency.engine.record import State
+from flask_idempotency.engine.model import State
 from tests.web.apps import World
 from tests.web.cases import (
     ALICES,

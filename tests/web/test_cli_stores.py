@@ -12,8 +12,8 @@ from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency.engine.errors import NothingChanged
 from flask_idempotency.engine.events import Settled
-from flask_idempotency.engine.key import Identity
-from flask_idempotency.engine.record import State
+from flask_idempotency.engine.keys import Identity
+from flask_idempotency.engine.model import State
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.operations import handle_of
 from flask_idempotency.stores.sql.database import Database

@@ -9,7 +9,7 @@ import pytest
 from flask import Blueprint, Flask, render_template_string
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.record import OnLapse
+from flask_idempotency.engine.model import OnLapse
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.web.current import current_claim, idempotency_field
 from flask_idempotency.web.policies import exempt, idempotent

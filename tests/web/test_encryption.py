@@ -12,8 +12,8 @@ from flask_login import LoginManager  # type: ignore[import-untyped]
 
 from flask_idempotency import Idempotency, current_claim
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.key import Identity
-from flask_idempotency.engine.record import Payload, State
+from flask_idempotency.engine.keys import Identity
+from flask_idempotency.engine.model import Payload, State
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from tests.web.apps import LONG, World, is_replay, new_world, who

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from flask import Flask
 
+from flask_idempotency.engine.model import State
 from flask_idempotency.engine.policy import Decision, Policy
-from flask_idempotency.engine.record import State
 from flask_idempotency.web.current import current_claim
 from flask_idempotency.web.decisions import QuarantineLog
 from flask_idempotency.web.visit import Visit

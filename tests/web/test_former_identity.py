@@ -13,7 +13,7 @@ from flask import Flask, request
 
 from flask_idempotency import current_claim
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.record import State
+from flask_idempotency.engine.model import State
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.operations import handle_of
 from flask_idempotency.operations.shape import APART_SECONDS, NOTED_EVERY_SECONDS

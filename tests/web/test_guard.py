@@ -12,8 +12,8 @@ from flask import Flask, Response, after_this_request, request
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.events import ClaimGranted, RecordCorrupt, ReplayForbidden, ReplayServed, StoreFailed
-from flask_idempotency.engine.key import Identity, Scope
-from flask_idempotency.engine.record import State
+from flask_idempotency.engine.keys import Identity, Scope
+from flask_idempotency.engine.model import State
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.web.current import current_claim
 from flask_idempotency.web.policies import claim_here, idempotent

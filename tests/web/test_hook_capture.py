@@ -33,8 +33,7 @@ from werkzeug.wrappers import Response as WerkzeugResponse
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.events import RecordCorrupt, ReplayServed
-from flask_idempotency.engine.record import State
-from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.model import Result, State
 from tests.web.apps import KEY, is_replay, new_world, pairs
 
 

@@ -23,7 +23,7 @@ from werkzeug.test import Client
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import LeaseExpired
-from flask_idempotency.engine.record import State
+from flask_idempotency.engine.model import State
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.web.current import current_claim

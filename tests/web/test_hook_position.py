@@ -13,7 +13,7 @@ from flask.views import MethodView
 from flask_login import LoginManager, UserMixin, login_required, login_user  # type: ignore[import-untyped]
 from flask_restx import Api, Resource, fields  # type: ignore[import-untyped]
 
-from flask_idempotency.engine.record import State
+from flask_idempotency.engine.model import State
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.web.policies import claim_here
 from tests.web.apps import KEY, World, is_replay, new_world

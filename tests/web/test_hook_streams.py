@@ -15,7 +15,7 @@ from werkzeug.test import EnvironBuilder
 from werkzeug.wsgi import FileWrapper
 
 from flask_idempotency.engine.events import Completed
-from flask_idempotency.engine.record import State
+from flask_idempotency.engine.model import State
 from flask_idempotency.web.streams import Tee
 from tests.web.apps import KEY, World, is_replay, new_world
 

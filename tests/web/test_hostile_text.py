@@ -19,8 +19,8 @@ from flask_idempotency.assembly import identities
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord
 from flask_idempotency.engine.escape import printable, printable_lines, printable_values
 from flask_idempotency.engine.events import Released, Settled
-from flask_idempotency.engine.key import LONGEST_NAME, Scope
-from flask_idempotency.engine.record import About
+from flask_idempotency.engine.keys import LONGEST_NAME, Scope
+from flask_idempotency.engine.model import About
 from flask_idempotency.logs import LOGGER, log_of
 from flask_idempotency.metrics.meter import Meter
 from flask_idempotency.profiles import PROFILES
@@ -252,7 +252,7 @@ def test_no_command_writes_past_it() -> None:
         path.name for path in folder.iterdir() if path.name.endswith(".py") and "click.echo" in path.read_text("utf-8")
     ]
 
-    assert ["group.py"] == raw
+    assert ["context.py"] == raw
 
 
 def test_no_name_forges_a_row_of_a_table(world: World) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from flask import request
 
-from flask_idempotency.engine.record import State
+from flask_idempotency.engine.model import State
 from tests.web.apps import World, is_replay, new_world
 
 CALLERS = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.keys import Identity
 from flask_idempotency.operations import by_short, finding, handle_of
 from flask_idempotency.operations.refusal import Refused
 from flask_idempotency.stores.memory import MemoryStore

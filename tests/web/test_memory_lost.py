@@ -8,7 +8,7 @@ import pytest
 
 from flask_idempotency.engine.errors import MemoryLost
 from flask_idempotency.engine.events import LossRefused, StoreFailed
-from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.model import ClaimRequest
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from tests.web.apps import World, new_world

@@ -11,7 +11,7 @@ from flask import Flask, Response, current_app, request, stream_with_context
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.test import Client, EnvironBuilder, run_wsgi_app
 
-from flask_idempotency.engine.record import State
+from flask_idempotency.engine.model import State
 from flask_idempotency.web.current import current_claim
 from tests.web.apps import KEY, World, is_replay, new_world
 

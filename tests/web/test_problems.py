@@ -18,7 +18,7 @@ from flask_idempotency.engine.errors import (
     NotStorable,
     StoreUnavailable,
 )
-from flask_idempotency.engine.outcome import InFlight, Mismatched, Unknown
+from flask_idempotency.engine.model import InFlight, Mismatched, Unknown
 from flask_idempotency.profiles import PROFILES
 from flask_idempotency.schema import DOCS_URL
 from flask_idempotency.web.problem_types import PROBLEMS

@@ -12,8 +12,8 @@ from werkzeug.wrappers import Response
 from flask_idempotency import NewKeys, Quota
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import QuotaRefused
-from flask_idempotency.engine.key import Identity
-from flask_idempotency.engine.outcome import OverQuota
+from flask_idempotency.engine.keys import Identity
+from flask_idempotency.engine.model import OverQuota
 from flask_idempotency.engine.quota import Usage
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.profiles import PROFILES

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flask_idempotency.engine.fingerprint import MAX_CANONICAL_BYTES
-from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.web import forms
 from flask_idempotency.web.bodies import BodyConsumed, read_body

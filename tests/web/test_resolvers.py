@@ -11,10 +11,9 @@ from flask import Blueprint, Flask, Response, current_app, has_request_context, 
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import ResolverAsked, Settled
+from flask_idempotency.engine.model import Result, State
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.record import State
-from flask_idempotency.engine.resolution import Happened, NeverHappened, Resolution, StillUnknown, UnknownOutcome
-from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, StillUnknown, UnknownOutcome
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.reap import Reaping

@@ -9,7 +9,7 @@ import pytest
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.events import LossNoticed
-from flask_idempotency.engine.resolution import NeverHappened, UnknownOutcome
+from flask_idempotency.engine.recovery import NeverHappened, UnknownOutcome
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.stores.redis.memory import MemoryRules
 from flask_idempotency.stores.redis.store import RedisStore

@@ -13,8 +13,8 @@ from werkzeug.datastructures import Headers
 from werkzeug.exceptions import HTTPException, ImATeapot
 from werkzeug.wrappers import Response as WerkzeugResponse
 
+from flask_idempotency.engine.model import Result
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.result import Result
 from flask_idempotency.profiles import PROFILES, policy_of
 from flask_idempotency.web.responses import revive
 from tests.web.remembering import Remembering

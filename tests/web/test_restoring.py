@@ -10,9 +10,8 @@ from flask import Flask, Response, after_this_request
 from werkzeug.datastructures import Headers
 from werkzeug.test import create_environ, run_wsgi_app
 
-from flask_idempotency.engine.outcome import InFlight
+from flask_idempotency.engine.model import InFlight, Result
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.result import Result
 from flask_idempotency.profiles import PROFILES
 from flask_idempotency.schema import DOCS_URL
 from flask_idempotency.web.problems import refusal, render

@@ -10,7 +10,7 @@ from flask import Flask, request
 
 from flask_idempotency.assembly import Built
 from flask_idempotency.engine.events import QuotaSet
-from flask_idempotency.engine.key import Identity
+from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.operations.records import key_of
 from tests.lab.programs import REDIS_KINDS

@@ -10,8 +10,7 @@ from flask import Flask
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.events import ErasedRefused, RecordCorrupt
-from flask_idempotency.engine.record import CORRUPT, Payload, Record, State
-from flask_idempotency.engine.result import Result
+from flask_idempotency.engine.model import CORRUPT, Payload, Record, Result, State
 from tests.web.apps import World, new_world
 
 

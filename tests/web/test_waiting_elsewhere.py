@@ -12,8 +12,8 @@ from flask import Flask
 from example_app.demo.servers import RedisServer
 from flask_idempotency import Idempotency, idempotent
 from flask_idempotency.engine import engine
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import Record
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Record
 from flask_idempotency.stores.redis.store import RedisStore
 from tests.tooling.processes import DEADLINE_SECONDS
 

@@ -12,7 +12,7 @@ from flask import Flask
 
 from flask_idempotency import Idempotency
 from flask_idempotency.assembly import in_one_process
-from flask_idempotency.engine.chores import Entry
+from flask_idempotency.engine.capabilities import Entry
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import Event, JanitorMissing
 from flask_idempotency.stores.memory import MemoryStore

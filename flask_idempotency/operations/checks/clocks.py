@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from flask_idempotency.engine.chores import ChoreBook, Entry
-from flask_idempotency.engine.health import Finding, Verdict
+from flask_idempotency.engine.capabilities import ChoreBook, Entry, Finding, Verdict
 
 NOTICED_SECONDS: Final = 1.0
 """As far apart as hosts with NTP are not."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flask_idempotency.engine.health import Finding, Verdict
-from flask_idempotency.engine.memory import Memory, Rules, Standing
+from flask_idempotency.engine.capabilities import DataLossStatus, Finding, Memory, Rules, Verdict
 from flask_idempotency.operations.checks.naming import some
 from flask_idempotency.operations.checks.timeouts import Endpoint
 from flask_idempotency.operations.memory import memory_status
@@ -28,7 +27,7 @@ def canary(memory: Memory) -> list[Finding]:
     return [found, *_blind(status.standing)]
 
 
-def _blind(standing: Standing) -> list[Finding]:
+def _blind(standing: DataLossStatus) -> list[Finding]:
     if standing.notices_restarts:
         return []
     text = (

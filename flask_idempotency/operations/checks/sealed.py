@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.health import Finding, Verdict
 from flask_idempotency.operations.keys import KeysReport
 
 _PROBE: Final = bytes(range(32))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from flask_idempotency.engine.chores import Entry
-from flask_idempotency.engine.health import Finding, Verdict
+from flask_idempotency.engine.capabilities import Entry, Finding, Verdict
 from flask_idempotency.operations.spelling import span
 
 MISSED: Final = 3

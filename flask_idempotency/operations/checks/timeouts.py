@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import Final, NamedTuple
 
-from flask_idempotency.engine.health import Finding, Verdict
+from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.operations.checks.naming import some
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from flask_idempotency.engine.health import Finding, Verdict
-from flask_idempotency.engine.record import OnLapse
-from flask_idempotency.engine.unsettled import Unsettled
+from flask_idempotency.engine.capabilities import Finding, Unsettled, Verdict
+from flask_idempotency.engine.model import OnLapse
 from flask_idempotency.operations.spelling import span
 
 PATIENCE_SECONDS: Final = 60.0

@@ -6,10 +6,9 @@ import heapq
 from collections.abc import Callable, Mapping
 from itertools import count
 
-from flask_idempotency.engine.chores import LONGEST_LOCK_SECONDS, Entry
-from flask_idempotency.engine.health import Finding, Verdict
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import Record
+from flask_idempotency.engine.capabilities import LONGEST_LOCK_SECONDS, Entry, Finding, Verdict
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Record
 from flask_idempotency.stores.memory.room import Room, is_over
 
 

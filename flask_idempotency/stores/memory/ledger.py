@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import OverQuota
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import OverQuota, Record, State
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, window_of
-from flask_idempotency.engine.record import Record, State
 from flask_idempotency.stores.memory.room import Room
 
 

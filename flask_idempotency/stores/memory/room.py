@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from flask_idempotency.engine.clock import Clock, SteadyClock
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import Record, State
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Record, State
+from flask_idempotency.engine.store import Clock, SteadyClock
 
 
 class Room:

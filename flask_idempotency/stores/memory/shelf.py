@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from flask_idempotency.engine.capabilities import Answer, DataKey, KeyShelf, Page
 from flask_idempotency.engine.errors import DataKeyGone
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import ERASED, Payload, Record, State
-from flask_idempotency.engine.upkeep import Answer, DataKey, KeyShelf, Page
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import ERASED, Payload, Record, State
 from flask_idempotency.stores.memory.room import Room
 
 

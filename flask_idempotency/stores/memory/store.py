@@ -6,16 +6,26 @@ import threading
 from collections import OrderedDict
 from dataclasses import replace
 
-from flask_idempotency.engine.clock import Clock, store_time
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.forks import after_fork
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, Replayed, Unknown
-from flask_idempotency.engine.owner import LAPSED
-from flask_idempotency.engine.ports import StoreOutcome
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import (
+    CORRUPT,
+    Claimed,
+    ClaimRequest,
+    Grant,
+    InFlight,
+    Mismatched,
+    OnLapse,
+    Payload,
+    Record,
+    Replayed,
+    State,
+    Unknown,
+)
 from flask_idempotency.engine.quota import Quota, bucket_edge_ms, bucket_width_ms
-from flask_idempotency.engine.record import CORRUPT, OnLapse, Payload, Record, State
-from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.recovery import LAPSED
+from flask_idempotency.engine.store import Clock, StoreOutcome, store_time
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.memory.chores import MemoryChores, MemoryExpiry, MemoryHealth
 from flask_idempotency.stores.memory.ledger import MemoryLedger

@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import islice
 from math import inf
 
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.owner import LAPSED
-from flask_idempotency.engine.record import OnLapse, Payload, Record, State
-from flask_idempotency.engine.unsettled import Found, Sheet, Standing
+from flask_idempotency.engine.capabilities import Found, Sheet, UnfinishedCounts
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import OnLapse, Payload, Record, State
+from flask_idempotency.engine.recovery import LAPSED
 from flask_idempotency.stores.memory.room import Room, is_over
 
 
@@ -91,14 +91,14 @@ class MemoryUnsettled:
             records, lambda record, now: record.state is state and not is_over(record, now), after, limit, tid=tid
         )
 
-    def standing(self) -> Standing:
+    def standing(self) -> UnfinishedCounts:
         with self._room.lock:
             now = self._room.now()
             records = self._not_completed.values()
             processing = [record for record in records if record.state is State.PROCESSING]
             lapsed = [now - record.deadline for record in processing if record.deadline <= now]
             quarantined = [max(now - record.deadline, 0.0) for record in records if record.state is State.QUARANTINED]
-            return Standing(
+            return UnfinishedCounts(
                 in_flight=len(processing) - len(lapsed),
                 lapsed=len(lapsed),
                 quarantined=len(quarantined),

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from flask_idempotency.engine.capabilities import Answer, Page
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import ERASED, Payload, Record, State
-from flask_idempotency.engine.upkeep import Answer, Page
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import ERASED, Payload, Record, State
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.record import LARGEST_BYTES, decode, payload_bytes, tid_of
 from flask_idempotency.stores.redis.scan import BATCH, Scan

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from flask_idempotency.engine.forks import after_fork, notice
-from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.stores.redis import layout
 
 IDLE_SECONDS: Final = 60.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flask_idempotency.engine.chores import LONGEST_LOCK_SECONDS, Entry
+from flask_idempotency.engine.capabilities import LONGEST_LOCK_SECONDS, Entry
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.server import Server, corrupt, whole_number

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from flask_idempotency.engine.model import Payload
 from flask_idempotency.engine.quota import bucket_width_ms
-from flask_idempotency.engine.record import Payload
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.redis.record import payload_bytes
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.health import Finding, Verdict
 from flask_idempotency.stores.redis.eviction import REMEDY, evicts
 from flask_idempotency.stores.redis.server import Server
 

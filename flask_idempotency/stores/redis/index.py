@@ -19,7 +19,7 @@ LAST: Final = 2**53
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Entry:
+class IndexEntry:
     """A record as an index names it."""
 
     partition: int
@@ -40,20 +40,20 @@ class Index:
 
     def page(
         self, *, after: bytes, limit: int, upto: int = LAST, only: int | None = None
-    ) -> tuple[list[Entry], bytes | None]:
+    ) -> tuple[list[IndexEntry], bytes | None]:
         """Up to `limit` entries with scores up to this one, of one partition if it is named, and where the next begins."""
         begin, end = (0, layout.PARTITIONS) if only is None else (only, only + 1)
-        place = _place(after) if after else Entry(begin, 0, b"")
-        entries = list[Entry]()
+        place = _place(after) if after else IndexEntry(begin, 0, b"")
+        entries = list[IndexEntry]()
         while place.partition < end and len(entries) < limit:
             left = limit - len(entries)
             more, place = self._rest(place, left, upto) if place.name else self._chunk(place.partition, end, left, upto)
             entries += more
         return entries, _cursor(place) if place.partition < end else None
 
-    def first(self, *, upto: int, limit: int) -> list[Entry]:
+    def first(self, *, upto: int, limit: int) -> list[IndexEntry]:
         """The entries with the lowest scores of all partitions, none of them above this one."""
-        heads = list[Entry]()
+        heads = list[IndexEntry]()
         for chunk in _chunks(0, layout.PARTITIONS):
             told = self._server.ask_all([self._range(partition, FIRST, upto, 1) for partition in chunk])
             heads += _entries(chunk, told)
@@ -62,12 +62,12 @@ class Index:
         told = self._server.ask_all([self._range(partition, FIRST, upto, limit) for partition in chosen])
         return sorted(_entries(chosen, told), key=_by_score)[:limit]
 
-    def all(self, partitions: Sequence[int]) -> list[Entry]:
+    def all(self, partitions: Sequence[int]) -> list[IndexEntry]:
         """Everything that these partitions' indexes name."""
         told = self._server.ask_all([self._range(partition, FIRST, LAST, -1) for partition in partitions])
         return list(_entries(partitions, told))
 
-    def _chunk(self, begin: int, end: int, limit: int, upto: int) -> tuple[list[Entry], Entry]:
+    def _chunk(self, begin: int, end: int, limit: int, upto: int) -> tuple[list[IndexEntry], IndexEntry]:
         """Of some partitions that nothing was read of yet. They are counted first: most have nothing to read."""
         chunk = next(_chunks(begin, end))
         counts = self._server.ask_all([("ZCOUNT", self._key(partition), FIRST, upto) for partition in chunk])
@@ -84,9 +84,9 @@ class Index:
         entries = list(_entries(list(wanted), told))
         if entries and entries[-1].partition == cut:
             return entries, entries[-1]
-        return entries, Entry(following, 0, b"")
+        return entries, IndexEntry(following, 0, b"")
 
-    def _rest(self, place: Entry, limit: int, upto: int) -> tuple[list[Entry], Entry]:
+    def _rest(self, place: IndexEntry, limit: int, upto: int) -> tuple[list[IndexEntry], IndexEntry]:
         """Of a partition that a page has ended in."""
         # Scores of ours are whole. One that is not must not keep the page where it is for ever.
         passed = self._server.ask("ZCOUNT", self._key(place.partition), place.score, f"({place.score + 1}")
@@ -94,7 +94,7 @@ class Index:
         entries = list(_entries([place.partition], told))
         fresh = sorted(entry for entry in entries if entry > place)
         if len(entries) < limit + passed and len(fresh) <= limit:
-            return fresh, Entry(place.partition + 1, 0, b"")
+            return fresh, IndexEntry(place.partition + 1, 0, b"")
         return fresh[:limit], fresh[:limit][-1] if fresh else place
 
     def _range(self, partition: int, least: int, most: int, count: int) -> tuple[bytes | str | int, ...]:
@@ -114,23 +114,23 @@ def _chunks(begin: int, end: int) -> Iterator[range]:
         yield range(first, min(first + PARTITIONS_AT_ONCE, end))
 
 
-def _entries(partitions: Sequence[int], told: Sequence[Any]) -> Iterator[Entry]:
+def _entries(partitions: Sequence[int], told: Sequence[Any]) -> Iterator[IndexEntry]:
     for partition, answer in zip(partitions, told, strict=True):
         # With the newer protocol a name and its score come together.
         paired = bool(answer) and not isinstance(answer[0], bytes)
         pairs = answer if paired else zip(answer[::2], answer[1::2], strict=True)
         for name, score in pairs:
-            yield Entry(partition, floor(float(score)), name)
+            yield IndexEntry(partition, floor(float(score)), name)
 
 
-def _by_score(entry: Entry) -> int:
+def _by_score(entry: IndexEntry) -> int:
     return entry.score
 
 
-def _cursor(place: Entry) -> bytes:
+def _cursor(place: IndexEntry) -> bytes:
     return b"%d %d %b" % (place.partition, place.score, place.name)
 
 
-def _place(cursor: bytes) -> Entry:
+def _place(cursor: bytes) -> IndexEntry:
     partition, score, name = cursor.split(b" ", 2)
-    return Entry(int(partition), int(score), name)
+    return IndexEntry(int(partition), int(score), name)

@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, TypeAlias
 
-from flask_idempotency.engine.key import TID_BYTES, StorageKey
+from flask_idempotency.engine.keys import TID_BYTES, StorageKey
 
 RID_BYTES = 32
 

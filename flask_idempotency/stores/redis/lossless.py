@@ -54,7 +54,7 @@ class Proof:
         return self.process.encode() if self.tells else b"?"
 
 
-def proof(server: Server) -> Proof:
+def restart_proof(server: Server) -> Proof:
     """Ask a single Redis how it writes to its disk. Raises `StoreUnavailable` if it cannot be asked.
 
     A node of a Cluster is not asked: its partitions may be moved to another one.

@@ -16,11 +16,10 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, Final, Literal, TypeAlias
 
+from flask_idempotency.engine.capabilities import RISK, DataLossStatus, Loss
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, MemoryLost, StoreUnavailable
 from flask_idempotency.engine.escape import printable
-from flask_idempotency.engine.memory import RISK, Loss, Standing
-from flask_idempotency.engine.outcome import Grant
-from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.model import ClaimRequest, Grant
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.redis import layout, lossless, scripts
 from flask_idempotency.stores.redis.lossless import Proof
@@ -108,7 +107,7 @@ class RedisMemory:
             return
         self._next_look = now + lossless.LOOK_SECONDS
         with suppress(IdempotencyError):
-            self._note(lossless.proof(self._server))
+            self._note(lossless.restart_proof(self._server))
 
     def look_soon(self) -> None:
         """Have the next claim look: Redis could not be asked so far."""
@@ -162,16 +161,16 @@ class RedisMemory:
             raise corrupt()
         return bool(answer == b"DONE")
 
-    def standing(self) -> Standing:
+    def standing(self) -> DataLossStatus:
         return self._standing(self._parts())
 
-    def _standing(self, parts: Sequence[_Part]) -> Standing:
+    def _standing(self, parts: Sequence[_Part]) -> DataLossStatus:
         kinds = Counter(self._kind(part) for part in parts)
         ids = {part.store_id for part in parts if part.store_id}
         lost = [part.lost for part in parts if part.lost is not None and self._kind(part) != FINE]
         now, since = max(part.now for part in parts), max(lost, default=None)
         suffering = any(kinds[loss.value] for loss in Loss)
-        return Standing(
+        return DataLossStatus(
             store_id=ids.pop() if len(ids) == 1 else None,
             parts=dict(kinds),
             since=since,
@@ -205,7 +204,7 @@ class RedisMemory:
             self.judge()
         return chosen
 
-    def acknowledge(self, *, forced: bool = False, seen: Standing | None = None) -> Standing:
+    def acknowledge(self, *, forced: bool = False, seen: DataLossStatus | None = None) -> DataLossStatus:
         parts = self._parts()
         standing = self._standing(parts)
         self._refuse_others(parts)
@@ -261,7 +260,7 @@ class RedisMemory:
         return Loss.CHANGED.value
 
     def _parts(self) -> list[_Part]:
-        proof = lossless.proof(self._server)
+        proof = lossless.restart_proof(self._server)
         parts = self._noticed(proof)
         if any(part.doubted for part in parts):
             parts = self._noticed(proof, *self._verdict(parts, proof))

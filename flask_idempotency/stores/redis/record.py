@@ -30,17 +30,8 @@ from struct import error as StructError
 from typing import Final
 
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.key import TID_BYTES
-from flask_idempotency.engine.record import (
-    LARGEST_PAYLOAD,
-    LATEST,
-    About,
-    OnLapse,
-    Payload,
-    Record,
-    SealedBy,
-    State,
-)
+from flask_idempotency.engine.keys import TID_BYTES
+from flask_idempotency.engine.model import LARGEST_PAYLOAD, LATEST, About, OnLapse, Payload, Record, SealedBy, State
 
 TOKEN_BYTES = 16
 FINGERPRINT_BYTES = 17

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
-from flask_idempotency.engine.clock import Clock, store_time
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import Record, State
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Record, State
+from flask_idempotency.engine.store import Clock, store_time
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.breaker import Breaker

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from flask_idempotency.engine.clock import Clock
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
+from flask_idempotency.engine.store import Clock
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.client import Errors, line_of
 from flask_idempotency.stores.redis.lines import RETRIES, UNREACHABLE, Argument, Command, Patience, Tries, words

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, DataKey, KeyShelf
 from flask_idempotency.engine.errors import CorruptRecord, DataKeyGone
-from flask_idempotency.engine.record import Record
-from flask_idempotency.engine.upkeep import LARGEST_WRAPPED, DataKey, KeyShelf
+from flask_idempotency.engine.model import Record
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.scan import Scan
 from flask_idempotency.stores.redis.server import Server, corrupt, whole_number

@@ -6,14 +6,25 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from flask_idempotency.engine.clock import Clock, store_time
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
-from flask_idempotency.engine.key import TID_BYTES, StorageKey
-from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, OverQuota, Replayed, Unknown
-from flask_idempotency.engine.ports import StoreOutcome
+from flask_idempotency.engine.keys import TID_BYTES, StorageKey
+from flask_idempotency.engine.model import (
+    LATEST,
+    Claimed,
+    ClaimRequest,
+    Grant,
+    InFlight,
+    Mismatched,
+    OnLapse,
+    OverQuota,
+    Payload,
+    Record,
+    Replayed,
+    State,
+    Unknown,
+)
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.record import LATEST, OnLapse, Payload, Record, State
-from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.store import Clock, StoreOutcome, store_time
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.answers import RedisAnswers

@@ -7,15 +7,14 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, Final
 
+from flask_idempotency.engine.capabilities import Found, Sheet, UnfinishedCounts
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import Payload, State
-from flask_idempotency.engine.token import new_token
-from flask_idempotency.engine.unsettled import Found, Sheet, Standing
+from flask_idempotency.engine.keys import StorageKey, new_token
+from flask_idempotency.engine.model import Payload, State
 from flask_idempotency.stores.redis import index, layout, scripts
 from flask_idempotency.stores.redis.answers import RedisAnswers
 from flask_idempotency.stores.redis.completion import completion
-from flask_idempotency.stores.redis.index import PARTITIONS_AT_ONCE, Entry, Index
+from flask_idempotency.stores.redis.index import PARTITIONS_AT_ONCE, Index, IndexEntry
 from flask_idempotency.stores.redis.record import NUMBERS, decode, tid_of
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.server import Call, Server, corrupt
@@ -60,7 +59,7 @@ class RedisUnsettled:
         latest = _ms(min(horizon, self._server.now()))
         # Not less than the unit of a turn: the same one would come again at once.
         pauses = max(_ms(least), 1), max(_ms(most), 1)
-        due, others = list[Found](), set[Entry]()
+        due, others = list[Found](), set[IndexEntry]()
         while len(due) < limit:
             # Those of others keep their turns, and so stand in the way of ours.
             wanted = limit - len(due) + len(others)
@@ -102,7 +101,7 @@ class RedisUnsettled:
         met = self._met(state, entries)
         return Sheet(tuple(found for found in met if tid in (None, found.key.tid)), following)
 
-    def standing(self) -> Standing:
+    def standing(self) -> UnfinishedCounts:
         """Counts what the indexes name. Of what is quarantined every record's deadline is read as well: a millisecond
         for some hundreds."""
         busy = lapsed = quarantined = lapsed_for = quarantined_for = 0
@@ -115,7 +114,7 @@ class RedisUnsettled:
             with_some = [each for each, (*_, count) in zip(chunk, told, strict=True) if count]
             quarantined += sum(count for *_, count in told)
             quarantined_for = max(quarantined_for, self._longest(with_some))
-        return Standing(
+        return UnfinishedCounts(
             in_flight=busy - lapsed,
             lapsed=lapsed,
             quarantined=quarantined,
@@ -123,7 +122,7 @@ class RedisUnsettled:
             quarantined_for=quarantined_for / 1_000_000 if quarantined else None,
         )
 
-    def _turns(self, entries: Sequence[Entry], told: Iterator[tuple[bytes, bytes, int]]) -> Iterator[Found]:
+    def _turns(self, entries: Sequence[IndexEntry], told: Iterator[tuple[bytes, bytes, int]]) -> Iterator[Found]:
         """Those that were given. The first turn of each is no later than the end of its lease, and all others are."""
         turns = {layout.record_in(entry.partition, entry.name): entry.score for entry in entries}
         for found in self._found(State.QUARANTINED, told):
@@ -135,11 +134,11 @@ class RedisUnsettled:
         told = self._server.run_all(scripts.LONGEST, [Call(_records(batch)) for batch in batches])
         return max(told, default=0)
 
-    def _met(self, state: State, entries: Sequence[Entry]) -> Iterator[Found]:
+    def _met(self, state: State, entries: Sequence[IndexEntry]) -> Iterator[Found]:
         return self._found(state, self._ask(scripts.MEET, entries, NUMBERS[state]))
 
     def _ask(
-        self, script: Script, entries: Sequence[Entry], *arguments: int | bytes
+        self, script: Script, entries: Sequence[IndexEntry], *arguments: int | bytes
     ) -> Iterator[tuple[bytes, bytes, int]]:
         """The keys of records, what the script tells of each, and when that was. In their order."""
         batches = list(_batches(entries))
@@ -174,7 +173,7 @@ def _read(key: bytes, data: bytes, now: int) -> Found | None:
     return None if rid is None else Found(StorageKey(rid, tid_of(data)), record)
 
 
-def _batches(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+def _batches(entries: Sequence[IndexEntry]) -> Iterator[list[IndexEntry]]:
     """Each of one partition."""
     for _, group in groupby(entries, lambda entry: entry.partition):
         of_one = list(group)
@@ -182,7 +181,7 @@ def _batches(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
             yield of_one[begin : begin + RECORDS_AT_ONCE]
 
 
-def _records(batch: Sequence[Entry]) -> list[bytes]:
+def _records(batch: Sequence[IndexEntry]) -> list[bytes]:
     return [layout.record_in(entry.partition, entry.name) for entry in batch]
 
 

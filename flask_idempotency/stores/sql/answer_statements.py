@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from flask_idempotency.engine.record import CORRUPT
+from flask_idempotency.engine.model import CORRUPT
 from flask_idempotency.stores.sql.clauses import ONE, ZERO, columns, is_mine, word
 from flask_idempotency.stores.sql.completions import may_be_sealed
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect

@@ -9,10 +9,10 @@ from typing import Any, Final
 from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, IntegrityError
 
+from flask_idempotency.engine.capabilities import Answer, Page
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import Payload
-from flask_idempotency.engine.upkeep import Answer, Page
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Payload
 from flask_idempotency.stores.sql import answer_statements, completions
 from flask_idempotency.stores.sql.completing import Completing, entry, facts_of, is_sealed, shard_of
 from flask_idempotency.stores.sql.database import Database, together
@@ -120,11 +120,11 @@ class SqlAnswers:
         connection.execute(self._sent.book, {"my_tenant_id": key.tid, "my_shard": shard_of(key), **added})
 
     @cached_property
-    def _sent(self) -> _Sent:
-        return _Sent(self._database.dialect)
+    def _sent(self) -> _SentResponse:
+        return _SentResponse(self._database.dialect)
 
 
-class _Sent:
+class _SentResponse:
     def __init__(self, dialect: Dialect) -> None:
         self.page_end = answer_statements.page_end(dialect)
         self.page = answer_statements.page(dialect)

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.dml import ReturningInsert
 
-from flask_idempotency.engine.chores import LONGEST_LOCK_SECONDS
+from flask_idempotency.engine.capabilities import LONGEST_LOCK_SECONDS
 from flask_idempotency.stores.sql.clauses import ONE
 from flask_idempotency.stores.sql.dialects import Dialect
 from flask_idempotency.stores.sql.schema import tasks

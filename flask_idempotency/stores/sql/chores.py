@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Final
 
-from flask_idempotency.engine.chores import Entry
+from flask_idempotency.engine.capabilities import Entry
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.sql import chore_statements, expiry_statements
@@ -53,11 +53,11 @@ class SqlChores:
         self._database.run(lambda connection: connection.execute(self._sent.give_back, parameters))
 
     @cached_property
-    def _sent(self) -> _Sent:
-        return _Sent(self._database.dialect)
+    def _sent(self) -> _SentTask:
+        return _SentTask(self._database.dialect)
 
 
-class _Sent:
+class _SentTask:
     def __init__(self, dialect: Dialect) -> None:
         self.time = chore_statements.time(dialect)
         self.note = chore_statements.note(dialect)

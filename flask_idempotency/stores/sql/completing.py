@@ -9,9 +9,9 @@ from typing import Any, Final
 from sqlalchemy import Connection
 
 from flask_idempotency.engine.errors import DataKeyGone
-from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Payload
 from flask_idempotency.engine.quota import bucket_width_ms
-from flask_idempotency.engine.record import Payload
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.sql import completions
 from flask_idempotency.stores.sql.database import together

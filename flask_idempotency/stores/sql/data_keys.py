@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, DataKey, KeyShelf
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.upkeep import LARGEST_WRAPPED, DataKey, KeyShelf
 from flask_idempotency.stores.sql import key_statements
 from flask_idempotency.stores.sql.database import Database, together
 from flask_idempotency.stores.sql.dialects import Dialect
@@ -96,11 +96,11 @@ class SqlDataKeys:
         self._database.run(lambda connection: connection.execute(statement, parameters))
 
     @cached_property
-    def _sent(self) -> _Sent:
-        return _Sent(self._database.dialect)
+    def _sent(self) -> _SentDataKey:
+        return _SentDataKey(self._database.dialect)
 
 
-class _Sent:
+class _SentDataKey:
     def __init__(self, dialect: Dialect) -> None:
         self.shelf = key_statements.shelf(dialect)
         self.first_key = key_statements.first_key(dialect)

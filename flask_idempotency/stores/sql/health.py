@@ -7,8 +7,8 @@ from typing import Final, TypeAlias
 
 from sqlalchemy import Connection
 
+from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.health import Finding, Verdict
 from flask_idempotency.stores.sql import chore_statements, expiry_statements, inspections, pooling
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.dialects import SQLITE
@@ -64,7 +64,7 @@ class SqlHealth:
             )
 
     def _pooling(self, connection: Connection) -> Finding:
-        return self._database.run(lambda another: pooling.inspect(connection, another))
+        return self._database.run(lambda another: pooling.inspect_pooling(connection, another))
 
     def _expiry(self, connection: Connection) -> Finding:
         dialect, told = self._database.dialect, {"now": self._now()}

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, inspect, text
 
-from flask_idempotency.engine.health import Finding, Verdict
+from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.stores.sql import checks
 from flask_idempotency.stores.sql.dialects import POSTGRESQL
 from flask_idempotency.stores.sql.schema import RECORDS, metadata

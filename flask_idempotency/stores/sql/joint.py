@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy.orm import scoped_session
 
-from flask_idempotency.engine.clock import Clock, store_time
+from flask_idempotency.engine.store import Clock, store_time
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.session import SessionTransactions
 from flask_idempotency.stores.sql.store import SqlStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.stores.sql.completing import shard_of
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, text
 
-from flask_idempotency.engine.health import Finding, Verdict
+from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.stores.sql.database import together
 
 LOOKS: Final = 3
@@ -15,7 +15,7 @@ LOOKS: Final = 3
 _BACKEND: Final = text("SELECT pg_backend_pid()")
 
 
-def inspect(one: Connection, other: Connection) -> Finding:
+def inspect_pooling(one: Connection, other: Connection) -> Finding:
     """By two connections that commit each statement by itself. The first is made as the application's are."""
     if not any(_is_shared(one, other) for _ in range(LOOKS)):
         return Finding("pooling", Verdict.FINE, "Connections have a server of their own.")

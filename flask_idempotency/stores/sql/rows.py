@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.record import (
+from flask_idempotency.engine.model import (
     CORRUPT,
     LARGEST_PAYLOAD,
     LATEST,

@@ -19,11 +19,11 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
-from flask_idempotency.engine.clock import Clock, store_time
 from flask_idempotency.engine.errors import ConfigurationError, LeaseLost
 from flask_idempotency.engine.forks import after_fork
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import Payload, Record
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Payload, Record
+from flask_idempotency.engine.store import Clock, store_time
 from flask_idempotency.stores.sql.completing import answer_of, facts_of
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.discretion import unlogged

@@ -27,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy import insert as insert_into
 from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
 
-from flask_idempotency.engine.record import CORRUPT
+from flask_idempotency.engine.model import CORRUPT
 from flask_idempotency.stores.sql.clauses import (
     ONE,
     ZERO,

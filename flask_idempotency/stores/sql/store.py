@@ -8,14 +8,11 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from flask_idempotency.engine.clock import Clock, store_time
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, InFlight
-from flask_idempotency.engine.ports import StoreOutcome
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, ClaimRequest, InFlight, Payload, Record
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.record import Payload, Record
-from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.store import Clock, StoreOutcome, store_time
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.sql.answers import SqlAnswers
 from flask_idempotency.stores.sql.chores import SqlChores, SqlExpiry

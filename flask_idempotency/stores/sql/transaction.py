@@ -19,9 +19,9 @@ from flask_idempotency.engine.errors import (
     NotCommitted,
     StoreUnavailable,
 )
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.ports import Writing
-from flask_idempotency.engine.record import Payload, Record, State
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Payload, Record, State
+from flask_idempotency.engine.store import Writing
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.faults import asks_again, is_refusal
 from flask_idempotency.stores.sql.inherited import refuse_inherited

@@ -8,11 +8,10 @@ from typing import Any, Final
 
 from sqlalchemy import Connection
 
+from flask_idempotency.engine.capabilities import Found, Sheet, UnfinishedCounts
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import Payload, State
-from flask_idempotency.engine.token import new_token
-from flask_idempotency.engine.unsettled import Found, Sheet, Standing
+from flask_idempotency.engine.keys import StorageKey, new_token
+from flask_idempotency.engine.model import Payload, State
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.sql import answer_statements, completions, unsettled_statements
 from flask_idempotency.stores.sql.completing import Completing, answer_of, entry, shard_of
@@ -116,9 +115,9 @@ class SqlUnsettled:
         found = self._all(statement, asked)
         return Sheet(_readable(found), found[-1].record_id if len(found) == limit else None)
 
-    def standing(self) -> Standing:
+    def standing(self) -> UnfinishedCounts:
         (found,) = self._all(self._sent.standing, {})
-        return Standing(
+        return UnfinishedCounts(
             in_flight=int(found.in_flight),
             lapsed=int(found.lapsed),
             quarantined=found.quarantined,
@@ -164,11 +163,11 @@ class SqlUnsettled:
         }
 
     @cached_property
-    def _sent(self) -> _Sent:
-        return _Sent(self._database.dialect)
+    def _sent(self) -> _SentRecovery:
+        return _SentRecovery(self._database.dialect)
 
 
-class _Sent:
+class _SentRecovery:
     def __init__(self, dialect: Dialect) -> None:
         self.stale = unsettled_statements.stale(dialect)
         self.lapse = unsettled_statements.lapse(dialect)

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from flask_idempotency.engine.token import OWNER_BYTES
+from flask_idempotency.engine.keys import OWNER_BYTES
 from flask_idempotency.stores.sql.answer_statements import is_answer
 from flask_idempotency.stores.sql.clauses import ONE, ZERO, chosen, columns, is_as_met, is_mine, others_update, word
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect

@@ -34,30 +34,30 @@ pytest.register_assert_rewrite(
     *(f"{__name__}.{part}" for part in ("settling_for_others", "surveying", "taking_turns")),
 )
 
-from flask_idempotency.testing.clock import FrozenClock  # noqa: E402
-from flask_idempotency.testing.contract.claiming import Claiming  # noqa: E402
-from flask_idempotency.testing.contract.condemning import Condemning  # noqa: E402
-from flask_idempotency.testing.contract.counting import Counting  # noqa: E402
-from flask_idempotency.testing.contract.erasing import DataKeysContract  # noqa: E402
-from flask_idempotency.testing.contract.expiring import ExpiryContract  # noqa: E402
-from flask_idempotency.testing.contract.fencing import Fencing  # noqa: E402
-from flask_idempotency.testing.contract.freeing import Freeing  # noqa: E402
-from flask_idempotency.testing.contract.giving_up import GivingUp  # noqa: E402
-from flask_idempotency.testing.contract.keeping import Keeping  # noqa: E402
-from flask_idempotency.testing.contract.lapsing import Lapsing  # noqa: E402
-from flask_idempotency.testing.contract.limiting import Limiting  # noqa: E402
-from flask_idempotency.testing.contract.machine import Modelled  # noqa: E402
-from flask_idempotency.testing.contract.noting_chores import ChoreBookContract  # noqa: E402
-from flask_idempotency.testing.contract.owning import Owning  # noqa: E402
-from flask_idempotency.testing.contract.racing import Racing  # noqa: E402
-from flask_idempotency.testing.contract.reaping import Reaping  # noqa: E402
-from flask_idempotency.testing.contract.recounting import Recounted  # noqa: E402
-from flask_idempotency.testing.contract.settled_upkeep import SettledLedger, SettledSecrets  # noqa: E402
-from flask_idempotency.testing.contract.settling import Settling  # noqa: E402
-from flask_idempotency.testing.contract.settling_for_others import SettlingForOthers  # noqa: E402
-from flask_idempotency.testing.contract.surveying import Surveying  # noqa: E402
-from flask_idempotency.testing.contract.taking_turns import TakingTurns  # noqa: E402
-from flask_idempotency.testing.contract.walking import AnswersContract  # noqa: E402
+from flask_idempotency.testing.clock import FrozenClock
+from flask_idempotency.testing.contract.claiming import Claiming
+from flask_idempotency.testing.contract.condemning import Condemning
+from flask_idempotency.testing.contract.counting import Counting
+from flask_idempotency.testing.contract.erasing import DataKeysContract
+from flask_idempotency.testing.contract.expiring import ExpiryContract
+from flask_idempotency.testing.contract.fencing import Fencing
+from flask_idempotency.testing.contract.freeing import Freeing
+from flask_idempotency.testing.contract.giving_up import GivingUp
+from flask_idempotency.testing.contract.keeping import Keeping
+from flask_idempotency.testing.contract.lapsing import Lapsing
+from flask_idempotency.testing.contract.limiting import Limiting
+from flask_idempotency.testing.contract.machine import Modelled
+from flask_idempotency.testing.contract.noting_chores import ChoreBookContract
+from flask_idempotency.testing.contract.owning import Owning
+from flask_idempotency.testing.contract.racing import Racing
+from flask_idempotency.testing.contract.reaping import Reaping
+from flask_idempotency.testing.contract.recounting import Recounted
+from flask_idempotency.testing.contract.settled_upkeep import SettledLedger, SettledSecrets
+from flask_idempotency.testing.contract.settling import Settling
+from flask_idempotency.testing.contract.settling_for_others import SettlingForOthers
+from flask_idempotency.testing.contract.surveying import Surveying
+from flask_idempotency.testing.contract.taking_turns import TakingTurns
+from flask_idempotency.testing.contract.walking import AnswersContract
 
 __all__ = [
     "AnswersContract",
@@ -72,7 +72,7 @@ __all__ = [
 
 
 class StoreContract(Claiming, Owning, Settling, Lapsing, Keeping, Fencing, Racing, Condemning, GivingUp, Modelled):
-    """The specification of `flask_idempotency.engine.ports.Store`. Override `store`; the rest is here."""
+    """The specification of `flask_idempotency.engine.store.Store`. Override `store`; the rest is here."""
 
     @pytest.fixture
     def clock(self) -> FrozenClock:
@@ -80,7 +80,7 @@ class StoreContract(Claiming, Owning, Settling, Lapsing, Keeping, Fencing, Racin
 
 
 class LedgerContract(Counting, Limiting, Recounted):
-    """The specification of `flask_idempotency.engine.upkeep.Ledger`, and of claims with a quota. Override `store`."""
+    """The specification of `flask_idempotency.engine.capabilities.Ledger`, and of claims with a quota. Override `store`."""
 
     @pytest.fixture
     def clock(self) -> FrozenClock:
@@ -88,7 +88,7 @@ class LedgerContract(Counting, Limiting, Recounted):
 
 
 class UnsettledContract(Reaping, TakingTurns, SettlingForOthers, Freeing, Surveying):
-    """The specification of `flask_idempotency.engine.unsettled.Unsettled`. Override `store`."""
+    """The specification of `flask_idempotency.engine.capabilities.Unsettled`. Override `store`."""
 
     @pytest.fixture
     def clock(self) -> FrozenClock:

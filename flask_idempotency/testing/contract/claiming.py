@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from flask_idempotency.engine.outcome import InFlight, Mismatched, Replayed, Unknown
-from flask_idempotency.engine.ports import Store
-from flask_idempotency.engine.record import About, OnLapse, State
+from flask_idempotency.engine.model import About, InFlight, Mismatched, OnLapse, Replayed, State, Unknown
+from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     ABOUT,

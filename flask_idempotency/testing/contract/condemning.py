@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.outcome import Mismatched, Replayed, Unknown
-from flask_idempotency.engine.ports import Store
-from flask_idempotency.engine.record import CORRUPT, Payload, SealedBy, State
+from flask_idempotency.engine.model import CORRUPT, Mismatched, Payload, Replayed, SealedBy, State, Unknown
+from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     KEEP,

@@ -7,13 +7,12 @@ from typing import Protocol
 
 import pytest
 
+from flask_idempotency.engine.capabilities import Ledger
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Replayed
-from flask_idempotency.engine.ports import Store, StoreOutcome
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import OnLapse, Replayed, State
 from flask_idempotency.engine.quota import Drift, Quota, Usage
-from flask_idempotency.engine.record import OnLapse, State
-from flask_idempotency.engine.upkeep import Ledger
+from flask_idempotency.engine.store import Store, StoreOutcome
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     KEEP,

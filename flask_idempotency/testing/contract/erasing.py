@@ -8,12 +8,11 @@ from typing import Protocol
 
 import pytest
 
+from flask_idempotency.engine.capabilities import DataKey, DataKeys
 from flask_idempotency.engine.errors import DataKeyGone, LeaseLost
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Replayed
-from flask_idempotency.engine.ports import Store
-from flask_idempotency.engine.record import ERASED, Payload, Record, SealedBy, State
-from flask_idempotency.engine.upkeep import DataKey, DataKeys
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import ERASED, Payload, Record, Replayed, SealedBy, State
+from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     KEEP,

@@ -7,11 +7,9 @@ from typing import Any, Literal, TypeAlias
 
 import pytest
 
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Claimed, Grant
-from flask_idempotency.engine.ports import Store, StoreOutcome
-from flask_idempotency.engine.record import About, OnLapse, Payload, Record
-from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import About, Claimed, ClaimRequest, Grant, OnLapse, Payload, Record
+from flask_idempotency.engine.store import Store, StoreOutcome
 from flask_idempotency.testing.clock import FrozenClock
 
 LEASE = 30.0

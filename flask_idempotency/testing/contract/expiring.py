@@ -6,11 +6,10 @@ from typing import Protocol
 
 import pytest
 
-from flask_idempotency.engine.chores import Expiry
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Replayed, Unknown
+from flask_idempotency.engine.capabilities import Expiry
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import CORRUPT, Replayed, Unknown
 from flask_idempotency.engine.quota import Drift, Usage
-from flask_idempotency.engine.record import CORRUPT
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.counting import EXTRA, LedgerStore, Tenant
 from flask_idempotency.testing.contract.examples import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flask_idempotency.engine.ports import Store
-from flask_idempotency.engine.record import OnLapse
+from flask_idempotency.engine.model import OnLapse
+from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     KEEP,

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Unknown
-from flask_idempotency.engine.ports import Store
-from flask_idempotency.engine.record import Record, State
-from flask_idempotency.engine.unsettled import Found, Sheet, Unsettled
+from flask_idempotency.engine.capabilities import Found, Sheet, Unsettled
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Record, State, Unknown
+from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     LEASE,

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from flask_idempotency.engine.capabilities import Found
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import OnLapse
-from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import OnLapse
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     KEEP,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.outcome import InFlight, Replayed
-from flask_idempotency.engine.ports import Store
+from flask_idempotency.engine.model import InFlight, Replayed
+from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
 
 

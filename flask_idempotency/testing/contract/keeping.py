@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.outcome import Replayed, Unknown
-from flask_idempotency.engine.ports import Store
-from flask_idempotency.engine.record import State
+from flask_idempotency.engine.model import Replayed, State, Unknown
+from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     KEEP,

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.outcome import InFlight, Unknown
-from flask_idempotency.engine.ports import Store
-from flask_idempotency.engine.record import About, OnLapse, State
+from flask_idempotency.engine.model import About, InFlight, OnLapse, State, Unknown
+from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     LEASE,

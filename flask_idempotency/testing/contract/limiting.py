@@ -6,10 +6,9 @@ import threading
 
 import pytest
 
-from flask_idempotency.engine.outcome import Claimed, InFlight, Mismatched, OverQuota, Replayed, Unknown
-from flask_idempotency.engine.ports import StoreOutcome
+from flask_idempotency.engine.model import Claimed, InFlight, Mismatched, OnLapse, OverQuota, Replayed, Unknown
 from flask_idempotency.engine.quota import NewKeys, Quota, Usage
-from flask_idempotency.engine.record import OnLapse
+from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.counting import EXTRA, LedgerStore, Tenant
 from flask_idempotency.testing.contract.examples import (

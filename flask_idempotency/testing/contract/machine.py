@@ -11,9 +11,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, Replayed, Unknown
-from flask_idempotency.engine.ports import Store
-from flask_idempotency.engine.record import OnLapse, Payload, State
+from flask_idempotency.engine.model import (
+    Claimed,
+    Grant,
+    InFlight,
+    Mismatched,
+    OnLapse,
+    Payload,
+    Replayed,
+    State,
+    Unknown,
+)
+from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     FINGERPRINT,
@@ -24,11 +33,11 @@ from flask_idempotency.testing.contract.examples import (
     near,
 )
 
-EXAMPLES = 25
-STEPS = 30
+MACHINE_EXAMPLES = 25
+MACHINE_STEPS = 30
 
 fingerprints = st.sampled_from((FINGERPRINT, OTHER_FINGERPRINT))
-durations = st.integers(1, 40)
+machine_durations = st.integers(1, 40)
 payloads = st.builds(
     Payload,
     data=st.binary(max_size=8),
@@ -157,7 +166,7 @@ class StoreMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: int) -> None:
         self.clock.advance(seconds)
 
-    @rule(token=tokens, fingerprint=fingerprints, on_lapse=st.sampled_from(OnLapse), lease=durations)
+    @rule(token=tokens, fingerprint=fingerprints, on_lapse=st.sampled_from(OnLapse), lease=machine_durations)
     def claim(self, token: bytes, fingerprint: bytes, on_lapse: OnLapse, lease: int) -> None:
         # What becomes of a claim that was given up is not for a model without a past: see `GivingUp`.
         if token in self.released:
@@ -177,7 +186,7 @@ class StoreMachine(RuleBasedStateMachine):
             case Unknown(reason):
                 assert expected == (Unknown, reason)
 
-    @rule(token=tokens, lease=durations)
+    @rule(token=tokens, lease=machine_durations)
     def renew(self, token: bytes, lease: int) -> None:
         assert self.model.renew(token, lease) == lost(lambda: self.store.renew(self.key, token, lease=lease))
 
@@ -185,7 +194,7 @@ class StoreMachine(RuleBasedStateMachine):
     def mark(self, token: bytes) -> None:
         assert self.model.mark(token) == lost(lambda: self.store.mark(self.key, token))
 
-    @rule(token=tokens, payload=payloads, keep=durations)
+    @rule(token=tokens, payload=payloads, keep=machine_durations)
     def complete(self, token: bytes, payload: Payload, keep: int) -> None:
         expected = self.model.complete(token, payload, keep)
         assert expected == lost(lambda: self.store.complete(self.key, token, payload, keep=keep))
@@ -248,4 +257,4 @@ class Modelled:
             def __init__(self) -> None:
                 super().__init__(store, clock)
 
-        run(ThisStoreMachine, examples=EXAMPLES, steps=STEPS)
+        run(ThisStoreMachine, examples=MACHINE_EXAMPLES, steps=MACHINE_STEPS)

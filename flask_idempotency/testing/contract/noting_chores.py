@@ -9,7 +9,7 @@ from typing import Protocol
 
 import pytest
 
-from flask_idempotency.engine.chores import ChoreBook, Entry
+from flask_idempotency.engine.capabilities import ChoreBook, Entry
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import a_token, near
 from flask_idempotency.testing.contract.racing import ROUNDS, THREADS, at_once

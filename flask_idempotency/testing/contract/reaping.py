@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from flask_idempotency.engine.capabilities import Found
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.outcome import Replayed, Unknown
-from flask_idempotency.engine.record import OnLapse, State
-from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import OnLapse, Replayed, State, Unknown
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     KEEP,

@@ -8,20 +8,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.outcome import Claimed, OverQuota
+from flask_idempotency.engine.model import Claimed, OnLapse, OverQuota, Payload, Record, State
 from flask_idempotency.engine.quota import Drift, Quota, Usage
-from flask_idempotency.engine.record import OnLapse, Payload, Record, State
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.counting import LedgerStore
 from flask_idempotency.testing.contract.examples import PAYLOAD, a_key, a_request, a_token
 from flask_idempotency.testing.contract.machine import run
 
 KEYS, TOKENS = 4, 3
-EXAMPLES, STEPS = 20, 40
+RECOUNT_EXAMPLES, RECOUNT_STEPS = 20, 40
 
 keys = st.integers(0, KEYS - 1)
 tokens = st.integers(0, TOKENS - 1)
-durations = st.sampled_from((0.1, 1.0, 3.0, 20.0))
+recount_durations = st.sampled_from((0.1, 1.0, 3.0, 20.0))
 """Some that end at once, so that buckets are swept while others fill."""
 sizes = st.sampled_from((0, 1, 31, 4096))
 quotas = st.sampled_from((None, Quota(), Quota(records=3), Quota(in_flight=1), Quota(bytes=4096)))
@@ -37,11 +36,11 @@ class LedgerMachine(RuleBasedStateMachine):
         self.keys = [a_key(tid=self.tid) for _ in range(KEYS)]
         self.tokens = [a_token() for _ in range(TOKENS)]
 
-    @rule(seconds=durations)
+    @rule(seconds=recount_durations)
     def time_passes(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
-    @rule(key=keys, token=tokens, on_lapse=st.sampled_from(OnLapse), lease=durations, quota=quotas)
+    @rule(key=keys, token=tokens, on_lapse=st.sampled_from(OnLapse), lease=recount_durations, quota=quotas)
     def claim(self, key: int, token: int, on_lapse: OnLapse, lease: float, quota: Quota | None) -> None:
         before, live = self.usage, self.store.read(self.keys[key])
         request = a_request(self.keys[key], on_lapse=on_lapse)
@@ -53,12 +52,12 @@ class LedgerMachine(RuleBasedStateMachine):
         else:
             assert isinstance(outcome, Claimed)
 
-    @rule(key=keys, token=tokens, lease=durations)
+    @rule(key=keys, token=tokens, lease=recount_durations)
     def renew(self, key: int, token: int, lease: float) -> None:
         with suppress(LeaseLost):
             self.store.renew(self.keys[key], self.tokens[token], lease=lease)
 
-    @rule(key=keys, token=tokens, keep=durations, size=sizes)
+    @rule(key=keys, token=tokens, keep=recount_durations, size=sizes)
     def complete(self, key: int, token: int, keep: float, size: int) -> None:
         payload = Payload(b"paid", 201, True, size)
         with suppress(LeaseLost):
@@ -121,4 +120,4 @@ class Recounted:
             def __init__(self) -> None:
                 super().__init__(store, clock)
 
-        run(ThisLedgerMachine, examples=EXAMPLES, steps=STEPS)
+        run(ThisLedgerMachine, examples=RECOUNT_EXAMPLES, steps=RECOUNT_STEPS)

@@ -8,18 +8,25 @@ from typing import Protocol
 import pytest
 from hypothesis.stateful import rule
 
+from flask_idempotency.engine.capabilities import Found
 from flask_idempotency.engine.errors import DataKeyGone
-from flask_idempotency.engine.key import StorageKey
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import ERASED, OnLapse, Payload, SealedBy, State
 from flask_idempotency.engine.quota import Drift, Usage
-from flask_idempotency.engine.record import ERASED, OnLapse, Payload, SealedBy, State
-from flask_idempotency.engine.unsettled import Found
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.counting import EXTRA, LedgerStore, Tenant
 from flask_idempotency.testing.contract.erasing import SEALED, DataKeyStore, add
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, OTHER_PAYLOAD, PAYLOAD, a_token, found
 from flask_idempotency.testing.contract.finding import STANDINGS, UnsettledStore, seen, stood
 from flask_idempotency.testing.contract.machine import run
-from flask_idempotency.testing.contract.recounting import EXAMPLES, STEPS, LedgerMachine, durations, keys, sizes
+from flask_idempotency.testing.contract.recounting import (
+    RECOUNT_EXAMPLES,
+    RECOUNT_STEPS,
+    LedgerMachine,
+    keys,
+    recount_durations,
+    sizes,
+)
 
 
 class SystemStore(UnsettledStore, DataKeyStore, LedgerStore, Protocol):
@@ -125,7 +132,7 @@ class SettledLedger:
             def __init__(self) -> None:
                 super().__init__(store, clock)
 
-        run(ThisSettledMachine, examples=EXAMPLES, steps=STEPS)
+        run(ThisSettledMachine, examples=RECOUNT_EXAMPLES, steps=RECOUNT_STEPS)
 
 
 class SettledMachine(LedgerMachine):
@@ -148,7 +155,7 @@ class SettledMachine(LedgerMachine):
         if seen := self.seen.get(self.keys[key]):
             self.store.unsettled.lapse(seen, horizon=self.clock.now)
 
-    @rule(key=keys, keep=durations, size=sizes)
+    @rule(key=keys, keep=recount_durations, size=sizes)
     def settle(self, key: int, keep: float, size: int) -> None:
         if seen := self.seen.get(self.keys[key]):
             self.store.unsettled.settle(seen, token=a_token(), payload=Payload(b"by", 201, True, size), keep=keep)

@@ -7,9 +7,8 @@ import math
 import pytest
 
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.outcome import Replayed, Unknown
-from flask_idempotency.engine.ports import Store
-from flask_idempotency.engine.record import OnLapse, Payload, State
+from flask_idempotency.engine.model import OnLapse, Payload, Replayed, State, Unknown
+from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     ABOUT,

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from flask_idempotency.engine.capabilities import Found
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.outcome import Replayed
-from flask_idempotency.engine.record import State
-from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.engine.model import Replayed, State
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     KEEP,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flask_idempotency.engine.record import State
+from flask_idempotency.engine.model import State
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     KEEP,

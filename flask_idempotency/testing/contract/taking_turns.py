@@ -7,11 +7,10 @@ from contextlib import suppress
 
 import pytest
 
+from flask_idempotency.engine.capabilities import Found
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.record import State
-from flask_idempotency.engine.token import OWNER_BYTES
-from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.engine.keys import OWNER_BYTES, StorageKey
+from flask_idempotency.engine.model import State
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     KEEP,

@@ -8,11 +8,11 @@ from typing import Protocol
 
 import pytest
 
+from flask_idempotency.engine.capabilities import Answer, Answers, DataKey
 from flask_idempotency.engine.errors import DataKeyGone
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.ports import Store
-from flask_idempotency.engine.record import ERASED, Payload, SealedBy
-from flask_idempotency.engine.upkeep import Answer, Answers, DataKey
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import ERASED, Payload, SealedBy
+from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.erasing import DataKeyStore
 from flask_idempotency.testing.contract.examples import (

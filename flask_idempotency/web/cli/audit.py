@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from flask_idempotency.engine.key import LONGEST_NAME
+from flask_idempotency.engine.keys import LONGEST_NAME
 from flask_idempotency.operations import Word
 from flask_idempotency.web.cli.group import CommandT
 

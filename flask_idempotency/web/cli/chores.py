@@ -17,10 +17,11 @@ from flask_idempotency.maintenance.janitor import Chore, Report
 from flask_idempotency.maintenance.reap import Reaping
 from flask_idempotency.maintenance.reconcile import Reconciliation
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS, Rotation
+from flask_idempotency.operations.refusal import Refused
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.chores import drain_of, hurried, janitor_of
 from flask_idempotency.web.cli.dots import dots
-from flask_idempotency.web.cli.group import NOT_IN_ORDER, Refused, as_json_option, built, giving_up, say, settings
+from flask_idempotency.web.cli.group import NOT_IN_ORDER, as_json_option, built, giving_up, say, settings
 
 _BUSY: Final = "Somebody else is at it just now, or was, and was killed less than its budget ago. Nothing was done."
 _UNFINISHED: Final = "Its budget ended before it was finished: run it again."
@@ -52,19 +53,19 @@ def _run(told: _Told, budget: float, *, as_json: bool) -> None:
         with dots(told.what) as progress:
             drain = hurried(drain_of(told.chore, chosen), budget=budget, told=progress)
             report = janitor.run(told.chore, drain)
-    say(json.dumps(_as_object(report)) if as_json else _as_text(told, report))
+    say(json.dumps(_task_object(report)) if as_json else _task_text(told, report))
     if report is not None and not told.in_order(report):
         raise SystemExit(NOT_IN_ORDER)
 
 
-def _as_object(report: Report | None) -> dict[str, object]:
+def _task_object(report: Report | None) -> dict[str, object]:
     if report is None:
         return {"busy": True}
     done = {"done": report.done} if isinstance(report, Rotation) else {}
     return {"busy": False, **asdict(report), **done}
 
 
-def _as_text(told: _Told, report: Report | None) -> str:
+def _task_text(told: _Told, report: Report | None) -> str:
     if report is None:
         return _BUSY
     return "\n".join([*told.said(report), *([] if report.finished else [_UNFINISHED])])

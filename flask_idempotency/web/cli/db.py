@@ -9,7 +9,7 @@ from typing import Final
 
 from flask.cli import AppGroup
 
-from flask_idempotency.engine.ports import Schema
+from flask_idempotency.engine.store import Schema
 from flask_idempotency.operations import SchemaReport, db_check, db_upgrade
 from flask_idempotency.web.cli.group import NOT_IN_ORDER, as_json_option, giving_up, say, state
 
@@ -43,17 +43,17 @@ def _tell(verb: Callable[[Schema], SchemaReport], fine: str, *, as_json: bool) -
     with giving_up(as_json=as_json):
         schema: Schema | None = state().schema
         report = None if schema is None else verb(schema)
-    say(_as_object(report) if as_json else _as_text(report, fine))
+    say(_schema_object(report) if as_json else _schema_text(report, fine))
     if report is not None and not report.in_order:
         raise SystemExit(NOT_IN_ORDER)
 
 
-def _as_object(report: SchemaReport | None) -> str:
+def _schema_object(report: SchemaReport | None) -> str:
     shown = report or SchemaReport(done=(), faults=(), advice=())
     return json.dumps({"schema": report is not None, "in_order": shown.in_order, **asdict(shown)})
 
 
-def _as_text(report: SchemaReport | None, fine: str) -> str:
+def _schema_text(report: SchemaReport | None, fine: str) -> str:
     if report is None:
         return _NO_SCHEMA
     verdict = () if report.done or report.faults else (fine,)

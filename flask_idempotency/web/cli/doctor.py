@@ -9,7 +9,7 @@ import click
 from flask import current_app
 from flask.cli import with_appcontext
 
-from flask_idempotency.engine.health import Finding
+from flask_idempotency.engine.capabilities import Finding
 from flask_idempotency.operations.doctor import Examination
 from flask_idempotency.web.checkup import examination_of
 from flask_idempotency.web.cli.group import NOT_IN_ORDER, UNKNOWN, as_json_option, built, giving_up, say
@@ -39,14 +39,14 @@ def doctor_command(as_json: bool, worker_timeout: float | None, proxy_timeout: f
             worker_timeout=worker_timeout,
             proxy_timeout=proxy_timeout,
         )
-    say(json.dumps(_as_object(examination)) if as_json else _as_text(examination))
+    say(json.dumps(_findings_object(examination)) if as_json else _findings_text(examination))
     if not examination.complete:
         raise SystemExit(UNKNOWN)
     if not examination.in_order:
         raise SystemExit(NOT_IN_ORDER)
 
 
-def _as_object(examination: Examination) -> dict[str, object]:
+def _findings_object(examination: Examination) -> dict[str, object]:
     return {
         "in_order": examination.in_order,
         "complete": examination.complete,
@@ -57,7 +57,7 @@ def _as_object(examination: Examination) -> dict[str, object]:
     }
 
 
-def _as_text(examination: Examination) -> str:
+def _findings_text(examination: Examination) -> str:
     name = max(len(each.check) for each in examination.findings)
     return "\n".join(_line(each, name) for each in examination.findings)
 

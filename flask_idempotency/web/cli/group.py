@@ -13,13 +13,12 @@ from flask import current_app
 from flask.cli import AppGroup
 
 from flask_idempotency.assembly import Built, identities
+from flask_idempotency.engine.capabilities import Loss, Unsettled
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.escape import printable, printable_lines
 from flask_idempotency.engine.events import Event
-from flask_idempotency.engine.key import Identity
-from flask_idempotency.engine.memory import Loss
-from flask_idempotency.engine.settling import Settler
-from flask_idempotency.engine.unsettled import Unsettled
+from flask_idempotency.engine.keys import Identity
+from flask_idempotency.engine.recovery import Settler
 from flask_idempotency.operations import Refused as Refused
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.chores import settler_of

@@ -10,16 +10,8 @@ from flask.cli import AppGroup
 
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.operations import KeysReport, KeyStatus, keys_status
-from flask_idempotency.web.cli.group import (
-    NOT_IN_ORDER,
-    Refused,
-    as_json_option,
-    built,
-    giving_up,
-    say,
-    settings,
-    table,
-)
+from flask_idempotency.operations.refusal import Refused
+from flask_idempotency.web.cli.group import NOT_IN_ORDER, as_json_option, built, giving_up, say, settings, table
 
 keys = AppGroup("keys", help="The keys that answers are encrypted with.")
 
@@ -58,17 +50,17 @@ def status(as_json: bool) -> None:
         if parts.answers is None or parts.data_keys is None:
             raise Refused("The store of this application keeps no data keys, so nothing is sealed in it.")
         report = keys_status(ring, parts.answers, parts.data_keys)
-    say(json.dumps(_as_object(report)) if as_json else _as_text(report))
+    say(json.dumps(_key_object(report)) if as_json else _key_text(report))
     if not report.in_order:
         raise SystemExit(NOT_IN_ORDER)
 
 
-def _as_object(report: KeysReport) -> dict[str, object]:
+def _key_object(report: KeysReport) -> dict[str, object]:
     keys = [{**asdict(key), "may_go": key.may_go} for key in report.keys]
     return {"in_order": report.in_order, "plain_records": report.plain_records, "keys": keys}
 
 
-def _as_text(report: KeysReport) -> str:
+def _key_text(report: KeysReport) -> str:
     rows = [(key.kid, str(key.records), str(key.data_keys), _verdict(key)) for key in report.keys]
     return "\n".join(
         (

@@ -11,10 +11,11 @@ import click
 from flask.cli import with_appcontext
 
 from flask_idempotency.engine.escape import printable
+from flask_idempotency.engine.model import OnLapse
 from flask_idempotency.engine.policy import Decision, Policy
-from flask_idempotency.engine.record import OnLapse
+from flask_idempotency.operations.refusal import Refused
 from flask_idempotency.operations.spelling import span
-from flask_idempotency.web.cli.group import Refused, as_json_option, giving_up, policies, say, state, table
+from flask_idempotency.web.cli.group import as_json_option, giving_up, policies, say, state, table
 from flask_idempotency.web.policies import Explained, Policies
 
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -23,7 +24,18 @@ SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _BY_EFFECTS: Final = frozenset({"on_abandoned", "on_error"})
 """Where no value is one: then `effects` decide."""
 
-_HEAD = ("endpoint", "methods", "required", "effects", "on abandoned", "keep", "lease", "profile", "resolver", "")
+_POLICY_HEAD = (
+    "endpoint",
+    "methods",
+    "required",
+    "effects",
+    "on abandoned",
+    "keep",
+    "lease",
+    "profile",
+    "resolver",
+    "",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +71,9 @@ def policy_command(endpoint: str | None, as_json: bool) -> None:
     elif not rows:
         say("There is nothing in scope: only methods that are safe to repeat.")
     elif endpoint is None:
-        say(table(_HEAD, list(map(_as_line, rows))))
+        say(table(_POLICY_HEAD, list(map(_as_line, rows))))
     else:
-        say("\n\n".join(map(_as_text, rows)))
+        say("\n\n".join(map(_policy_text, rows)))
 
 
 def _rows(rules: Policies) -> Iterator[Row]:
@@ -128,7 +140,7 @@ def _as_line(row: Row) -> tuple[str, ...]:
     )
 
 
-def _as_text(row: Row) -> str:
+def _policy_text(row: Row) -> str:
     policy, origins = row.policy, row.explained.origins
     values = [
         (field.name, _spelled(field.name, getattr(policy, field.name)), origins[field.name]) for field in fields(Policy)

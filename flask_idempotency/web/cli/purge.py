@@ -16,10 +16,10 @@ from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.wipe import still_open, wipe, wipe_condemned
 from flask_idempotency.operations import Word, holds_sealed
 from flask_idempotency.operations import shred as shred_keys
+from flask_idempotency.operations.refusal import Refused
 from flask_idempotency.web.cli.audit import word_of, word_options
 from flask_idempotency.web.cli.dots import dots
 from flask_idempotency.web.cli.group import (
-    Refused,
     as_json_option,
     built,
     check_layout,
@@ -105,9 +105,9 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, actor: st
         erased = _Erasing(tenant, word_of(actor, reason)).run(whom, shred=shred)
     untold, secrets = _untold(), len(settings().secrets)
     if as_json:
-        say(json.dumps(_as_object(erased, shred=shred, secrets=secrets, untold=untold)))
+        say(json.dumps(_purge_object(erased, shred=shred, secrets=secrets, untold=untold)))
     else:
-        say("\n".join(_as_text(erased, shred=shred, secrets=secrets, untold=untold)))
+        say("\n".join(_purge_text(erased, shred=shred, secrets=secrets, untold=untold)))
 
 
 def _untold() -> bool:
@@ -189,12 +189,12 @@ class _Erasing:
         )
 
 
-def _as_object(erased: Erased, *, shred: bool, secrets: int, untold: bool) -> dict[str, object]:
+def _purge_object(erased: Erased, *, shred: bool, secrets: int, untold: bool) -> dict[str, object]:
     wiped = {"wiped": erased.wiped, "condemned": erased.condemned, "still_open": erased.still_open}
     return {"data_keys": erased.data_keys, "secrets": secrets, "cache_unknown": untold, **({} if shred else wiped)}
 
 
-def _as_text(erased: Erased, *, shred: bool, secrets: int, untold: bool) -> list[str]:
+def _purge_text(erased: Erased, *, shred: bool, secrets: int, untold: bool) -> list[str]:
     said = [f"Data keys destroyed: {erased.data_keys}."]
     if not shred:
         said[0] += f" Answers wiped: {erased.wiped}."

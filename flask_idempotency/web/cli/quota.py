@@ -8,14 +8,14 @@ from dataclasses import asdict
 import click
 from flask.cli import AppGroup
 
+from flask_idempotency.engine.capabilities import Ledger
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import QuotaSet
 from flask_idempotency.engine.quota import LIMITS, MAX_LIMIT, NewKeys, Quota, Usage
-from flask_idempotency.engine.upkeep import Ledger
 from flask_idempotency.operations import TenantUsage, quota_set, quota_show
+from flask_idempotency.operations.refusal import Refused
 from flask_idempotency.web.cli.audit import word_of, word_options
 from flask_idempotency.web.cli.group import (
-    Refused,
     as_json_option,
     built,
     check_layout,
@@ -62,11 +62,11 @@ def show(tenant: str | None, no_tenant: bool, everybody: bool, as_json: bool) ->
     if as_json:
         say(
             json.dumps(
-                {"counting": _counting(), "configured": _limits(configured), "tenants": list(map(_as_object, shown))}
+                {"counting": _counting(), "configured": _limits(configured), "tenants": list(map(_quota_object, shown))}
             )
         )
         return
-    say("\n\n".join(_as_text(each, configured) for each in shown) or "Nobody has a ledger.")
+    say("\n\n".join(_quota_text(each, configured) for each in shown) or "Nobody has a ledger.")
     if not _counting():
         say(_OFF)
 
@@ -145,11 +145,11 @@ def _used(usage: Usage) -> dict[str, int]:
     return dict(zip(LIMITS, asdict(usage).values(), strict=True))
 
 
-def _as_object(shown: TenantUsage) -> dict[str, object]:
+def _quota_object(shown: TenantUsage) -> dict[str, object]:
     return {"tenant": shown.name, "usage": _used(shown.usage), "limits": _limits(shown.limits)}
 
 
-def _as_text(shown: TenantUsage, configured: Quota | None) -> str:
+def _quota_text(shown: TenantUsage, configured: Quota | None) -> str:
     own, theirs = _limits(shown.limits), _limits(configured)
     rows = [(name, str(used), _spelled(own[name]), _spelled(theirs[name])) for name, used in _used(shown.usage).items()]
     return table((shown.name or "(no tenant)", "has", "set by hand", "configured"), rows)

@@ -10,7 +10,7 @@ from itertools import islice
 import click
 from flask.cli import with_appcontext
 
-from flask_idempotency.engine.record import State
+from flask_idempotency.engine.model import State
 from flask_idempotency.operations import Shown, Wanted, listed
 from flask_idempotency.operations.spelling import span
 from flask_idempotency.web.cli.group import as_json_option, giving_up, say, table, tids, unsettled
@@ -18,7 +18,7 @@ from flask_idempotency.web.cli.naming import Named, case_of, naming_options
 from flask_idempotency.web.cli.telling import ago, clean, paragraph, show_of
 from flask_idempotency.web.cli.tenant import chosen, tenant_options
 
-_HEAD = (
+_RECORD_HEAD = (
     "handle",
     "state",
     "endpoint",
@@ -75,7 +75,7 @@ def list_command(
     elif not told:
         say("There are none.")
     else:
-        say(table(_HEAD, [_line(each) for each in told]))
+        say(table(_RECORD_HEAD, [_line(each) for each in told]))
         if more:
             say(f"There are more than {limit}: see --limit, --older-than and --endpoint.", err=True)
 

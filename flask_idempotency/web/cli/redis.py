@@ -8,8 +8,8 @@ from typing import Final
 import click
 from flask.cli import AppGroup
 
+from flask_idempotency.engine.capabilities import Memory
 from flask_idempotency.engine.events import LossAcknowledged, StoreInitialised
-from flask_idempotency.engine.memory import Memory
 from flask_idempotency.operations import (
     MemoryStatus,
     acknowledge,
@@ -17,9 +17,10 @@ from flask_idempotency.operations import (
     initialise,
     memory_status,
 )
+from flask_idempotency.operations.refusal import Refused
 from flask_idempotency.operations.spelling import moment, span
 from flask_idempotency.web.cli.audit import word_of, word_options
-from flask_idempotency.web.cli.group import NOT_IN_ORDER, Refused, as_json_option, built, giving_up, say, tell
+from flask_idempotency.web.cli.group import NOT_IN_ORDER, as_json_option, built, giving_up, say, tell
 from flask_idempotency.web.cli.telling import clean
 
 _ELSEWHERE: Final = (
@@ -67,7 +68,7 @@ def status_(as_json: bool) -> None:
         memory = _memory()
         status = memory_status(memory)
         expected = memory.rules.store_id
-    say(json.dumps(_as_object(status)) if as_json else _as_text(status, expected))
+    say(json.dumps(_redis_object(status)) if as_json else _redis_text(status, expected))
     if not status.new_keys_run:
         raise SystemExit(NOT_IN_ORDER)
 
@@ -90,7 +91,7 @@ def ack(force: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
         lost = bool(before.standing.losses)
         if lost:
             if not yes:
-                say(_as_text(before, memory.rules.store_id), err=True)
+                say(_redis_text(before, memory.rules.store_id), err=True)
                 click.confirm("Let keys run that it may have forgotten?", abort=True, err=True)
             _acknowledge(memory, before, actor=actor, reason=reason)
         store_id = before.standing.store_id or memory_status(memory).standing.store_id
@@ -124,7 +125,7 @@ def _acknowledge(memory: Memory, before: MemoryStatus, *, actor: str, reason: st
         )
 
 
-def _as_object(status: MemoryStatus) -> dict[str, object]:
+def _redis_object(status: MemoryStatus) -> dict[str, object]:
     standing = status.standing
     return {
         "store_id": standing.store_id,
@@ -139,7 +140,7 @@ def _as_object(status: MemoryStatus) -> dict[str, object]:
     }
 
 
-def _as_text(status: MemoryStatus, expected: str | None) -> str:
+def _redis_text(status: MemoryStatus, expected: str | None) -> str:
     standing = status.standing
     lines = [
         ("store id", clean(standing.store_id) + ("" if expected else ", and IDEMPOTENCY_STORE_ID is not set")),

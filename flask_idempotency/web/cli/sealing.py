@@ -10,13 +10,14 @@ import click
 from flask.cli import with_appcontext
 
 from flask_idempotency.engine.events import AnswersSealed
-from flask_idempotency.engine.key import owner_mark
+from flask_idempotency.engine.keys import owner_mark
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.rotate import PlainSealing, seal_plain
 from flask_idempotency.operations import Word
+from flask_idempotency.operations.refusal import Refused
 from flask_idempotency.web.cli.audit import word_of, word_options
 from flask_idempotency.web.cli.dots import dots
-from flask_idempotency.web.cli.group import NOT_IN_ORDER, Refused, as_json_option, built, giving_up, say, settings, tell
+from flask_idempotency.web.cli.group import NOT_IN_ORDER, as_json_option, built, giving_up, say, settings, tell
 
 _OFF: Final = "IDEMPOTENCY_ENCRYPTION is off, so nothing can be sealed. Set it to on first."
 _REQUIRED: Final = (
@@ -60,7 +61,7 @@ def seal_command(yes: bool, actor: str, reason: str, as_json: bool) -> None:
     if as_json:
         say(json.dumps(asdict(report)))
     else:
-        say("\n".join(_as_text(report)) if plain else _NOTHING)
+        say("\n".join(_sealing_text(report)) if plain else _NOTHING)
     if not report.done:
         raise SystemExit(NOT_IN_ORDER)
 
@@ -86,7 +87,7 @@ def _sealed(word: Word) -> PlainSealing:
     return report
 
 
-def _as_text(report: PlainSealing) -> list[str]:
+def _sealing_text(report: PlainSealing) -> list[str]:
     said = [f"Sealed: {report.sealed}."]
     if report.passed_over:
         said.append(f"Left alone, because they were erased or changed in the meantime: {report.passed_over}.")

@@ -12,8 +12,8 @@ import click
 from flask import current_app
 from flask.cli import with_appcontext
 
+from flask_idempotency.engine.model import Result
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.result import Result
 from flask_idempotency.operations import (
     Case,
     Done,

@@ -13,7 +13,7 @@ from flask import current_app
 from flask.cli import with_appcontext
 
 from flask_idempotency.assembly import Built
-from flask_idempotency.engine.unsettled import Standing
+from flask_idempotency.engine.capabilities import UnfinishedCounts
 from flask_idempotency.operations import Stats, stats
 from flask_idempotency.operations.shape import Change, look
 from flask_idempotency.operations.spelling import span
@@ -49,10 +49,10 @@ def stats_command(quick: bool, as_json: bool) -> None:
             chores=parts.chores,
             identity=_identity(parts),
         )
-    say(json.dumps(asdict(told)) if as_json else "\n".join(_as_text(told, quick=quick)))
+    say(json.dumps(asdict(told)) if as_json else "\n".join(_stats_text(told, quick=quick)))
 
 
-def _as_text(told: Stats, *, quick: bool) -> list[str]:
+def _stats_text(told: Stats, *, quick: bool) -> list[str]:
     lines = [*_standing(told.standing), _count("completed", told.completed, "not counted" if quick else "not known")]
     lines += [_count("data keys", told.data_keys), _count("tenants with a ledger", told.tenants)]
     lines += [clean(f"identity: {each.text} {each.remedy}") for each in told.identity or ()]
@@ -73,7 +73,7 @@ def _identity(parts: Built) -> tuple[Change, ...] | None:
     return look(parts.book, shape_in(app, settings(), state().loaders, policies()), note=False).changes
 
 
-def _standing(standing: Standing) -> list[str]:
+def _standing(standing: UnfinishedCounts) -> list[str]:
     return [
         _count("in flight", standing.in_flight),
         _count("lapsed", standing.lapsed) + _since(standing.lapsed_for),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from flask_idempotency.engine.capabilities import Found
 from flask_idempotency.engine.escape import printable
-from flask_idempotency.engine.record import State
-from flask_idempotency.engine.unsettled import Found
+from flask_idempotency.engine.model import State
 from flask_idempotency.operations import Shown, shown
 from flask_idempotency.operations.spelling import span
 from flask_idempotency.web.cli.group import identity, policies

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from flask_idempotency.engine.health import Finding, Verdict
+from flask_idempotency.engine.capabilities import Finding, Verdict
 
 MENDS = re.compile(r"`flask idempotency \w+|`celery |IDEMPOTENCY_\w+|`timedatectl|@idempotent|@idempotency\.|Report it")
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from flask_idempotency.engine.chores import ChoreBook
-from flask_idempotency.engine.health import Verdict
+from flask_idempotency.engine.capabilities import ChoreBook, Verdict
 from flask_idempotency.operations.checks.clocks import clock_skew, clock_step
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock

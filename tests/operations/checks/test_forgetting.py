@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.engine.health import Verdict
-from flask_idempotency.engine.memory import Standing
+from flask_idempotency.engine.capabilities import DataLossStatus, Verdict
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.operations.checks.forgetting import after_loss, canary
 from flask_idempotency.operations.checks.timeouts import Endpoint
@@ -35,7 +34,7 @@ MISSING = standing(missing=PARTS, store_id=None)
     ),
 )
 def test_a_store_that_has_forgotten_is_judged_by_whether_new_keys_run(
-    how: Standing, rule: str, verdict: Verdict
+    how: DataLossStatus, rule: str, verdict: Verdict
 ) -> None:
     assert verdict is worst(canary(Kept(how, Told(after_loss=rule))))
 

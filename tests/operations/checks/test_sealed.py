@@ -7,8 +7,8 @@ from base64 import b64encode
 import pytest
 
 from flask_idempotency.codec.keyring import KeyRing, load_ring
+from flask_idempotency.engine.capabilities import Verdict
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.health import Verdict
 from flask_idempotency.operations.checks.sealed import keys, newest_key
 from flask_idempotency.operations.keys import KeysReport, KeyStatus
 from tests.operations.checks.judging import worst

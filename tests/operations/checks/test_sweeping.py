@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flask_idempotency.engine.chores import Entry
-from flask_idempotency.engine.health import Verdict
+from flask_idempotency.engine.capabilities import Entry, Verdict
 from flask_idempotency.operations.checks.sweeping import backlog, chores, janitor
 from tests.operations.checks.judging import worst
 

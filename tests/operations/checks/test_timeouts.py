@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.engine.health import Verdict
+from flask_idempotency.engine.capabilities import Verdict
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.operations.checks.timeouts import (
     Endpoint,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flask_idempotency.engine.health import Finding, Verdict
-from flask_idempotency.engine.record import OnLapse
-from flask_idempotency.engine.unsettled import Sheet
+from flask_idempotency.engine.capabilities import Finding, Sheet, Verdict
+from flask_idempotency.engine.model import OnLapse
 from flask_idempotency.operations.checks.waiting import (
     LOOKED_AT,
     PATIENCE_SECONDS,

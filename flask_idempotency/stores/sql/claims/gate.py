@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from flask_idempotency.engine.outcome import OverQuota
-from flask_idempotency.engine.ports import StoreOutcome
+from flask_idempotency.engine.model import OverQuota
 from flask_idempotency.engine.quota import window_of
+from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.sql import ledger_statements, statements
 from flask_idempotency.stores.sql.claims.moves import Moves
 from flask_idempotency.stores.sql.claims.turns import turn, until_answered

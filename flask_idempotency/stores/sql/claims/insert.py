@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from flask_idempotency.engine.outcome import InFlight, OverQuota
-from flask_idempotency.engine.ports import StoreOutcome
+from flask_idempotency.engine.model import InFlight, OverQuota
+from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.sql import completions, ledger_statements, statements
 from flask_idempotency.stores.sql.claims.gate import Crowded, Gate, refusal
 from flask_idempotency.stores.sql.claims.moves import Moves

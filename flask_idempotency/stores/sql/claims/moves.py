@@ -6,8 +6,8 @@ from typing import assert_never
 
 from sqlalchemy import Connection
 
-from flask_idempotency.engine.outcome import Unknown
-from flask_idempotency.engine.ports import StoreOutcome
+from flask_idempotency.engine.model import Unknown
+from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.sql import ledger_statements, statements
 from flask_idempotency.stores.sql.claims.verdict import Asked, Move, judge
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect

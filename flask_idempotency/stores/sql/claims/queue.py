@@ -9,7 +9,7 @@ from typing import Final
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from flask_idempotency.engine.ports import StoreOutcome
+from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.sql.claims.gate import Crowded
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.dialects import PATIENCE_MS

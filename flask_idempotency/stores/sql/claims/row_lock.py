@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from flask_idempotency.engine.ports import StoreOutcome
+from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.sql import statements
 from flask_idempotency.stores.sql.claims.gate import Crowded, Gate
 from flask_idempotency.stores.sql.claims.moves import Moves

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 from sqlalchemy import Connection
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.ports import StoreOutcome
+from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.sql.claims.advisory import Advisory
 from flask_idempotency.stores.sql.claims.gate import Crowded
 from flask_idempotency.stores.sql.claims.insert import Insert, InsertIntoFile

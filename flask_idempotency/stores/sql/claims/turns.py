@@ -7,8 +7,8 @@ from collections.abc import Callable
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from flask_idempotency.engine.outcome import InFlight
-from flask_idempotency.engine.ports import StoreOutcome
+from flask_idempotency.engine.model import InFlight
+from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.sql.claims.verdict import RETRY_SECONDS
 from flask_idempotency.stores.sql.database import TRIES, together
 from flask_idempotency.stores.sql.faults import waited_in_vain

@@ -7,11 +7,18 @@ from enum import Enum
 from typing import Any
 
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.outcome import Claimed, Grant, InFlight, Mismatched, Replayed, Unknown
-from flask_idempotency.engine.ports import StoreOutcome
+from flask_idempotency.engine.model import (
+    Claimed,
+    ClaimRequest,
+    Grant,
+    InFlight,
+    Mismatched,
+    OnLapse,
+    Replayed,
+    Unknown,
+)
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.record import OnLapse
-from flask_idempotency.engine.request import ClaimRequest
+from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.sql.limits import is_narrow, within
 from flask_idempotency.stores.sql.rows import Row, escape, unescape
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINE, QUARANTINED, RELEASED, TAKEOVER

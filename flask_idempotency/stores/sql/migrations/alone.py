@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from flask_idempotency.stores.sql.migrations.patience import FOR_EVER, waiting
 
 # "idempote" in ASCII: the whole application shares one space of advisory locks.
-_LOCK: Final = 0x6964656D706F7465
+_MIGRATION_LOCK: Final = 0x6964656D706F7465
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def alone(connection: Connection) -> Iterator[None]:
         try:
             if connection.dialect.name == "postgresql":
                 with waiting(connection, FOR_EVER):
-                    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+                    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
             yield
         except BaseException:
             if ours:

@@ -7,14 +7,79 @@ from __future__ import annotations
 
 import hmac
 import re
+import secrets
 from base64 import b32encode
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from struct import Struct
+from typing import Final
 
 from flask_idempotency.engine.errors import InvalidKey
-from flask_idempotency.engine.token import MARK_BYTES, OWNER_BYTES
+
+# When a client made its key, where the key says so.
+
+# RFC 9562, section 5.7: 48 bits of milliseconds, then the version, and the variant after two more groups.
+_UUID7: Final = re.compile(r"([0-9a-f]{8})-([0-9a-f]{4})-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.IGNORECASE)
+# github.com/ulid/spec: 26 letters of Crockford's alphabet, the first ten of which are as many milliseconds.
+_ULID: Final = re.compile(r"([0-7][0-9A-HJKMNP-TV-Z]{9})[0-9A-HJKMNP-TV-Z]{16}", re.IGNORECASE)
+_CROCKFORD: Final = {letter: value for value, letter in enumerate("0123456789ABCDEFGHJKMNPQRSTVWXYZ")}
+
+
+def born(client_key: str) -> float | None:
+    """Seconds since the epoch, by the client's clock: of a UUID of version 7 or a ULID. None for any other key.
+
+    Another key may look like one by chance, and then say any time from 1970 to the year 10889.
+    """
+    if uuid := _UUID7.fullmatch(client_key):
+        return int(uuid[1] + uuid[2], 16) / 1000
+    if ulid := _ULID.fullmatch(client_key):
+        milliseconds = 0
+        for letter in ulid[1].upper():
+            milliseconds = milliseconds << 5 | _CROCKFORD[letter]
+        return milliseconds / 1000
+    return None
+
+
+# The token of a claim: random, with a mark of the application and of the secret that its downstream keys come from.
+#
+# A vanished owner's downstream keys must be found again by whoever asks the other side what it has done. Under another
+# secret than the owner's they would be other keys, which nobody has ever heard of; and that would look like proof that
+# nothing was done. So two bytes of each token say which secret it was, and that it was one alone; and three say whose claim
+# it is, for applications may share a store, and each of them can ask about its own only.
+
+TOKEN_BYTES: Final = 16
+OWNER_BYTES: Final = 3
+"""Of the mark of an application. It is no secret, and stays the same while secrets rotate."""
+MARK_BYTES: Final = 5
+"""Of both marks."""
+
+_SEVERAL: Final = 0x80
+
+
+def new_token(mark: bytes = b"", *, several: bool = False) -> bytes:
+    """A token for a claim with this mark. 88 bits of it are random.
+
+    `several`: it is claimed under more than one secret, so nobody can tell from a record which of them its name is from.
+    """
+    beginning = _beginning(mark, several=several) if mark else b""
+    return beginning + secrets.token_bytes(TOKEN_BYTES - len(beginning))
+
+
+def successor(token: bytes) -> bytes:
+    """A token with the same mark, for whoever settles a claim in its owner's place."""
+    return token[:MARK_BYTES] + secrets.token_bytes(TOKEN_BYTES - MARK_BYTES)
+
+
+def marked(token: bytes, mark: bytes) -> bool:
+    """Whether this is the token of a claim of this application, under this secret, and no other secret beside it."""
+    return token[:MARK_BYTES] == _beginning(mark, several=False)
+
+
+def _beginning(mark: bytes, *, several: bool) -> bytes:
+    secret = mark[OWNER_BYTES] & ~_SEVERAL | (_SEVERAL if several else 0)
+    return mark[:OWNER_BYTES] + bytes((secret,)) + mark[OWNER_BYTES + 1 :]
+
 
 TID_BYTES = 16
 """Enough that no two tenants share one by accident or by design: it is keyed. It is stored with every record."""

@@ -3,17 +3,111 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, Final, TypeAlias
 
+from flask_idempotency.engine.capabilities import Found, Unsettled
+from flask_idempotency.engine.claim import Sealing
 from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, NothingChanged, StoreUnavailable
 from flask_idempotency.engine.events import Event, Settled
-from flask_idempotency.engine.key import StorageKey
-from flask_idempotency.engine.ports import Binding, Codec
-from flask_idempotency.engine.record import ERASED, Payload, State
-from flask_idempotency.engine.result import Result
-from flask_idempotency.engine.sealing import Sealing
-from flask_idempotency.engine.token import successor
-from flask_idempotency.engine.unsettled import Found, Unsettled
+from flask_idempotency.engine.keys import StorageKey, successor
+from flask_idempotency.engine.model import ERASED, Payload, Record, Result, State
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.store import Binding, Codec
+
+# When a record's owner was last heard of, and whether it may still be at work.
+
+SILENT_LEASES: Final = 3
+"""For how many leases an owner must not have renewed, to count as gone for a person who releases its key."""
+
+LAPSED: Final = "lease-expired"
+"""The reason of a quarantine that nobody's word has led to: the lease ended, and the owner was silent."""
+
+
+def as_of(record: Record, horizon: float) -> Record:
+    """This record by the earlier of two clocks: the store's, and `horizon` (seconds since the epoch).
+
+    A clock that was set forward makes every owner look long gone. Answers have the store's time, and no other.
+    """
+    if record.state is State.COMPLETED:
+        return record
+    return replace(record, remaining=max(record.remaining, record.deadline - horizon))
+
+
+def last_seen(record: Record, *, lease: float) -> float:
+    """Seconds since the owner claimed or renewed, if it did so for `lease` seconds. Never below 0."""
+    return max(lease - record.remaining, 0.0)
+
+
+def may_live_for(record: Record, *, max_runtime: float) -> float:
+    """For how many more seconds the owner, or what it has sent, may be at work: 0 when it has settled the record.
+
+    An owner that was renewed until a moment ago may be frozen, or cut off from the store, and may come back. After
+    `max_runtime` nothing renews it, so its work was to be over by then. It is counted from the end of the lease and not
+    from its beginning, for nobody knows how long a lease the owner was given. One that is frozen for longer still is not
+    ruled out, by this or by anything else.
+
+    One that has said itself that it does not know is not at work any more. But the commonest reason for that is a request
+    to somebody else that has timed out, and may still be on its way: so the rest of its lease is waited for.
+    """
+    if record.state is State.COMPLETED or record.payload is not None:
+        # Of an answer that nobody can open, too, the deadline is its own and no lease's.
+        return 0.0
+    silent = record.state is State.PROCESSING or record.reason == LAPSED
+    return max(record.remaining + (max_runtime if silent else 0.0), 0.0)
+
+
+def releasable_in(record: Record, policy: Policy) -> float:
+    """Seconds until a person may release this key without `--force`: 0 if they may now.
+
+    If a second run does no harm (`deduplicated`, `transactional`), an owner counts as gone once it has not renewed its
+    lease for three leases: it renews three times in each, and the next retry takes the key over when the first one ends.
+    Only if the claim was made under the rule that the policy has now. Otherwise as `may_live_for`.
+    """
+    wait = policy.max_runtime
+    if policy.effects in ("deduplicated", "transactional") and record.on_lapse is policy.on_lapse:
+        # The end of the lease is in the record. Its beginning is not.
+        wait = min(wait, (SILENT_LEASES - 1) * policy.lease)
+    return may_live_for(record, max_runtime=wait)
+
+
+# What an application can say about an outcome that nobody knows.
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownOutcome:
+    """A quarantined record, as a resolver is shown it: what to ask the outside world about."""
+
+    record: Record
+    _downstream: Callable[[str], str] = field(repr=False)
+
+    def downstream_key(self, name: str) -> str:
+        """What `current_claim.downstream_key(name)` was in the view: ask the other side by it what it has done."""
+        return self._downstream(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """The work was done: retries get this answer from now on. It may be anything that a view may return."""
+
+    answer: Any = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NeverHappened:
+    """Nothing was done, and nothing of it is on its way any more: the key may run again.
+
+    Only to be said of an outcome that the other side has *ruled out*. That it has not heard of it yet is `StillUnknown`.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class StillUnknown:
+    """Ask again later."""
+
+
+Resolution: TypeAlias = Happened | NeverHappened | StillUnknown
 
 
 class Settler:

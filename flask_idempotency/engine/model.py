@@ -6,7 +6,84 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Generic, TypeVar
+
+from flask_idempotency.engine.keys import StorageKey
+
+# How asking for a claim can end: values, not exceptions.
+#
+# The same answers are given twice. A store fills them with a `Grant` and a `Record`; the engine, one floor up, with a
+# `Claim` that can be settled and a `Result` that can be replayed.
+
+HeldT = TypeVar("HeldT")
+AnswerT = TypeVar("AnswerT")
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a store gives the winner. `fence` rises for ever on one key; `token` is compared for equality only."""
+
+    token: bytes = field(repr=False)
+    fence: int
+    attempt: int
+    lease: float
+    """Seconds left on the store's clock when it answered."""
+    era: int = 0
+    """Another number after each loss of the store's memory, where it can lose it: it is compared for equality only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed(Generic[HeldT]):
+    """Yours: do the work, then settle it."""
+
+    held: HeldT
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed(Generic[AnswerT]):
+    """Done before, by the same request: give this answer again."""
+
+    answer: AnswerT
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """The same request is running now. `retry_after` is what is left of its lease, in seconds; renewal may extend it."""
+
+    retry_after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatched:
+    """The key was used for another request, first seen at this time (seconds since the epoch, store's clock)."""
+
+    first_seen: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Nobody knows what became of the work. It will not run again until somebody settles it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OverQuota:
+    """The tenant has as much as it may, so a new key is not granted. Nothing was written; known keys still pass."""
+
+    limit: str
+    """A key of `quota.LIMITS`: the first limit that is reached."""
+    allowed: int
+    retry_after: float = 0.0
+    """Seconds until something of it may be free again, as far as the store can tell; 0 where it cannot."""
+    window: float | None = None
+    """Of a limit on new keys: its length in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """Done before, by the same request, and its answer was erased with its tenant's data key. It never runs again."""
+
 
 LARGEST_PAYLOAD: Final = 65 * 1024 * 1024
 """Bytes of `Payload.data`. Codecs make 64 MiB at most, and what sealing adds: what is longer was not stored by us."""
@@ -135,3 +212,53 @@ class Record:
     """Whether it is in its tenant's ledger."""
     erased: bool = False
     """Whether the data key that would open its answer was destroyed, by the store's word when it told this."""
+
+
+# What a door must bring to ask for a claim.
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """Asks to work on a key. Frozen when asked: what the view later does to its request changes nothing here."""
+
+    key: StorageKey
+    fingerprint: bytes = field(repr=False)
+    on_lapse: OnLapse
+    about: About = NOBODY
+    awaited: bool = False
+    """Whether duplicates may wait for its answer: a store that can shall tell them when the key is settled."""
+    born: float | None = None
+    """When the client made its key, in seconds since the epoch by the client's clock, if the key says so."""
+    counted: bool = True
+    """Whether a quota applies to this name of the key."""
+
+
+# What came of the work, in no protocol's terms.
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An answer that can be given again: a status, ordered name/value pairs (duplicates allowed) and bytes.
+
+    `reason` is kept only where it differs from the standard phrase for the status.
+    """
+
+    status: int
+    reason: str = ""
+    metadata: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    body: bytes = field(default=b"", repr=False)
+    kept: bool = True
+    """False: a tombstone. The work was done and its body was not kept; it must never run again."""
+
+    @property
+    def byte_size(self) -> int:
+        """Bytes a quota counts for this result, before any encoding."""
+        return len(self.body) + sum(len(name) + len(value) + 4 for name, value in self.metadata)
+
+    def with_body(self, body: bytes) -> Result:
+        """This result with its body, once that is known."""
+        return Result(self.status, self.reason, self.metadata, body)
+
+    def without_body(self) -> Result:
+        """The tombstone of this result: its status and metadata stay, its body is gone."""
+        return Result(self.status, self.reason, self.metadata, kept=False)
