@@ -25,10 +25,8 @@ from benchmarks.payloads import ANSWER, LARGE_ANSWER, PAYMENT
 from benchmarks.rounds import Timing, measure, quantile
 from benchmarks.table import Row, Section
 from flask_idempotency.assembly import build_store
-from flask_idempotency.codec.compression import COMPRESSIONS
-from flask_idempotency.codec.data_keys import DataKeyring
-from flask_idempotency.codec.encryption import EncryptedCodec
-from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.codec.encryption import DataKeyring, EncryptedCodec
+from flask_idempotency.codec.envelope import COMPRESSIONS, EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Claimed, ClaimRequest, OnLapse, OverQuota, Result

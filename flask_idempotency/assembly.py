@@ -10,8 +10,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from flask_idempotency.codec.compression import COMPRESSIONS
-from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.codec.envelope import COMPRESSIONS, EnvelopeCodec
 from flask_idempotency.engine.capabilities import (
     Answers,
     ChoreBook,
@@ -180,8 +179,7 @@ def _codec(settings: Settings, data_keys: DataKeys | None, *, store: str) -> Cod
     if data_keys is None or settings.key_ring is None:
         return envelope
     # Needs a package that is optional; whoever has a ring has it.
-    from flask_idempotency.codec.data_keys import DataKeyring
-    from flask_idempotency.codec.encryption import EncryptedCodec
+    from flask_idempotency.codec.encryption import DataKeyring, EncryptedCodec
 
     return EncryptedCodec(
         envelope,

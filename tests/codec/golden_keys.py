@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flask_idempotency.codec.data_keys import DataKeyring
-from flask_idempotency.codec.encryption import EncryptedCodec
+from flask_idempotency.codec.encryption import DataKeyring, EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyProvider, KeyRing
 from flask_idempotency.engine.capabilities import DataKey, KeyShelf

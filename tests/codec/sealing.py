@@ -6,8 +6,7 @@ from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flask_idempotency.codec.data_keys import DataKeyring
-from flask_idempotency.codec.encryption import EncryptedCodec
+from flask_idempotency.codec.encryption import DataKeyring, EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyProvider, KeyRing
 from flask_idempotency.engine.capabilities import DataKeys

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flask_idempotency.codec.data_keys import DataKeyring
+from flask_idempotency.codec.encryption import DataKeyring
 from flask_idempotency.codec.keyring import KeyProvider, KeyRing
 from flask_idempotency.engine.capabilities import DataKey, KeyShelf
 from flask_idempotency.stores.memory import MemoryStore

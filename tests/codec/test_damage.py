@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from flask_idempotency.codec import compression
+from flask_idempotency.codec import envelope as compression
 from flask_idempotency.codec.envelope import LARGEST_HEAD, LONGEST_REASON, MOST_PAIRS, EnvelopeCodec
+from flask_idempotency.codec.key_sources import WrappedFile
 from flask_idempotency.codec.keyring import KEY_BYTES, KeyRing, load_ring
-from flask_idempotency.codec.wrapped_file import WrappedFile
 from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, KeyShelf
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, KeysUnavailable, NotStorable
 from flask_idempotency.engine.model import LARGEST_PAYLOAD, Payload, Result, SealedBy

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from flask_idempotency.codec.data_keys import TRIES
-from flask_idempotency.codec.key_memory import OpenKey
+from flask_idempotency.codec.encryption import TRIES, OpenKey
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.capabilities import DataKey, KeyShelf
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, StoreUnavailable

@@ -7,8 +7,7 @@ from typing import cast
 
 import pytest
 
-from flask_idempotency.codec.data_keys import DataKeyring
-from flask_idempotency.codec.encryption import EncryptedCodec
+from flask_idempotency.codec.encryption import DataKeyring, EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.capabilities import DataKeys

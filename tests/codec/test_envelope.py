@@ -9,8 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flask_idempotency.codec.compression import COMPRESSIONS
-from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.codec.envelope import COMPRESSIONS, EnvelopeCodec
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable
 from flask_idempotency.engine.model import Result
 

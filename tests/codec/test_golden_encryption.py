@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from flask_idempotency.codec.wrapped_file import WrappedFile
+from flask_idempotency.codec.key_sources import WrappedFile
 from flask_idempotency.engine.errors import CorruptRecord
 from tests.codec.golden_keys import GOLDEN, golden
 from tests.codec.test_envelope import EXAMPLES

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from flask_idempotency.codec import key_memory
-from flask_idempotency.codec.key_memory import FINISHING_SECONDS, MEMORY_SECONDS, KeyMemory, OpenKey
+from flask_idempotency.codec import encryption
+from flask_idempotency.codec.encryption import FINISHING_SECONDS, MEMORY_SECONDS, KeyMemory, OpenKey
 from flask_idempotency.engine.capabilities import KeyShelf
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.model import SealedBy
@@ -103,7 +103,7 @@ def test_memory_is_bounded(shelf: Shelf) -> None:
     assert (6, looks) == (len(ring._memory), shelf.looks)
     ring.prepare(b"tenant %9d" % 16)
     assert shelf.looks == looks + 1
-    assert 4096 == key_memory.MEMORY_KEYS
+    assert 4096 == encryption.MEMORY_KEYS
 
 
 def test_old_keys_leave_memory_when_another_comes() -> None:

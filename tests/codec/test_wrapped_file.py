@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.codec import wrapped_file
+from flask_idempotency.codec import key_sources
+from flask_idempotency.codec.key_sources import WrappedFile
 from flask_idempotency.codec.keyring import load_ring
-from flask_idempotency.codec.wrapped_file import WrappedFile
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord
 
 PASSPHRASE = "correct horse battery"
@@ -173,7 +173,7 @@ def test_costs_are_bounded_before_they_are_paid(
     content = json.loads(path.read_text())
     content["scrypt"][name] = value
     path.write_text(json.dumps(content))
-    monkeypatch.setattr(wrapped_file, "Scrypt", lambda **_: pytest.fail("it was paid"))
+    monkeypatch.setattr(key_sources, "Scrypt", lambda **_: pytest.fail("it was paid"))
 
     with pytest.raises(ConfigurationError, match="not one that this release can read"):
         WrappedFile(path, PASSPHRASE)
@@ -232,5 +232,5 @@ def test_the_default_cost_is_what_is_recommended() -> None:
     """
     Read from a file that is made with it: too slow to do more than once.
     """
-    assert 2**17 == wrapped_file.COST
-    assert wrapped_file.COST in wrapped_file.COSTS
+    assert 2**17 == key_sources.COST
+    assert key_sources.COST in key_sources.COSTS

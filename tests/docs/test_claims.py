@@ -10,7 +10,7 @@ import pytest
 
 from docs.generate import HERE
 from flask_idempotency import Happened, Resolution, StillUnknown, UnknownOutcome
-from flask_idempotency.codec.key_memory import FINISHING_SECONDS, MEMORY_KEYS, MEMORY_SECONDS
+from flask_idempotency.codec.encryption import FINISHING_SECONDS, MEMORY_KEYS, MEMORY_SECONDS
 from flask_idempotency.engine.keys import LONGEST_NAME
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Policy
 from flask_idempotency.engine.recovery import SILENT_LEASES

@@ -19,8 +19,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from flask_idempotency.codec.key_file import read_private, write_private
-from flask_idempotency.codec.keyring import KEY_BYTES, NONCE_BYTES, KeyRing
+from flask_idempotency.codec.keyring import KEY_BYTES, NONCE_BYTES, KeyRing, read_private, write_private
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import encode
 
