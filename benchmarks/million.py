@@ -28,7 +28,7 @@ from flask_idempotency.engine.model import Claimed, ClaimRequest, OnLapse, Resul
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.engine.store import Binding, Store
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.memory import MemoryRules
+from flask_idempotency.stores.redis.data_loss import MemoryRules
 from flask_idempotency.stores.redis.store import RedisStore
 
 KEYS = 1_000_000

@@ -260,7 +260,7 @@ def _from_object(choice: Any, memory: Mapping[str, Any], replicas: int) -> Store
 
 def _redis_store(choice: Any, memory: Mapping[str, Any], replicas: int) -> Store:
     try:
-        from flask_idempotency.stores.redis.memory import MemoryRules
+        from flask_idempotency.stores.redis.data_loss import MemoryRules
         from flask_idempotency.stores.redis.store import RedisStore
     except ModuleNotFoundError as error:
         if error.name != "redis":
@@ -293,7 +293,7 @@ def _sql_store(strategy: str | None, bind: str | ApplicationDatabase | None) -> 
 
 def _tiered(system: Store, redis_url: str, transactions: Transactions | None) -> Store:
     try:
-        from flask_idempotency.stores.redis.replays import RedisReplays
+        from flask_idempotency.stores.redis.replay_cache import RedisReplays
         from flask_idempotency.stores.tiered import TieredStore
     except ModuleNotFoundError as error:
         if error.name != "redis":

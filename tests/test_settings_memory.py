@@ -12,7 +12,7 @@ from flask_idempotency.assembly import build
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.settings import Settings, load_settings
-from flask_idempotency.stores.redis.memory import MemoryRules
+from flask_idempotency.stores.redis.data_loss import MemoryRules
 from flask_idempotency.stores.redis.store import RedisStore
 
 

@@ -14,7 +14,7 @@ from flask_idempotency.assembly import identities
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.settings import in_one_line
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.redis.memory import MemoryRules
+from flask_idempotency.stores.redis.data_loss import MemoryRules
 from flask_idempotency.stores.redis.store import RedisStore
 from tests.test_settings_encryption import faults, load
 

@@ -15,7 +15,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Payload, Record
 from flask_idempotency.engine.store import Clock, Store
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.redis.replays import RedisReplays
+from flask_idempotency.stores.redis.replay_cache import RedisReplays
 from flask_idempotency.stores.tiered import TieredStore
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers, connect

@@ -10,7 +10,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.redis.addresses import is_of_several, several
+from flask_idempotency.stores.redis.urls import is_of_several, several
 
 _ENCRYPTED: Final = frozenset({"require", "verify-ca", "verify-full"})
 _FALSE: Final = frozenset({"", "0", "f", "false", "n", "no"})

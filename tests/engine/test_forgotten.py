@@ -14,7 +14,7 @@ from flask_idempotency.engine.events import ClaimRestored, LossNoticed, LossRefu
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.engine.model import Claimed, ClaimRequest, Grant, Replayed, Result, State
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.redis.memory import MemoryRules
+from flask_idempotency.stores.redis.data_loss import MemoryRules
 from tests.engine.conftest import House
 
 RESULT = Result(status=201, body=b"paid")

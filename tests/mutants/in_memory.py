@@ -41,7 +41,7 @@ IN_MEMORY: Final = (
     ),
     Mutant(
         name="memory-restart-of-a-careless-server-is-accepted",
-        file="flask_idempotency/stores/redis/lossless.py",
+        file="flask_idempotency/stores/redis/data_loss.py",
         replaced="_is_set_up(config) and told_now",
         by="told_now",
         killed_by=(f"{RESTARTED}::test_a_server_that_was_told_to_be_careless_is_looked_at[{ON}-appendfsync everysec]",),
@@ -49,7 +49,7 @@ IN_MEMORY: Final = (
     ),
     Mutant(
         name="memory-restart-from-a-snapshot-is-accepted",
-        file="flask_idempotency/stores/redis/memory.py",
+        file="flask_idempotency/stores/redis/data_loss.py",
         replaced="proof.since_start\n            and ",
         by="",
         killed_by=(f"{RESTARTED}::test_what_was_started_from_a_snapshot_is_looked_at[{ON}]",),
@@ -57,7 +57,7 @@ IN_MEMORY: Final = (
     ),
     Mutant(
         name="memory-restart-with-older-files-is-accepted",
-        file="flask_idempotency/stores/redis/lossless.py",
+        file="flask_idempotency/stores/redis/data_loss.py",
         replaced="<= DOWN_SECONDS",
         by="< float('inf')",
         killed_by=(f"{RESTARTED}::test_files_that_are_older_than_a_restart_takes_are_looked_at[{ON}-late]",),
@@ -65,7 +65,7 @@ IN_MEMORY: Final = (
     ),
     Mutant(
         name="memory-restart-before-the-last-look-is-accepted",
-        file="flask_idempotency/stores/redis/lossless.py",
+        file="flask_idempotency/stores/redis/data_loss.py",
         replaced="-_CLOCK_SECONDS <=",
         by="-1e9 <=",
         killed_by=(
@@ -75,7 +75,7 @@ IN_MEMORY: Final = (
     ),
     Mutant(
         name="memory-restart-without-own-fences-is-accepted",
-        file="flask_idempotency/stores/redis/memory.py",
+        file="flask_idempotency/stores/redis/data_loss.py",
         replaced="and not any(\n                self._granted",
         by="and not any(\n                False and self._granted",
         killed_by=(f"{RESTARTED}::test_a_copy_that_lacks_what_this_process_was_granted_is_looked_at[{ON}]",),
@@ -83,7 +83,7 @@ IN_MEMORY: Final = (
     ),
     Mutant(
         name="memory-restart-beside-a-loss-is-accepted",
-        file="flask_idempotency/stores/redis/memory.py",
+        file="flask_idempotency/stores/redis/data_loss.py",
         replaced="and all(self._kind(part) in (FINE, ACKNOWLEDGED) for part in parts)",
         by="",
         killed_by=(f"{RESTARTED}::test_what_an_owner_has_to_put_back_is_a_loss[{ON}]",),
@@ -91,7 +91,7 @@ IN_MEMORY: Final = (
     ),
     Mutant(
         name="memory-restart-of-a-copied-server-is-accepted",
-        file="flask_idempotency/stores/redis/lossless.py",
+        file="flask_idempotency/stores/redis/data_loss.py",
         replaced="copies == (0, 0) and",
         by="True and",
         killed_by=(f"{RESTARTED}::test_a_server_that_had_a_replica_is_looked_at[{ON}]",),
@@ -221,7 +221,7 @@ IN_MEMORY: Final = (
     ),
     Mutant(
         name="memory-acknowledged-before-owners-came-back",
-        file="flask_idempotency/stores/redis/memory.py",
+        file="flask_idempotency/stores/redis/data_loss.py",
         replaced="if due is not None and standing.now < due and not forced:",
         by="if False:",
         killed_by=(f"{REFUSED}::test_owners_are_waited_for[{ON}-another process]",),
@@ -281,7 +281,7 @@ IN_MEMORY: Final = (
     ),
     Mutant(
         name="memory-silent-part-makes-an-outage-of-a-loss",
-        file="flask_idempotency/stores/redis/memory.py",
+        file="flask_idempotency/stores/redis/data_loss.py",
         replaced="            with suppress(IdempotencyError):\n                self._parts()",
         by="            self._parts()",
         killed_by=(f"{REFUSED}::test_a_part_that_is_away_makes_no_loss_an_outage[{ON}]",),

@@ -193,7 +193,7 @@ IN_REDIS: Final = (
     ),
     Mutant(
         name="believes-any-length",
-        file="flask_idempotency/stores/redis/record.py",
+        file="flask_idempotency/stores/redis/encoding.py",
         replaced="        if at == last:\n",
         by="        if False:\n",
         killed_by=("tests/stores/test_damage.py::test_four_hundred_kilobytes_of_length_are_refused_after_nine[size]",),

@@ -7,7 +7,7 @@ from collections import Counter
 from sqlalchemy import select
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.stores.redis.replays import RedisReplays
+from flask_idempotency.stores.redis.replay_cache import RedisReplays
 from flask_idempotency.stores.sql.schema import meta
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.stores.tiered import TieredStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import About, OnLapse, Payload, Record, State
-from flask_idempotency.stores.redis.replays import RedisReplays
+from flask_idempotency.stores.redis.replay_cache import RedisReplays
 from flask_idempotency.stores.tiered import Missed
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import ABOUT, FINGERPRINT, KEEP, PAYLOAD, a_key, a_token

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.stores.redis import lines, routed, topology
-from flask_idempotency.stores.redis.server import Server
+from flask_idempotency.stores.redis import cluster, connection
+from flask_idempotency.stores.redis.executor import Server
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from tests.backends import make_kept, make_owned, make_reached, make_store, make_system
@@ -56,12 +56,12 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Handed]:
     """In all tests of this folder, the store contract among them: see `lines.words`."""
     handed = Handed()
 
-    def exchange(pool: Any, commands: Sequence[lines.Command], **options: Any) -> list[Any]:
+    def exchange(pool: Any, commands: Sequence[connection.Command], **options: Any) -> list[Any]:
         for command in commands:
             handed.look(command)
         return real_exchange(pool, commands, **options)
 
-    def piped(client: Any, commands: Sequence[lines.Command]) -> list[Any]:
+    def piped(client: Any, commands: Sequence[connection.Command]) -> list[Any]:
         for command in commands:
             handed.look(command)
         return real_piped(client, commands)
@@ -79,12 +79,12 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Handed]:
         handed.look(("directly", *arguments))
         return real_directly(self, ask, *arguments, **options)
 
-    real_exchange, real_piped, real_directly = lines.exchange, lines._piped, Server.directly
-    for module in (lines, routed, topology):
+    real_exchange, real_piped, real_directly = connection.exchange, connection._piped, Server.directly
+    for module in (connection, cluster, cluster):
         monkeypatch.setattr(module, "exchange", exchange)
-    monkeypatch.setattr(lines, "_piped", piped)
+    monkeypatch.setattr(connection, "_piped", piped)
     monkeypatch.setattr(Server, "directly", directly)
-    for line in (lines.BorrowedLine, lines.BorrowedClusterLine):
+    for line in (connection.BorrowedLine, connection.BorrowedClusterLine):
         monkeypatch.setattr(line, "__call__", watched(line))
     yield handed
     assert handed.numbers == []

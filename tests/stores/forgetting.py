@@ -14,7 +14,7 @@ from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import MemoryLost
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.memory import MemoryRules
+from flask_idempotency.stores.redis.data_loss import MemoryRules
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from flask_idempotency.stores.redis.breaker import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, Breaker
+from flask_idempotency.stores.redis.replay_cache import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, Breaker
 from flask_idempotency.testing.clock import FrozenClock
 
 MILLISECOND = 0.001

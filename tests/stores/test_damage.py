@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from flask_idempotency.engine.capabilities import Entry
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.model import LATEST, About, Mismatched, OnLapse, Payload, Record, SealedBy, State
-from flask_idempotency.stores.redis import chores, ledger, memory, record, replays, shelf
-from flask_idempotency.stores.redis.record import decode, encode, payload_bytes
-from flask_idempotency.stores.redis.server import whole_number
+from flask_idempotency.stores.redis import data_loss, encoding, quota, replay_cache
+from flask_idempotency.stores.redis.admin import data_keys, janitor
+from flask_idempotency.stores.redis.encoding import decode, encode, payload_bytes
+from flask_idempotency.stores.redis.executor import whole_number
 from flask_idempotency.stores.sql.claims.verdict import ask, judge
 from flask_idempotency.stores.sql.rows import Row, row_of
 from flask_idempotency.testing.contract.examples import a_key, a_request, a_token
@@ -67,7 +68,7 @@ def test_a_damaged_record_in_redis_is_read_in_few_steps(name: str, data: st.Data
     by = None if found.payload is None else found.payload.sealed_by
     if by is not None:
         numbers.append(by.number)
-        assert len(by.kid.encode()) <= record.KID_BYTES
+        assert len(by.kid.encode()) <= encoding.KID_BYTES
     assert all(0 <= number < 2**63 for number in numbers)
     assert max(found.requested_at, found.deadline, found.completed_at or 0.0) <= LATEST
 
@@ -124,7 +125,7 @@ def test_a_time_that_no_calendar_has_is_damage(at: int) -> None:
 
 def test_a_record_that_is_too_long_is_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode(COMPLETED, tid=TID)
-    monkeypatch.setattr(record, "LARGEST_BYTES", len(data))
+    monkeypatch.setattr(encoding, "LARGEST_BYTES", len(data))
     assert decode(data, now=0.0).payload == COMPLETED.payload
 
     with pytest.raises(CorruptRecord, match="longer"):
@@ -136,7 +137,7 @@ def test_scripts_and_python_know_the_same_limits() -> None:
 
     text = files("flask_idempotency.stores.redis").joinpath("lua/record.lua").read_text("utf-8")
 
-    assert f"local LARGEST, LATEST = {record.LARGEST_BYTES}, {int(LATEST) * 1000}\n" in text
+    assert f"local LARGEST, LATEST = {encoding.LARGEST_BYTES}, {int(LATEST) * 1000}\n" in text
 
 
 @settings(deadline=None)
@@ -148,9 +149,9 @@ def test_a_damaged_entry_of_the_cache_is_the_same_answer_or_none(data: st.DataOb
     key = a_key()
     name = data.draw(st.sampled_from(sorted(RECORDS)))
     inner = data.draw(damaged(encode(RECORDS[name], tid=key.tid)) | st.just(encode(RECORDS[name], tid=key.tid)))
-    sealed = inner + replays._sum(key, inner)
+    sealed = inner + replay_cache._sum(key, inner)
     try:
-        found = replays._opened(key, sealed)
+        found = replay_cache._opened(key, sealed)
     except CorruptRecord:
         return
 
@@ -162,22 +163,22 @@ def test_a_quarantined_record_is_not_replayed_from_a_cache() -> None:
     inner = encode(RECORDS["condemned"], tid=key.tid)
 
     with pytest.raises(CorruptRecord, match="not completed"):
-        replays._opened(key, inner + replays._sum(key, inner))
+        replay_cache._opened(key, inner + replay_cache._sum(key, inner))
 
 
 TEXTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "number": (b"1700000000000000", whole_number),
-    "limits": (b"100,,5,10,60000000,60.0", ledger._read),
-    "totals": (b"3 4096 1700000000000", lambda text: ledger._counts(text, 3)),
-    "bucket": (b"b1700000000000", lambda text: list(ledger._numbered(b"b", {text: b"1 2"}))),
-    "window": (b"17 4", lambda text: ledger._new_keys(60_000_000, text, 1_700_000_000_000_000)),
-    "window of": (b"60000000", lambda text: ledger._new_keys(whole_number(text), b"17 4", 1_700_000_000_000_000)),
-    "note": (b'1700000000000000 {"finished": true}', lambda text: chores._entry(text, 1_700_000_000_000_000).facts()),
-    "chore": (b"heartbeat", chores._name),
-    "lost": (b"1700000000000", lambda text: memory._part((10**15, b"a", b"b", b"c", text, text, 0, text, text))),
-    "data key": (b"\x0a2026-11-21wrapped", shelf._kid_and_wrapped),
-    "key's number": (b"70000", lambda text: shelf._key(text, {text: b"\x01kw", b"x" + text: b"1700"}, 10**15)),
-    "erasure": (b"70000 1700000000000000", lambda text: shelf.told(COMPLETED, text)),
+    "limits": (b"100,,5,10,60000000,60.0", quota._read),
+    "totals": (b"3 4096 1700000000000", lambda text: quota._counts(text, 3)),
+    "bucket": (b"b1700000000000", lambda text: list(quota._numbered(b"b", {text: b"1 2"}))),
+    "window": (b"17 4", lambda text: quota._new_keys(60_000_000, text, 1_700_000_000_000_000)),
+    "window of": (b"60000000", lambda text: quota._new_keys(whole_number(text), b"17 4", 1_700_000_000_000_000)),
+    "note": (b'1700000000000000 {"finished": true}', lambda text: janitor._entry(text, 1_700_000_000_000_000).facts()),
+    "chore": (b"heartbeat", janitor._name),
+    "lost": (b"1700000000000", lambda text: data_loss._part((10**15, b"a", b"b", b"c", text, text, 0, text, text))),
+    "data key": (b"\x0a2026-11-21wrapped", data_keys._kid_and_wrapped),
+    "key's number": (b"70000", lambda text: data_keys._key(text, {text: b"\x01kw", b"x" + text: b"1700"}, 10**15)),
+    "erasure": (b"70000 1700000000000000", lambda text: data_keys.told(COMPLETED, text)),
 }
 
 

@@ -13,8 +13,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import NOBODY, About, Payload, SealedBy
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.answers import BATCH_BYTES
-from flask_idempotency.stores.redis.scan import Scan
+from flask_idempotency.stores.redis.admin.data_keys import BATCH_BYTES, Scan
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted, stand

@@ -18,7 +18,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ClaimRequest, OnLapse, Unknown
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.bell import RedisBell
+from flask_idempotency.stores.redis.notifications import RedisBell
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted

@@ -18,11 +18,11 @@ import redis.asyncio
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.model import Claimed
-from flask_idempotency.stores.redis.addresses import several
 from flask_idempotency.stores.redis.client import CONNECT_SECONDS, REPLY_SECONDS, make_client
-from flask_idempotency.stores.redis.lines import OwnLine
+from flask_idempotency.stores.redis.cluster import Cluster
+from flask_idempotency.stores.redis.connection import OwnLine
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.stores.redis.topology import Cluster
+from flask_idempotency.stores.redis.urls import several
 from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token
 from tests.forgiving import redis_store
 from tests.lab.redis import StartRedis

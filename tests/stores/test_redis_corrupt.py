@@ -14,7 +14,7 @@ from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.quota import Drift, Quota
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.record import decode
+from flask_idempotency.stores.redis.encoding import decode
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (

@@ -17,7 +17,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Claimed, Payload, SealedBy, State
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.index import Index
+from flask_idempotency.stores.redis.admin.janitor import Index
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, Standing, a_key, a_request, a_token, granted, stand

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flask_idempotency.engine.model import ERASED, About, OnLapse, Payload, Record, SealedBy, State
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.record import ABOUT_TEXT_BYTES, decode, encode, tid_of
+from flask_idempotency.stores.redis.encoding import ABOUT_TEXT_BYTES, decode, encode, tid_of
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import Standing, a_key, stand

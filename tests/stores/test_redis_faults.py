@@ -16,7 +16,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Claimed, InFlight, OnLapse
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.client import REPLY_SECONDS
-from flask_idempotency.stores.redis.lines import RETRIES
+from flask_idempotency.stores.redis.connection import RETRIES
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
 from flask_idempotency.testing.contract.examples import (

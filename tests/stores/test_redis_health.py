@@ -174,7 +174,7 @@ def test_a_replica_that_is_behind_is_found(
     Whatever else is set: what it has not heard of is lost in a fail-over.
     """
     primary, replica = pair
-    monkeypatch.setattr("flask_idempotency.stores.redis.health.LAG_SECONDS", 2)
+    monkeypatch.setattr("flask_idempotency.stores.redis.admin.health.LAG_SECONDS", 2)
     with redis.Redis.from_url(primary.url) as client:
         client.config_set("min-replicas-to-write", 1)
         replica.pause()

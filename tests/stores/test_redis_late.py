@@ -21,7 +21,7 @@ from flask_idempotency.engine.model import Claimed, InFlight
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.waiting import WaitingRoom
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.lines import RETRIES
+from flask_idempotency.stores.redis.connection import RETRIES
 from flask_idempotency.stores.redis.store import GIVEN_UP_MS, RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
 from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token, granted

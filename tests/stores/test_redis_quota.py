@@ -14,7 +14,7 @@ from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.model import Claimed, OnLapse, OverQuota
 from flask_idempotency.engine.quota import MAX_LIMIT, Drift, NewKeys, Quota, Usage
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.lines import RETRIES
+from flask_idempotency.stores.redis.connection import RETRIES
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
 from flask_idempotency.testing.contract.examples import (

@@ -16,7 +16,7 @@ from flask_idempotency.codec.envelope import EnvelopeCodec, Zlib
 from flask_idempotency.engine.keys import Identity, Scope, StorageKey
 from flask_idempotency.engine.model import About, Claimed, OnLapse, Payload, Result
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.record import ABOUT_TEXT_BYTES, about_bytes, decode
+from flask_idempotency.stores.redis.encoding import ABOUT_TEXT_BYTES, about_bytes, decode
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (

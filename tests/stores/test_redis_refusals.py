@@ -10,7 +10,7 @@ import redis
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.model import OnLapse, Replayed, State, Unknown
 from flask_idempotency.stores.redis.client import make_client
-from flask_idempotency.stores.redis.lines import OwnLine
+from flask_idempotency.stores.redis.connection import OwnLine
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import (

@@ -15,8 +15,8 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.model import About, Record, State
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.client import CACHE_SECONDS, make_cache_client
-from flask_idempotency.stores.redis.record import ABOUT_TEXT_BYTES
-from flask_idempotency.stores.redis.replays import LARGEST_BYTES, RedisReplays
+from flask_idempotency.stores.redis.encoding import ABOUT_TEXT_BYTES
+from flask_idempotency.stores.redis.replay_cache import LARGEST_BYTES, RedisReplays
 from flask_idempotency.stores.tiered import Missed
 from flask_idempotency.testing import FrozenClock, TcpProxy
 from flask_idempotency.testing.contract.examples import KEEP, PAYLOAD, a_key

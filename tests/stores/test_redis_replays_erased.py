@@ -12,7 +12,7 @@ from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Record
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.replays import REMEMBERED_MS, RedisReplays
+from flask_idempotency.stores.redis.replay_cache import REMEMBERED_MS, RedisReplays
 from flask_idempotency.stores.tiered import Missed
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import a_key

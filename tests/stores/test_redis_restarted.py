@@ -13,7 +13,7 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.model import InFlight, OnLapse, Replayed, State
-from flask_idempotency.stores.redis import layout, lossless
+from flask_idempotency.stores.redis import data_loss, layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import (
@@ -56,7 +56,7 @@ def ready_store(server: RedisServer) -> Iterator[RedisStore]:
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on a store knows nothing of what others were granted."""
-    monkeypatch.setattr(lossless, "_granted", {})
+    monkeypatch.setattr(data_loss, "_granted", {})
 
 
 def killed(server: RedisServer) -> None:
@@ -169,7 +169,7 @@ def test_a_rewrite_of_the_file_does_not_end_the_looks(
     """
     Redis begins one by itself. A look that falls into it fails, and one after it counts.
     """
-    monkeypatch.setattr(lossless, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(data_loss, "LOOK_SECONDS", 0.0)
     store.memory.standing()
 
     def rewrites() -> bool:
@@ -266,7 +266,7 @@ def test_what_an_owner_has_to_put_back_is_a_loss(
 
 @pytest.mark.parametrize(
     ("seconds", "accepted"),
-    ((lossless.DOWN_SECONDS - 5, True), (lossless.DOWN_SECONDS + 5, False), (-60, False)),
+    ((data_loss.DOWN_SECONDS - 5, True), (data_loss.DOWN_SECONDS + 5, False), (-60, False)),
     ids=("soon", "late", "the clock was set back"),
 )
 def test_files_that_are_older_than_a_restart_takes_are_looked_at(
@@ -343,7 +343,7 @@ def test_a_server_that_promises_nothing_is_not_asked_again(
     with closing(RedisStore(server.url, rules=RULES)) as store:
         store.memory.initialise()
         asked = list[str]()
-        monkeypatch.setattr(lossless, "proof", lambda _: asked.append("asked"))
+        monkeypatch.setattr(data_loss, "proof", lambda _: asked.append("asked"))
         granted(claim(store, key()))
 
         assert [] == asked

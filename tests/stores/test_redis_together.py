@@ -15,8 +15,8 @@ from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.store import store_time
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.client import make_client
-from flask_idempotency.stores.redis.lines import OwnLine
-from flask_idempotency.stores.redis.server import Call, Server
+from flask_idempotency.stores.redis.connection import OwnLine
+from flask_idempotency.stores.redis.executor import Call, Server
 from flask_idempotency.testing import TcpProxy
 from tests.lab.redis import StartRedis, connect
 

@@ -16,7 +16,7 @@ from redis.retry import Retry
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import InFlight, Replayed
-from flask_idempotency.stores.redis import layout, lines, routed
+from flask_idempotency.stores.redis import cluster, connection, layout
 from flask_idempotency.stores.redis.client import line_of, make_client
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
@@ -95,9 +95,9 @@ def test_what_goes_together_is_one_round_trip_to_each_node(
 
     def counted(pool: Any, commands: Any, **options: Any) -> Any:
         trips.append(len(commands))
-        return lines.exchange(pool, commands, **options)
+        return connection.exchange(pool, commands, **options)
 
-    monkeypatch.setattr(routed, "exchange", counted)
+    monkeypatch.setattr(cluster, "exchange", counted)
     told = line.together([("GET", f"key {number}") for number in range(99)])
     client.close()
 
@@ -183,13 +183,13 @@ def test_one_at_a_time_waits_for_a_silent_node(
     with pytest.raises(StoreUnavailable):
         store.read(key)
     sent = list[object]()
-    exchange = lines.exchange
+    exchange = connection.exchange
 
     def counted(*arguments: Any, **options: Any) -> Any:
         sent.append(arguments)
         return exchange(*arguments, **options)
 
-    monkeypatch.setattr(routed, "exchange", counted)
+    monkeypatch.setattr(cluster, "exchange", counted)
     with pytest.raises(StoreUnavailable):
         store.read(key)
 

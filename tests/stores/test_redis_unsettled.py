@@ -12,9 +12,8 @@ from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import State
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.index import PARTITIONS_AT_ONCE
+from flask_idempotency.stores.redis.admin.janitor import PARTITIONS_AT_ONCE, RECORDS_AT_ONCE
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.stores.redis.unsettled import RECORDS_AT_ONCE
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     KEEP,

@@ -14,8 +14,8 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.model import OnLapse, State
 from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.admin.janitor import FREED_MS
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.stores.redis.unsettled import FREED_MS
 from flask_idempotency.testing import FrozenClock, TcpProxy
 from flask_idempotency.testing.contract.examples import (
     KEEP,
@@ -149,7 +149,7 @@ def test_a_call_that_has_freed_a_key_is_told_so_when_it_is_repeated(
     key, call = a_key(), a_token()
     stand(store, clock, key, standing)
     before = seen(store, key)
-    monkeypatch.setattr("flask_idempotency.stores.redis.unsettled.new_token", lambda: call)
+    monkeypatch.setattr("flask_idempotency.stores.redis.admin.janitor.new_token", lambda: call)
     client.config_set("maxmemory", 1)
     assert store.unsettled.free(before)
     client.config_set("maxmemory", 0)

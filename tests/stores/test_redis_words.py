@@ -11,7 +11,7 @@ import hiredis
 import pytest
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.stores.redis.lines import words
+from flask_idempotency.stores.redis.connection import words
 from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token, granted
 from tests.forgiving import make_ready, redis_store
 from tests.lab.redis import connect

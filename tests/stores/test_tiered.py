@@ -15,7 +15,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Claimed, InFlight, Mismatched, Payload, Record, Replayed, Unknown
 from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.redis.replays import RedisReplays
+from flask_idempotency.stores.redis.replay_cache import RedisReplays
 from flask_idempotency.stores.tiered import REMEMBERED_CLAIMS, TieredStore
 from flask_idempotency.testing import FaultyStore, FrozenClock, TcpProxy
 from flask_idempotency.testing.contract.examples import (

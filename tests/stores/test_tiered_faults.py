@@ -17,7 +17,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Claimed, InFlight, Record, Replayed
 from flask_idempotency.engine.store import Store
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.redis.replays import RedisReplays
+from flask_idempotency.stores.redis.replay_cache import RedisReplays
 from flask_idempotency.stores.tiered import Missed, TieredStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
 from flask_idempotency.testing.contract.examples import (

@@ -17,7 +17,7 @@ from flask_idempotency.engine.model import OnLapse, Payload, Record, Replayed
 from flask_idempotency.engine.store import Store
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.replays import RedisReplays
+from flask_idempotency.stores.redis.replay_cache import RedisReplays
 from flask_idempotency.stores.tiered import TieredStore
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import FINGERPRINT, OTHER_FINGERPRINT, a_key, a_request, a_token

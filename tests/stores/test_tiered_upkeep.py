@@ -13,7 +13,7 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import CORRUPT, Payload, Record, Replayed, SealedBy, Unknown
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.redis.replays import RedisReplays
+from flask_idempotency.stores.redis.replay_cache import RedisReplays
 from flask_idempotency.stores.tiered import TieredStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, OTHER_PAYLOAD, PAYLOAD, a_key, a_request, a_token

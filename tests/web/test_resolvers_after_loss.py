@@ -11,7 +11,7 @@ from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.events import LossNoticed
 from flask_idempotency.engine.recovery import NeverHappened, UnknownOutcome
 from flask_idempotency.maintenance.drain import Drain
-from flask_idempotency.stores.redis.memory import MemoryRules
+from flask_idempotency.stores.redis.data_loss import MemoryRules
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.web.chores import janitor_of

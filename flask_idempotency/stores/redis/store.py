@@ -27,29 +27,26 @@ from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome, store_time
 from flask_idempotency.stores.durations import microseconds
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.answers import RedisAnswers
-from flask_idempotency.stores.redis.bell import RedisBell
-from flask_idempotency.stores.redis.chores import RedisChores, RedisExpiry
+from flask_idempotency.stores.redis.admin.data_keys import RedisAnswers, RedisShelf, refused_for_want_of_a_key, told
+from flask_idempotency.stores.redis.admin.health import Eviction, RedisHealth
+from flask_idempotency.stores.redis.admin.janitor import RedisChores, RedisExpiry, RedisUnsettled
 from flask_idempotency.stores.redis.client import make_client
-from flask_idempotency.stores.redis.completion import completion
-from flask_idempotency.stores.redis.eviction import Eviction
-from flask_idempotency.stores.redis.health import RedisHealth
-from flask_idempotency.stores.redis.ledger import RedisLedger, limits_of
-from flask_idempotency.stores.redis.lines import Tries
-from flask_idempotency.stores.redis.memory import MemoryRules, RedisMemory
-from flask_idempotency.stores.redis.record import (
+from flask_idempotency.stores.redis.connection import Tries
+from flask_idempotency.stores.redis.data_loss import MemoryRules, RedisMemory
+from flask_idempotency.stores.redis.encoding import (
     FINGERPRINT_BYTES,
     TOKEN_BYTES,
     about_bytes,
+    completion,
     decode,
     payload_bytes,
     reason_bytes,
     reason_of,
 )
+from flask_idempotency.stores.redis.executor import Server, corrupt
+from flask_idempotency.stores.redis.notifications import RedisBell
+from flask_idempotency.stores.redis.quota import RedisLedger, limits_of
 from flask_idempotency.stores.redis.scripts import Script
-from flask_idempotency.stores.redis.server import Server, corrupt
-from flask_idempotency.stores.redis.shelf import RedisShelf, refused_for_want_of_a_key, told
-from flask_idempotency.stores.redis.unsettled import RedisUnsettled
 
 GIVEN_UP_MS = 60_000
 """For how long a claim may still be on its way, in the buffers of a server that was frozen or of a network, when whoever

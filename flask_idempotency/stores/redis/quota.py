@@ -8,8 +8,8 @@ from itertools import islice
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, window_of
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.scan import BATCH, Scan
-from flask_idempotency.stores.redis.server import Server, corrupt, whole_number
+from flask_idempotency.stores.redis.admin.data_keys import BATCH, Scan
+from flask_idempotency.stores.redis.executor import Server, corrupt, whole_number
 
 _TOTALS, _WINDOW, _LIMITS, _BUCKET = (layout.FIELDS[name].encode() for name in ("TOTALS", "WINDOW", "LIMITS", "BUCKET"))
 

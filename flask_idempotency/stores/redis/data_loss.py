@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from threading import Lock
 from time import monotonic
 from typing import Any, Final, Literal, TypeAlias
 
@@ -21,11 +22,141 @@ from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.model import ClaimRequest, Grant
 from flask_idempotency.stores.durations import microseconds
-from flask_idempotency.stores.redis import layout, lossless, scripts
-from flask_idempotency.stores.redis.lossless import Proof
-from flask_idempotency.stores.redis.record import about_bytes
+from flask_idempotency.stores.redis import layout, scripts
+from flask_idempotency.stores.redis.encoding import about_bytes
+from flask_idempotency.stores.redis.executor import Call, Server, corrupt, whole_number
 from flask_idempotency.stores.redis.scripts import Script
-from flask_idempotency.stores.redis.server import Call, Server, corrupt, whole_number
+
+# Whether a Redis lost anything when it was restarted.
+#
+# A restart loses nothing if every write was on the disk before Redis answered it, and if the files that Redis loaded are the
+# ones that the process before it wrote. No single fact proves this, so four are asked for:
+#
+# 1. A client saw that the process before wrote and flushed its append-only file before each answer, and had no replica. Each
+#    process that claims looks at this twice a minute, and so do `check`, `redis status`, `doctor` and the janitor's `reap`.
+#    Partition 0 keeps the last look.
+# 2. The new process does the same since it started: one that was started without the file, and then told to write it, has
+#    loaded a snapshot.
+# 3. The new process started soon after the last look. Files that are put back are older than that.
+# 4. No fence is missing that this process was granted.
+#
+# With one fact less, the restart is a loss that an operator acknowledges. docs/redis-memory.md names what remains.
+
+LOOK_SECONDS: Final = 30.0
+"""Between two looks of one process. What an operator sets on the running server is seen after this time."""
+
+DOWN_SECONDS: Final = 300.0
+"""From the last look to the start of the new process: a reboot of the machine takes less, and a backup is older."""
+
+_CLOCK_SECONDS: Final = 2.0
+"""Redis tells how long it is up in whole seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What a Redis tells of its process."""
+
+    process: str = ""
+    """The process that loses nothing it has answered. Empty: it may lose something, or does not tell."""
+    tells: bool = True
+    since_start: bool = False
+    """Whether it is so since this process started."""
+    uptime: float = 0.0
+    """In seconds."""
+    later: bool = False
+    """Whether a later look may prove more: its settings lose nothing, and something else stands in the way."""
+
+    @property
+    def stamp(self) -> bytes:
+        """What look.lua is given."""
+        return self.process.encode() if self.tells else b"?"
+
+
+def restart_proof(server: Server) -> Proof:
+    """Ask a single Redis how it writes to its disk. Raises `StoreUnavailable` if it cannot be asked.
+
+    A node of a Cluster is not asked: its partitions may be moved to another one.
+    """
+    nodes = server.primaries()
+    if len(nodes) != 1 or nodes[0][1] is not None:
+        return Proof()
+    client = server.client
+    try:
+        before = server.directly(client.info, "server")
+        config = server.directly(client.config_get, "*append*")
+        told = server.directly(client.info)
+    except server.errors.unavailable as error:
+        if server.errors.will_not_tell(error):
+            return Proof(tells=False)
+        raise StoreUnavailable(f"Redis cannot decide ({type(error).__name__})") from error
+    process = str(told.get("run_id") or "")
+    # One process answered all three: an id never comes back.
+    if not process or before.get("run_id") != process or not (_flushes(config, told) and _is_alone(told)):
+        return Proof(later=_is_set_up(config))
+    return Proof(
+        process, since_start=told.get("aof_last_rewrite_time_sec") == -1, uptime=float(told["uptime_in_seconds"])
+    )
+
+
+def _flushes(config: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
+    """Whether each write is on the disk before it is answered. A rewrite hides whether the file was off before it."""
+    told_now = told.get("aof_enabled"), told.get("aof_rewrite_in_progress"), told.get("aof_rewrite_scheduled")
+    writes = told.get("aof_last_write_status") == "ok" and told.get("loading") == 0
+    return _is_set_up(config) and told_now == (1, 0, 0) and writes
+
+
+def _is_set_up(config: Mapping[str, Any]) -> bool:
+    rule = config.get("appendonly"), config.get("appendfsync"), config.get("no-appendfsync-on-rewrite")
+    return rule == ("yes", "always", "no")
+
+
+def _is_alone(told: Mapping[str, Any]) -> bool:
+    """Whether it has no replica, had none in the last hour, and was none itself: a copy could start in its place."""
+    copies = told.get("connected_slaves"), told.get("repl_backlog_active")
+    return told.get("role") == "master" and copies == (0, 0) and not str(told.get("master_replid2")).strip("0")
+
+
+class Granted:
+    """The last fence that this process was granted in each partition, and how often memory had been lost before."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._last: dict[int, tuple[int, int]] = {}
+
+    def note(self, partition: int, *, era: int, fence: int) -> None:
+        with self._lock:
+            if (era, fence) > self._last.get(partition, (0, 0)):
+                self._last[partition] = era, fence
+
+    def is_missing(self, partition: int, *, era: int, fence: int) -> bool:
+        """Whether a partition that stands so has forgotten a grant. A loss that was noted after it explains that."""
+        with self._lock:
+            granted = self._last.get(partition)
+        return granted is not None and (era < granted[0] or (era == granted[0] and fence < granted[1]))
+
+
+_granted: dict[str, Granted] = {}
+_lock = Lock()
+
+
+def granted_in(server: str) -> Granted:
+    """What this process was granted there, by all of its stores: an application that is made again has not forgotten."""
+    with _lock:
+        return _granted.setdefault(server, Granted())
+
+
+def place(client: Any) -> str:
+    """Where this client's server is, without its password."""
+    pool = getattr(client, "connection_pool", None)
+    told = getattr(pool, "connection_kwargs", {})
+    names = getattr(pool, "service_name", None), *(told.get(name) for name in ("host", "port", "path", "db"))
+    return "/".join(map(str, names)) if any(names) else f"{type(client).__name__} {id(client)}"
+
+
+def started_soon_after(look: float, *, now: float, uptime: float) -> bool:
+    """Whether the process that is up for so long started soon after this look. Not before: then a clock was set."""
+    return -_CLOCK_SECONDS <= now - uptime - look <= DOWN_SECONDS
+
 
 AfterLoss: TypeAlias = Literal["refuse", "hold", "run"]
 
@@ -88,7 +219,7 @@ class RedisMemory:
         after = str(round(rules.hold * 1000)) if rules.after_loss == "hold" else rules.after_loss
         told = rules.store_id or "", rules.layout, after, str(round((rules.clock_skew or 0) * 1000))
         self._expected = tuple(text.encode() for text in told)
-        self._granted = lossless.granted_in(lossless.place(server.client))
+        self._granted = granted_in(place(server.client))
         self._next_look = float("inf")
 
     def arguments(self, request: ClaimRequest) -> tuple[bytes | int, ...]:
@@ -105,9 +236,9 @@ class RedisMemory:
         now = monotonic()
         if now < self._next_look:
             return
-        self._next_look = now + lossless.LOOK_SECONDS
+        self._next_look = now + LOOK_SECONDS
         with suppress(IdempotencyError):
-            self._note(lossless.restart_proof(self._server))
+            self._note(restart_proof(self._server))
 
     def look_soon(self) -> None:
         """Have the next claim look: Redis could not be asked so far."""
@@ -260,7 +391,7 @@ class RedisMemory:
         return Loss.CHANGED.value
 
     def _parts(self) -> list[_Part]:
-        proof = lossless.restart_proof(self._server)
+        proof = restart_proof(self._server)
         parts = self._noticed(proof)
         if any(part.doubted for part in parts):
             parts = self._noticed(proof, *self._verdict(parts, proof))
@@ -283,7 +414,7 @@ class RedisMemory:
         whole = (
             proof.since_start
             and before not in ("", proof.process)
-            and lossless.started_soon_after(whole_number(milliseconds) / 1000, now=now / 1_000_000, uptime=proof.uptime)
+            and started_soon_after(whole_number(milliseconds) / 1000, now=now / 1_000_000, uptime=proof.uptime)
             and all(part.doubted in ("", before) for part in parts)
             # Redis writes one file, in one order: what is lost of one part may be lost of all.
             and all(self._kind(part) in (FINE, ACKNOWLEDGED) for part in parts)
@@ -298,7 +429,7 @@ class RedisMemory:
         self._server.run(scripts.LOOK, (layout.memory_in(0),), proof.stamp)
         # Redis begins a rewrite of its file by itself: a look that falls into it is not the last one.
         again = proof.process or proof.later
-        self._next_look = monotonic() + lossless.LOOK_SECONDS if again else float("inf")
+        self._next_look = monotonic() + LOOK_SECONDS if again else float("inf")
 
     def _everywhere(self, script: Script, *arguments: Sequence[str]) -> list[Any]:
         """What this script returns of every partition: each is given its own of these arguments, in their order."""

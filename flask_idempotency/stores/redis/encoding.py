@@ -25,6 +25,7 @@ because a string of which half is there cannot exist.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from struct import Struct
 from struct import error as StructError
 from typing import Final
@@ -32,6 +33,8 @@ from typing import Final
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import TID_BYTES
 from flask_idempotency.engine.model import LARGEST_PAYLOAD, LATEST, About, OnLapse, Payload, Record, SealedBy, State
+from flask_idempotency.engine.quota import bucket_width_ms
+from flask_idempotency.stores.durations import microseconds
 
 TOKEN_BYTES = 16
 FINGERPRINT_BYTES = 17
@@ -266,3 +269,16 @@ def _read_length(data: bytes, at: int) -> tuple[int, int]:
     if data[at] == 0:
         raise CorruptRecord("a length in the record in Redis is not written as this release does it")
     return number | data[at] << shift, at + 1
+
+
+# What scripts are told of an answer that is to be stored.
+
+# An application keeps its answers for a few lengths of time, again and again.
+_width_ms = lru_cache(maxsize=64)(bucket_width_ms)
+
+
+def completion(payload: Payload, *, keep: float) -> tuple[int, int, int, bytes, int, int]:
+    """Arguments 4 to 9 of `complete.lua` and `settle.lua`."""
+    number = 0 if payload.sealed_by is None else payload.sealed_by.number
+    facts = int(payload.success), payload.status, payload_bytes(payload), number
+    return microseconds(keep), *facts, _width_ms(keep)
