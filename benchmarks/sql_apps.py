@@ -18,8 +18,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from benchmarks.apps import LEASE_SECONDS, PRINCIPAL, SECRET, Gate, answered, bare, ours, paid
 from flask_idempotency import Idempotency
 from flask_idempotency.stores.sql.database import Database
-from flask_idempotency.stores.sql.joint import JointStore
 from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.stores.sql.transactional.session import JointStore
 
 REFUSED = b'{"title": "in flight"}'
 

@@ -13,7 +13,7 @@ from sqlalchemy import JSON, BigInteger, Connection, event, func, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import CreateTable
 
-from flask_idempotency.stores.sql.migrations.steps import upgrade
+from flask_idempotency.stores.sql.migrations.runner import upgrade
 
 # An advisory lock is a number, and other users of this database have theirs. This one is "payments" in ASCII.
 TABLES_LOCK = 0x7061796D656E7473

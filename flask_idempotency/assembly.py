@@ -276,8 +276,8 @@ def _redis_store(choice: Any, memory: Mapping[str, Any], replicas: int) -> Store
 def _sql_store(strategy: str | None, bind: str | ApplicationDatabase | None) -> Store:
     try:
         from flask_idempotency.stores.sql.database import Database
-        from flask_idempotency.stores.sql.joint import JointStore
         from flask_idempotency.stores.sql.store import SqlStore
+        from flask_idempotency.stores.sql.transactional.session import JointStore
     except ModuleNotFoundError as error:
         if error.name != "sqlalchemy":
             raise

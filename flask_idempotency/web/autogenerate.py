@@ -28,7 +28,7 @@ def autogenerate(app: Flask, schema: Schema | None) -> list[Finding]:
     if schema is None:
         return []
     # Needs a package that is optional; a store with tables of ours has it.
-    from flask_idempotency.stores.sql.sql_schema import SqlSchema
+    from flask_idempotency.stores.sql.admin.schema_check import SqlSchema
 
     if not isinstance(schema, SqlSchema):
         return []
@@ -82,7 +82,7 @@ def _metadatas(db: Any) -> Iterable[Any]:
 
 def _is_same(db: Any, schema: Any) -> bool | None:
     """Whether Flask-Migrate compares the store's database. None: the names are the same, and the hosts differ."""
-    from flask_idempotency.stores.sql.sql_schema import place_of
+    from flask_idempotency.stores.sql.admin.schema_check import place_of
 
     ours = schema.place()
     engines = getattr(db, "engines", None)

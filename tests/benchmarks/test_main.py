@@ -255,7 +255,9 @@ def test_a_profile_of_a_store_in_sql_names_functions_of_it(
     arguments = ["--profile", "first", "--on-sql", "transactional", "--redis-url", url, "--database-url", postgres_url]
     document = measured(capsys, *arguments)
 
-    assert {"flask_idempotency/stores/sql/session.py", "sqlalchemy/engine/base.py"} <= set(cases_of(document))
+    assert {"flask_idempotency/stores/sql/transactional/session.py", "sqlalchemy/engine/base.py"} <= set(
+        cases_of(document)
+    )
 
 
 def test_claims_among_many_keys_stand_beside_an_empty_store() -> None:

@@ -17,7 +17,7 @@ from flask_idempotency.engine.model import Payload, Record
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.encoding import decode, encode
-from flask_idempotency.stores.sql.migrations.steps import upgrade
+from flask_idempotency.stores.sql.migrations.runner import upgrade
 from flask_idempotency.stores.sql.schema import records
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import StartRedis, connect

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from sqlalchemy import create_engine, func, insert, select, text
 
-from flask_idempotency.stores.sql.migrations.steps import upgrade
+from flask_idempotency.stores.sql.migrations.runner import upgrade
 from tests.e2e.shop import ACCOUNTS, Account, Base, Payment
 
 

@@ -27,7 +27,7 @@ from flask_idempotency.engine.capabilities import UnfinishedCounts
 from flask_idempotency.maintenance.drain import Drain
 from flask_idempotency.maintenance.janitor import Chore, Janitor, Report
 from flask_idempotency.maintenance.reap import Reaping
-from flask_idempotency.stores.sql.migrations.steps import upgrade
+from flask_idempotency.stores.sql.migrations.runner import upgrade
 from flask_idempotency.web.chores import janitor_of
 from tests.e2e.conftest import Figures, Serve
 from tests.e2e.janitor_crowd import BY_RESOLVER, looked_after

@@ -19,7 +19,7 @@ from sqlalchemy import create_engine
 from flask_idempotency.engine.model import State
 from flask_idempotency.engine.quota import Drift, Usage
 from flask_idempotency.stores.sql.database import Database
-from flask_idempotency.stores.sql.migrations.steps import upgrade
+from flask_idempotency.stores.sql.migrations.runner import upgrade
 from flask_idempotency.stores.sql.store import SqlStore
 from tests.e2e.conftest import Figures
 from tests.e2e.processes import ROOT

@@ -22,7 +22,7 @@ from sqlalchemy import create_engine
 from example_app.demo.servers import RedisServer
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.sql.database import Database
-from flask_idempotency.stores.sql.migrations.steps import upgrade
+from flask_idempotency.stores.sql.migrations.runner import upgrade
 from flask_idempotency.stores.sql.store import SqlStore
 from tests.forgiving import redis_store
 from tests.lab.postgres import PostgresServer, postgres_installation

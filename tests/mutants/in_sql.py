@@ -13,7 +13,7 @@ EXPIRY: Final = "tests/stores/test_contract.py::TestExpiry"
 IN_SQL: Final = (
     Mutant(
         name="sql-owner-is-anybody",
-        file=f"{SQL}/clauses.py",
+        file=f"{SQL}/statements.py",
         replaced='owned = and_(_r.token == bindparam("my_token", type_=LargeBinary), _r.state',
         by="owned = and_(_r.state",
         killed_by=(f"{CONTRACT}::test_a_token_that_was_taken_over_changes_nothing[sqlite-hold]",),
@@ -29,7 +29,7 @@ IN_SQL: Final = (
     ),
     Mutant(
         name="sql-claim-is-not-idempotent",
-        file=f"{SQL}/claims/verdict.py",
+        file=f"{SQL}/claiming.py",
         replaced="if row.token == asked.token:",
         by="if False:",
         killed_by=(f"{CONTRACT}::test_the_same_token_is_granted_again[sqlite]",),
@@ -37,7 +37,7 @@ IN_SQL: Final = (
     ),
     Mutant(
         name="sql-in-flight-comes-before-mismatch",
-        file=f"{SQL}/claims/verdict.py",
+        file=f"{SQL}/claiming.py",
         replaced="if row.fingerprint != asked.request.fingerprint:",
         by="if row.lease_expires_at is None and row.fingerprint != asked.request.fingerprint:",
         killed_by=(f"{CONTRACT}::test_another_request_is_a_mismatch_before_anything_else[sqlite-in flight]",),
@@ -53,7 +53,7 @@ IN_SQL: Final = (
     ),
     Mutant(
         name="sql-takes-over-against-the-rule",
-        file=f"{SQL}/claims/verdict.py",
+        file=f"{SQL}/claiming.py",
         replaced="return Move.TAKE_OVER if row.on_expiry == TAKEOVER else Move.QUARANTINE",
         by="return Move.TAKE_OVER",
         killed_by=(f"{CONTRACT}::test_a_lapsed_record_is_quarantined[sqlite-OnLapse.QUARANTINE]",),
@@ -77,7 +77,7 @@ IN_SQL: Final = (
     ),
     Mutant(
         name="sql-expiry-removes-what-is-in-progress",
-        file=f"{SQL}/expiry_statements.py",
+        file=f"{SQL}/admin/janitor.py",
         replaced="return and_(or_(_r.state == word(RELEASED), is_answer), ",
         by="return or_(_r.lease_expires_at <= horizon, _r.state == word(RELEASED)) | and_(is_answer, ",
         killed_by=(f"{EXPIRY}::test_what_is_not_settled_is_never_removed[sqlite-in flight]",),
@@ -85,7 +85,7 @@ IN_SQL: Final = (
     ),
     Mutant(
         name="sql-expiry-removes-before-its-time",
-        file=f"{SQL}/expiry_statements.py",
+        file=f"{SQL}/admin/janitor.py",
         replaced=", _r.expires_at <= horizon, _r.expires_at <= dialect.now)",
         by=", _r.expires_at.is_not(None), horizon >= horizon)",
         killed_by=(f"{EXPIRY}::test_an_answer_is_not_removed_before_its_life_is_over[sqlite]",),
@@ -93,7 +93,7 @@ IN_SQL: Final = (
     ),
     Mutant(
         name="sql-janitor-acts-on-another-claim",
-        file=f"{SQL}/clauses.py",
+        file=f"{SQL}/statements.py",
         replaced='        _r.token == bindparam("seen_token", type_=LargeBinary),\n        func.coalesce',
         by="        func.coalesce",
         killed_by=(f"{UNSETTLED}::test_another_claim_of_the_same_moment_is_not_freed[sqlite]",),
@@ -101,7 +101,7 @@ IN_SQL: Final = (
     ),
     Mutant(
         name="sql-fence-follows-the-sequence-back",
-        file=f"{SQL}/clauses.py",
+        file=f"{SQL}/statements.py",
         replaced='func.greatest(values["fence"], _r.fence + ONE)',
         by='values["fence"]',
         killed_by=(
@@ -120,7 +120,7 @@ IN_SQL: Final = (
     ),
     Mutant(
         name="sql-commits-the-business-without-the-record",
-        file=f"{SQL}/transaction.py",
+        file=f"{SQL}/transactional/transaction.py",
         replaced="            self._commit(session, lambda: writing(complete))\n",
         by="            self._commit(session, _nothing)\n            self._commit(session, lambda: writing(complete))\n",
         killed_by=("tests/stores/sql/test_session.py::test_a_superseded_worker_commits_nothing[sqlite]",),
@@ -128,7 +128,7 @@ IN_SQL: Final = (
     ),
     Mutant(
         name="sql-denies-a-commit-whose-reply-was-lost",
-        file=f"{SQL}/transaction.py",
+        file=f"{SQL}/transactional/transaction.py",
         replaced="""
         if not self._records.is_completed(self._keys[0], self._token):
             if lost is not None:
@@ -142,7 +142,7 @@ IN_SQL: Final = (
     ),
     Mutant(
         name="sql-tells-the-cache-before-the-commit",
-        file=f"{SQL}/transaction.py",
+        file=f"{SQL}/transactional/transaction.py",
         replaced="                write_last()\n                self._going_out = True\n",
         by="                write_last()\n                self._going_out = True\n"
         "                self._records.tell([(key, self._records.settled(key, self._token)) for key in self._keys])\n",
@@ -153,7 +153,7 @@ IN_SQL: Final = (
     ),
     Mutant(
         name="sql-early-commit-goes-unnoticed",
-        file=f"{SQL}/transaction.py",
+        file=f"{SQL}/transactional/transaction.py",
         replaced="            self._records.mark(connection, key, self._token)\n        self._marked = True\n",
         by="            pass\n",
         killed_by=(

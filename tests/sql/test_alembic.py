@@ -16,9 +16,9 @@ from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table
 from sqlalchemy.exc import ProgrammingError
 
 from flask_idempotency.stores.sql import schema
-from flask_idempotency.stores.sql.checks import faults
+from flask_idempotency.stores.sql.admin.schema_check import faults
 from flask_idempotency.stores.sql.migrations import LATEST, version
-from flask_idempotency.stores.sql.migrations.steps import upgrade
+from flask_idempotency.stores.sql.migrations.runner import upgrade
 from flask_idempotency.stores.sql.schema import include_in
 from tests.sql.conftest import on_postgresql
 

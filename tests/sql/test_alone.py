@@ -11,10 +11,9 @@ import pytest
 from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import OperationalError
 
-from flask_idempotency.stores.sql.migrations import LATEST, steps, upgrade
-from flask_idempotency.stores.sql.migrations.steps import STEPS
-from flask_idempotency.stores.sql.schema import metadata
-from flask_idempotency.stores.sql.structure import lacks
+from flask_idempotency.stores.sql.migrations import LATEST, runner, upgrade
+from flask_idempotency.stores.sql.migrations.runner import STEPS
+from flask_idempotency.stores.sql.schema import lacks, metadata
 from tests.sql.catalogue import reached
 from tests.sql.conftest import MakeEngine, on_postgresql, on_sqlite
 from tests.tooling.processes import eventually
@@ -103,7 +102,7 @@ def test_a_step_that_fails_leaves_nothing(
     engine = make_engine(pool_size=1, max_overflow=0, **({"isolation_level": isolation} if isolation else {}))
     with monkeypatch.context() as patch:
         statements = (*STEPS[-1].statements[engine.dialect.name], "SELECT nothing FROM nowhere")
-        patch.setattr(steps, "STEPS", (replace(STEPS[-1], statements={engine.dialect.name: statements}),))
+        patch.setattr(runner, "STEPS", (replace(STEPS[-1], statements={engine.dialect.name: statements}),))
         with pytest.raises(Exception, match="nowhere"), engine.connect() as connection:
             upgrade(connection)
 

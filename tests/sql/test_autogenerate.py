@@ -20,7 +20,7 @@ from flask_idempotency.engine.capabilities import DataKey
 from flask_idempotency.engine.model import Claimed
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.stores.sql.database import Database
-from flask_idempotency.stores.sql.migrations.steps import upgrade
+from flask_idempotency.stores.sql.migrations.runner import upgrade
 from flask_idempotency.stores.sql.schema import include_in
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token

@@ -9,12 +9,11 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, text
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
-from flask_idempotency.stores.sql import checks
-from flask_idempotency.stores.sql.checks import advice, faults
+from flask_idempotency.stores.sql.admin import schema_check
+from flask_idempotency.stores.sql.admin.schema_check import SqlSchema, advice, faults
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.migrations import upgrade
 from flask_idempotency.stores.sql.schema import FENCE_NUMBERS, metadata
-from flask_idempotency.stores.sql.sql_schema import SqlSchema
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.examples import a_key
 from tests.sql.conftest import MakeEngine, on_postgresql, on_sqlite
@@ -104,7 +103,7 @@ def test_an_older_schema_is_a_fault(engine: Engine, monkeypatch: pytest.MonkeyPa
     """
     One that lacks what a later release needs.
     """
-    monkeypatch.setattr(checks, "LATEST", 2)
+    monkeypatch.setattr(schema_check, "LATEST", 2)
     execute(engine, "DROP INDEX idempotency_expired_leases")
 
     (fault,) = found(engine)

@@ -11,10 +11,9 @@ from sqlalchemy import Connection, event, text
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.model import InFlight, OverQuota
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.stores.sql.database import Database
-from flask_idempotency.stores.sql.limits import MARGIN
+from flask_idempotency.stores.sql.database import Database, Turnstile
+from flask_idempotency.stores.sql.quota import MARGIN
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.stores.sql.turnstile import Turnstile
 from flask_idempotency.testing.contract.examples import a_key, granted
 from tests.sql.conftest import MakeEngine, OpenStore, by_every_lock
 from tests.sql.test_quota import FULL, ROOM, alone, ask

@@ -20,7 +20,8 @@ from sqlalchemy.exc import OperationalError
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.model import Claimed
-from flask_idempotency.stores.sql import engines, silence
+from flask_idempotency.stores.sql import database as engines
+from flask_idempotency.stores.sql import database as silence
 from flask_idempotency.stores.sql.database import TRIES, Database
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.store import SqlStore

@@ -11,8 +11,8 @@ from sqlalchemy import Connection, delete, func, insert, select, text, update
 
 from flask_idempotency.engine.model import Claimed, InFlight, Replayed, State
 from flask_idempotency.engine.quota import NewKeys, Quota
-from flask_idempotency.stores.sql import expiry_statements
-from flask_idempotency.stores.sql.claims.verdict import RETRY_SECONDS
+from flask_idempotency.stores.sql.admin import janitor
+from flask_idempotency.stores.sql.claiming import RETRY_SECONDS
 from flask_idempotency.stores.sql.schema import quota_buckets, records
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.clock import FrozenClock
@@ -258,7 +258,7 @@ def test_what_is_over_is_found_by_an_index(store: SqlStore, clock: FrozenClock, 
     answers(store, 1)
     with make_engine().connect() as connection:
         fill(connection)
-        plan = plan_of(connection, expiry_statements.sweep(store.database.dialect), my_horizon=1)
+        plan = plan_of(connection, janitor.sweep(store.database.dialect), my_horizon=1)
 
     assert "idempotency_expiry" in plan
     assert "Seq Scan on idempotency_records" not in plan

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, delete, text
 
 from flask_idempotency.engine.model import Claimed
-from flask_idempotency.stores.sql import first_use, store
+from flask_idempotency.stores.sql import identity, store
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.schema import FENCE_NUMBERS, FENCES, VERSION, metadata, records
 from flask_idempotency.stores.sql.store import SqlStore
@@ -71,7 +71,7 @@ def test_whoever_waited_to_lift_fences_looks_again(engine: Engine) -> None:
     autogenerate(engine, included())
     ahead = 10**17
     with ThreadPoolExecutor(1) as other, engine.connect() as first, first.begin():
-        first.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": first_use._LOCK})
+        first.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": identity._LOCK})
         waiting = other.submit(claim, engine)
         assert eventually(lambda: [] != rows(engine, f"{ADVISORY} AND NOT granted"))
         first.execute(text("SELECT setval(:name, :ahead)"), {"name": FENCES, "ahead": ahead})
@@ -135,7 +135,7 @@ def test_a_role_that_may_not_set_the_sequence_looks_twice_at_most(
 
     def prepare(connection: Connection) -> None:
         looks.append(connection)
-        first_use.prepare(connection)
+        identity.prepare(connection)
 
     monkeypatch.setattr(store, "prepare", prepare)
     with closing(SqlStore(Database(teller))) as clerk:

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, inspect
 
 from flask_idempotency.stores.sql import schema
-from flask_idempotency.stores.sql.migrations.steps import upgrade
+from flask_idempotency.stores.sql.migrations.runner import upgrade
 from tests.sql.test_alembic import ROOT, recipe, standing
 
 SHOP = """\

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, create_engine, event, text
 
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.stores.sql import checks, inspections
+from flask_idempotency.stores.sql.admin import health, schema_check
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.migrations import upgrade
 from flask_idempotency.stores.sql.schema import metadata
@@ -92,7 +92,7 @@ def test_old_tables(store: SqlStore, make_engine: MakeEngine, monkeypatch: pytes
     """
     Their version and the one that is needed.
     """
-    monkeypatch.setattr(checks, "LATEST", 2)
+    monkeypatch.setattr(schema_check, "LATEST", 2)
     execute(make_engine(), "DROP INDEX idempotency_expired_leases")
 
     schema = found(store, "schema")
@@ -186,7 +186,7 @@ def test_a_file_that_is_not_written_as_it_should_be(
     # A log is given up by whoever is alone with the file.
     store.database.engine.dispose()
     engine.dispose()
-    durability = inspect_only(engine, inspections.durability)
+    durability = inspect_only(engine, health.durability)
 
     assert (Verdict.FAULT, True) == (durability.verdict, word in durability.text)
     assert durability.remedy
@@ -285,7 +285,7 @@ def test_dead_rows_that_nobody_clears(
     """
     As when a forgotten transaction keeps autovacuum from its work.
     """
-    monkeypatch.setattr(inspections, "MANY_DEAD", 20)
+    monkeypatch.setattr(health, "MANY_DEAD", 20)
     engine = make_engine()
     execute(engine, "ALTER TABLE idempotency_records SET (autovacuum_enabled = false)")
     before = found(store, "dead-rows").verdict

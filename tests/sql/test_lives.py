@@ -7,8 +7,7 @@ import pytest
 from flask_idempotency.engine.model import Replayed
 from flask_idempotency.engine.quota import Drift, Quota, bucket_edge_ms, bucket_width_ms
 from flask_idempotency.stores.sql import statements
-from flask_idempotency.stores.sql.claims.moves import Moves
-from flask_idempotency.stores.sql.claims.verdict import Move, ask
+from flask_idempotency.stores.sql.claiming import Move, Moves, ask
 from flask_idempotency.stores.sql.dialects import POSTGRESQL
 from flask_idempotency.stores.sql.rows import row_of
 from flask_idempotency.testing.clock import FrozenClock

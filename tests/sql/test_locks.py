@@ -15,8 +15,7 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.model import Claimed, InFlight, Replayed, Unknown
 from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.sql import dialects
-from flask_idempotency.stores.sql.claims.advisory import number_of
-from flask_idempotency.stores.sql.claims.verdict import RETRY_SECONDS
+from flask_idempotency.stores.sql.claiming import RETRY_SECONDS, number_of
 from flask_idempotency.stores.sql.schema import PROCESSING, TAKEOVER, records
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.clock import FrozenClock

@@ -15,9 +15,8 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.stores.sql import migrations, schema
 from flask_idempotency.stores.sql.identity import identity
 from flask_idempotency.stores.sql.migrations import LATEST, upgrade
-from flask_idempotency.stores.sql.migrations.steps import STEPS
-from flask_idempotency.stores.sql.schema import FENCES
-from flask_idempotency.stores.sql.structure import lacks
+from flask_idempotency.stores.sql.migrations.runner import STEPS
+from flask_idempotency.stores.sql.schema import FENCES, lacks
 from tests.sql.catalogue import found
 from tests.sql.conftest import MakeEngine, on_postgresql
 

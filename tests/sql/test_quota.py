@@ -16,10 +16,10 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Claimed, InFlight, OverQuota, Replayed
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, bucket_edge_ms, bucket_width_ms
 from flask_idempotency.engine.store import StoreOutcome
-from flask_idempotency.stores.sql import ledger_statements
-from flask_idempotency.stores.sql.completing import SHARDS
+from flask_idempotency.stores.sql import quota as ledger_statements
+from flask_idempotency.stores.sql.completion import SHARDS
 from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL
-from flask_idempotency.stores.sql.limits import MARGIN, within
+from flask_idempotency.stores.sql.quota import MARGIN, within
 from flask_idempotency.stores.sql.schema import RESPONSES, quota_buckets, records
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.clock import FrozenClock

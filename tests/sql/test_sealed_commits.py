@@ -18,8 +18,8 @@ from flask_idempotency.engine.model import ERASED, Payload, Record, SealedBy, St
 from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.engine.store import Writing
 from flask_idempotency.stores.sql.database import Database
-from flask_idempotency.stores.sql.joint import JointStore
-from flask_idempotency.stores.sql.transaction import SessionTransaction
+from flask_idempotency.stores.sql.transactional.session import JointStore
+from flask_idempotency.stores.sql.transactional.transaction import SessionTransaction
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     KEEP,

@@ -11,8 +11,7 @@ from sqlalchemy import create_engine
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.stores.sql.database import Database
-from flask_idempotency.stores.sql.engines import CONNECT_SECONDS
+from flask_idempotency.stores.sql.database import CONNECT_SECONDS, Database
 from flask_idempotency.stores.sql.store import SqlStore
 
 

@@ -17,17 +17,8 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.sql.elements import CompilerElement
 
-from flask_idempotency.stores.sql import (
-    answer_statements,
-    chore_statements,
-    completions,
-    expiry_statements,
-    fronting,
-    key_statements,
-    ledger_statements,
-    statements,
-    unsettled_statements,
-)
+from flask_idempotency.stores.sql import completion, quota, statements, store
+from flask_idempotency.stores.sql.admin import data_keys, janitor
 from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL, SQLITE
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -36,14 +27,14 @@ DRIVERS: dict[str, Callable[[], Driver]] = {POSTGRESQL: PGDialect_psycopg, SQLIT
 BOTH, ONLY_POSTGRESQL, ONLY_SQLITE = (POSTGRESQL, SQLITE), (POSTGRESQL,), (SQLITE,)
 MODULES = (
     statements,
-    completions,
-    answer_statements,
-    key_statements,
-    ledger_statements,
-    unsettled_statements,
-    expiry_statements,
-    chore_statements,
-    fronting,
+    completion,
+    completion,
+    data_keys,
+    quota,
+    janitor,
+    janitor,
+    janitor,
+    store,
 )
 PARTS = {"is_answer", "may_be_sealed"}
 """What several statements share."""
@@ -55,9 +46,9 @@ NOT_ON_BOTH: dict[Made, tuple[str, ...]] = {
     statements.wait_to_reclaim: ONLY_POSTGRESQL,
     statements.has_written: ONLY_POSTGRESQL,
     statements.next_fence: ONLY_SQLITE,
-    ledger_statements.insert_within: ONLY_POSTGRESQL,
-    ledger_statements.reclaim_within: ONLY_POSTGRESQL,
-    ledger_statements.tenant_lock: ONLY_POSTGRESQL,
+    quota.insert_within: ONLY_POSTGRESQL,
+    quota.reclaim_within: ONLY_POSTGRESQL,
+    quota.tenant_lock: ONLY_POSTGRESQL,
 }
 FORMS = [form for number in range(4) for form in combinations(("sealed", "counted", "tells"), number)]
 
@@ -74,13 +65,13 @@ def named() -> dict[str, tuple[Made, tuple[str, ...]]]:
     for module in MODULES:
         folder = "" if module is statements else f"{module.__name__.rpartition('.')[2].removesuffix('_statements')}_"
         for made in public(module):
-            if made not in (completions.complete, completions.settle):
+            if made not in (completion.complete, completion.settle):
                 found[f"{folder}{made.__name__}"] = made, NOT_ON_BOTH.get(made, BOTH)
     for form in FORMS:
         options: dict[str, Any] = dict.fromkeys(form, True)
-        found["_".join(("complete", *form))] = partial(completions.complete, **options), BOTH
+        found["_".join(("complete", *form))] = partial(completion.complete, **options), BOTH
         if "tells" not in form:
-            found["_".join(("settle", *form))] = partial(completions.settle, **options), BOTH
+            found["_".join(("settle", *form))] = partial(completion.settle, **options), BOTH
     return found
 
 

@@ -16,11 +16,11 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import State
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.stores.sql import dialects, unsettled_statements
-from flask_idempotency.stores.sql.dialects import dialect_of
+from flask_idempotency.stores.sql import dialects
+from flask_idempotency.stores.sql.admin import janitor
+from flask_idempotency.stores.sql.dialects import dialect_of, in_microseconds
 from flask_idempotency.stores.sql.schema import records
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.stores.sql.times import in_microseconds
 from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract.examples import (
     KEEP,
@@ -80,7 +80,7 @@ def test_the_few_are_found_by_an_index_of_them(
         stood(store, clock, standing)
     with make_engine().connect() as connection:
         fill(connection)
-        plan = plan_of(connection, getattr(unsettled_statements, name)(dialect_of(connection.dialect.name)))
+        plan = plan_of(connection, getattr(janitor, name)(dialect_of(connection.dialect.name)))
 
     assert index in plan
     assert "Seq Scan on idempotency_records" not in plan

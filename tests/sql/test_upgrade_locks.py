@@ -11,11 +11,11 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.stores.sql import silence
+from flask_idempotency.stores.sql import database as silence
+from flask_idempotency.stores.sql.admin.schema_check import SqlSchema
 from flask_idempotency.stores.sql.database import Database
-from flask_idempotency.stores.sql.migrations import alone, patience, steps, upgrade
-from flask_idempotency.stores.sql.sql_schema import SqlSchema
-from flask_idempotency.stores.sql.structure import lacks
+from flask_idempotency.stores.sql.migrations import runner, upgrade
+from flask_idempotency.stores.sql.schema import lacks
 from tests.sql.catalogue import found
 from tests.sql.conftest import MakeEngine, on_postgresql
 from tests.tooling.processes import eventually
@@ -66,7 +66,7 @@ def test_an_upgrade_waits_for_another_one(
     of a large table.
     """
     monkeypatch.setattr(silence, "ANSWER_SECONDS", 0.01)
-    monkeypatch.setattr(patience, "LOCK_MS", 1)
+    monkeypatch.setattr(runner, "LOCK_MS", 1)
     options = "?options=-c%20lock_timeout%3D1ms"
     database, watching = Database(database_url + options), make_engine(isolation_level="AUTOCOMMIT").connect()
     with watching, ThreadPoolExecutor(1) as threads, make_engine().connect() as first, first.begin() as transaction:
@@ -87,7 +87,7 @@ def test_an_upgrade_with_nothing_to_do_waits_for_nobody(engine: Engine, make_eng
     """
     upgrade(engine)
     with make_engine().connect() as other, other.begin():
-        other.exec_driver_sql(f"SELECT pg_advisory_xact_lock({alone._MIGRATION_LOCK})")
+        other.exec_driver_sql(f"SELECT pg_advisory_xact_lock({runner._MIGRATION_LOCK})")
         other.exec_driver_sql("LOCK TABLE idempotency_records, idempotency_meta IN EXCLUSIVE MODE")
 
         assert [] == upgrade(make_engine(connect_args={"options": "-c statement_timeout=2s"}))
@@ -100,7 +100,7 @@ def test_every_step_of_a_current_schema_locks_no_more_than_its_facts(engine: Eng
     """
     upgrade(engine)
     with engine.begin() as connection:
-        for step in steps.STEPS:
+        for step in runner.STEPS:
             step.run(connection)
 
         taken = {tuple(row) for row in connection.execute(OUR_LOCKS)}
@@ -132,7 +132,7 @@ def test_a_table_that_is_not_to_be_had_is_left_alone(
     """
     Claims queue behind whoever waits for a whole table. The sentence says what stood in the way, and to run it again.
     """
-    monkeypatch.setattr(patience, "LOCK_MS", 1)
+    monkeypatch.setattr(runner, "LOCK_MS", 1)
     upgrade(engine)
     as_it_should_be = found(engine)
     execute(engine, loss)

@@ -17,7 +17,7 @@ from flask_idempotency.stores.redis import data_loss, encoding, quota, replay_ca
 from flask_idempotency.stores.redis.admin import data_keys, janitor
 from flask_idempotency.stores.redis.encoding import decode, encode, payload_bytes
 from flask_idempotency.stores.redis.executor import whole_number
-from flask_idempotency.stores.sql.claims.verdict import ask, judge
+from flask_idempotency.stores.sql.claiming import ask, judge
 from flask_idempotency.stores.sql.rows import Row, row_of
 from flask_idempotency.testing.contract.examples import a_key, a_request, a_token
 from flask_idempotency.web.problems import refusal

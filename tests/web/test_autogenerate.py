@@ -20,7 +20,7 @@ from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.sql import include_object
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.sql import schema
-from flask_idempotency.stores.sql.migrations.steps import upgrade
+from flask_idempotency.stores.sql.migrations.runner import upgrade
 from flask_idempotency.stores.sql.schema import include_in
 from flask_idempotency.web.checkup import examination_of
 

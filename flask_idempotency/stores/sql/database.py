@@ -2,23 +2,412 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, NoReturn, TypeVar
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+from weakref import WeakSet
 
-from sqlalchemy import Connection, Engine, QueuePool
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy import URL, Connection, Engine, Pool, QueuePool, StaticPool, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import SingletonThreadPool
 
-from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, InheritedConnection, StoreUnavailable
+from flask_idempotency.engine.escape import without_password
 from flask_idempotency.engine.forks import after_fork, before_fork, notice
-from flask_idempotency.stores.sql.dialects import SQLITE, Dialect
-from flask_idempotency.stores.sql.discretion import keep_rows_to_itself
-from flask_idempotency.stores.sql.engines import Bind, Engines, names_memory, open_engines
-from flask_idempotency.stores.sql.faults import contended, explained
-from flask_idempotency.stores.sql.inherited import leave_to_parent
-from flask_idempotency.stores.sql.silence import unanswered
-from flask_idempotency.stores.sql.turnstile import Turnstile
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, dialect_of
+from flask_idempotency.stores.sql.errors import contended, explained
+
+# What SQLAlchemy's own logging must not tell: at DEBUG it writes each row, whatever its engine was told of parameters.
+#
+# In ours there are tenants, principals, tokens and answers.
+
+EngineT = TypeVar("EngineT", bound=Engine)
+
+
+def keep_rows_to_itself(engine: EngineT) -> EngineT:
+    """The same engine, that from now on logs what it sends, and never what it gets."""
+    engine._should_log_debug = _never  # type: ignore[method-assign]
+    return engine
+
+
+@contextmanager
+def unlogged(connection: Connection) -> Iterator[None]:
+    """On a connection of the application's, whose engine may log parameters as well: in here nothing is logged."""
+    told = connection._echo
+    connection._echo = False
+    try:
+        yield
+    finally:
+        connection._echo = told
+
+
+def _never() -> bool:
+    return False
+
+
+# A server that keeps our connection and says nothing, for which libpq would wait for ever.
+
+ANSWER_SECONDS: Final = 5.0
+"""Longer than our patience with a lock, and than any statement of ours takes. What became of it nobody knows."""
+
+_UNANSWERED: Final = "the server did not answer in time"
+
+
+def give_up_on_silence(connection: Any) -> None:
+    """From now on this connection of psycopg's raises when an answer takes too long, and is closed then."""
+    wait = connection.wait
+
+    def wait_in_moderation(generator: Generator[Any, Any, Any], *arguments: Any, **options: Any) -> Any:
+        return wait(_bounded(generator, connection), *arguments, **options)
+
+    connection.wait = wait_in_moderation
+
+
+def unanswered(error: BaseException | None) -> bool:
+    """Whether this is what `give_up_on_silence` makes a connection raise: asking once more would take as long again."""
+    return _UNANSWERED in getattr(error, "args", ())
+
+
+def _bounded(generator: Generator[Any, Any, Any], connection: Any) -> Generator[Any, Any, Any]:
+    """The same generator, as long as it is answered. psycopg resumes it with 0, several times a second, when not."""
+    deadline = time.monotonic() + ANSWER_SECONDS
+    try:
+        wanted = next(generator)
+        while True:
+            ready = yield wanted
+            if ready == 0 and time.monotonic() >= deadline:
+                raise _silenced(connection)
+            wanted = generator.send(ready)
+    except StopIteration as done:
+        return done.value
+
+
+def _silenced(connection: Any) -> Exception:
+    from psycopg import OperationalError
+
+    # Its answer may still come, and would be taken for that to the next question.
+    connection.close()
+    return OperationalError(_UNANSWERED)
+
+
+# The engines that a URL, or an application's own Engine, comes to.
+
+CONNECT_SECONDS: Final = 3
+UNANSWERED_MS: Final = 5000
+"""A network that swallows what we send is noticed after this long. The kernel's own patience is fifteen minutes."""
+
+POOL_SECONDS: Final = 5
+"""A statement takes milliseconds: who waits this long for a connection waits for a database that is gone."""
+
+BUSY_MS: Final = 5000
+"""SQLite has one writer at a time. As long as Python's own default."""
+
+_for_records: ContextVar[bool] = ContextVar("flask_idempotency_for_records", default=False)
+"""Whether the connection that is being made here is one of ours."""
+
+Bind: TypeAlias = str | URL | Engine | Callable[[], Engine]
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    base: Engine
+    records: Engine
+    dialect: Dialect
+    ours: bool
+    """Whether `base` was made here, from a URL."""
+
+
+def open_engines(bind: Bind) -> Engines:
+    ours = isinstance(bind, str | URL)
+    base: Any = _engine_from(bind) if isinstance(bind, str | URL) else bind() if callable(bind) else bind
+    if not isinstance(base, Engine) or base.dialect.is_async:
+        raise ConfigurationError(
+            f"IDEMPOTENCY_STORE: {type(base).__module__}.{type(base).__name__} is not a database that Flask can use. "
+            "Pass an Engine of SQLAlchemy's (none of its asyncio kin), a function that returns one, or a URL."
+        )
+    dialect = dialect_of(base.dialect.name)
+    if names_memory(base.url) or isinstance(base.pool, StaticPool | SingletonThreadPool):
+        raise _in_memory()
+    return Engines(base, keep_rows_to_itself(_engine_for_records(base, dialect)), dialect, ours)
+
+
+def _engine_from(bind: str | URL) -> Engine:
+    # Not a word of the original errors, nor the errors themselves: what they quote may be the password.
+    try:
+        url = make_url(bind)
+    except (ArgumentError, ValueError):
+        raise ConfigurationError(
+            f"IDEMPOTENCY_STORE: {without_password(_written(bind))} names no database. "
+            "Write postgresql+psycopg://user:password@host/name or "
+            "sqlite:////path/to/file.db; in a password, write / as %2F, @ as %40 and % as %25."
+        ) from None
+    if names_memory(url):
+        raise _in_memory()
+    try:
+        engine = create_engine(url, connect_args=_connect_args(url), pool_timeout=POOL_SECONDS, hide_parameters=True)
+    except (NoSuchModuleError, ModuleNotFoundError):
+        raise ConfigurationError(
+            f"IDEMPOTENCY_STORE: there is no driver for {url.drivername} ({without_password(_written(bind))}). "
+            "Write postgresql+psycopg://… and install "
+            "psycopg, or sqlite:///…, which needs nothing."
+        ) from None
+    if engine.driver == "psycopg":
+        # The pool for records is made like this one, and does as this one does.
+        event.listen(engine, "connect", _never_prepare)
+    return engine
+
+
+def _written(bind: str | URL) -> str:
+    return bind if isinstance(bind, str) else bind.render_as_string(hide_password=True)
+
+
+def _connect_args(url: URL) -> dict[str, Any]:
+    if url.get_backend_name() != POSTGRESQL or url.get_driver_name() not in ("psycopg", "psycopg2"):
+        return {}
+    wanted = {"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": UNANSWERED_MS}
+    return {name: value for name, value in wanted.items() if name not in url.query}
+
+
+def _in_memory() -> ConfigurationError:
+    return ConfigurationError(
+        "IDEMPOTENCY_STORE: a SQLite database in memory is one connection's own, and records need another. Name a "
+        "file, as in sqlite:////path/to/file.db; for tests there is memory://"
+    )
+
+
+def names_memory(url: URL) -> bool:
+    """Return True for a SQLite database that lives in a process's memory, and in no file."""
+    if url.get_backend_name() != SQLITE:
+        return False
+    name = url.database or ""
+    return name in ("", ":memory:") or "memory" in (url.query.get("mode"), *name.split("=")) or ":memory:" in name
+
+
+def _engine_for_records(base: Engine, dialect: Dialect) -> Engine:
+    # A new pool with the same way to connect, and with whatever the application hooked into the old one.
+    pool = base.pool.recreate()
+    # A stale connection is noticed by its first statement, and that is sent again. A ping would double every call.
+    pool._pre_ping = False
+    _connect_in_time(base, pool)
+    # Behind the application's own and before SQLAlchemy's, which could not change a transaction that has begun.
+    event.listen(pool, "connect", _end_transaction)
+    engine = create_engine(base.url, pool=pool, isolation_level="AUTOCOMMIT", hide_parameters=True)
+    if dialect.name == SQLITE:
+        event.listen(engine, "connect", _prepare_sqlite)
+        return engine
+    if engine.driver == "psycopg":
+        event.listen(engine, "connect", _keep_time)
+    event.listen(engine, "connect", _insist_on_durability)
+    return engine
+
+
+def _connect_in_time(base: Engine, pool: Pool) -> None:
+    """Have this pool give up on a server that accepts connections and says nothing, however long the application waits.
+
+    What the application says of its connections is in a closure of SQLAlchemy's, so ours are told apart as they are made.
+    """
+    wanted = _connect_args(base.url)
+    connect = pool._invoke_creator
+
+    def connect_for_records(rec: Any) -> Any:
+        before = _for_records.set(True)
+        try:
+            return connect(rec)
+        finally:
+            _for_records.reset(before)
+
+    def in_time(dialect: Any, record: object, arguments: Any, options: Any) -> Any:
+        return dialect.connect(*arguments, **{**wanted, **options}) if _for_records.get() else None
+
+    if wanted:
+        pool._creator = connect_for_records
+        event.listen(base, "do_connect", in_time)
+
+
+def _end_transaction(connection: Any, record: object) -> None:
+    """What the application has set up with a statement, `SET search_path` say, is part of a transaction until now."""
+    connection.commit()
+
+
+def _keep_time(connection: Any, record: object) -> None:
+    give_up_on_silence(connection)
+
+
+def _never_prepare(connection: Any, record: object) -> None:
+    """PgBouncer gives the next statement to another server connection, which has not heard of what was prepared.
+
+    An application's own Engine does as the application has chosen for it: its sessions are behind the same PgBouncer.
+    """
+    connection.prepare_threshold = None
+
+
+def _insist_on_durability(connection: Any, record: object) -> None:
+    """A claim must be on disk when it is granted: of 10,425 that were not, a crash of the server lost two
+    (correctness.md, section 3)."""
+    cursor = connection.cursor()
+    cursor.execute("SELECT current_setting('synchronous_commit')")
+    if cursor.fetchone()[0] == "off":
+        connection.close()
+        raise ConfigurationError(
+            "IDEMPOTENCY_STORE: synchronous_commit is off in this database, so a crash of it could lose a claim that was "
+            "granted, and run a payment again. Set it to on for the role that the application connects as: "
+            "ALTER ROLE … SET synchronous_commit = on."
+        )
+    cursor.close()
+    connection.rollback()
+
+
+def _prepare_sqlite(connection: Any, record: object) -> None:
+    cursor = connection.cursor()
+    waits = cursor.execute("PRAGMA busy_timeout").fetchone()[0]
+    cursor.execute("PRAGMA busy_timeout=0")
+    # Refused as long as somebody writes, or where nobody may: then it stays as it is, and a later connection tries again.
+    with suppress(sqlite3.OperationalError):
+        cursor.execute("PRAGMA journal_mode=WAL").fetchone()
+    cursor.execute(f"PRAGMA busy_timeout={max(waits, BUSY_MS)}")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()
+
+
+# Connections that another process opened: a forked child neither uses nor closes them.
+#
+# Parent and child would write to one socket and read each other's results. `Connection.close()` in the child tells the
+# server to end the parent's session, and SQLAlchemy sends ROLLBACK on a checked-out connection that is garbage.
+# Source: SQLAlchemy, "Using Connection Pools with Multiprocessing or os.fork()".
+
+PROCESS: Final = "flask_idempotency_process"
+"""The entry of a pooled connection's `info` that holds the id of the process which opened it."""
+
+REMEDY: Final = (
+    "db.session holds a database connection that another process opened before this worker was forked. It is not used: "
+    "both processes would read each other's results. End the transaction before the fork (db.session.remove()), and "
+    "call engine.dispose(close=False) for every engine in the child (gunicorn: post_fork; Celery: "
+    "worker_process_init; uWSGI: postfork)."
+)
+
+_log = logging.getLogger("flask_idempotency")
+
+_imported_by = os.getpid()
+"""A connection without the entry was opened before this module was imported, so by this process or its parents."""
+
+_opened: WeakSet[Any] = WeakSet()
+"""The pools' own entries of all connections, to find those that are checked out while the process forks."""
+
+_kept: list[object] = []
+"""Inherited pools and connections. A child keeps them: to drop one may close it, and with it the parent's session."""
+
+
+def leave_to_parent(engine: Engine) -> None:
+    """Give this engine a new pool in a forked child. Inherited connections that are checked out become invalid."""
+    pool = engine.pool
+    _kept.append(pool)
+    engine.dispose(close=False)
+    for record in list(_opened):
+        fairy = None if record.fairy_ref is None else record.fairy_ref()
+        if fairy is not None and fairy._pool is pool and not _opened_here(record.info):
+            _abandon(fairy)
+
+
+def abandon_inherited(session: Session) -> None:
+    """Roll back what this session's copy in a forked child believes to have begun. No byte of that reaches a server."""
+    transaction: Any = session.get_transaction()
+    if transaction is None:
+        return
+    for connection in list(transaction._connections):
+        if isinstance(connection, Connection) and not connection.invalidated and not _is_opened_here(connection):
+            _abandon(connection.connection)
+    session.rollback()
+
+
+def refuse_inherited(connection: Connection) -> None:
+    """Raise `InheritedConnection` if another process opened this connection. It becomes invalid first.
+
+    So the application's own ROLLBACK does not reach the server, and its next transaction gets a new connection.
+    """
+    if _is_opened_here(connection):
+        return
+    _abandon(connection.connection)
+    _log.error(REMEDY)
+    raise InheritedConnection(REMEDY)
+
+
+def _is_opened_here(connection: Connection) -> bool:
+    return _opened_here(connection.info)
+
+
+def _opened_here(info: Any) -> bool:
+    process: int = info.get(PROCESS, _imported_by)
+    return process == os.getpid()
+
+
+def _abandon(fairy: Any) -> None:
+    record = fairy._connection_record
+    _kept.append((fairy, record, fairy.dbapi_connection))
+    # SQLAlchemy takes a proxy without a connection for one that was invalidated, and sends nothing for its end.
+    fairy.dbapi_connection = None
+    if record is not None:
+        record.info.setdefault(PROCESS, _imported_by)
+        record.dbapi_connection = None
+
+
+def _remember(connection: Any, record: Any) -> None:
+    record.info[PROCESS] = os.getpid()
+    _opened.add(record)
+
+
+event.listen(Pool, "connect", _remember)
+
+
+# In this process, one thread at a time for each tenant: the others wait here, and hold no connection.
+
+
+class Turnstile:
+    """Remembers only tenants that somebody is waiting for."""
+
+    def __init__(self) -> None:
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In a child: whoever was in here is not here to leave."""
+        self._lock = threading.Lock()
+        self._crowds: dict[bytes, _Crowd] = {}
+
+    @contextmanager
+    def turn(self, tid: bytes, *, patience: float) -> Iterator[bool]:
+        """Nobody else has this tenant's until it is left. False: it was not free for so many seconds."""
+        with self._lock:
+            crowd = self._crowds.setdefault(tid, _Crowd())
+            crowd.size += 1
+        try:
+            mine = crowd.turn.acquire(timeout=patience)
+            try:
+                yield mine
+            finally:
+                if mine:
+                    crowd.turn.release()
+        finally:
+            with self._lock:
+                crowd.size -= 1
+                if crowd.size == 0 and self._crowds.get(tid) is crowd:
+                    del self._crowds[tid]
+
+    def __len__(self) -> int:
+        return len(self._crowds)
+
+
+class _Crowd:
+    def __init__(self) -> None:
+        self.turn = threading.Lock()
+        self.size = 0
+
 
 TRIES: Final = 5
 """Times that a statement is sent while the database says that others were faster."""

@@ -78,3 +78,11 @@ def dialect_of(name: str) -> Dialect:
             "(sqlite:////path/to/file.db), or Redis."
         )
     return DIALECTS[name]
+
+
+# Seconds since the epoch, as records tell them, back into the microseconds that rows hold.
+
+
+def in_microseconds(seconds: float) -> int:
+    """The very number that was divided by a million, up to the year 2106 at least."""
+    return round(seconds * 1_000_000)

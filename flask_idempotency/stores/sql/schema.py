@@ -6,15 +6,20 @@ the same on every database. Answers are bytes, never JSON: what is replayed must
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from threading import Lock
 from typing import Final, NamedTuple
 
 from sqlalchemy import (
     BLANK_SCHEMA,
+    DDL,
     BigInteger,
     CheckConstraint,
     Column,
+    Connection,
     Index,
+    Inspector,
     Integer,
     LargeBinary,
     MetaData,
@@ -23,10 +28,54 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    event,
+    inspect,
     text,
 )
 
-from flask_idempotency.stores.sql.after_create import complete
+from flask_idempotency.stores.sql.dialects import POSTGRESQL
+
+# What a `MetaData` cannot say, for those who make the tables with `create_all`: the same as the migrations make.
+
+# Responses arrive compressed, so the server need not try. A record is written twice and grows in between: free space on
+# the page keeps both versions there.
+_STORAGE: Final = "ALTER TABLE %(fullname)s SET (fillfactor = 80), ALTER COLUMN response SET STORAGE EXTERNAL"
+# Its rows are updated often: with free space on the page, an update touches no index.
+_ROOM: Final = "ALTER TABLE %(fullname)s SET (fillfactor = 50)"
+_VERSION: Final = "INSERT INTO %(fullname)s (name, value) VALUES ('schema_version', %(version)s)"
+# Random, so that no two databases have the same: answers in a Redis that they share are told apart by it.
+_STORE_POSTGRESQL: Final = (
+    "INSERT INTO %(fullname)s (name, value) SELECT 'store',"
+    " ('x' || left(hex, 12) || right(hex, 4))::bit(64)::bigint & 9223372036854775807"
+    " FROM replace(gen_random_uuid()::text, '-', '') AS hex"
+)
+_STORE_SQLITE: Final = "INSERT INTO %(fullname)s (name, value) VALUES ('store', random() & 9223372036854775807)"
+# From the clock and not from one, so that fences rise even over tables that were dropped and made anew.
+_FENCE_FACT: Final = (
+    "INSERT INTO %(fullname)s (name, value)"
+    " VALUES ('fence', CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000)"
+)
+_FENCE_SEQUENCE: Final = (
+    "SELECT setval(pg_get_serial_sequence('%(fullname)s', 'number'),"
+    " (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
+)
+
+
+def complete(records: Table, meta: Table, fence_numbers: Table, quota_buckets: Table, *, version: int) -> None:
+    """From now on `create_all` also sets how rows are stored, and writes version, store number and first fence."""
+    _after(records, _STORAGE, dialect="postgresql")
+    _after(quota_buckets, _ROOM, dialect="postgresql")
+    _after(meta, _VERSION, version=version)
+    _after(meta, _STORE_POSTGRESQL, dialect="postgresql")
+    _after(meta, _STORE_SQLITE, dialect="sqlite")
+    _after(meta, _FENCE_FACT, dialect="sqlite")
+    _after(fence_numbers, _FENCE_SEQUENCE, dialect="postgresql")
+
+
+def _after(target: Table, statement: str, *, dialect: str | None = None, **words: object) -> None:
+    ddl = DDL(statement, context=words)  # type: ignore[no-untyped-call]
+    event.listen(target, "after_create", ddl.execute_if(dialect=dialect))
+
 
 VERSION: Final = 1
 """The migration that makes what is declared here."""
@@ -289,3 +338,87 @@ metadata = MetaData()
 records, meta, tenants, data_keys, quota_buckets, tasks, fence_numbers = define(metadata)
 fences = Sequence(FENCES, data_type=BigInteger)
 """In no metadata: it comes with its table."""
+
+
+# What `schema.py` declares and this database does not have.
+
+SEEDED: Final = 10**15
+"""The clock passed this in 2001. A sequence that started from one will never get there."""
+
+# As a view and not from the sequence itself: whoever may take the next number need not be allowed to read it.
+_UNSEEDED_SEQUENCE: Final = text(
+    "SELECT coalesce(last_value < :seeded, has_sequence_privilege(:name, 'USAGE, SELECT')) FROM pg_sequences"
+    " WHERE to_regclass(quote_ident(schemaname) || '.' || quote_ident(sequencename)) = to_regclass(:name)"
+)
+# What an operator has set differently stays.
+_UNTOLD: Final = text(
+    "SELECT EXISTS (SELECT 1 FROM pg_class WHERE oid IN (to_regclass('idempotency_records'),"
+    " to_regclass('idempotency_quota')) AND NOT coalesce(array_to_string(reloptions, ',') ~ 'fillfactor=', false))"
+)
+_NAMELESS: Final = text("SELECT NOT EXISTS (SELECT 1 FROM idempotency_meta WHERE name = 'store')")
+
+
+@dataclass(frozen=True, slots=True)
+class Lacks:
+    """What is missing, by name. False when nothing is."""
+
+    tables: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    indexes: tuple[str, ...] = ()
+    sequences: tuple[str, ...] = ()
+    seed: bool = False
+    """Fences would start from one, below those that were granted before."""
+    store: bool = False
+    """There is no number to tell this database from others by."""
+    storage: bool = False
+    """Nothing says how rows are to be stored. It costs speed, not correctness."""
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, field.name) for field in fields(self))
+
+    @property
+    def parts(self) -> bool:
+        """Whether something is missing that only a migration makes."""
+        return bool(self.tables or self.columns or self.indexes or self.sequences)
+
+
+def lacks(connection: Connection) -> Lacks:
+    """Reads the catalogue only; what has another type or another predicate is not noticed."""
+    catalogue = inspect(connection)
+    tables = tuple(name for name in metadata.tables if not catalogue.has_table(name))
+    sequences = _sequences(catalogue)
+    return Lacks(
+        tables=tables,
+        columns=tuple(_columns(catalogue, tables)),
+        indexes=tuple(_indexes(catalogue, tables)),
+        sequences=sequences,
+        seed=not (tables or sequences) and _unseeded(connection),
+        store=META not in tables and bool(connection.scalar(_NAMELESS)),
+        storage=not tables and connection.dialect.name == POSTGRESQL and bool(connection.scalar(_UNTOLD)),
+    )
+
+
+def _columns(catalogue: Inspector, absent: tuple[str, ...]) -> Iterator[str]:
+    for name, table in metadata.tables.items():
+        if name not in absent:
+            found = {column["name"] for column in catalogue.get_columns(name)}
+            yield from (str(column) for column in table.columns if column.name not in found)
+
+
+def _indexes(catalogue: Inspector, absent: tuple[str, ...]) -> Iterator[str]:
+    for name, table in metadata.tables.items():
+        if name not in absent:
+            found = {index["name"] for index in catalogue.get_indexes(name)}
+            yield from sorted(str(index.name) for index in table.indexes if index.name not in found)
+
+
+def _sequences(catalogue: Inspector) -> tuple[str, ...]:
+    dialect = catalogue.dialect
+    return (FENCES,) if dialect.supports_sequences and not catalogue.has_sequence(FENCES) else ()
+
+
+def _unseeded(connection: Connection) -> bool:
+    # Without sequences each fence is taken from the clock if that is ahead, and there is nothing to seed.
+    if not connection.dialect.supports_sequences:
+        return False
+    return bool(connection.scalar(_UNSEEDED_SEQUENCE, {"seeded": SEEDED, "name": FENCES}))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import Connection
+import sqlalchemy
+from sqlalchemy import ColumnElement, Connection, Insert, Select, func, literal_column, select
 from sqlalchemy.exc import DBAPIError
 
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
@@ -14,23 +15,28 @@ from flask_idempotency.engine.model import Claimed, ClaimRequest, InFlight, Payl
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome, store_time
 from flask_idempotency.stores.durations import microseconds
-from flask_idempotency.stores.sql.answers import SqlAnswers
-from flask_idempotency.stores.sql.chores import SqlChores, SqlExpiry
-from flask_idempotency.stores.sql.claims.gate import Crowded
-from flask_idempotency.stores.sql.claims.queue import in_turn
-from flask_idempotency.stores.sql.claims.strategies import Strategy, strategy_of
-from flask_idempotency.stores.sql.claims.verdict import RETRY_SECONDS, Asked, Move, ask, judge
-from flask_idempotency.stores.sql.completing import answer_of
-from flask_idempotency.stores.sql.data_keys import SqlDataKeys
+from flask_idempotency.stores.sql import statements
+from flask_idempotency.stores.sql.admin.data_keys import SqlAnswers, SqlDataKeys
+from flask_idempotency.stores.sql.admin.health import SqlHealth
+from flask_idempotency.stores.sql.admin.janitor import SqlChores, SqlExpiry, SqlUnsettled
+from flask_idempotency.stores.sql.admin.schema_check import SqlSchema
+from flask_idempotency.stores.sql.claiming import (
+    RETRY_SECONDS,
+    Asked,
+    Crowded,
+    Move,
+    Strategy,
+    ask,
+    in_turn,
+    judge,
+    strategy_of,
+)
+from flask_idempotency.stores.sql.completion import Completing, answer_of
 from flask_idempotency.stores.sql.database import TRIES, Database
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE
-from flask_idempotency.stores.sql.faults import waited_in_vain
-from flask_idempotency.stores.sql.first_use import prepare
-from flask_idempotency.stores.sql.fronting import note, noted
-from flask_idempotency.stores.sql.health import SqlHealth
-from flask_idempotency.stores.sql.identity import identity
-from flask_idempotency.stores.sql.ledger import SqlLedger
-from flask_idempotency.stores.sql.prepared import Statements
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
+from flask_idempotency.stores.sql.errors import waited_in_vain
+from flask_idempotency.stores.sql.identity import identity, prepare
+from flask_idempotency.stores.sql.quota import SqlLedger
 from flask_idempotency.stores.sql.rows import (
     FINGERPRINT_BYTES,
     TOKEN_BYTES,
@@ -40,10 +46,40 @@ from flask_idempotency.stores.sql.rows import (
     gone,
     row_of,
 )
-from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINED
-from flask_idempotency.stores.sql.sql_schema import SqlSchema
-from flask_idempotency.stores.sql.structure import SEEDED
-from flask_idempotency.stores.sql.unsettled import SqlUnsettled
+from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINED, SEEDED, meta
+from flask_idempotency.stores.sql.statements import ONE
+
+# Whether answers of this database may be in a cache: every host must know, also one that has none.
+
+_NAME: Final[ColumnElement[str]] = literal_column("'cached_since'")
+
+
+def noted(_: Dialect) -> Select[Any]:
+    """1 where some host has ever noted that it puts answers into a cache, else 0."""
+    return select(func.count()).select_from(meta).where(meta.c.name == _NAME)
+
+
+def note(dialect: Dialect) -> Insert:
+    """Some host does from now on. Whoever noted it first is right."""
+    source = select(_NAME, dialect.now).where(ONE == ONE).suffix_with("ON CONFLICT (name) DO NOTHING")
+    return sqlalchemy.insert(meta).from_select(["name", "value"], source)
+
+
+# What the store itself sends, built once.
+
+
+class Statements:
+    def __init__(self, dialect: Dialect) -> None:
+        self.read = statements.read(dialect)
+        self.standing = statements.standing(dialect)
+        self.renew = statements.renew(dialect)
+        self.mark = statements.mark(dialect)
+        self.mark_early = statements.mark_early(dialect)
+        self.has_written = statements.has_written(dialect)
+        self.release = statements.release(dialect)
+        self.give_up = statements.give_up(dialect)
+        self.hold = statements.hold(dialect)
+        self.completing = Completing(dialect)
 
 
 class SqlStore:

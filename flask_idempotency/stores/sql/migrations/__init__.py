@@ -5,6 +5,6 @@ make other tables tomorrow than it made yesterday. Each step only adds what is n
 `create_all` or Alembic made are taken over as they stand.
 """
 
-from flask_idempotency.stores.sql.migrations.steps import LATEST, upgrade, version
+from flask_idempotency.stores.sql.migrations.runner import LATEST, upgrade, version
 
 __all__ = ["LATEST", "upgrade", "version"]

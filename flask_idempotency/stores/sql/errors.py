@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from typing import Final
+from urllib.parse import quote, quote_plus
 
+from sqlalchemy import URL, Connection, text
 from sqlalchemy.exc import (
     DataError,
     DBAPIError,
@@ -17,7 +20,92 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, IdempotencyError, StoreUnavailable
-from flask_idempotency.stores.sql import rights
+from flask_idempotency.stores.sql.dialects import SQLITE
+
+# What a database says when it cannot be used, in words that may stand in a log.
+
+_HIDDEN: Final = "***"
+_HOST: Final = re.compile(r"[\w.-]+|[0-9A-Fa-f:.]+")
+_NAME: Final = re.compile(r"[\w.-]+")
+
+
+def complaint(error: SQLAlchemyError, url: URL) -> str:
+    """Where the database is and what it says, without its password: not whole, and not in pieces."""
+    if _is_torn(url):
+        # What drivers say quotes host and database, which are pieces of the password here.
+        return (
+            "The database (not named here, because its URL may be torn in the middle of a password: write @ in it as "
+            f"%40, / as %2F, ? as %3F and % as %25): {type(getattr(error, 'orig', None) or error).__name__}."
+        )
+    return f"{_place(url)}: {_without_secrets(_said(error), url)}."
+
+
+def _is_torn(url: URL) -> bool:
+    """Whether host and database may be the rest of a password: a URL is split at its first @, be it the password's.
+
+    The @ that was meant is then in what follows, or went with a query of no parameters, and the database with it.
+    """
+    if url.get_backend_name() == SQLITE and url.password is None:
+        return False
+    plain = _NAME.fullmatch(url.database or "") and (url.host is None or _HOST.fullmatch(url.host))
+    return not plain or "@" in str(dict(url.query))
+
+
+def _place(url: URL) -> str:
+    return f"The database {url.database!r}" if url.host is None else f"The database {url.database!r} on {url.host}"
+
+
+def _said(error: SQLAlchemyError) -> str:
+    """The first line, without its full stop: what follows quotes the statement."""
+    return str(getattr(error, "orig", None) or error).partition("\n")[0].rstrip(".")
+
+
+def _without_secrets(words: str, url: URL) -> str:
+    secrets = [str(url.password or ""), *(str(value) for name, value in url.query.items() if "pass" in name)]
+    for secret in filter(None, secrets):
+        for spelling in (secret, quote(secret, safe=""), quote_plus(secret)):
+            words = words.replace(spelling, _HIDDEN)
+    return words
+
+
+# What the application's role must be allowed to do with our tables.
+
+REMEDY: Final = (
+    "the database's role may not use the tables of idempotency records: grant it SELECT, INSERT, UPDATE and DELETE on "
+    "idempotency_records, idempotency_meta, idempotency_tenants, idempotency_data_keys, idempotency_quota and "
+    "idempotency_tasks, and USAGE on the sequence idempotency_fence_numbers_number_seq"
+)
+
+# Of what is not there nothing is lacking: to_regclass gives NULL. A sequence counts for whoever has either right.
+_LACKING: Final = text(
+    "SELECT tables.name, rights.name"
+    " FROM (VALUES ('idempotency_records'), ('idempotency_meta'), ('idempotency_tenants'), ('idempotency_data_keys'),"
+    " ('idempotency_quota'), ('idempotency_tasks')) AS tables (name),"
+    " (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS rights (name)"
+    " WHERE NOT has_table_privilege(to_regclass(tables.name), rights.name)"
+    " UNION ALL SELECT 'idempotency_fence_numbers_number_seq', 'USAGE'"
+    " WHERE NOT has_sequence_privilege(to_regclass('idempotency_fence_numbers_number_seq'), 'USAGE, UPDATE')"
+)
+
+_LIFTS: Final = text(
+    "SELECT coalesce(has_sequence_privilege(to_regclass('idempotency_fence_numbers_number_seq'), 'UPDATE')"
+    " AND has_sequence_privilege(to_regclass('idempotency_fence_numbers_number_seq'), 'USAGE, SELECT'), false)"
+)
+
+
+def may_lift(connection: Connection) -> bool:
+    """Whether this role may set the sequence of fences, as the first claim does where a migration has not."""
+    return bool(connection.scalar(_LIFTS))
+
+
+def lacking(connection: Connection) -> dict[str, list[str]]:
+    """The rights that this role does not have, by what they are on. SQLite knows no roles."""
+    found: dict[str, list[str]] = {}
+    if connection.dialect.name == "postgresql":
+        for name, right in connection.execute(_LACKING):
+            found.setdefault(name, []).append(right)
+    return found
+
 
 CONTENDED: Final = frozenset({"40001", "40P01"})
 """Serialization failure and deadlock: nothing was done, and once more may well succeed."""
@@ -108,7 +196,7 @@ def explained(error: SQLAlchemyError) -> IdempotencyError | None:
             "the database has no tables for idempotency records, or old ones: run `flask idempotency db upgrade`"
         )
     if state == _NOT_PERMITTED:
-        return ConfigurationError(rights.REMEDY)
+        return ConfigurationError(REMEDY)
     # SQLITE_ERROR is what SQLite says to what it cannot parse.
     if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
         return None

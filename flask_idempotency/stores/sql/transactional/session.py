@@ -24,15 +24,14 @@ from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Payload, Record
 from flask_idempotency.engine.store import Clock, store_time
-from flask_idempotency.stores.sql.completing import answer_of, facts_of
+from flask_idempotency.stores.sql.completion import answer_of, facts_of
+from flask_idempotency.stores.sql.database import Database, abandon_inherited, refuse_inherited, unlogged
 from flask_idempotency.stores.sql.dialects import SQLITE
-from flask_idempotency.stores.sql.discretion import unlogged
-from flask_idempotency.stores.sql.inherited import abandon_inherited, refuse_inherited
 from flask_idempotency.stores.sql.rows import completed_row, condemned
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, PROCESSING, QUARANTINED
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.stores.sql.transaction import SessionTransaction, is_writing, refuse_autocommit
-from flask_idempotency.stores.sql.watch import join_here, joined_here, watch
+from flask_idempotency.stores.sql.transactional.listeners import join_here, joined_here, watch
+from flask_idempotency.stores.sql.transactional.transaction import SessionTransaction, is_writing, refuse_autocommit
 
 SHORTEST_SECONDS: Final = 0.001
 """Of a renewal that is not meant to renew anything: a lease is never shortened."""
@@ -270,3 +269,24 @@ class SessionTransactions:
 
 def _is_condemned(standing: Any) -> bool:
     return condemned(standing.state, standing.reason, answered=standing.answered)
+
+
+# The SQL store of an application whose own rows are in the same database, and can be committed with its records.
+
+
+class JointStore(SqlStore):
+    """A `SqlStore` with `transactions`: what `effects="transactional"` needs.
+
+    `sessions` returns the `scoped_session` that views write with, on the very database that `database` names.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        sessions: Callable[[], scoped_session[Any]],
+        strategy: str = "insert",
+        clock: Clock = store_time,
+    ) -> None:
+        super().__init__(database, strategy=strategy, clock=clock)
+        self.transactions = SessionTransactions(sessions, self, clock=clock)

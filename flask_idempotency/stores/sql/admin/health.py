@@ -1,16 +1,20 @@
-"""Looks at a database, each of which comes to one finding. Reads only."""
+"""How the database is, for whoever asks: its tables, what it does with a commit, and what stands in front of it."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
 
 from sqlalchemy import Connection, inspect, text
 
 from flask_idempotency.engine.capabilities import Finding, Verdict
-from flask_idempotency.stores.sql import checks
-from flask_idempotency.stores.sql.dialects import POSTGRESQL
-from flask_idempotency.stores.sql.schema import RECORDS, metadata
-from flask_idempotency.stores.sql.structure import lacks
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.stores.sql.admin import janitor, schema_check
+from flask_idempotency.stores.sql.database import Database, together
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE
+from flask_idempotency.stores.sql.schema import RECORDS, lacks, metadata
+
+# Looks at a database, each of which comes to one finding. Reads only.
 
 MANY_DEAD: Final = 10_000
 """Autovacuum lets a table of some thousand rows have as many that are dead, and is right to."""
@@ -41,7 +45,7 @@ _OFF: Final = {
 
 def schema(connection: Connection) -> Finding:
     """Whether the tables are those of this release, and may be used."""
-    faults = [fault for fault in checks.structural(connection) if not fault.startswith(checks.INDEX)]
+    faults = [fault for fault in schema_check.structural(connection) if not fault.startswith(schema_check.INDEX)]
     if not faults:
         return Finding("schema", Verdict.FINE, "The tables are as this release needs them.")
     said, remedies = zip(*(_parted(fault) for fault in faults), strict=True)
@@ -52,7 +56,7 @@ def indexes(connection: Connection) -> Finding:
     """Whether each of ours is there, and can be used by a query."""
     if not inspect(connection).has_table(RECORDS):
         return Finding("indexes", Verdict.UNKNOWN, "There is no table that could have them.", "Do what `schema` says.")
-    missing = [fault for fault in checks.structural(connection) if fault.startswith(checks.INDEX)]
+    missing = [fault for fault in schema_check.structural(connection) if fault.startswith(schema_check.INDEX)]
     if missing:
         said, remedies = zip(*(_parted(fault) for fault in missing), strict=True)
         return Finding("indexes", Verdict.FAULT, " ".join(said), remedies[0])
@@ -87,7 +91,7 @@ def durability(connection: Connection) -> Finding:
 
 def isolation(connection: Connection) -> Finding:
     """Whether claims that meet have to be repeated."""
-    advice = checks.advice(connection)
+    advice = schema_check.advice(connection)
     if not advice:
         return Finding("isolation", Verdict.FINE, "Transactions are READ COMMITTED by default.")
     said, remedy = _parted(advice[0])
@@ -142,7 +146,7 @@ def _durability_of_file(connection: Connection) -> Finding:
             f"This SQLite database has journal_mode {journal}: readers and writers keep each other waiting, and time out.",
             "Run `PRAGMA journal_mode=WAL` on it once, and set no other where connections are made.",
         )
-    if synchronous < checks.FULL:
+    if synchronous < schema_check.FULL:
         return Finding(
             "durability",
             Verdict.FAULT,
@@ -161,3 +165,136 @@ def _parted(fault: str) -> tuple[str, str]:
         return f"{said}. {lacking}", f"Grant it {what}."
     said, _, remedy = fault.partition(". ")
     return (f"{said}.", remedy) if remedy else (fault, "Run `flask idempotency db check`.")
+
+
+# Whether a pooler stands in front of the database that gives each transaction to another server connection.
+
+LOOKS: Final = 3
+"""Beside others that use the pooler, two of ours need not be given the same server connection each time."""
+
+_BACKEND: Final = text("SELECT pg_backend_pid()")
+
+
+def inspect_pooling(one: Connection, other: Connection) -> Finding:
+    """By two connections that commit each statement by itself. The first is made as the application's are."""
+    if not any(_is_shared(one, other) for _ in range(LOOKS)):
+        return Finding("pooling", Verdict.FINE, "Connections have a server of their own.")
+    hazards = list(_hazards(one))
+    if not hazards:
+        return Finding(
+            "pooling",
+            Verdict.FINE,
+            "A pooler gives each transaction to some server connection, and nothing here needs a session.",
+        )
+    said, remedies = zip(*hazards, strict=True)
+    return Finding(
+        "pooling",
+        Verdict.ADVICE,
+        f"A pooler gives each transaction to some server connection, and {' and '.join(said)}.",
+        " ".join(remedies),
+    )
+
+
+def _is_shared(one: Connection, other: Connection) -> bool:
+    before = one.execute(_BACKEND).scalar_one()
+    with together(other):
+        held = other.execute(_BACKEND).scalar_one()
+        after = one.execute(_BACKEND).scalar_one()
+    return held in (before, after) or before != after
+
+
+def _hazards(connection: Connection) -> list[tuple[str, str]]:
+    driver: Any = connection.connection.dbapi_connection
+    found = []
+    # psycopg alone prepares by itself; other drivers have no such attribute.
+    if getattr(driver, "prepare_threshold", None) is not None:
+        found.append(
+            (
+                "psycopg prepares what the application sends often, of which the next server connection has not heard",
+                'Set connect_args={"prepare_threshold": None}, or have PgBouncer 1.21 or later keep what is prepared '
+                "(max_prepared_statements).",
+            )
+        )
+    if _parameters(driver).get("options"):
+        found.append(
+            (
+                "connections are made with options=…, which a pooler ignores or gives to strangers",
+                "Set them for the role instead: ALTER ROLE … SET ….",
+            )
+        )
+    return found
+
+
+def _parameters(driver: Any) -> dict[str, str]:
+    info: Any = getattr(driver, "info", None)
+    if hasattr(info, "get_parameters"):  # psycopg 3
+        return dict(info.get_parameters())
+    return dict(getattr(info, "dsn_parameters", None) or {})  # psycopg2
+
+
+OVERDUE_SECONDS: Final = 3600
+"""A janitor that is behind by less is at work."""
+
+Look: TypeAlias = Callable[[Connection], Finding]
+
+_EVERYWHERE: Final[tuple[tuple[str, Look], ...]] = (
+    ("schema", schema),
+    ("indexes", indexes),
+    ("durability", durability),
+)
+_ON_POSTGRESQL: Final[tuple[tuple[str, Look], ...]] = (
+    ("isolation", isolation),
+    ("dead-rows", dead_rows),
+    ("storage", storage),
+)
+
+
+class SqlHealth:
+    """Implements `health.Health`. `now` as for `SqlDataKeys`."""
+
+    def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
+        self._database = database
+        self._now = now
+
+    def findings(self) -> Sequence[Finding]:
+        if self._database.dialect.name == SQLITE:
+            # Whoever connects for records first has the file log ahead from then on.
+            self._database.run(lambda connection: None)
+            return [*self._all(_EVERYWHERE), self._found("expiry", self._expiry)]
+        return [
+            *self._all(_EVERYWHERE),
+            self._found("pooling", self._pooling),
+            *self._all(_ON_POSTGRESQL),
+            self._found("expiry", self._expiry),
+        ]
+
+    def _all(self, looks: Sequence[tuple[str, Look]]) -> list[Finding]:
+        return [self._found(check, look) for check, look in looks]
+
+    def _found(self, check: str, look: Look) -> Finding:
+        try:
+            return self._database.take_time(look)
+        except ConfigurationError:
+            return Finding(
+                check,
+                Verdict.UNKNOWN,
+                "This could not be looked at: tables are missing, or the database's role may not read them.",
+                "Do what `schema` and `durability` say, and ask again.",
+            )
+
+    def _pooling(self, connection: Connection) -> Finding:
+        return self._database.run(lambda another: inspect_pooling(connection, another))
+
+    def _expiry(self, connection: Connection) -> Finding:
+        dialect, told = self._database.dialect, {"now": self._now()}
+        now = connection.execute(janitor.time(dialect), told).scalar_one()
+        horizon = now - OVERDUE_SECONDS * 1_000_000
+        if connection.execute(janitor.is_overdue(dialect), {**told, "my_horizon": horizon}).scalar_one():
+            return Finding(
+                "expiry",
+                Verdict.ADVICE,
+                "Records that were over an hour ago are still there: nobody removes them, or not fast enough.",
+                "Have the janitor expire, or run `flask idempotency expire` now and then; see that IDEMPOTENCY_EXPIRE_RATE is "
+                "above what comes in.",
+            )
+        return Finding("expiry", Verdict.FINE, "What is over is removed within the hour.")

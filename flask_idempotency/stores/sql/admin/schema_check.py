@@ -6,15 +6,20 @@ server connection.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from typing import Final
+from contextlib import contextmanager
+from typing import Final, NamedTuple, Protocol
 
-from sqlalchemy import Connection, text
+from sqlalchemy import URL, Connection, Engine, inspect, text
+from sqlalchemy.exc import SQLAlchemyError
 
-from flask_idempotency.stores.sql import rights
+from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.stores.sql import errors, migrations
+from flask_idempotency.stores.sql.dialects import SQLITE
+from flask_idempotency.stores.sql.errors import complaint
 from flask_idempotency.stores.sql.migrations import LATEST, version
-from flask_idempotency.stores.sql.schema import FENCES, META, metadata
-from flask_idempotency.stores.sql.structure import Lacks, lacks
+from flask_idempotency.stores.sql.schema import FENCES, META, Lacks, lacks, metadata
 
 _UPGRADE: Final = "Run `flask idempotency db upgrade`"
 
@@ -41,7 +46,7 @@ def faults(connection: Connection) -> list[str]:
 
 def structural(connection: Connection) -> list[str]:
     """Those of them that are about tables, what is in them, and the right to use them."""
-    lacking = rights.lacking(connection)
+    lacking = errors.lacking(connection)
     # The schema's version is a fact: whoever may not read it would be refused, and told nothing.
     schema = _schema(connection) if "SELECT" not in lacking.get(META, ()) else ()
     return [*_rights(lacking), *schema]
@@ -62,7 +67,7 @@ def advice(connection: Connection) -> list[str]:
 def _rights(lacking: dict[str, list[str]]) -> Iterator[str]:
     if lacking:
         named = "; ".join(f"{', '.join(found)} on {name}" for name, found in lacking.items())
-        yield f"{rights.REMEDY[0].upper()}{rights.REMEDY[1:]}. It lacks {named}."
+        yield f"{errors.REMEDY[0].upper()}{errors.REMEDY[1:]}. It lacks {named}."
 
 
 def _schema(connection: Connection) -> Iterator[str]:
@@ -82,7 +87,7 @@ def _schema(connection: Connection) -> Iterator[str]:
     else:
         yield from _parts(missing)
         # The first claim sets the sequence and adds the number, unless something forbids it.
-        if missing.seed and not rights.may_lift(connection):
+        if missing.seed and not errors.may_lift(connection):
             yield (
                 "The fences of this database count from one: a worker of long ago could pass for a newer one. "
                 f"{_UPGRADE} as the owner of the tables, or grant UPDATE on the sequence {FENCES} to the role that the "
@@ -137,3 +142,73 @@ def _durability(connection: Connection) -> Iterator[str]:
                 "This SQLite connection has PRAGMA synchronous below FULL: a power failure could lose a claim that was "
                 "granted, and the payment would run again. Set it to FULL where connections are made."
             )
+
+
+# `SqlSchema`: the schema port, for whichever database the store keeps its records in.
+
+
+class HasEngines(Protocol):
+    @property
+    def base(self) -> Engine: ...
+
+    @property
+    def engine(self) -> Engine: ...
+
+
+class Place(NamedTuple):
+    """Where a database is, without the user or the password."""
+
+    kind: str
+    database: str
+    host: str | None
+    port: int | None
+
+
+def place_of(url: URL) -> Place:
+    database = url.database or ""
+    kind = url.get_backend_name()
+    if kind == SQLITE:
+        return Place(kind, os.path.realpath(database), None, None)
+    return Place(kind, database, url.host, url.port)
+
+
+class SqlSchema:
+    """Raises `StoreUnavailable`, with the database's own words for it, when it cannot be asked or changed."""
+
+    def __init__(self, database: HasEngines) -> None:
+        self._database = database
+
+    def upgrade(self) -> list[str]:
+        # Connections for records give up on what takes its time, such as another upgrade, or an index of a large table.
+        with self._told():
+            return migrations.upgrade(self._database.base)
+
+    def faults(self) -> list[str]:
+        with self._connection() as connection:
+            return faults(connection)
+
+    def advice(self) -> list[str]:
+        with self._connection() as connection:
+            return advice(connection)
+
+    def place(self) -> Place:
+        """Where the tables are."""
+        return place_of(self._database.engine.url)
+
+    def knows_alembic(self) -> bool:
+        """Whether Alembic has ever run a migration in this database."""
+        with self._connection() as connection:
+            return inspect(connection).has_table("alembic_version")
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        with self._told(), self._database.engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError as error:
+            # The cause quotes statements and addresses, and stays out of every log.
+            raise StoreUnavailable(complaint(error, self._database.engine.url)) from None

@@ -22,11 +22,11 @@ from flask_idempotency.engine.errors import (
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Payload, Record, State
 from flask_idempotency.engine.store import Writing
+from flask_idempotency.stores.sql.database import refuse_inherited
 from flask_idempotency.stores.sql.dialects import SQLITE
-from flask_idempotency.stores.sql.faults import asks_again, is_refusal
-from flask_idempotency.stores.sql.inherited import refuse_inherited
+from flask_idempotency.stores.sql.errors import asks_again, is_refusal
 from flask_idempotency.stores.sql.statements import COMMITTED_EARLY
-from flask_idempotency.stores.sql.watch import Joined, join_here, joined_here
+from flask_idempotency.stores.sql.transactional.listeners import Joined, join_here, joined_here
 
 _log = logging.getLogger("flask_idempotency")
 

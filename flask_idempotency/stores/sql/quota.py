@@ -7,12 +7,15 @@ keys.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, Final
 
 import sqlalchemy
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Connection,
     Delete,
     LargeBinary,
     Select,
@@ -34,10 +37,18 @@ from sqlalchemy import (
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import CTE
 
-from flask_idempotency.stores.sql.answer_statements import is_answer
-from flask_idempotency.stores.sql.clauses import (
+from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage
+from flask_idempotency.stores.sql import completion
+from flask_idempotency.stores.sql.completion import entry, is_answer, shard_of
+from flask_idempotency.stores.sql.database import Database, together
+from flask_idempotency.stores.sql.dialects import BRIEFLY_MS, POSTGRESQL, Dialect, in_microseconds
+from flask_idempotency.stores.sql.schema import NEW_KEYS, PROCESSING, RESPONSES, quota_buckets, records, tenants
+from flask_idempotency.stores.sql.statements import (
     ONE,
     ZERO,
+    advisory_lock,
     booked,
     chosen,
     if_as_seen,
@@ -47,8 +58,6 @@ from flask_idempotency.stores.sql.clauses import (
     regranted,
     word,
 )
-from flask_idempotency.stores.sql.dialects import BRIEFLY_MS, Dialect
-from flask_idempotency.stores.sql.schema import NEW_KEYS, PROCESSING, RESPONSES, quota_buckets, records, tenants
 
 _LIMITS = ("records", "bytes", "in_flight", "new_keys")
 _l, _r, _t = quota_buckets.c, records.c, tenants.c
@@ -264,3 +273,144 @@ def _tid() -> ColumnElement[bytes]:
 
 def _tenants_number() -> ColumnElement[int]:
     return bindparam("my_tenants_number", type_=BigInteger)
+
+
+# Quotas as statements take them, and tell them.
+
+MARGIN: Final = 128
+"""How far below each limit nobody waits for anybody: limits are exact as long as no more new keys of one tenant are
+between look and commit at once. More than the connections that one application has, and than most servers give out."""
+
+
+def limits_of(quota: Quota) -> dict[str, int | None]:
+    new_keys = quota.new_keys
+    return {
+        "my_max_records": quota.records,
+        "my_max_bytes": quota.bytes,
+        "my_max_in_flight": quota.in_flight,
+        "my_max_new_keys": None if new_keys is None else new_keys.count,
+        "my_window_length": None if new_keys is None else max(round(new_keys.seconds * 1_000_000), 1),
+    }
+
+
+def within(key: StorageKey, quota: Quota) -> dict[str, int | None]:
+    """What a claim with a quota brings besides."""
+    number = int.from_bytes(key.tid[:8], "big", signed=True)
+    return {**limits_of(quota), "my_margin": MARGIN, "my_shard": shard_of(key), "my_tenants_number": number}
+
+
+def checked(standing: Any) -> Any:
+    """Return what a statement tells of a tenant. Raise `CorruptRecord` unless all of it is numbers, or not there."""
+    if not all(each is None or isinstance(each, int) for each in standing):
+        raise CorruptRecord(
+            "what the database holds of a tenant's limits or counts cannot be read: set its limits again"
+        )
+    if (standing.max_new_keys is None) != (standing.max_window_length is None) or (standing.max_window_length or 1) < 1:
+        raise CorruptRecord("the limit of new keys that the database holds for a tenant cannot be read: set it again")
+    return standing
+
+
+def is_narrow(quota: Quota) -> bool:
+    """Whether some limit is no higher than the margin, so that nobody is ever far from it."""
+    new_keys = None if quota.new_keys is None else quota.new_keys.count
+    limits = (quota.records, quota.in_flight, new_keys)
+    return any(limit is not None and limit <= MARGIN for limit in limits)
+
+
+def rate(count: int | None, span: int | None) -> NewKeys | None:
+    return None if count is None or span is None else NewKeys(count, span / 1_000_000)
+
+
+# What tenants have and may have, for those who look after them.
+
+SWEPT: Final = 1000
+"""Entries in one statement of `sweep`."""
+
+
+class SqlLedger:
+    """Implements `upkeep.Ledger`. `now` as for `SqlDataKeys`."""
+
+    def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
+        self._database = database
+        self._now = now
+
+    def usage(self, tid: bytes) -> Usage:
+        parameters = {"my_tenant_id": tid, "now": self._now()}
+        found = self._database.run(lambda connection: connection.execute(self._sent.usage, parameters).one())
+        return Usage(**found._mapping)
+
+    def limits(self, tid: bytes) -> Quota:
+        found = self._database.run(
+            lambda connection: connection.execute(self._sent.limits, {"my_tenant_id": tid}).one_or_none()
+        )
+        if found is None:
+            return Quota()
+        if not all(each is None or (isinstance(each, int) and each >= 0) for each in found):
+            raise CorruptRecord("the limits that the database holds for a tenant cannot be read: set them again")
+        if found.window == 0:
+            raise CorruptRecord(
+                "the limit of new keys that the database holds for a tenant cannot be read: set it again"
+            )
+        return Quota(found.records, found.bytes, found.in_flight, rate(found.new_keys, found.window))
+
+    def limit(self, tid: bytes, quota: Quota) -> None:
+        parameters = {"my_tenant_id": tid, **limits_of(quota)}
+        self._database.run(lambda connection: connection.execute(self._sent.set_limits, parameters).one())
+
+    def tenants(self) -> Sequence[bytes]:
+        found = self._database.take_time(lambda connection: connection.execute(self._sent.tenants).scalars().all())
+        return tuple(found)
+
+    def reconcile(self, tid: bytes) -> Drift:
+        """Reads the whole table of records: there is no index of them by tenant, for each completion would pay for it.
+
+        Nobody waits for it but who does the same. It sees records and ledger in one snapshot, in which every completion
+        is in both or in neither, and adds the difference, which stays right whatever was added since.
+        """
+        parameters = {"my_tenant_id": tid, "my_number": _chores_number(tid), "now": self._now()}
+
+        def reconcile(connection: Connection) -> Drift:
+            with together(connection):
+                if connection.dialect.name == POSTGRESQL:
+                    connection.execute(self._sent.chores_lock, parameters)
+                found = connection.execute(self._sent.drift, parameters).all()
+                for row in found:
+                    mended = entry(
+                        kind=RESPONSES,
+                        bucket_end=row.bucket_end,
+                        window_length=0,
+                        records=-row.records,
+                        stored=-row.bytes,
+                    )
+                    connection.execute(self._sent.book, {**parameters, "my_shard": 0, **mended})
+            return Drift(sum(row.records for row in found), sum(row.bytes for row in found))
+
+        return self._database.take_time(reconcile)
+
+    def sweep(self, *, limit: int = SWEPT, horizon: float | None = None) -> int:
+        """Forget up to so many entries that are over, and were by this horizon, and say how many it were. Nobody counts
+        them any more."""
+        by = None if horizon is None else in_microseconds(horizon)
+        parameters = {"my_limit": limit, "my_horizon": by, "now": self._now()}
+        return self._database.take_time(lambda connection: connection.execute(self._sent.sweep, parameters).rowcount)
+
+    @cached_property
+    def _sent(self) -> _Sent:
+        return _Sent(self._database.dialect)
+
+
+class _Sent:
+    def __init__(self, dialect: Dialect) -> None:
+        self.usage = usage(dialect)
+        self.limits = limits(dialect)
+        self.set_limits = set_limits(dialect)
+        self.tenants = tenants_with_ledger(dialect)
+        self.drift = drift(dialect)
+        self.sweep = sweep(dialect)
+        self.chores_lock = advisory_lock(dialect)
+        self.book = completion.book(dialect)
+
+
+def _chores_number(tid: bytes) -> int:
+    """Other bits than those that claims lock the tenant by."""
+    return int.from_bytes(tid[-8:], "big", signed=True) ^ 1

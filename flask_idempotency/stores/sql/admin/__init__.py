@@ -1,0 +1,1 @@
+"""Everything beside the request path of the SQL store: what the janitor, the command line and `doctor` call."""

@@ -1,0 +1,409 @@
+"""Tenants' data keys, next to the records that are sealed with them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+import sqlalchemy
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Delete,
+    Insert,
+    Integer,
+    LargeBinary,
+    Select,
+    Text,
+    Update,
+    and_,
+    bindparam,
+    delete,
+    func,
+    select,
+    update,
+)
+from sqlalchemy.exc import DataError, IntegrityError
+from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
+
+from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, Answer, DataKey, KeyShelf, Page
+from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Payload
+from flask_idempotency.stores.sql import completion
+from flask_idempotency.stores.sql.completion import Completing, entry, facts_of, is_sealed, shard_of
+from flask_idempotency.stores.sql.database import Database, together
+from flask_idempotency.stores.sql.dialects import Dialect
+from flask_idempotency.stores.sql.identity import IDENTITY_BYTES, identity, nameless, spelt
+from flask_idempotency.stores.sql.rows import row_of
+from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, RESPONSES, data_keys, meta, tenants
+from flask_idempotency.stores.sql.statements import ONE, ZERO, word
+
+# Answers that are there already: a walk through them, others in their place, and those that nobody can read.
+
+_LAST: Final = b"\xff" * 33
+"""Behind every key there is: those have 32 bytes."""
+
+
+class SqlAnswers:
+    """Implements `upkeep.Answers`, and quarantines what cannot be read. `now` as for `SqlDataKeys`."""
+
+    def __init__(
+        self, database: Database, completing: Callable[[], Completing], *, now: Callable[[], int | None]
+    ) -> None:
+        self._database = database
+        self._completing = completing
+        self._now = now
+
+    def walk(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
+        asked = {
+            "my_after": after,
+            "my_limit": limit,
+            "my_tenant_id": tid,
+            "my_wrapping_key_id": other_than,
+            "now": self._now(),
+        }
+
+        def page(connection: Connection) -> tuple[Sequence[Any], bytes | None]:
+            ends = connection.execute(self._sent.page_end, asked).scalars().all()
+            last = ends[0] if len(ends) > 1 else None
+            return connection.execute(self._sent.page, {**asked, "my_until": last or _LAST}).all(), last
+
+        # Not the connections for records: a page of large answers may take its time.
+        found, last = self._database.take_time(page)
+        return Page(tuple(answer for row in found if (answer := _answer(row)) is not None), after=last)
+
+    def replace(self, key: StorageKey, old: Payload, new: Payload) -> bool:
+        parameters = {**_seen(key, old, self._now()), **facts_of(new, "my")}
+
+        def replace(connection: Connection) -> bool:
+            if new.byte_size == old.byte_size:
+                return self._replace(connection, parameters)
+            with together(connection):
+                return self._replace(connection, parameters, key=key, grown=new.byte_size - old.byte_size)
+
+        return self._database.run(replace)
+
+    def count(self) -> Mapping[str, int]:
+        found = self._database.take_time(lambda connection: connection.execute(self._sent.count_answers).all())
+        return {row.wrapping_key_id: row.responses for row in found}
+
+    def condemn(self, key: StorageKey, payload: Payload) -> None:
+        """As `Store.condemn` says."""
+        parameters = _seen(key, payload, self._now())
+
+        def condemn(connection: Connection) -> None:
+            with together(connection):
+                found = connection.execute(self._sent.holds, parameters).one_or_none()
+                if found is not None and connection.execute(self._sent.condemn, parameters).one_or_none() is not None:
+                    self._take_away(connection, key, found)
+
+        self._database.run(condemn)
+
+    def distrust(self, key: StorageKey) -> None:
+        """A row that cannot be read at all goes where time does not end it, as far as it can be written."""
+        parameters = {"my_record_id": key.rid, "now": self._now()}
+
+        def distrust(connection: Connection) -> None:
+            with together(connection):
+                found = connection.execute(self._sent.unreadable, parameters).one_or_none()
+                if found is None:
+                    return
+                connection.execute(self._sent.distrust, parameters)
+                if found.state in (COMPLETED, FAILED) and _can_be_counted(found):
+                    self._take_away(connection, key, found)
+
+        try:
+            self._database.run(distrust)
+        except (IntegrityError, DataError, CorruptRecord):
+            # It breaks rules that it would break again: so it stays as it is, and is refused each time.
+            return
+
+    def _replace(
+        self, connection: Connection, parameters: dict[str, Any], *, key: StorageKey | None = None, grown: int = 0
+    ) -> bool:
+        before = None if key is None else connection.execute(self._sent.holds, parameters).one_or_none()
+        statement = self._sent.replace_sealed if is_sealed(parameters) else self._sent.replace
+        if connection.execute(statement, parameters).one_or_none() is None:
+            if connection.execute(self._sent.holds, parameters).one_or_none() is not None:
+                self._completing().refuse_without_key(connection, parameters)
+            return False
+        if key is not None and before is not None and before.in_quota:
+            self._book(connection, key, bucket_end=before.expires_at, records=0, stored=grown)
+        return True
+
+    def _take_away(self, connection: Connection, key: StorageKey, found: Any) -> None:
+        if found.in_quota:
+            self._book(connection, key, bucket_end=found.expires_at, records=-1, stored=-found.response_size)
+
+    def _book(self, connection: Connection, key: StorageKey, *, bucket_end: int, records: int, stored: int) -> None:
+        added = entry(kind=RESPONSES, bucket_end=bucket_end, window_length=0, records=records, stored=stored)
+        connection.execute(self._sent.book, {"my_tenant_id": key.tid, "my_shard": shard_of(key), **added})
+
+    @cached_property
+    def _sent(self) -> _SentResponse:
+        return _SentResponse(self._database.dialect)
+
+
+class _SentResponse:
+    def __init__(self, dialect: Dialect) -> None:
+        self.page_end = completion.page_end(dialect)
+        self.page = completion.page(dialect)
+        self.count_answers = completion.count_answers(dialect)
+        self.replace = completion.replace(dialect)
+        self.replace_sealed = completion.replace_sealed(dialect)
+        self.holds = completion.holds(dialect)
+        self.condemn = completion.condemn(dialect)
+        self.unreadable = completion.unreadable(dialect)
+        self.distrust = completion.distrust(dialect)
+        self.book = completion.book(dialect)
+
+
+def _seen(key: StorageKey, payload: Payload, now: int | None) -> dict[str, Any]:
+    return {"my_record_id": key.rid, "now": now, **facts_of(payload, "seen")}
+
+
+def _answer(row: Any) -> Answer | None:
+    rid, tid, *columns = row
+    try:
+        return Answer(StorageKey(rid, tid), row_of(columns).record())
+    except CorruptRecord:
+        return None
+
+
+def _can_be_counted(found: Any) -> bool:
+    """Whether the ledger still counts it, and under what, is to be told from the row."""
+    numbers = found.in_quota, found.expires_at, found.response_size
+    return all(isinstance(number, int) and 0 <= number < 2**62 for number in numbers) and found.expires_at > found.now
+
+
+# Every statement about tenants' data keys.
+
+STORE: Final = "store"
+"""The row of `idempotency_meta` that tells this database from others."""
+
+_t, _k = tenants.c, data_keys.c
+
+
+def shelf(dialect: Dialect) -> Select[Any]:
+    """The store's number and the tenant's last one, once for each data key, in their order; once where there is none."""
+    of_tenant = meta.outerjoin(tenants, _t.tenant_id == _tid()).outerjoin(data_keys, _k.tenant_id == _tid())
+    told = (meta.c.value.label("store"), func.coalesce(_t.last_key_number, ZERO).label("last"))
+    shown = select(*told, *_shown(dialect)).select_from(of_tenant).where(meta.c.name == word(STORE))
+    return shown.order_by(_k.number)
+
+
+def first_key(dialect: Dialect) -> ReturningInsert[Any]:
+    """The tenant is there from now on, without keys. Returns nothing if it was."""
+    source = select(_tid(), ZERO, ZERO).where(ONE == ONE).suffix_with("ON CONFLICT (tenant_id) DO NOTHING")
+    return (
+        sqlalchemy.insert(tenants)
+        .from_select(["tenant_id", "last_key_number", "shredded_key_number"], source)
+        .returning(_t.tenant_id)
+    )
+
+
+def take_number(dialect: Dialect) -> ReturningUpdate[Any]:
+    """The number is the tenant's last one from now on, if it is above the last that was seen, and this is that store."""
+    number, seen = _number(), bindparam("my_after", type_=Integer)
+    this = select(meta.c.value).where(meta.c.name == word(STORE)).scalar_subquery()
+    is_next = and_(_t.last_key_number == seen, number > seen)
+    next_one = update(tenants).where(_t.tenant_id == _tid(), is_next, this == bindparam("my_store", type_=BigInteger))
+    return next_one.values(last_key_number=number).returning(_t.last_key_number)
+
+
+def add_key(dialect: Dialect) -> Insert:
+    """The key of a number that was just taken."""
+    kept = [
+        ("tenant_id", _tid()),
+        ("number", _number()),
+        ("wrapping_key_id", bindparam("my_wrapping_key_id", type_=Text)),
+        ("wrapped_key", bindparam("my_wrapped_key", type_=LargeBinary)),
+        ("created_at", dialect.now),
+    ]
+    return sqlalchemy.insert(data_keys).values(dict(kept))
+
+
+def close_key(dialect: Dialect) -> Update:
+    """It seals no more, since when it was first told so."""
+    return update(data_keys).where(*_is_key(), _k.disabled_at.is_(None)).values(disabled_at=dialect.now)
+
+
+def retire_key(dialect: Dialect) -> Delete:
+    """A key that seals no more is gone."""
+    return delete(data_keys).where(*_is_key(), _k.disabled_at.is_not(None))
+
+
+def erase(dialect: Dialect) -> Update:
+    """No data key of the tenant's may open anything from now on, and no answer to a key that was used before."""
+    later = getattr(func, dialect.greatest)(func.coalesce(_t.erased_at, ZERO), dialect.now)
+    return update(tenants).where(_t.tenant_id == _tid()).values(shredded_key_number=_t.last_key_number, erased_at=later)
+
+
+def destroy_keys(dialect: Dialect) -> Delete:
+    """All that the tenant has."""
+    return delete(data_keys).where(_k.tenant_id == _tid())
+
+
+def other_keys(dialect: Dialect) -> Select[Any]:
+    """Everybody's data keys that another key of the ring wraps."""
+    others = select(_k.tenant_id, *_shown(dialect)).where(
+        _k.wrapping_key_id != bindparam("my_wrapping_key_id", type_=Text)
+    )
+    return others.order_by(_k.tenant_id, _k.number)
+
+
+def count_keys(dialect: Dialect) -> Select[Any]:
+    """How many there are under each key of the ring."""
+    return select(_k.wrapping_key_id, func.count().label("keys_")).group_by(_k.wrapping_key_id)
+
+
+def _shown(dialect: Dialect) -> tuple[Any, ...]:
+    return _k.number, _k.wrapping_key_id, _k.wrapped_key, (dialect.now - _k.disabled_at).label("disabled_for")
+
+
+def _is_key() -> tuple[Any, Any]:
+    return _k.tenant_id == _tid(), _k.number == _number()
+
+
+def _tid() -> Any:
+    return bindparam("my_tenant_id", type_=LargeBinary)
+
+
+def _number() -> Any:
+    return bindparam("my_number", type_=Integer)
+
+
+_log = logging.getLogger("flask_idempotency")
+
+
+class SqlDataKeys:
+    """Implements `upkeep.DataKeys`. `now` says what time it is, or None to leave that to the server."""
+
+    def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
+        self._database = database
+        self._now = now
+
+    def shelf(self, tid: bytes) -> KeyShelf:
+        parameters = {"my_tenant_id": tid, "now": self._now()}
+        found = self._database.run(lambda connection: connection.execute(self._sent.shelf, parameters).all())
+        if not found:
+            self._database.run(identity)
+            found = self._database.run(lambda connection: connection.execute(self._sent.shelf, parameters).all())
+        if not found:
+            raise nameless()
+        keys = tuple(_key(row) for row in found if row.number is not None)
+        store, last = found[0].store, found[0].last
+        if not isinstance(store, int) or not isinstance(last, int):
+            raise CorruptRecord("the database's own number, or a tenant's last data key, cannot be read: restore it")
+        return KeyShelf(spelt(store), keys, last)
+
+    def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
+        if len(store) != IDENTITY_BYTES:
+            return False
+        number = int.from_bytes(store, "big", signed=True)
+        parameters = {
+            "my_tenant_id": tid,
+            "my_number": key.number,
+            "my_after": after,
+            "my_wrapping_key_id": key.kid,
+            "my_wrapped_key": key.wrapped,
+            "my_store": number,
+            "now": self._now(),
+        }
+
+        def add(connection: Connection) -> bool:
+            with together(connection):
+                connection.execute(self._sent.first_key, parameters)
+                if connection.execute(self._sent.take_number, parameters).one_or_none() is None:
+                    return False
+                connection.execute(self._sent.add_key, parameters)
+                return True
+
+        return self._database.run(add)
+
+    def close(self, tid: bytes, number: int) -> None:
+        self._execute(self._sent.close_key, tid, number)
+
+    def retire(self, tid: bytes, number: int) -> None:
+        self._execute(self._sent.retire_key, tid, number)
+
+    def others(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
+        parameters = {"my_wrapping_key_id": kid, "now": self._now()}
+        found = self._database.take_time(lambda connection: connection.execute(self._sent.other_keys, parameters).all())
+        return list(_readable(found))
+
+    def destroy(self, tid: bytes) -> int:
+        parameters = {"my_tenant_id": tid, "now": self._now()}
+
+        def destroy(connection: Connection) -> int:
+            with together(connection):
+                connection.execute(self._sent.first_key, parameters)
+                # Whoever adds a key meanwhile holds the tenant's row, or waits for it: what is deleted is all there is.
+                connection.execute(self._sent.erase, parameters)
+                return connection.execute(self._sent.destroy_keys, parameters).rowcount
+
+        return self._database.run(destroy)
+
+    def count(self) -> Mapping[str, int]:
+        found = self._database.take_time(lambda connection: connection.execute(self._sent.count_keys).all())
+        return {row.wrapping_key_id: row.keys_ for row in found}
+
+    def _execute(self, statement: Any, tid: bytes, number: int) -> None:
+        parameters = {"my_tenant_id": tid, "my_number": number, "now": self._now()}
+        self._database.run(lambda connection: connection.execute(statement, parameters))
+
+    @cached_property
+    def _sent(self) -> _SentDataKey:
+        return _SentDataKey(self._database.dialect)
+
+
+class _SentDataKey:
+    def __init__(self, dialect: Dialect) -> None:
+        self.shelf = shelf(dialect)
+        self.first_key = first_key(dialect)
+        self.take_number = take_number(dialect)
+        self.add_key = add_key(dialect)
+        self.close_key = close_key(dialect)
+        self.retire_key = retire_key(dialect)
+        self.erase = erase(dialect)
+        self.destroy_keys = destroy_keys(dialect)
+        self.other_keys = other_keys(dialect)
+        self.count_keys = count_keys(dialect)
+
+
+def _key(row: Any) -> DataKey:
+    numbers = (row.number, *(() if row.disabled_for is None else (row.disabled_for,)))
+    fits = (
+        isinstance(row.wrapping_key_id, str)
+        and isinstance(row.wrapped_key, bytes)
+        and all(isinstance(each, int) for each in numbers)
+    )
+    if not fits or len(row.wrapped_key) > LARGEST_WRAPPED:
+        raise CorruptRecord(
+            "a data key in the database cannot be read: restore it, or the answers it has sealed are lost"
+        )
+    return DataKey(
+        row.number,
+        row.wrapping_key_id,
+        row.wrapped_key,
+        None if row.disabled_for is None else row.disabled_for / 1_000_000,
+    )
+
+
+def _readable(rows: Iterable[Any]) -> Iterator[tuple[bytes, DataKey]]:
+    """Yield the data keys that can be read, with their tenants. Log how many cannot."""
+    unreadable = 0
+    for row in rows:
+        try:
+            yield row.tenant_id, _key(row)
+        except CorruptRecord:
+            unreadable += 1
+    if unreadable:
+        _log.error(
+            "%d data keys in the database cannot be read and were passed over: restore them, or the answers that they have "
+            "sealed are lost",
+            unreadable,
+        )

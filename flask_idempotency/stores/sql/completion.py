@@ -1,0 +1,426 @@
+"""Putting an answer into a record, on whichever connection that is to be committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Insert,
+    Integer,
+    LargeBinary,
+    Select,
+    SmallInteger,
+    String,
+    Text,
+    Update,
+    and_,
+    bindparam,
+    case,
+    exists,
+    func,
+    literal_column,
+    null,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.sql.dml import ReturningUpdate
+
+from flask_idempotency.engine.errors import DataKeyGone
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import CORRUPT, Payload
+from flask_idempotency.engine.quota import bucket_width_ms
+from flask_idempotency.stores.durations import microseconds
+from flask_idempotency.stores.sql.database import together
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
+from flask_idempotency.stores.sql.schema import (
+    COMPLETED,
+    FAILED,
+    PROCESSING,
+    QUARANTINED,
+    RESPONSES,
+    data_keys,
+    records,
+    tenants,
+)
+from flask_idempotency.stores.sql.statements import (
+    ONE,
+    ZERO,
+    booked,
+    columns,
+    duration,
+    is_mine,
+    others_update,
+    owners,
+    word,
+)
+
+# The statement that completes a record, in the eight forms that it needs: no answer pays for what it does not use. And
+# the one by which somebody else does it in the owner's place.
+#
+# `sealed`: only while the tenant's data key is there and the tenant was not erased since. `counted`: the ledger, too, in the
+# same statement; the plain form leaves a counted record alone. `tells`: for the application's transaction, where the patience
+# that it sets on PostgreSQL lasts until that ends, and whoever is to hear of the commit needs the row.
+
+_r = records.c
+
+
+def complete(
+    dialect: Dialect, *, sealed: bool = False, counted: bool = False, tells: bool = False
+) -> ReturningUpdate[Any] | Select[Any]:
+    """The answer is there and will be kept this long. Returns the fence; the row but for its answer, if it `tells`."""
+    statement, now = owners(dialect, PROCESSING, QUARANTINED)
+    return _completed(dialect, statement, now, sealed=sealed, counted=counted, tells=tells)
+
+
+def settle(dialect: Dialect, *, sealed: bool = False, counted: bool = False) -> ReturningUpdate[Any] | Select[Any]:
+    """The same in the owner's place, of a row that is quarantined as it was met. The token is another from now on."""
+    statement, now = others_update(dialect, _r.state == word(QUARANTINED))
+    mine = statement.values(token=bindparam("my_token", type_=LargeBinary))
+    return _completed(dialect, mine, now, sealed=sealed, counted=counted, tells=False)
+
+
+def book(dialect: Dialect) -> Insert:
+    """So much is added to an entry of the ledger, and to none if it is nothing. Negative numbers take away."""
+    names = (
+        ("my_tenant_id", LargeBinary),
+        ("my_kind", String),
+        ("my_bucket_end", BigInteger),
+        ("my_window_length", BigInteger),
+    )
+    entry = [bindparam(name, type_=kind) for name, kind in names]
+    amounts = [bindparam(name, type_=BigInteger) for name in ("my_records", "my_bytes")]
+    # SQLite's parser needs some WHERE before ON CONFLICT.
+    selected: list[ColumnElement[Any]] = [*entry, _shard(), *amounts]
+    return booked(select(*selected).where(ONE == ONE))
+
+
+def sealing(dialect: Dialect) -> Select[Any]:
+    """Why a sealed answer was not stored: whether its tenant was erased since, and whether its data key seals."""
+    told: list[ColumnElement[Any]] = [(~_unerased()).label("erased"), _key_is_there().label("kept")]
+    return select(*told).where(is_mine())
+
+
+def may_be_sealed() -> ColumnElement[bool]:
+    """Whether an answer that is sealed with this data key may become a record's."""
+    return and_(_key_is_there(), _unerased())
+
+
+def _completed(
+    dialect: Dialect, statement: Update, now: ColumnElement[int], *, sealed: bool, counted: bool, tells: bool
+) -> ReturningUpdate[Any] | Select[Any]:
+    # By a clock that was set back meanwhile it would be over before it began, as no row of ours is.
+    begins: ColumnElement[int] = getattr(func, dialect.greatest)(now, _r.requested_at)
+    ends = begins + duration("keep")
+    if counted:
+        ends = case((_r.in_quota == ONE, _next_bucket_end(ends)), else_=ends)
+    else:
+        statement = statement.where(_r.in_quota == ZERO)
+    if sealed:
+        statement = statement.where(may_be_sealed())
+    completed = statement.values(
+        state=bindparam("my_state", type_=String),
+        lease_expires_at=null(),
+        completed_at=begins,
+        expires_at=ends,
+        status=bindparam("my_status", type_=_r.status.type),
+        response_size=bindparam("my_response_size", type_=BigInteger),
+        response=bindparam("my_response", type_=LargeBinary),
+        reason=null(),
+        wrapping_key_id=bindparam("my_wrapping_key_id", type_=Text),
+        data_key_number=bindparam("my_data_key_number", type_=Integer),
+        succeeded=null(),
+        resolver_due_at=ZERO,
+    )
+    told = [*columns(without="response"), now.label("now")] if tells else [_r.fence]
+    if not counted:
+        return completed.returning(*told)
+    entry = [_r.tenant_id, _r.in_quota, _r.expires_at, _r.response_size]
+    if dialect.name != POSTGRESQL:
+        return completed.returning(*(told if tells else [*told, *entry]))
+    done = completed.returning(*told, *(column.label(f"_{column.name}") for column in entry)).cte("done")
+    added = select(done.c._tenant_id, word(RESPONSES), done.c._expires_at, ZERO, _shard(), ONE, done.c._response_size)
+    into_ledger = booked(added.where(done.c._in_quota == ONE)).cte("into_ledger")
+    return select(*(column for column in done.c if not column.name.startswith("_"))).add_cte(into_ledger)
+
+
+def _key_is_there() -> ColumnElement[bool]:
+    k = data_keys.c
+    number = bindparam("my_data_key_number", type_=Integer)
+    there = (
+        select(ONE).where(k.tenant_id == _r.tenant_id, k.number == number, k.disabled_at.is_(None)).correlate(records)
+    )
+    return exists(there)
+
+
+def _unerased() -> ColumnElement[bool]:
+    t = tenants.c
+    return ~exists(select(ONE).where(t.tenant_id == _r.tenant_id, t.erased_at >= _r.requested_at).correlate(records))
+
+
+def _next_bucket_end(ends: ColumnElement[int]) -> ColumnElement[int]:
+    width = bindparam("width", type_=BigInteger)
+    return (ends + width - ONE) // width * width
+
+
+def _shard() -> ColumnElement[int]:
+    return bindparam("my_shard", type_=SmallInteger)
+
+
+# Every statement about answers that are there already: seen, sealed anew, or found to be unreadable.
+
+
+def page_end(dialect: Dialect) -> Select[Any]:
+    """The last row of a page, and one more if there is a next page. Nothing when the rest is shorter than the page."""
+    rest = select(_r.record_id).where(_r.record_id > _bytes("my_after")).order_by(_r.record_id)
+    return rest.offset(bindparam("my_limit", type_=Integer) - literal_column("1")).limit(literal_column("2"))
+
+
+def page(dialect: Dialect) -> Select[Any]:
+    """The live answers up to there; of this tenant, if one is named, and not under that key of the ring, if one is."""
+    tenant_id, wrapping_key_id = _bytes("my_tenant_id"), bindparam("my_wrapping_key_id", type_=Text)
+    shown = select(_r.record_id, _r.tenant_id, *columns(), dialect.now.label("now"))
+    return shown.where(
+        _r.record_id > _bytes("my_after"),
+        _r.record_id <= _bytes("my_until"),
+        is_answer(dialect),
+        _r.tenant_id == func.coalesce(tenant_id, _r.tenant_id),
+        or_(wrapping_key_id.is_(None), func.coalesce(_r.wrapping_key_id, word("")) != wrapping_key_id),
+    ).order_by(_r.record_id)
+
+
+def count_answers(dialect: Dialect) -> Select[Any]:
+    """How many there are under each key of the ring, those included whose life has ended, and not those that were wiped."""
+    under = func.coalesce(_r.wrapping_key_id, word("")).label("wrapping_key_id")
+    counted: list[ColumnElement[Any]] = [under, func.count().label("responses")]
+    is_wiped = func.coalesce(_r.data_key_number, ONE) == ZERO
+    return select(*counted).where(_is_completed(), ~is_wiped).group_by(under)
+
+
+def replace(dialect: Dialect) -> ReturningUpdate[Any]:
+    """Another payload in the place of the very one that was seen; its life ends when it would have."""
+    statement = update(records).where(is_mine(), is_answer(dialect), _holds_seen())
+    return _replaced(statement)
+
+
+def replace_sealed(dialect: Dialect) -> ReturningUpdate[Any]:
+    """The same, while the data key of the new one is there, and unless the tenant was erased since."""
+    statement = update(records).where(is_mine(), is_answer(dialect), _holds_seen(), may_be_sealed())
+    return _replaced(statement)
+
+
+def holds(dialect: Dialect) -> Select[Any]:
+    """Whether the very payload is there that was seen: with a row. On PostgreSQL it is locked then."""
+    entry = (_r.in_quota, _r.expires_at, _r.response_size)
+    return _locked(dialect, select(*entry).where(is_mine(), is_answer(dialect), _holds_seen()))
+
+
+def condemn(dialect: Dialect) -> ReturningUpdate[Any]:
+    """A completed row, whose answer nobody can open. All that it holds stays, and time does not end it any more."""
+    statement = update(records).where(is_mine(), is_answer(dialect), _holds_seen())
+    quarantined = statement.values(
+        state=word(QUARANTINED),
+        reason=word(CORRUPT),
+        lease_expires_at=dialect.now,
+        expires_at=null(),
+        succeeded=_succeeded(),
+    )
+    return quarantined.returning(_r.fence)
+
+
+def unreadable(dialect: Dialect) -> Select[Any]:
+    """As much of a row that is none of ours as its ledger needs. On PostgreSQL it is locked then."""
+    entry = (_r.state, _r.in_quota, _r.expires_at, _r.response_size, dialect.now.label("now"))
+    return _locked(dialect, select(*entry).where(is_mine(), _r.state != word(QUARANTINED)))
+
+
+def distrust(dialect: Dialect) -> ReturningUpdate[Any]:
+    """A row that is none of ours is where time does not end it. Nobody will run what it was about again."""
+    return (
+        update(records)
+        .where(is_mine())
+        .values(
+            state=word(QUARANTINED),
+            reason=word(CORRUPT),
+            lease_expires_at=func.coalesce(_r.lease_expires_at, dialect.now),
+            expires_at=null(),
+            succeeded=_succeeded(),
+        )
+        .returning(_r.fence)
+    )
+
+
+def is_answer(dialect: Dialect, now: ColumnElement[int] | None = None) -> ColumnElement[bool]:
+    """Whether a row is completed, and its life has not ended: then, or when it is looked at."""
+    return and_(_is_completed(), _r.expires_at > (dialect.now if now is None else now))
+
+
+def _succeeded() -> ColumnElement[int]:
+    """What the state says of the answer, and will say no more."""
+    return case((_r.state == word(COMPLETED), ONE), (_r.state == word(FAILED), ZERO), else_=_r.succeeded)
+
+
+def _is_completed() -> ColumnElement[bool]:
+    return _r.state.in_((word(COMPLETED), word(FAILED)))
+
+
+def _replaced(statement: Any) -> ReturningUpdate[Any]:
+    new: dict[str, Any] = {
+        "state": bindparam("my_state", type_=String),
+        "status": bindparam("my_status", type_=_r.status.type),
+        "response_size": bindparam("my_response_size", type_=BigInteger),
+        "response": _bytes("my_response"),
+        "wrapping_key_id": bindparam("my_wrapping_key_id", type_=Text),
+        "data_key_number": bindparam("my_data_key_number", type_=Integer),
+    }
+    replaced: ReturningUpdate[Any] = statement.values(new).returning(_r.fence)
+    return replaced
+
+
+def _holds_seen() -> ColumnElement[bool]:
+    """By the clear facts first: they spare a comparison of mebibytes."""
+    return and_(
+        _r.state == bindparam("seen_state", type_=String),
+        _r.status == bindparam("seen_status", type_=_r.status.type),
+        _r.response_size == bindparam("seen_response_size", type_=BigInteger),
+        _r.wrapping_key_id.is_not_distinct_from(bindparam("seen_wrapping_key_id", type_=Text)),
+        _r.data_key_number.is_not_distinct_from(bindparam("seen_data_key_number", type_=Integer)),
+        _r.response == _bytes("seen_response"),
+    )
+
+
+def _locked(dialect: Dialect, statement: Select[Any]) -> Select[Any]:
+    return statement.with_for_update() if dialect.name == POSTGRESQL else statement
+
+
+def _bytes(name: str) -> Any:
+    return bindparam(name, type_=LargeBinary)
+
+
+SHARDS: Final = 8
+"""Rows that a tenant's completions of one moment are spread over: with one, each would wait for the commit of another
+(2,188 in a second, and 7,089 with eight: correctness.md, section 4)."""
+
+
+class Completing:
+    """Takes the form of the statement that this record needs, and the plain one until it turns out to need another."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._made: dict[tuple[bool, bool, bool], Any] = {}
+        self._settling: dict[tuple[bool, bool], Any] = {}
+        self._book = book(dialect)
+        self._sealing = sealing(dialect)
+        self.counts = False
+        """Whether there are quotas here. False costs a counted record one statement more, and nothing else."""
+
+    def write(
+        self, connection: Connection, parameters: dict[str, Any], *, tells: bool = False, checked: bool = False
+    ) -> Any | None:
+        """In the transaction that the connection is in. None: nothing was changed.
+
+        `checked`: `refuse_without_key` was asked a moment ago, and need not be again.
+        """
+        counted = self.counts
+        statement = self._complete(is_sealed(parameters) and not checked, counted, tells)
+        return self._send(connection, statement, parameters, counted=counted)
+
+    def write_alone(self, connection: Connection, parameters: dict[str, Any]) -> bool:
+        """On a connection that commits each statement by itself."""
+        return self._alone(connection, self._complete, parameters)
+
+    def settle_alone(self, connection: Connection, parameters: dict[str, Any]) -> bool:
+        """The same in the owner's place: `parameters` say besides which record was met."""
+        return self._alone(connection, self._settle, parameters)
+
+    def look_again(self, connection: Connection, parameters: dict[str, Any], standing: Any) -> None:
+        """Nothing was changed although the record is its owner's. Raises `DataKeyGone` when that is why."""
+        self.counts = self.counts or bool(standing.in_quota)
+        self.refuse_without_key(connection, parameters)
+
+    def refuse_without_key(self, connection: Connection, parameters: dict[str, Any]) -> None:
+        """Raises `DataKeyGone` when that is why nothing was changed, or would be."""
+        if not is_sealed(parameters):
+            return
+        found = connection.execute(self._sealing, parameters).one_or_none()
+        if found is not None and found.erased:
+            raise DataKeyGone("the tenant's answers were erased since the key was first used", erased=True)
+        if found is not None and not found.kept:
+            raise DataKeyGone("there is no open data key of this number", erased=False)
+
+    def _alone(self, connection: Connection, form: Callable[[bool, bool], Any], parameters: dict[str, Any]) -> bool:
+        counted = self.counts
+        statement = form(is_sealed(parameters), counted)
+        with together(connection) if counted and self._dialect.name == SQLITE else nullcontext():
+            return self._send(connection, statement, parameters, counted=counted) is not None
+
+    def _send(self, connection: Connection, statement: Any, parameters: dict[str, Any], *, counted: bool) -> Any | None:
+        found = connection.execute(statement, parameters).one_or_none()
+        if found is not None and counted and self._dialect.name == SQLITE and found.in_quota:
+            connection.execute(self._book, {**parameters, **_entry(found)})
+        return found
+
+    def _complete(self, sealed: bool, counted: bool, tells: bool = False) -> Any:
+        form = sealed, counted, tells
+        if form not in self._made:
+            # Two threads may both do this at first: what they make is the same.
+            self._made[form] = complete(self._dialect, sealed=sealed, counted=counted, tells=tells)
+        return self._made[form]
+
+    def _settle(self, sealed: bool, counted: bool) -> Any:
+        form = sealed, counted
+        if form not in self._settling:
+            self._settling[form] = settle(self._dialect, sealed=sealed, counted=counted)
+        return self._settling[form]
+
+
+def answer_of(key: StorageKey, payload: Payload, keep: float) -> dict[str, Any]:
+    """The parameters of `completions.complete`, but for `my_record_id`, `my_token` and `now`."""
+    return {
+        **facts_of(payload, "my"),
+        "my_shard": shard_of(key),
+        "keep": microseconds(keep),
+        "width": bucket_width_ms(keep) * 1000,
+    }
+
+
+def facts_of(payload: Payload, whose: str) -> dict[str, Any]:
+    """A payload as columns: `my_…` of what is brought, `seen_…` of what is compared."""
+    by = payload.sealed_by
+    return {
+        f"{whose}_state": COMPLETED if payload.success else FAILED,
+        f"{whose}_status": payload.status,
+        f"{whose}_response_size": payload.byte_size,
+        f"{whose}_response": payload.data,
+        f"{whose}_wrapping_key_id": None if by is None else by.kid,
+        f"{whose}_data_key_number": None if by is None else by.number,
+    }
+
+
+def shard_of(key: StorageKey) -> int:
+    return key.rid[0] % SHARDS
+
+
+def is_sealed(parameters: dict[str, Any]) -> bool:
+    """Whether a data key must be there. Number 0 stands for none."""
+    return bool(parameters["my_data_key_number"])
+
+
+def entry(*, kind: str, bucket_end: int, window_length: int, records: int, stored: int) -> dict[str, Any]:
+    """The parameters of `completions.book`, but for `my_tenant_id` and `my_shard`."""
+    return {
+        "my_kind": kind,
+        "my_bucket_end": bucket_end,
+        "my_window_length": window_length,
+        "my_records": records,
+        "my_bytes": stored,
+    }
+
+
+def _entry(found: Any) -> dict[str, Any]:
+    return entry(kind=RESPONSES, bucket_end=found.expires_at, window_length=0, records=1, stored=found.response_size)
