@@ -3,44 +3,205 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from flask_idempotency.engine.capabilities import (
     Answers,
     ChoreBook,
     Counts,
+    DataKey,
     DataKeys,
     Expires,
     Expiry,
+    Finding,
+    Found,
     Fronted,
     Health,
     KeepsChoreBook,
     KeepsDataKeys,
+    KeyShelf,
     KnowsItsHealth,
     KnowsUnsettled,
     Ledger,
+    Page,
+    Sheet,
     ShowsAnswers,
+    UnfinishedCounts,
     Unsettled,
+    Verdict,
 )
-from flask_idempotency.engine.errors import IdempotencyError
+from flask_idempotency.engine.errors import IdempotencyError, NothingChanged, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, ClaimRequest, Mismatched, Payload, Record, Replayed
+from flask_idempotency.engine.model import Claimed, ClaimRequest, Mismatched, Payload, Record, Replayed, State
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
 from flask_idempotency.engine.waiting import Announces, Bell
-from flask_idempotency.stores.tiered_health import CachedHealth
-from flask_idempotency.stores.tiered_unsettled import CachedUnsettled
-from flask_idempotency.stores.tiered_upkeep import CachedAnswers, CachedDataKeys
+
+# How a system of record is, and the cache of its answers before it.
+
+_REMEDY: Final = "Check IDEMPOTENCY_REDIS_URL, and that its server runs and lets this host in."
+
+
+class CachedHealth:
+    """Implements `health.Health`: the system's findings, and whether the cache answers.
+
+    `answers` looks for a key in the cache and says whether it answered, found or not. What it raises is its fault.
+    """
+
+    def __init__(self, health: Health | None, answers: Callable[[StorageKey], bool]) -> None:
+        self._health = health
+        self._answers = answers
+
+    def findings(self) -> Sequence[Finding]:
+        return [*(() if self._health is None else self._health.findings()), self._replays()]
+
+    def _replays(self) -> Finding:
+        try:
+            answered = self._answers(StorageKey(os.urandom(32), os.urandom(16)))
+        except Exception as error:  # noqa: BLE001 - the system's findings are worth having without it
+            why = f"The cache of answers failed ({type(error).__name__})"
+        else:
+            if answered:
+                return Finding("replays", Verdict.FINE, "The cache of answers answers.")
+            why = "The cache of answers does not answer"
+        return Finding("replays", Verdict.ADVICE, f"{why}: every replay is asked of the database.", _REMEDY)
+
+
+# Settling by others in a system of record, where a cache of its answers stands before it.
+
+
+class CachedUnsettled:
+    """Implements `unsettled.Unsettled`: the system's, and the cache replays nothing that was freed or settled anew.
+
+    Only a record that holds an answer, completed or condemned, can be in the cache: a janitor needs no cache for others.
+    """
+
+    def __init__(self, unsettled: Unsettled, withdraw: Callable[[StorageKey, int], bool]) -> None:
+        self._unsettled = unsettled
+        self._withdraw = withdraw
+
+    def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> Sheet:
+        return self._unsettled.stale(horizon=horizon, after=after, limit=limit)
+
+    def lapse(self, seen: Found, *, horizon: float) -> bool:
+        return self._unsettled.lapse(seen, horizon=horizon)
+
+    def due(
+        self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
+    ) -> Sequence[Found]:
+        return self._unsettled.due(horizon=horizon, least=least, most=most, limit=limit, owner=owner)
+
+    def settle(self, seen: Found, *, token: bytes, payload: Payload, keep: float) -> bool:
+        self._forget(seen)
+        return self._unsettled.settle(seen, token=token, payload=payload, keep=keep)
+
+    def free(self, seen: Found) -> bool:
+        self._forget(seen)
+        return self._unsettled.free(seen)
+
+    def walk(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> Sheet:
+        return self._unsettled.walk(state, after=after, limit=limit, tid=tid)
+
+    def standing(self) -> UnfinishedCounts:
+        return self._unsettled.standing()
+
+    def _forget(self, seen: Found) -> None:
+        # Before the system changes: what is withdrawn in vain is cached again when its tombstone is gone, after 90 days, and
+        # this may be repeated; what was freed and is replayed could not be freed once more.
+        if seen.record.payload is not None and not self._withdraw(seen.key, seen.record.fence):
+            raise NothingChanged(
+                "Nothing was changed, for the cache of answers did not hear of it and would go on replaying this one: repeat "
+                "this when the cache answers, where IDEMPOTENCY_REDIS_URL is set as on the web hosts. If it never will again, "
+                "see `A cache that is gone` in docs/operations.md."
+            )
+
+
+# What a system of record can do besides, where a cache of its answers stands before it.
+
+_log = logging.getLogger("flask_idempotency")
+
+
+class Erasing(Protocol):
+    """A cache that can be told to forget everything about one tenant."""
+
+    def erase(self, tid: bytes) -> bool:
+        """From now on nothing is replayed that was kept for this tenant so far. False: it did not answer."""
+        ...
+
+
+class CachedDataKeys:
+    """Implements `upkeep.DataKeys`: the system's, and the cache is told of what is erased."""
+
+    def __init__(self, keys: DataKeys, cache: Erasing) -> None:
+        self._keys = keys
+        self._cache = cache
+
+    def shelf(self, tid: bytes) -> KeyShelf:
+        return self._keys.shelf(tid)
+
+    def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
+        return self._keys.add(tid, key, store=store, after=after)
+
+    def close(self, tid: bytes, number: int) -> None:
+        self._keys.close(tid, number)
+
+    def retire(self, tid: bytes, number: int) -> None:
+        self._keys.retire(tid, number)
+
+    def others(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
+        return self._keys.others(kid)
+
+    def destroy(self, tid: bytes) -> int:
+        gone = self._keys.destroy(tid)
+        # Afterwards, so that nothing is filled in between that was told before.
+        if not self._erased(tid):
+            raise StoreUnavailable(
+                "The data keys are destroyed, and the cache of answers did not hear of it. What it holds of this tenant is "
+                "replayed for a minute at most where it is encrypted, and to its end where it is not: repeat this when the "
+                "cache answers, or empty the cache."
+            )
+        return gone
+
+    def count(self) -> Mapping[str, int]:
+        return self._keys.count()
+
+    def _erased(self, tid: bytes) -> bool:
+        try:
+            return self._cache.erase(tid)
+        except Exception:  # noqa: BLE001 - the keys are destroyed, and whoever asked must hear so
+            _log.exception("The cache of answers failed")
+            return False
+
+
+class CachedAnswers:
+    """Implements `upkeep.Answers`: the system's, and the cache forgets what is replaced."""
+
+    def __init__(self, answers: Answers, forget: Callable[[StorageKey], None]) -> None:
+        self._answers = answers
+        self._forget = forget
+
+    def walk(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
+        return self._answers.walk(after=after, limit=limit, tid=tid, other_than=other_than)
+
+    def replace(self, key: StorageKey, old: Payload, new: Payload) -> bool:
+        replaced = self._answers.replace(key, old, new)
+        if replaced:
+            self._forget(key)
+        return replaced
+
+    def count(self) -> Mapping[str, int]:
+        return self._answers.count()
+
 
 REMEMBERED_CLAIMS = 4096
 """Claims whose answers may be cached as soon as they are there: more than run at once in any one process. The answer
 of one that was forgotten is cached when it is first replayed."""
-
-_log = logging.getLogger("flask_idempotency")
 
 
 @dataclass(frozen=True, slots=True)

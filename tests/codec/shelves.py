@@ -9,7 +9,7 @@ from flask_idempotency.codec.encryption import DataKeyring
 from flask_idempotency.codec.keyring import KeyProvider, KeyRing
 from flask_idempotency.engine.capabilities import DataKey, KeyShelf
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.memory.shelf import MemoryShelf
+from flask_idempotency.stores.memory.admin import MemoryShelf
 from tests.codec.sealing import NEW, OLD, RING, Monotonic
 
 OLD_FIRST = KeyRing({"old": OLD, "new": NEW})

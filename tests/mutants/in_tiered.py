@@ -44,7 +44,7 @@ IN_TIERED: Final = (
     ),
     Mutant(
         name="tiered-frees-what-is-still-replayed",
-        file="flask_idempotency/stores/tiered_unsettled.py",
+        file="flask_idempotency/stores/tiered.py",
         replaced="if seen.record.payload is not None and not self._withdraw(seen.key, seen.record.fence):",
         by="if False:",
         killed_by=("tests/stores/test_tiered_unsettled.py::test_an_answer_whose_key_was_freed_is_not_replayed",),

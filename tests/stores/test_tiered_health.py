@@ -8,7 +8,7 @@ from flask_idempotency.engine.capabilities import Verdict
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Record
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.memory.chores import MemoryHealth
+from flask_idempotency.stores.memory.admin import MemoryHealth
 from flask_idempotency.stores.tiered import Missed, TieredStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
 from tests.stores.cached import completed

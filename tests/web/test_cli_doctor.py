@@ -12,7 +12,7 @@ from flask import Flask
 from flask_idempotency import Idempotency
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.memory.chores import MemoryHealth
+from flask_idempotency.stores.memory.admin import MemoryHealth
 
 QUIET = ["--worker-timeout", "0", "--proxy-timeout", "0"]
 

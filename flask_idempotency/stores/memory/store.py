@@ -26,12 +26,17 @@ from flask_idempotency.engine.model import (
 from flask_idempotency.engine.quota import Quota, bucket_edge_ms, bucket_width_ms
 from flask_idempotency.engine.recovery import LAPSED
 from flask_idempotency.engine.store import Clock, StoreOutcome, store_time
-from flask_idempotency.stores.durations import microseconds
-from flask_idempotency.stores.memory.chores import MemoryChores, MemoryExpiry, MemoryHealth
-from flask_idempotency.stores.memory.ledger import MemoryLedger
-from flask_idempotency.stores.memory.room import Room
-from flask_idempotency.stores.memory.shelf import MemoryAnswers, MemoryShelf
-from flask_idempotency.stores.memory.unsettled import MemoryUnsettled
+from flask_idempotency.stores import microseconds
+from flask_idempotency.stores.memory.admin import (
+    MemoryAnswers,
+    MemoryChores,
+    MemoryExpiry,
+    MemoryHealth,
+    MemoryLedger,
+    MemoryShelf,
+    MemoryUnsettled,
+    Room,
+)
 
 # Two would do, one for the record that a claim adds and one to catch up; eight catches up sooner.
 DROPPED_PER_CLAIM = 8

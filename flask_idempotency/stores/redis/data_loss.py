@@ -21,7 +21,7 @@ from flask_idempotency.engine.capabilities import RISK, DataLossStatus, Loss
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, MemoryLost, StoreUnavailable
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.model import ClaimRequest, Grant
-from flask_idempotency.stores.durations import microseconds
+from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.encoding import about_bytes
 from flask_idempotency.stores.redis.executor import Call, Server, corrupt, whole_number

@@ -34,7 +34,7 @@ from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import TID_BYTES
 from flask_idempotency.engine.model import LARGEST_PAYLOAD, LATEST, About, OnLapse, Payload, Record, SealedBy, State
 from flask_idempotency.engine.quota import bucket_width_ms
-from flask_idempotency.stores.durations import microseconds
+from flask_idempotency.stores import microseconds
 
 TOKEN_BYTES = 16
 FINGERPRINT_BYTES = 17

@@ -15,7 +15,7 @@ from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Record, State
 from flask_idempotency.engine.store import Clock, store_time
-from flask_idempotency.stores.durations import microseconds
+from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.admin.data_keys import Scan
 from flask_idempotency.stores.redis.client import Errors, line_of, make_cache_client

@@ -25,7 +25,7 @@ from flask_idempotency.engine.model import (
 )
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome, store_time
-from flask_idempotency.stores.durations import microseconds
+from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.admin.data_keys import RedisAnswers, RedisShelf, refused_for_want_of_a_key, told
 from flask_idempotency.stores.redis.admin.health import Eviction, RedisHealth

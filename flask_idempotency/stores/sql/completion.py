@@ -35,7 +35,7 @@ from flask_idempotency.engine.errors import DataKeyGone
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import CORRUPT, Payload
 from flask_idempotency.engine.quota import bucket_width_ms
-from flask_idempotency.stores.durations import microseconds
+from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql.database import together
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
 from flask_idempotency.stores.sql.schema import (

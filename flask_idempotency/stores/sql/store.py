@@ -14,7 +14,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Claimed, ClaimRequest, InFlight, Payload, Record
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome, store_time
-from flask_idempotency.stores.durations import microseconds
+from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import statements
 from flask_idempotency.stores.sql.admin.data_keys import SqlAnswers, SqlDataKeys
 from flask_idempotency.stores.sql.admin.health import SqlHealth

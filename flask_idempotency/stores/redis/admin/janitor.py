@@ -12,7 +12,7 @@ from flask_idempotency.engine.capabilities import LONGEST_LOCK_SECONDS, Entry, F
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import StorageKey, new_token
 from flask_idempotency.engine.model import Payload, State
-from flask_idempotency.stores.durations import microseconds
+from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.admin.data_keys import Erasures, RedisAnswers, refused_for_want_of_a_key
 from flask_idempotency.stores.redis.encoding import NUMBERS, completion, decode, tid_of

@@ -42,7 +42,7 @@ from flask_idempotency.engine.capabilities import LONGEST_LOCK_SECONDS, Entry, F
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.keys import OWNER_BYTES, StorageKey, new_token
 from flask_idempotency.engine.model import Payload, State
-from flask_idempotency.stores.durations import microseconds
+from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.completion import Completing, answer_of, entry, is_answer, shard_of
 from flask_idempotency.stores.sql.database import TRIES, Database, together
