@@ -21,8 +21,8 @@ from flask_idempotency.logs import LINES, LOGGER, Line
 from flask_idempotency.metrics.counted import COUNTED, Uncounted
 from flask_idempotency.metrics.families import FAMILIES, Family
 from flask_idempotency.metrics.gauges import GAUGES
-from flask_idempotency.profiles import PROFILES
-from flask_idempotency.schema import DeploymentSchema, PolicySchema
+from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
+from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.signals import SIGNALS
 from flask_idempotency.web.problem_types import PROBLEMS, ProblemType
 

@@ -41,7 +41,7 @@ from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.engine.store import Codec, Partitioned, Schema, Store, Transactions
 from flask_idempotency.engine.waiting import Announces, WaitingRoom
 from flask_idempotency.settings import Settings
-from flask_idempotency.settings.encryption import NO_DATA_KEYS
+from flask_idempotency.settings.security import NO_DATA_KEYS
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.tiered import CachedUnsettled
 from flask_idempotency.stores.timed import TimedStore, Timing

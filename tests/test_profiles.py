@@ -7,7 +7,7 @@ import pytest
 
 from flask_idempotency.engine.model import OnLapse
 from flask_idempotency.engine.policy import Decision, Policy
-from flask_idempotency.profiles import (
+from flask_idempotency.settings.profiles import (
     DIALECT_FIELDS,
     KEPT_FIELDS,
     PROFILES,

@@ -9,9 +9,9 @@ import pytest
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import POLICY_FIELDS, Policy
-from flask_idempotency.profiles import PROFILES, policy_of
-from flask_idempotency.schema import DeploymentSchema, PolicySchema
 from flask_idempotency.settings import Settings, derived_secret, load_override, load_settings
+from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
+from flask_idempotency.settings.profiles import PROFILES, policy_of
 
 BASE = {"IDEMPOTENCY_STORE": "redis://127.0.0.1", "IDEMPOTENCY_SECRET": "s-9f2c47d1e8b35a60"}
 

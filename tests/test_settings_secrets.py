@@ -9,7 +9,7 @@ import pytest
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.settings import Settings, derived_secret, load_settings
-from flask_idempotency.settings.encryption import NO_RING
+from flask_idempotency.settings.security import NO_RING
 
 STRONG = "kUq3vN8xZt5bWm1cYr7d"
 STRONGER = "kUq3vN8xZt5bWm1cYr7d-hLs2eJg9pAo4fQi6"

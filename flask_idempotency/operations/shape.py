@@ -18,7 +18,7 @@ from typing import Any, Final
 from flask_idempotency.engine.capabilities import ChoreBook, Entry
 from flask_idempotency.engine.keys import Identity, owner_mark
 from flask_idempotency.operations.spelling import moment
-from flask_idempotency.schema.fields import EXTENSIONS
+from flask_idempotency.settings.options import EXTENSIONS
 
 NOTED_EVERY_SECONDS: Final = 3600.0
 """How often a shape in use is noted. A change is reported for up to this much longer than it has to be."""

@@ -3,20 +3,274 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import fields
-from typing import Any, Final
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from secrets import token_bytes
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from marshmallow import Schema, ValidationError
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import POLICY_FIELDS, Override, Policy
-from flask_idempotency.engine.quota import Quota
-from flask_idempotency.profiles import STATUS_LISTS, policy_of
-from flask_idempotency.schema import MEMORY, DeploymentSchema, PolicySchema
-from flask_idempotency.settings.encryption import faults_of_encryption, load_ring
-from flask_idempotency.settings.secrets import MAKE_ONE, load_secrets, weak_secrets
-from flask_idempotency.settings.settings import REDIS_SCHEMES, FormerIdentity, Settings
+from flask_idempotency.engine.quota import LIMITS, Quota
+from flask_idempotency.engine.store import Store
+from flask_idempotency.settings.options import DOCS_URL, MEMORY, DeploymentSchema, PolicySchema
+from flask_idempotency.settings.profiles import STATUS_LISTS, policy_of
+from flask_idempotency.settings.security import faults_of_encryption, load_ring
+
+# The secrets that name records, newest first, and what is wrong with them.
+
+LEAST_BYTES: Final = 16
+LEAST_BYTES_REQUIRED: Final = 32
+"""Under encryption `required`: as long as the HMAC that is keyed with it."""
+
+LEAST_DIFFERENT_BYTES: Final = 6
+"""Of 16 random bytes at least 12 differ, and of 32 random hexadecimal digits at least 8."""
+
+MAKE_ONE: Final = "Make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+
+_DERIVED: Final = b"derived from SECRET_KEY:"
+
+_PUBLISHED: Final = frozenset(
+    example.encode(encoding)
+    for encoding in ("utf-8", "latin-1")
+    for example in (
+        "192b9bdd22ab9ed4d12e236c78afcb9a393ec15f71bbf5dc987d54727823bcbf",  # Flask
+        '_5#y2L"F4Q8z\n\xec]/',  # Flask, as a string
+        "A0Zr98j/3yX R~XHH!jmN]LWX/,?RT",  # Flask until 1.0
+        "F12Zr47j\3yX R~X@H!jmM]Lwf/,?KT",  # copied from Flask's by many
+        "09d25e094faa6ca2556c818166b7a9563b93f7099f6f0f4caa6cf63b88e8d3e7",  # FastAPI
+        "pf9Wkove4IKEAXvy-cQkeDPhv9Cb3Ag-wyJILbq_dFw",  # Flask-Security
+        "146585145368132386173505678016728509634",  # Flask-Security, a salt
+        "you-will-never-guess",  # the Flask Mega-Tutorial
+        "hard to guess string",
+        "correct horse battery staple",
+    )
+)
+"""Examples that documentation has published."""
+
+# A value that is made of these and digits is one that somebody was to replace.
+_PLACEHOLDERS: Final = """
+    a an and any app application at be bit bits byte bytes change changed changeit changeme default demo dev development do
+    documented env environment example fill flask for foo bar baz generate get hard here hmac idempotency in insecure insert is
+    it jwt key keep kept least length local long lorem me min must my need not of on only or out outside own pass passphrase
+    passwd password placeholder please private prod production put random replace safe sample secret secure set should signing
+    some something staging store string strong super supersecret test testing tests text that the this to todo token top unsafe
+    use value very with xxx you your qwerty abc abcdef admin root letmein django database
+"""
+_WORDS: Final = tuple(_PLACEHOLDERS.split())
+_BETWEEN: Final = re.compile(r"""[ \t.,:;!?'"_/+*#@=<>(){}\[\]-]+""")
+_MOST_DIGITS: Final = 8
+
+
+def derived_secret(secret_key: str | bytes) -> bytes:
+    """The secret of an application that has only a `SECRET_KEY`: to be listed last while it gets one of its own."""
+    return _DERIVED + octets(secret_key)
+
+
+def load_secrets(
+    chosen: Any, secret_key: Any, *, in_memory: bool, lenient: bool
+) -> tuple[tuple[bytes, ...], list[str]]:
+    """The secrets, none if they cannot be used, and what is unwise about them."""
+    if chosen is not None:
+        several = list(chosen) if isinstance(chosen, Sequence) and not isinstance(chosen, str | bytes) else [chosen]
+        return tuple(octets(secret) for secret in several) if all(map(_is_secret, several)) else (), []
+    if in_memory:
+        return (token_bytes(32),), []  # the records will not outlive this process, so their names need not either
+    if _is_secret(secret_key):
+        warning = (
+            "IDEMPOTENCY_SECRET is not set, so it is derived from SECRET_KEY: rotating SECRET_KEY would make every "
+            "idempotency key new and run retries again. Set IDEMPOTENCY_SECRET to [a value of its own, "
+            "flask_idempotency.settings.derived_secret(SECRET_KEY)], and drop the second after one `keep`."
+        )
+        return (derived_secret(secret_key),), [] if lenient else [warning]
+    return (), []
+
+
+def weak_secrets(secrets: Sequence[bytes], *, required: bool, lenient: bool) -> tuple[list[str], list[str]]:
+    """What is wrong with these secrets, and what is only unwise: one sentence for each, with its length and the remedy.
+
+    A former secret that is too weak may stay in the list for one `keep`, with a warning: without it, every key would be new.
+    Under `required` it may not. In debug and testing (`lenient`) any secret will do, unless encryption is `required`.
+    """
+    faults, warnings = [], []
+    if lenient and not required:
+        return [], []
+    least = LEAST_BYTES_REQUIRED if required else LEAST_BYTES
+    for number, secret in enumerate(secrets):
+        weakness = _weakness(secret.removeprefix(_DERIVED), least)
+        if weakness is None:
+            continue
+        name = (
+            "IDEMPOTENCY_SECRET" if len(secrets) == 1 else f"IDEMPOTENCY_SECRET, number {number + 1} of {len(secrets)}"
+        )
+        if secret.startswith(_DERIVED):
+            name += ", which is derived from SECRET_KEY"
+        if number == 0:
+            rotate = (
+                " If it has named records, set IDEMPOTENCY_SECRET to [the new one, the old one], and drop the second after one "
+                "`keep`."
+            )
+            faults.append(f"{name}: {weakness} {MAKE_ONE}.{rotate}")
+        elif required:
+            faults.append(
+                f"{name}: {weakness} IDEMPOTENCY_ENCRYPTION is required: drop it, or set that to on until one `keep` has "
+                "passed since every process knows the first."
+            )
+        else:
+            warnings.append(
+                f"{name}: {weakness} Drop it when one `keep` has passed since every process knows the first."
+            )
+    return faults, warnings
+
+
+def octets(value: str | bytes) -> bytes:
+    """The bytes of a secret, however it is written."""
+    return value.encode() if isinstance(value, str) else value
+
+
+def _weakness(secret: bytes, least: int) -> str | None:
+    if len(secret) < least:
+        return f"it has {len(secret)} bytes, and must have at least {least}."
+    if secret in _PUBLISHED:
+        return f"it has {len(secret)} bytes, and is an example that documentation has published."
+    if _made_of_words(secret):
+        return f"it has {len(secret)} bytes, and is a placeholder that many use."
+    if len(set(secret)) < LEAST_DIFFERENT_BYTES or _repeats(secret):
+        return f"it has {len(secret)} bytes, and repeats itself."
+    return None
+
+
+def _repeats(secret: bytes) -> bool:
+    """Whether it is a short text again and again, or counts up or down."""
+    half = len(secret) // 2
+    if any(secret == (secret[:size] * len(secret))[: len(secret)] for size in range(1, half + 1)):
+        return True
+    return len({(after - before) % 256 for before, after in pairwise(secret)} - {1}) < 2
+
+
+def _made_of_words(secret: bytes) -> bool:
+    """Whether placeholder words, a few digits and what stands between them are all that it consists of."""
+    text = _BETWEEN.sub("", secret.decode("latin-1").lower())
+    if not text or sum(map(str.isdecimal, text)) > _MOST_DIGITS:
+        return False
+    ends = {0}
+    for at in range(len(text)):
+        if at in ends:
+            ends |= {at + len(word) for word in _WORDS if text.startswith(word, at)}
+            ends |= {at + 1} if text[at].isdecimal() else set()
+    return len(text) in ends
+
+
+def _is_secret(value: Any) -> bool:
+    return isinstance(value, str | bytes) and bool(value)
+
+
+def is_same(secret: bytes, keys: Iterable[Any]) -> bool:
+    """Whether this secret is one of these keys of the application, written as text or bytes."""
+    return any(_is_secret(key) and secret == octets(key) for key in keys)
+
+
+# Everything one application configured.
+
+if TYPE_CHECKING:
+    from flask_idempotency.codec.keyring import KeyProvider  # needs a package that is optional
+
+REDIS_SCHEMES = ("redis:", "rediss:", "unix:", "redis+", "rediss+")
+
+StoreChoice: TypeAlias = "str | Store | Callable[[], Store]"
+Encryption: TypeAlias = Literal["off", "on", "required"]
+
+
+@dataclass(frozen=True, slots=True)
+class FormerIdentity:
+    """What was otherwise in the identity of keys, until a change. None: it was as it is now."""
+
+    namespace: str | None = None
+    tenant: Literal[False] | Callable[[], str | None] | None = None
+    """False: there was no loader. Else the loader that there was."""
+    principal: Literal[False] | tuple[str, ...] | Callable[[], str | None] | None = None
+    """As `tenant`; or the extensions that named callers."""
+
+    @property
+    def coarse(self) -> bool:
+        """Whether the former names may stand for several callers of today."""
+        return self.tenant is not None or self.principal is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Frozen, and never shown whole: it holds secrets. `secrets` has the newest first."""
+
+    store: StoreChoice = field(repr=False)
+    namespace: str
+    secrets: tuple[bytes, ...] = field(repr=False)
+    policy: Policy
+    redis_url: str | None = field(default=None, repr=False)
+    claim_strategy: str | None = None
+    docs_url: str = DOCS_URL
+    former_identity: FormerIdentity | None = None
+    """Under which names keys are claimed besides, for one `keep` after a change."""
+    allow_anonymous: bool | None = None
+    """None: requests without credentials only."""
+    credential_headers: tuple[str, ...] = ()
+    """What counts as credentials besides `web.principals`."""
+    max_waiters: int = 2
+    quota: Quota | None = None
+    """What each tenant may have, unless something says otherwise of one. None: nothing is counted."""
+    store_id: str | None = None
+    after_loss: Literal["refuse", "hold", "run"] = "refuse"
+    loss_hold: float = 60.0
+    key_clock_skew: float | None = 5.0
+    """What becomes of keys that a Redis does not know after it has lost its memory: see `stores.redis.memory`."""
+    of_memory: tuple[str, ...] = ()
+    """Those of these that were configured."""
+    replicas: int = 0
+    """How many replicas of a Redis must have each claim and each answer before it counts."""
+    tenant_shards: int = 1
+    """Over how many parts the keys of each tenant are spread."""
+    encryption: Encryption = "off"
+    key_ring: KeyProvider | None = field(default=None, repr=False)
+    """Also without encryption it may be there: what was sealed before still opens."""
+    compression: str | None = "zlib"
+    hashed_names: bool = False
+    """Whether records name tenants and principals by what leads back to nobody."""
+    plaintext_transport: bool = False
+    """Whether `required` leaves it to others how the store is reached."""
+    reap_every: float | None = 10.0
+    expire_every: float | None = 60.0
+    rotate_every: float | None = 86400.0
+    reconcile_every: float | None = 86400.0
+    heartbeat_every: float | None = 30.0
+    """Of chores that are done by themselves, in seconds. None: this one is not."""
+    expire_rate: int = 10_000
+    worker_timeout: float | None = None
+    proxy_timeout: float | None = None
+    """When servers and proxies give up, in seconds. None: nobody has said."""
+    broker_url: str | None = field(default=None, repr=False)
+    metrics: bool = False
+    guard: Literal["all", "chosen"] = "all"
+    enabled: bool = True
+    origins: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Where each value of `written` was written, by its name."""
+    written: Override = field(default_factory=dict, repr=False)
+    """What the application wrote of `policy`: the rest are defaults, and what its profile brings."""
+    warnings: tuple[str, ...] = ()
+    """What is allowed and unwise, one sentence each, for whoever starts the application to log."""
+
+    @property
+    def of_application(self) -> bool:
+        """Whether the store is the database that Flask-SQLAlchemy keeps for the application."""
+        return isinstance(self.store, str) and self.store.startswith("flask-sqlalchemy:")
+
+    @property
+    def may_be_joint(self) -> bool:
+        """Whether the store may turn out to be in the database of the application's own session."""
+        return not str(self.store).startswith((MEMORY, *REDIS_SCHEMES))
+
 
 PREFIX: Final = "IDEMPOTENCY_"
 
@@ -227,3 +481,56 @@ def _flat(messages: Any) -> list[str]:
     if isinstance(messages, Mapping):
         return [text for value in messages.values() for text in _flat(value)]
     return [str(message) for message in messages] if isinstance(messages, list) else [str(messages)]
+
+
+# What is on, in one line for the log of whoever starts the application. No secret, and no URL: one may hold a password.
+
+
+def in_one_line(settings: Settings, *, quota_loader: bool) -> str:
+    """Which store, what is encrypted under which key, how people are named, and what is limited and compressed."""
+    if not settings.enabled:
+        return "switched off by IDEMPOTENCY_ENABLED"
+    return "; ".join(
+        (
+            _store(settings),
+            _encryption(settings),
+            f"names of tenants and principals {'hashed' if settings.hashed_names else 'in clear'}",
+            "quotas " + (", ".join(_quotas(settings.quota, loader=quota_loader)) or "off"),
+            f"compression {settings.compression or 'off'}",
+            *(["chosen endpoints only"] if settings.guard == "chosen" else []),
+        )
+    )
+
+
+def _store(settings: Settings) -> str:
+    choice = settings.store
+    kind = urlsplit(choice).scheme or "made by a function" if isinstance(choice, str) else type(choice).__name__
+    cache = "" if settings.redis_url is None else f" behind {urlsplit(settings.redis_url).scheme}"
+    shards = "" if settings.tenant_shards == 1 else f" with each tenant in {settings.tenant_shards} parts"
+    return f"store {kind}{cache}{shards}"
+
+
+def _encryption(settings: Settings) -> str:
+    ring = settings.key_ring
+    if ring is None:
+        return "encryption off"
+    try:
+        kids = ring.kids()
+        keys = f"newest key {ring.newest}, {len(kids)} in the ring"
+    except Exception as error:  # noqa: BLE001 - somebody else's key service: requests will say so when it stays away
+        keys = f"the key ring does not answer ({type(error).__name__})"
+    waived = (
+        ", plaintext transport allowed" if settings.encryption == "required" and settings.plaintext_transport else ""
+    )
+    return f"encryption {settings.encryption}, {keys}{waived}"
+
+
+def _quotas(quota: Quota | None, *, loader: bool) -> Iterator[str]:
+    if quota is not None:
+        for name, number in zip(LIMITS, (quota.records, quota.bytes, quota.in_flight), strict=False):
+            if number is not None:
+                yield f"{name} {number}"
+        if quota.new_keys is not None:
+            yield f"new-keys {quota.new_keys.count} in {quota.new_keys.seconds:g} s"
+    if loader:
+        yield "by a loader"

@@ -12,7 +12,7 @@ from werkzeug.wrappers import Response
 
 from flask_idempotency.engine.model import Result
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.profiles import PROFILES, Profile
+from flask_idempotency.settings.profiles import PROFILES, Profile
 from flask_idempotency.web.loaders import Loaders
 from flask_idempotency.web.problems import Problem, render
 from flask_idempotency.web.responses import Capture, restore, revive

@@ -24,8 +24,8 @@ from flask_idempotency.operations.keys import keys_status
 from flask_idempotency.operations.shape import look
 from flask_idempotency.operations.spelling import moment
 from flask_idempotency.settings import Settings, derived_secret
-from flask_idempotency.settings.secrets import is_same, weak_secrets
-from flask_idempotency.settings.transport import exposure
+from flask_idempotency.settings.loading import is_same, weak_secrets
+from flask_idempotency.settings.security import exposure
 from flask_idempotency.web.autogenerate import autogenerate
 from flask_idempotency.web.chores import intervals, work_of
 from flask_idempotency.web.loaders import Loaders

@@ -23,9 +23,9 @@ from werkzeug.local import LocalProxy
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import POLICY_FIELDS, Override, Policy
-from flask_idempotency.profiles import DIALECT_FIELDS, PROFILES, STATUS_LISTS, policy_of, yielding
-from flask_idempotency.schema import DOCS_URL
 from flask_idempotency.settings import load_override
+from flask_idempotency.settings.options import DOCS_URL
+from flask_idempotency.settings.profiles import DIALECT_FIELDS, PROFILES, STATUS_LISTS, policy_of, yielding
 from flask_idempotency.web.problems import Problem, render
 from flask_idempotency.web.visit import current_visit
 

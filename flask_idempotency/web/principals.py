@@ -16,7 +16,7 @@ from flask import Flask, Request, g, request
 
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.engine.keys import LONGEST_NAME
-from flask_idempotency.schema.fields import EXTENSIONS
+from flask_idempotency.settings.options import EXTENSIONS
 
 Loader = Callable[[], "str | None"]
 

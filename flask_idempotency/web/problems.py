@@ -24,7 +24,7 @@ from flask_idempotency.engine.errors import (
 from flask_idempotency.engine.escape import printable_lines
 from flask_idempotency.engine.model import Erased, InFlight, Mismatched, OverQuota, Unknown
 from flask_idempotency.engine.quota import LIMITS
-from flask_idempotency.profiles import Profile
+from flask_idempotency.settings.profiles import Profile
 from flask_idempotency.web.problem_types import PROBLEMS, ProblemType
 
 RETRY_AFTER_CAP_SECONDS = 5

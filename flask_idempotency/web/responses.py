@@ -15,8 +15,8 @@ from werkzeug.wsgi import ClosingIterator
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable
 from flask_idempotency.engine.model import Result
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.profiles import PROFILES, allowed_fields
-from flask_idempotency.schema import DOCS_URL
+from flask_idempotency.settings.options import DOCS_URL
+from flask_idempotency.settings.profiles import PROFILES, allowed_fields
 from flask_idempotency.web.problems import Problem, Renderer, render
 from flask_idempotency.web.streams import End, OnEnd, Orphans, Tee
 

@@ -16,8 +16,8 @@ from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Policy
 from flask_idempotency.engine.recovery import SILENT_LEASES
 from flask_idempotency.engine.store import Store
 from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS
-from flask_idempotency.profiles import KEPT_FIELDS, PROFILES
 from flask_idempotency.settings import load_settings
+from flask_idempotency.settings.profiles import KEPT_FIELDS, PROFILES
 from flask_idempotency.stores.redis.layout import PARTITIONS
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.web.principals import ASSERTED, CERTIFICATES, NO_CERTIFICATE, TOKENS

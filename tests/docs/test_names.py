@@ -19,8 +19,8 @@ import janitor
 from flask_idempotency import Idempotency, UnknownOutcome, current_claim
 from flask_idempotency.logs import LOGGER
 from flask_idempotency.maintenance.janitor import Chore
-from flask_idempotency.profiles import PROFILES
-from flask_idempotency.schema import DeploymentSchema, PolicySchema
+from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
+from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.signals import SIGNALS
 from flask_idempotency.web.cli import cli as group
 from flask_idempotency.web.problem_types import PROBLEMS

@@ -74,7 +74,7 @@ IN_ENGINE: Final = (
     ),
     Mutant(
         name="profile-beats-what-was-written",
-        file="flask_idempotency/profiles.py",
+        file="flask_idempotency/settings/profiles.py",
         replaced="return merge(Policy(), {**_brought(written), **written})",
         by="return merge(Policy(), {**written, **_brought(written)})",
         killed_by=("tests/test_profiles.py::test_a_written_value_beats_a_profile_of_any_layer",),

@@ -117,7 +117,7 @@ IN_WEB: Final = (
     ),
     Mutant(
         name="set-cookie-is-kept",
-        file="flask_idempotency/profiles.py",
+        file="flask_idempotency/settings/profiles.py",
         replaced='    "set-cookie",\n',
         by="",
         killed_by=(

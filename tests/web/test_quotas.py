@@ -16,7 +16,7 @@ from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.model import OverQuota
 from flask_idempotency.engine.quota import Usage
 from flask_idempotency.extension import Idempotency
-from flask_idempotency.profiles import PROFILES
+from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from flask_idempotency.web.problems import refusal, render

@@ -15,7 +15,7 @@ from werkzeug.wrappers import Response as WerkzeugResponse
 
 from flask_idempotency.engine.model import Result
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.profiles import PROFILES, policy_of
+from flask_idempotency.settings.profiles import PROFILES, policy_of
 from flask_idempotency.web.responses import revive
 from tests.web.remembering import Remembering
 

@@ -12,8 +12,8 @@ from werkzeug.test import create_environ, run_wsgi_app
 
 from flask_idempotency.engine.model import InFlight, Result
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.profiles import PROFILES
-from flask_idempotency.schema import DOCS_URL
+from flask_idempotency.settings.options import DOCS_URL
+from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.web.problems import refusal, render
 from flask_idempotency.web.responses import Capture, capture, restore, revive
 from flask_idempotency.web.streams import End

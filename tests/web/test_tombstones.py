@@ -12,7 +12,7 @@ from flask import Response
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.model import Result
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.profiles import policy_of
+from flask_idempotency.settings.profiles import policy_of
 from flask_idempotency.web.responses import capture, revive
 from tests.web.apps import new_world
 from tests.web.remembering import Remembering
