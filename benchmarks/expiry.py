@@ -24,8 +24,7 @@ from benchmarks.rounds import quantile
 from benchmarks.table import Row, Section
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Claimed, ClaimRequest, OnLapse, Payload
-from flask_idempotency.maintenance.drain import Drain
-from flask_idempotency.maintenance.expire import expire
+from flask_idempotency.maintenance.janitor import Drain, expire
 from flask_idempotency.settings import Settings
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.database import Database as RecordsDatabase

@@ -31,7 +31,7 @@ from flask_idempotency.engine.recovery import (
     as_of,
     may_live_for,
 )
-from flask_idempotency.maintenance.drain import Did, Drain
+from flask_idempotency.maintenance.janitor import Did, Drain
 
 FIRST_PAUSE_SECONDS: Final = 30.0
 LAST_PAUSE_SECONDS: Final = 3600.0

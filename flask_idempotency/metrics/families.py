@@ -12,10 +12,8 @@ from weakref import WeakKeyDictionary
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from flask_idempotency.engine.capabilities import Loss
-from flask_idempotency.maintenance.expire import Expiration
-from flask_idempotency.maintenance.janitor import CHORES
+from flask_idempotency.maintenance.janitor import CHORES, Expiration, Reconciliation
 from flask_idempotency.maintenance.reap import Reaping
-from flask_idempotency.maintenance.reconcile import Reconciliation
 from flask_idempotency.maintenance.rotate import Rotation
 from flask_idempotency.stores.timed import Call, Ending
 

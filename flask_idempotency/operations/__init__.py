@@ -3,33 +3,51 @@
 Nothing here prints, asks back, or knows Flask.
 """
 
-from flask_idempotency.operations.erasing import holds_sealed, shred
-from flask_idempotency.operations.finding import SHORT, Case, by_handle, by_key, by_short, with_twins
-from flask_idempotency.operations.keys import KeysReport, KeyStatus, Ring, keys_status
-from flask_idempotency.operations.memory import (
+from flask_idempotency.operations.admin import (
     Initialised,
+    KeysReport,
+    KeyStatus,
     MemoryStatus,
+    Ring,
+    SchemaReport,
+    Stats,
+    TenantUsage,
     acknowledge,
     check_acknowledgeable,
+    db_check,
+    db_upgrade,
+    holds_sealed,
     initialise,
+    keys_status,
     memory_status,
+    quota_set,
+    quota_show,
+    shred,
+    stats,
 )
-from flask_idempotency.operations.quotas import TenantUsage, quota_set, quota_show
-from flask_idempotency.operations.records import Shown, Wanted, handle_of, listed, shown
-from flask_idempotency.operations.refusal import Refused
-from flask_idempotency.operations.settling import (
+from flask_idempotency.operations.records import (
+    SHORT,
+    Case,
     Done,
+    Refused,
+    Shown,
+    Wanted,
     Word,
     alive,
+    by_handle,
+    by_key,
+    by_short,
     check_quarantined,
     complete,
     doubts,
+    handle_of,
+    listed,
     release,
     reopen,
+    shown,
     way_out,
+    with_twins,
 )
-from flask_idempotency.operations.standing import Stats, stats
-from flask_idempotency.operations.tables import SchemaReport, db_check, db_upgrade
 
 __all__ = [
     "SHORT",

@@ -3,18 +3,48 @@
 from __future__ import annotations
 
 import binascii
+import re
 from base64 import b32decode, b32encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import ceil, inf
 from typing import Final
 
 from flask_idempotency.engine.capabilities import Found, Unsettled, every
-from flask_idempotency.engine.keys import TID_BYTES, StorageKey
-from flask_idempotency.engine.model import ERASED, Record, State
+from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError
+from flask_idempotency.engine.keys import TID_BYTES, Identity, Scope, StorageKey
+from flask_idempotency.engine.model import ERASED, Record, Result, State
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.recovery import last_seen, may_live_for
-from flask_idempotency.operations.refusal import Refused
-from flask_idempotency.operations.spelling import moment
+from flask_idempotency.engine.recovery import Settler, last_seen, may_live_for, releasable_in
+
+# Saying no.
+
+
+class Refused(IdempotencyError):
+    """A verb cannot be carried out here; the text says why, and what to do. Nothing was done."""
+
+
+# How times are written for people.
+
+_UNITS: Final = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+
+
+def span(seconds: float) -> str:
+    """A duration in its two largest units: `14 min 48 s`. What is below a second is `0 s`."""
+    left = int(max(seconds, 0.0))
+    parts: list[tuple[int, str]] = []
+    for unit, size in _UNITS:
+        count, left = divmod(left, size)
+        if count or parts:
+            parts.append((count, unit))
+    return " ".join(f"{count} {unit}" for count, unit in parts[:2] if count) or "0 s"
+
+
+def moment(epoch: float) -> str:
+    """A time of the store's clock, in UTC and to the millisecond."""
+    return datetime.fromtimestamp(epoch, tz=UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
 
 RID_BYTES: Final = 32
 
@@ -169,3 +199,231 @@ def _answer(record: Record) -> Answer | None:
         sealed_under=None if by is None else by.kid or None,
         erased=record.erased or by == ERASED,
     )
+
+
+# From what a person has in hand, a handle or a client's key, to the records that it names.
+
+SHORT: Final = re.compile(r"[0-9a-z]{8,76}")
+"""An id from a log line, which has 8 characters, or the beginning of a handle. It may be a client's key by
+mistake, so nothing shows it."""
+
+MOST_LOOKED_AT: Final = 100_000
+"""Completed records. Some ten seconds on Redis, and fewer on a database."""
+
+Read = Callable[[StorageKey], "Record | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One use of a key: its record, or its records, one for each secret while those are being rotated.
+
+    The one under the oldest secret comes first. It is the one that claims ask and owners settle first, and so decides.
+    """
+
+    found: tuple[Found, ...]
+
+    @property
+    def first(self) -> Found:
+        return self.found[0]
+
+    @property
+    def also(self) -> tuple[str, ...]:
+        """The handles of the others."""
+        return tuple(handle_of(each.key) for each in self.found[1:])
+
+
+def by_key(read: Read, identities: Sequence[Identity], scopes: Iterable[Scope], client_key: str) -> list[Case]:
+    """What this key of a client's has under each of these scopes, and under every secret in use (the newest comes first)."""
+    cases = []
+    for scope in scopes:
+        keys = [who.storage_key(scope, client_key) for who in reversed(identities)]
+        records = [(key, record) for key in keys if (record := read(key)) is not None]
+        if records:
+            cases.append(Case(tuple(Found(key, record) for key, record in records)))
+    return cases
+
+
+def by_handle(read: Read, handle: str) -> Case:
+    """The one record that this handle names. Raises `Refused` when there is none."""
+    key = key_of(handle)
+    record = read(key)
+    if record is None:
+        raise Refused("There is no record under this handle: it was released, or its time is over.")
+    return Case((Found(key, record),))
+
+
+def by_short(unsettled: Unsettled, identities: Sequence[Identity], short: str, *, tids: Sequence[bytes | None]) -> str:
+    """Return the handle of the one record that this id from a log, or this beginning of a handle, names.
+
+    Looks at every record of these tenants, for an id leads back to none. Raises `Refused` when there is none, when there are
+    several, and after `MOST_LOOKED_AT` completed records.
+    """
+    found: dict[StorageKey, str] = {}
+    for state in (State.PROCESSING, State.QUARANTINED, State.COMPLETED):
+        for number, each in enumerate(every(unsettled, state, tids=tids)):
+            if state is State.COMPLETED and number >= MOST_LOOKED_AT:
+                raise Refused(
+                    f"This store has more than {MOST_LOOKED_AT:,} completed records, too many to look for an id from a log. "
+                    "Say --tenant T or --no-tenant beside it, or name the record by its whole handle or by --key. Nothing was "
+                    "changed."
+                )
+            labelled = any(who.label(each.key) == short for who in identities)
+            if labelled or handle_of(each.key).startswith(short):
+                found[each.key] = handle_of(each.key)
+    if len(found) == 1:
+        return found.popitem()[1]
+    if found:
+        raise Refused(
+            f"{len(found)} records have this id. Name one by its whole handle: {', '.join(sorted(found.values()))}."
+        )
+    raise Refused(
+        "There is no record with this id from a log, and no handle that begins so: it was released, or its time is over. A "
+        "client's key is named by --key."
+    )
+
+
+def with_twins(case: Case, unsettled: Unsettled, read: Read, theirs: Sequence[Sequence[bytes]]) -> Case:
+    """The same, with the records of the same use under other secrets.
+
+    `theirs` are the ids of its tenant's parts under each secret, the newest first.
+
+    Found by its token, among what is not completed: those of a completed one would have to be looked for among all. Raises
+    `Refused` for a completed one, and where the tenant is not known.
+    """
+    first = case.first
+    if len(theirs) == 1:
+        return case
+    # A use of a key is in one part under each secret, and not in the same.
+    secret_of = {tid: number for number, parts in enumerate(theirs) for tid in parts}
+    if first.record.state is State.COMPLETED or first.key.tid not in secret_of:
+        raise Refused(
+            "Several secrets are in use, so there may be a record of the same use under another, and they are settled "
+            "together: name it by --key, or say --tenant T or --no-tenant beside the handle of one that is not completed."
+        )
+    met = {first.key: first}
+    for state in (State.PROCESSING, State.QUARANTINED):
+        for found in listed(unsettled, Wanted(state, tids=tuple(secret_of)), one_of_each=False):
+            if found.record.token == first.record.token and (record := read(found.key)) is not None:
+                met.setdefault(found.key, Found(found.key, record))
+    return Case(tuple(sorted(met.values(), key=lambda found: -secret_of[found.key.tid])))
+
+
+# A person settles a key in its owner's place: what speaks against it, and doing it.
+
+_NOBODY_KNOWS: Final = (
+    "Its owner may still be at work: this application has no such endpoint, or has it under another name, so nobody knows "
+    "for how long it may run."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """Whose word it is, and why they give it: for the audit event. Neither may name a key, a person or a body."""
+
+    actor: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How many of a case's records were settled. `left` were changed by somebody else meanwhile, and stay."""
+
+    settled: int
+    left: int
+
+
+def doubts(case: Case, policy: Policy, *, known: bool = True) -> list[str]:
+    """Why this key should not run again, one sentence each. Empty: it was not done, as far as we know, and nobody is at it.
+
+    `known`: the application has the endpoint that the key was used for, so the policy's `max_runtime` is what its views have.
+    """
+    said = []
+    seconds = wait(case, policy)
+    if any(found.record.state is State.COMPLETED for found in case.found):
+        said.append("Its work was done, and retries get the answer. Released, the next retry does it once more.")
+    elif any(found.record.payload is not None for found in case.found):
+        said.append(
+            "Its work was done: the record holds an answer that nobody could open. Released, the next retry does it once "
+            "more. See `resolve --reopen` and `resolve --happened`."
+        )
+    if not known and any(may_live_for(found.record, max_runtime=inf) == inf for found in case.found):
+        return [*said, _NOBODY_KNOWS]
+    # An owner that counts as gone does not speak against it, though it may be frozen: a second run does no harm there.
+    lives = [living for found in case.found if seconds > 0 and (living := alive(found.record, policy)) is not None]
+    return [*said, *lives[:1]]
+
+
+def wait(case: Case, policy: Policy) -> float:
+    """Seconds until its owners count as gone for a release without force, by the store's clock when it was read."""
+    return max(releasable_in(found.record, policy) for found in case.found)
+
+
+def way_out(case: Case, policy: Policy, *, known: bool = True) -> str:
+    """What whoever was refused a release may do: wait, and for how long, or overrule it."""
+    done = any(found.record.payload is not None or found.record.state is State.COMPLETED for found in case.found)
+    seconds = 0 if done or not known else ceil(wait(case, policy))
+    if seconds <= 0:
+        return "To release it all the same: --force."
+    return f"Repeat this in {seconds} s, or release it now all the same: --force."
+
+
+def alive(record: Record, policy: Policy) -> str | None:
+    """When the owner was last seen, and until when it may be at work. None: it is not, or has said that it cannot tell."""
+    lives = may_live_for(record, max_runtime=policy.max_runtime)
+    if lives <= 0:
+        return None
+    until = moment(record.deadline - record.remaining + lives)
+    return (
+        f"Its owner may still be at work: it was last seen {span(last_seen(record, lease=policy.lease))} ago, and may go on "
+        f"for {span(lives)}, until {until}."
+    )
+
+
+def release(settler: Settler, case: Case, word: Word, *, forced: bool) -> Done:
+    """The key may run again. `forced`: there were doubts, and somebody has overruled them."""
+    return _each(case.found, lambda found: settler.free(found, actor=word.actor, reason=word.reason, forced=forced))
+
+
+def complete(settler: Settler, case: Case, result: Result, word: Word, *, keep: float) -> Done:
+    """It was done: retries get this result. Raises `Refused` unless it is quarantined."""
+    check_quarantined(case)
+    return _each(
+        case.found, lambda found: settler.complete(found, result, keep=keep, actor=word.actor, reason=word.reason)
+    )
+
+
+def reopen(settler: Settler, case: Case, word: Word, *, keep: float) -> Done:
+    """It was done, and its answer can be opened again. Raises `Refused` when it cannot, or there is none."""
+    check_quarantined(case)
+
+    def anew(found: Found) -> bool:
+        try:
+            return settler.reopen(found, keep=keep, actor=word.actor, reason=word.reason)
+        except CorruptRecord as error:
+            if found is not case.first:
+                return False
+            raise Refused(f"It cannot be reopened: {error}. Nothing was changed.") from error
+
+    return _each(case.found, anew)
+
+
+def check_quarantined(case: Case) -> None:
+    """Raises `Refused` for a key that nobody has to resolve."""
+    match case.first.record.state:
+        case State.QUARANTINED:
+            return
+        case State.COMPLETED:
+            raise Refused("There is nothing to resolve: its work was done, and retries get the answer.")
+        case State.PROCESSING:
+            raise Refused(
+                "Only a quarantined key can be resolved, and this one is in progress. When its lease is over, `flask "
+                "idempotency reap` quarantines it; `release` frees it."
+            )
+
+
+def _each(found: Sequence[Found], settle: Callable[[Found], bool]) -> Done:
+    """The first decides, as it does for an owner: whoever has that has all. If it is somebody else's, nothing is touched."""
+    if not settle(found[0]):
+        return Done(0, left=len(found))
+    rest = [settle(each) for each in found[1:]]
+    return Done(1 + sum(rest), left=rest.count(False))

@@ -16,13 +16,11 @@ from flask_idempotency.engine.capabilities import Finding, Memory, Verdict
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import OnLapse
-from flask_idempotency.operations.checks import clocks, forgetting, sealed, sweeping, timeouts, waiting
-from flask_idempotency.operations.checks.naming import some
-from flask_idempotency.operations.checks.timeouts import Endpoint
-from flask_idempotency.operations.doctor import Check, Examination, examine
-from flask_idempotency.operations.keys import keys_status
-from flask_idempotency.operations.shape import look
-from flask_idempotency.operations.spelling import moment
+from flask_idempotency.operations import doctor
+from flask_idempotency.operations.admin import keys_status
+from flask_idempotency.operations.doctor import Check, Endpoint, Examination, examine, some
+from flask_idempotency.operations.identity import look
+from flask_idempotency.operations.records import moment
 from flask_idempotency.settings import Settings, derived_secret
 from flask_idempotency.settings.loading import is_same, weak_secrets
 from flask_idempotency.settings.security import exposure
@@ -49,7 +47,7 @@ def examination_of(
     settings: Settings = state.settings
     worker = _first(worker_timeout, settings.worker_timeout)
     if worker is None:
-        worker = timeouts.gunicorn_timeout(environ.get("GUNICORN_CMD_ARGS", ""))
+        worker = doctor.gunicorn_timeout(environ.get("GUNICORN_CMD_ARGS", ""))
     endpoints = partial(_endpoints, state.policies)
     checks = [
         *_of_store(app, built, settings, state.loaders, state.policies),
@@ -57,12 +55,12 @@ def examination_of(
         Check("secret", lambda: _secret(settings, app.config, lenient=app.debug or app.testing)),
         _identity(app, built, settings, state.loaders, state.policies),
         Check("transport", lambda: _transport(settings, app.config)),
-        Check("worker-timeout", lambda: timeouts.worker_timeout(endpoints(), seconds=worker)),
+        Check("worker-timeout", lambda: doctor.worker_timeout(endpoints(), seconds=worker)),
         Check(
             "proxy-timeout",
-            lambda: timeouts.proxy_timeout(endpoints(), seconds=_first(proxy_timeout, settings.proxy_timeout)),
+            lambda: doctor.proxy_timeout(endpoints(), seconds=_first(proxy_timeout, settings.proxy_timeout)),
         ),
-        Check("lease", lambda: timeouts.lease(endpoints())),
+        Check("lease", lambda: doctor.lease(endpoints())),
         *_of_memory(built.memory, endpoints, lenient=app.debug or app.testing),
         Check("autogenerate", lambda: autogenerate(app, built.schema), asks_store=True),
         Check("policies", lambda: _policies(state.policies)),
@@ -94,37 +92,37 @@ def _of_store(app: Flask, built: Built, settings: Settings, loaders: Loaders, po
         for name in ("clock-skew", "clock-step", "janitor", "chores", "backlog"):
             yield asking(name, partial(lambda name: [_cannot(name, "chores")], name))
     else:
-        yield asking("clock-skew", lambda: clocks.clock_skew(book))
-        yield asking("clock-step", lambda: clocks.clock_step(book))
+        yield asking("clock-skew", lambda: doctor.clock_skew(book))
+        yield asking("clock-step", lambda: doctor.clock_step(book))
         if in_one_process(settings):
             alone = "No janitor is expected: no other process could see these records."
             yield Check("janitor", lambda: [Finding("janitor", Verdict.FINE, alone)])
         else:
-            yield asking("janitor", lambda: sweeping.janitor(book.last(), heartbeat_every=settings.heartbeat_every))
+            yield asking("janitor", lambda: doctor.janitor(book.last(), heartbeat_every=settings.heartbeat_every))
         if settings.heartbeat_every is not None and not in_one_process(settings):
             every = partial(_intervals, app, built, settings, loaders, policies)
             patience = 2 * settings.heartbeat_every
-            yield asking("chores", lambda: sweeping.chores(book.last(), every=every(), patience=patience))
-            yield asking("backlog", lambda: sweeping.backlog(book.last()))
+            yield asking("chores", lambda: doctor.chores(book.last(), every=every(), patience=patience))
+            yield asking("backlog", lambda: doctor.backlog(book.last()))
     if (unsettled := built.unsettled) is None:
         for name in ("quarantined", "lapsed"):
             yield asking(name, partial(lambda name: [_cannot(name, "unsettled")], name))
     else:
-        yield asking("quarantined", lambda: waiting.quarantined(unsettled))
+        yield asking("quarantined", lambda: doctor.quarantined(unsettled))
         if book is not None:
-            yield asking("lapsed", lambda: waiting.lapsed(unsettled, now=book.now()))
+            yield asking("lapsed", lambda: doctor.lapsed(unsettled, now=book.now()))
     ring, answers, data_keys = settings.key_ring, built.answers, built.data_keys
     if ring is not None and answers is not None and data_keys is not None:
         required = settings.encryption == "required"
-        yield Check("newest-key", lambda: sealed.newest_key(ring))
-        yield asking("keys", lambda: sealed.keys(keys_status(ring, answers, data_keys), required=required))
+        yield Check("newest-key", lambda: doctor.newest_key(ring))
+        yield asking("keys", lambda: doctor.keys(keys_status(ring, answers, data_keys), required=required))
 
 
 def _of_memory(memory: Memory | None, endpoints: Callable[[], list[Endpoint]], *, lenient: bool) -> Iterable[Check]:
     """Of a store that can lose it."""
     if memory is not None:
-        yield Check("canary", lambda: forgetting.canary(memory), asks_store=True)
-        yield Check("after-loss", lambda: forgetting.after_loss(memory, endpoints(), lenient=lenient), asks_store=True)
+        yield Check("canary", lambda: doctor.canary(memory), asks_store=True)
+        yield Check("after-loss", lambda: doctor.after_loss(memory, endpoints(), lenient=lenient), asks_store=True)
 
 
 def _cannot(name: str, port: str) -> Finding:

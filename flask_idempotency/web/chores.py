@@ -15,12 +15,8 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Event, LossNoticed
 from flask_idempotency.engine.keys import owner_mark
 from flask_idempotency.engine.recovery import Settler
-from flask_idempotency.maintenance.drain import Drain
-from flask_idempotency.maintenance.expire import expire
-from flask_idempotency.maintenance.heartbeat import Heartbeat, heartbeat
-from flask_idempotency.maintenance.janitor import Chore, Janitor, Work
+from flask_idempotency.maintenance.janitor import Chore, Drain, Heartbeat, Janitor, Work, expire, heartbeat, reconcile
 from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, Asking, Reaping, reap
-from flask_idempotency.maintenance.reconcile import reconcile
 from flask_idempotency.maintenance.rotate import rotate
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.loaders import Loaders

@@ -21,7 +21,7 @@ from flask_idempotency.assembly import Built, identities, in_one_process
 from flask_idempotency.engine.capabilities import ChoreBook
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Event, JanitorMissing
-from flask_idempotency.operations.shape import (
+from flask_idempotency.operations.identity import (
     FORMER_LOADER,
     LOADER,
     NOT_SET_UP,

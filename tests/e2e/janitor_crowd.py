@@ -27,8 +27,7 @@ from flask_idempotency.engine.events import ClaimGranted, Reaped, Settled
 from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, UnknownOutcome
 from flask_idempotency.maintenance import janitor as locks
 from flask_idempotency.maintenance import reap as pauses
-from flask_idempotency.maintenance.drain import Drain
-from flask_idempotency.maintenance.janitor import Chore, Janitor
+from flask_idempotency.maintenance.janitor import Chore, Drain, Janitor
 from flask_idempotency.signals import claim_granted, reaped, settled
 from flask_idempotency.web import chores
 from flask_idempotency.web.chores import janitor_of, work_of

@@ -24,8 +24,7 @@ from sqlalchemy import create_engine
 from example_app.demo.servers import RedisServer
 from flask_idempotency.assembly import build_store
 from flask_idempotency.engine.capabilities import UnfinishedCounts
-from flask_idempotency.maintenance.drain import Drain
-from flask_idempotency.maintenance.janitor import Chore, Janitor, Report
+from flask_idempotency.maintenance.janitor import Chore, Drain, Janitor, Report
 from flask_idempotency.maintenance.reap import Reaping
 from flask_idempotency.stores.sql.migrations.runner import upgrade
 from flask_idempotency.web.chores import janitor_of

@@ -15,7 +15,7 @@ from werkzeug.test import TestResponse
 from flask_idempotency import Idempotency, current_claim, idempotent
 from flask_idempotency.engine.events import ClaimGranted, Event
 from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, UnknownOutcome
-from flask_idempotency.maintenance.drain import Drain
+from flask_idempotency.maintenance.janitor import Drain
 from flask_idempotency.signals import SIGNALS
 from flask_idempotency.web.chores import janitor_of
 from tests.e2e.ledger import PATIENCE_SECONDS

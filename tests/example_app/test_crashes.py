@@ -18,7 +18,7 @@ from sqlalchemy import func, insert, select
 
 from example_app import gateway
 from example_app.models import GatewayCharge, GatewayMarker, Invoice, Payment, db
-from flask_idempotency.maintenance.drain import Drain
+from flask_idempotency.maintenance.janitor import Drain
 from flask_idempotency.maintenance.reap import Reaping
 from flask_idempotency.web.chores import janitor_of
 from tests.example_app.conftest import Customer, MakeApp, on_records

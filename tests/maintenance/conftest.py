@@ -17,7 +17,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Claimed, Record, Result
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Binding, Clock, Store
-from flask_idempotency.maintenance.drain import Drain
+from flask_idempotency.maintenance.janitor import Drain
 from flask_idempotency.maintenance.rotate import Rotation, rotate
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock

@@ -13,9 +13,7 @@ from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import Drift
 from flask_idempotency.engine.recovery import Happened, Resolution, Settler, StillUnknown, UnknownOutcome
 from flask_idempotency.engine.store import Clock
-from flask_idempotency.maintenance.drain import Drain
-from flask_idempotency.maintenance.expire import expire
-from flask_idempotency.maintenance.janitor import Janitor
+from flask_idempotency.maintenance.janitor import Drain, Janitor, expire
 from flask_idempotency.maintenance.reap import Asking, reap
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore

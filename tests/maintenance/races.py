@@ -16,8 +16,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Claimed, OnLapse, Record, Replayed, Result, State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, Settler, StillUnknown, UnknownOutcome
-from flask_idempotency.maintenance.drain import Drain
-from flask_idempotency.maintenance.expire import expire
+from flask_idempotency.maintenance.janitor import Drain, expire
 from flask_idempotency.maintenance.reap import Asking, reap
 from flask_idempotency.testing.contract.counting import PLENTY
 from flask_idempotency.testing.contract.examples import ABOUT, KEEP, PAYLOAD, a_key, a_request, a_token

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from flask_idempotency.engine.errors import KeysUnavailable, StoreUnavailable
-from flask_idempotency.maintenance.drain import FAILURES, SMALLEST_BATCH, Did, Drain, Drained
+from flask_idempotency.maintenance.janitor import FAILURES, SMALLEST_BATCH, Did, Drain, Drained
 
 
 class Hours:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.maintenance.expire import Expiration, expire
+from flask_idempotency.maintenance.janitor import Expiration, expire
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import KEEP, PAYLOAD, a_key, stand

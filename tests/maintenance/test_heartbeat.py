@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flask_idempotency.engine.capabilities import Entry
-from flask_idempotency.maintenance.heartbeat import Heartbeat, heartbeat
+from flask_idempotency.maintenance.janitor import Heartbeat, heartbeat
 
 
 def before(report: str) -> dict[str, Entry]:

@@ -13,9 +13,7 @@ import pytest
 from flask_idempotency.engine.capabilities import Entry
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import ChoreDone, Event, Observers
-from flask_idempotency.maintenance.drain import Drain
-from flask_idempotency.maintenance.expire import expire
-from flask_idempotency.maintenance.janitor import CHORES, LOCK_SECONDS, Chore, Janitor, Report, Work
+from flask_idempotency.maintenance.janitor import CHORES, LOCK_SECONDS, Chore, Drain, Janitor, Report, Work, expire
 from flask_idempotency.maintenance.reap import reap
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.maintenance.drain import Drain
-from flask_idempotency.maintenance.reconcile import Reconciliation, reconcile
+from flask_idempotency.maintenance.janitor import Drain, Reconciliation, reconcile
 from tests.maintenance.conftest import Office
 
 

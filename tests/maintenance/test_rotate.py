@@ -15,7 +15,7 @@ from flask_idempotency.engine.keys import OWNER_BYTES
 from flask_idempotency.engine.model import ERASED, Payload, Result
 from flask_idempotency.engine.quota import Drift, Quota
 from flask_idempotency.engine.store import Binding, Codec
-from flask_idempotency.maintenance.drain import Drain
+from flask_idempotency.maintenance.janitor import Drain
 from flask_idempotency.maintenance.rotate import (
     GRACE_SECONDS,
     MOST_BLOCKED,

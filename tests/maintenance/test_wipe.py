@@ -9,8 +9,8 @@ import pytest
 from flask_idempotency.engine.capabilities import Page
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.model import ERASED, Payload, State
-from flask_idempotency.maintenance.drain import Drain
-from flask_idempotency.maintenance.wipe import Wiping, still_open, wipe, wipe_condemned
+from flask_idempotency.maintenance.janitor import Drain
+from flask_idempotency.maintenance.rotate import Wiping, still_open, wipe, wipe_condemned
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing.contract.examples import (
     KEEP,

@@ -13,7 +13,7 @@ from flask_idempotency.engine.model import Claimed, OnLapse, Record, Result
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Resolution, Settler, UnknownOutcome
 from flask_idempotency.engine.store import Binding, Codec
-from flask_idempotency.maintenance.drain import Drain
+from flask_idempotency.maintenance.janitor import Drain
 from flask_idempotency.maintenance.reap import Asking, Reaping, reap
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import ABOUT, LEASE, a_key, a_request, a_token, found

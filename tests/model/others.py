@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, multiple, rule
 
 from flask_idempotency.engine.capabilities import Found
 from flask_idempotency.engine.model import OnLapse, Payload
-from flask_idempotency.maintenance.drain import Drain
+from flask_idempotency.maintenance.janitor import Drain
 from flask_idempotency.maintenance.reap import reap
 from flask_idempotency.testing.contract.examples import FINGERPRINT, PAYLOAD, a_token
 from tests.model.machine import OwnersMachine, Weather, durations, fresh, payloads, places, weather

@@ -96,7 +96,7 @@ def _bound(head: bytes, binding: Binding, clear: Payload, key: OpenKey) -> bytes
     ),
     Mutant(
         name="wiping-settles-what-has-no-answer",
-        file="flask_idempotency/maintenance/wipe.py",
+        file="flask_idempotency/maintenance/rotate.py",
         replaced="        payload = found.record.payload\n        if payload is not None:\n",
         by="        from flask_idempotency.engine.model import Payload\n\n"
         '        payload = found.record.payload or Payload(b"", 200, True, 0)\n'

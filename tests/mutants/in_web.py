@@ -246,7 +246,7 @@ IN_WEB: Final = (
     ),
     Mutant(
         name="log-id-of-several-records",
-        file="flask_idempotency/operations/finding.py",
+        file="flask_idempotency/operations/records.py",
         replaced="if len(found) == 1:",
         by="if found:",
         killed_by=("tests/web/test_log_ids.py::test_an_id_of_several_records_is_refused_with_all_of_them",),

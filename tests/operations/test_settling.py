@@ -24,8 +24,7 @@ from flask_idempotency.operations import (
     reopen,
     way_out,
 )
-from flask_idempotency.operations.records import key_of
-from flask_idempotency.operations.spelling import moment, span
+from flask_idempotency.operations.records import key_of, moment, span
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import KEEP, LEASE, Standing, a_key, found, stand

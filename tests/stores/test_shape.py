@@ -11,7 +11,7 @@ from threading import Barrier
 import pytest
 
 from flask_idempotency.engine.keys import Identity
-from flask_idempotency.operations.shape import LOADER, NOTED_EVERY_SECONDS, Shape, look, shape_of
+from flask_idempotency.operations.identity import LOADER, NOTED_EVERY_SECONDS, Shape, look, shape_of
 from flask_idempotency.stores.memory.store import MemoryStore
 from flask_idempotency.testing.clock import FrozenClock
 from tests.backends import MakeStore

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from flask_idempotency.engine.keys import Identity
-from flask_idempotency.operations import by_short, finding, handle_of
-from flask_idempotency.operations.refusal import Refused
+from flask_idempotency.operations import by_short, handle_of, records
+from flask_idempotency.operations.records import Refused
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import a_key, stand
@@ -110,9 +110,9 @@ def test_what_would_take_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     for _ in range(3):
         stand(store, clock, a_key(), "completed")
     label = Identity(b"s").label(key)
-    monkeypatch.setattr(finding, "MOST_LOOKED_AT", 3)
+    monkeypatch.setattr(records, "MOST_LOOKED_AT", 3)
     assert handle_of(key) == by_short(store.unsettled, [Identity(b"s")], label, tids=[None])
-    monkeypatch.setattr(finding, "MOST_LOOKED_AT", 2)
+    monkeypatch.setattr(records, "MOST_LOOKED_AT", 2)
 
     with pytest.raises(Refused, match="too many to look for"):
         by_short(store.unsettled, [Identity(b"s")], label, tids=[None])

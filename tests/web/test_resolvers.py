@@ -15,7 +15,7 @@ from flask_idempotency.engine.model import Result, State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, StillUnknown, UnknownOutcome
 from flask_idempotency.extension import Idempotency
-from flask_idempotency.maintenance.drain import Drain
+from flask_idempotency.maintenance.janitor import Drain
 from flask_idempotency.maintenance.reap import Reaping
 from flask_idempotency.web.chores import janitor_of
 from flask_idempotency.web.current import current_claim

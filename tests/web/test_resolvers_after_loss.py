@@ -10,7 +10,7 @@ import pytest
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.events import LossNoticed
 from flask_idempotency.engine.recovery import NeverHappened, UnknownOutcome
-from flask_idempotency.maintenance.drain import Drain
+from flask_idempotency.maintenance.janitor import Drain
 from flask_idempotency.stores.redis.data_loss import MemoryRules
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock

@@ -12,12 +12,10 @@ from flask import current_app
 from flask.cli import with_appcontext
 
 from flask_idempotency.assembly import Built
-from flask_idempotency.maintenance.expire import Expiration
-from flask_idempotency.maintenance.janitor import Chore, Report
+from flask_idempotency.maintenance.janitor import Chore, Expiration, Reconciliation, Report
 from flask_idempotency.maintenance.reap import Reaping
-from flask_idempotency.maintenance.reconcile import Reconciliation
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS, Rotation
-from flask_idempotency.operations.refusal import Refused
+from flask_idempotency.operations.records import Refused
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.chores import drain_of, hurried, janitor_of
 from flask_idempotency.web.cli.dots import dots

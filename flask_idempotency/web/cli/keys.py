@@ -10,7 +10,7 @@ from flask.cli import AppGroup
 
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.operations import KeysReport, KeyStatus, keys_status
-from flask_idempotency.operations.refusal import Refused
+from flask_idempotency.operations.records import Refused
 from flask_idempotency.web.cli.group import NOT_IN_ORDER, as_json_option, built, giving_up, say, settings, table
 
 keys = AppGroup("keys", help="The keys that answers are encrypted with.")

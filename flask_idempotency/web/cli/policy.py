@@ -13,8 +13,7 @@ from flask.cli import with_appcontext
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.model import OnLapse
 from flask_idempotency.engine.policy import Decision, Policy
-from flask_idempotency.operations.refusal import Refused
-from flask_idempotency.operations.spelling import span
+from flask_idempotency.operations.records import Refused, span
 from flask_idempotency.web.cli.group import as_json_option, giving_up, policies, say, state, table
 from flask_idempotency.web.policies import Explained, Policies
 

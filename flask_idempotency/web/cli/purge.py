@@ -12,11 +12,11 @@ from flask.cli import with_appcontext
 
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.events import TenantErased
-from flask_idempotency.maintenance.drain import Drain
-from flask_idempotency.maintenance.wipe import still_open, wipe, wipe_condemned
+from flask_idempotency.maintenance.janitor import Drain
+from flask_idempotency.maintenance.rotate import still_open, wipe, wipe_condemned
 from flask_idempotency.operations import Word, holds_sealed
 from flask_idempotency.operations import shred as shred_keys
-from flask_idempotency.operations.refusal import Refused
+from flask_idempotency.operations.records import Refused
 from flask_idempotency.web.cli.audit import word_of, word_options
 from flask_idempotency.web.cli.dots import dots
 from flask_idempotency.web.cli.group import (

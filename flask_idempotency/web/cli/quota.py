@@ -13,7 +13,7 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import QuotaSet
 from flask_idempotency.engine.quota import LIMITS, MAX_LIMIT, NewKeys, Quota, Usage
 from flask_idempotency.operations import TenantUsage, quota_set, quota_show
-from flask_idempotency.operations.refusal import Refused
+from flask_idempotency.operations.records import Refused
 from flask_idempotency.web.cli.audit import word_of, word_options
 from flask_idempotency.web.cli.group import (
     as_json_option,

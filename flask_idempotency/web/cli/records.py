@@ -12,7 +12,7 @@ from flask.cli import with_appcontext
 
 from flask_idempotency.engine.model import State
 from flask_idempotency.operations import Shown, Wanted, listed
-from flask_idempotency.operations.spelling import span
+from flask_idempotency.operations.records import span
 from flask_idempotency.web.cli.group import as_json_option, giving_up, say, table, tids, unsettled
 from flask_idempotency.web.cli.naming import Named, case_of, naming_options
 from flask_idempotency.web.cli.telling import ago, clean, paragraph, show_of

@@ -17,8 +17,7 @@ from flask_idempotency.operations import (
     initialise,
     memory_status,
 )
-from flask_idempotency.operations.refusal import Refused
-from flask_idempotency.operations.spelling import moment, span
+from flask_idempotency.operations.records import Refused, moment, span
 from flask_idempotency.web.cli.audit import word_of, word_options
 from flask_idempotency.web.cli.group import NOT_IN_ORDER, as_json_option, built, giving_up, say, tell
 from flask_idempotency.web.cli.telling import clean

@@ -11,10 +11,10 @@ from flask.cli import with_appcontext
 
 from flask_idempotency.engine.events import AnswersSealed
 from flask_idempotency.engine.keys import owner_mark
-from flask_idempotency.maintenance.drain import Drain
+from flask_idempotency.maintenance.janitor import Drain
 from flask_idempotency.maintenance.rotate import PlainSealing, seal_plain
 from flask_idempotency.operations import Word
-from flask_idempotency.operations.refusal import Refused
+from flask_idempotency.operations.records import Refused
 from flask_idempotency.web.cli.audit import word_of, word_options
 from flask_idempotency.web.cli.dots import dots
 from flask_idempotency.web.cli.group import NOT_IN_ORDER, as_json_option, built, giving_up, say, settings, tell

@@ -15,8 +15,8 @@ from flask.cli import with_appcontext
 from flask_idempotency.assembly import Built
 from flask_idempotency.engine.capabilities import UnfinishedCounts
 from flask_idempotency.operations import Stats, stats
-from flask_idempotency.operations.shape import Change, look
-from flask_idempotency.operations.spelling import span
+from flask_idempotency.operations.identity import Change, look
+from flask_idempotency.operations.records import span
 from flask_idempotency.web.cli.group import (
     as_json_option,
     built,

@@ -6,7 +6,7 @@ from flask_idempotency.engine.capabilities import Found
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.model import State
 from flask_idempotency.operations import Shown, shown
-from flask_idempotency.operations.spelling import span
+from flask_idempotency.operations.records import span
 from flask_idempotency.web.cli.group import identity, policies
 from flask_idempotency.web.resolvers import policy_of
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from flask_idempotency.engine.capabilities import ChoreBook, Verdict
-from flask_idempotency.operations.checks.clocks import clock_skew, clock_step
+from flask_idempotency.operations.doctor import clock_skew, clock_step
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from tests.operations.checks.judging import worst

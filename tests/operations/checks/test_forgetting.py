@@ -8,8 +8,7 @@ import pytest
 
 from flask_idempotency.engine.capabilities import DataLossStatus, Verdict
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.operations.checks.forgetting import after_loss, canary
-from flask_idempotency.operations.checks.timeouts import Endpoint
+from flask_idempotency.operations.doctor import Endpoint, after_loss, canary
 from tests.operations.checks.judging import worst
 from tests.operations.memories import PARTS, Kept, Told, standing
 

@@ -9,8 +9,8 @@ import pytest
 from flask_idempotency.codec.keyring import KeyRing, load_ring
 from flask_idempotency.engine.capabilities import Verdict
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.operations.checks.sealed import keys, newest_key
-from flask_idempotency.operations.keys import KeysReport, KeyStatus
+from flask_idempotency.operations.admin import KeysReport, KeyStatus
+from flask_idempotency.operations.doctor import keys, newest_key
 from tests.operations.checks.judging import worst
 
 NEW = KeyStatus("new", 5, 1, newest=True, known=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flask_idempotency.engine.capabilities import Entry, Verdict
-from flask_idempotency.operations.checks.sweeping import backlog, chores, janitor
+from flask_idempotency.operations.doctor import backlog, chores, janitor
 from tests.operations.checks.judging import worst
 
 DONE, CUT = '{"removed":1,"finished":true}', '{"removed":1,"finished":false}'

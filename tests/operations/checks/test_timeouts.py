@@ -9,13 +9,7 @@ import pytest
 
 from flask_idempotency.engine.capabilities import Verdict
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.operations.checks.timeouts import (
-    Endpoint,
-    gunicorn_timeout,
-    lease,
-    proxy_timeout,
-    worker_timeout,
-)
+from flask_idempotency.operations.doctor import Endpoint, gunicorn_timeout, lease, proxy_timeout, worker_timeout
 from tests.operations.checks.judging import worst
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from flask_idempotency.engine.capabilities import ChoreBook, Entry
 from flask_idempotency.engine.keys import Identity, owner_mark
-from flask_idempotency.operations.spelling import moment
+from flask_idempotency.operations.records import moment
 from flask_idempotency.settings.options import EXTENSIONS
 
 NOTED_EVERY_SECONDS: Final = 3600.0

@@ -1,0 +1,374 @@
+"""What people are told of a store that may have forgotten keys, and what they can do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from math import ceil
+from typing import Any, Final, Protocol
+
+from flask_idempotency.engine.capabilities import (
+    Answers,
+    ChoreBook,
+    DataKeys,
+    DataLossStatus,
+    Ledger,
+    Loss,
+    Memory,
+    UnfinishedCounts,
+    Unsettled,
+)
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.escape import printable
+from flask_idempotency.engine.quota import Quota, Usage
+from flask_idempotency.engine.store import Schema
+from flask_idempotency.operations.identity import Change
+from flask_idempotency.operations.records import Refused, span
+
+# Making a tenant's answers unreadable.
+
+
+def holds_sealed(data_keys: DataKeys, tids: Iterable[bytes]) -> bool:
+    """Whether anything was ever encrypted for this tenant, whatever the settings say of what is stored from now on."""
+    return any(data_keys.shelf(tid).last for tid in tids)
+
+
+def shred(data_keys: DataKeys, tids: Iterable[bytes]) -> int:
+    """Erase the answers of a tenant, under all that stands for it. Returns how many data keys it had.
+
+    Raises `StoreUnavailable` when one of them may be left, or is still remembered by a cache; the others are erased.
+    """
+    destroyed, failures = 0, []
+    for tid in tids:
+        try:
+            destroyed += data_keys.destroy(tid)
+        except StoreUnavailable as error:
+            failures.append(error)
+    if failures:
+        raise StoreUnavailable(" ".join(dict.fromkeys(map(str, failures)))) from failures[0]
+    return destroyed
+
+
+# The key ring: what stands under which key, and which may go.
+
+
+@dataclass(frozen=True, slots=True)
+class KeyStatus:
+    """One key of the ring, or one that is missing there. `records` and `data_keys` are what stands under it."""
+
+    kid: str
+    records: int
+    data_keys: int
+    newest: bool
+    known: bool
+
+    @property
+    def may_go(self) -> bool:
+        """Whether it can be taken out of the ring, and nothing will miss it."""
+        return self.known and not self.newest and self.records == self.data_keys == 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeysReport:
+    """What is sealed under which key, in the order of the ring; what the ring has not comes last."""
+
+    keys: tuple[KeyStatus, ...]
+    plain_records: int
+
+    @property
+    def in_order(self) -> bool:
+        """Whether everything that is sealed can be opened."""
+        return all(key.known for key in self.keys)
+
+
+class Ring(Protocol):
+    """As much of a key provider as it takes to say how its keys stand."""
+
+    @property
+    def newest(self) -> str: ...
+
+    def kids(self) -> Sequence[str]: ...
+
+
+def keys_status(ring: Ring, answers: Answers, data_keys: DataKeys) -> KeysReport:
+    """How the keys of the ring stand. Raises `StoreUnavailable` when the store cannot be asked."""
+    # Data keys last: an answer that is sealed meanwhile has its data key already.
+    records, wrapped = dict(answers.count()), dict(data_keys.count())
+    plain = records.pop("", 0)
+    known = list(ring.kids())
+    missing = sorted({kid for counted in (records, wrapped) for kid, n in counted.items() if n} - set(known))
+    return KeysReport(
+        tuple(
+            KeyStatus(kid, records.get(kid, 0), wrapped.get(kid, 0), newest=kid == ring.newest, known=kid in known)
+            for kid in [*known, *missing]
+        ),
+        plain,
+    )
+
+
+_STATUS: Final = "`flask idempotency redis status`"
+_ACK: Final = '`flask idempotency redis ack --reason "…"`'
+_BEFORE: Final = (
+    "Find out what happened, see to it that what was lost does not come back and serve, and look who is at work "
+    "(`flask idempotency list --state processing`)"
+)
+_RISK: Final = "It risks that requests whose records were lost run a second time if their clients retry them."
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStatus:
+    """How a store stands, in words."""
+
+    standing: DataLossStatus
+    new_keys_run: bool
+    """Whether keys run that it does not know."""
+    text: str
+    remedy: str
+    """Empty where there is nothing to do."""
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        return self.standing.parts
+
+    @property
+    def wait(self) -> float | None:
+        """For how many seconds more it should not be acknowledged. None: there is nothing that could be."""
+        due = self.standing.may_be_acknowledged_at
+        foreign = Loss.FOREIGN.value in self.standing.losses
+        return None if due is None or foreign else max(due - self.standing.now, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Initialised:
+    """A store that is ready."""
+
+    store_id: str
+    anew: bool
+    """False: it was before."""
+
+
+def memory_status(memory: Memory) -> MemoryStatus:
+    """How this store stands, and what to do."""
+    standing, rules = memory.standing(), memory.rules
+    runs = standing.runs_unknown(rules.after_loss)
+    losses = standing.losses
+    if Loss.FOREIGN.value in losses:
+        told = _foreign(standing, rules.store_id)
+    elif not losses:
+        told = ("What it has forgotten was acknowledged." if standing.since else "It knows what it has promised."), ""
+    elif rules.after_loss == "run":
+        told = "It has forgotten something, and what it does not know runs: IDEMPOTENCY_AFTER_LOSS is run.", ""
+    elif Loss.MISSING.value in losses:
+        told = _missing(standing)
+    else:
+        told = _changed(standing, after_loss=rules.after_loss, runs=runs)
+    return MemoryStatus(standing, runs, *told)
+
+
+def _foreign(standing: DataLossStatus, expected: str | None) -> tuple[str, str]:
+    if expected is not None and standing.store_id != expected:
+        found = None if standing.store_id is None else printable(standing.store_id)
+        it_is = "Its parts are of several stores" if found is None else f"It is the store {found}"
+        text = f"{it_is}, and IDEMPOTENCY_STORE_ID names {expected}."
+    else:
+        text = "Its keys are laid out for another IDEMPOTENCY_TENANT_SHARDS, or for another release."
+    remedy = (
+        "Point IDEMPOTENCY_STORE to the right Redis; or set IDEMPOTENCY_STORE_ID and IDEMPOTENCY_TENANT_SHARDS to what this "
+        "one was made for. There is nothing to acknowledge."
+    )
+    return text, remedy
+
+
+def _missing(standing: DataLossStatus) -> tuple[str, str]:
+    lacking, parts = standing.parts[Loss.MISSING.value], sum(standing.parts.values())
+    if lacking == parts:
+        text = "Nothing says that it was ever made ready: it is new, or was emptied."
+        return (
+            text,
+            f"If this Redis is new: `flask idempotency redis init`. If it held keys before, it was emptied: {_ACK}. {_RISK}",
+        )
+    text = f"{lacking} of its {parts} parts lack what it was made ready with: they were emptied, and all keys in them are gone."
+    return text, f"{_BEFORE}; then: {_ACK}. {_RISK}"
+
+
+def _changed(standing: DataLossStatus, *, after_loss: str, runs: bool) -> tuple[str, str]:
+    changed, parts = standing.parts[Loss.CHANGED.value], sum(standing.parts.values())
+    since = span(standing.now - (standing.since or standing.now))
+    text = (
+        f"{since} ago it was noticed that another process keeps {changed} of its {parts} parts: it was restarted, failed "
+        "over or restored, and what was written last may be gone."
+    )
+    if runs:
+        return f"{text} New keys run again since.", f"Look at what was lost, and say that somebody has: {_ACK}."
+    itself = " New keys run by themselves when that time is over." if after_loss == "hold" else ""
+    return text, f"{_BEFORE}; then: {_ACK}. {_RISK}{itself}"
+
+
+def initialise(memory: Memory, unsettled: Unsettled | None) -> Initialised:
+    """Make a new store ready. Raises `Refused` for one that was ready before, or is in use, and has lost its memory."""
+    before = memory.standing()
+    if before.store_id is None and not before.parts.keys() - {Loss.MISSING.value} and _in_use(unsettled):
+        raise Refused(
+            "Claims of requests are in this Redis, so it is not new: it was emptied, and their owners have put them back; or "
+            f"an earlier release wrote them. {_STATUS} says more, and {_ACK} lets new keys run. Nothing was changed."
+        )
+    try:
+        return Initialised(memory.initialise(), anew=before.store_id is None)
+    except ConfigurationError as error:
+        raise Refused(" ".join(error.faults)) from error
+
+
+def _in_use(unsettled: Unsettled | None) -> bool:
+    if unsettled is None:
+        return False
+    standing = unsettled.standing()
+    return bool(standing.in_flight or standing.lapsed or standing.quarantined)
+
+
+def check_acknowledgeable(status: MemoryStatus, *, forced: bool) -> None:
+    """Raises `Refused` for a loss that nobody should acknowledge, or not yet."""
+    if Loss.FOREIGN.value in status.standing.losses:
+        raise Refused(f"{status.text} {status.remedy} Nothing was changed.")
+    if status.wait and not forced:
+        raise Refused(
+            f"Owners that survived have {ceil(status.wait)} s left to put their claims back, and what they are at would run "
+            "twice: wait until then. To go before: --force. Nothing was changed."
+        )
+
+
+def acknowledge(memory: Memory, *, seen: DataLossStatus, forced: bool) -> None:
+    """From now on keys run that the store does not know. Raises `Refused` where it has changed hands since it was seen."""
+    try:
+        memory.acknowledge(forced=forced, seen=seen)
+    except ConfigurationError as error:
+        raise Refused(" ".join(error.faults)) from error
+
+
+# What tenants have, and what they may have.
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUsage:
+    """What one tenant has, and its own limits as an operator has set them. `name` is None for no tenant."""
+
+    name: str | None
+    usage: Usage
+    limits: Quota
+
+
+def quota_show(ledger: Ledger, theirs: Sequence[Sequence[bytes]], *, name: str | None) -> TenantUsage:
+    """What a tenant has: `theirs` are the ids of its parts under each secret, the newest first.
+
+    A key is counted under the secret that is the newest to its host. During a rotation those are two, and a recount finds a
+    key under both. So the larger number of each is told.
+    """
+    usages = [asdict(Usage.together(map(ledger.usage, parts))) for parts in theirs]
+    most = {count: max(usage[count] for usage in usages) for count in usages[0]}
+    return TenantUsage(name, Usage(**most), _own_limits(ledger, theirs))
+
+
+def quota_set(ledger: Ledger, theirs: Sequence[Sequence[bytes]], named: Quota, *, clear: bool = False) -> Quota:
+    """Set these limits of a tenant, and leave those that are not named. `clear`: take those back. Returns what holds now.
+
+    That may be a little more than was named, because each part has its share, rounded up. Raises `Refused` for limits that
+    cannot be divided. Broken off, it has reached some of the parts: it may be run again.
+    """
+    parts = len(theirs[0])
+    if small := named.less_than(parts):
+        told = ", ".join(f"{name.replace('_', '-')} {limit}" for name, limit in small.items())
+        raise Refused(
+            f"The keys of each tenant are spread over {parts} parts (IDEMPOTENCY_TENANT_SHARDS), and this cannot be divided "
+            f"over so many: {told}. Set it to {parts} or more, or to 0. Nothing was changed."
+        )
+    limits = (named if clear else _own_limits(ledger, theirs).overlaid(named)).divided(parts)
+    for tid in chain.from_iterable(theirs):
+        ledger.limit(tid, limits)
+    return limits.multiplied(parts)
+
+
+def _own_limits(ledger: Ledger, theirs: Sequence[Sequence[bytes]]) -> Quota:
+    """Of the newest secret under which there are any: they are set under all at once, and alike for every part."""
+    every = map(ledger.limits, chain.from_iterable(theirs))
+    return next((limits for limits in every if not limits.unlimited), Quota()).multiplied(len(theirs[0]))
+
+
+# How many records there are, and whether anybody looks after them.
+
+
+@dataclass(frozen=True, slots=True)
+class LastRun:
+    """A chore when it was last reported. `did` is its report; empty if another release wrote what this one cannot read."""
+
+    ago: float
+    did: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a store holds. None is what was not asked for, or what this store cannot tell."""
+
+    standing: UnfinishedCounts
+    completed: int | None
+    """Includes those whose life has ended and that have not been removed yet."""
+    data_keys: int | None
+    tenants: int | None
+    """Those with a ledger."""
+    chores: Mapping[str, LastRun] | None
+    identity: tuple[Change, ...] | None = None
+    """Changes of the identity of keys whose retries are still at risk."""
+
+
+def stats(
+    unsettled: Unsettled,
+    *,
+    answers: Answers | None,
+    data_keys: DataKeys | None,
+    ledger: Ledger | None,
+    chores: ChoreBook | None,
+    identity: tuple[Change, ...] | None = None,
+) -> Stats:
+    """How this store stands. Counting the answers is what takes long: leave them out where it must not.
+
+    Raises `StoreUnavailable` when it does not answer.
+    """
+    return Stats(
+        standing=unsettled.standing(),
+        completed=None if answers is None else sum(answers.count().values()),
+        data_keys=None if data_keys is None else sum(data_keys.count().values()),
+        tenants=None if ledger is None else len(ledger.tenants()),
+        chores=None
+        if chores is None
+        else {chore: LastRun(entry.ago, entry.facts()) for chore, entry in chores.last().items()},
+        identity=identity,
+    )
+
+
+# The tables of a SQL store: whether they are as this release needs them, and bringing them there.
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaReport:
+    """How the schema stands, and what was done to bring it there."""
+
+    done: tuple[str, ...]
+    faults: tuple[str, ...]
+    advice: tuple[str, ...]
+
+    @property
+    def in_order(self) -> bool:
+        return not self.faults
+
+
+def db_upgrade(schema: Schema) -> SchemaReport:
+    """Bring the schema to this release, and look at it afterwards: what an upgrade cannot mend is a fault still."""
+    return _report(schema, done=schema.upgrade())
+
+
+def db_check(schema: Schema) -> SchemaReport:
+    """How the schema stands. Never writes."""
+    return _report(schema, done=[])
+
+
+def _report(schema: Schema, *, done: list[str]) -> SchemaReport:
+    return SchemaReport(done=tuple(done), faults=tuple(schema.faults()), advice=tuple(schema.advice()))
