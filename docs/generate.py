@@ -18,9 +18,7 @@ from flask_idempotency.engine.events import Event, facts_of, name_of
 from flask_idempotency.engine.model import TRANSITIONS, State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.logs import LINES, LOGGER, Line
-from flask_idempotency.metrics.counted import COUNTED, Uncounted
-from flask_idempotency.metrics.families import FAMILIES, Family
-from flask_idempotency.metrics.gauges import GAUGES
+from flask_idempotency.metrics import COUNTED, FAMILIES, GAUGES, Family, Uncounted
 from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.signals import SIGNALS

@@ -7,8 +7,7 @@ import re
 
 from docs.generate import HERE
 from flask_idempotency.engine.events import kinds, name_of
-from flask_idempotency.metrics.families import FAMILIES
-from flask_idempotency.metrics.gauges import GAUGES
+from flask_idempotency.metrics import FAMILIES, GAUGES
 
 PACKAGE = HERE.parent / "flask_idempotency"
 ENTRY = re.compile(r"^### `([a-z-]+)`\n\n\S", re.MULTILINE)

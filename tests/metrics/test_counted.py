@@ -11,9 +11,7 @@ from prometheus_client import CollectorRegistry
 from flask_idempotency.engine import events
 from flask_idempotency.engine.events import Event, facts_of, kinds, name_of
 from flask_idempotency.maintenance.janitor import CHORES
-from flask_idempotency.metrics import Meter
-from flask_idempotency.metrics.counted import COUNTED, Uncounted
-from flask_idempotency.metrics.families import FAMILIES, OTHER
+from flask_idempotency.metrics import COUNTED, FAMILIES, OTHER, Meter, Uncounted
 
 RUNS: dict[str, Any] = {
     "attempt": 1,

@@ -7,8 +7,7 @@ import re
 import pytest
 from prometheus_client import CollectorRegistry
 
-from flask_idempotency.metrics.families import FAMILIES, OTHER, Family, made_in
-from flask_idempotency.metrics.gauges import GAUGES
+from flask_idempotency.metrics import FAMILIES, GAUGES, OTHER, Family, made_in
 
 UNITS = ("_seconds", "_bytes")
 

@@ -14,7 +14,7 @@ from flask_idempotency import Idempotency
 from flask_idempotency.engine.capabilities import UnfinishedCounts
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.model import ClaimRequest, OnLapse
-from flask_idempotency.metrics.gauges import REMEMBERED_SECONDS, Gauges, gauges_of, watch
+from flask_idempotency.metrics import REMEMBERED_SECONDS, Gauges, gauges_of, watch
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.examples import a_key, a_token

@@ -22,7 +22,7 @@ from flask_idempotency.engine.events import Released, Settled
 from flask_idempotency.engine.keys import LONGEST_NAME, Scope
 from flask_idempotency.engine.model import About
 from flask_idempotency.logs import LOGGER, log_of
-from flask_idempotency.metrics.meter import Meter
+from flask_idempotency.metrics import Meter
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.testing.contract.examples import a_request, a_token, granted

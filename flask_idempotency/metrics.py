@@ -1,0 +1,502 @@
+"""Events and store calls as Prometheus counts them. Needs `prometheus_client`: pip install 'flask-idempotency[metrics]'.
+
+Nothing here serves `/metrics`, and nothing here can be labelled with what a client sends: every label has a fixed set of
+values, and what is not in it is `other`. What a scrape asks the store, it asks once in ten seconds.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from itertools import product
+from threading import Lock
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias, get_args
+from weakref import WeakKeyDictionary
+
+from flask import Flask
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from flask_idempotency.assembly import Built
+from flask_idempotency.engine import events
+from flask_idempotency.engine.capabilities import Entry, Loss, UnfinishedCounts
+from flask_idempotency.engine.escape import printable
+from flask_idempotency.engine.events import Event
+from flask_idempotency.maintenance.janitor import CHORES, Expiration, Reconciliation
+from flask_idempotency.maintenance.reap import Reaping
+from flask_idempotency.maintenance.rotate import Rotation
+from flask_idempotency.stores.timed import Call, Ending
+
+# The names of all metrics, their labels, and every value that a label can have.
+
+APP: Final = "app"
+"""The one label that is not a word of ours: the application's namespace, which is its name unless it has another."""
+
+OTHER: Final = "other"
+
+_ANSWERS = ("kept", "tombstone")
+_CLASSES = ("2xx", "3xx", "4xx", "5xx", OTHER)
+_CAUSES = (
+    *(f"status-{each}" for each in _CLASSES[:-1]),
+    "error",
+    "stream-failed",
+    "unanswered",
+    "uncaptured",
+    "worker-interrupted",
+    "not-committed",
+    "lease-expired",
+    OTHER,
+)
+_COUNTS = tuple(
+    dict.fromkeys(
+        count.name
+        for report in (Reaping, Expiration, Rotation, Reconciliation)
+        for count in fields(report)
+        if count.name != "finished"
+    )
+)
+
+Made: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A metric, and what its labels can say besides `app`."""
+
+    name: str
+    help: str
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    buckets: tuple[float, ...] = ()
+    """Of a histogram. A counter has none."""
+
+    @property
+    def exposed(self) -> str:
+        """As a scrape shows it."""
+        return self.name if self.buckets else f"{self.name}_total"
+
+    def folded(self, said: tuple[str, ...]) -> tuple[str, ...]:
+        """These values, each as one of the fixed set."""
+        return tuple(
+            value if value in known else OTHER for value, known in zip(said, self.labels.values(), strict=True)
+        )
+
+    def every(self) -> list[tuple[str, ...]]:
+        return list(product(*self.labels.values()))
+
+
+# Milliseconds for a store that is near, and a second or two for one that is about to be given up.
+_LATENCY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_RUNS = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 3600.0)
+_SIZES = (128.0, 512.0, 2048.0, 8192.0, 32768.0, 131072.0, 524288.0, 2097152.0)
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        family.name.removeprefix("idempotency_"): family
+        for family in (
+            Family("idempotency_claims", "Requests that won their key.", {"kind": ("first", "takeover")}),
+            Family("idempotency_replays", "Stored answers given again.", {"answer": _ANSWERS}),
+            Family(
+                "idempotency_refusals",
+                "Requests refused for how their key stands, by the code of the problem.",
+                {
+                    "code": (
+                        "in-flight",
+                        "key-reused",
+                        "outcome-unknown",
+                        "quota-exceeded",
+                        "answer-erased",
+                        "memory-lost",
+                        "replay-forbidden",
+                        "record-corrupt",
+                    )
+                },
+            ),
+            Family(
+                "idempotency_quota_refusals",
+                "Requests refused because their tenant has as much as it may, by what it has.",
+                {"limit": ("records", "bytes", "in-flight", "new-keys", OTHER)},
+            ),
+            Family(
+                "idempotency_memory_losses",
+                "Times that a request or the janitor noticed that the store has lost its memory, by how.",
+                {"loss": (*(loss.value for loss in Loss), OTHER)},
+            ),
+            Family("idempotency_restored_claims", "Claims that their owners put back: the store had forgotten them."),
+            Family("idempotency_completions", "Results made durable.", {"status": _CLASSES, "answer": _ANSWERS}),
+            Family("idempotency_answer_size_bytes", "Sizes of stored answers, as they were sent.", buckets=_SIZES),
+            Family("idempotency_releases", "Keys that may run again.", {"cause": _CAUSES}),
+            Family(
+                "idempotency_quarantines",
+                "Keys whose outcome nobody knows: by their owners' word, or found by a janitor.",
+                {"cause": _CAUSES},
+            ),
+            Family("idempotency_lease_losses", "Owners that learnt that their claim was no longer their own."),
+            Family("idempotency_renewal_failures", "Renewals of leases that failed, and are tried again."),
+            Family("idempotency_overlong_views", "Views that ran longer than max_runtime."),
+            Family("idempotency_early_commits", "Transactional views that committed by themselves."),
+            Family(
+                "idempotency_settlement_failures",
+                "Results that the store did not take: to be tried again, or given up.",
+                {"outcome": ("delayed", "abandoned")},
+            ),
+            Family(
+                "idempotency_settled_by_others",
+                "Keys settled in their owners' place, or perhaps, where the store did not say.",
+                {"verb": ("completed", "released", "reopened", "uncertain", OTHER), "by": ("resolver", "person")},
+            ),
+            Family(
+                "idempotency_resolver_misses",
+                "Resolvers that were asked and settled nothing.",
+                {"answer": ("still-unknown", "failed")},
+            ),
+            Family(
+                "idempotency_store_failures",
+                "Claims that the store could not decide, by what became of the request.",
+                {"request": ("refused", "unprotected")},
+            ),
+            Family("idempotency_corrupt_records", "Stored records that could not be read."),
+            Family(
+                "idempotency_changes_by_hand",
+                "What operators did to whole tenants, and to the store.",
+                {"change": ("tenant-erased", "answers-sealed", "quota-set", "store-initialised", "loss-acknowledged")},
+            ),
+            Family(
+                "idempotency_chore_runs",
+                "Runs of the janitor's chores.",
+                {"chore": (*CHORES, OTHER), "outcome": ("finished", "unfinished", "failed")},
+            ),
+            Family(
+                "idempotency_chore_duration_seconds", "How long chores ran.", {"chore": (*CHORES, OTHER)}, buckets=_RUNS
+            ),
+            Family(
+                "idempotency_chore_counts",
+                "What chores did, by the numbers of their reports.",
+                {"chore": (*CHORES, OTHER), "count": (*_COUNTS, OTHER)},
+            ),
+            Family(
+                "idempotency_store_call_duration_seconds",
+                "How long the store took, call by call.",
+                {"call": get_args(Call), "outcome": get_args(Ending)},
+                buckets=_LATENCY,
+            ),
+        )
+    }
+)
+"""Everything that is counted, by its short name."""
+
+_made: WeakKeyDictionary[CollectorRegistry, Made] = WeakKeyDictionary()
+
+
+def made_in(registry: CollectorRegistry) -> Made:
+    """The metrics of this registry, by their short names. Every application in a process shares them."""
+    if registry not in _made:
+        _made[registry] = {name: _make(family, registry) for name, family in FAMILIES.items()}
+    return _made[registry]
+
+
+def _make(family: Family, registry: CollectorRegistry) -> Counter | Histogram:
+    labels = (APP, *family.labels)
+    if family.buckets:
+        return Histogram(family.name, family.help, labels, buckets=family.buckets, registry=registry)
+    return Counter(family.name, family.help, labels, registry=registry)
+
+
+# How things stand when somebody looks: read from the stores at a scrape, and not again for a while.
+
+REMEMBERED_SECONDS: Final = 10.0
+"""Scrapes come every 15 seconds or so; more of them at once are one question to the store."""
+
+GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "idempotency_store_up": ("1 if the store answered when it was last asked for what follows, 0 if not.", ()),
+    "idempotency_unsettled_records": ("Records that are not completed.", ("state",)),
+    "idempotency_unsettled_age_seconds": ("Since when the first of them is without its owner.", ("state",)),
+    "idempotency_chore_age_seconds": ("Since when a chore was last reported.", ("chore",)),
+    "idempotency_clock_skew_seconds": ("By how much the store's clock was ahead of the janitor's host.", ()),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a store said of itself."""
+
+    up: bool
+    standing: UnfinishedCounts | None = None
+    last: Mapping[str, Entry] = field(default_factory=dict)
+
+
+class Gauges(Collector):
+    """Asks the stores of applications how they stand, when it is scraped. Keeps no application alive."""
+
+    def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._apps: dict[str, weakref.ref[Flask]] = {}
+        self._read: dict[str, tuple[float, Reading]] = {}
+        self._lock = Lock()
+
+    def add(self, app: Flask, *, name: str) -> None:
+        """Ask this one too, and no longer the one that had its name before."""
+        with self._lock:
+            self._apps[name] = weakref.ref(app)
+            self._read.pop(name, None)
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        # Without this a registry would scrape us when we are registered, and nothing is set up by then.
+        return _families().values()
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        families = _families()
+        # One at a time: those that are scraped meanwhile get what the first was told.
+        with self._lock:
+            for name in list(self._apps):
+                reading = self._reading(name)
+                if reading is not None:
+                    _show(families, name, reading)
+        return families.values()
+
+    def _reading(self, name: str) -> Reading | None:
+        """How this application's store stands. None: the application has gone, or has none."""
+        app = self._apps[name]()
+        if app is None:
+            del self._apps[name]
+            self._read.pop(name, None)
+            return None
+        now = self._monotonic()
+        at, known = self._read.get(name, (0.0, None))
+        if known is not None and now - at < REMEMBERED_SECONDS:
+            return known
+        built: Built | None = getattr(app.extensions.get("idempotency"), "built", None)
+        if built is None:
+            return None
+        reading = _ask(built)
+        # Also that it did not answer: an outage is not made shorter by asking.
+        self._read[name] = self._monotonic(), reading
+        return reading
+
+
+_watching: WeakKeyDictionary[CollectorRegistry, Gauges] = WeakKeyDictionary()
+
+
+def watch(app: Flask, *, name: str, registry: CollectorRegistry) -> None:
+    """Have scrapes of this registry ask the store of this application."""
+    if registry not in _watching:
+        gauges = _watching[registry] = Gauges()
+        registry.register(gauges)
+    _watching[registry].add(app, name=name)
+
+
+def gauges_of(app: Flask) -> Gauges:
+    """A collector of this application's gauges alone, to be registered where the rest comes from several processes."""
+    state: Any = app.extensions["idempotency"]
+    gauges = Gauges()
+    gauges.add(app, name=state.settings.namespace)
+    return gauges
+
+
+def _ask(built: Built) -> Reading:
+    try:
+        standing = None if built.unsettled is None else built.unsettled.standing()
+        last = {} if built.chores is None else built.chores.last()
+    except Exception:  # noqa: BLE001 - whatever it is, the other metrics are to be scraped
+        return Reading(up=False)
+    return Reading(up=True, standing=standing, last=last)
+
+
+def _families() -> dict[str, GaugeMetricFamily]:
+    return {name: GaugeMetricFamily(name, about, labels=(APP, *labels)) for name, (about, labels) in GAUGES.items()}
+
+
+def _show(families: Mapping[str, GaugeMetricFamily], app: str, reading: Reading) -> None:
+    def show(name: str, value: float | None, *labels: str) -> None:
+        if value is not None:
+            families[f"idempotency_{name}"].add_metric((app, *labels), value)
+
+    show("store_up", float(reading.up))
+    if (standing := reading.standing) is not None:
+        show("unsettled_records", standing.in_flight, "in-flight")
+        show("unsettled_records", standing.lapsed, "lapsed")
+        show("unsettled_records", standing.quarantined, "quarantined")
+        show("unsettled_age_seconds", standing.lapsed_for or 0.0, "lapsed")
+        show("unsettled_age_seconds", standing.quarantined_for or 0.0, "quarantined")
+    for chore in CHORES:
+        if (entry := reading.last.get(chore)) is not None:
+            show("chore_age_seconds", entry.ago, chore)
+    show("clock_skew_seconds", _skew(reading.last.get("heartbeat")))
+
+
+def _skew(entry: Entry | None) -> float | None:
+    skew_ms = None if entry is None else entry.whole("skew_ms")
+    return None if skew_ms is None else skew_ms / 1000
+
+
+# What each event counts for.
+
+Sample: TypeAlias = tuple[tuple[str, ...], float]
+"""The values of a family's labels, and by how much it rises, or what a histogram is shown."""
+
+ONE: Sample = ((), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """One family that an event counts for."""
+
+    family: str
+    samples: Callable[[Any], Iterable[Sample]]
+
+
+@dataclass(frozen=True, slots=True)
+class Uncounted:
+    """An event that counts for nothing, and why."""
+
+    because: str
+
+
+def _one(*values: str) -> Callable[[Any], Iterable[Sample]]:
+    samples = ((values, 1.0),)
+    return lambda event: samples
+
+
+def _by(*labels: Callable[[Any], str]) -> Callable[[Any], Iterable[Sample]]:
+    return lambda event: ((tuple([label(event) for label in labels]), 1.0),)
+
+
+def _answer(event: events.ReplayServed | events.Completed) -> str:
+    return "kept" if event.kept else "tombstone"
+
+
+def _class(event: events.Completed) -> str:
+    return f"{event.status // 100}xx"
+
+
+def _cause(event: events.Released | events.Quarantined) -> str:
+    if event.reason.startswith("status-"):
+        return f"{event.reason[: len('status-') + 1]}xx"
+    return event.reason
+
+
+def _refused(code: str) -> Counts:
+    return Counts("refusals", _one(code))
+
+
+def _size(event: events.Completed) -> Iterable[Sample]:
+    return (((), float(event.byte_size)),) if event.kept else ()
+
+
+def _outcome(event: events.ChoreDone) -> str:
+    return "failed" if event.error else "finished" if event.finished else "unfinished"
+
+
+def _chore_counts(event: events.ChoreDone) -> Iterable[Sample]:
+    # What a heartbeat reports is no number of anything, and may be below 0.
+    if event.operation == "heartbeat":
+        return ()
+    return [((event.operation, name), float(count)) for name, count in event.counts.items() if count > 0]
+
+
+COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType(
+    {
+        events.ClaimGranted: (Counts("claims", _by(lambda event: "takeover" if event.attempt > 1 else "first")),),
+        events.ReplayServed: (Counts("replays", _by(_answer)),),
+        events.ConflictRefused: (_refused("in-flight"),),
+        events.MismatchRefused: (_refused("key-reused"),),
+        events.UnknownRefused: (_refused("outcome-unknown"),),
+        events.QuotaRefused: (
+            _refused("quota-exceeded"),
+            Counts("quota_refusals", _by(lambda event: str(event.limit))),
+        ),
+        events.ErasedRefused: (_refused("answer-erased"),),
+        events.LossRefused: (_refused("memory-lost"),),
+        events.LossNoticed: (Counts("memory_losses", _by(lambda event: str(event.loss))),),
+        events.ClaimRestored: (Counts("restored_claims", _one()),),
+        events.Completed: (Counts("completions", _by(_class, _answer)), Counts("answer_size_bytes", _size)),
+        events.Released: (Counts("releases", _by(_cause)),),
+        events.Quarantined: (Counts("quarantines", _by(_cause)),),
+        events.CommittedEarly: (Counts("early_commits", _one()),),
+        events.LeaseExpired: (Counts("lease_losses", _one()),),
+        events.RenewalFailed: (Counts("renewal_failures", _one()),),
+        events.RenewalStopped: (Counts("overlong_views", _one()),),
+        events.SettlementDelayed: (Counts("settlement_failures", _one("delayed")),),
+        events.SettlementAbandoned: (Counts("settlement_failures", _one("abandoned")),),
+        events.StoreFailed: (
+            Counts("store_failures", _by(lambda event: "unprotected" if event.unprotected else "refused")),
+        ),
+        events.RecordCorrupt: (_refused("record-corrupt"), Counts("corrupt_records", _one())),
+        events.ReplayForbidden: (_refused("replay-forbidden"),),
+        events.Reaped: (Counts("quarantines", _one("lease-expired")),),
+        events.Settled: (
+            Counts(
+                "settled_by_others",
+                _by(
+                    lambda event: event.verb if event.certain else "uncertain",
+                    lambda event: "resolver" if event.actor == "resolver" else "person",
+                ),
+            ),
+        ),
+        events.ResolverAsked: (
+            Counts(
+                "resolver_misses",
+                _by(lambda event: event.answer if event.answer == "still-unknown" else "failed"),
+            ),
+        ),
+        events.TenantErased: (Counts("changes_by_hand", _one("tenant-erased")),),
+        events.AnswersSealed: (Counts("changes_by_hand", _one("answers-sealed")),),
+        events.QuotaSet: (Counts("changes_by_hand", _one("quota-set")),),
+        events.StoreInitialised: (Counts("changes_by_hand", _one("store-initialised")),),
+        events.LossAcknowledged: (Counts("changes_by_hand", _one("loss-acknowledged")),),
+        events.ChoreDone: (
+            Counts("chore_runs", _by(lambda event: event.operation, _outcome)),
+            Counts("chore_duration_seconds", lambda event: (((event.operation,), event.seconds),)),
+            Counts("chore_counts", _chore_counts),
+        ),
+        events.JanitorMissing: Uncounted("`idempotency_chore_age_seconds` says it, and goes on saying it"),
+    }
+)
+"""Every event and the families it counts for, or why it counts for none."""
+
+
+# Counts what one application is told, and times what its store is asked.
+
+
+class Meter:
+    """An application's own, on metrics that all applications of a registry share."""
+
+    def __init__(self, app: Flask, *, name: str, registry: CollectorRegistry = REGISTRY) -> None:
+        """`name` is what the label `app` says. The latest application of a name is the one whose store a scrape asks."""
+        self._name = printable(name)
+        self._made = made_in(registry)
+        self._children: dict[tuple[str, tuple[str, ...]], Any] = {}
+        for family, about in FAMILIES.items():
+            # What never happened is 0, and not absent: nobody can be alerted to the first rise of what is not there.
+            if not about.buckets and len(about.labels) < 2:
+                for values in about.every():
+                    self._child(family, values)
+        watch(app, name=self._name, registry=registry)
+
+    def event(self, event: Event) -> None:
+        """Count this event."""
+        counted = COUNTED[type(event)]
+        if isinstance(counted, Uncounted):
+            return
+        for counts in counted:
+            for values, amount in counts.samples(event):
+                self._child(counts.family, values)(amount)
+
+    def call(self, call: Call, ending: Ending, seconds: float) -> None:
+        """Count this call of the store."""
+        self._child("store_call_duration_seconds", (call, ending))(seconds)
+
+    def _child(self, family: str, values: tuple[str, ...]) -> Any:
+        """What takes this sample. Found once: the client library looks for a child under a lock."""
+        child = self._children.get((family, values))
+        if child is None:
+            about = FAMILIES[family]
+            folded = about.folded(values)
+            metric = self._made[family].labels(self._name, *map(printable, folded))
+            child = metric.observe if about.buckets else metric.inc
+            # By what it was folded to: what was said may be anything, and would be kept for ever.
+            self._children[family, folded] = child
+        return child
