@@ -30,7 +30,7 @@ setup(
     package_dir={"flask_idempotency.janitor": "janitor"},
     package_data={"": ["py.typed", "lua/*.lua"]},
     # Found even where the application cannot start: the first key of a ring is made before there is a ring.
-    entry_points={"flask.commands": ["idempotency = flask_idempotency.web.cli:cli"]},
+    entry_points={"flask.commands": ["idempotency = flask_idempotency.cli:cli"]},
     install_requires=["flask>=3.0,<4", "marshmallow>=3.20,<5"],
     extras_require={**EXTRAS, "all": sorted({requirement for extra in EXTRAS.values() for requirement in extra})},
     classifiers=[

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from flask_idempotency.web.cli import cli
+from flask_idempotency.cli import cli
 
 _HEAD = """\
 # The command line

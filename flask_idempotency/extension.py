@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flask import Blueprint, Flask
 
 from flask_idempotency.assembly import Built, build, identities
+from flask_idempotency.cli import cli
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.events import Observers
@@ -27,7 +28,6 @@ from flask_idempotency.logs import log_of
 from flask_idempotency.settings import Settings, in_one_line, load_override, load_settings
 from flask_idempotency.signals import sender_for
 from flask_idempotency.web.application_database import ApplicationDatabase, declare_tables
-from flask_idempotency.web.cli import cli
 from flask_idempotency.web.current import idempotency_field
 from flask_idempotency.web.desk import Desk
 from flask_idempotency.web.hooks import Hooks

@@ -17,12 +17,12 @@ import pytest
 import flask_idempotency
 import janitor
 from flask_idempotency import Idempotency, UnknownOutcome, current_claim
+from flask_idempotency.cli import cli as group
 from flask_idempotency.logs import LOGGER
 from flask_idempotency.maintenance.janitor import Chore
 from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.signals import SIGNALS
-from flask_idempotency.web.cli import cli as group
 from flask_idempotency.web.problem_types import PROBLEMS
 from tests.docs.test_pages import BLOCK, MARKDOWN, ROOT
 

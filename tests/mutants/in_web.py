@@ -137,7 +137,7 @@ IN_WEB: Final = (
     ),
     Mutant(
         name="text-raw-on-a-terminal",
-        file="flask_idempotency/web/cli/group.py",
+        file="flask_idempotency/cli/context.py",
         replaced="click.echo(printable_lines(text), err=err, nl=newline)",
         by="click.echo(text, err=err, nl=newline)",
         killed_by=("tests/web/test_hostile_text.py::test_nothing_is_said_raw",),
@@ -145,7 +145,7 @@ IN_WEB: Final = (
     ),
     Mutant(
         name="text-forges-a-row",
-        file="flask_idempotency/web/cli/group.py",
+        file="flask_idempotency/cli/context.py",
         replaced="lines = [tuple(map(printable, line)) for line in (head, *rows)]",
         by="lines = [head, *rows]",
         killed_by=("tests/web/test_hostile_text.py::test_no_name_forges_a_row_of_a_table[memory]",),

@@ -11,9 +11,9 @@ import pytest
 from click.testing import Result
 from flask import Flask, current_app
 
+from flask_idempotency.cli import cli
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.operations import SchemaReport, db_check, db_upgrade
-from flask_idempotency.web.cli import cli
 
 FAULT, ADVICE, STEP = "A thing is missing. Run something.", "Another way is better.", "0001: a thing"
 

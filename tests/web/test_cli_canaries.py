@@ -12,10 +12,10 @@ from typing import Any
 import click
 import pytest
 
+from flask_idempotency.cli import cli
 from flask_idempotency.engine.keys import Identity, Scope, StorageKey
 from flask_idempotency.engine.model import About, ClaimRequest, OnLapse
 from flask_idempotency.operations import handle_of
-from flask_idempotency.web.cli import cli
 from tests.web.apps import World
 from tests.web.cases import NAME, WHY, paid, run, shop
 

@@ -10,6 +10,7 @@ import pytest
 from click.testing import Result
 from flask import Flask
 
+from flask_idempotency.cli import maintenance as cli_chores
 from flask_idempotency.engine.capabilities import LONGEST_LOCK_SECONDS
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import ChoreDone, Reaped, RecordCorrupt
@@ -19,7 +20,6 @@ from flask_idempotency.maintenance.janitor import LOCK_SECONDS
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
-from flask_idempotency.web.cli import chores as cli_chores
 from tests.books import book_of
 from tests.web import cases
 from tests.web.apps import FaultyMemory, World, new_world

@@ -15,12 +15,12 @@ from flask import Flask
 from flask.cli import FlaskGroup
 
 from flask_idempotency import Idempotency
+from flask_idempotency.cli import cli
 from flask_idempotency.codec.keyring import load_ring
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.operations import KeysReport, KeyStatus, keys_status
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
-from flask_idempotency.web.cli import cli
 from tests.web.apps import World, new_world
 
 OLD, NEW = (b64encode(letter * 32).decode() for letter in (b"o", b"n"))
@@ -60,7 +60,7 @@ def test_generate_is_there_where_the_application_cannot_start(monkeypatch: pytes
     For want of the very ring that this key is for: as a plug-in of `flask`, it does not wait for the application.
     """
     monkeypatch.delenv("FLASK_VERSION", raising=False)  # of our tests' runner; Flask would take it for an option
-    plug_in = EntryPoint("idempotency", "flask_idempotency.web.cli:cli", "flask.commands")
+    plug_in = EntryPoint("idempotency", "flask_idempotency.cli:cli", "flask.commands")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [plug_in])
 
     def create_app() -> Flask:

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from flask_idempotency.assembly import identities
+from flask_idempotency.cli.context import say
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord
 from flask_idempotency.engine.escape import printable, printable_lines, printable_values
 from flask_idempotency.engine.events import Released, Settled
@@ -26,7 +27,6 @@ from flask_idempotency.metrics import Meter
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.testing.contract.examples import a_request, a_token, granted
-from flask_idempotency.web.cli.group import say
 from flask_idempotency.web.problems import Problem, render
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers, connect
@@ -247,7 +247,7 @@ def test_nothing_is_said_raw(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_command_writes_past_it() -> None:
-    folder = files("flask_idempotency.web.cli")
+    folder = files("flask_idempotency.cli")
     raw = [
         path.name for path in folder.iterdir() if path.name.endswith(".py") and "click.echo" in path.read_text("utf-8")
     ]

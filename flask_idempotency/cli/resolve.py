@@ -12,6 +12,20 @@ import click
 from flask import current_app
 from flask.cli import with_appcontext
 
+from flask_idempotency.cli.context import (
+    as_json_option,
+    built,
+    giving_up,
+    paragraph,
+    policies,
+    say,
+    settings,
+    settler,
+    show_of,
+    word_of,
+    word_options,
+)
+from flask_idempotency.cli.record_options import STDIN, Named, case_of, naming_options
 from flask_idempotency.engine.model import Result
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.operations import (
@@ -26,10 +40,6 @@ from flask_idempotency.operations import (
     reopen,
     way_out,
 )
-from flask_idempotency.web.cli.audit import word_of, word_options
-from flask_idempotency.web.cli.group import as_json_option, built, giving_up, policies, say, settings, settler
-from flask_idempotency.web.cli.naming import STDIN, Named, case_of, naming_options
-from flask_idempotency.web.cli.telling import paragraph, show_of
 from flask_idempotency.web.resolvers import policy_of, result_of
 
 _FASTER: Final = "Somebody else has settled it meanwhile, or its owner has just been heard of. Nothing was changed."

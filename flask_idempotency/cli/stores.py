@@ -3,24 +3,161 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Final
 
 import click
 from flask.cli import AppGroup
 
+from flask_idempotency.cli.context import (
+    NOT_IN_ORDER,
+    as_json_option,
+    built,
+    clean,
+    giving_up,
+    say,
+    settings,
+    state,
+    table,
+    tell,
+    word_of,
+    word_options,
+)
 from flask_idempotency.engine.capabilities import Memory
+from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.events import LossAcknowledged, StoreInitialised
+from flask_idempotency.engine.store import Schema
 from flask_idempotency.operations import (
+    KeysReport,
+    KeyStatus,
     MemoryStatus,
+    SchemaReport,
     acknowledge,
     check_acknowledgeable,
+    db_check,
+    db_upgrade,
     initialise,
+    keys_status,
     memory_status,
 )
 from flask_idempotency.operations.records import Refused, moment, span
-from flask_idempotency.web.cli.audit import word_of, word_options
-from flask_idempotency.web.cli.group import NOT_IN_ORDER, as_json_option, built, giving_up, say, tell
-from flask_idempotency.web.cli.telling import clean
+
+# `flask idempotency db …`
+
+_NO_SCHEMA: Final = "The store of this application has no schema: there is nothing to do."
+
+db = AppGroup("db", help="The tables of a SQL store.")
+
+
+@db.command("upgrade")
+@as_json_option
+def upgrade(as_json: bool) -> None:
+    """Make the tables, or bring them to this release.
+
+    Safe to run again, and in several processes at once.
+    """
+    _tell(db_upgrade, "The schema is up to date.", as_json=as_json)
+
+
+@db.command("check")
+@as_json_option
+def check(as_json: bool) -> None:
+    """Say whether the tables and their database are in order.
+
+    Exits with 0 when they are, with 1 and a sentence for each fault when not, and with 2 when the database cannot be
+    asked. Changes nothing.
+    """
+    _tell(db_check, "The schema is in order.", as_json=as_json)
+
+
+def _tell(verb: Callable[[Schema], SchemaReport], fine: str, *, as_json: bool) -> None:
+    with giving_up(as_json=as_json):
+        schema: Schema | None = state().schema
+        report = None if schema is None else verb(schema)
+    say(_schema_object(report) if as_json else _schema_text(report, fine))
+    if report is not None and not report.in_order:
+        raise SystemExit(NOT_IN_ORDER)
+
+
+def _schema_object(report: SchemaReport | None) -> str:
+    shown = report or SchemaReport(done=(), faults=(), advice=())
+    return json.dumps({"schema": report is not None, "in_order": shown.in_order, **asdict(shown)})
+
+
+def _schema_text(report: SchemaReport | None, fine: str) -> str:
+    if report is None:
+        return _NO_SCHEMA
+    verdict = () if report.done or report.faults else (fine,)
+    return "\n".join([*report.done, *report.faults, *verdict, *(f"Advice: {each}" for each in report.advice)])
+
+
+# `flask idempotency keys …`
+
+keys = AppGroup("keys", help="The keys that answers are encrypted with.")
+
+
+@keys.command("generate", with_appcontext=False)
+@click.option("--kid", help="The id of the key; today's date unless given. It is no secret.")
+def generate(kid: str | None) -> None:
+    """Print a new key, as one line of a ring.
+
+    It is written nowhere else. Needs no application: the first key is made before there is a ring.
+    """
+    with giving_up(as_json=False):
+        try:
+            from flask_idempotency.codec.keyring import generate as made
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "cryptography":
+                raise
+            raise IdempotencyError(
+                "The cryptography package is not installed: pip install 'flask-idempotency[crypto]'."
+            ) from error
+        line = made(kid)
+    say(line)
+
+
+@keys.command("status")
+@as_json_option
+def status(as_json: bool) -> None:
+    """Say what is sealed under which key of the ring, and which old key may go.
+
+    Exits with 1 when something is sealed under a key that the ring has not: nobody can open that. Changes nothing.
+    """
+    with giving_up(as_json=as_json):
+        parts, ring = built(), settings().key_ring
+        if ring is None:
+            raise Refused("There is no key ring: set IDEMPOTENCY_KEY_RING.")
+        if parts.answers is None or parts.data_keys is None:
+            raise Refused("The store of this application keeps no data keys, so nothing is sealed in it.")
+        report = keys_status(ring, parts.answers, parts.data_keys)
+    say(json.dumps(_key_object(report)) if as_json else _key_text(report))
+    if not report.in_order:
+        raise SystemExit(NOT_IN_ORDER)
+
+
+def _key_object(report: KeysReport) -> dict[str, object]:
+    keys = [{**asdict(key), "may_go": key.may_go} for key in report.keys]
+    return {"in_order": report.in_order, "plain_records": report.plain_records, "keys": keys}
+
+
+def _key_text(report: KeysReport) -> str:
+    rows = [(key.kid, str(key.records), str(key.data_keys), _verdict(key)) for key in report.keys]
+    return "\n".join(
+        (
+            table(("key", "records", "data keys", ""), rows),
+            f"Records that are not encrypted: {report.plain_records}.",
+        )
+    )
+
+
+def _verdict(key: KeyStatus) -> str:
+    if not key.known:
+        return "NOT IN THE RING: put it back, after the newest"
+    if key.newest:
+        return "newest"
+    return "may go: nothing is sealed under it" if key.may_go else "in use"
+
 
 _ELSEWHERE: Final = (
     "The records of this application are not in a Redis, so nothing is to be made ready or acknowledged here; one that "

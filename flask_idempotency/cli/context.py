@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -13,16 +15,20 @@ from flask import current_app
 from flask.cli import AppGroup
 
 from flask_idempotency.assembly import Built, identities
-from flask_idempotency.engine.capabilities import Loss, Unsettled
+from flask_idempotency.engine.capabilities import Found, Loss, Unsettled
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.escape import printable, printable_lines
 from flask_idempotency.engine.events import Event
-from flask_idempotency.engine.keys import Identity
+from flask_idempotency.engine.keys import LONGEST_NAME, Identity
+from flask_idempotency.engine.model import State
 from flask_idempotency.engine.recovery import Settler
 from flask_idempotency.operations import Refused as Refused
+from flask_idempotency.operations import Shown, Word, shown
+from flask_idempotency.operations.records import span
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.chores import settler_of
 from flask_idempotency.web.policies import Policies
+from flask_idempotency.web.resolvers import policy_of
 
 NOT_IN_ORDER: Final = 1
 UNKNOWN: Final = 2
@@ -157,3 +163,145 @@ def _end(why: str, code: int, *, as_json: bool) -> NoReturn:
     else:
         say(f"Error: {why}", err=True)
     raise SystemExit(code)
+
+
+# Who gives the word, and why: what every command says that changes something by hand.
+
+
+def word_options(*, required: bool) -> Callable[[CommandT], CommandT]:
+    """`--reason` and `--actor`. Both are told in the audit event, and so must name no key, person or body."""
+
+    def add(command: CommandT) -> CommandT:
+        return actor_option(reason_option(command))
+
+    # A default of None, given to an option that is required, is a value to some releases of click.
+    needed: dict[str, Any] = {"required": True} if required else {"default": ""}
+    reason_option = click.option(
+        "--reason",
+        metavar="TEXT",
+        **needed,
+        callback=_one_line,
+        help="Why, for the audit event. Name no key, person or body in it.",
+    )
+    actor_option = click.option(
+        "--actor",
+        metavar="NAME",
+        default=_whoami,
+        show_default="the user of the system",
+        callback=_one_line,
+        help="Who, for the audit event.",
+    )
+    return add
+
+
+def word_of(actor: str, reason: str) -> Word:
+    return Word(actor or "unknown", reason)
+
+
+def _whoami() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # in a container, say, whose user has no name
+        return "unknown"
+
+
+def _one_line(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    text = value.strip()
+    if (parameter.required and not text) or not text.isprintable() or len(text) > LONGEST_NAME:
+        raise click.BadParameter(f"must be one line of text, not longer than {LONGEST_NAME} characters.")
+    return text
+
+
+# Something to look at while it takes long.
+
+
+@contextmanager
+def dots(what: str) -> Iterator[Callable[[int], object]]:
+    """A dot on a terminal for every page, so that a person sees it going on."""
+    if not sys.stderr.isatty():
+        yield lambda touched: None
+        return
+    say(f"Looking at {what} ", newline=False, err=True)
+    try:
+        yield lambda touched: say(".", newline=False, err=True)
+    finally:
+        say(err=True)
+
+
+# How records are written for people, on a terminal that believes what it is sent.
+
+
+def clean(text: str | None) -> str:
+    """This text without anything that a terminal would take for a command. Names come from outside."""
+    return "-" if text is None else printable(text) or "-"
+
+
+def ago(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{span(seconds)} ago"
+
+
+def show_of(found: Found) -> Shown:
+    """What may be told of this record."""
+    return shown(found, policy_of(policies(), found.record.about), identity().label(found.key))
+
+
+def paragraph(told: Shown) -> str:
+    """One record, a line for each thing that there is to say."""
+    lines = [
+        ("handle", told.handle),
+        ("in logs", told.record),
+        ("state", told.state + (f" ({clean(told.reason)})" if told.reason else "")),
+        ("request", f"{clean(told.method)} {clean(told.endpoint)}"),
+        ("tenant", clean(told.tenant)),
+        ("principal", clean(told.principal)),
+        ("attempt", f"{told.attempt} (fence {told.fence})"),
+        ("first used", f"{told.requested_at}, {ago(told.first_used_ago)}"),
+        *_owner(told),
+        *_answer(told),
+    ]
+    return "\n".join(f"{name + ':':<13} {text}" for name, text in lines)
+
+
+def _owner(told: Shown) -> list[tuple[str, str]]:
+    if told.owner is None:
+        return []
+    lease = "not over yet" if told.lease_ended_ago is None else f"ended {ago(told.lease_ended_ago)}"
+    lives = f"may be at work for another {span(told.owner.may_live_for)}" if told.owner.may_live_for else "not at work"
+    then = "; then taken over by a retry" if told.on_lapse == "takeover" else "; then quarantined"
+    return [
+        ("lease", lease if told.state == State.QUARANTINED.value else lease + then),
+        ("owner", f"last seen {ago(told.owner.last_seen_ago)}, {lives}"),
+    ]
+
+
+def _answer(told: Shown) -> list[tuple[str, str]]:
+    lines = []
+    if told.completed_at is not None:
+        lines.append(("completed", f"{told.completed_at}, after {told.duration or 0.0:.3f} s"))
+    if told.expires_at is not None:
+        lines.append(("kept until", told.expires_at))
+    if (answer := told.answer) is not None:
+        sealed = f"encrypted under {clean(answer.sealed_under)}" if answer.sealed_under else "not encrypted"
+        how = "erased" if answer.erased else sealed
+        lines.append(("answer", f"status {answer.status}, {answer.byte_size} bytes, {how}"))
+    return lines
+
+
+# Which tenant a command is about. Having none is not the same as a name, and never the default.
+
+
+def tenant_options(command: CommandT) -> CommandT:
+    """`--tenant T`, or `--no-tenant` for those that a tenant_loader names None, and for applications without one."""
+    for option in (
+        click.option("--no-tenant", is_flag=True, help="Those who have no tenant: everybody, without a tenant_loader."),
+        click.option("--tenant", metavar="T", help="The tenant, as the tenant_loader names it."),
+    ):
+        command = option(command)
+    return command
+
+
+def chosen(tenant: str | None, *, no_tenant: bool) -> str | None:
+    """The tenant that was named, or None for none."""
+    if no_tenant == (tenant is not None) or tenant == "":
+        raise click.UsageError("Say of whom: --tenant T, or --no-tenant.")
+    return tenant

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -12,14 +13,31 @@ from flask import current_app
 from flask.cli import with_appcontext
 
 from flask_idempotency.assembly import Built
-from flask_idempotency.maintenance.janitor import Chore, Expiration, Reconciliation, Report
+from flask_idempotency.cli.context import (
+    NOT_IN_ORDER,
+    UNKNOWN,
+    as_json_option,
+    built,
+    dots,
+    giving_up,
+    say,
+    settings,
+    tell,
+    word_of,
+    word_options,
+)
+from flask_idempotency.engine.capabilities import Finding
+from flask_idempotency.engine.events import AnswersSealed
+from flask_idempotency.engine.keys import owner_mark
+from flask_idempotency.maintenance.janitor import Chore, Drain, Expiration, Reconciliation, Report
 from flask_idempotency.maintenance.reap import Reaping
-from flask_idempotency.maintenance.rotate import GRACE_SECONDS, Rotation
+from flask_idempotency.maintenance.rotate import GRACE_SECONDS, PlainSealing, Rotation, seal_plain
+from flask_idempotency.operations import Word
+from flask_idempotency.operations.doctor import Examination
 from flask_idempotency.operations.records import Refused
 from flask_idempotency.settings import Settings
+from flask_idempotency.web.checkup import examination_of
 from flask_idempotency.web.chores import drain_of, hurried, janitor_of
-from flask_idempotency.web.cli.dots import dots
-from flask_idempotency.web.cli.group import NOT_IN_ORDER, as_json_option, built, giving_up, say, settings
 
 _BUSY: Final = "Somebody else is at it just now, or was, and was killed less than its budget ago. Nothing was done."
 _UNFINISHED: Final = "Its budget ended before it was finished: run it again."
@@ -220,3 +238,144 @@ def reconcile_command(budget: float, as_json: bool) -> None:
     somebody else is at it, it says so and exits with 0.
     """
     _run(_TOLD["reconcile"], budget, as_json=as_json)
+
+
+# `flask idempotency doctor`: is all well, and what to do if not.
+
+_WIDTH = 100
+
+
+@click.command("doctor")
+@as_json_option
+@click.option(
+    "--worker-timeout", type=click.FloatRange(min=0), metavar="S", help="When a worker is killed at work. 0: never."
+)
+@click.option(
+    "--proxy-timeout", type=click.FloatRange(min=0), metavar="S", help="When a proxy gives up on a request. 0: never."
+)
+@with_appcontext
+def doctor_command(as_json: bool, worker_timeout: float | None, proxy_timeout: float | None) -> None:
+    """Look at the store, the janitor, the clocks, the keys, the policies and the timeouts, and say what to do.
+
+    Exits with 2 when the store did not answer or a check failed, so that nobody can tell; else with 1 when there is a
+    fault. Advice is none, and neither is what cannot be looked at from here. Changes nothing.
+    """
+    with giving_up(as_json=as_json):
+        built()
+        examination = examination_of(
+            current_app._get_current_object(),  # type: ignore[attr-defined]
+            worker_timeout=worker_timeout,
+            proxy_timeout=proxy_timeout,
+        )
+    say(json.dumps(_findings_object(examination)) if as_json else _findings_text(examination))
+    if not examination.complete:
+        raise SystemExit(UNKNOWN)
+    if not examination.in_order:
+        raise SystemExit(NOT_IN_ORDER)
+
+
+def _findings_object(examination: Examination) -> dict[str, object]:
+    return {
+        "in_order": examination.in_order,
+        "complete": examination.complete,
+        "findings": [
+            {"check": each.check, "verdict": each.verdict.value, "text": each.text, "remedy": each.remedy}
+            for each in examination.findings
+        ],
+    }
+
+
+def _findings_text(examination: Examination) -> str:
+    name = max(len(each.check) for each in examination.findings)
+    return "\n".join(_line(each, name) for each in examination.findings)
+
+
+def _line(finding: Finding, name: int) -> str:
+    head = f"{finding.verdict.value:<7}  {finding.check:<{name}}  "
+    indent = " " * len(head)
+    lines = textwrap.wrap(finding.text, _WIDTH - len(head), break_long_words=False, break_on_hyphens=False)
+    if finding.remedy:
+        remedy = textwrap.wrap(finding.remedy, _WIDTH - len(head) - 2, break_long_words=False, break_on_hyphens=False)
+        lines += [("→ " if number == 0 else "  ") + line for number, line in enumerate(remedy)]
+    return "\n".join((head if number == 0 else indent) + line for number, line in enumerate(lines))
+
+
+# `flask idempotency seal`: encrypt the answers that were stored before encryption was switched on.
+
+_OFF: Final = "IDEMPOTENCY_ENCRYPTION is off, so nothing can be sealed. Set it to on first."
+_REQUIRED: Final = (
+    "IDEMPOTENCY_ENCRYPTION is required, so plain answers are never opened or sealed: anyone who can write to the store may "
+    "have planted them. If you stored them before you switched encryption on, set it to on, run this command, and set it to "
+    "required again."
+)
+_WARNING: Final = (
+    "Answers in this store that are not encrypted: {plain}. A sealed answer counts as genuine from then on, and retries get "
+    "it. Seal them only if your application stored them before you switched encryption on, and no other party could write to "
+    "the store since. Else let them expire."
+)
+_NOTHING: Final = "Every stored answer is encrypted. There is nothing to seal."
+
+
+@click.command("seal")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@word_options(required=True)
+@as_json_option
+@with_appcontext
+def seal_command(yes: bool, actor: str, reason: str, as_json: bool) -> None:
+    """Encrypt the answers that were stored before you switched encryption on.
+
+    Runs only while IDEMPOTENCY_ENCRYPTION is on. Anyone who can write to the store may have planted a plain answer, and this
+    command makes it genuine: so `rotate` and the janitor never do it, and nothing does it while encryption is required. Asks
+    first. Exits with 1 when some answers could not be sealed. Safe to run again, and to break off.
+    """
+    with giving_up(as_json=as_json):
+        chosen, parts = settings(), built()
+        if chosen.encryption == "off":
+            raise Refused(_OFF)
+        if chosen.encryption == "required":
+            raise Refused(_REQUIRED)
+        if parts.answers is None or chosen.key_ring is None:
+            raise Refused("This store cannot list its answers, so they cannot be sealed.")
+        plain = parts.answers.count().get("", 0)
+        if plain and not yes:
+            say(_WARNING.format(plain=plain), err=True)
+            click.confirm("Seal them?", abort=True, err=True)
+        report = _sealed(word_of(actor, reason)) if plain else PlainSealing()
+    if as_json:
+        say(json.dumps(asdict(report)))
+    else:
+        say("\n".join(_sealing_text(report)) if plain else _NOTHING)
+    if not report.done:
+        raise SystemExit(NOT_IN_ORDER)
+
+
+def _sealed(word: Word) -> PlainSealing:
+    """Seal them, and tell the audit event even if the run breaks off."""
+    parts, chosen, sealed, finished = built(), settings(), 0, False
+    if parts.answers is None or chosen.key_ring is None:
+        raise AssertionError("checked before")
+
+    def count(so_far: int) -> None:
+        nonlocal sealed
+        sealed = so_far
+
+    owner = owner_mark(chosen.namespace)
+    try:
+        with dots("answers") as progress:
+            drain = Drain(batch=500, budget=float("inf"), told=progress)
+            report = seal_plain(parts.answers, parts.codec, chosen.key_ring, drain=drain, owner=owner, told=count)
+        finished = True
+    finally:
+        tell(AnswersSealed("", "", actor=word.actor, reason=word.reason, sealed=sealed, finished=finished))
+    return report
+
+
+def _sealing_text(report: PlainSealing) -> list[str]:
+    said = [f"Sealed: {report.sealed}."]
+    if report.passed_over:
+        said.append(f"Left alone, because they were erased or changed in the meantime: {report.passed_over}.")
+    if report.unreadable:
+        said.append(f"Damaged, and left as they are: {report.unreadable}. A retry quarantines the key.")
+    if report.blocked:
+        said.append(f"Left as they are, because their tenants' data keys cannot be used for now: {report.blocked}.")
+    return said

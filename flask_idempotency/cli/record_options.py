@@ -13,14 +13,22 @@ import click
 from flask import current_app
 
 from flask_idempotency.assembly import identities
+from flask_idempotency.cli.context import (
+    CommandT,
+    built,
+    clean,
+    every_tids,
+    policies,
+    settings,
+    state,
+    tenant_options,
+    unsettled,
+)
 from flask_idempotency.engine.errors import InvalidKey
 from flask_idempotency.engine.keys import Scope, StorageKey, owner_mark, parse_key
 from flask_idempotency.engine.model import About, Record, State
 from flask_idempotency.engine.recovery import as_of
 from flask_idempotency.operations import SHORT, Case, Refused, by_handle, by_key, by_short, handle_of, with_twins
-from flask_idempotency.web.cli.group import CommandT, built, every_tids, policies, settings, state, unsettled
-from flask_idempotency.web.cli.telling import clean
-from flask_idempotency.web.cli.tenant import tenant_options
 from flask_idempotency.web.principals import identifies
 
 STDIN: Final = "-"
