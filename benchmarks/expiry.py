@@ -29,7 +29,7 @@ from flask_idempotency.settings import Settings
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.database import Database as RecordsDatabase
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.web.chores import BATCHES
+from flask_idempotency.web.janitor import BATCHES
 
 ROWS: Final = 200_000
 ROUND_SECONDS: Final = 1.0

@@ -22,7 +22,7 @@ from flask_idempotency.metrics import COUNTED, FAMILIES, GAUGES, Family, Uncount
 from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.signals import SIGNALS
-from flask_idempotency.web.problem_types import PROBLEMS, ProblemType
+from flask_idempotency.web.problems import PROBLEMS, ProblemType
 
 HERE = Path(__file__).parent
 NOTICE = "<!-- Written by docs/generate.py from the code. Change the code, then run it. -->\n"

@@ -5,7 +5,7 @@ from flask_idempotency.engine.policy import Decision
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, StillUnknown, UnknownOutcome
 from flask_idempotency.extension import Idempotency
-from flask_idempotency.web.current import current_claim, idempotency_field
+from flask_idempotency.web.current_claim import current_claim, idempotency_field
 from flask_idempotency.web.policies import claim_here, exempt, idempotent
 
 __all__ = [

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.settings import Settings
-from flask_idempotency.web.chores import LONGEST_BUDGET_SECONDS
+from flask_idempotency.web.janitor import LONGEST_BUDGET_SECONDS
 
 from .folder import SCHEME
 

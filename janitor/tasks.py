@@ -13,7 +13,7 @@ from flask import Flask
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.maintenance.janitor import LOCK_SECONDS, Chore, Janitor
 from flask_idempotency.settings import Settings
-from flask_idempotency.web.chores import drain_of, intervals, janitor_of
+from flask_idempotency.web.janitor import drain_of, intervals, janitor_of
 
 BUSY: Final = "busy elsewhere"
 UNANSWERED: Final = "the store did not answer"

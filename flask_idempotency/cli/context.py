@@ -26,9 +26,8 @@ from flask_idempotency.operations import Refused as Refused
 from flask_idempotency.operations import Shown, Word, shown
 from flask_idempotency.operations.records import span
 from flask_idempotency.settings import Settings
-from flask_idempotency.web.chores import settler_of
+from flask_idempotency.web.janitor import policy_of, settler_of
 from flask_idempotency.web.policies import Policies
-from flask_idempotency.web.resolvers import policy_of
 
 NOT_IN_ORDER: Final = 1
 UNKNOWN: Final = 2

@@ -36,8 +36,8 @@ from flask_idempotency.operations import Word
 from flask_idempotency.operations.doctor import Examination
 from flask_idempotency.operations.records import Refused
 from flask_idempotency.settings import Settings
-from flask_idempotency.web.checkup import examination_of
-from flask_idempotency.web.chores import drain_of, hurried, janitor_of
+from flask_idempotency.web.doctor import examination_of
+from flask_idempotency.web.janitor import drain_of, hurried, janitor_of
 
 _BUSY: Final = "Somebody else is at it just now, or was, and was killed less than its budget ago. Nothing was done."
 _UNFINISHED: Final = "Its budget ended before it was finished: run it again."

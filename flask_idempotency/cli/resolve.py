@@ -40,7 +40,7 @@ from flask_idempotency.operations import (
     reopen,
     way_out,
 )
-from flask_idempotency.web.resolvers import policy_of, result_of
+from flask_idempotency.web.janitor import policy_of, result_of
 
 _FASTER: Final = "Somebody else has settled it meanwhile, or its owner has just been heard of. Nothing was changed."
 _LEFT: Final = "Records of the same use under other secrets that had changed meanwhile, and stay as they are: {left}."

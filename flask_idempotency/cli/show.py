@@ -41,8 +41,8 @@ from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.operations import Shown, Stats, Wanted, listed, stats
 from flask_idempotency.operations.identity import Change, look
 from flask_idempotency.operations.records import Refused, span
+from flask_idempotency.web.janitor import shape_in
 from flask_idempotency.web.policies import Explained, Policies
-from flask_idempotency.web.watch import shape_in
 
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """Never in scope, whatever a policy says."""

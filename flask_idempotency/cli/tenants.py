@@ -39,7 +39,7 @@ from flask_idempotency.maintenance.rotate import still_open, wipe, wipe_condemne
 from flask_idempotency.operations import TenantUsage, Word, holds_sealed, quota_set, quota_show
 from flask_idempotency.operations import shred as shred_keys
 from flask_idempotency.operations.records import Refused
-from flask_idempotency.web.resolvers import policy_of
+from flask_idempotency.web.janitor import policy_of
 
 _STAYS: Final = "Its records stay: a retry gets 410 and is not run again, until its time is over."
 _SHREDDED: Final = (

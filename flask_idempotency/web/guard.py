@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import weakref
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import assert_never
 
@@ -14,29 +15,434 @@ from flask import Flask, Request
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.wrappers import Response
 
+from flask_idempotency.assembly import in_one_process
+from flask_idempotency.engine.engine import Engine, Outcome, Replay
 from flask_idempotency.engine.errors import (
+    AnswerUnavailable,
     CorruptRecord,
     IdempotencyError,
     InheritedConnection,
+    InvalidKey,
+    KeysUnavailable,
     LeaseLost,
+    MemoryLost,
     NotCommitted,
     StoreUnavailable,
 )
-from flask_idempotency.engine.model import Result
+from flask_idempotency.engine.events import MismatchRefused, Observers, ReplayForbidden, ReplayServed, StoreFailed
+from flask_idempotency.engine.keys import Identity, Scope, born, one_key, parse_key
+from flask_idempotency.engine.model import (
+    About,
+    Claimed,
+    ClaimRequest,
+    Erased,
+    InFlight,
+    Mismatched,
+    OverQuota,
+    Record,
+    Replayed,
+    Result,
+    State,
+    Unknown,
+)
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision, Policy
-from flask_idempotency.web.answers import Answers
-from flask_idempotency.web.asking import Asking
-from flask_idempotency.web.decisions import QuarantineLog, decide, transactional, vanished, with_rows
-from flask_idempotency.web.desk import Desk
-from flask_idempotency.web.problems import Problem, failure
-from flask_idempotency.web.responses import capture
-from flask_idempotency.web.rows import Rows
-from flask_idempotency.web.streams import End, Orphans
-from flask_idempotency.web.visit import Phase, Visit
+from flask_idempotency.engine.quota import Quota
+from flask_idempotency.engine.recovery import releasable_in
+from flask_idempotency.operations import handle_of
+from flask_idempotency.settings import Settings
+from flask_idempotency.web.callbacks import Loaders, former_names, load_quota, load_tenant
+from flask_idempotency.web.janitor import ShapeWatch, Watch
+from flask_idempotency.web.policies import Policies
+from flask_idempotency.web.principals import Credentials, Unnamed, bounded, load_principal
+from flask_idempotency.web.problems import CONFLICT_RETRY_SECONDS, OutageLog, Problem, failure, refusal
+from flask_idempotency.web.request_body import FORM_TYPES, BodyTooLarge, TruncatedBody, read_body
+from flask_idempotency.web.request_state import (
+    ELSEWHERE,
+    Phase,
+    QuarantineLog,
+    Visit,
+    decide,
+    past_point,
+    transactional,
+    vanished,
+    with_rows,
+)
+from flask_idempotency.web.requests import CSRF_FIELD, client_keys, fingerprints
+from flask_idempotency.web.responses import Answer, Answers, End, Orphans, capture
 
-UNPROTECTED = ("Idempotency-Status", "unprotected")
+# What one application's guard works with.
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Desk:
+    """Made once per application, then only read, and never shown: it holds secrets.
+
+    `identities` has one entry per secret in use, the newest first.
+    """
+
+    engine: Engine
+    identities: tuple[Identity, ...]
+    settings: Settings
+    policies: Policies
+    loaders: Loaders
+    observers: Observers
+    counts: bool = False
+    """Whether the store can count what each tenant has."""
+    watch: Watch | None = None
+    """None: no janitor is expected."""
+    shape: ShapeWatch | None = None
+    """None: the store cannot remember the shape of identity, or no other process sees it."""
+
+
+# From a request to a claim, or to the answer that it gets in its view's place.
 
 _log = logging.getLogger("flask_idempotency")
+
+
+class Asking:
+    """Asks for claims, for one application. Nothing of any request stays here."""
+
+    def __init__(self, app: Flask, desk: Desk, answers: Answers) -> None:
+        self._app = app
+        self._desk = desk
+        self._answers = answers
+        self._outages = OutageLog()
+        self._credentials = Credentials(desk.settings.credential_headers)
+        self._unnamed: set[str] = set()
+        """Endpoints that have been logged."""
+
+    def ask(self, visit: Visit, request: Request) -> Answer | None:
+        """The answer to give in the view's place. None: the view is to run, and the visit's phase says on what terms."""
+        policy = visit.policy
+        try:
+            client_key = _client_key(request, policy)
+            if policy.form_field is not None and request.mimetype in FORM_TYPES:
+                # The key was looked for in it.
+                visit.body = read_body(request, most=policy.max_request_body)
+            if client_key is None:
+                visit.phase = Phase.UNKEYED
+                return self._answers.problem(Problem("missing-key"), policy) if policy.required else None
+            visit.client_key = client_key
+            visit.tenant = load_tenant(self._desk.loaders, self._app)
+            allowed = self._desk.settings.allow_anonymous
+            visit.principal = load_principal(
+                self._desk.loaders.principal,
+                request,
+                self._app,
+                credentials=self._credentials,
+                allow_anonymous=allowed,
+                in_view=visit.deferred,
+            )
+            if visit.principal is None and allowed is False:
+                return self._answers.problem(Problem("principal-required"), policy)
+            requests = self._claim_requests(visit, request)
+        except Unnamed as error:
+            return self._unnamed_caller(visit, error)
+        except InvalidKey as error:
+            return self._answers.problem(failure(error), policy)
+        except TruncatedBody:
+            return self._answers.problem(Problem("truncated-body"), policy)
+        except BodyTooLarge:
+            return self._answers.problem(Problem("request-too-large"), policy)
+        visit.record = requests[0].key.label
+        return self._claimed(visit, requests)
+
+    def answer(self, visit: Visit, outcome: Outcome) -> Answer:
+        """What is said of an outcome that is no claim."""
+        match outcome:
+            case Replayed(replay):
+                return self._replay(visit, replay)
+            case InFlight() | Mismatched() | Unknown() | OverQuota() | Erased():
+                return self._answers.problem(refusal(outcome), visit.policy)
+            case Claimed():
+                raise AssertionError("a granted claim has no answer yet")
+            case unexpected:
+                assert_never(unexpected)
+
+    def _claim_requests(self, visit: Visit, request: Request) -> list[ClaimRequest]:
+        """The same request under every secret in use, newest first; then under its former names, if there are any."""
+        policy, operation = visit.policy, visit.operation
+        bounded(operation, "endpoint of this view has")
+        scope = Scope(
+            namespace=self._desk.settings.namespace,
+            tenant=visit.tenant,
+            principal=visit.principal,
+            operation=operation if policy.scope == "operation" else None,
+        )
+        identities, former = self._desk.identities, self._desk.settings.former_identity
+        about = About(self._named(visit.tenant), self._named(visit.principal), request.method, operation)
+        visit.body = read_body(request, most=policy.max_request_body)
+        born_at, awaited = born(visit.client_key), policy.in_flight == "wait"
+        # Asked each time: an application may set them after the extension was set up.
+        by_host = self._app.url_map.host_matching or self._app.subdomain_matching
+        csrf_field = self._app.config.get("WTF_CSRF_FIELD_NAME") or CSRF_FIELD
+        asked = fingerprints(request, policy, identities, by_host=by_host, csrf_field=csrf_field)
+        requests = [
+            ClaimRequest(
+                identity.storage_key(scope, visit.client_key),
+                fingerprint,
+                policy.on_lapse,
+                about,
+                awaited,
+                born=born_at,
+            )
+            for identity, fingerprint in zip(identities, asked, strict=True)
+        ]
+        if former is not None:
+            tenant, principal = visit.former = former_names(
+                former, visit.tenant, visit.principal, request, self._app, in_view=visit.deferred
+            )
+            before = replace(scope, namespace=former.namespace or scope.namespace, tenant=tenant, principal=principal)
+            if before != scope:
+                requests += [
+                    replace(
+                        request,
+                        # The token says whose claim it is: this application's, whatever it was called.
+                        key=replace(identity.storage_key(before, visit.client_key), mark=request.key.mark),
+                        # Others of today may have that tenant's name as well, and would be counted there together. Under
+                        # the same tenant and namespace it is the same ledger, and the key is counted there already.
+                        counted=tenant == scope.tenant and before.namespace != scope.namespace,
+                    )
+                    for identity, request in zip(identities, requests, strict=True)
+                ]
+        return requests
+
+    def _unnamed_caller(self, visit: Visit, error: Unnamed) -> Answer:
+        """Refuse this request alone: 403 where signing in helps, else 500. Logged once for each endpoint.
+
+        Only the latter is an error of the application. The former is every client whose session has ended.
+        """
+        if visit.operation not in self._unnamed:
+            self._unnamed.add(visit.operation)
+            level = logging.WARNING if error.set_up else logging.ERROR
+            _log.log(level, "%s refused a request with a key: %s. %s", visit.operation, error, error.remedy)
+        detail = f"{error.remedy}\n\n{error.lines}".rstrip() if self._app.debug else ""
+        status = 403 if error.set_up else 500
+        return self._answers.problem(Problem("principal-required", detail, status=status), visit.policy)
+
+    def _named(self, name: str | None) -> str:
+        """What a record says of a tenant or a principal."""
+        if name is None:
+            return ""
+        return self._desk.identities[0].pseudonym(name) if self._desk.settings.hashed_names else name
+
+    def _claimed(self, visit: Visit, requests: list[ClaimRequest]) -> Answer | None:
+        quota = load_quota(self._desk.loaders, self._desk.settings.quota, visit.tenant, self._app)
+        shards = self._desk.settings.tenant_shards
+        if quota is not None and shards > 1:
+            quota = quota.divided(shards)
+        try:
+            outcome = self._outcome(visit, requests, quota)
+        except StoreUnavailable as error:
+            return self._store_failed(visit, error)
+        except CorruptRecord as error:
+            return self._answers.problem(failure(error), visit.policy)
+        if isinstance(outcome, Claimed):
+            visit.claim, visit.oldest, visit.phase = outcome.held, self._desk.identities[-1], Phase.CLAIMED
+            return None
+        if isinstance(outcome, OverQuota):
+            # The store knows of one part; a client is told what its tenant may have.
+            outcome = replace(outcome, allowed=outcome.allowed * shards)
+        if isinstance(outcome, Unknown) and self._app.debug:
+            return self._answers.problem(replace(refusal(outcome), detail=self._command(requests, visit)), visit.policy)
+        return self.answer(visit, outcome)
+
+    def _command(self, requests: list[ClaimRequest], visit: Visit) -> str:
+        """The command that frees this key, for the developer who is looking at it. Only in debug mode: it names the record."""
+        if in_one_process(self._desk.settings):
+            return "In debug mode: the records are in this process's memory, so a restart frees the key."
+        for request in reversed(requests):
+            try:
+                record = self._desk.engine.read(request.key)
+            except (StoreUnavailable, CorruptRecord):
+                continue
+            if record is not None and record.state is State.QUARANTINED:
+                lives = releasable_in(record, visit.policy)
+                early = f" For {math.ceil(lives)} s from now it needs --force." if lives > 0 else ""
+                return (
+                    "In debug mode: if it was not carried out, free the key by "
+                    f"`flask idempotency release {handle_of(request.key)} --reason debug`.{early}"
+                )
+        return ""
+
+    def _outcome(self, visit: Visit, requests: list[ClaimRequest], quota: Quota | None) -> Outcome:
+        """What becomes of the request under all its names.
+
+        A former name that has no tenant or no principal may be that of several callers. A record that another one of today
+        has there does not concern this request: it is asked for again without that name. But a caller without a name has
+        no other: there the key is in use.
+        """
+        engine, secrets = self._desk.engine, len(self._desk.identities)
+        outcome = engine.claim(requests[0], visit.policy, former=requests[1:], quota=quota)
+        former = self._desk.settings.former_identity
+        while former is not None and former.coarse and not isinstance(outcome, Claimed | OverQuota):
+            found = {request.key: engine.read(request.key) for request in requests[secrets:]}
+            if isinstance(outcome, Replayed):
+                found[outcome.answer.key] = outcome.answer.record
+            theirs = {
+                key: record for key, record in found.items() if record is not None and self._anothers(visit, record)
+            }
+            if not theirs:
+                break
+            own = [theirs[request.key] for request in requests[:secrets] if request.key in theirs]
+            if own:
+                self._desk.observers(MismatchRefused(visit.record, visit.operation))
+                return Mismatched(first_seen=own[0].requested_at)
+            requests = [request for request in requests if request.key not in theirs]
+            outcome = engine.claim(requests[0], visit.policy, former=requests[1:], quota=quota)
+        return outcome
+
+    def _anothers(self, visit: Visit, record: Record) -> bool:
+        """Whether this record was made by another caller than this one, as it is named now or was before."""
+        before = visit.former
+        names = (record.about.tenant, visit.tenant, before[0]), (record.about.principal, visit.principal, before[1])
+        return any(stored not in self._spellings(*known) for stored, *known in names)
+
+    def _spellings(self, *names: str | None) -> set[str]:
+        """How records may spell these names: in clear, or by a hash under any secret in use."""
+        known = [name for name in names if name is not None]
+        hashed = {identity.pseudonym(name) for identity in self._desk.identities for name in known}
+        return {*known, *hashed} | ({""} if None in names else set())
+
+    def _replay(self, visit: Visit, replay: Replay) -> Answer:
+        observers, who = self._desk.observers, (visit.record, visit.operation)
+        guard = self._desk.loaders.replay_guard
+        if guard is not None and not self._app.ensure_sync(guard)(replay.record):
+            observers(ReplayForbidden(*who))
+            return self._answers.problem(Problem("replay-forbidden"), visit.policy)
+        try:
+            answer = self._answers.replay(replay.result, visit.policy)
+        except CorruptRecord as error:
+            self._condemn(visit, replay)
+            return self._answers.problem(failure(error), visit.policy)
+        observers(ReplayServed(*who, status=replay.result.status, kept=replay.result.kept))
+        return answer
+
+    def _condemn(self, visit: Visit, replay: Replay) -> None:
+        try:
+            self._desk.engine.condemn(replay, label=visit.record)
+        except StoreUnavailable as error:
+            # The next retry will find it out again.
+            _log.warning("a record that cannot be read could not be quarantined (%s)", type(error).__name__)
+
+    def _store_failed(self, visit: Visit, error: StoreUnavailable) -> Answer | None:
+        if isinstance(error, MemoryLost):
+            # Told by the engine, and never run.
+            self._outages.refused(visit.operation, error)
+            return self._answers.problem(failure(error), visit.policy)
+        name = type(error.__cause__ or error).__name__
+        # Neither of these says that the store is away: what runs past it now, it would let run again.
+        known = isinstance(error, AnswerUnavailable | KeysUnavailable)
+        allowed = visit.policy.on_store_down == "allow" and not known
+        self._desk.observers(StoreFailed(visit.record, visit.operation, error=name, unprotected=allowed))
+        if not allowed:
+            self._outages.refused(visit.operation, error)
+            return self._answers.problem(failure(error), visit.policy)
+        visit.phase = Phase.UNPROTECTED
+        return None
+
+
+def _client_key(request: Request, policy: Policy) -> str | None:
+    """The key that the request carries. Raises `InvalidKey` when it is malformed, or when several differ."""
+    values = client_keys(request, policy)
+    parse = partial(parse_key, max_length=policy.max_key_length, key_format=policy.key_format)
+    return one_key(values, parse) if values else None
+
+
+# The rows of transactional views: whose commit it is without a claim, and what to answer when they are not there.
+
+
+class Rows:
+    """For one application. An answer that says they are there is replaced when they are not."""
+
+    def __init__(self, desk: Desk, answers: Answers) -> None:
+        self._desk = desk
+        self._answers = answers
+
+    def begin(self, visit: Visit) -> None:
+        """A transactional view is about to run without a claim: without a key, say."""
+        transactions = self._desk.engine.transactions
+        if transactions is not None and visit.policy.effects == "transactional":
+            visit.unclaimed = transactions.join((), b"", operation=visit.operation, told=_nothing)
+
+    def unclaimed(self, visit: Visit, response: Response) -> None:
+        """It has run. Its rows are still ours to commit."""
+        visit.phase = Phase.DONE
+        if visit.unclaimed is None:
+            try:
+                self.begin(visit)
+            except InheritedConnection as error:
+                self.not_committed(visit, response, error)
+                return
+        transaction = visit.unclaimed
+        if transaction is None:
+            return
+        try:
+            if with_rows(visit, status=max(visit.status, response.status_code), error=visit.error):
+                transaction.commit()
+            else:
+                transaction.roll_back()
+        except NotCommitted as error:
+            self.not_committed(visit, response, error)
+        except StoreUnavailable as error:
+            self.not_committed(visit, response, error, problem=Problem("commit-unknown"))
+        finally:
+            transaction.leave()
+
+    def left_over(self, visit: Visit) -> None:
+        """Say so when something was written after the rows were committed: by a stream, say. It will not be."""
+        transactions = self._desk.engine.transactions
+        if transactions is not None and transactions.unsaved():
+            _log.error(
+                "%s has written with the session after its rows were committed with its answer: that is lost. What a "
+                "stream or a late callback writes must be written before, or committed by itself",
+                visit.operation,
+            )
+
+    def not_committed(
+        self,
+        visit: Visit,
+        response: Response,
+        error: NotCommitted | StoreUnavailable,
+        *,
+        problem: Problem | None = None,
+    ) -> None:
+        """The work is done and not kept, or nobody can tell: its answer would be a false promise."""
+        # Not the original's text: it quotes what was to be written, the answer among it.
+        _log.error("%s was answered, but is not known to be committed: %s", visit.operation, error)
+        if problem is None:
+            unknown = isinstance(error, NotCommitted) and past_point(visit)
+            problem = refusal(Unknown(reason="not-committed")) if unknown else failure(error)
+        self._put_over(visit, response, problem)
+
+    def rolled_back(self, visit: Visit, response: Response, error: BaseException | None) -> None:
+        """Nothing is left of the work. An answer that says otherwise must not leave; an error may, and may say more."""
+        if visit.decision is Decision.RELEASE and visit.claim is not None and visit.claim.asks_again(error):
+            conflict = Problem("transaction-conflict", retry_after=CONFLICT_RETRY_SECONDS)
+            self._put_over(visit, response, conflict)
+        elif response.status_code < 400 and response.status_code not in ELSEWHERE:
+            unknown = visit.decision is Decision.QUARANTINE or past_point(visit)
+            if not unknown and not visit.has_written:
+                return  # a form that is shown again, say: it promises no rows
+            if not unknown:
+                _log.error(
+                    "%s answered %d and its policy released the key, so the rows of the view were rolled back and "
+                    "the client got 500 not-committed. Give such a response a status of 400 or above, or write nothing.",
+                    visit.operation,
+                    response.status_code,
+                )
+            problem = refusal(Unknown(reason="not-kept")) if unknown else Problem("not-committed")
+            self._put_over(visit, response, problem)
+
+    def _put_over(self, visit: Visit, response: Response, problem: Problem) -> None:
+        self._answers.problem(problem, visit.policy).put_over(response, lost=visit.capture)
+
+
+def _nothing() -> None:
+    """What work without a claim commits by itself is its own affair."""
+
+
+UNPROTECTED = ("Idempotency-Status", "unprotected")
 
 
 class Guard:

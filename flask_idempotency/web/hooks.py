@@ -25,14 +25,13 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.forks import notice
 from flask_idempotency.engine.policy import Decision, Policy
-from flask_idempotency.web.bodies import FORM_TYPES, Closing, watch_body
-from flask_idempotency.web.desk import Desk
-from flask_idempotency.web.guard import Guard
-from flask_idempotency.web.loaders import check_counted
+from flask_idempotency.web.callbacks import check_counted
+from flask_idempotency.web.guard import Desk, Guard
 from flask_idempotency.web.policies import Resolved
 from flask_idempotency.web.principals import is_of_httpauth
 from flask_idempotency.web.problems import Problem
-from flask_idempotency.web.visit import (
+from flask_idempotency.web.request_body import FORM_TYPES, Closing, watch_body
+from flask_idempotency.web.request_state import (
     Phase,
     Visit,
     context,

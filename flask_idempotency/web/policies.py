@@ -27,7 +27,7 @@ from flask_idempotency.settings import load_override
 from flask_idempotency.settings.options import DOCS_URL
 from flask_idempotency.settings.profiles import DIALECT_FIELDS, PROFILES, STATUS_LISTS, policy_of, yielding
 from flask_idempotency.web.problems import Problem, render
-from flask_idempotency.web.visit import current_visit
+from flask_idempotency.web.request_state import current_visit
 
 _MARK = "__idempotency__"
 _APPLICATION = "application"

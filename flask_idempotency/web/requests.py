@@ -2,22 +2,205 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import IO, Any, Final, cast
+from urllib.parse import unquote_to_bytes
 
 from flask import Request
+from werkzeug.datastructures import FileStorage, Headers
+from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.formparser import FormDataParser, MultiPartParser
+from werkzeug.http import parse_options_header
 
 from flask_idempotency.engine.fingerprint import (
     MAX_CANONICAL_BYTES,
+    FilePart,
+    content_digest,
     fingerprint,
+    form_digest,
     json_digest,
+    multipart_digest,
     raw_digest,
     unread_digest,
 )
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.web.bodies import FORM_TYPES, Body, chunks, read_body
-from flask_idempotency.web.forms import CSRF_FIELD, Form, parse_form, parsed_form
+from flask_idempotency.web.request_body import FORM_TYPES, Body, BodyConsumed, chunks, read_body
+
+# A form as Werkzeug reads it, without the request noticing. Files are hashed as they pass, never kept.
+
+CSRF_FIELD: Final = "csrf_token"
+"""Flask-WTF's name for it, unless WTF_CSRF_FIELD_NAME says otherwise."""
+
+_CHARSETS = frozenset({"", "ascii", "us-ascii", "utf-8", "iso-8859-1"})
+"""What Werkzeug decodes a part with. It takes every other charset for UTF-8."""
+
+# A string without an end is taken to the end, so that no part of a header is looked at twice.
+_QUOTED = re.compile(r'"(?:\\.|[^"\\])*(?:"|\\?\Z)', re.DOTALL)
+_PARAMETER = re.compile(r";\s*([^\s=;]+)\s*=")
+_EXTENDED = re.compile(r"\*\s*=(?!\s*utf-8')", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The parts of a form, in order. `files` is None for a form that cannot carry any."""
+
+    fields: Sequence[tuple[str, str]]
+    files: Sequence[FilePart] | None
+    exact: bool = True
+    """False if another form of other bytes could look the same: compare the bytes, or nothing."""
+
+    def digest(self, *, csrf_field: str = CSRF_FIELD, key_field: str | None = None) -> bytes:
+        """Leave out what a page renders differently each time: the CSRF token, and the field that carries the key.
+
+        Flask-WTF also finds the token under `<prefix>-<csrf_field>`. Those count if the name does not say CSRF: where it is
+        `token`, a `card-token` matters. A file under one of these names counts as well: it is no token. The key itself
+        selects the record, so its field adds nothing.
+        """
+        prefix = r"[\w.-]+-" if "csrf" in csrf_field.lower() else "(?!)"
+        prefixed = re.compile(prefix + re.escape(csrf_field))
+        fields = [
+            (name, value)
+            for name, value in self.fields
+            if name not in (csrf_field, key_field) and not prefixed.fullmatch(name)
+        ]
+        return form_digest(fields) if self.files is None else multipart_digest(fields, self.files)
+
+    def values(self, name: str) -> list[str]:
+        """What was sent under this name, as often as it was."""
+        return [value for field, value in self.fields if field == name]
+
+
+def parse_form(request: Request, stream: IO[bytes]) -> Form | None:
+    """The form in this stream, which is left where it stood; None when broken or over the application's limits.
+
+    No limits but those: a key in a form that the view can read must be found here, or the view runs unprotected.
+    """
+    position = stream.tell()
+    stream.seek(0)
+    try:
+        if not _may_have_files(request):
+            data = stream.read()
+            _, fields, _ = FormDataParser(silent=False).parse(io.BytesIO(data), request.mimetype, None)
+            return _named(list(fields.items(multi=True)), None, exact=_is_utf8(data))
+        parser = _Parts(
+            stream_factory=_hashing,
+            max_form_memory_size=request.max_form_memory_size,
+            max_form_parts=request.max_form_parts,
+        )
+        boundary = request.mimetype_params.get("boundary", "").encode("ascii")
+        if not boundary:
+            return None
+        fields, files = parser.parse(stream, boundary, request.content_length)
+    except (ValueError, RequestEntityTooLarge):
+        return None
+    finally:
+        stream.seek(position)
+    parts = [_part(name, file, cast(_Hashing, file.stream).digest()) for name, file in files.items(multi=True)]
+    return _named(list(fields.items(multi=True)), parts, exact=not parser.doubtful)
+
+
+def parsed_form(request: Request) -> Form | None:
+    """The form that an earlier hook has parsed, equal to what `parse_form` would have found; None when broken.
+
+    Its files are left where they stood. Raises `BodyConsumed` when one can no longer be read. Its bytes are gone, for the
+    view too, so what looks the same to us is the same to the view. Only a file still shows the view its header.
+    """
+    if any(_is_doubtful(file.headers) for file in request.files.values()):
+        return None
+    try:
+        parts = [
+            _part(name, file, content_digest(chunks(file.stream))) for name, file in request.files.items(multi=True)
+        ]
+    except (AttributeError, OSError, ValueError) as error:
+        raise BodyConsumed from error
+    return _named(list(request.form.items(multi=True)), parts if _may_have_files(request) else None)
+
+
+def _named(fields: list[tuple[str, str]], files: list[FilePart] | None, *, exact: bool = True) -> Form | None:
+    # Werkzeug passes on a part whose header names nothing, under None.
+    names: Iterable[str | None] = (*(name for name, _ in fields), *(part.name for part in files or ()))
+    return None if None in names else Form(fields, files, exact)
+
+
+class _Parts(MultiPartParser):
+    """Notices parts that another reader of the same bytes may understand differently."""
+
+    doubtful = False
+
+    def get_part_charset(self, headers: Headers) -> str:
+        self.doubtful = self.doubtful or _is_doubtful(headers)
+        return super().get_part_charset(headers)
+
+    def start_file_streaming(self, event: Any, total_content_length: int | None) -> IO[bytes]:
+        self.doubtful = self.doubtful or _is_doubtful(event.headers)
+        return super().start_file_streaming(event, total_content_length)
+
+    def parse(self, stream: IO[bytes], boundary: bytes, content_length: int | None) -> Any:
+        fields, files = super().parse(stream, boundary, content_length)
+        texts = [text for pair in fields.items(multi=True) for text in pair]
+        texts += [text for name, file in files.items(multi=True) for text in (name, file.filename or "")]
+        # Werkzeug puts this for bytes that it cannot decode. Which bytes they were, nothing tells.
+        self.doubtful = self.doubtful or any("\ufffd" in (text or "") for text in texts)
+        return fields, files
+
+
+def _is_doubtful(headers: Headers) -> bool:
+    """Whether the header of a part has more than one meaning: an unknown charset or encoding, or a name given twice."""
+    if any(len(headers.getlist(name)) > 1 for name in ("Content-Disposition", "Content-Type")):
+        return True
+    disposition = _QUOTED.sub('""', headers.get("Content-Disposition", ""))
+    names = [name.lower().rstrip("*") for name in _PARAMETER.findall(disposition)]
+    charset = parse_options_header(headers.get("Content-Type"))[1].get("charset", "").lower()
+    encoding = headers.get("Content-Transfer-Encoding", "binary").lower()
+    return (
+        len(names) != len(set(names))
+        or _EXTENDED.search(disposition) is not None
+        or charset not in _CHARSETS
+        or encoding not in ("7bit", "8bit", "binary")
+    )
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        unquote_to_bytes(data).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class _Hashing:
+    """Passes for the file that a part is written to."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self._digest.update(data)
+        return len(data)
+
+    def seek(self, position: int) -> int:
+        return position
+
+    def digest(self) -> bytes:
+        return self._digest.digest()
+
+
+def _hashing(*size_and_names: Any, **more: Any) -> IO[bytes]:
+    return cast(IO[bytes], _Hashing())
+
+
+def _part(name: str, file: FileStorage, content: bytes) -> FilePart:
+    return FilePart(name, file.filename or "", file.content_type or "", content)
+
+
+def _may_have_files(request: Request) -> bool:
+    return request.mimetype == "multipart/form-data"
 
 
 def header_keys(request: Request, policy: Policy) -> list[str]:

@@ -23,7 +23,7 @@ from flask_idempotency.maintenance.janitor import Chore
 from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.signals import SIGNALS
-from flask_idempotency.web.problem_types import PROBLEMS
+from flask_idempotency.web.problems import PROBLEMS
 from tests.docs.test_pages import BLOCK, MARKDOWN, ROOT
 
 PAGES = [*MARKDOWN, ROOT / "CHANGELOG.md"]

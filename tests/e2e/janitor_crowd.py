@@ -29,8 +29,8 @@ from flask_idempotency.maintenance import janitor as locks
 from flask_idempotency.maintenance import reap as pauses
 from flask_idempotency.maintenance.janitor import Chore, Drain, Janitor
 from flask_idempotency.signals import claim_granted, reaped, settled
-from flask_idempotency.web import chores
-from flask_idempotency.web.chores import janitor_of, work_of
+from flask_idempotency.web import janitor as chores
+from flask_idempotency.web.janitor import janitor_of, work_of
 from tests.e2e import service
 from tests.e2e.ledger import Ledger
 

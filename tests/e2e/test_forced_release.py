@@ -23,7 +23,7 @@ from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Settler
 from flask_idempotency.operations import Case, Done, Word, doubts, release
 from flask_idempotency.sql import fenced
-from flask_idempotency.web.chores import settler_of
+from flask_idempotency.web.janitor import settler_of
 from tests.e2e.conftest import Serve
 from tests.e2e.janitor_crowd import looked_after
 from tests.e2e.ledger import PATIENCE_SECONDS, Ledger

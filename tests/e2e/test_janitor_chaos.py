@@ -27,7 +27,7 @@ from flask_idempotency.engine.capabilities import UnfinishedCounts
 from flask_idempotency.maintenance.janitor import Chore, Drain, Janitor, Report
 from flask_idempotency.maintenance.reap import Reaping
 from flask_idempotency.stores.sql.migrations.runner import upgrade
-from flask_idempotency.web.chores import janitor_of
+from flask_idempotency.web.janitor import janitor_of
 from tests.e2e.conftest import Figures, Serve
 from tests.e2e.janitor_crowd import BY_RESOLVER, looked_after
 from tests.e2e.ledger import Ledger

@@ -17,7 +17,7 @@ from flask_idempotency.engine.events import ClaimGranted, Event
 from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, UnknownOutcome
 from flask_idempotency.maintenance.janitor import Drain
 from flask_idempotency.signals import SIGNALS
-from flask_idempotency.web.chores import janitor_of
+from flask_idempotency.web.janitor import janitor_of
 from tests.e2e.ledger import PATIENCE_SECONDS
 
 LEASE: Final = 900.0

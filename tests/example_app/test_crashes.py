@@ -20,7 +20,7 @@ from example_app import gateway
 from example_app.models import GatewayCharge, GatewayMarker, Invoice, Payment, db
 from flask_idempotency.maintenance.janitor import Drain
 from flask_idempotency.maintenance.reap import Reaping
-from flask_idempotency.web.chores import janitor_of
+from flask_idempotency.web.janitor import janitor_of
 from tests.example_app.conftest import Customer, MakeApp, on_records
 from tests.example_app.crashing_worker import FROZEN, ask
 

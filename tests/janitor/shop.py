@@ -14,7 +14,7 @@ from flask_idempotency import Idempotency
 from flask_idempotency.engine.events import ChoreDone, Event, Reaped
 from flask_idempotency.maintenance import janitor
 from flask_idempotency.signals import chore_done, reaped
-from flask_idempotency.web import chores
+from flask_idempotency.web import janitor as chores
 
 PR_SET_PDEATHSIG = 1
 

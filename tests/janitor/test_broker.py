@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.settings import Settings, load_settings
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.web.chores import LONGEST_BUDGET_SECONDS
+from flask_idempotency.web.janitor import LONGEST_BUDGET_SECONDS
 from janitor.broker import Broker, broker_of
 from tests.lab.tls import TlsFront
 

@@ -229,7 +229,7 @@ IN_MEMORY: Final = (
     ),
     Mutant(
         name="memory-lost-runs-unprotected",
-        file="flask_idempotency/web/asking.py",
+        file="flask_idempotency/web/guard.py",
         replaced="if isinstance(error, MemoryLost):",
         by="if False:",
         killed_by=("tests/web/test_memory_lost.py::test_a_request_is_refused_and_never_run[allow]",),
@@ -237,7 +237,7 @@ IN_MEMORY: Final = (
     ),
     Mutant(
         name="memory-resolver-is-asked-too-early",
-        file="flask_idempotency/web/chores.py",
+        file="flask_idempotency/web/janitor.py",
         replaced="asked = asking if _remembers(built, observers) else None",
         by="asked = asking",
         killed_by=(

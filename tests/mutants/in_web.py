@@ -22,7 +22,7 @@ IN_WEB: Final = (
     ),
     Mutant(
         name="former-names-are-believed",
-        file=f"{WEB}/asking.py",
+        file=f"{WEB}/guard.py",
         replaced="if record is not None and self._anothers(visit, record)\n            }",
         by="if False\n            }",
         killed_by=(
@@ -53,7 +53,7 @@ IN_WEB: Final = (
     ),
     Mutant(
         name="hashes-a-body-that-was-read",
-        file=f"{WEB}/bodies.py",
+        file=f"{WEB}/request_body.py",
         replaced='if position or (servers and _position(request.environ["wsgi.input"])):',
         by="if False:",
         killed_by=(
@@ -64,7 +64,7 @@ IN_WEB: Final = (
     ),
     Mutant(
         name="takes-a-truncated-body-for-whole",
-        file=f"{WEB}/bodies.py",
+        file=f"{WEB}/request_body.py",
         replaced="if length is not None and size < length:",
         by="if False:",
         killed_by=("tests/web/test_bodies.py::test_truncated_body_is_refused_where_the_server_does_not_say",),
@@ -82,7 +82,7 @@ IN_WEB: Final = (
     ),
     Mutant(
         name="interrupted-work-is-released",
-        file=f"{WEB}/decisions.py",
+        file=f"{WEB}/request_state.py",
         replaced="return Decision.RELEASE if visit.policy.on_lapse is OnLapse.TAKEOVER else Decision.QUARANTINE",
         by="return Decision.RELEASE",
         killed_by=("tests/web/test_hook_errors.py::test_p37_an_interrupted_worker_leaves_what_a_vanished_one_would",),
@@ -90,7 +90,7 @@ IN_WEB: Final = (
     ),
     Mutant(
         name="store-outage-lets-everything-run",
-        file=f"{WEB}/asking.py",
+        file=f"{WEB}/guard.py",
         replaced='allowed = visit.policy.on_store_down == "allow" and not known',
         by="allowed = not known",
         killed_by=("tests/web/test_guard.py::test_a_silent_store_refuses_keyed_requests_only",),
@@ -98,7 +98,7 @@ IN_WEB: Final = (
     ),
     Mutant(
         name="known-work-runs-without-its-keys",
-        file=f"{WEB}/asking.py",
+        file=f"{WEB}/guard.py",
         replaced="known = isinstance(error, AnswerUnavailable | KeysUnavailable)",
         by="known = False",
         killed_by=(
@@ -109,7 +109,7 @@ IN_WEB: Final = (
     ),
     Mutant(
         name="replay-guard-is-not-heard",
-        file=f"{WEB}/asking.py",
+        file=f"{WEB}/guard.py",
         replaced="if guard is not None and not self._app.ensure_sync(guard)(replay.record):",
         by="if False:",
         killed_by=("tests/web/test_guard.py::test_the_replay_guard_may_refuse_a_replay_and_the_record_is_kept",),

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from flask_idempotency.extension import ApplicationDatabase
 from flask_idempotency.stores.sql.database import PROCESS, REMEDY
-from flask_idempotency.web.application_database import ApplicationDatabase
 from tests.sql.shops import Account, OpenShop, Shop, paying
 
 ROOT = Path(__file__).resolve().parents[2]

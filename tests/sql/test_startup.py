@@ -13,11 +13,11 @@ from sqlalchemy import MetaData, create_engine, inspect, text
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency import ConfigurationError, Idempotency
+from flask_idempotency.extension import declare_tables
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.sql.migrations.runner import upgrade
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.stores.tiered import TieredStore
-from flask_idempotency.web.application_database import declare_tables
 from tests.lab.redis import connect
 from tests.sql.counting import sent
 from tests.sql.shops import SECRET, Shop, open_shop, paying

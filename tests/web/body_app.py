@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flask import Flask, request
 
-from flask_idempotency.web.bodies import TruncatedBody, chunks, read_body
+from flask_idempotency.web.request_body import TruncatedBody, chunks, read_body
 
 
 def create_app() -> Flask:

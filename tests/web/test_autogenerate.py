@@ -22,7 +22,7 @@ from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.migrations.runner import upgrade
 from flask_idempotency.stores.sql.schema import include_in
-from flask_idempotency.web.checkup import examination_of
+from flask_idempotency.web.doctor import examination_of
 
 FAULT, UNKNOWN, FINE = Verdict.FAULT, Verdict.UNKNOWN, Verdict.FINE
 Open = Callable[..., tuple[Flask, SQLAlchemy]]

@@ -17,7 +17,7 @@ import pytest
 from flask import Flask, Request, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from flask_idempotency.web.bodies import MEMORY_BYTES, BodyConsumed, TruncatedBody, chunks, read_body
+from flask_idempotency.web.request_body import MEMORY_BYTES, BodyConsumed, TruncatedBody, chunks, read_body
 from tests.web.sending import (
     DELIVERIES,
     Delivery,

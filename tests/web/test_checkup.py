@@ -20,7 +20,7 @@ from flask_idempotency.operations.doctor import Examination
 from flask_idempotency.settings import derived_secret
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
-from flask_idempotency.web.checkup import examination_of
+from flask_idempotency.web.doctor import examination_of
 from tests.books import book_in
 from tests.operations.checks.judging import worst
 

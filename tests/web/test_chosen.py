@@ -14,7 +14,7 @@ from flask_login import LoginManager, UserMixin, login_user  # type: ignore[impo
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.web.policies import claim_here, exempt, idempotent
-from flask_idempotency.web.visit import context, session_is_modified
+from flask_idempotency.web.request_state import context, session_is_modified
 from tests.web.apps import World, is_replay, new_world
 from tests.web.cases import run, said
 

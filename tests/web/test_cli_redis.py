@@ -18,7 +18,7 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import LossAcknowledged, StoreInitialised
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.data_loss import RedisMemory
-from flask_idempotency.web.checkup import examination_of
+from flask_idempotency.web.doctor import examination_of
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers, StartRedis, connect
 from tests.web.apps import World, new_world

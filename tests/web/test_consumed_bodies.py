@@ -11,7 +11,7 @@ import pytest
 from flask import request
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.web.counted import Counted
+from flask_idempotency.web.request_body import Counted
 from tests.web.apps import World, new_world
 from tests.web.sending import Delivery, Pipe, chunked, endless, environ_of, send, terminated
 

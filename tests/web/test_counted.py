@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from io import BytesIO
 
-from flask_idempotency.web.counted import Counted
+from flask_idempotency.web.request_body import Counted
 
 
 class Plain:

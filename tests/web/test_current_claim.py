@@ -11,7 +11,7 @@ from flask import Blueprint, Flask, render_template_string
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.model import OnLapse
 from flask_idempotency.extension import Idempotency
-from flask_idempotency.web.current import current_claim, idempotency_field
+from flask_idempotency.web.current_claim import current_claim, idempotency_field
 from flask_idempotency.web.policies import exempt, idempotent
 from tests.web.apps import KEY, new_world
 

@@ -11,9 +11,8 @@ from flask import Flask
 
 from flask_idempotency.engine.model import State
 from flask_idempotency.engine.policy import Decision, Policy
-from flask_idempotency.web.current import current_claim
-from flask_idempotency.web.decisions import QuarantineLog
-from flask_idempotency.web.visit import Visit
+from flask_idempotency.web.current_claim import current_claim
+from flask_idempotency.web.request_state import QuarantineLog, Visit
 from tests.web.apps import World, new_world
 from tests.web.cases import LEASE, NAME, paid, record, run, shop
 

@@ -20,7 +20,7 @@ from flask import (
 )
 from werkzeug.exceptions import HTTPException
 
-from flask_idempotency.web.visit import context, context_id
+from flask_idempotency.web.request_state import context, context_id
 
 
 @pytest.fixture

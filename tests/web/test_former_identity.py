@@ -17,7 +17,7 @@ from flask_idempotency.engine.model import State
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.operations import handle_of
 from flask_idempotency.operations.identity import APART_SECONDS, NOTED_EVERY_SECONDS
-from flask_idempotency.web.checkup import examination_of
+from flask_idempotency.web.doctor import examination_of
 from tests.web.apps import World, is_replay, new_world
 
 DAY = 86400.0

@@ -26,7 +26,7 @@ from flask_idempotency.engine.events import LeaseExpired
 from flask_idempotency.engine.model import State
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.web.current import current_claim
+from flask_idempotency.web.current_claim import current_claim
 from tests.web.apps import KEY, is_replay, new_world
 
 

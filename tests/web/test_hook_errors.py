@@ -14,7 +14,7 @@ from werkzeug.exceptions import HTTPException, UnprocessableEntity
 
 from flask_idempotency.engine.events import Completed, Quarantined, Released
 from flask_idempotency.engine.model import State
-from flask_idempotency.web.current import current_claim
+from flask_idempotency.web.current_claim import current_claim
 from flask_idempotency.web.policies import claim_here
 from tests.web.apps import KEY, World, is_replay, new_world
 

@@ -16,7 +16,7 @@ from werkzeug.wsgi import FileWrapper
 
 from flask_idempotency.engine.events import Completed
 from flask_idempotency.engine.model import State
-from flask_idempotency.web.streams import Tee
+from flask_idempotency.web.responses import Tee
 from tests.web.apps import KEY, World, is_replay, new_world
 
 

@@ -12,7 +12,7 @@ import pytest
 from flask import Response, request
 
 from flask_idempotency.web.policies import claim_here
-from flask_idempotency.web.visit import current_visit
+from flask_idempotency.web.request_state import current_visit
 from tests.web.apps import new_world
 from tests.web.test_hook_streams import begin, streaming
 

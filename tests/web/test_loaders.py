@@ -9,7 +9,7 @@ from flask import Flask
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.web.loaders import Loaders, load_tenant
+from flask_idempotency.web.callbacks import Loaders, load_tenant
 from flask_idempotency.web.principals import Credentials, load_principal
 from tests.web.apps import is_replay, new_world
 

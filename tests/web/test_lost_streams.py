@@ -9,8 +9,8 @@ import pytest
 from flask import Response
 
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.web.current import current_claim
-from flask_idempotency.web.streams import End, Tee
+from flask_idempotency.web.current_claim import current_claim
+from flask_idempotency.web.responses import End, Tee
 from tests.web.apps import World, is_replay, new_world
 from tests.web.test_hook_streams import begin
 

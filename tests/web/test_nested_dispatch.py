@@ -12,7 +12,7 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.test import Client, EnvironBuilder, run_wsgi_app
 
 from flask_idempotency.engine.model import State
-from flask_idempotency.web.current import current_claim
+from flask_idempotency.web.current_claim import current_claim
 from tests.web.apps import KEY, World, is_replay, new_world
 
 Environ = dict[str, Any]

@@ -8,7 +8,7 @@ import pytest
 from redis.exceptions import NoPermissionError, ResponseError
 
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.web.outages import OutageLog
+from flask_idempotency.web.problems import OutageLog
 from tests.web.apps import new_world
 
 

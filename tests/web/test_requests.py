@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from flask_idempotency.engine.fingerprint import MAX_CANONICAL_BYTES
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.web import forms
-from flask_idempotency.web.bodies import BodyConsumed, read_body
+from flask_idempotency.web import requests
+from flask_idempotency.web.request_body import BodyConsumed, read_body
 from flask_idempotency.web.requests import client_keys, fingerprints, header_keys
 from tests.web.sending import DELIVERIES, Delivery, by_length, chunked, environ_of, multipart, request_of
 
@@ -586,7 +586,7 @@ def test_header_of_a_part_is_looked_at_once(end: str) -> None:
     """
     One match covers a string, whether or not it ends: else a header of n quotes would be searched n times.
     """
-    matches = list(forms._QUOTED.finditer('"' + '\\"' * 1000 + end))
+    matches = list(requests._QUOTED.finditer('"' + '\\"' * 1000 + end))
 
     assert [(0, 2001 + len(end))] == [match.span() for match in matches]
 

@@ -17,8 +17,8 @@ from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolutio
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.maintenance.janitor import Drain
 from flask_idempotency.maintenance.reap import Reaping
-from flask_idempotency.web.chores import janitor_of
-from flask_idempotency.web.current import current_claim
+from flask_idempotency.web.current_claim import current_claim
+from flask_idempotency.web.janitor import janitor_of
 from flask_idempotency.web.policies import idempotent
 from tests.books import book_of
 from tests.web.apps import World, is_replay, new_world

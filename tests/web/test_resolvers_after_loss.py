@@ -14,7 +14,7 @@ from flask_idempotency.maintenance.janitor import Drain
 from flask_idempotency.stores.redis.data_loss import MemoryRules
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.web.chores import janitor_of
+from flask_idempotency.web.janitor import janitor_of
 from tests.stores.forgetting import Loss, emptying, handing_over, ready_store, refused
 from tests.web.apps import World, new_world
 

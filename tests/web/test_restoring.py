@@ -15,8 +15,7 @@ from flask_idempotency.engine.policy import Policy
 from flask_idempotency.settings.options import DOCS_URL
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.web.problems import refusal, render
-from flask_idempotency.web.responses import Capture, capture, restore, revive
-from flask_idempotency.web.streams import End
+from flask_idempotency.web.responses import Capture, End, capture, restore, revive
 
 STORED = Result(
     201,

@@ -11,8 +11,7 @@ from flask import Flask, send_file, stream_with_context
 from werkzeug.wrappers import Response
 
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.web.responses import Capture, capture
-from flask_idempotency.web.streams import End
+from flask_idempotency.web.responses import Capture, End, capture
 
 
 class Streaming:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.web.streams import End, Tee
+from flask_idempotency.web.responses import End, Tee
 
 
 class Listener:

@@ -12,7 +12,7 @@ from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.web.policies import Policies
-from flask_idempotency.web.visit import Visit, context, current_visit
+from flask_idempotency.web.request_state import Visit, context, current_visit
 
 
 class CurrentClaim:

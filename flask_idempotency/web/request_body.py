@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import io
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from tempfile import TemporaryFile
-from typing import IO, Final, cast
+from typing import IO, Any, Final, cast
 
 from flask import Request
 from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
@@ -18,7 +18,55 @@ from werkzeug.wrappers import Response
 from werkzeug.wsgi import LimitedStream
 
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
-from flask_idempotency.web.counted import Counted
+
+# A server's input stream that can tell whether somebody has read from it.
+
+
+class Counted:
+    """Passes everything on to the stream, and counts what is read.
+
+    Most servers' streams cannot tell where they stand. One that a hook has emptied then looks like an empty body. There
+    is no `tell` here that the stream does not have: who finds one may think that it can also seek.
+    """
+
+    __slots__ = ("_source", "bytes_read")
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self.bytes_read = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for line in self._source:
+            self.bytes_read += len(line)
+            yield line
+
+    def __next__(self) -> bytes:
+        line: bytes = next(self._source)
+        self.bytes_read += len(line)
+        return line
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # a copy that is being made has no source yet
+            raise AttributeError(name)
+        found = getattr(self._source, name)
+        reads = name.startswith("read") and name != "readable" and callable(found)
+        return self._counting(found) if reads else found
+
+    def _counting(self, read: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            got = read(*args, **kwargs)
+            self.bytes_read += _byte_size(got)
+            return got
+
+        return counting
+
+
+def _byte_size(got: Any) -> int:
+    """Of what `read`, `readlines` or `readinto` has returned."""
+    if isinstance(got, list):
+        return sum(map(len, got))
+    return got if isinstance(got, int) else len(got or b"")
+
 
 MEMORY_BYTES: Final = 64 * 1024
 """Larger bodies go through a temporary file. Payment bodies are smaller, and a hundred threads may hold one each."""
