@@ -4,10 +4,8 @@ Nothing in the library imports this room. `flask_idempotency.testing.contract` n
 needs nothing.
 """
 
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.faulty import FaultyStore
+from flask_idempotency.testing.doubles import FaultyStore, FrozenClock, Points
 from flask_idempotency.testing.oracle import Oracle
-from flask_idempotency.testing.points import Points
 from flask_idempotency.testing.proxy import TcpProxy
 
 __all__ = ["FaultyStore", "FrozenClock", "Oracle", "Points", "TcpProxy"]

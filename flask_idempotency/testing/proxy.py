@@ -8,7 +8,7 @@ import threading
 from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
-from flask_idempotency.testing.gate import Gate
+from flask_idempotency.testing.doubles import Gate
 
 CHUNK_BYTES = 65536
 ACCEPT_SECONDS = 0.1

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from flask_idempotency.engine.model import OnLapse, State
-from flask_idempotency.testing.contract.examples import PAYLOAD, a_key, a_request, a_token, found, granted
+from flask_idempotency.testing.contract.support import PAYLOAD, a_key, a_request, a_token, found, granted
 from tests.e2e.till import LEASE, Till
 from tests.lab.clock import DAY, HOUR, Place
 

@@ -20,7 +20,7 @@ from flask_idempotency.engine.policy import Policy, merge
 from flask_idempotency.engine.store import Store
 from flask_idempotency.engine.waiting import WaitingRoom
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.testing.clock import FrozenClock
+from flask_idempotency.testing.doubles import FrozenClock
 
 
 class Unsteady:

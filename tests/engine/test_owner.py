@@ -8,7 +8,7 @@ import pytest
 
 from flask_idempotency.engine.model import CORRUPT, NOBODY, OnLapse, Record, State
 from flask_idempotency.engine.recovery import LAPSED, as_of, last_seen, may_live_for
-from flask_idempotency.testing.contract.examples import FINGERPRINT, PAYLOAD
+from flask_idempotency.testing.contract.support import FINGERPRINT, PAYLOAD
 
 NOW = 1_800_000_000.0
 LEASE, MAX_RUNTIME = 30.0, 900.0

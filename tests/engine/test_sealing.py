@@ -26,7 +26,7 @@ from flask_idempotency.engine.model import (
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import NewKeys, Quota, Usage
 from flask_idempotency.engine.store import Binding
-from flask_idempotency.testing.contract.examples import found
+from flask_idempotency.testing.contract.support import found
 from tests.engine.conftest import House
 from tests.engine.test_transactions import Book
 

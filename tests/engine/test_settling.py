@@ -26,7 +26,7 @@ from flask_idempotency.engine.recovery import Settler
 from flask_idempotency.engine.store import Binding
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import (
+from flask_idempotency.testing.contract.support import (
     ABOUT,
     KEEP,
     LEASE,

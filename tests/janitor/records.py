@@ -6,7 +6,7 @@ from sqlalchemy import create_engine, text
 
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.store import Store
-from flask_idempotency.testing.contract.examples import PAYLOAD, a_key, a_request, a_token
+from flask_idempotency.testing.contract.support import PAYLOAD, a_key, a_request, a_token
 
 
 def abandoned(store: Store) -> StorageKey:

@@ -12,7 +12,7 @@ import pytest
 from flask_idempotency.assembly import build_store
 from flask_idempotency.engine.model import State
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.testing.contract.examples import found
+from flask_idempotency.testing.contract.support import found
 from tests.books import book_in
 from tests.janitor.conftest import HireCrew
 from tests.janitor.crew import BEAT, PREFORK, SOLO, WITH_BEAT

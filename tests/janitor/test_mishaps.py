@@ -12,7 +12,7 @@ import pytest
 
 from flask_idempotency.assembly import build_store
 from flask_idempotency.engine.model import State
-from flask_idempotency.testing.contract.examples import found
+from flask_idempotency.testing.contract.support import found
 from tests.janitor.conftest import HireCrew
 from tests.janitor.crew import BEAT, PREFORK, SOLO, Crew
 from tests.janitor.records import abandoned, over, rows

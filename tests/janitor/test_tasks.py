@@ -21,7 +21,7 @@ from flask_idempotency.engine.model import State
 from flask_idempotency.engine.recovery import StillUnknown
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, found, stand
+from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, found, stand
 from janitor.tasks import BUSY, UNANSWERED, register
 from tests.books import book_in
 from tests.janitor.apps import a_celery, a_flask, ours, run

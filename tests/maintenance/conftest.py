@@ -21,7 +21,7 @@ from flask_idempotency.maintenance.janitor import Drain
 from flask_idempotency.maintenance.rotate import Rotation, rotate
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, a_key, a_request, a_token, found
+from flask_idempotency.testing.contract.support import KEEP, LEASE, a_key, a_request, a_token, found
 from tests.backends import BACKENDS, MakeStore
 from tests.lab.programs import REDIS_KINDS
 from tests.maintenance.neglected import store_at

@@ -18,8 +18,8 @@ from flask_idempotency.maintenance.reap import Asking, reap
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.counting import EXTRA, Tenant
-from flask_idempotency.testing.contract.examples import ABOUT, KEEP, LEASE, PAYLOAD
+from flask_idempotency.testing.contract.quota import EXTRA, Tenant
+from flask_idempotency.testing.contract.support import ABOUT, KEEP, LEASE, PAYLOAD
 from tests.forgiving import redis_store
 from tests.maintenance.yard import PAID, label
 

@@ -18,9 +18,9 @@ from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, Settler, StillUnknown, UnknownOutcome
 from flask_idempotency.maintenance.janitor import Drain, expire
 from flask_idempotency.maintenance.reap import Asking, reap
-from flask_idempotency.testing.contract.counting import PLENTY
-from flask_idempotency.testing.contract.examples import ABOUT, KEEP, PAYLOAD, a_key, a_request, a_token
-from flask_idempotency.testing.contract.racing import at_once
+from flask_idempotency.testing.contract.quota import PLENTY
+from flask_idempotency.testing.contract.stress import at_once
+from flask_idempotency.testing.contract.support import ABOUT, KEEP, PAYLOAD, a_key, a_request, a_token
 
 LEASE = 1.0
 KEYS = 10

@@ -8,7 +8,7 @@ from flask_idempotency.engine.events import Event, Reaped, Settled
 from flask_idempotency.engine.quota import Drift, Usage
 from flask_idempotency.maintenance.janitor import Chore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.racing import at_once
+from flask_idempotency.testing.contract.stress import at_once
 from tests.backends import MakeStore
 from tests.maintenance.neglected import DRAIN, Neglected, janitor_of
 from tests.maintenance.yard import label

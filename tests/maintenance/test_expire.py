@@ -6,7 +6,7 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.maintenance.janitor import Expiration, expire
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import KEEP, PAYLOAD, a_key, stand
+from flask_idempotency.testing.contract.support import KEEP, PAYLOAD, a_key, stand
 from tests.maintenance.yard import still
 
 

@@ -17,7 +17,7 @@ from flask_idempotency.maintenance.janitor import CHORES, LOCK_SECONDS, Chore, D
 from flask_idempotency.maintenance.reap import reap
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, stand
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, stand
 from tests.maintenance.yard import label, still
 
 MEETING_SECONDS = 30.0

@@ -14,8 +14,8 @@ from flask_idempotency.engine.model import Claimed, OnLapse, State
 from flask_idempotency.maintenance.reap import Reaping
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import ABOUT, KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, stand
-from flask_idempotency.testing.contract.racing import at_once
+from flask_idempotency.testing.contract.stress import at_once
+from flask_idempotency.testing.contract.support import ABOUT, KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, stand
 from tests.maintenance.yard import Yard, label, still
 
 

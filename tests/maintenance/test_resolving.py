@@ -19,8 +19,8 @@ from flask_idempotency.engine.store import Binding, Codec
 from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, Reaping
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import ABOUT, KEEP, LEASE, PAYLOAD, a_request, a_token, near
-from flask_idempotency.testing.contract.racing import at_once
+from flask_idempotency.testing.contract.stress import at_once
+from flask_idempotency.testing.contract.support import ABOUT, KEEP, LEASE, PAYLOAD, a_request, a_token, near
 from tests.maintenance.yard import PAID, POLICY, Yard, label, still
 
 

@@ -24,7 +24,7 @@ from flask_idempotency.maintenance.rotate import (
     rotate,
     seal_plain,
 )
-from flask_idempotency.testing.contract.examples import KEEP, a_key, found
+from flask_idempotency.testing.contract.support import KEEP, a_key, found
 from tests.maintenance.conftest import ANSWER, Office
 
 

@@ -12,16 +12,7 @@ from flask_idempotency.engine.model import ERASED, Payload, State
 from flask_idempotency.maintenance.janitor import Drain
 from flask_idempotency.maintenance.rotate import Wiping, still_open, wipe, wipe_condemned
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.testing.contract.examples import (
-    KEEP,
-    LEASE,
-    PAYLOAD,
-    a_key,
-    a_request,
-    a_token,
-    found,
-    granted,
-)
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
 from tests.maintenance.conftest import ANSWER, Office
 
 TID, OTHER = bytes(16), b"o" * 16

@@ -16,7 +16,7 @@ from flask_idempotency.engine.store import Binding, Codec
 from flask_idempotency.maintenance.janitor import Drain
 from flask_idempotency.maintenance.reap import Asking, Reaping, reap
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import ABOUT, LEASE, a_key, a_request, a_token, found
+from flask_idempotency.testing.contract.support import ABOUT, LEASE, a_key, a_request, a_token, found
 
 POLICY = Policy(lease=LEASE, max_runtime=900.0)
 PAID = Result(201, body=b"paid")

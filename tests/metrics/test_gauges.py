@@ -17,7 +17,7 @@ from flask_idempotency.engine.model import ClaimRequest, OnLapse
 from flask_idempotency.metrics import REMEMBERED_SECONDS, Gauges, gauges_of, watch
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import a_key, a_token
+from flask_idempotency.testing.contract.support import a_key, a_token
 from tests.books import book_in
 
 DEADLINE_SECONDS = 10

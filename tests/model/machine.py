@@ -26,16 +26,8 @@ from flask_idempotency.engine.model import (
     Unknown,
 )
 from flask_idempotency.engine.store import Store, StoreOutcome
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import (
-    FINGERPRINT,
-    OTHER_FINGERPRINT,
-    a_key,
-    a_request,
-    a_token,
-    near,
-)
-from flask_idempotency.testing.faulty import FaultyStore, Verb
+from flask_idempotency.testing.contract.support import FINGERPRINT, OTHER_FINGERPRINT, a_key, a_request, a_token, near
+from flask_idempotency.testing.doubles import FaultyStore, FrozenClock, Verb
 from tests.model.reference import UNSAID, Reference, Row, Told
 
 Weather: TypeAlias = Literal["fine", "request lost", "reply lost"]

@@ -11,7 +11,7 @@ from flask_idempotency.engine.capabilities import Found
 from flask_idempotency.engine.model import OnLapse, Payload
 from flask_idempotency.maintenance.janitor import Drain
 from flask_idempotency.maintenance.reap import reap
-from flask_idempotency.testing.contract.examples import FINGERPRINT, PAYLOAD, a_token
+from flask_idempotency.testing.contract.support import FINGERPRINT, PAYLOAD, a_token
 from tests.model.machine import OwnersMachine, Weather, durations, fresh, payloads, places, weather
 from tests.model.reference import Seen
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from flask_idempotency.testing.clock import FrozenClock
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.backends import BACKENDS, MakeStore
 from tests.lab.programs import REDIS_KINDS
 from tests.model.machine import KeptStore

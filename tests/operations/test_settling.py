@@ -27,7 +27,7 @@ from flask_idempotency.operations import (
 from flask_idempotency.operations.records import key_of, moment, span
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, Standing, a_key, found, stand
+from flask_idempotency.testing.contract.support import KEEP, LEASE, Standing, a_key, found, stand
 
 WORD = Word("ops", "asked the bank")
 

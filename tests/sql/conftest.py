@@ -14,7 +14,7 @@ from flask_idempotency.engine.store import Clock
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.testing.clock import FrozenClock
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.sql.shops import open_, shop
 
 __all__ = ["open_", "shop"]

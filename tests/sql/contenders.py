@@ -8,7 +8,7 @@ from typing import Any
 from flask_idempotency.engine.model import Claimed
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_request, a_token
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_request, a_token
 from tests.stores.contenders import MEETING_SECONDS, round_key
 
 

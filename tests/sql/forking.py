@@ -12,7 +12,7 @@ from flask_idempotency.engine.model import Claimed
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.dialects import POSTGRESQL
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
 
 CHILDREN = 3
 ROUNDS = 10

@@ -23,7 +23,7 @@ from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.migrations.runner import upgrade
 from flask_idempotency.stores.sql.schema import include_in
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
 from tests.sql.catalogue import Catalogue, found
 from tests.sql.conftest import MakeEngine
 from tests.sql.test_alembic import CONVENTION

@@ -15,7 +15,7 @@ from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.migrations import upgrade
 from flask_idempotency.stores.sql.schema import FENCE_NUMBERS, metadata
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.testing.contract.examples import a_key
+from flask_idempotency.testing.contract.support import a_key
 from tests.sql.conftest import MakeEngine, on_postgresql, on_sqlite
 
 FENCES = "idempotency_fence_numbers_number_seq"

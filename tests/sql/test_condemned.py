@@ -12,17 +12,8 @@ from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import CORRUPT, Replayed, Unknown
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import (
-    KEEP,
-    LEASE,
-    PAYLOAD,
-    a_key,
-    a_request,
-    a_token,
-    found,
-    stand,
-)
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, stand
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.sql.conftest import MakeEngine, OpenStore
 from tests.sql.shops import Shop, paying
 from tests.sql.test_rows import row, spoil

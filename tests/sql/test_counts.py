@@ -8,8 +8,7 @@ import pytest
 
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import (
+from flask_idempotency.testing.contract.support import (
     FINGERPRINT,
     KEEP,
     LEASE,
@@ -21,6 +20,7 @@ from flask_idempotency.testing.contract.examples import (
     a_token,
     stand,
 )
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.sql.conftest import OpenStore, by_every_strategy, on_postgresql, on_sqlite
 from tests.sql.counting import sent
 

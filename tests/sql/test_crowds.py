@@ -14,7 +14,7 @@ from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.sql.database import Database, Turnstile
 from flask_idempotency.stores.sql.quota import MARGIN
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.testing.contract.examples import a_key, granted
+from flask_idempotency.testing.contract.support import a_key, granted
 from tests.sql.conftest import MakeEngine, OpenStore, by_every_lock
 from tests.sql.test_quota import FULL, ROOM, alone, ask
 

@@ -17,8 +17,8 @@ from flask_idempotency.engine.model import Claimed, Payload, SealedBy, State
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, a_key, a_request, a_token, granted
+from flask_idempotency.testing.contract.support import KEEP, LEASE, a_key, a_request, a_token, granted
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.sql.conftest import OpenStore, on_sqlite
 
 ODD: dict[str, Any] = {

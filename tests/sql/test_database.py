@@ -25,7 +25,7 @@ from flask_idempotency.stores.sql import database as silence
 from flask_idempotency.stores.sql.database import TRIES, Database
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
 from tests.lab.postgres import StartPostgres
 from tests.sql.conftest import MakeEngine, OpenStore, on_postgresql, on_sqlite
 

@@ -12,7 +12,7 @@ from flask_idempotency.engine.model import About, Payload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, a_key, a_request, granted
+from flask_idempotency.testing.contract.support import KEEP, LEASE, a_key, a_request, granted
 from tests.sql.conftest import MakeEngine
 from tests.sql.shops import OpenShop
 

@@ -15,9 +15,9 @@ from flask_idempotency.stores.sql.admin import janitor
 from flask_idempotency.stores.sql.claiming import RETRY_SECONDS
 from flask_idempotency.stores.sql.schema import quota_buckets, records
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted, stand
-from flask_idempotency.testing.contract.racing import at_once
+from flask_idempotency.testing.contract.stress import at_once
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted, stand
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.sql.conftest import MakeEngine, OpenStore, by_every_lock, by_every_strategy, on_postgresql
 from tests.sql.plans import fill, plan_of
 from tests.tooling.processes import eventually

@@ -16,7 +16,7 @@ from flask_idempotency.stores.sql import identity, store
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.schema import FENCE_NUMBERS, FENCES, VERSION, metadata, records
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token
+from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
 from tests.sql.catalogue import reached
 from tests.sql.conftest import MakeEngine, on_postgresql
 from tests.sql.contenders import contend

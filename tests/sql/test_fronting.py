@@ -11,8 +11,8 @@ from flask_idempotency.stores.redis.replay_cache import RedisReplays
 from flask_idempotency.stores.sql.schema import meta
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.stores.tiered import TieredStore
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token, granted
+from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token, granted
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.sql.conftest import OpenStore
 from tests.sql.counting import sent
 

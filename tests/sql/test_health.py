@@ -17,8 +17,8 @@ from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.migrations import upgrade
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import KEEP, a_key, stand
+from flask_idempotency.testing.contract.support import KEEP, a_key, stand
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.lab.pgbouncer import PgBouncer, StartPgBouncer
 from tests.lab.postgres import PostgresServer, StartPostgres
 from tests.sql.conftest import MakeEngine, OpenStore, on_postgresql, on_sqlite

@@ -18,8 +18,7 @@ from flask_idempotency.stores.sql import dialects
 from flask_idempotency.stores.sql.claiming import RETRY_SECONDS, number_of
 from flask_idempotency.stores.sql.schema import PROCESSING, TAKEOVER, records
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import (
+from flask_idempotency.testing.contract.support import (
     FINGERPRINT,
     LEASE,
     a_key,
@@ -29,6 +28,7 @@ from flask_idempotency.testing.contract.examples import (
     granted,
     stand,
 )
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.sql.conftest import MakeEngine, OpenStore, by_every_lock, on_postgresql
 from tests.sql.counting import sent
 from tests.sql.test_counts import WRITES

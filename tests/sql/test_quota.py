@@ -22,9 +22,9 @@ from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL
 from flask_idempotency.stores.sql.quota import MARGIN, within
 from flask_idempotency.stores.sql.schema import RESPONSES, quota_buckets, records
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
-from flask_idempotency.testing.contract.racing import at_once
+from flask_idempotency.testing.contract.stress import at_once
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.sql.conftest import MakeEngine, OpenStore, by_every_lock, by_every_strategy, on_postgresql, on_sqlite
 from tests.sql.counting import sent
 

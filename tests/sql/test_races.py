@@ -7,9 +7,9 @@ import multiprocessing
 import pytest
 
 from flask_idempotency.engine.model import Claimed, InFlight, OnLapse, Replayed
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, stand
-from flask_idempotency.testing.contract.racing import at_once
+from flask_idempotency.testing.contract.stress import at_once
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, stand
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.sql.conftest import OpenStore, by_every_strategy
 from tests.sql.contenders import contend
 

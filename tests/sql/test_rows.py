@@ -17,8 +17,7 @@ from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.rows import escape, unescape
 from flask_idempotency.stores.sql.schema import QUARANTINED, records
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import (
+from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
     PAYLOAD,
@@ -30,6 +29,7 @@ from flask_idempotency.testing.contract.examples import (
     granted,
     stand,
 )
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.sql.conftest import MakeEngine, OpenStore, on_postgresql, on_sqlite
 
 letters = st.characters() | st.sampled_from("\0\ud800\udfff␛0d")

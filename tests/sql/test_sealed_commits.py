@@ -20,17 +20,8 @@ from flask_idempotency.engine.store import Writing
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.transactional.session import JointStore
 from flask_idempotency.stores.sql.transactional.transaction import SessionTransaction
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import (
-    KEEP,
-    LEASE,
-    PAYLOAD,
-    a_key,
-    a_request,
-    a_token,
-    found,
-    granted,
-)
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.sql.conftest import MakeEngine
 from tests.sql.counting import sent
 

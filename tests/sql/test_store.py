@@ -15,8 +15,7 @@ from flask_idempotency.engine.store import store_time
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.schema import FENCES, metadata
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import (
+from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
     PAYLOAD,
@@ -27,6 +26,7 @@ from flask_idempotency.testing.contract.examples import (
     granted,
     stand,
 )
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.sql.conftest import MakeEngine, OpenStore, by_every_lock, by_every_strategy, on_postgresql, on_sqlite
 from tests.tooling.processes import eventually
 

@@ -21,8 +21,7 @@ from flask_idempotency.stores.sql.admin import janitor
 from flask_idempotency.stores.sql.dialects import dialect_of, in_microseconds
 from flask_idempotency.stores.sql.schema import records
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import (
+from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
     PAYLOAD,
@@ -30,8 +29,10 @@ from flask_idempotency.testing.contract.examples import (
     a_request,
     a_token,
     granted,
+    seen,
+    stood,
 )
-from flask_idempotency.testing.contract.finding import seen, stood
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.sql.conftest import MakeEngine, OpenStore, on_postgresql
 from tests.sql.counting import sent
 from tests.sql.plans import fill, plan_of

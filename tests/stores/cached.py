@@ -7,7 +7,7 @@ from flask_idempotency.engine.model import About, OnLapse, Payload, Record, Stat
 from flask_idempotency.stores.redis.replay_cache import RedisReplays
 from flask_idempotency.stores.tiered import Missed
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import ABOUT, FINGERPRINT, KEEP, PAYLOAD, a_key, a_token
+from flask_idempotency.testing.contract.support import ABOUT, FINGERPRINT, KEEP, PAYLOAD, a_key, a_token
 
 # More time than a cache gets otherwise: two busy cores would sometimes need it.
 PATIENT = "?socket_timeout=5&socket_connect_timeout=5"

@@ -8,7 +8,7 @@ from typing import Any
 
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Claimed
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_request, a_token
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_request, a_token
 from tests.forgiving import redis_store
 
 MEETING_SECONDS = 30.0

@@ -11,7 +11,7 @@ from flask_idempotency.engine.model import Payload
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
 
 PLENTY = Quota(10**6, 10**15, 10**6, NewKeys(10**6, 60))
 SHUT = (Quota(records=0), Quota(bytes=0), Quota(in_flight=0), Quota(new_keys=NewKeys(0, 60)))

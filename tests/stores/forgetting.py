@@ -17,7 +17,7 @@ from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.data_loss import MemoryRules
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token
+from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
 
 SKEW, HOLD = 5.0, 60.0
 RULES = MemoryRules(hold=HOLD, clock_skew=SKEW)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD
 
 Call = Callable[[RedisStore, StorageKey, bytes], object]
 

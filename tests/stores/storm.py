@@ -10,7 +10,7 @@ from types import FrameType
 
 from flask_idempotency.engine.model import Claimed
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
 from tests.forgiving import FORGIVING
 
 EVERY_SECONDS = 0.00005

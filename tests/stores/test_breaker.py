@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from flask_idempotency.stores.redis.replay_cache import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, Breaker
-from flask_idempotency.testing.clock import FrozenClock
+from flask_idempotency.testing.doubles import FrozenClock
 
 MILLISECOND = 0.001
 

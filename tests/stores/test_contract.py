@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from flask_idempotency.engine.store import Store
-from flask_idempotency.testing.clock import FrozenClock
 from flask_idempotency.testing.contract import (
     AnswersContract,
     ChoreBookContract,
@@ -15,12 +14,10 @@ from flask_idempotency.testing.contract import (
     StoreContract,
     UnsettledContract,
 )
-from flask_idempotency.testing.contract.counting import Counting
-from flask_idempotency.testing.contract.limiting import Limiting
-from flask_idempotency.testing.contract.machine import Modelled
-from flask_idempotency.testing.contract.racing import Racing
-from flask_idempotency.testing.contract.recounting import Recounted
+from flask_idempotency.testing.contract.quota import Counting, Limiting
 from flask_idempotency.testing.contract.settling import Settling
+from flask_idempotency.testing.contract.stress import Modelled, Racing, Recounted
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.backends import MakeStore
 
 

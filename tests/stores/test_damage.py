@@ -19,7 +19,7 @@ from flask_idempotency.stores.redis.encoding import decode, encode, payload_byte
 from flask_idempotency.stores.redis.executor import whole_number
 from flask_idempotency.stores.sql.claiming import ask, judge
 from flask_idempotency.stores.sql.rows import Row, row_of
-from flask_idempotency.testing.contract.examples import a_key, a_request, a_token
+from flask_idempotency.testing.contract.support import a_key, a_request, a_token
 from flask_idempotency.web.problems import refusal
 from tests.damage import Watched, damaged
 

@@ -17,7 +17,7 @@ from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Settler
 from flask_idempotency.operations import Case, Word, complete, doubts, release
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
 from tests.backends import MakeStore
 
 ROUNDS = 12

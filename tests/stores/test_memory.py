@@ -13,8 +13,8 @@ import pytest
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import InFlight
 from flask_idempotency.stores.memory import DROPPED_PER_CLAIM, MemoryStore
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
+from flask_idempotency.testing.doubles import FrozenClock
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,7 +74,7 @@ FORK_WHILE_LOCKED = """
 import os, signal, threading
 from flask_idempotency.engine.model import Claimed
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token
+from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
 
 parent, inside, forked = os.getpid(), threading.Event(), threading.Event()
 

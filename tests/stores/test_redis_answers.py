@@ -16,7 +16,7 @@ from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.admin.data_keys import BATCH_BYTES, Scan
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted, stand
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted, stand
 from tests.forgiving import redis_store
 
 

@@ -9,7 +9,7 @@ from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import KEEP, a_key, a_token
+from flask_idempotency.testing.contract.support import KEEP, a_key, a_token
 from tests.forgiving import redis_store
 from tests.lab.redis import StartRedis
 from tests.stores.counted import complete, fields

@@ -23,7 +23,7 @@ from flask_idempotency.stores.redis.cluster import Cluster
 from flask_idempotency.stores.redis.connection import OwnLine
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.stores.redis.urls import several
-from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token
+from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
 from tests.forgiving import redis_store
 from tests.lab.redis import StartRedis
 
@@ -312,7 +312,7 @@ def test_an_answer_that_is_an_error_does_not_cost_the_connection(redis_server: R
 FORK = """
 import os, sys
 from flask_idempotency.engine.model import Claimed
-from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token
+from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
 from tests.forgiving import redis_store
 
 store = redis_store(sys.argv[1])

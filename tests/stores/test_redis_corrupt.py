@@ -16,8 +16,7 @@ from flask_idempotency.engine.quota import Drift, Quota
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.encoding import decode
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import (
+from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
     PAYLOAD,
@@ -28,6 +27,7 @@ from flask_idempotency.testing.contract.examples import (
     granted,
     stand,
 )
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.forgiving import redis_store
 
 

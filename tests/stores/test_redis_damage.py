@@ -19,8 +19,8 @@ from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.admin.janitor import Index
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, Standing, a_key, a_request, a_token, granted, stand
+from flask_idempotency.testing.contract.support import KEEP, LEASE, Standing, a_key, a_request, a_token, granted, stand
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.damage import damaged
 
 QUOTA = Quota(records=100, bytes=10**6, in_flight=10, new_keys=NewKeys(100, 60))

@@ -13,8 +13,8 @@ from flask_idempotency.engine.model import ERASED, About, OnLapse, Payload, Reco
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.encoding import ABOUT_TEXT_BYTES, decode, encode, tid_of
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import Standing, a_key, stand
+from flask_idempotency.testing.contract.support import Standing, a_key, stand
+from flask_idempotency.testing.doubles import FrozenClock
 
 TID = bytes(range(16))
 

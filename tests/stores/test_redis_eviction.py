@@ -12,7 +12,7 @@ from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.model import Claimed, State
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
 from tests.forgiving import redis_store
 from tests.lab.redis import StartRedis
 

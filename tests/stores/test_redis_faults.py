@@ -19,7 +19,7 @@ from flask_idempotency.stores.redis.client import REPLY_SECONDS
 from flask_idempotency.stores.redis.connection import RETRIES
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
-from flask_idempotency.testing.contract.examples import (
+from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
     OTHER_PAYLOAD,

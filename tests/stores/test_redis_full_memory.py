@@ -14,7 +14,7 @@ from flask_idempotency.engine.model import Claimed, OnLapse, Replayed, Unknown
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted, stand
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted, stand
 from tests.stores.forgetting import RULES, Loss, claim, handing_over, ready_store, refused
 
 __all__ = ["handing_over", "ready_store"]

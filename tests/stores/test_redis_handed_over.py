@@ -11,7 +11,7 @@ import redis
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.model import InFlight
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.testing.contract.examples import a_key, granted
+from flask_idempotency.testing.contract.support import a_key, granted
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import StartRedis
 from tests.stores.forgetting import RULES, claim, refused

@@ -24,7 +24,7 @@ from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.connection import RETRIES
 from flask_idempotency.stores.redis.store import GIVEN_UP_MS, RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
-from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token, granted
+from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token, granted
 from tests.forgiving import redis_store
 from tests.lab.redis import StartRedis
 from tests.tooling.processes import DEADLINE_SECONDS, eventually

@@ -16,7 +16,8 @@ from flask_idempotency.engine.model import InFlight, Mismatched, OnLapse, Replay
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import (
+from flask_idempotency.testing.contract.stress import at_once
+from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
     OTHER_FINGERPRINT,
@@ -27,7 +28,6 @@ from flask_idempotency.testing.contract.examples import (
     granted,
     stand,
 )
-from flask_idempotency.testing.contract.racing import at_once
 from tests.stores.forgetting import (
     ANOTHER,
     HOLD,

@@ -17,16 +17,7 @@ from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.connection import RETRIES
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
-from flask_idempotency.testing.contract.examples import (
-    KEEP,
-    LEASE,
-    PAYLOAD,
-    a_key,
-    a_request,
-    a_token,
-    found,
-    granted,
-)
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
 from tests.forgiving import redis_store
 from tests.lab.redis import StartRedis
 from tests.stores.counted import PLENTY, SHUT, claim, complete, everything, fields

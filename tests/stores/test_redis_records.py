@@ -18,8 +18,7 @@ from flask_idempotency.engine.model import About, Claimed, OnLapse, Payload, Res
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.encoding import ABOUT_TEXT_BYTES, about_bytes, decode
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import (
+from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
     PAYLOAD,
@@ -31,6 +30,7 @@ from flask_idempotency.testing.contract.examples import (
     granted,
     stand,
 )
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.forgiving import redis_store
 
 KEY_OF_OURS = re.compile(rb"idm1:\{p[0-9a-f]{4}\}:(r:[A-Za-z0-9_-]{43}|i|z|m|[fqk]:[A-Za-z0-9_-]{22})")

@@ -12,11 +12,7 @@ from flask_idempotency.engine.quota import Drift, Usage
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import (
-    KEEP,
-    PAYLOAD,
-    a_key,
-)
+from flask_idempotency.testing.contract.support import KEEP, PAYLOAD, a_key
 from tests.forgiving import redis_store
 from tests.stores.counted import claim, complete
 

@@ -13,16 +13,7 @@ from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.connection import OwnLine
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import (
-    LEASE,
-    PAYLOAD,
-    a_key,
-    a_request,
-    a_token,
-    found,
-    granted,
-    stand,
-)
+from flask_idempotency.testing.contract.support import LEASE, PAYLOAD, a_key, a_request, a_token, found, granted, stand
 from tests.forgiving import redis_store
 from tests.lab.redis import StartRedis
 from tests.stores.owners import WRITES

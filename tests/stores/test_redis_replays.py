@@ -19,7 +19,7 @@ from flask_idempotency.stores.redis.encoding import ABOUT_TEXT_BYTES
 from flask_idempotency.stores.redis.replay_cache import LARGEST_BYTES, RedisReplays
 from flask_idempotency.stores.tiered import Missed
 from flask_idempotency.testing import FrozenClock, TcpProxy
-from flask_idempotency.testing.contract.examples import KEEP, PAYLOAD, a_key
+from flask_idempotency.testing.contract.support import KEEP, PAYLOAD, a_key
 from tests.stores.cached import PATIENT, completed, filled, missed
 
 

@@ -15,7 +15,7 @@ from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.replay_cache import REMEMBERED_MS, RedisReplays
 from flask_idempotency.stores.tiered import Missed
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import a_key
+from flask_idempotency.testing.contract.support import a_key
 from tests.stores.cached import PATIENT, completed, filled, missed
 
 

@@ -16,7 +16,7 @@ from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.replay_cache import RedisReplays
 from flask_idempotency.stores.tiered import Missed
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import PAYLOAD, a_key
+from flask_idempotency.testing.contract.support import PAYLOAD, a_key
 from tests.lab.redis import StartRedis
 from tests.stores.cached import PATIENT, completed, filled, missed
 

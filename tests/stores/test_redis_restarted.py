@@ -16,7 +16,7 @@ from flask_idempotency.engine.model import InFlight, OnLapse, Replayed, State
 from flask_idempotency.stores.redis import data_loss, layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import (
+from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
     PAYLOAD,

@@ -15,16 +15,7 @@ from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import (
-    KEEP,
-    LEASE,
-    PAYLOAD,
-    a_key,
-    a_request,
-    a_token,
-    found,
-    granted,
-)
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
 from tests.stores.forgetting import Loss, claim, emptying, handing_over, losing, ready_store, refused
 
 __all__ = ["emptying", "handing_over", "losing", "ready_store"]

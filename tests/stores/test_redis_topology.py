@@ -19,7 +19,7 @@ from flask_idempotency.engine.model import InFlight, Replayed
 from flask_idempotency.stores.redis import cluster, connection, layout
 from flask_idempotency.stores.redis.client import line_of, make_client
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
 from tests.forgiving import redis_store
 from tests.lab.cluster import ClusterRig, Clusters, SlotMove, slot_of
 from tests.lab.nodes import Node

@@ -10,16 +10,7 @@ from flask_idempotency.engine.model import CORRUPT, State, Unknown
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import (
-    KEEP,
-    LEASE,
-    PAYLOAD,
-    a_key,
-    a_request,
-    a_token,
-    granted,
-    stand,
-)
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted, stand
 from tests.stores.unsettled import in_partition, keys, stale
 
 LEAST, MOST = 10.0, 100.0

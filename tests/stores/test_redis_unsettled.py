@@ -15,7 +15,7 @@ from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.admin.janitor import PARTITIONS_AT_ONCE, RECORDS_AT_ONCE
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import (
+from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
     PAYLOAD,

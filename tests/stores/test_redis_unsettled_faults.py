@@ -17,7 +17,7 @@ from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.admin.janitor import FREED_MS
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
-from flask_idempotency.testing.contract.examples import (
+from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
     PAYLOAD,

@@ -18,7 +18,7 @@ from flask_idempotency.engine.model import Claimed, InFlight, Mismatched, Replay
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import TcpProxy
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
 from tests.forgiving import FORGIVING
 from tests.lab.cluster import ClusterRig, SlotMove, slot_of
 from tests.lab.nodes import Node

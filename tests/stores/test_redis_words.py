@@ -12,7 +12,7 @@ import pytest
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.stores.redis.connection import words
-from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token, granted
+from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token, granted
 from tests.forgiving import make_ready, redis_store
 from tests.lab.redis import connect
 

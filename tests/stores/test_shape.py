@@ -13,7 +13,7 @@ import pytest
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.operations.identity import LOADER, NOTED_EVERY_SECONDS, Shape, look, shape_of
 from flask_idempotency.stores.memory.store import MemoryStore
-from flask_idempotency.testing.clock import FrozenClock
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.backends import MakeStore
 
 KEEP = 86400.0

@@ -18,7 +18,7 @@ from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.replay_cache import RedisReplays
 from flask_idempotency.stores.tiered import REMEMBERED_CLAIMS, TieredStore
 from flask_idempotency.testing import FaultyStore, FrozenClock, TcpProxy
-from flask_idempotency.testing.contract.examples import (
+from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
     OTHER_FINGERPRINT,

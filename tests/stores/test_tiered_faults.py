@@ -20,7 +20,7 @@ from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.replay_cache import RedisReplays
 from flask_idempotency.stores.tiered import Missed, TieredStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
-from flask_idempotency.testing.contract.examples import (
+from flask_idempotency.testing.contract.support import (
     FINGERPRINT,
     KEEP,
     LEASE,

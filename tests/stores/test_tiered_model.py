@@ -19,8 +19,8 @@ from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.replay_cache import RedisReplays
 from flask_idempotency.stores.tiered import TieredStore
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import FINGERPRINT, OTHER_FINGERPRINT, a_key, a_request, a_token
+from flask_idempotency.testing.contract.support import FINGERPRINT, OTHER_FINGERPRINT, a_key, a_request, a_token
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.backends import OneAtATime
 from tests.stores.weather import FATES, Exposed, Fate
 from tests.tiered_backends import TellingStore

@@ -16,7 +16,7 @@ from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.replay_cache import RedisReplays
 from flask_idempotency.stores.tiered import TieredStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
-from flask_idempotency.testing.contract.examples import (
+from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
     OTHER_PAYLOAD,
@@ -27,9 +27,9 @@ from flask_idempotency.testing.contract.examples import (
     a_token,
     found,
     granted,
+    seen,
     stand,
 )
-from flask_idempotency.testing.contract.finding import seen
 from tests.stores.cached import PATIENT
 from tests.stores.test_tiered_faults import Broken, HeldUp
 

@@ -16,7 +16,7 @@ from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.replay_cache import RedisReplays
 from flask_idempotency.stores.tiered import TieredStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, OTHER_PAYLOAD, PAYLOAD, a_key, a_request, a_token
+from flask_idempotency.testing.contract.support import KEEP, LEASE, OTHER_PAYLOAD, PAYLOAD, a_key, a_request, a_token
 from tests.stores.cached import PATIENT
 
 SEALED = replace(PAYLOAD, sealed_by=SealedBy("2026", 1))

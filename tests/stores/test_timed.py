@@ -21,7 +21,7 @@ from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.timed import BESIDES, TimedStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
 from flask_idempotency.testing.contract import LedgerContract, StoreContract
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
 
 
 class Stopwatch:

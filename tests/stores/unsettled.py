@@ -13,7 +13,7 @@ from flask_idempotency.engine.model import State
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token, found, granted
+from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token, found, granted
 
 
 def in_partition(partition: int) -> StorageKey:

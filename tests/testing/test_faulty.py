@@ -8,7 +8,7 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
 from flask_idempotency.testing.contract import StoreContract
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
 
 
 class TestFaultyStoreWithoutFaults(StoreContract):

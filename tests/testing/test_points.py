@@ -15,8 +15,8 @@ import pytest
 
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore, Points
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
-from flask_idempotency.testing.points import VARIABLE, stopped
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
+from flask_idempotency.testing.doubles import VARIABLE, stopped
 from tests.tooling.processes import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ PATIENCE_SECONDS = 20.0
 WORKER = """
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore, Points
-from flask_idempotency.testing.contract.examples import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
 
 store, key, token = FaultyStore(MemoryStore(), points=Points.from_environment()), a_key(), a_token()
 store.claim(a_request(key), token=token, lease=LEASE)

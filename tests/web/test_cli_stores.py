@@ -18,7 +18,7 @@ from flask_idempotency.extension import Idempotency
 from flask_idempotency.operations import handle_of
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.testing.contract.examples import found
+from flask_idempotency.testing.contract.support import found
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers
 from tests.web.apps import World

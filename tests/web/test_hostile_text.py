@@ -26,7 +26,7 @@ from flask_idempotency.logs import LOGGER, log_of
 from flask_idempotency.metrics import Meter
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.testing.contract.examples import a_request, a_token, granted
+from flask_idempotency.testing.contract.support import a_request, a_token, granted
 from flask_idempotency.web.problems import Problem, render
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers, connect

@@ -12,7 +12,7 @@ from flask_idempotency.operations import by_short, handle_of, records
 from flask_idempotency.operations.records import Refused
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import a_key, stand
+from flask_idempotency.testing.contract.support import a_key, stand
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers
 from tests.web.apps import World

@@ -34,30 +34,17 @@ pytest.register_assert_rewrite(
     *(f"{__name__}.{part}" for part in ("settling_for_others", "surveying", "taking_turns")),
 )
 
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.claiming import Claiming
-from flask_idempotency.testing.contract.condemning import Condemning
-from flask_idempotency.testing.contract.counting import Counting
-from flask_idempotency.testing.contract.erasing import DataKeysContract
-from flask_idempotency.testing.contract.expiring import ExpiryContract
-from flask_idempotency.testing.contract.fencing import Fencing
-from flask_idempotency.testing.contract.freeing import Freeing
-from flask_idempotency.testing.contract.giving_up import GivingUp
-from flask_idempotency.testing.contract.keeping import Keeping
-from flask_idempotency.testing.contract.lapsing import Lapsing
-from flask_idempotency.testing.contract.limiting import Limiting
-from flask_idempotency.testing.contract.machine import Modelled
-from flask_idempotency.testing.contract.noting_chores import ChoreBookContract
-from flask_idempotency.testing.contract.owning import Owning
-from flask_idempotency.testing.contract.racing import Racing
-from flask_idempotency.testing.contract.reaping import Reaping
-from flask_idempotency.testing.contract.recounting import Recounted
-from flask_idempotency.testing.contract.settled_upkeep import SettledLedger, SettledSecrets
-from flask_idempotency.testing.contract.settling import Settling
-from flask_idempotency.testing.contract.settling_for_others import SettlingForOthers
-from flask_idempotency.testing.contract.surveying import Surveying
-from flask_idempotency.testing.contract.taking_turns import TakingTurns
-from flask_idempotency.testing.contract.walking import AnswersContract
+from flask_idempotency.testing.contract.claiming import Claiming, Fencing, GivingUp, Owning
+from flask_idempotency.testing.contract.encryption import DataKeysContract, SettledLedger, SettledSecrets
+from flask_idempotency.testing.contract.inspection import AnswersContract, Surveying
+from flask_idempotency.testing.contract.leases import Keeping, Lapsing
+from flask_idempotency.testing.contract.maintenance import ChoreBookContract, ExpiryContract
+from flask_idempotency.testing.contract.quota import Counting, Limiting
+from flask_idempotency.testing.contract.recovery import Reaping, TakingTurns
+from flask_idempotency.testing.contract.resolution import Freeing, SettlingForOthers
+from flask_idempotency.testing.contract.settling import Condemning, Settling
+from flask_idempotency.testing.contract.stress import Modelled, Racing, Recounted
+from flask_idempotency.testing.doubles import FrozenClock
 
 __all__ = [
     "AnswersContract",

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 
+from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
+from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import About, InFlight, Mismatched, OnLapse, Replayed, State, Unknown
 from flask_idempotency.engine.store import Store
-from flask_idempotency.testing.clock import FrozenClock
-from flask_idempotency.testing.contract.examples import (
+from flask_idempotency.testing.contract.support import (
     ABOUT,
     FINGERPRINT,
     KEEP,
     LEASE,
     OTHER_FINGERPRINT,
+    OTHER_PAYLOAD,
     PAYLOAD,
     Standing,
     a_key,
@@ -25,6 +28,7 @@ from flask_idempotency.testing.contract.examples import (
     near,
     stand,
 )
+from flask_idempotency.testing.doubles import FrozenClock
 
 # What a record may stand at while a claim of it is refused without a word being written.
 REFUSING = ("in flight", "completed", "quarantined")
@@ -211,3 +215,216 @@ class Claiming:
             store.claim(a_request(key), token=a_token(), lease=lease)
 
         assert store.read(key) is None
+
+
+# That fences rise for ever.
+
+
+class Fencing:
+    """A later claim of a key has a higher fence, so that `WHERE fence <= :mine` keeps an earlier one out."""
+
+    @pytest.mark.parametrize("ended", ("released", "released, clock set back", "expired", "taken over"))
+    def test_the_next_fence_is_higher(self, store: Store, clock: FrozenClock, ended: str) -> None:
+        """However the last claim ended, and whatever was done to the clock."""
+        key = a_key()
+        fences = []
+        for _ in range(4):
+            token = a_token()
+            ask = a_request(key, on_lapse=OnLapse.TAKEOVER)
+            fences.append(granted(store.claim(ask, token=token, lease=LEASE)).fence)
+            match ended:
+                case "released":
+                    store.release(key, token)
+                case "released, clock set back":
+                    store.release(key, token)
+                    clock.advance(-7200)
+                case "expired":
+                    store.complete(key, token, PAYLOAD, keep=KEEP)
+                    clock.advance(KEEP)
+                case "taken over":
+                    clock.advance(LEASE)
+
+        assert sorted(set(fences)) == fences
+
+    def test_a_clock_set_back_does_not_free_a_key(self, store: Store, clock: FrozenClock) -> None:
+        """The lease lasts longer then: late, not unsafe. The take-over still gets the higher fence."""
+        key = a_key()
+        ask = a_request(key, on_lapse=OnLapse.TAKEOVER)
+        first = granted(store.claim(ask, token=a_token(), lease=LEASE))
+        clock.advance(-86400)
+        refused = store.claim(ask, token=a_token(), lease=LEASE)
+        clock.advance(86400 + LEASE)
+
+        assert getattr(refused, "retry_after", 0) > LEASE
+        assert granted(store.claim(ask, token=a_token(), lease=LEASE)).fence > first.fence
+
+    def test_a_fence_is_a_positive_number_that_databases_can_hold(self, store: Store) -> None:
+        """A signed 64-bit column, and a double without loss."""
+        fence = granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE)).fence
+
+        assert 0 < fence < 2**53
+
+
+# A claim whose reply never came is released, and may arrive after that.
+
+
+class GivingUp:
+    """Whoever asked with a token that was released has gone: a key granted to it would be nobody's until its lease ends."""
+
+    def test_a_claim_that_comes_after_its_release_is_not_granted(self, store: Store) -> None:
+        """The key stays free, for the next who asks."""
+        key, token = a_key(), a_token()
+        store.release(key, token)
+
+        with pytest.raises(StoreUnavailable):
+            store.claim(a_request(key), token=token, lease=LEASE)
+
+        assert store.read(key) is None
+        assert granted(store.claim(a_request(key), token=a_token(), lease=LEASE)).attempt == 1
+
+    @pytest.mark.parametrize("times", (1, 2))
+    def test_a_claim_that_comes_once_more_after_its_release_is_not_granted(self, store: Store, times: int) -> None:
+        """Also where the release was sent twice: a client that hears nothing repeats whatever it asks."""
+        key, token = a_key(), a_token()
+        granted(store.claim(a_request(key), token=token, lease=LEASE))
+        for _ in range(times):
+            store.release(key, token)
+
+        with pytest.raises(StoreUnavailable):
+            store.claim(a_request(key), token=token, lease=LEASE)
+
+        assert store.read(key) is None
+        granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+
+    def test_a_claim_that_was_given_up_learns_what_others_do(self, store: Store) -> None:
+        """It is refused as any other is: what is known of a key is told to whoever asks."""
+        key, token, others = a_key(), a_token(), a_token()
+        store.release(key, token)
+        granted(store.claim(a_request(key), token=others, lease=LEASE))
+
+        assert isinstance(store.claim(a_request(key), token=token, lease=LEASE), InFlight)
+        store.complete(key, others, PAYLOAD, keep=KEEP)
+        assert isinstance(store.claim(a_request(key), token=token, lease=LEASE), Replayed)
+
+
+# That a token which is no longer the record's cannot write.
+
+Write = Callable[[Store, StorageKey, bytes], None]
+
+
+def _renew(store: Store, key: StorageKey, token: bytes) -> None:
+    store.renew(key, token, lease=600)
+
+
+def _mark(store: Store, key: StorageKey, token: bytes) -> None:
+    store.mark(key, token)
+
+
+def _complete(store: Store, key: StorageKey, token: bytes) -> None:
+    store.complete(key, token, OTHER_PAYLOAD, keep=2 * KEEP)
+
+
+def _release(store: Store, key: StorageKey, token: bytes) -> None:
+    store.release(key, token)
+
+
+def _hold(store: Store, key: StorageKey, token: bytes) -> None:
+    store.hold(key, token, "stale")
+
+
+WRITES = (_renew, _mark, _complete, _release, _hold)
+every_write = pytest.mark.parametrize("write", WRITES, ids=[write.__name__[1:] for write in WRITES])
+
+
+class Owning:
+    """Every write after the claim carries its token, and only the record's own token writes."""
+
+    @every_write
+    @pytest.mark.parametrize("standing", ("in flight", "completed", "quarantined"))
+    def test_a_stale_token_changes_nothing(
+        self, store: Store, clock: FrozenClock, write: Write, standing: Standing
+    ) -> None:
+        """The record of whoever holds the key now is the same before and after, and the stale owner is told."""
+        key = a_key()
+        stale = stand(store, clock, key, "in flight")
+        store.release(key, stale)
+        stand(store, clock, key, standing)
+        before = found(store, key)
+
+        with pytest.raises(LeaseLost):
+            write(store, key, stale)
+
+        assert before == found(store, key)
+
+    @every_write
+    def test_a_token_that_was_taken_over_changes_nothing(self, store: Store, clock: FrozenClock, write: Write) -> None:
+        """A worker that stalls past its lease cannot touch its successor's record."""
+        key = a_key()
+        slow = stand(store, clock, key, "lapsed, takeover")
+        granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+        before = found(store, key)
+
+        with pytest.raises(LeaseLost):
+            write(store, key, slow)
+
+        assert before == found(store, key)
+
+    @every_write
+    def test_a_token_that_never_owned_changes_nothing(self, store: Store, clock: FrozenClock, write: Write) -> None:
+        """Not even on a record whose lease is over: it must be claimed first."""
+        key = a_key()
+        stand(store, clock, key, "lapsed, takeover")
+        before = found(store, key)
+
+        with pytest.raises(LeaseLost):
+            write(store, key, a_token())
+
+        assert before == found(store, key)
+
+    @pytest.mark.parametrize("write", (_renew, _mark, _complete, _hold), ids=("renew", "mark", "complete", "hold"))
+    def test_a_released_key_takes_no_writes(self, store: Store, clock: FrozenClock, write: Write) -> None:
+        """An absent record belongs to nobody, its former owner included, and no write brings it back."""
+        key = a_key()
+        former = stand(store, clock, key, "in flight")
+        store.release(key, former)
+
+        with pytest.raises(LeaseLost):
+            write(store, key, former)
+
+        assert store.read(key) is None
+
+    @every_write
+    def test_an_owner_of_before_is_not_mistaken_for_the_present_one(
+        self, store: Store, clock: FrozenClock, write: Write
+    ) -> None:
+        """
+        A stalls, B takes over and releases, C claims: the key looks as it did when A left it. A's write is refused and
+        C's answer is the one that stays.
+        """
+        key = a_key()
+        first = stand(store, clock, key, "lapsed, takeover")
+        second, third = a_token(), a_token()
+        granted(store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=second, lease=LEASE))
+        store.release(key, second)
+        granted(store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=third, lease=LEASE))
+
+        with pytest.raises(LeaseLost):
+            write(store, key, first)
+        store.complete(key, third, PAYLOAD, keep=KEEP)
+
+        outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
+        assert isinstance(outcome, Replayed)
+        assert (third, PAYLOAD) == (outcome.answer.token, outcome.answer.payload)
+
+    def test_the_late_finisher_is_fenced_off(self, store: Store, clock: FrozenClock) -> None:
+        """The answer of the attempt that holds the key is stored, whichever is ready first."""
+        key = a_key()
+        slow = stand(store, clock, key, "lapsed, takeover")
+        fast = a_token()
+        granted(store.claim(a_request(key), token=fast, lease=LEASE))
+        store.complete(key, fast, PAYLOAD, keep=KEEP)
+
+        with pytest.raises(LeaseLost):
+            store.complete(key, slow, OTHER_PAYLOAD, keep=KEEP)
+
+        assert (found(store, key).state, found(store, key).payload) == (State.COMPLETED, PAYLOAD)

@@ -9,7 +9,7 @@ from flask_idempotency.engine.model import OnLapse
 from flask_idempotency.operations.doctor import LOOKED_AT, PATIENCE_SECONDS, RETRIED_SECONDS, lapsed, quarantined
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.examples import LEASE, a_key, a_request, a_token
+from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
 from tests.operations.checks.judging import worst
 
 

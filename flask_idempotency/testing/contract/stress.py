@@ -1,0 +1,492 @@
+"""Any sequence of calls, against a model small enough to be read."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from flask_idempotency.engine.errors import LeaseLost
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import (
+    Claimed,
+    Grant,
+    InFlight,
+    Mismatched,
+    OnLapse,
+    OverQuota,
+    Payload,
+    Record,
+    Replayed,
+    State,
+    Unknown,
+)
+from flask_idempotency.engine.quota import Drift, Quota, Usage
+from flask_idempotency.engine.store import Store
+from flask_idempotency.testing.contract.quota import LedgerStore
+from flask_idempotency.testing.contract.support import (
+    FINGERPRINT,
+    KEEP,
+    LEASE,
+    OTHER_FINGERPRINT,
+    PAYLOAD,
+    a_key,
+    a_request,
+    a_token,
+    found,
+    granted,
+    near,
+    stand,
+)
+from flask_idempotency.testing.doubles import FrozenClock
+
+MACHINE_EXAMPLES = 25
+MACHINE_STEPS = 30
+
+fingerprints = st.sampled_from((FINGERPRINT, OTHER_FINGERPRINT))
+machine_durations = st.integers(1, 40)
+payloads = st.builds(
+    Payload,
+    data=st.binary(max_size=8),
+    status=st.sampled_from((200, 204, 422)),
+    success=st.booleans(),
+    byte_size=st.integers(0, 9),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the model remembers of a key that is in use. Whole seconds, so that nothing is rounded."""
+
+    state: State
+    token: bytes
+    attempt: int
+    fingerprint: bytes
+    on_lapse: OnLapse
+    first_seen: float
+    deadline: float
+    payload: Payload | None = None
+    reason: str = ""
+
+
+Lost: TypeAlias = bool
+
+
+class Model:
+    """The table of transitions in `engine/record.py`, in the fewest words."""
+
+    def __init__(self, clock: FrozenClock) -> None:
+        self._clock = clock
+        self._row: Row | None = None
+
+    @property
+    def row(self) -> Row | None:
+        if self._row and self._row.state is State.COMPLETED and self._row.deadline <= self._clock.now:
+            self._row = None
+        return self._row
+
+    def claim(self, token: bytes, fingerprint: bytes, on_lapse: OnLapse, lease: int) -> object:
+        now, row = self._clock.now, self.row
+        fresh = Row(State.PROCESSING, token, 1, fingerprint, on_lapse, now, now + lease)
+        if row is None:
+            self._row = fresh
+            return Claimed, 1
+        if row.fingerprint != fingerprint:
+            return Mismatched, row.first_seen
+        if row.state is State.COMPLETED:
+            return Replayed, row.payload
+        if row.state is State.QUARANTINED:
+            return Unknown, row.reason
+        if row.token == token:
+            return Claimed, row.attempt
+        if row.deadline > now:
+            return InFlight, row.deadline - now
+        if row.on_lapse is OnLapse.TAKEOVER:
+            self._row = replace(fresh, attempt=row.attempt + 1, first_seen=row.first_seen)
+            return Claimed, row.attempt + 1
+        self._row = replace(row, state=State.QUARANTINED, reason="lease-expired")
+        return Unknown, "lease-expired"
+
+    def renew(self, token: bytes, lease: int) -> Lost:
+        row = self.row
+        if row is None or row.token != token:
+            return True
+        if row.state is State.PROCESSING or row.reason == "lease-expired":
+            self._row = replace(row, deadline=max(row.deadline, self._clock.now + lease))
+        return False
+
+    def mark(self, token: bytes) -> Lost:
+        row = self.row
+        if row is None or row.token != token or row.state is State.COMPLETED:
+            return True
+        if row.state is State.PROCESSING:
+            self._row = replace(row, on_lapse=OnLapse.QUARANTINE)
+        return False
+
+    def complete(self, token: bytes, payload: Payload, keep: int) -> Lost:
+        row = self.row
+        if row is None or row.token != token:
+            return True
+        if row.state is not State.COMPLETED:
+            deadline = self._clock.now + keep
+            self._row = replace(row, state=State.COMPLETED, deadline=deadline, payload=payload, reason="")
+        return False
+
+    def release(self, token: bytes) -> Lost:
+        row = self.row
+        if row is not None and (row.token != token or row.state is State.COMPLETED):
+            return True
+        self._row = None
+        return False
+
+    def hold(self, token: bytes, reason: str) -> Lost:
+        row = self.row
+        if row is None or row.token != token or row.state is State.COMPLETED:
+            return True
+        if row.state is State.PROCESSING:
+            self._row = replace(row, state=State.QUARANTINED, reason=reason)
+        return False
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Does the same to a store and to the model, on a key of its own, and compares answers and records."""
+
+    tokens = Bundle("tokens")
+
+    def __init__(self, store: Store, clock: FrozenClock) -> None:
+        super().__init__()
+        self.store, self.clock = store, clock
+        self.model = Model(clock)
+        self.key = a_key()
+        self.fences: list[tuple[bytes, int]] = []
+        self.released = set[bytes]()
+
+    @initialize(target=tokens)
+    def first_token(self) -> bytes:
+        return a_token()
+
+    @rule(target=tokens)
+    def another_token(self) -> bytes:
+        return a_token()
+
+    @rule(seconds=st.integers(1, 60))
+    def time_passes(self, seconds: int) -> None:
+        self.clock.advance(seconds)
+
+    @rule(token=tokens, fingerprint=fingerprints, on_lapse=st.sampled_from(OnLapse), lease=machine_durations)
+    def claim(self, token: bytes, fingerprint: bytes, on_lapse: OnLapse, lease: int) -> None:
+        # What becomes of a claim that was given up is not for a model without a past: see `GivingUp`.
+        if token in self.released:
+            return
+        request = a_request(self.key, fingerprint=fingerprint, on_lapse=on_lapse)
+        expected = self.model.claim(token, fingerprint, on_lapse, lease)
+        match self.store.claim(request, token=token, lease=lease):
+            case Claimed(grant):
+                assert expected == (Claimed, grant.attempt)
+                self._see_fence(grant)
+            case Replayed(record):
+                assert expected == (Replayed, record.payload)
+            case InFlight(retry_after):
+                assert expected == (InFlight, near(retry_after))
+            case Mismatched(first_seen):
+                assert expected == (Mismatched, near(first_seen))
+            case Unknown(reason):
+                assert expected == (Unknown, reason)
+
+    @rule(token=tokens, lease=machine_durations)
+    def renew(self, token: bytes, lease: int) -> None:
+        assert self.model.renew(token, lease) == lost(lambda: self.store.renew(self.key, token, lease=lease))
+
+    @rule(token=tokens)
+    def mark(self, token: bytes) -> None:
+        assert self.model.mark(token) == lost(lambda: self.store.mark(self.key, token))
+
+    @rule(token=tokens, payload=payloads, keep=machine_durations)
+    def complete(self, token: bytes, payload: Payload, keep: int) -> None:
+        expected = self.model.complete(token, payload, keep)
+        assert expected == lost(lambda: self.store.complete(self.key, token, payload, keep=keep))
+
+    @rule(token=tokens)
+    def release(self, token: bytes) -> None:
+        self.released.add(token)
+        assert self.model.release(token) == lost(lambda: self.store.release(self.key, token))
+
+    @rule(token=tokens, reason=st.sampled_from(("lost", "crashed")))
+    def hold(self, token: bytes, reason: str) -> None:
+        assert self.model.hold(token, reason) == lost(lambda: self.store.hold(self.key, token, reason))
+
+    @invariant()
+    def the_record_is_as_modelled(self) -> None:
+        record, row = self.store.read(self.key), self.model.row
+        if record is None or row is None:
+            assert (row, record) == (None, None)
+            return
+        assert (row.state, row.token, row.attempt) == (record.state, record.token, record.attempt)
+        assert (row.fingerprint, row.on_lapse, row.reason) == (record.fingerprint, record.on_lapse, record.reason)
+        assert (near(row.deadline), near(row.first_seen)) == (record.deadline, record.requested_at)
+        assert row.payload == record.payload
+
+    def _see_fence(self, grant: Grant) -> None:
+        if not self.fences or (grant.token, grant.fence) != self.fences[-1]:
+            assert all(grant.fence > fence for _, fence in self.fences)
+            self.fences.append((grant.token, grant.fence))
+
+
+def lost(write: Callable[[], None]) -> Lost:
+    try:
+        write()
+    except LeaseLost:
+        return True
+    return False
+
+
+def run(machine: type[RuleBasedStateMachine], *, examples: int, steps: int) -> None:
+    """Many short lives of this machine, the same on a laptop and in CI: no deadline, and no memory of earlier runs."""
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+class Modelled:
+    """What no example above thought of."""
+
+    def test_any_sequence_of_calls_ends_as_modelled(self, store: Store, clock: FrozenClock) -> None:
+        """A store and a hundred lines that anybody can check agree on every answer and every record."""
+
+        class ThisStoreMachine(StoreMachine):
+            def __init__(self) -> None:
+                super().__init__(store, clock)
+
+        run(ThisStoreMachine, examples=MACHINE_EXAMPLES, steps=MACHINE_STEPS)
+
+
+# Many at once.
+
+THREADS = 16
+ROUNDS = 10
+MEETING_SECONDS = 30.0
+
+ReturnT = TypeVar("ReturnT")
+
+
+def at_once(*calls: Callable[[], ReturnT]) -> list[ReturnT]:
+    """What these return when all of them start together, each in a thread of its own."""
+    barrier = threading.Barrier(len(calls))
+
+    def started_together(call: Callable[[], ReturnT]) -> ReturnT:
+        barrier.wait(MEETING_SECONDS)
+        return call()
+
+    usual, collected = sys.getswitchinterval(), gc.isenabled()
+    # Python 3.11 crashes when one thread collects garbage while it makes an object's `__dict__`, and another thread asks
+    # for the same one meanwhile: both get theirs, over one array. SQLAlchemy's statements are full of such moments.
+    gc.disable()
+    # Python lets a thread run for 5 ms, in which a store in memory answers a hundred times: no race would ever show.
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(len(calls)) as threads:
+            return list(threads.map(started_together, calls))
+    finally:
+        sys.setswitchinterval(usual)
+        if collected:
+            gc.enable()
+
+
+class Racing:
+    """`claim` is one atomic step."""
+
+    def test_of_many_exactly_one_is_granted(self, store: Store) -> None:
+        """All the others hear that it is in flight."""
+        for _ in range(ROUNDS):
+            ask = a_request(a_key())
+
+            outcomes = at_once(*[lambda ask=ask: store.claim(ask, token=a_token(), lease=LEASE)] * THREADS)
+
+            assert [True for outcome in outcomes if isinstance(outcome, Claimed)] == [True]
+            assert sum(isinstance(outcome, InFlight) for outcome in outcomes) == THREADS - 1
+
+    def test_of_many_exactly_one_takes_over(self, store: Store, clock: FrozenClock) -> None:
+        """A lapsed claim has one successor, however many saw it lapse."""
+        for _ in range(ROUNDS):
+            key = a_key()
+            stand(store, clock, key, "lapsed, takeover")
+            ask = a_request(key, on_lapse=OnLapse.TAKEOVER)
+
+            outcomes = at_once(*[lambda ask=ask: store.claim(ask, token=a_token(), lease=LEASE)] * THREADS)
+
+            assert [outcome.held.attempt for outcome in outcomes if isinstance(outcome, Claimed)] == [2]
+            assert sum(isinstance(outcome, InFlight) for outcome in outcomes) == THREADS - 1
+
+    def test_replays_do_not_stand_in_each_others_way(self, store: Store, clock: FrozenClock) -> None:
+        """Any number may read an answer at once."""
+        key = a_key()
+        stand(store, clock, key, "completed")
+
+        outcomes = at_once(*[lambda: store.claim(a_request(key), token=a_token(), lease=LEASE)] * THREADS)
+
+        assert [Replayed(found(store, key))] * THREADS == outcomes
+
+    def test_a_late_owner_and_its_successor_do_not_both_win(self, store: Store, clock: FrozenClock) -> None:
+        """Either the answer came first and is replayed, or the take-over did and the answer is refused."""
+        for _ in range(ROUNDS * 5):
+            key = a_key()
+            slow = stand(store, clock, key, "lapsed, takeover")
+
+            def finish(key: StorageKey = key, slow: bytes = slow) -> bool:
+                try:
+                    store.complete(key, slow, PAYLOAD, keep=KEEP)
+                except LeaseLost:
+                    return False
+                return True
+
+            def take_over(key: StorageKey = key) -> bool:
+                return isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Claimed)
+
+            assert sorted(at_once(finish, take_over)) == [False, True]
+
+    def test_fences_rise_through_a_crowd(self, store: Store) -> None:
+        """Claim and release as fast as many threads can: no fence of the key comes twice, or goes back."""
+        key = a_key()
+
+        def claim_and_release() -> list[int]:
+            fences = []
+            for _ in range(20):
+                token = a_token()
+                outcome = store.claim(a_request(key), token=token, lease=LEASE)
+                if isinstance(outcome, Claimed):
+                    fences.append(outcome.held.fence)
+                    store.release(key, token)
+            return fences
+
+        taken = at_once(*[claim_and_release] * THREADS)
+
+        assert all(fences == sorted(fences) for fences in taken)
+        every = [fence for fences in taken for fence in fences]
+        assert len(every) == len(set(every)) > 0
+        assert granted(store.claim(a_request(key), token=a_token(), lease=LEASE)).fence > max(every)
+
+
+# Any sequence of calls on several keys of a tenant: the ledger says what a recount of its records does.
+
+KEYS, TOKENS = 4, 3
+RECOUNT_EXAMPLES, RECOUNT_STEPS = 20, 40
+
+keys = st.integers(0, KEYS - 1)
+tokens = st.integers(0, TOKENS - 1)
+recount_durations = st.sampled_from((0.1, 1.0, 3.0, 20.0))
+"""Some that end at once, so that buckets are swept while others fill."""
+sizes = st.sampled_from((0, 1, 31, 4096))
+quotas = st.sampled_from((None, Quota(), Quota(records=3), Quota(in_flight=1), Quota(bytes=4096)))
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Counts from the records alone, which the rest of the contract is about, and compares."""
+
+    def __init__(self, store: LedgerStore, clock: FrozenClock) -> None:
+        super().__init__()
+        self.store, self.clock = store, clock
+        self.tid = a_key().tid
+        self.keys = [a_key(tid=self.tid) for _ in range(KEYS)]
+        self.tokens = [a_token() for _ in range(TOKENS)]
+
+    @rule(seconds=recount_durations)
+    def time_passes(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @rule(key=keys, token=tokens, on_lapse=st.sampled_from(OnLapse), lease=recount_durations, quota=quotas)
+    def claim(self, key: int, token: int, on_lapse: OnLapse, lease: float, quota: Quota | None) -> None:
+        before, live = self.usage, self.store.read(self.keys[key])
+        request = a_request(self.keys[key], on_lapse=on_lapse)
+        outcome = self.store.claim(request, token=self.tokens[token], lease=lease, quota=quota)
+        if live is not None:
+            assert not isinstance(outcome, OverQuota)
+        elif quota is not None:
+            assert self.is_over(before, quota) == isinstance(outcome, OverQuota)
+        else:
+            assert isinstance(outcome, Claimed)
+
+    @rule(key=keys, token=tokens, lease=recount_durations)
+    def renew(self, key: int, token: int, lease: float) -> None:
+        with suppress(LeaseLost):
+            self.store.renew(self.keys[key], self.tokens[token], lease=lease)
+
+    @rule(key=keys, token=tokens, keep=recount_durations, size=sizes)
+    def complete(self, key: int, token: int, keep: float, size: int) -> None:
+        payload = Payload(b"paid", 201, True, size)
+        with suppress(LeaseLost):
+            self.store.complete(self.keys[key], self.tokens[token], payload, keep=keep)
+
+    @rule(key=keys, token=tokens)
+    def release(self, key: int, token: int) -> None:
+        with suppress(LeaseLost):
+            self.store.release(self.keys[key], self.tokens[token])
+        # What becomes of a claim that was given up is not counted here: see `GivingUp`.
+        self.tokens[token] = a_token()
+
+    @rule(key=keys, token=tokens)
+    def hold(self, key: int, token: int) -> None:
+        with suppress(LeaseLost):
+            self.store.hold(self.keys[key], self.tokens[token], "why")
+
+    @rule(key=keys)
+    def condemn(self, key: int) -> None:
+        record = self.store.read(self.keys[key])
+        self.store.condemn(self.keys[key], PAYLOAD if record is None or record.payload is None else record.payload)
+
+    @rule()
+    def reconcile(self) -> None:
+        assert Drift() == self.store.ledger.reconcile(self.tid)
+
+    @invariant()
+    def the_ledger_is_a_recount(self) -> None:
+        records = [record for key in self.keys if (record := self.store.read(key)) is not None and record.counted]
+        assert (
+            Usage(
+                records=len(records),
+                bytes=sum(map(_size, records)),
+                in_flight=sum(record.state is State.PROCESSING and record.remaining > 0 for record in records),
+            )
+            == self.usage
+        )
+
+    @property
+    def usage(self) -> Usage:
+        return self.store.ledger.usage(self.tid)
+
+    @staticmethod
+    def is_over(usage: Usage, quota: Quota) -> bool:
+        limits = ((quota.records, usage.records), (quota.bytes, usage.bytes), (quota.in_flight, usage.in_flight))
+        return any(limit is not None and used >= limit for limit, used in limits)
+
+
+def _size(record: Record) -> int:
+    return record.payload.byte_size if record.state is State.COMPLETED and record.payload is not None else 0
+
+
+class Recounted:
+    """What no example of `LedgerContract` thought of."""
+
+    def test_after_any_sequence_of_calls_the_ledger_is_a_recount(self, store: LedgerStore, clock: FrozenClock) -> None:
+        """Not too much, not too little, and never below zero: after lapses, take-overs, expiry and everything else."""
+
+        class ThisLedgerMachine(LedgerMachine):
+            def __init__(self) -> None:
+                super().__init__(store, clock)
+
+        run(ThisLedgerMachine, examples=RECOUNT_EXAMPLES, steps=RECOUNT_STEPS)
