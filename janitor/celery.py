@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .own import find_flask_app, make_celery
+from janitor.app import find_flask_app, make_celery
 
 app = make_celery(find_flask_app())

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from janitor.broker import broker_of
-from janitor.folder import Channel
+from janitor.broker import Channel, broker_of
 from tests.janitor.apps import a_flask
 
 QUEUE = "idempotency"

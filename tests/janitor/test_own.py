@@ -13,7 +13,7 @@ from celery import current_app
 from flask import Flask
 
 from flask_idempotency.engine.errors import ConfigurationError
-from janitor.own import find_flask_app, make_celery
+from janitor.app import find_flask_app, make_celery
 from tests.janitor.apps import a_flask, ours
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ def test_it_finds_the_application_that_flask_finds(
     environment.pop("FLASK_APP", None)
     if flask_app is not None:
         environment["FLASK_APP"] = flask_app
-    script = "from janitor.own import find_flask_app; print(find_flask_app().name)"
+    script = "from janitor.app import find_flask_app; print(find_flask_app().name)"
     # With the folder of the application on the path, as `celery` puts it there.
     answer = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
@@ -63,7 +63,7 @@ def test_an_env_file_is_read_as_flask_reads_it(monkeypatch: pytest.MonkeyPatch) 
     Where python-dotenv is installed, FLASK_APP may be in there; and FLASK_SKIP_DOTENV leaves it alone.
     """
     read: list[str] = []
-    monkeypatch.setattr("janitor.own.load_dotenv", lambda: read.append("env"))
+    monkeypatch.setattr("janitor.app.load_dotenv", lambda: read.append("env"))
     monkeypatch.setenv("FLASK_APP", "tests.janitor.apps:a_flask")
     monkeypatch.delenv("FLASK_SKIP_DOTENV", raising=False)
     assert "shop" == find_flask_app().name
