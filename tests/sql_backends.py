@@ -1,7 +1,7 @@
 """SQL stores to run the contract on: each is made once in a test process, and lent to one test after the other.
 
 To make a store is to write down a hundred statements, and each has to be compiled at its first use: most tests of the
-contract would spend more time on that than on what they are about. What a new one is like is tested in `tests/sql`.
+contract would spend more time on that than on what they are about. What a new one is like is tested in `tests/stores/sql`.
 """
 
 from __future__ import annotations

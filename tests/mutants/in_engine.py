@@ -77,7 +77,7 @@ IN_ENGINE: Final = (
         file="flask_idempotency/settings/profiles.py",
         replaced="return merge(Policy(), {**_brought(written), **written})",
         by="return merge(Policy(), {**written, **_brought(written)})",
-        killed_by=("tests/test_profiles.py::test_a_written_value_beats_a_profile_of_any_layer",),
+        killed_by=("tests/settings/test_profiles.py::test_a_written_value_beats_a_profile_of_any_layer",),
         harm="The application says that a status releases, the profile keeps it, and nobody can pay under that key.",
     ),
     Mutant(

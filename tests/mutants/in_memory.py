@@ -7,10 +7,10 @@ from typing import Final
 from tests.mutants.in_redis import LUA
 from tests.mutants.mutant import Mutant
 
-REFUSED: Final = "tests/stores/test_redis_memory.py"
-RESTORED: Final = "tests/stores/test_redis_restored.py"
-SERVERS: Final = "tests/stores/test_redis_handed_over.py"
-RESTARTED: Final = "tests/stores/test_redis_restarted.py"
+REFUSED: Final = "tests/stores/redis/test_memory.py"
+RESTORED: Final = "tests/stores/redis/test_restored.py"
+SERVERS: Final = "tests/stores/redis/test_handed_over.py"
+RESTARTED: Final = "tests/stores/redis/test_restarted.py"
 OWNERS: Final = "tests/engine/test_forgotten.py"
 ON: Final = "valkey-9.1"
 
@@ -251,7 +251,7 @@ IN_MEMORY: Final = (
         replaced="if tries.repeated and answer[:1]",
         by="if False and answer[:1]",
         killed_by=(
-            f"tests/stores/test_redis_late.py::test_a_claim_that_was_refused_and_arrives_once_more_is_granted_to_nobody[{ON}]",
+            f"tests/stores/redis/test_late.py::test_a_claim_that_was_refused_and_arrives_once_more_is_granted_to_nobody[{ON}]",
         ),
         harm="A claim that was sent twice, and refused, holds the key for nobody when its first packet comes.",
     ),
@@ -268,7 +268,7 @@ IN_MEMORY: Final = (
         file=f"{LUA}/process.lua",
         replaced="  local told = redis.pcall(\n    'HSET', key,",
         by="  local told = redis.call(\n    'HSET', key,",
-        killed_by=(f"tests/stores/test_redis_full_memory.py::test_a_key_that_is_not_known_is_refused_as_such[{ON}]",),
+        killed_by=(f"tests/stores/redis/test_full_memory.py::test_a_key_that_is_not_known_is_refused_as_such[{ON}]",),
         harm="Where requests run while the store is away, what it has forgotten runs while it is full.",
     ),
     Mutant(

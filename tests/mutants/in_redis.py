@@ -99,7 +99,7 @@ IN_REDIS: Final = (
         file=f"{LUA}/grant.lua",
         replaced="      .. tid_and_about\n  )",
         by="      .. tid_and_about,\n    'PX', decimal(math.ceil(lease / 1000))\n  )",
-        killed_by=("tests/stores/test_redis_records.py::test_what_is_not_completed_has_no_time_to_live",),
+        killed_by=("tests/stores/redis/test_records.py::test_what_is_not_completed_has_no_time_to_live",),
         harm="Redis itself forgets the claim of a slow worker, and a retry pays beside it.",
     ),
     Mutant(
@@ -131,7 +131,7 @@ IN_REDIS: Final = (
         file=f"{LUA}/grant.lua",
         replaced="if (bytes and not record) or (live",
         by="if (live",
-        killed_by=("tests/stores/test_redis_corrupt.py::test_what_cannot_be_read_is_corrupt",),
+        killed_by=("tests/stores/redis/test_corrupt.py::test_what_cannot_be_read_is_corrupt",),
         harm="One flipped bit in a record, and the payment that it stood for is made again.",
     ),
     Mutant(
@@ -140,7 +140,7 @@ IN_REDIS: Final = (
         replaced="return refusal(books) or grant(last_fence, 1, first_seen, true, function()\n  admit(books)\nend)",
         by="local granted = grant(last_fence, 1, first_seen, true, function()\n  admit(books)\nend)\n"
         "return refusal(books) or granted",
-        killed_by=("tests/stores/test_redis_quota.py::test_who_is_refused_writes_nothing",),
+        killed_by=("tests/stores/redis/test_quota.py::test_who_is_refused_writes_nothing",),
         harm="A payment that was refused with 429 is in flight all the same: its retry hears 409, then that nobody knows.",
     ),
     Mutant(
@@ -180,7 +180,7 @@ IN_REDIS: Final = (
         file=f"{LUA}/fill.lua",
         replaced="number(entry, 32, 38) > number(sealed, 18, 24)",
         by="false",
-        killed_by=("tests/stores/test_redis_replays.py::test_a_later_claims_answer_stays",),
+        killed_by=("tests/stores/redis/test_replays.py::test_a_later_claims_answer_stays",),
         harm="A fill that was long on its way brings back the answer of the key's last life: last month's receipt.",
     ),
     Mutant(
@@ -188,7 +188,7 @@ IN_REDIS: Final = (
         file=f"{LUA}/fill.lua",
         replaced="local looked_at = math.min(missed_at, now)",
         by="local looked_at = now",
-        killed_by=("tests/stores/test_redis_replays.py::test_what_arrives_late_has_lived_for_as_long",),
+        killed_by=("tests/stores/redis/test_replays.py::test_what_arrives_late_has_lived_for_as_long",),
         harm="The key is free in the database and still replayed: the new payment is never made.",
     ),
     Mutant(

@@ -19,7 +19,7 @@ IN_TIERED: Final = (
         "                early = replace(early, state=State.COMPLETED, payload=payload, completed_at=early.requested_at)\n"
         "                self.committed(key, replace(early, remaining=keep, deadline=early.requested_at + keep))\n"
         "            self._telling.complete_and_tell(key, token, payload, keep=keep)\n",
-        killed_by=("tests/stores/test_tiered.py::test_nothing_is_cached_before_the_system_has_committed",),
+        killed_by=("tests/stores/tiered/test_store.py::test_nothing_is_cached_before_the_system_has_committed",),
         harm="The database refuses the commit, and the cache goes on telling everybody that the payment was made.",
     ),
     Mutant(
@@ -47,7 +47,7 @@ IN_TIERED: Final = (
         file="flask_idempotency/stores/tiered.py",
         replaced="if seen.record.payload is not None and not self._withdraw(seen.key, seen.record.fence):",
         by="if False:",
-        killed_by=("tests/stores/test_tiered_unsettled.py::test_an_answer_whose_key_was_freed_is_not_replayed",),
+        killed_by=("tests/stores/tiered/test_unsettled.py::test_an_answer_whose_key_was_freed_is_not_replayed",),
         harm="An operator frees a payment that was never made, and its retries are told that it was.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Every statement about one record, each a function that returns it. `tests/sql/snapshots/` holds the text of each for
+"""Every statement about one record, each a function that returns it. `tests/stores/sql/snapshots/` holds the text of each for
 each database.
 
 A statement is built once for a store, so that SQLAlchemy compiles it once. Those that complete a record are in

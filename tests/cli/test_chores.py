@@ -1,0 +1,308 @@
+"""`flask idempotency reap`, `expire`, `rotate` and `reconcile`: what they do, say, and exit with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from click.testing import Result
+from flask import Flask
+
+from flask_idempotency.cli import maintenance as cli_chores
+from flask_idempotency.engine.capabilities import LONGEST_LOCK_SECONDS
+from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.events import ChoreDone, Reaped, RecordCorrupt
+from flask_idempotency.engine.model import OnLapse
+from flask_idempotency.engine.recovery import Happened, Resolution, UnknownOutcome
+from flask_idempotency.maintenance.janitor import LOCK_SECONDS
+from flask_idempotency.maintenance.rotate import GRACE_SECONDS
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FaultyStore
+from tests.books import book_of
+from tests.cli.test_keys import NEW, OLD, disabled, run, shop
+from tests.web import cases
+from tests.web.apps import FaultyMemory, World, new_world
+
+BOTH = {"new": NEW, "old": OLD}
+
+
+def turned(world: World, ring: Any, **settings: Any) -> World:
+    """The same shop after a restart with this ring."""
+    again = new_world(Flask("tests.web.app"), store=world.store, encryption="on", key_ring=ring, **settings)
+    again.view()(lambda: "paid again")
+    return again
+
+
+def object_of(result: Result) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(result.stdout)
+    return said
+
+
+def test_after_a_rotation_the_old_key_may_go() -> None:
+    """
+    Sealed anew at once; the old data keys go with a run five minutes later, and then nothing needs the old key.
+    """
+    world = shop({"old": OLD})
+    world.post(key="a"), world.post(key="b")
+    world = turned(world, BOTH)
+    first = run(world, "rotate")
+
+    assert (0, True) == (first.exit_code, "Sealed anew: 2." in first.output)
+    assert "Run it once more after 5 minutes" in first.output
+    assert "old  0        1          in use" in run(world, "keys", "status").output
+    world.store.data_keys._room._clock.advance(GRACE_SECONDS)  # type: ignore[attr-defined]
+    second = object_of(run(world, "rotate", "--json"))
+    assert (0, 1, True) == (second["resealed"], second["retired"], second["done"])
+    assert "may go: nothing is sealed under it" in run(world, "keys", "status").output
+    world = turned(world, {"new": NEW})
+    assert ["paid", "paid"] == [world.post(key=key).text for key in ("a", "b")]
+    assert 0 == len(world.told(RecordCorrupt))
+
+
+def test_a_rotation_says_what_it_could_not_open() -> None:
+    """
+    Under a key that is not in the ring; and exits with 1, so that a cron job is heard.
+    """
+    world = shop({"old": OLD})
+    world.post()
+    result = run(turned(world, {"new": NEW}), "rotate")
+
+    assert (1, True) == (result.exit_code, "Cannot be opened: 1." in result.output)
+
+
+def test_a_rotation_that_makes_no_sense_is_refused() -> None:
+    """
+    Each with its remedy.
+    """
+    plain = shop(None, encryption="off")
+    said = run(plain, "rotate")
+    assert (1, True) == (said.exit_code, "set IDEMPOTENCY_ENCRYPTION to on" in said.output)
+    assert 1 == run(disabled(), "rotate", "--json").exit_code
+
+
+def test_a_ledger_that_nobody_touched_is_in_order() -> None:
+    """
+    And exits with 0.
+    """
+    world = shop(None, encryption="off", quota_records=5)
+    world.post()
+    result = run(world, "reconcile")
+
+    assert (0, "Tenants: 1. Ledgers that were wrong, and are right now: 0.\n") == (result.exit_code, result.output)
+
+
+def test_records_that_were_deleted_by_hand_are_told_once() -> None:
+    """
+    With exit code 1, and put right by it.
+    """
+    world = shop(None, encryption="off", quota_records=5)
+    world.post()
+    world.store.ledger._room.records.clear()
+    said = [run(world, "reconcile", "--json") for _ in range(2)]
+
+    assert [1, 0] == [each.exit_code for each in said]
+    assert [(1, 1), (0, 0)] == [(object_of(each)["drifted"], object_of(each)["records"]) for each in said]
+    world.post(key="again")
+    world.store.ledger._room.records.clear()
+    assert "Wrong by 1 records" in run(world, "reconcile").output
+
+
+def test_a_store_that_cannot_do_it_is_said_to_be_so() -> None:
+    """
+    Not every store counts.
+    """
+    world = new_world(Flask("tests.web.app"), store=FaultyStore(MemoryStore()))  # type: ignore[arg-type]
+    result = run(world, "reconcile")
+
+    assert (1, True) == (result.exit_code, "does not count" in result.output)
+
+
+def test_a_store_that_does_not_answer_is_not_said_to_be_in_order() -> None:
+    """
+    Exit code 2: nobody can tell.
+    """
+    world = shop(None, encryption="off", quota_records=5)
+
+    class Silent(FaultyMemory):
+        """Its ledger is not to be had."""
+
+        def __init__(self) -> None:
+            super().__init__(MemoryStore())
+            self.ledger.tenants = self.refuse  # type: ignore[method-assign]
+
+        def refuse(self) -> Any:
+            raise StoreUnavailable("down")
+
+    world = shop(None, store=Silent(), encryption="off", quota_records=5)
+    assert 2 == run(world, "reconcile").exit_code
+
+
+def test_reap_quarantines_what_its_owner_has_left() -> None:
+    """
+    Once: the second time there is nothing to do. What is to be taken over is left to its retry.
+    """
+    world = cases.shop()
+    cases.vanished(world, "a"), cases.vanished(world, "b", on_lapse=OnLapse.TAKEOVER)
+    early = object_of(run(world, "reap", "--json"))
+    world.clock.advance(cases.LEASE + 1)
+    said = [run(world, "reap", "--json") for _ in range(2)]
+
+    assert [0, 0] == [each.exit_code for each in said]
+    assert [(0, 0), (1, 1), (0, 1)] == [
+        (told["quarantined"], told["waiting"]) for told in (early, *map(object_of, said))
+    ]
+    assert 1 == len(world.told(Reaped))
+    assert "To be taken over by their next retries: 1." in run(world, "reap").output
+
+
+def test_reap_asks_resolvers_and_says_what_they_knew() -> None:
+    """
+    And exits with 1 when one of them failed, so that a cron job is heard.
+    """
+    world = cases.shop()
+    answers = iter((Happened(("paid", 201)), ZeroDivisionError()))
+
+    def resolver(unknown: UnknownOutcome) -> Resolution:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    world.idempotency.resolver("pay")(resolver)
+    cases.lapsed(world, "a"), cases.lapsed(world, "b")
+    told = run(world, "reap")
+
+    assert 1 == told.exit_code
+    assert "Resolvers were asked about 2: 1 completed, 0 released, 0 unknown still, 1 failed." in told.output
+    assert "The log says which resolver failed" in told.output
+
+
+def test_expire_removes_what_is_over() -> None:
+    """
+    And nothing that is in progress or quarantined.
+    """
+    world = cases.shop()
+    cases.paid(world, "a"), cases.paid(world, "b"), cases.vanished(world, "c")
+    world.clock.advance(24 * 3600)
+    told = run(world, "expire")
+
+    assert (0, "Removed, because their time was over: 2.\n") == (told.exit_code, told.output)
+    assert [None, None] == [cases.record(world, key) for key in "ab"]
+    assert cases.record(world, "c") is not None
+
+
+@pytest.mark.parametrize("chore", ("reap", "expire", "rotate", "reconcile"))
+def test_a_chore_by_hand_is_written_down_and_told(chore: str) -> None:
+    """
+    As a janitor's is: whoever relies on cron is not warned that none comes.
+    """
+    world = shop({"new": NEW}, quota_records=5)
+
+    assert 0 == run(world, chore).exit_code
+    assert [chore] == list(book_of(world.app).last())
+    assert [chore] == [event.operation for event in world.told(ChoreDone) if isinstance(event, ChoreDone)]
+
+
+@pytest.mark.parametrize("chore", ("reap", "expire", "rotate", "reconcile"))
+def test_a_chore_that_somebody_is_at_is_left_to_them(chore: str) -> None:
+    """
+    Which is in order: cron may come while the janitor is at work.
+    """
+    world = shop({"new": NEW}, quota_records=5)
+    assert book_of(world.app).take(chore, b"another", lease=60)
+    told = run(world, chore)
+
+    assert (0, True) == (told.exit_code, told.output.startswith("Somebody else is at it just now"))
+    assert {"busy": True} == object_of(run(world, chore, "--json"))
+    assert ({}, []) == (book_of(world.app).last(), world.told(ChoreDone))
+    book_of(world.app).give_back(chore, b"another")
+    assert not object_of(run(world, chore, "--json"))["busy"]
+
+
+@pytest.mark.parametrize(("budget", "lease"), (((), 360.0), (("--budget", "7"), 67.0)), ids=("usual", "given"))
+def test_a_chore_that_is_killed_keeps_the_others_out_no_longer_than_its_budget(
+    budget: tuple[str, ...], lease: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Its lock ends a minute after it. One without an end would be no lock but a halt.
+    """
+    world, leases = cases.shop(), list[float]()
+    take = type(world.store.chores).take
+
+    def taken(self: Any, chore: str, token: bytes, *, lease: float) -> bool:
+        leases.append(lease)
+        return take(self, chore, token, lease=lease)
+
+    monkeypatch.setattr(type(world.store.chores), "take", taken)
+
+    assert (0, [lease]) == (run(world, "reap", *budget).exit_code, leases)
+
+
+@pytest.mark.parametrize("chore", ("reap", "expire", "rotate", "reconcile"))
+def test_no_budget_is_longer_than_a_lock_may_last(chore: str) -> None:
+    """
+    A longer one would be taken for another clock's, and the janitor would begin beside it.
+    """
+    world = shop({"new": NEW}, quota_records=5)
+
+    longest, longer = (run(world, chore, "--budget", budget) for budget in ("7000", "7001"))
+
+    assert 7000 + LOCK_SECONDS < LONGEST_LOCK_SECONDS
+    assert (0, 2) == (longest.exit_code, longer.exit_code), longest.output
+    assert "7001" in longer.stderr
+
+
+def test_a_chore_whose_budget_ended_says_so() -> None:
+    """
+    It is no fault, and it is to be run again.
+    """
+    world = cases.shop()
+    for number in range(3):
+        cases.paid(world, str(number))
+    world.clock.advance(24 * 3600)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli_chores, "hurried", lambda drain, budget, told: replace(drain, batch=1, budget=0.0, told=told))
+        told = [run(world, "expire"), run(world, "expire", "--json")]
+
+    assert (0, True) == (told[0].exit_code, "Its budget ended before it was finished: run it again." in told[0].output)
+    assert not object_of(told[1])["finished"]
+
+
+@pytest.mark.parametrize(
+    ("chore", "why"),
+    (
+        ("reap", "cannot be searched for claims"),
+        ("expire", "ends things by itself"),
+        ("rotate", "set IDEMPOTENCY_ENCRYPTION to on"),
+        ("reconcile", "does not count"),
+    ),
+)
+def test_a_chore_that_a_store_gives_no_work_for_is_refused(chore: str, why: str) -> None:
+    world = new_world(Flask("tests.web.app"), store=FaultyStore(MemoryStore()))  # type: ignore[arg-type]
+
+    assert why in cases.refusal(run(world, chore))
+    assert "IDEMPOTENCY_ENABLED is False" in cases.refusal(run(disabled(), chore))
+
+
+def test_without_quotas_there_is_nothing_to_reconcile() -> None:
+    assert "Quotas are off" in cases.refusal(run(cases.shop(), "reconcile"))
+
+
+@pytest.mark.parametrize("chore", ("reap", "expire", "rotate"))
+def test_a_store_that_is_away_is_exit_code_2(chore: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Nobody can tell how much of it is done; it is safe to run again.
+    """
+    world = shop({"new": NEW})
+
+    def down(*_: Any, **__: Any) -> Any:
+        raise StoreUnavailable("no answer")
+
+    store = world.store
+    for port, method in ((store.unsettled, "stale"), (store.expiry, "sweep"), (store.answers, "walk")):
+        monkeypatch.setattr(type(port), method, down)
+
+    assert (2, {"error": "no answer"}) == ((told := run(world, chore, "--json")).exit_code, object_of(told))

@@ -1,0 +1,143 @@
+"""What the memory store promises besides the contract, which `test_contract.py` runs on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import InFlight
+from flask_idempotency.stores.memory import DROPPED_PER_CLAIM, MemoryStore
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
+from flask_idempotency.testing.doubles import FrozenClock
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def store(clock: FrozenClock) -> MemoryStore:
+    return MemoryStore(clock)
+
+
+def test_expired_records_are_dropped(clock: FrozenClock, store: MemoryStore) -> None:
+    """
+    A process that serves keys for months holds those that can still be replayed, and not all that ever were.
+    """
+    for _ in range(100):
+        complete_one(store)
+    clock.advance(KEEP)
+    for _ in range(30):
+        complete_one(store)
+
+    assert held(store) == 30
+
+
+def test_no_claim_pays_for_all_that_expired(clock: FrozenClock, store: MemoryStore) -> None:
+    """
+    A thousand answers that end in the same second are dropped a few at a time.
+    """
+    for _ in range(1000):
+        complete_one(store)
+    clock.advance(KEEP)
+
+    complete_one(store)
+
+    assert held(store) == 1001 - DROPPED_PER_CLAIM
+
+
+def test_a_key_that_was_used_again_is_not_dropped_with_its_former_life(clock: FrozenClock, store: MemoryStore) -> None:
+    """
+    The note to drop a key may come up when the key is long somebody else's.
+    """
+    key = complete_one(store)
+    clock.advance(KEEP)
+    complete_one(store, key)
+    clock.advance(KEEP / 2)
+    complete_one(store)
+
+    assert store.read(key) is not None
+
+
+def test_an_empty_store_is_true(store: MemoryStore) -> None:
+    """
+    `store or default` must not put another one in its place until somebody has claimed.
+    """
+    assert bool(store)
+
+
+FORK_WHILE_LOCKED = """
+import os, signal, threading
+from flask_idempotency.engine.model import Claimed
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
+
+parent, inside, forked = os.getpid(), threading.Event(), threading.Event()
+
+def clock():
+    if os.getpid() == parent:
+        inside.set()
+        assert forked.wait(30)
+    return 1_000_000.0
+
+def claims():
+    return isinstance(store.claim(a_request(a_key()), token=a_token(), lease=LEASE), Claimed)
+
+store = MemoryStore(clock)
+thread = threading.Thread(target=claims)
+thread.start()
+assert inside.wait(30)
+child = os.fork()
+if child == 0:
+    signal.alarm(10)
+    os._exit(0 if claims() else 1)
+forked.set()
+thread.join()
+_, status = os.waitpid(child, 0)
+print("claimed" if status == 0 else f"ended with {status}")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
+    """
+    Whoever held the lock in that moment does not exist in the child, and could never give it back there.
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK_WHILE_LOCKED],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.stdout, done.stderr) == ("claimed\n", "")
+
+
+def test_without_a_clock_it_keeps_its_own_steady_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    An operator who sets the host's clock ahead does not end everybody's lease.
+    """
+    store = MemoryStore()
+    key = a_key()
+    granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+    ahead = time.time() + 86400
+    monkeypatch.setattr(time, "time", lambda: ahead)
+
+    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), InFlight)
+
+
+def held(store: MemoryStore) -> int:
+    return len(store._room.records)
+
+
+def complete_one(store: MemoryStore, key: StorageKey | None = None) -> StorageKey:
+    key, token = key or a_key(), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+    return key

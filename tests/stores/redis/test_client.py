@@ -1,0 +1,364 @@
+"""How a client is made or accepted, what is asked of the server at the start, and that a line is never misread."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import fakeredis
+import pytest
+import redis
+import redis.asyncio
+
+from example_app.demo.servers import RedisServer
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.model import Claimed
+from flask_idempotency.stores.redis.client import CONNECT_SECONDS, REPLY_SECONDS, make_client
+from flask_idempotency.stores.redis.cluster import Cluster
+from flask_idempotency.stores.redis.connection import OwnLine
+from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.stores.redis.urls import several
+from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
+from tests.forgiving import redis_store
+from tests.lab.redis import StartRedis
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def own(redis_server: RedisServer) -> Iterator[RedisStore]:
+    store = redis_store(redis_server.url)
+    yield store
+    store.close()
+
+
+def test_a_client_of_ours_neither_waits_nor_retries_for_ever() -> None:
+    """
+    redis-py's own defaults are ten silent retries, and once were no time-out at all. Ours are the line's alone.
+    """
+    with make_client("redis://127.0.0.1:1/0") as client:
+        options = client.connection_pool.connection_kwargs
+
+    assert (options["socket_connect_timeout"], options["socket_timeout"]) == (CONNECT_SECONDS, REPLY_SECONDS)
+    assert options["retry"].get_retries() == 0
+
+
+def test_what_the_url_says_goes_first() -> None:
+    """
+    Time-outs can be set where the server is named.
+    """
+    with make_client("redis://127.0.0.1:1/3?socket_timeout=0.5") as client:
+        options = client.connection_pool.connection_kwargs
+
+    assert (options["socket_timeout"], options["db"]) == (0.5, 3)
+
+
+def test_the_pool_takes_unread_bytes_for_what_they_are() -> None:
+    """
+    With maintenance messages on, redis-py hands out connections that have something to read: a message, it supposes.
+    """
+    with make_client("redis://127.0.0.1:1/0") as client:
+        assert not client.connection_pool.maint_notifications_enabled()
+
+
+UNREADABLE = (
+    "http://127.0.0.1",
+    "redis://127.0.0.1:port/0",
+    "127.0.0.1:6379",
+    "redis://127.0.0.1/0?no_such_option=1",
+    "redis+cluster://",
+    "redis+cluster://a,,b",
+    "redis+cluster://a:0",
+    "redis+cluster://a/1",
+    "redis+cluster://a?db=1",
+    "redis+cluster://a?no_such_option=1",
+    "redis+sentinel://a,b",
+    "redis+sentinel://a/payments/zero",
+    "redis+sentinel://a/payments/0/1",
+    "redis+sentinel://a/payments?sentinel_no_such_option=1",
+)
+
+
+@pytest.mark.parametrize("url", UNREADABLE)
+def test_a_url_that_names_no_server_is_refused(url: str) -> None:
+    """
+    With examples of what would.
+    """
+    with pytest.raises(ConfigurationError, match="rediss://host:6379/0"):
+        redis_store(url)
+
+
+WITH_PASSWORDS = (
+    "redis://:p4ss/w0rd@host",
+    "redis://[p4ss@host",
+    "redis://:p4ss@host?db=w0rd",
+    "redis+cluster://:p4ss/w0rd@host:6379",
+    "redis+cluster://user:4444/w0rd@host",
+    "redis+cluster://:p4ss#w0rd@host",
+    "redis+sentinel://user:4444/w0rd@host/payments",
+    "redis+sentinel://p4ss:4444/w0rd@host",
+    "redis+sentinel://:p4ss@host/payments/w0rd",
+    "redis+sentinel://:p4ss@[host/payments",
+)
+
+
+@pytest.mark.parametrize("url", WITH_PASSWORDS)
+def test_a_refused_url_keeps_its_password_to_itself(url: str) -> None:
+    """
+    A start-up error ends up in logs and on screens. What was mistaken for a port is half of the password.
+    """
+    with pytest.raises(ConfigurationError) as raised:
+        redis_store(url)
+
+    told = "".join(traceback.format_exception(raised.value))
+    assert [secret for secret in ("p4ss", "w0rd") if secret in told] == []
+
+
+def test_several_servers_are_read_as_they_are_written() -> None:
+    """
+    With the ports that each of them has when it is told of none, and addresses of either kind.
+    """
+    cluster = several("rediss+cluster://u:p%40@a:7000,[::1]:7001,b/?socket_timeout=2")
+    sentinels = several("redis+sentinel://a,[fe80::1%25eth0]/pay%20ments/3")
+
+    assert (("a", 7000), ("::1", 7001), ("b", 6379)) == cluster.addresses
+    assert (True, "cluster", (), "rediss://u:p%40@localhost/?socket_timeout=2") == (
+        cluster.tls,
+        cluster.kind,
+        cluster.path,
+        cluster.single,
+    )
+    assert (("a", 26379), ("fe80::1%25eth0", 26379)) == sentinels.addresses
+    assert (False, "sentinel", ("pay ments", "3")) == (sentinels.tls, sentinels.kind, sentinels.path)
+    assert "p%40" not in repr(cluster)
+
+
+def test_sentinels_have_credentials_of_their_own() -> None:
+    """
+    Those of Redis are for Redis: Sentinels are asked about it, and have no business with its password.
+    """
+    url = "rediss+sentinel://app:secret@a,b/payments/2?sentinel_username=s&sentinel_password=t&ssl_ca_certs=/ca&protocol=3"
+    with make_client(url) as client:
+        redis_has, pool = client.connection_pool.connection_kwargs, client.connection_pool
+        theirs = [each.connection_pool for each in pool.sentinel_manager.sentinels]
+
+    assert ("app", "secret", 2) == tuple(redis_has[name] for name in ("username", "password", "db"))
+    assert "sentinel_password" not in redis_has
+    for their in theirs:
+        assert ("s", "t", "/ca") == tuple(
+            their.connection_kwargs[name] for name in ("username", "password", "ssl_ca_certs")
+        )
+        assert issubclass(their.connection_class, redis.SSLConnection)
+    assert issubclass(pool.connection_class, redis.SSLConnection)
+
+
+@pytest.mark.parametrize("url", ("redis+cluster://a?protocol=3", "redis+sentinel://a/payments?protocol=3"))
+def test_several_servers_wait_and_retry_no_longer_than_one(url: str) -> None:
+    """
+    Nor are unread bytes of theirs taken for messages.
+    """
+    client = make_client(url)
+    pool = client.any_pool if isinstance(client, Cluster) else client.connection_pool
+    options = pool.connection_kwargs
+
+    assert (options["socket_connect_timeout"], options["socket_timeout"]) == (CONNECT_SECONDS, REPLY_SECONDS)
+    assert options["retry"].get_retries() == 0
+    assert not pool.maint_notifications_enabled()
+
+
+def test_a_client_for_asyncio_is_refused() -> None:
+    """
+    Its calls return promises; a Flask view cannot wait for them.
+    """
+    with pytest.raises(ConfigurationError, match=r"redis\.Redis"):
+        redis_store(redis.asyncio.Redis())
+
+
+def test_what_is_no_client_is_refused() -> None:
+    """
+    By the name of its class.
+    """
+    with pytest.raises(ConfigurationError, match="PosixPath"):
+        redis_store(Path("/run/redis.sock"))
+
+
+def test_closing_leaves_a_borrowed_client_alone(redis_client: redis.Redis) -> None:
+    """
+    It belongs to the application.
+    """
+    store = redis_store(redis_client)
+    redis_client.ping()
+    held = redis_client.connection_pool.get_connection()
+    store.close()
+
+    assert held.is_connected
+    redis_client.connection_pool.release(held)
+
+
+@pytest.mark.parametrize("policy", ("allkeys-lru", "allkeys-lfu", "volatile-lru", "volatile-ttl", "volatile-random"))
+def test_a_server_that_evicts_is_refused(start_redis: StartRedis, redis_kind: str, policy: str) -> None:
+    """
+    An evicted answer is a payment made twice. Evicting only what has a TTL evicts answers first.
+    """
+    store = redis_store(start_redis(redis_kind, "--maxmemory-policy", policy).url)
+
+    with pytest.raises(ConfigurationError, match=f"{policy}.*Set maxmemory-policy to noeviction"):
+        store.check()
+    store.close()
+
+
+def test_a_server_that_keeps_everything_is_fine(own: RedisStore, caplog: pytest.LogCaptureFixture) -> None:
+    """
+    And nothing is said about it.
+    """
+    own.check()
+
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("decode", (True, False))
+def test_a_borrowed_client_is_checked_too(start_redis: StartRedis, redis_kind: str, decode: bool) -> None:
+    """
+    Whichever way it reads its answers.
+    """
+    server = start_redis(redis_kind, "--maxmemory-policy", "allkeys-lru")
+    with redis.Redis.from_url(server.url, decode_responses=decode) as client, pytest.raises(ConfigurationError):
+        redis_store(client).check()
+
+
+def test_a_server_that_will_not_tell_is_warned_of(
+    redis_server: RedisServer, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    Managed services may hide INFO. The operator is told what to make sure of; the application starts.
+    """
+    redis_client.acl_setuser("app", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-info"])
+    store = redis_store(f"redis://app:pw@127.0.0.1:{redis_server.port}/0")
+
+    store.check()
+    redis_client.acl_deluser("app")
+    store.close()
+
+    assert [(record.levelno, "noeviction" in record.getMessage()) for record in caplog.records] == [
+        (logging.WARNING, True)
+    ]
+
+
+def test_a_server_that_is_down_does_not_keep_the_application_from_starting(caplog: pytest.LogCaptureFixture) -> None:
+    """
+    It may come up a second later. Until it does, requests with a key are refused.
+    """
+    redis_store("redis://127.0.0.1:1/0").check()
+
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_a_fake_server_can_be_checked(caplog: pytest.LogCaptureFixture) -> None:
+    """
+    It has no INFO to look at; an application under test starts nevertheless.
+    """
+    redis_store(fakeredis.FakeRedis()).check()
+
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+class Interrupted(BaseException):
+    """As a signal raises it in the middle of anything."""
+
+
+def test_a_connection_with_an_unread_answer_is_never_used_again(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A worker that is interrupted between a question and its answer must not give that answer to the next question:
+    that would be another customer's payment.
+    """
+    with make_client(redis_server.url) as client:
+        line = OwnLine(client)
+        assert line("ECHO", "first") == b"first"
+        connection = client.connection_pool.get_connection()
+        client.connection_pool.release(connection)
+
+        def interrupted(*args: object, **options: object) -> None:
+            raise Interrupted
+
+        with monkeypatch.context() as patch:
+            patch.setattr(connection, "read_response", interrupted)
+            with pytest.raises(Interrupted):
+                line("ECHO", "somebody else's")
+        assert not connection.is_connected
+
+        assert line("ECHO", "mine") == b"mine"
+
+
+def test_an_answer_that_is_an_error_does_not_cost_the_connection(redis_server: RedisServer) -> None:
+    """
+    The question was answered: nothing is left on the line.
+    """
+    with make_client(redis_server.url) as client:
+        line = OwnLine(client)
+        before = line("CLIENT", "ID")
+        with pytest.raises(redis.exceptions.NoScriptError):
+            line("EVALSHA", "0" * 40, "0")
+
+        assert line("CLIENT", "ID") == before
+
+
+FORK = """
+import os, sys
+from flask_idempotency.engine.model import Claimed
+from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
+from tests.forgiving import redis_store
+
+store = redis_store(sys.argv[1])
+
+def claims():
+    for _ in range(200):
+        key, token = a_key(), a_token()
+        assert isinstance(store.claim(a_request(key), token=token, lease=LEASE), Claimed)
+        assert store.read(key).token == token
+
+claims()
+children = []
+for _ in range(2):
+    child = os.fork()
+    if child == 0:
+        try:
+            claims()
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    children.append(child)
+claims()
+sys.exit(max(os.waitpid(child, 0)[1] for child in children) != 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_forked_workers_do_not_share_connections(redis_server: RedisServer) -> None:
+    """
+    gunicorn with preload_app forks after the store was made and used: parent and children then talk at once.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, redis_server.url],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_store_can_be_used_from_the_moment_it_is_made(own: RedisStore) -> None:
+    """
+    Nothing has to be called first.
+    """
+    assert isinstance(own.claim(a_request(a_key()), token=a_token(), lease=LEASE), Claimed)

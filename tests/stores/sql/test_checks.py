@@ -1,0 +1,482 @@
+"""What is wrong with a database is said in sentences that name the remedy, and nothing is changed by looking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, create_engine, event, text
+
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.stores.sql.admin import schema_check
+from flask_idempotency.stores.sql.admin.schema_check import SqlSchema, advice, faults
+from flask_idempotency.stores.sql.database import Database
+from flask_idempotency.stores.sql.migrations import upgrade
+from flask_idempotency.stores.sql.schema import FENCE_NUMBERS, metadata
+from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.testing.contract.support import a_key
+from tests.stores.sql.conftest import MakeEngine, on_postgresql, on_sqlite
+
+FENCES = "idempotency_fence_numbers_number_seq"
+FENCE_FROM_ONE = f"SELECT setval('{FENCES}', 1, false)"
+USED = [name for name in metadata.tables if name != FENCE_NUMBERS]
+TABLES = ", ".join(USED)
+UPGRADE = "Run `flask idempotency db upgrade`"
+
+
+class Holder:
+    """What has engines, as the store's database does: one and the same, here."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = self.base = engine
+
+
+@pytest.fixture
+def engine(make_engine: MakeEngine) -> Engine:
+    """With the tables, and everything in order."""
+    engine = make_engine()
+    if engine.dialect.name == "sqlite":
+        execute(engine, "PRAGMA journal_mode = WAL")
+    upgrade(engine)
+    return engine
+
+
+def execute(engine: Engine, *statements: str) -> None:
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+def found(engine: Engine) -> list[str]:
+    with engine.connect() as connection:
+        return faults(connection)
+
+
+def advised(engine: Engine) -> list[str]:
+    with engine.connect() as connection:
+        return advice(connection)
+
+
+def test_a_database_in_order_has_no_faults(engine: Engine) -> None:
+    """
+    As the upgrade leaves it.
+    """
+    assert ([], []) == (found(engine), advised(engine))
+
+
+def test_missing_tables_are_one_fault(engine: Engine) -> None:
+    """
+    Not one for each table, column and index of them.
+    """
+    metadata.drop_all(engine)
+
+    (fault,) = found(engine)
+
+    assert fault.startswith("The idempotency tables are not in this database. Run `flask idempotency db upgrade`, or")
+
+
+@pytest.mark.parametrize("table", list(metadata.tables))
+def test_a_missing_table_is_named(engine: Engine, table: str) -> None:
+    """
+    Somebody dropped it: the others are still there.
+    """
+    execute(engine, f"DROP TABLE {table}")
+
+    (fault,) = found(engine)
+
+    assert fault.startswith(f"The table {table} is not in this database. {UPGRADE}")
+
+
+def test_missing_tables_are_named_where_others_are_there(engine: Engine) -> None:
+    """
+    Made by an older release, or dropped.
+    """
+    execute(engine, "DROP TABLE idempotency_quota", "DROP TABLE idempotency_tenants")
+
+    (fault,) = found(engine)
+
+    assert fault.startswith("The tables idempotency_tenants, idempotency_quota are not in this database. Run `flask")
+
+
+def test_an_older_schema_is_a_fault(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    One that lacks what a later release needs.
+    """
+    monkeypatch.setattr(schema_check, "LATEST", 2)
+    execute(engine, "DROP INDEX idempotency_expired_leases")
+
+    (fault,) = found(engine)
+
+    assert fault.startswith(f"The idempotency tables are at version 1 and this release needs 2. {UPGRADE}")
+    assert "`flask db migrate`, `flask db upgrade`" in fault
+
+
+def test_a_schema_is_not_older_for_want_of_a_version(engine: Engine) -> None:
+    """
+    Alembic writes no rows. What it made is judged by what is there.
+    """
+    execute(engine, "DELETE FROM idempotency_meta")
+
+    assert [] == found(engine)
+
+
+def test_a_newer_schema_is_a_fault(engine: Engine) -> None:
+    """
+    And the only one: this release cannot say what else is right or wrong about it.
+    """
+    execute(engine, "UPDATE idempotency_meta SET value = 99 WHERE name = 'schema_version'")
+    execute(engine, "DROP INDEX idempotency_expired_leases")
+
+    (fault,) = found(engine)
+
+    assert "version 99, which is newer than this release knows (1). Install the release" in fault
+
+
+def test_a_missing_column_is_a_fault_that_no_upgrade_mends(engine: Engine) -> None:
+    """
+    A column that were added anew would be empty, and what it held is what replays.
+    """
+    execute(engine, "ALTER TABLE idempotency_records RENAME COLUMN principal TO subject")
+    upgrade(engine)
+
+    (fault,) = found(engine)
+
+    assert fault.startswith("The column idempotency_records.principal is not in this database: ")
+    assert "Restore it" in fault
+
+
+@pytest.mark.parametrize("index", ("idempotency_expired_leases", "idempotency_expiry", "idempotency_unfinished"))
+def test_a_missing_index_is_a_fault(engine: Engine, index: str) -> None:
+    """
+    Chores would read the whole table, and claims under a quota.
+    """
+    execute(engine, f"DROP INDEX {index}")
+
+    (fault,) = found(engine)
+
+    assert f"The index {index} is not in this database" in fault
+    assert UPGRADE in fault
+
+
+@on_postgresql
+def test_a_missing_sequence_is_a_fault(engine: Engine) -> None:
+    """
+    Somebody dropped it: Alembic's autogenerate makes it with its table.
+    """
+    execute(engine, "DROP SEQUENCE idempotency_fence_numbers_number_seq CASCADE")
+
+    (fault,) = found(engine)
+
+    assert fault.startswith("The sequence idempotency_fence_numbers_number_seq is not in this database")
+
+
+@on_postgresql
+def test_fences_that_count_from_one_are_a_fault_where_no_claim_can_lift_them(engine: Engine, teller: Engine) -> None:
+    """
+    Whoever may set the sequence does so at the first claim.
+    """
+    execute(engine, FENCE_FROM_ONE)
+
+    assert [] == found(engine)
+    (fault,) = found(teller)
+
+    assert fault.startswith("The fences of this database count from one")
+    assert f"grant UPDATE on the sequence {FENCES}" in fault
+    upgrade(engine)
+    assert [] == found(teller)
+
+
+IN_USE = {
+    "sealed": "INSERT INTO idempotency_data_keys (tenant_id, number, wrapping_key_id, wrapped_key, created_at)"
+    " VALUES ('t', 1, 'k', 'w', 1)",
+    "cached": "INSERT INTO idempotency_meta (name, value) VALUES ('cached_since', 1)",
+}
+
+
+@pytest.mark.parametrize("answers", ("sealed", "cached"))
+def test_a_lost_number_is_a_fault_where_answers_depend_on_it(engine: Engine, answers: str) -> None:
+    """
+    Another one would make them unreadable without a word.
+    """
+    execute(engine, "DELETE FROM idempotency_meta WHERE name = 'store'")
+    assert [] == found(engine)
+    execute(engine, IN_USE[answers])
+
+    (fault,) = found(engine)
+    store = SqlStore(Database(engine))
+    with pytest.raises(ConfigurationError, match="has lost the number"):
+        store.identity()
+    store.close()
+
+    assert fault.startswith("This database has lost the number that its sealed or cached answers belong to.")
+    upgrade(engine)
+    assert [] == found(engine)
+
+
+@pytest.fixture
+def teller(engine: Engine, make_engine: MakeEngine) -> Iterator[Engine]:
+    """The same database, for a role that may do what docs/sql.md asks for, and no more."""
+    role = f"teller_{engine.url.database}"
+    execute(
+        engine,
+        f"CREATE ROLE {role} LOGIN",
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON {TABLES} TO {role}",
+        f"GRANT USAGE ON SEQUENCE idempotency_fence_numbers_number_seq TO {role}",
+    )
+    yield make_engine(engine.url.set(username=role).render_as_string(), isolation_level="AUTOCOMMIT")
+    execute(engine, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def revoke(engine: Engine, rights: str, *, of: Engine) -> None:
+    execute(engine, f"REVOKE {rights} FROM {of.url.username}")
+
+
+@on_postgresql
+def test_a_role_with_the_rights_that_are_documented_is_in_order(teller: Engine) -> None:
+    """
+    It need not be the tables' owner, nor read the sequence.
+    """
+    assert [] == found(teller)
+
+
+@on_postgresql
+def test_whoever_may_change_the_sequence_may_count(engine: Engine, teller: Engine) -> None:
+    """
+    PostgreSQL asks for one of two rights.
+    """
+    revoke(engine, "USAGE ON SEQUENCE idempotency_fence_numbers_number_seq", of=teller)
+    execute(engine, f"GRANT UPDATE ON SEQUENCE idempotency_fence_numbers_number_seq TO {teller.url.username}")
+
+    assert [] == found(teller)
+
+
+@on_postgresql
+@pytest.mark.parametrize("table", USED)
+@pytest.mark.parametrize("right", ("SELECT", "INSERT", "UPDATE", "DELETE"))
+def test_each_right_that_a_role_lacks_is_named(engine: Engine, teller: Engine, right: str, table: str) -> None:
+    """
+    Whatever docs/sql.md asks for: what is not missed today is missed by some request to come.
+    """
+    revoke(engine, f"{right} ON {table}", of=teller)
+
+    (fault,) = found(teller)
+
+    assert fault.startswith("The database's role may not use the tables of idempotency records: grant it SELECT, ")
+    assert fault.endswith(f"It lacks {right} on {table}.")
+
+
+@on_postgresql
+def test_a_role_that_may_not_count_is_told_so(engine: Engine, teller: Engine) -> None:
+    """
+    And not that fences start from one: what cannot be seen is not reported as if it had been.
+    """
+    revoke(engine, "USAGE ON SEQUENCE idempotency_fence_numbers_number_seq", of=teller)
+
+    (fault,) = found(teller)
+
+    assert fault.endswith("It lacks USAGE on idempotency_fence_numbers_number_seq.")
+
+
+@on_postgresql
+def test_a_role_without_any_right_is_told_what_a_request_would_be(engine: Engine, teller: Engine) -> None:
+    """
+    In the same words. That its version cannot be read is no outage.
+    """
+    execute(engine, f"DROP OWNED BY {teller.url.username}")
+    store = SqlStore(Database(teller))
+
+    (fault,) = SqlSchema(Holder(teller)).faults()
+    with pytest.raises(ConfigurationError) as raised:
+        store.read(a_key())
+    store.close()
+
+    lacking = "".join(f"SELECT, INSERT, UPDATE, DELETE on {table}; " for table in USED)
+    assert fault == f"T{str(raised.value)[1:]}. It lacks {lacking}USAGE on idempotency_fence_numbers_number_seq."
+
+
+@on_postgresql
+def test_what_else_is_wrong_is_said_to_a_role_that_may_read(engine: Engine, teller: Engine) -> None:
+    """
+    One look shows all there is to mend.
+    """
+    execute(engine, "DROP INDEX idempotency_expired_leases")
+    revoke(engine, "DELETE ON idempotency_records", of=teller)
+
+    rights, index = found(teller)
+
+    assert rights.endswith("It lacks DELETE on idempotency_records.")
+    assert index.startswith("The index idempotency_expired_leases ")
+
+
+@on_postgresql
+def test_commits_that_may_be_lost_are_a_fault(engine: Engine, make_engine: MakeEngine) -> None:
+    """
+    A claim that was acknowledged and then forgotten is a payment that runs again.
+    """
+    careless = make_engine(connect_args={"options": "-c synchronous_commit=off"})
+
+    (fault,) = found(careless)
+
+    assert fault.startswith("synchronous_commit is off here")
+
+
+@on_sqlite
+def test_a_journal_that_is_not_written_ahead_is_a_fault(engine: Engine) -> None:
+    """
+    Readers and writers would keep each other waiting.
+    """
+    execute(engine, "PRAGMA journal_mode = DELETE")
+
+    (fault,) = found(engine)
+
+    assert "journal_mode delete" in fault
+
+
+@on_sqlite
+def test_a_log_that_is_not_flushed_is_a_fault(engine: Engine) -> None:
+    """
+    It is set for each connection, so that of the store is looked at.
+    """
+
+    with engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA synchronous = NORMAL")
+        (fault,) = faults(connection)
+
+    assert "PRAGMA synchronous below FULL" in fault
+
+
+@on_postgresql
+def test_another_isolation_is_advice_and_no_fault(engine: Engine, make_engine: MakeEngine) -> None:
+    """
+    It costs repetitions, not correctness.
+    """
+    strict = make_engine(connect_args={"options": "-c default_transaction_isolation=serializable"})
+
+    assert [] == found(strict)
+    (sentence,) = advised(strict)
+    assert sentence.startswith("default_transaction_isolation is 'serializable' here")
+
+
+def test_looking_changes_nothing(engine: Engine) -> None:
+    """
+    Only reads are sent: behind a pooler, whatever else was set would be somebody else's next.
+    """
+    sent: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2].split()[0]))
+
+    found(engine)
+    advised(engine)
+
+    assert {"SELECT", "PRAGMA"} >= set(sent)
+
+
+def test_the_port_does_all_of_it(make_engine: MakeEngine) -> None:
+    """
+    On an engine that commits each statement, as the store's is.
+    """
+    engine = make_engine(isolation_level="AUTOCOMMIT")
+    if engine.dialect.name == "sqlite":
+        execute(engine, "PRAGMA journal_mode = WAL")
+    schema = SqlSchema(Holder(engine))
+
+    before, done, after = schema.faults(), schema.upgrade(), schema.faults()
+
+    assert (1, 1, [], []) == (len(before), len(done), after, schema.advice())
+
+
+@pytest.mark.parametrize("verb", ("upgrade", "faults", "advice"))
+@pytest.mark.parametrize("password", ("s3cret", "a b/c@d"))
+@on_postgresql
+def test_a_database_that_is_down_is_told_without_its_password(
+    make_engine: MakeEngine, verb: str, password: str
+) -> None:
+    """
+    Drivers quote what they were given.
+    """
+    engine = make_engine()
+    url = engine.url.set(password=password, port=1)
+    schema = SqlSchema(Holder(make_engine(url.render_as_string(hide_password=False))))
+
+    with pytest.raises(StoreUnavailable, match=r"^The database 'test_\w+' on 127.0.0.1: ") as raised:
+        getattr(schema, verb)()
+
+    assert (False, True) == (password in str(raised.value), raised.value.__suppress_context__)
+
+
+@on_postgresql
+@pytest.mark.parametrize("spelling", ("a b/c@d", "a+b%2Fc%40d", "a%20b%2Fc%40d"))
+def test_what_a_driver_quotes_is_blotted_out(make_engine: MakeEngine, spelling: str) -> None:
+    """
+    However it spells the password.
+    """
+    engine = make_engine()
+    engine = make_engine(engine.url.set(password="a b/c@d").render_as_string(hide_password=False))
+
+    @event.listens_for(engine, "do_connect")
+    def refuse(*_: object) -> None:
+        raise psycopg.OperationalError(f'missing "=" after "{spelling}"\nin the connection string')
+
+    with pytest.raises(StoreUnavailable, match=r': missing "=" after "\*\*\*"\.$'):
+        SqlSchema(Holder(engine)).upgrade()
+
+
+@pytest.mark.parametrize(
+    "password", ("p@ss/w", "p@ss", "p@s?s", "p@s?x=s", "p@ss:5/w", "p@/ss", "p@[s]/w", "p@ss#w", "p/@ss", "p@s?a=1&&")
+)
+def test_no_piece_of_a_password_is_taken_for_a_place(password: str) -> None:
+    """
+    A URL is split at its first @. What drivers quote as host and database is then the rest of the password.
+    """
+    engine = create_engine(f"postgresql+psycopg://shop:{password}@db/shop")
+
+    @event.listens_for(engine, "do_connect")
+    def refuse(*_: object) -> None:
+        raise psycopg.OperationalError(f'failed to resolve "{engine.url.host}", or no "{engine.url.database}"')
+
+    with pytest.raises(StoreUnavailable) as raised:
+        SqlSchema(Holder(engine)).faults()
+
+    assert (
+        "The database (not named here, because its URL may be torn in the middle of a password: write @ in it as %40, "
+        "/ as %2F, ? as %3F and % as %25): OperationalError."
+    ) == str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    (
+        ("postgresql+psycopg://shop:p%40ss%2Fw@db.example-1.net/shop_2", "'shop_2' on db.example-1.net"),
+        ("postgresql+psycopg://shop:p/w@[::1]:1/shop", "'shop' on ::1"),
+        ("postgresql+psycopg://shop:p@/shop?host=/run/postgresql", "'shop'"),
+        ("sqlite:////srv/me@home/missing/records.db", "'/srv/me@home/missing/records.db'"),
+    ),
+)
+def test_a_place_is_named_that_can_be_no_password(url: str, place: str) -> None:
+    """
+    An operator with three databases needs to know which.
+    """
+    engine = create_engine(url)
+
+    @event.listens_for(engine, "do_connect")
+    def refuse(*_: object) -> None:
+        raise engine.dialect.loaded_dbapi.OperationalError("no answer")
+
+    with pytest.raises(StoreUnavailable) as raised:
+        SqlSchema(Holder(engine)).faults()
+
+    assert f"The database {place}: no answer." == str(raised.value)
+
+
+def test_a_pooler_is_no_hindrance(pgbouncer_url: str) -> None:
+    """
+    Each statement may reach another server connection: the upgrade is one transaction, and a look needs none.
+    """
+    options = {"connect_args": {"prepare_threshold": None}, "isolation_level": "AUTOCOMMIT"}
+    engine = create_engine(pgbouncer_url, **options)
+    try:
+        schema = SqlSchema(Holder(engine))
+
+        assert (1, 1, []) == (len(schema.faults()), len(schema.upgrade()), schema.faults())
+    finally:
+        engine.dispose()

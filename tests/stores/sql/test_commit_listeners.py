@@ -1,0 +1,280 @@
+"""Listeners of the application on its session, when the extension commits: they see what they see with their own commit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.orm import Session
+
+from flask_idempotency import current_claim
+from tests.stores.sql.shops import Account, OpenShop, Payment, Shop, broken_commit, paying
+
+KEYS = pytest.mark.parametrize("key", ("k", None), ids=("keyed", "unkeyed"))
+
+
+class Index:
+    """What Flask's Mega-Tutorial does for its search index: it reads the session's lists before the commit."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[list[str], list[str], list[str]]] = []
+
+    def before_commit(self, session: Session) -> None:
+        lists = session.new, session.dirty, session.deleted
+        new, dirty, deleted = ([type(each).__name__ for each in found] for found in lists)
+        self.seen.append((new, dirty, deleted))
+
+
+def on_the_scoped_session(shop: Shop, listener: Callable[..., Any], name: str = "before_commit") -> None:
+    event.listen(shop.db.session, name, listener)
+
+
+def on_the_factory(shop: Shop, listener: Callable[..., Any], name: str = "before_commit") -> None:
+    event.listen(shop.db.session.session_factory, name, listener)
+
+
+def on_each_session(shop: Shop, listener: Callable[..., Any], name: str = "before_commit") -> None:
+    @shop.app.before_request
+    def listen() -> None:
+        event.listen(shop.db.session(), name, listener)
+
+
+PLACES = pytest.mark.parametrize("listen", (on_the_scoped_session, on_the_factory, on_each_session))
+
+
+def moving(shop: Shop, status: int = 201) -> None:
+    """A view that writes a row, changes one and deletes one, and leaves all of it to the commit."""
+    with shop.app.app_context():
+        shop.db.session.add_all([Account(id=number) for number in range(2, 9)])
+        shop.db.session.commit()
+
+    @shop.view()
+    def pay() -> tuple[str, int]:
+        deleted, changed = shop.db.session.get(Account, 2 + len(shop.runs)), shop.db.session.get(Account, 1)
+        assert changed is not None
+        changed.balance += 1
+        shop.db.session.delete(deleted)
+        shop.pay()
+        if status >= 400:
+            current_claim.keep_rows()
+        return "paid", status
+
+
+ALL_THREE = (["Payment"], ["Account"], ["Account"])
+
+
+@KEYS
+@PLACES
+@pytest.mark.parametrize("status", (201, 402))
+def test_before_commit_sees_the_lists(shop: Shop, key: str | None, listen: Any, status: int) -> None:
+    """Once, as with the commit of a view of the application's. Also where rows are kept with an error."""
+    moving(shop, status)
+    index = Index()
+    listen(shop, index.before_commit)
+
+    assert status == shop.post(key=key).status_code
+
+    assert ([ALL_THREE], 1) == (index.seen, shop.payments())
+
+
+@KEYS
+def test_one_that_is_registered_later_sees_them_too(shop: Shop, key: str | None) -> None:
+    """After the first request, when all our own listeners are there."""
+    moving(shop)
+    assert 201 == shop.post(key="first").status_code
+    index = Index()
+    on_the_scoped_session(shop, index.before_commit)
+
+    assert 201 == shop.post(key=key).status_code
+
+    assert ([ALL_THREE], 2) == (index.seen, shop.payments())
+
+
+@KEYS
+def test_one_that_is_registered_in_the_view_sees_them_too(shop: Shop, key: str | None) -> None:
+    index = Index()
+
+    @shop.view()
+    def pay() -> str:
+        event.listen(shop.db.session(), "before_commit", index.before_commit)
+        shop.pay()
+        return "paid"
+
+    assert 200 == shop.post(key=key).status_code
+
+    assert [(["Payment"], [], [])] == index.seen
+
+
+@KEYS
+@PLACES
+def test_rows_that_a_listener_adds_are_committed_too(shop: Shop, key: str | None, listen: Any) -> None:
+    """An audit row for each payment, say. A retry adds none."""
+    paying(shop)
+    listen(shop, lambda session: session.add(Payment(amount=7)))
+
+    answers = [shop.post(key=key), shop.post(key=key)]
+
+    times = 1 if key else 2
+    assert ([201, 201], 2 * times, times) == ([each.status_code for each in answers], shop.payments(), len(shop.runs))
+
+
+@KEYS
+@PLACES
+@pytest.mark.parametrize("flushes", (True, False))
+def test_a_listener_that_raises_keeps_everything_from_being_committed(
+    shop: Shop, key: str | None, listen: Any, flushes: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The key is free, the client is not promised anything, and the log says which line failed."""
+    paying(shop)
+    failures = [RuntimeError("the search index is away")]
+
+    def refuse(session: Session) -> None:
+        if flushes:
+            session.flush()
+        if failures:
+            raise failures.pop()
+
+    listen(shop, refuse)
+
+    with caplog.at_level(logging.ERROR, "flask_idempotency"):
+        refused = shop.post(key=key)
+
+    assert (500, "not-committed") == (refused.status_code, refused.get_json()["code"])
+    assert 0 == shop.payments()
+    assert 1 == sum("raise failures.pop()" in (record.exc_text or "") for record in caplog.records)
+    assert (201, 1) == (shop.post(key=key).status_code, shop.payments())
+
+
+@KEYS
+def test_rows_of_a_listener_that_the_database_refuses_take_all_along(shop: Shop, key: str | None) -> None:
+    """At the flush, or at the COMMIT."""
+    paying(shop)
+    refused = [Payment(amount=None), Payment(amount=1, account=404)]
+
+    def add(session: Session) -> None:
+        if refused:
+            session.add(refused.pop())
+
+    on_the_scoped_session(shop, add)
+
+    codes = [shop.post(key=key).get_json()["code"] for _ in range(2)]
+
+    assert (["not-committed"] * 2, 0) == (codes, shop.payments())
+    assert (201, 1) == (shop.post(key=key).status_code, shop.payments())
+
+
+@KEYS
+def test_an_open_savepoint_is_committed_once(shop: Shop, key: str | None) -> None:
+    """A view may leave `begin_nested()` open. Its commit has two levels, and the record is written in the last."""
+    index = Index()
+    on_the_scoped_session(shop, index.before_commit)
+
+    @shop.view()
+    def pay() -> str:
+        shop.db.session.begin_nested()
+        shop.pay()
+        return "paid"
+
+    assert [200, 200] == [shop.post(key=key).status_code, shop.post(key=key).status_code]
+
+    times = 1 if key else 2
+    assert ([(["Payment"], [], []), ([], [], [])] * times, times) == (index.seen, shop.payments())
+
+
+@KEYS
+@PLACES
+def test_a_listener_that_fails_after_the_commit_is_shown_in_the_log(
+    shop: Shop, key: str | None, listen: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rows are there, so the client gets its response. The application's fault is logged with its traceback."""
+    paying(shop)
+
+    def index(session: Session) -> None:
+        raise RuntimeError("the search\nindex is away")
+
+    listen(shop, index, "after_commit")
+
+    with caplog.at_level(logging.WARNING, "flask_idempotency"):
+        answer = shop.post(key=key)
+
+    assert (201, b"paid", 1) == (answer.status_code, answer.data, shop.payments())
+    (record,) = [record for record in caplog.records if record.module == "transaction"]
+    assert (logging.ERROR, True) == (record.levelno, "in index" in (record.exc_text or ""))
+    assert "after_commit" in record.getMessage()
+    assert "reply" not in caplog.text
+    if key:
+        assert ("true", 1) == (shop.post().headers["Idempotency-Replayed"], shop.payments())
+
+
+@KEYS
+def test_one_that_uses_the_session_after_the_commit_leaves_no_connection_behind(
+    shop: Shop, key: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SQLAlchemy refuses statements there, which is the usual mistake."""
+    paying(shop)
+    pool = shop.db_engine.pool
+    on_the_scoped_session(shop, lambda session: session.get(Account, 1), "after_commit")
+
+    with caplog.at_level(logging.WARNING, "flask_idempotency"):
+        assert 201 == shop.post(key=key).status_code
+
+    assert (1, 0) == (shop.payments(), pool.checkedout())
+    assert 1 == sum(record.module == "transaction" for record in caplog.records)
+
+
+def test_one_that_fails_before_the_extension_hears_of_the_commit_is_shown_too(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`insert=True` puts it in front. Then the record tells that the commit was done."""
+    paying(shop)
+    assert 201 == shop.post(key="first").status_code
+
+    def index(session: Session) -> None:
+        raise RuntimeError("the search index is away")
+
+    event.listen(shop.db.session, "after_commit", index, insert=True)
+
+    with caplog.at_level(logging.WARNING, "flask_idempotency"):
+        assert (201, 2) == (shop.post().status_code, shop.payments())
+
+    assert any("in index" in (record.exc_text or "") for record in caplog.records)
+    assert "reply" not in caplog.text
+
+
+def test_a_lost_reply_is_told_apart(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    paying(shop)
+    broken_commit(shop, monkeypatch, applied=True)
+
+    with caplog.at_level(logging.WARNING, "flask_idempotency"):
+        assert 201 == shop.post().status_code
+
+    assert any("its reply was lost" in record.getMessage() for record in caplog.records)
+
+
+def test_a_tombstone_of_an_erased_tenant_runs_no_listener_twice(open_: OpenShop) -> None:
+    """The data key goes away while the commit is under way: the answer is sealed again, and the commit goes on."""
+    from flask_idempotency.engine.errors import DataKeyGone
+
+    shop = open_()
+    paying(shop)
+    seen: list[Any] = []
+    on_the_scoped_session(shop, seen.append)
+    transactions = shop.store.transactions
+    complete = transactions.complete
+    gone = [DataKeyGone("erased", erased=True)]
+
+    def erased_first(*arguments: Any, **options: Any) -> Any:
+        if gone:
+            raise gone.pop()
+        return complete(*arguments, **options)
+
+    transactions.complete = erased_first
+
+    assert 201 == shop.post().status_code
+
+    assert ([], 1, 1) == (gone, len(seen), shop.payments())

@@ -1,0 +1,155 @@
+"""SQLite keeps anything in any column: whatever stands there, a caller is told of damage, and nothing runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from sqlite3 import connect
+from typing import Any
+
+import pytest
+from sqlalchemy import Table
+
+from flask_idempotency.engine.capabilities import DataKey
+from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, IdempotencyError, StoreUnavailable
+from flask_idempotency.engine.model import Claimed, Payload, SealedBy, State
+from flask_idempotency.engine.quota import NewKeys, Quota
+from flask_idempotency.stores.sql import schema
+from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.testing.contract.support import KEEP, LEASE, a_key, a_request, a_token, granted
+from flask_idempotency.testing.doubles import FrozenClock
+from tests.stores.sql.conftest import OpenStore, on_sqlite
+
+ODD: dict[str, Any] = {
+    "nothing": None,
+    "largest": 2**63 - 1,
+    "least": -(2**63),
+    "words": "words",
+    "fraction": 1.5,
+    "bytes": b"\xff\xfe",
+    "no text": "CAST(x'ff' AS TEXT)",
+}
+EXPECTED = (CorruptRecord, StoreUnavailable, ConfigurationError)
+
+
+def places(*tables: Table) -> list[tuple[str, str]]:
+    return [(table.name, column.name) for table in tables for column in table.columns]
+
+
+def set_to(url: str, table: str, column: str, odd: str) -> None:
+    value = ODD[odd]
+    with closing(connect(url.removeprefix("sqlite:///"))) as connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        # A column that may not be empty, and numbers that a column turns into others, stay as they are.
+        said = value if odd == "no text" else "?"
+        connection.execute(f"UPDATE OR IGNORE {table} SET {column} = {said}", () if odd == "no text" else (value,))  # noqa: S608
+        connection.commit()
+
+
+def told(ask: Callable[[], object]) -> object:
+    """What this was answered. Fails for an exception that is none of the library's."""
+    try:
+        return ask()
+    except EXPECTED as error:
+        return error
+
+
+@on_sqlite
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("standing", ("completed", "in flight", "quarantined"))
+def test_a_damaged_row_raises_nothing_of_pythons(
+    open_store: OpenStore, records_url: str, clock: FrozenClock, standing: str, odd: str
+) -> None:
+    """
+    Column by column, whoever asks: a claim, a reader, a janitor. What was done is granted to nobody.
+    """
+    store = open_store()
+    for table, column in places(schema.records):
+        key, token = a_key(), a_token()
+        granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota(records=1000)))
+        if standing == "completed":
+            store.complete(key, token, Payload(b"\x10bytes", 201, True, 300), keep=KEEP)
+        elif standing == "quarantined":
+            store.hold(key, token, "view-crashed")
+        set_to(records_url, table, column, odd)
+
+        outcome = told(lambda: store.claim(a_request(key), token=a_token(), lease=LEASE))  # noqa: B023
+        asks: tuple[Callable[[], object], ...] = (
+            lambda: store.read(key),  # noqa: B023
+            lambda: store.answers.walk(limit=10),
+            lambda: store.answers.count(),
+            lambda: [store.unsettled.walk(state, limit=10) for state in State],
+            lambda: store.unsettled.stale(horizon=clock.now + 10 * LEASE, limit=10),
+            lambda: store.unsettled.due(horizon=clock.now, least=1, most=10, limit=10),
+            lambda: store.unsettled.standing(),
+            lambda: store.ledger.reconcile(key.tid),  # noqa: B023
+            lambda: store.ledger.usage(key.tid),  # noqa: B023
+        )
+        for ask in asks:
+            told(ask)
+        forgotten = column in ("expires_at", "record_id")
+        assert forgotten or not isinstance(outcome, Claimed), (column, outcome)
+        # With `on_store_down="allow"` that would let the work run again.
+        assert not isinstance(outcome, StoreUnavailable), (column, outcome)
+        _empty(records_url)
+
+
+@on_sqlite
+@pytest.mark.parametrize("odd", ODD)
+def test_what_is_damaged_beside_the_records_raises_nothing_of_pythons(
+    open_store: OpenStore, records_url: str, odd: str
+) -> None:
+    """
+    Data keys, limits, counts, chores and facts.
+    """
+    beside = (schema.tenants, schema.data_keys, schema.quota_buckets, schema.tasks, schema.meta)
+    for table, column in places(*beside):
+        store, key = open_store(), a_key()
+        _fill(store, key)
+        set_to(records_url, table, column, odd)
+        asks: tuple[Callable[[], object], ...] = (
+            lambda: store.data_keys.shelf(key.tid),  # noqa: B023
+            lambda: store.data_keys.others("new"),  # noqa: B023
+            lambda: store.data_keys.count(),  # noqa: B023
+            lambda: store.ledger.limits(key.tid),  # noqa: B023
+            lambda: store.ledger.usage(key.tid),  # noqa: B023
+            lambda: store.ledger.tenants(),  # noqa: B023
+            lambda: store.ledger.reconcile(key.tid),  # noqa: B023
+            lambda: store.chores.last(),  # noqa: B023
+            lambda: store.chores.take("reap", a_token(), lease=60),  # noqa: B023
+            lambda: store.identity(),  # noqa: B023
+            lambda: store.schema.faults(),  # noqa: B023
+            lambda: store.claim(  # noqa: B023
+                a_request(a_key(tid=key.tid)),  # noqa: B023
+                token=a_token(),
+                lease=LEASE,
+                quota=Quota(records=9, bytes=9999, in_flight=9, new_keys=NewKeys(9, 60)),
+            ),
+        )
+        for ask in asks:
+            told(ask)
+        _empty(records_url)
+
+
+def _fill(store: SqlStore, key: Any) -> None:
+    shelf = store.data_keys.shelf(key.tid)
+    assert store.data_keys.add(key.tid, DataKey(1, "k", b"wrapped"), store=shelf.store, after=shelf.last)
+    store.ledger.limit(key.tid, Quota(records=100, bytes=10**6, in_flight=10, new_keys=NewKeys(100, 60)))
+    token = a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota(records=100)))
+    store.complete(key, token, Payload(b"\x10bytes", 201, True, 300, SealedBy("k", 1)), keep=KEEP)
+    store.chores.note("heartbeat", '{"skew_ms": 1}')
+
+
+def _empty(url: str) -> None:
+    """As after the migrations. What is damaged must not be met by the next column's turn."""
+    path = Path(url.removeprefix("sqlite:///"))
+    with closing(connect(path)) as connection:
+        for table in (schema.records, schema.tenants, schema.data_keys, schema.quota_buckets, schema.tasks):
+            connection.execute(f"DELETE FROM {table.name}")  # noqa: S608
+        connection.commit()
+
+
+def test_what_is_expected_is_the_librarys() -> None:
+    assert all(issubclass(each, IdempotencyError) for each in EXPECTED)

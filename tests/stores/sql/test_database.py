@@ -1,0 +1,581 @@
+"""Where connections come from, and what becomes of them when a server goes or a process forks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, NullPool, StaticPool, create_engine, event, make_url, text
+from sqlalchemy.exc import OperationalError
+
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.model import Claimed
+from flask_idempotency.stores.sql import database as engines
+from flask_idempotency.stores.sql import database as silence
+from flask_idempotency.stores.sql.database import TRIES, Database
+from flask_idempotency.stores.sql.schema import metadata
+from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
+from tests.lab.postgres import StartPostgres
+from tests.stores.sql.conftest import MakeEngine, OpenStore, on_postgresql, on_sqlite
+
+
+@pytest.fixture
+def open_database() -> Iterator[Callable[..., Database]]:
+    with ExitStack() as ends:
+
+        def open_one(bind: Any) -> Database:
+            database = Database(bind)
+            ends.callback(database.close)
+            return database
+
+        yield open_one
+
+
+OpenDatabase = Callable[..., Database]
+
+
+def test_an_url_becomes_two_engines(open_database: OpenDatabase, records_url: str) -> None:
+    """
+    One for records, where every statement commits by itself, and one for work in transactions.
+    """
+    database = open_database(records_url)
+
+    assert database.engine.pool is not database.base.pool
+    with database.engine.connect() as connection, database.base.connect() as looking:
+        connection.execute(text("INSERT INTO idempotency_meta VALUES ('seen', 1)"))
+        assert 1 == looking.execute(text("SELECT value FROM idempotency_meta WHERE name = 'seen'")).scalar_one()
+
+
+@on_postgresql
+@pytest.mark.parametrize("isolation_level", ("READ COMMITTED", "SERIALIZABLE", "AUTOCOMMIT"))
+def test_an_applications_engine_lends_its_way_to_connect(
+    open_database: OpenDatabase, make_engine: MakeEngine, isolation_level: str
+) -> None:
+    """
+    Its connect arguments, what it listens to and how it makes connections; and not a single one of those it has.
+    """
+    base = make_engine(
+        isolation_level=isolation_level, connect_args={"application_name": "shop"}, pool_size=1, max_overflow=0
+    )
+    heard: list[str] = []
+    event.listen(base, "connect", lambda connection, record: heard.append("connect"))
+    event.listen(base, "do_connect", lambda *parts: heard.append("do_connect"))
+    database = open_database(base)
+
+    with base.connect() as held:
+        held.execute(text("SELECT 1"))
+        heard.clear()
+        with database.engine.connect() as connection:
+            assert "shop" == connection.execute(text("SHOW application_name")).scalar_one()
+            assert connection.connection.dbapi_connection.autocommit  # type: ignore[union-attr]
+            assert ["do_connect", "connect"] == heard
+        assert 1 == base.pool.checkedout()  # type: ignore[attr-defined]
+    assert database.base is base
+
+
+@on_postgresql
+@pytest.mark.parametrize("isolation_level", ("SERIALIZABLE", "REPEATABLE READ"))
+@pytest.mark.parametrize("strategy", ("row_lock", "advisory"))
+def test_our_own_transactions_are_read_committed(
+    make_engine: MakeEngine, records_url: str, strategy: str, isolation_level: str
+) -> None:
+    """
+    Under anything stricter who waited for a lock does not see what was written meanwhile. The next statement is on its
+    own again.
+    """
+    store = SqlStore(Database(make_engine(isolation_level=isolation_level)), strategy=strategy)
+    levels: list[str] = []
+
+    def ask(connection: Any, cursor: Any, *rest: Any) -> None:
+        if not connection.connection.dbapi_connection.autocommit:
+            cursor.execute("SHOW transaction_isolation")
+            levels.append(cursor.fetchone()[0])
+
+    store.read(a_key())
+    event.listen(store.database.engine, "before_cursor_execute", ask)
+    granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))
+    inside = set(levels)
+    levels.clear()
+    store.read(a_key())
+    store.close()
+
+    assert ({"read committed"}, []) == (inside, levels)
+
+
+@on_postgresql
+def test_sessions_that_hold_every_connection_do_not_hold_records_up(make_engine: MakeEngine, records_url: str) -> None:
+    """
+    A request that claims has its session's connection already. From the same pool it would wait for itself.
+    """
+    base = make_engine(pool_size=1, max_overflow=0, pool_timeout=0.1)
+    store = SqlStore(Database(base))
+    with base.connect() as held:
+        held.execute(text("SELECT 1"))
+
+        assert isinstance(store.claim(a_request(a_key()), token=a_token(), lease=LEASE), Claimed)
+    store.close()
+    assert 1 == base.pool.checkedin()  # type: ignore[attr-defined]
+
+
+def test_a_pool_that_pings_does_not_ping_for_records(
+    open_database: OpenDatabase, make_engine: MakeEngine, records_url: str
+) -> None:
+    """
+    That would be a second round trip for each.
+    """
+    database = open_database(make_engine(pool_pre_ping=True))
+    for _ in range(2):
+        database.run(lambda connection: connection.execute(text("SELECT 1")).scalar_one())
+    pings: list[object] = []
+    database.engine.dialect.do_ping = pings.append  # type: ignore[assignment, method-assign]
+
+    database.run(lambda connection: connection.execute(text("SELECT 1")).scalar_one())
+
+    assert [] == pings
+
+
+def test_a_function_is_asked_at_first_use_and_once(
+    open_database: OpenDatabase, make_engine: MakeEngine, records_url: str
+) -> None:
+    """
+    Flask-SQLAlchemy has its engine inside an application's context, and not before.
+    """
+    asked: list[Engine] = []
+
+    def bind() -> Engine:
+        asked.append(make_engine())
+        return asked[-1]
+
+    database = open_database(bind)
+    assert ([], False) == (asked, database.known)
+
+    assert database.base is asked[0]
+    assert database.engine is database.engine
+    assert (1, True) == (len(asked), database.known)
+
+
+def test_a_pool_of_none_works(make_engine: MakeEngine, records_url: str) -> None:
+    """
+    As behind a pooler: a connection for each call.
+    """
+    store = SqlStore(Database(make_engine(poolclass=NullPool)))
+
+    granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))
+    store.close()
+
+
+def test_closing_leaves_the_applications_connections_alone(make_engine: MakeEngine, records_url: str) -> None:
+    """
+    They are not ours.
+    """
+    base = make_engine()
+    with base.connect() as connection:
+        SqlStore(Database(base)).close()
+
+        assert 1 == connection.execute(text("SELECT 1")).scalar_one()
+
+
+@pytest.mark.parametrize(
+    "url",
+    (
+        "sqlite://",
+        "sqlite:///:memory:",
+        "sqlite:///file:shop?mode=memory&uri=true",
+        "sqlite:///file::memory:?cache=shared&uri=true",
+        make_url("sqlite://"),
+    ),
+)
+def test_a_database_in_memory_is_refused(url: Any) -> None:
+    """
+    Every connection would have one of its own. The remedy is named.
+    """
+    with pytest.raises(ConfigurationError, match=r"sqlite:////path/to/file\.db.*memory://"):
+        Database(url)
+
+
+def test_an_engine_of_one_connection_is_refused() -> None:
+    """
+    It is how tests keep SQLite in memory, and shares its one connection with every session.
+    """
+    engine = create_engine("sqlite://", poolclass=StaticPool)
+
+    with pytest.raises(ConfigurationError, match="in memory"):
+        Database(engine)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("url", ("mssql+pyodbc://sa@host/x", "mysql+pymysql://root@host/x", "duckdb:///x"))
+def test_other_databases_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Whether or not their driver is installed: nobody has tested what they do.
+    """
+    with pytest.raises(ConfigurationError, match=r"postgresql\+psycopg://"):
+        Database(url)
+
+
+@pytest.mark.parametrize("bind", (None, 5, object()))
+def test_what_is_no_engine_is_refused(bind: Any) -> None:
+    """
+    Before the first request.
+    """
+    with pytest.raises(ConfigurationError, match="Pass an Engine"):
+        Database(bind)
+
+
+def test_a_function_must_return_an_engine(open_database: OpenDatabase) -> None:
+    """
+    It says so when it is asked.
+    """
+    with pytest.raises(ConfigurationError, match="Pass an Engine"):
+        open_database(lambda: "sqlite:///file.db").engine  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "url",
+    (
+        "postgresql://shop:hunter2@db:port/x",
+        "postgres://shop:hunter2@db/x",
+        "hunter2",
+        "nosuch+driver://shop:hunter2@db/x",
+        "postgresql+psycopg://shop:hunter2/x@db:x/y",
+    ),
+)
+def test_an_error_about_an_url_does_not_quote_its_password(url: str) -> None:
+    """
+    Nor does the error behind it.
+    """
+    with pytest.raises(ConfigurationError) as caught:
+        Database(url)
+
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
+def test_patience_is_set_unless_the_url_says_otherwise() -> None:
+    """
+    Without it a worker waits a quarter of an hour for a network that swallows what it sends.
+    """
+    usual = engines._connect_args(make_url("postgresql+psycopg://h/x"))
+    chosen = engines._connect_args(make_url("postgresql+psycopg://h/x?connect_timeout=9"))
+
+    assert {"connect_timeout": 3, "tcp_user_timeout": 5000} == usual
+    assert {"tcp_user_timeout": 5000} == chosen
+
+
+@on_postgresql
+def test_nothing_is_prepared(open_database: OpenDatabase, records_url: str) -> None:
+    """
+    A pooler's next server connection would not know it.
+    """
+    database = open_database(records_url)
+    for _ in range(20):
+        database.run(lambda connection: connection.execute(text("SELECT 1")).scalar_one())
+
+    prepared = text("SELECT count(*) FROM pg_prepared_statements")
+    assert 0 == database.run(lambda connection: connection.execute(prepared).scalar_one())
+
+
+@on_postgresql
+@pytest.mark.parametrize("threshold", [None, 5])
+def test_an_applications_engine_prepares_as_the_application_wants(
+    make_engine: MakeEngine, open_database: OpenDatabase, records_url: str, threshold: int | None
+) -> None:
+    """Its sessions are behind the same pooler, if there is one, and half of a replay is planning."""
+    database = open_database(make_engine(records_url, connect_args={"prepare_threshold": threshold}))
+
+    with database.engine.connect() as connection:
+        assert threshold == connection.connection.dbapi_connection.prepare_threshold  # type: ignore[union-attr]
+
+
+@on_sqlite
+def test_a_commit_is_on_the_disk(open_database: OpenDatabase, records_url: str) -> None:
+    """
+    And readers do not stand in a writer's way, nor a writer in theirs.
+    """
+    database = open_database(records_url)
+
+    with database.engine.connect() as connection:
+        pragmas = [
+            connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("journal_mode", "synchronous")
+        ]
+        waits = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
+
+    assert (["wal", 2], 5000) == (pragmas, waits)
+
+
+@on_sqlite
+def test_a_file_in_use_is_opened_all_the_same(open_store: OpenStore, make_engine: MakeEngine) -> None:
+    """
+    To log ahead, SQLite needs the file to itself for a moment. Whoever looks must not wait for that; once it is free,
+    the next connection sees to it.
+    """
+    store = open_store()
+    with make_engine(isolation_level="AUTOCOMMIT").connect() as elsewhere:
+        elsewhere.execute(text("BEGIN IMMEDIATE"))
+        started = time.monotonic()
+        assert store.read(a_key()) is None
+        assert time.monotonic() - started < engines.BUSY_MS / 1000
+        elsewhere.execute(text("ROLLBACK"))
+    store.close()
+
+    with open_store().database.engine.connect() as connection:
+        assert "wal" == connection.exec_driver_sql("PRAGMA journal_mode").scalar_one()
+
+
+@on_sqlite
+def test_a_longer_patience_of_the_applications_stays(open_database: OpenDatabase, make_engine: MakeEngine) -> None:
+    """
+    Ours is the least, not the most.
+    """
+    database = open_database(make_engine(connect_args={"timeout": 9}))
+
+    with database.engine.connect() as connection:
+        assert 9000 == connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
+
+
+@on_postgresql
+def test_a_stale_connection_is_not_noticed(open_store: OpenStore, make_engine: MakeEngine) -> None:
+    """
+    The server has ended it, as all are after a restart: the statement is sent once more, over a new one.
+    """
+    store, key, token = open_store(), a_key(), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    end_all_others(make_engine)
+
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+    end_all_others(make_engine)
+    assert store.read(key) is not None
+    end_all_others(make_engine)
+    granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))
+
+
+@on_postgresql
+def test_a_connection_that_breaks_every_time_is_an_outage(open_store: OpenStore, make_engine: MakeEngine) -> None:
+    """
+    Once more, and no more.
+    """
+    store = open_store()
+    tried: list[int] = []
+
+    def breaks(connection: Any) -> None:
+        tried.append(1)
+        connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    with pytest.raises(StoreUnavailable):
+        store.database.run(breaks)
+
+    assert 2 == len(tried)
+
+
+@on_postgresql
+@pytest.mark.parametrize("state", ("40001", "40P01"))
+def test_when_others_were_faster_it_is_done_again(open_store: OpenStore, state: str) -> None:
+    """
+    A few times, without waiting; then it is an outage.
+    """
+    store = open_store()
+    tried: list[int] = []
+
+    def contended(connection: Any, *, until: int) -> int:
+        tried.append(1)
+        if len(tried) < until:
+            connection.execute(text(f"DO $$ BEGIN RAISE EXCEPTION SQLSTATE '{state}'; END $$"))
+        return len(tried)
+
+    assert TRIES == store.database.run(lambda connection: contended(connection, until=TRIES))
+    tried.clear()
+    with pytest.raises(StoreUnavailable):
+        store.database.run(lambda connection: contended(connection, until=TRIES + 1))
+    assert TRIES == len(tried)
+
+
+@on_postgresql
+@pytest.mark.parametrize("statement", ("SELEKT 1", "SELECT 1/0", "INSERT INTO idempotency_meta VALUES ('fence', NULL)"))
+def test_a_mistake_of_ours_is_not_an_outage(open_store: OpenStore, statement: str) -> None:
+    """
+    It would be retried for ever, and never mended.
+    """
+    store = open_store()
+
+    with pytest.raises(Exception, match=r"psycopg\.errors") as caught:
+        store.database.run(lambda connection: connection.execute(text(statement)))
+
+    assert not isinstance(caught.value, StoreUnavailable)
+
+
+@on_sqlite
+def test_a_mistake_of_ours_is_not_an_outage_on_sqlite_either(open_store: OpenStore) -> None:
+    """
+    Which has one name for all errors.
+    """
+    with pytest.raises(Exception, match="syntax error") as caught:
+        open_store().database.run(lambda connection: connection.execute(text("SELEKT 1")))
+
+    assert not isinstance(caught.value, StoreUnavailable)
+
+
+def test_a_database_without_our_tables_is_one_sentence_and_no_statement(
+    open_database: OpenDatabase, database_url: str
+) -> None:
+    """
+    In the log of every request, until somebody reads it: the SQL behind it says nothing more.
+    """
+    store = SqlStore(open_database(database_url))
+
+    with pytest.raises(ConfigurationError, match="run `flask idempotency db upgrade`") as caught:
+        store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+
+    logged = "".join(traceback.format_exception(caught.value))
+    assert (False, False) == ("INSERT INTO" in logged, "sqlalchemy" in logged)
+
+
+def test_an_outage_has_its_cause(open_database: OpenDatabase, database_url: str) -> None:
+    """
+    What the driver has met is what mends it.
+    """
+    database = open_database(database_url)
+    refused = OperationalError("SELECT 1", {}, ConnectionError("broken"))
+
+    def work(connection: Connection) -> None:
+        raise refused
+
+    with pytest.raises(StoreUnavailable) as caught:
+        database.run(work)
+
+    assert refused is caught.value.__cause__
+
+
+@on_postgresql
+def test_a_pool_that_is_used_up_is_an_outage(make_engine: MakeEngine, records_url: str) -> None:
+    """
+    After the pool's own patience.
+    """
+    store = SqlStore(Database(make_engine(pool_size=1, max_overflow=0, pool_timeout=0.05)))
+    with store.database.engine.connect(), pytest.raises(StoreUnavailable, match="became free"):
+        store.read(a_key())
+    store.close()
+
+
+def test_a_server_that_is_gone_is_an_outage_until_it_is_back(start_postgres: StartPostgres) -> None:
+    """
+    Killed, it is an outage at once. Restarted, the next call works, and what was granted is known.
+    """
+    server = start_postgres()
+    server.create_database("records")
+    store = SqlStore(Database(server.url("records")))
+    metadata.create_all(store.database.base)
+    key, token = a_key(), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+
+    server.kill()
+    with pytest.raises(StoreUnavailable):
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+    server.restart()
+
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+    record = store.read(key)
+    store.close()
+    assert record is not None
+    assert PAYLOAD == record.payload
+
+
+@on_postgresql
+def test_a_silent_server_is_an_outage(
+    open_store: OpenStore, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    One that keeps the connection open and never answers, as a frozen machine does. It is asked once, the connection is
+    not used again, and the next one is as good as new.
+    """
+    store, key = open_store(), a_key()
+    pid = store.database.run(lambda connection: connection.execute(text("SELECT pg_backend_pid()")).scalar_one())
+    monkeypatch.setattr(silence, "ANSWER_SECONDS", 0.3)
+    with stopped(pid):
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            store.read(key)
+        assert time.monotonic() - started < 5
+
+        granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+
+
+def test_a_server_that_accepts_and_says_nothing_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Not for ever, that is.
+    """
+    monkeypatch.setattr(engines, "CONNECT_SECONDS", 2)  # the least that libpq knows
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        store = SqlStore(Database(f"postgresql+psycopg://shop@127.0.0.1:{port}/x"))
+
+        with pytest.raises(StoreUnavailable):
+            store.read(a_key())
+        store.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_shares_no_connection(records_url: str) -> None:
+    """
+    Workers of a preloaded application work at the same time as their parent, on connections of their own.
+    """
+    run = subprocess.run(
+        # An inherited connection is not ours to close, whatever psycopg says of that.
+        [sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-m", "tests.stores.sql.forking", records_url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (0, "") == (run.returncode, run.stderr)
+
+
+def end_all_others(make_engine: MakeEngine) -> None:
+    ends = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database()"
+    with make_engine(isolation_level="AUTOCOMMIT").connect() as connection:
+        connection.execute(text(f"{ends} AND pid <> pg_backend_pid()"))
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@on_sqlite
+def test_a_backup_as_documented_has_every_row(
+    database_url: str, make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file alone, copied while it is open, lacks the newest."""
+    shop = tmp_path / "shop.sqlite3"
+    database = Database(f"sqlite:///{shop}")
+    page = (Path(__file__).parents[3] / "docs" / "sql.md").read_text(encoding="utf-8")
+    (block,) = [block for block in page.split("```python\n")[1:] if "shop.backup(" in block.partition("```")[0]]
+    monkeypatch.chdir(tmp_path)
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql("CREATE TABLE payments (id INTEGER)")
+        connection.exec_driver_sql("INSERT INTO payments VALUES (7)")
+
+        copied = tmp_path / "copied.sqlite3"
+        copied.write_bytes(shop.read_bytes())
+        exec(block.partition("```")[0], {})  # noqa: S102 - our own page
+
+        with make_engine(f"sqlite:///{copied}").connect() as lacking:
+            assert [] == lacking.exec_driver_sql("SELECT name FROM sqlite_master").all()
+        with make_engine(f"sqlite:///{tmp_path / 'backup.sqlite3'}").connect() as whole:
+            assert [(7,)] == whole.exec_driver_sql("SELECT id FROM payments").all()
+    database.close()

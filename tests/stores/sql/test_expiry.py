@@ -1,0 +1,269 @@
+"""Rows that are over are removed while somebody claims their keys anew."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import Connection, delete, func, insert, select, text, update
+
+from flask_idempotency.engine.model import Claimed, InFlight, Replayed, State
+from flask_idempotency.engine.quota import NewKeys, Quota
+from flask_idempotency.stores.sql.admin import janitor
+from flask_idempotency.stores.sql.claiming import RETRY_SECONDS
+from flask_idempotency.stores.sql.schema import quota_buckets, records
+from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.testing.contract.stress import at_once
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted, stand
+from flask_idempotency.testing.doubles import FrozenClock
+from tests.stores.sql.conftest import MakeEngine, OpenStore, by_every_lock, by_every_strategy, on_postgresql
+from tests.stores.sql.plans import fill, plan_of
+from tests.tooling.processes import eventually
+
+ROUNDS, CLAIMERS, SWEEPERS = 25, 8, 3
+DAY = 86400.0
+ANSWER_SECONDS = 30.0
+
+
+@pytest.fixture
+def store(open_store: OpenStore) -> SqlStore:
+    return open_store()
+
+
+@pytest.fixture
+def elsewhere(make_engine: MakeEngine, records_url: str) -> Iterator[Connection]:
+    """A transaction that stays open until the test says otherwise."""
+    with make_engine().connect() as connection:
+        yield connection
+
+
+def answers(store: SqlStore, number: int, *, quota: Quota | None = None) -> list[object]:
+    keys = [a_key() for _ in range(number)]
+    for key in keys:
+        token = a_token()
+        granted(store.claim(a_request(key), token=token, lease=LEASE, quota=quota))
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+    return list(keys)
+
+
+@pytest.mark.slow
+@by_every_strategy
+@pytest.mark.parametrize("quota", (None, Quota(records=10**6)), ids=("alone", "counted"))
+def test_a_key_that_is_over_has_one_new_owner_while_it_is_removed(
+    open_store: OpenStore, clock: FrozenClock, strategy: str, quota: Quota | None
+) -> None:
+    """
+    Whoever it is keeps the record: nobody removes the new one for the old one's end.
+    """
+    store = open_store(strategy=strategy)
+    for _ in range(ROUNDS):
+        key, token = a_key(), a_token()
+        granted(store.claim(a_request(key), token=token, lease=LEASE, quota=quota))
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+        clock.advance(2 * KEEP)
+
+        def claim(key: object = key) -> object:
+            mine = a_token()
+            outcome = store.claim(a_request(key), token=mine, lease=LEASE, quota=quota)  # type: ignore[arg-type]
+            return mine if isinstance(outcome, Claimed) else outcome
+
+        def sweep() -> object:
+            return store.expiry.sweep(horizon=clock.now, limit=10)
+
+        outcomes = at_once(*[claim] * CLAIMERS, *[sweep] * SWEEPERS)
+
+        owners = [outcome for outcome in outcomes if isinstance(outcome, bytes)]
+        others = [outcome for outcome in outcomes[:CLAIMERS] if not isinstance(outcome, bytes)]
+        record = store.read(key)
+        assert record is not None
+        assert [record.token] == owners
+        assert (State.PROCESSING, [True] * (CLAIMERS - 1)) == (
+            record.state,
+            [isinstance(outcome, InFlight) for outcome in others],
+        )
+
+
+@by_every_lock
+def test_a_claim_waits_for_its_row_to_be_removed(
+    open_store: OpenStore, clock: FrozenClock, elsewhere: Connection, strategy: str
+) -> None:
+    """
+    And has the key then: a second later there would have been nothing to wait for.
+    """
+    store, key = open_store(strategy=strategy), a_key()
+    stand(store, clock, key, "completed")
+    clock.advance(KEEP)
+    elsewhere.execute(delete(records).where(records.c.record_id == key.rid))
+    with ThreadPoolExecutor(1) as threads:
+        claimed = threads.submit(lambda: store.claim(a_request(key), token=a_token(), lease=LEASE))
+        eventually(lambda: _somebody_waits(elsewhere) or claimed.done())
+        elsewhere.commit()
+
+        assert isinstance(claimed.result(ANSWER_SECONDS), Claimed)
+
+
+@by_every_lock
+def test_a_row_that_is_removed_by_nobody_in_the_end_is_in_flight_for_a_moment(
+    open_store: OpenStore, clock: FrozenClock, elsewhere: Connection, strategy: str
+) -> None:
+    """
+    Somebody's forgotten transaction does not hold up the request.
+    """
+    store, key = open_store(strategy=strategy), a_key()
+    stand(store, clock, key, "completed")
+    clock.advance(KEEP)
+    elsewhere.execute(delete(records).where(records.c.record_id == key.rid))
+
+    assert InFlight(RETRY_SECONDS) == store.claim(a_request(key), token=a_token(), lease=LEASE)
+    elsewhere.rollback()
+    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Claimed)
+
+
+@on_postgresql
+def test_a_row_that_somebody_uses_again_is_passed_over(
+    store: SqlStore, clock: FrozenClock, elsewhere: Connection
+) -> None:
+    """
+    Nobody waits for them, and the rest is removed.
+    """
+    used, removed = a_key(), a_key()
+    for key in (used, removed):
+        stand(store, clock, key, "completed")
+    clock.advance(KEEP)
+    elsewhere.execute(select(records.c.record_id).where(records.c.record_id == used.rid).with_for_update())
+
+    assert 1 == store.expiry.sweep(horizon=clock.now, limit=10)
+    elsewhere.rollback()
+    assert 1 == store.expiry.sweep(horizon=clock.now, limit=10)
+
+
+def test_a_row_whose_life_ended_before_it_began_stays(
+    store: SqlStore, clock: FrozenClock, make_engine: MakeEngine
+) -> None:
+    """
+    It was damaged, and to remove it is to run its payment again.
+    """
+    key = a_key()
+    stand(store, clock, key, "completed")
+    with make_engine().begin() as connection:
+        connection.execute(update(records).where(records.c.record_id == key.rid).values(expires_at=1))
+    clock.advance(DAY)
+
+    assert 0 == store.expiry.sweep(horizon=clock.now, limit=10)
+
+
+@pytest.mark.parametrize("verb", ("released", "freed"))
+def test_a_released_row_is_removed_after_a_day(store: SqlStore, clock: FrozenClock, verb: str) -> None:
+    """
+    Until then somebody may ask what became of the key.
+    """
+    key = a_key()
+    token = stand(store, clock, key, "in flight")
+    if verb == "released":
+        store.release(key, token)
+    else:
+        (found,) = store.unsettled.walk(State.PROCESSING, limit=10).found
+        assert store.unsettled.free(found)
+    clock.advance(DAY - 1)
+    before = store.expiry.sweep(horizon=clock.now, limit=10)
+    clock.advance(1)
+
+    assert (0, 1) == (before, store.expiry.sweep(horizon=clock.now, limit=10))
+
+
+def test_entries_of_ledgers_are_removed_when_no_record_is_left(
+    store: SqlStore, clock: FrozenClock, make_engine: MakeEngine
+) -> None:
+    """
+    They count as well, and those whose time has not come stay.
+    """
+    answers(store, 3, quota=Quota(records=100, new_keys=NewKeys(100, 60.0)))
+    clock.advance(2 * KEEP)
+    with make_engine().begin() as connection:
+        before = connection.execute(select(func.count()).select_from(quota_buckets)).scalar_one()
+        later = {"kind": "responses", "bucket_end": 2**60, "window_length": 0, "shard": 0, "records": 1, "bytes": 1}
+        connection.execute(insert(quota_buckets).values(tenant_id=bytes(16), **later))
+    first = store.expiry.sweep(horizon=clock.now, limit=3)
+    with make_engine().connect() as connection:
+        untouched = connection.execute(select(func.count()).select_from(quota_buckets)).scalar_one()
+    rest = [store.expiry.sweep(horizon=clock.now, limit=100) for _ in range(2)]
+
+    assert (3, before + 1, [before, 0]) == (first, untouched, rest)
+
+
+def test_entries_of_ledgers_have_to_be_over_by_the_horizon_too(store: SqlStore, clock: FrozenClock) -> None:
+    """
+    A clock that was set forward ends no bucket for good: its records will be counted again.
+    """
+    tid, token = a_key().tid, a_token()
+    key, before = a_key(tid=tid), clock.now
+    granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota(records=100)))
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+    clock.advance(2 * DAY)
+    removed = store.expiry.sweep(horizon=before, limit=10)
+    clock.advance(-2 * DAY)
+
+    assert (0, 1) == (removed, store.ledger.usage(tid).records)
+
+
+@pytest.mark.slow
+def test_claims_and_answers_go_on_while_ledgers_are_swept(store: SqlStore, clock: FrozenClock) -> None:
+    """
+    No claim fails, and no count is lost.
+    """
+    quota, stop = Quota(records=10**6, new_keys=NewKeys(10**6, 1.0)), threading.Event()
+    tid = a_key().tid
+
+    def sweep() -> None:
+        while not stop.is_set():
+            store.expiry.sweep(horizon=clock.now, limit=50)
+
+    def work() -> None:
+        for _ in range(30):
+            key, token = a_key(tid=tid), a_token()
+            granted(store.claim(a_request(key), token=token, lease=LEASE, quota=quota))
+            store.complete(key, token, PAYLOAD, keep=KEEP)
+            clock.advance(0.25)
+
+    with ThreadPoolExecutor(1) as threads:
+        sweeping = threads.submit(sweep)
+        try:
+            at_once(*[work] * 3)
+        finally:
+            stop.set()
+        sweeping.result(ANSWER_SECONDS)
+
+    assert (90, True) == (store.ledger.usage(tid).records, store.ledger.reconcile(tid).none)
+
+
+def test_an_answer_that_lives_is_replayed_while_others_are_removed(store: SqlStore, clock: FrozenClock) -> None:
+    """
+    The one that ends last is there to the end.
+    """
+    answers(store, 5)
+    clock.advance(KEEP)
+    living = a_key()
+    stand(store, clock, living, "completed")
+
+    assert 5 == store.expiry.sweep(horizon=clock.now + DAY, limit=100)
+    assert isinstance(store.claim(a_request(living), token=a_token(), lease=LEASE), Replayed)
+
+
+def test_what_is_over_is_found_by_an_index(store: SqlStore, clock: FrozenClock, make_engine: MakeEngine) -> None:
+    """
+    However many records there are that live.
+    """
+    answers(store, 1)
+    with make_engine().connect() as connection:
+        fill(connection)
+        plan = plan_of(connection, janitor.sweep(store.database.dialect), my_horizon=1)
+
+    assert "idempotency_expiry" in plan
+    assert "Seq Scan on idempotency_records" not in plan
+
+
+def _somebody_waits(connection: Connection) -> bool:
+    waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    return bool(connection.execute(waiting).scalar_one())

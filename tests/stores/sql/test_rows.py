@@ -1,0 +1,329 @@
+"""What a row must look like to be one of ours, and texts that a database refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import CheckConstraint, MetaData, text, update
+from sqlalchemy.schema import DropConstraint
+
+from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import CORRUPT, About, Unknown
+from flask_idempotency.stores.sql import schema
+from flask_idempotency.stores.sql.rows import escape, unescape
+from flask_idempotency.stores.sql.schema import QUARANTINED, records
+from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.testing.contract.support import (
+    KEEP,
+    LEASE,
+    PAYLOAD,
+    Standing,
+    a_key,
+    a_request,
+    a_token,
+    found,
+    granted,
+    stand,
+)
+from flask_idempotency.testing.doubles import FrozenClock
+from tests.stores.sql.conftest import MakeEngine, OpenStore, on_postgresql, on_sqlite
+
+letters = st.characters() | st.sampled_from("\0\ud800\udfff␛0d")
+
+
+@given(st.text(letters))
+def test_an_escaped_text_comes_back(about: str) -> None:
+    """
+    Whatever a tenant or a principal contains; and what is stored contains nothing that a database refuses.
+    """
+    stored = escape(about)
+
+    assert about == unescape(stored)
+    assert b"\0" not in stored.encode()
+
+
+@given(st.text(letters), st.text(letters))
+def test_no_two_texts_become_one(one: str, other: str) -> None:
+    """
+    Somebody else's name must not be written as mine.
+    """
+    assert (one == other) == (escape(one) == escape(other))
+
+
+@pytest.mark.parametrize("plain", ("", "acme", "größer", "日本語 🦊", "a\tb\r\n", "%s :now {x}"))
+def test_an_ordinary_text_is_stored_as_it_is(plain: str) -> None:
+    """
+    Auditors read it with tools of their own.
+    """
+    assert plain == escape(plain)
+
+
+def test_a_reason_may_hold_anything(open_store: OpenStore, clock: FrozenClock) -> None:
+    """
+    As texts about the request may.
+    """
+    store, key = open_store(), a_key()
+    store.hold(key, stand(store, clock, key, "in flight"), "lost\0\udc80␛")
+
+    assert "lost\0\udc80␛" == found(store, key).reason
+
+
+SPOILT: dict[str, tuple[Standing, dict[str, Any]]] = {
+    "unknown state": ("in flight", {"state": "paused"}),
+    "no state": ("in flight", {"state": ""}),
+    "unknown rule": ("in flight", {"on_expiry": "forget"}),
+    "short token": ("in flight", {"token": b"short"}),
+    "long token": ("completed", {"token": bytes(17)}),
+    "no fingerprint": ("in flight", {"fingerprint": b""}),
+    "no lease": ("in flight", {"lease_expires_at": None}),
+    "no lease in quarantine": ("quarantined", {"lease_expires_at": None}),
+    "no expiry": ("completed", {"expires_at": None}),
+    "no answer": ("completed", {"response": None}),
+    "no status": ("completed", {"status": None}),
+    "no size": ("completed", {"response_size": None}),
+    "no end": ("completed", {"completed_at": None}),
+    "over before it began": ("completed", {"expires_at": 1}),
+    "begun after it is over": ("completed", {"completed_at": 1 << 62}),
+    "no number of its key": ("completed", {"wrapping_key_id": "2026-11"}),
+    "no id of its key": ("completed", {"data_key_number": 1}),
+}
+
+
+READABLE_AFTERWARDS = {"no expiry", "over before it began", "begun after it is over"}
+
+
+@pytest.mark.parametrize("spoilt", list(SPOILT))
+def test_what_cannot_be_ours_is_corrupt(
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, spoilt: str
+) -> None:
+    """
+    Looking changes nothing.
+    """
+    standing, columns = SPOILT[spoilt]
+    store, key = open_store(), a_key()
+    stand(store, clock, key, standing)
+    spoil(make_engine, key, columns)
+    before = row(make_engine, key)
+
+    with pytest.raises(CorruptRecord):
+        store.read(key)
+
+    assert before == row(make_engine, key)
+
+
+@pytest.mark.parametrize("spoilt", list(SPOILT))
+def test_what_cannot_be_ours_is_never_absent(
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, spoilt: str
+) -> None:
+    """
+    That would run the payment again. A claim that meets it leaves it where time does not end it, and so is every other
+    claim refused.
+    """
+    standing, columns = SPOILT[spoilt]
+    store, key = open_store(), a_key()
+    stand(store, clock, key, standing)
+    spoil(make_engine, key, columns)
+
+    with pytest.raises(CorruptRecord):
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+    for seconds in (0, LEASE, KEEP * 1000):
+        clock.advance(seconds)
+        assert spoilt in READABLE_AFTERWARDS or raises_corrupt(store, key)
+
+    left = row(make_engine, key)
+    assert (QUARANTINED, None, True) == (
+        left.state,
+        left.expires_at,
+        standing == "quarantined" or left.reason == CORRUPT,
+    )
+
+
+def raises_corrupt(store: SqlStore, key: StorageKey) -> bool:
+    with pytest.raises(CorruptRecord):
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+    return True
+
+
+def test_an_answer_that_lacks_its_expiry_alone_is_told_as_condemned(
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
+) -> None:
+    """
+    All else of it can be read, and in quarantine it needs no expiry.
+    """
+    store, key = open_store(), a_key()
+    stand(store, clock, key, "completed")
+    spoil(make_engine, key, {"expires_at": None})
+    raises_corrupt(store, key)
+
+    assert Unknown(CORRUPT) == store.claim(a_request(key), token=a_token(), lease=LEASE)
+    assert PAYLOAD == found(store, key).payload
+
+
+@on_postgresql
+def test_what_cannot_be_written_is_refused_all_the_same(
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
+) -> None:
+    """
+    A rule that the row breaks is in force for every write, also for one that would keep it.
+    """
+    store, key = open_store(), a_key()
+    stand(store, clock, key, "completed")
+    spoil(make_engine, key, {"on_expiry": "forget"})
+    with make_engine().begin() as connection:
+        rule = "CHECK (on_expiry IN ('takeover', 'quarantine')) NOT VALID"
+        connection.execute(text(f"ALTER TABLE idempotency_records ADD CONSTRAINT idempotency_on_expiry {rule}"))
+    before = row(make_engine, key)
+
+    for _ in range(2):
+        with pytest.raises(CorruptRecord):
+            store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    assert before == row(make_engine, key)
+
+
+@pytest.mark.parametrize(
+    "spoilt", ("unknown state", "no state", "short token", "long token", "over before it began", "no end")
+)
+def test_what_cannot_be_ours_is_corrupt_to_its_owner_too(
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, spoilt: str
+) -> None:
+    """
+    A lost lease would say that somebody else has it; nobody has.
+    """
+    standing, columns = SPOILT[spoilt]
+    store, key = open_store(), a_key()
+    token = stand(store, clock, key, standing)
+    spoil(make_engine, key, columns)
+    before = row(make_engine, key)
+
+    refused(store, key, token)
+
+    assert before == row(make_engine, key)
+
+
+@on_sqlite
+@pytest.mark.parametrize("column", ("fence", "attempt", "requested_at", "lease_expires_at", "token", "tenant"))
+def test_a_column_of_another_type_is_corrupt(
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, column: str
+) -> None:
+    """
+    SQLite takes any value in any column.
+    """
+    store, key = open_store(), a_key()
+    stand(store, clock, key, "in flight")
+    value = "CAST('x' AS BLOB)" if column == "tenant" else "'some text'"
+    with make_engine().begin() as connection:
+        connection.execute(text(f"UPDATE idempotency_records SET {column} = {value}"))  # noqa: S608
+
+    with pytest.raises(CorruptRecord):
+        store.read(key)
+    with pytest.raises(CorruptRecord):
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+
+def test_a_corrupt_row_locks_nobody_out(open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock) -> None:
+    """
+    The claim that stumbled over it leaves no transaction behind: other keys are granted.
+    """
+    store, key = open_store(), a_key()
+    stand(store, clock, key, "in flight")
+    spoil(make_engine, key, {"on_expiry": "forget"})
+    with pytest.raises(CorruptRecord):
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    granted(open_store().claim(a_request(a_key()), token=a_token(), lease=LEASE))
+
+
+def test_a_released_row_tells_what_became_of_the_key(
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
+) -> None:
+    """
+    For a day, to whoever looks into the table; with no answer, and whom it was about.
+    """
+    store, key = open_store(), a_key()
+    token = stand(store, clock, key, "quarantined")
+    store.release(key, token)
+
+    left = row(make_engine, key)
+
+    assert ("released", token, None, None, None) == (
+        left.state,
+        left.token,
+        left.lease_expires_at,
+        left.response,
+        left.reason,
+    )
+    assert round((clock.now + 86400) * 1_000_000) == left.expires_at
+    assert ("acme", "alice") == (left.tenant, left.principal)
+
+
+def test_a_key_that_is_used_again_keeps_nothing_of_before(
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
+) -> None:
+    """
+    Neither answer nor dates nor whom it was about.
+    """
+    store, key = open_store(), a_key()
+    stand(store, clock, key, "completed")
+    clock.advance(KEEP)
+    store.claim(a_request(key, about=About(operation="other")), token=a_token(), lease=LEASE)
+
+    fresh = row(make_engine, key)
+
+    assert (None,) * 5 == (fresh.response, fresh.status, fresh.response_size, fresh.completed_at, fresh.expires_at)
+    assert ("", "", "other") == (fresh.tenant, fresh.principal, fresh.endpoint)
+    assert round(clock.now * 1_000_000) == fresh.requested_at
+
+
+@pytest.mark.parametrize(("success", "state"), ((True, "completed"), (False, "failed")))
+def test_an_auditor_can_tell_success_from_failure(
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, success: bool, state: str
+) -> None:
+    """
+    Without opening the answer.
+    """
+    store, key = open_store(), a_key()
+    token = stand(store, clock, key, "in flight")
+    payload = type(PAYLOAD)(data=b"x", status=402, success=success, byte_size=7)
+    store.complete(key, token, payload, keep=KEEP)
+
+    kept = row(make_engine, key)
+
+    assert (state, 402, 7) == (kept.state, kept.status, kept.response_size)
+
+
+def spoil(make_engine: MakeEngine, key: StorageKey, columns: dict[str, Any]) -> None:
+    """What no release of ours writes, and the tables themselves refuse as long as their constraints are there."""
+    engine = make_engine()
+    with engine.begin() as connection:
+        if engine.dialect.name == "sqlite":
+            connection.execute(text("PRAGMA ignore_check_constraints = ON"))
+        else:
+            for constraint in schema.define(MetaData()).records.constraints:
+                if isinstance(constraint, CheckConstraint):
+                    connection.execute(DropConstraint(constraint))
+            for column in ("token", "fingerprint"):
+                connection.execute(text(f"ALTER TABLE idempotency_records ALTER COLUMN {column} DROP NOT NULL"))
+        connection.execute(update(records).where(records.c.record_id == key.rid).values(**columns))
+
+
+def row(make_engine: MakeEngine, key: StorageKey) -> Any:
+    with make_engine().connect() as connection:
+        return connection.execute(records.select().where(records.c.record_id == key.rid)).one()
+
+
+def refused(store: SqlStore, key: StorageKey, token: bytes) -> None:
+    with pytest.raises(CorruptRecord):
+        store.renew(key, token, lease=LEASE)
+    with pytest.raises(CorruptRecord):
+        store.mark(key, token)
+    with pytest.raises(CorruptRecord):
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+    with pytest.raises(CorruptRecord):
+        store.release(key, token)
+    with pytest.raises(CorruptRecord):
+        store.hold(key, token, "lost")

@@ -1,0 +1,322 @@
+"""What the SQL store promises besides the contract, which `tests/stores/test_contract.py` runs on it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.model import Claimed, InFlight, OnLapse, Replayed
+from flask_idempotency.engine.quota import Quota
+from flask_idempotency.engine.store import store_time
+from flask_idempotency.stores.sql.database import Database
+from flask_idempotency.stores.sql.schema import FENCES, metadata
+from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.testing.contract.support import (
+    KEEP,
+    LEASE,
+    PAYLOAD,
+    a_key,
+    a_request,
+    a_token,
+    found,
+    granted,
+    stand,
+)
+from flask_idempotency.testing.doubles import FrozenClock
+from tests.stores.sql.conftest import MakeEngine, OpenStore, by_every_lock, by_every_strategy, on_postgresql, on_sqlite
+from tests.tooling.processes import eventually
+
+STRATEGIES = ("insert", "row_lock", "advisory")
+
+
+@by_every_strategy
+def test_time_is_the_servers(open_store: OpenStore, strategy: str) -> None:
+    """
+    In production nobody says what time it is. Here server and test share a clock.
+    """
+    store, key, token = open_store(strategy=strategy, clock=store_time), a_key(), a_token()
+    before = time.time()
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    asked = found(store, key)
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+    done = found(store, key)
+    after = time.time()
+
+    # SQLite counts time in milliseconds.
+    assert before - 0.002 <= asked.requested_at <= (done.completed_at or 0) <= after
+    assert pytest.approx(LEASE, abs=0.001) == asked.deadline - asked.requested_at
+    assert pytest.approx(KEEP, abs=0.001) == done.deadline - (done.completed_at or 0)
+    assert LEASE - (after - before) - 0.002 <= asked.remaining <= LEASE
+
+
+@by_every_strategy
+def test_a_lease_ends_by_the_servers_clock(open_store: OpenStore, strategy: str) -> None:
+    """
+    Whoever asks after it takes over, and is the only one.
+    """
+    store, key = open_store(strategy=strategy, clock=store_time), a_key()
+    granted(store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=a_token(), lease=0.000_001))
+    attempts: list[int] = []
+
+    def taken_over() -> bool:
+        outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
+        attempts.extend([outcome.held.attempt] if isinstance(outcome, Claimed) else [])
+        return bool(attempts)
+
+    # At the first try or, where time is counted in milliseconds, in the next one.
+    assert eventually(taken_over)
+    assert [2] == attempts
+    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), InFlight)
+
+
+@by_every_strategy
+def test_a_refusal_takes_no_number(open_store: OpenStore, clock: FrozenClock, strategy: str) -> None:
+    """
+    Nor does it try to insert: either would be written to disk for every replay.
+    """
+    store, key = open_store(strategy=strategy), a_key()
+    stand(store, clock, key, "completed")
+    fence = found(store, key).fence
+    clock.advance(-1)
+    for _ in range(3):
+        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+
+    assert fence + 1 == granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE)).fence
+
+
+@on_postgresql
+@pytest.mark.parametrize("first", STRATEGIES)
+@pytest.mark.parametrize("second", STRATEGIES)
+def test_strategies_may_be_mixed(open_store: OpenStore, clock: FrozenClock, first: str, second: str) -> None:
+    """
+    While a release that uses another one is rolled out, both are at work.
+    """
+    one, other, key, token = open_store(strategy=first), open_store(strategy=second), a_key(), a_token()
+    fence = granted(one.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=token, lease=LEASE)).fence
+    assert isinstance(other.claim(a_request(key), token=a_token(), lease=LEASE), InFlight)
+    clock.advance(LEASE)
+    successor = a_token()
+
+    assert granted(other.claim(a_request(key), token=successor, lease=LEASE)).fence > fence
+    other.complete(key, successor, PAYLOAD, keep=KEEP)
+    assert isinstance(one.claim(a_request(key), token=token, lease=LEASE), Replayed)
+
+
+def test_an_unknown_strategy_is_refused(records_url: str) -> None:
+    """
+    With the names of those that there are.
+    """
+    with pytest.raises(ConfigurationError, match="insert, row_lock, advisory"):
+        SqlStore(Database(records_url), strategy="optimism")
+
+
+@on_sqlite
+@pytest.mark.parametrize("strategy", ("row_lock", "advisory"))
+def test_a_strategy_is_refused_where_it_cannot_work(records_url: str, strategy: str) -> None:
+    """
+    SQLite has neither locks on rows nor on numbers, and would say nothing.
+    """
+    with pytest.raises(ConfigurationError, match=f"{strategy} works on postgresql, not on sqlite"):
+        SqlStore(Database(records_url), strategy=strategy)
+
+
+@on_sqlite
+def test_a_strategy_is_refused_at_first_use_where_the_database_was_not_known(make_engine: MakeEngine) -> None:
+    """
+    A function that returns the engine is not asked before it is needed.
+    """
+    store = SqlStore(Database(make_engine), strategy="advisory")
+
+    with pytest.raises(ConfigurationError, match="not on sqlite"):
+        store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+
+
+@pytest.mark.parametrize(
+    ("token", "fingerprint"),
+    ((bytes(15), bytes(17)), (bytes(16), bytes(32)), (b"", bytes(17))),
+    ids=("token", "fingerprint", "no token"),
+)
+def test_what_would_be_corrupt_is_not_written(open_store: OpenStore, token: bytes, fingerprint: bytes) -> None:
+    """
+    A token or a fingerprint of another size could not be read again.
+    """
+    store, key = open_store(), a_key()
+
+    with pytest.raises(ValueError, match="16 bytes and a fingerprint 17"):
+        store.claim(a_request(key, fingerprint=fingerprint), token=token, lease=LEASE)
+
+    assert store.read(key) is None
+
+
+@by_every_strategy
+def test_without_tables_the_remedy_is_named(make_engine: MakeEngine, open_store: OpenStore, strategy: str) -> None:
+    """
+    The database is there and has not been prepared: that is no outage.
+    """
+    metadata.drop_all(make_engine())
+    store = open_store(strategy=strategy)
+
+    with pytest.raises(ConfigurationError, match="flask idempotency db upgrade"):
+        store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+    with pytest.raises(ConfigurationError, match="flask idempotency db upgrade"):
+        store.complete(a_key(), a_token(), PAYLOAD, keep=KEEP)
+    with pytest.raises(ConfigurationError, match="flask idempotency db upgrade"):
+        store.read(a_key())
+
+
+def test_an_old_table_is_named_as_such(make_engine: MakeEngine, open_store: OpenStore) -> None:
+    """
+    A column that a later release has added is not there.
+    """
+    with make_engine().begin() as connection:
+        connection.execute(text("ALTER TABLE idempotency_records RENAME COLUMN method TO verb"))
+
+    with pytest.raises(ConfigurationError, match="flask idempotency db upgrade"):
+        open_store().claim(a_request(a_key()), token=a_token(), lease=LEASE)
+
+
+@on_sqlite
+def test_a_lost_last_fence_is_found_in_the_records(
+    make_engine: MakeEngine, open_store: OpenStore, clock: FrozenClock
+) -> None:
+    """
+    One from the clock might have been given out before: that was set back.
+    """
+    store = open_store()
+    before = granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))
+    with make_engine().begin() as connection:
+        connection.execute(text("DELETE FROM idempotency_meta WHERE name = 'fence'"))
+    clock.advance(-3600)
+
+    after = granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))
+
+    assert before.fence < after.fence
+
+
+@by_every_lock
+@pytest.mark.parametrize("quota", (None, Quota(records=10**6)), ids=("no quota", "quota"))
+@pytest.mark.parametrize("released", (False, True), ids=("lapsed", "released"))
+def test_the_fence_of_a_key_rises_where_the_sequence_went_back(
+    make_engine: MakeEngine,
+    open_store: OpenStore,
+    clock: FrozenClock,
+    strategy: str,
+    released: bool,
+    quota: Quota | None,
+) -> None:
+    """
+    A new table has a new sequence, logical replication leaves sequences out, and not every role may set one. The worker of
+    before must not pass for the newer one.
+    """
+    store, request, token = open_store(strategy=strategy), a_request(a_key(), on_lapse=OnLapse.TAKEOVER), a_token()
+    before = granted(store.claim(request, token=token, lease=LEASE, quota=quota))
+    if released:
+        store.release(request.key, token)
+    else:
+        clock.advance(LEASE + 1)
+    with make_engine().begin() as connection:
+        connection.execute(text(f"ALTER SEQUENCE {FENCES} RESTART"))
+
+    after = granted(store.claim(request, token=a_token(), lease=LEASE, quota=quota))
+
+    assert before.fence < after.fence
+
+
+@on_postgresql
+def test_a_role_without_rights_is_told_which(open_store: OpenStore, make_engine: MakeEngine, database_url: str) -> None:
+    """
+    Not an outage either: somebody has to grant them.
+    """
+    with make_engine().begin() as connection:
+        connection.execute(text("CREATE ROLE stranger LOGIN"))
+    try:
+        store = open_store(database_url.replace("postgres@", "stranger@"))
+        with pytest.raises(ConfigurationError, match="grant it SELECT"):
+            store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+    finally:
+        with make_engine().begin() as connection:
+            connection.execute(text("DROP ROLE stranger"))
+
+
+@on_postgresql
+def test_a_standby_is_an_outage(open_store: OpenStore, make_engine: MakeEngine, database_url: str) -> None:
+    """
+    It can be read and not be written: nobody is granted anything by it.
+    """
+    name = database_url.rpartition("/")[2]
+    with make_engine(isolation_level="AUTOCOMMIT").connect() as connection:
+        connection.execute(text(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
+    store, key = open_store(), a_key()
+
+    with pytest.raises(StoreUnavailable, match="25006"):
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    assert store.read(key) is None
+
+
+@on_sqlite
+def test_a_file_that_cannot_be_written_is_an_outage(open_store: OpenStore, records_url: str) -> None:
+    """
+    Answers can still be read from it, as far as SQLite lets us.
+    """
+    store = open_store(f"{records_url}?mode=ro&uri=true".replace("sqlite:///", "sqlite:///file:"))
+
+    with pytest.raises(StoreUnavailable):
+        store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+
+
+@on_sqlite
+def test_a_file_that_is_no_database_is_an_outage(open_store: OpenStore, tmp_path: Path) -> None:
+    """
+    It cannot decide, so nobody may.
+    """
+    broken = tmp_path / "broken.sqlite"
+    broken.write_bytes(b"not a database" * 100)
+    store = open_store(f"sqlite:///{broken}")
+
+    with pytest.raises(StoreUnavailable):
+        store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+
+
+@on_sqlite
+def test_a_writer_that_never_ends_is_an_outage(
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    After SQLite's own patience. What needs no lock goes on meanwhile, and a free key is granted afterwards.
+    """
+    monkeypatch.setattr("flask_idempotency.stores.sql.database.BUSY_MS", 50)
+    store, done = open_store(f"{make_engine().url.render_as_string()}?timeout=0.05"), a_key()
+    stand(store, clock, done, "completed")
+    with make_engine(isolation_level="AUTOCOMMIT").connect() as elsewhere:
+        elsewhere.execute(text("BEGIN IMMEDIATE"))
+
+        with pytest.raises(StoreUnavailable):
+            store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+        assert isinstance(store.claim(a_request(done), token=a_token(), lease=LEASE), Replayed)
+        elsewhere.execute(text("ROLLBACK"))
+
+    assert isinstance(store.claim(a_request(a_key()), token=a_token(), lease=LEASE), Claimed)
+
+
+@by_every_strategy
+def test_an_error_says_nothing_of_what_was_stored(
+    open_store: OpenStore, make_engine: MakeEngine, strategy: str
+) -> None:
+    """
+    A traceback ends up in logs, and what it hides in error trackers; tokens, principals and answers must not.
+    """
+    metadata.drop_all(make_engine())
+    with pytest.raises(ConfigurationError) as caught:
+        open_store(strategy=strategy).claim(a_request(a_key()), token=b"secret-token-16b", lease=LEASE)
+
+    chain, error = "", caught.value.__context__
+    while error is not None:
+        chain, error = chain + str(error), error.__context__
+    assert chain
+    assert "secret-token" not in chain
+    assert "alice" not in chain
