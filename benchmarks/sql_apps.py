@@ -19,7 +19,7 @@ from benchmarks.apps import LEASE_SECONDS, PRINCIPAL, SECRET, Gate, answered, ba
 from flask_idempotency import Idempotency
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.stores.sql.transactional.session import JointStore
+from flask_idempotency.stores.sql.transactional.session import TransactionalSqlStore
 
 REFUSED = b'{"title": "in flight"}'
 
@@ -139,7 +139,7 @@ def ours_transactional(url: str, gate: Gate, *, redis_url: str | None = None) ->
     """The view's row and the record in one commit; with a Redis in front of the records if one is named."""
     db = _db()
     app, engines = _with_rows(bare(lambda: _paid_into(db), gate=gate), db, url)
-    store = JointStore(Database(engines[0]), sessions=lambda: db.session)
+    store = TransactionalSqlStore(Database(engines[0]), sessions=lambda: db.session)
     options: dict[str, Any] = {"secret": SECRET, "lease": LEASE_SECONDS, "effects": "transactional"}
     if redis_url is not None:
         options["redis_url"] = redis_url

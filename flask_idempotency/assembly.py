@@ -277,7 +277,7 @@ def _sql_store(strategy: str | None, bind: str | ApplicationDatabase | None) -> 
     try:
         from flask_idempotency.stores.sql.database import Database
         from flask_idempotency.stores.sql.store import SqlStore
-        from flask_idempotency.stores.sql.transactional.session import JointStore
+        from flask_idempotency.stores.sql.transactional.session import TransactionalSqlStore
     except ModuleNotFoundError as error:
         if error.name != "sqlalchemy":
             raise
@@ -288,7 +288,9 @@ def _sql_store(strategy: str | None, bind: str | ApplicationDatabase | None) -> 
         raise ConfigurationError("IDEMPOTENCY_STORE: flask-sqlalchemy:// is for a Flask application, and here is none.")
     if isinstance(bind, str):
         return SqlStore(Database(bind), strategy=strategy or "insert")
-    return JointStore(Database(bind.engine, shared=bind.engines), sessions=bind.session, strategy=strategy or "insert")
+    return TransactionalSqlStore(
+        Database(bind.engine, shared=bind.engines), sessions=bind.session, strategy=strategy or "insert"
+    )
 
 
 def _tiered(system: Store, redis_url: str, transactions: Transactions | None) -> Store:

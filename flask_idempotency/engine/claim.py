@@ -241,9 +241,9 @@ class Claim:
                 self._around.store.mark(key, self._held.token)
         self._past_point = True
 
-    def asks_again(self, error: BaseException | None) -> bool:
+    def is_retryable(self, error: BaseException | None) -> bool:
         """Whether the work failed only because the database had to choose between it and other transactions."""
-        return self._transaction is not None and error is not None and self._transaction.asks_again(error)
+        return self._transaction is not None and error is not None and self._transaction.is_retryable(error)
 
     def has_written(self) -> bool:
         """Return whether transactional work may have rows to commit. Ask before the claim is settled."""

@@ -217,7 +217,7 @@ class Transaction(Protocol):
         """Watch no more. Harmless when repeated."""
         ...
 
-    def asks_again(self, error: BaseException) -> bool:
+    def is_retryable(self, error: BaseException) -> bool:
         """Whether this is the database's way of saying that the same work may succeed if it is only repeated."""
         ...
 

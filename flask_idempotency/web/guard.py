@@ -417,7 +417,7 @@ class Rows:
 
     def rolled_back(self, visit: Visit, response: Response, error: BaseException | None) -> None:
         """Nothing is left of the work. An answer that says otherwise must not leave; an error may, and may say more."""
-        if visit.decision is Decision.RELEASE and visit.claim is not None and visit.claim.asks_again(error):
+        if visit.decision is Decision.RELEASE and visit.claim is not None and visit.claim.is_retryable(error):
             conflict = Problem("transaction-conflict", retry_after=CONFLICT_RETRY_SECONDS)
             self._put_over(visit, response, conflict)
         elif response.status_code < 400 and response.status_code not in ELSEWHERE:

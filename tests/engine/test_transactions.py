@@ -65,7 +65,7 @@ class Book:
     def leave(self) -> None:
         self.log.append("leave")
 
-    def asks_again(self, error: BaseException) -> bool:
+    def is_retryable(self, error: BaseException) -> bool:
         return isinstance(error, NotCommitted) and error.again
 
     def settle(self, writing: Writing, *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
@@ -283,4 +283,8 @@ def test_only_a_transactional_claim_is_asked_whether_to_try_again(house: House, 
     joined: Claim = house.won()
     plain: Claim = house.won(house.request("other"), effects="plain")
 
-    assert [True, False, False] == [joined.asks_again(conflict), joined.asks_again(None), plain.asks_again(conflict)]
+    assert [True, False, False] == [
+        joined.is_retryable(conflict),
+        joined.is_retryable(None),
+        plain.is_retryable(conflict),
+    ]

@@ -17,7 +17,7 @@ from flask_idempotency.stores.redis import data_loss, encoding, quota, replay_ca
 from flask_idempotency.stores.redis.admin import data_keys, janitor
 from flask_idempotency.stores.redis.encoding import decode, encode, payload_bytes
 from flask_idempotency.stores.redis.executor import whole_number
-from flask_idempotency.stores.sql.claiming import ask, judge
+from flask_idempotency.stores.sql.claiming import claim_query, classify
 from flask_idempotency.stores.sql.rows import Row, row_of
 from flask_idempotency.testing.contract.support import a_key, a_request, a_token
 from flask_idempotency.web.problems import refusal
@@ -289,8 +289,10 @@ def test_a_damaged_row_is_a_record_or_damage(name: str, changed: dict[str, Any])
     columns = ROWS[name]._replace(**changed)
     try:
         row = row_of(tuple(columns))
-        verdict = judge(row, ask(replace(request, fingerprint=row.fingerprint), a_token(), lease=1, now=None))
-        judge(row, ask(request, a_token(), lease=1, now=None))
+        verdict = classify(
+            row, claim_query(replace(request, fingerprint=row.fingerprint), a_token(), lease=1, now=None)
+        )
+        classify(row, claim_query(request, a_token(), lease=1, now=None))
         found = None if row.state == "released" else row.record()
     except CorruptRecord:
         return

@@ -28,9 +28,9 @@ from flask_idempotency.engine.quota import Quota, window_of
 from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.sql import completion, quota, statements
 from flask_idempotency.stores.sql.completion import entry
-from flask_idempotency.stores.sql.database import TRIES, Database, together
-from flask_idempotency.stores.sql.dialects import PATIENCE_MS, POSTGRESQL, SQLITE, Dialect
-from flask_idempotency.stores.sql.errors import contended, waited_in_vain
+from flask_idempotency.stores.sql.database import TRIES, Database, transaction
+from flask_idempotency.stores.sql.dialects import LOCK_TIMEOUT_MS, POSTGRESQL, SQLITE, Dialect
+from flask_idempotency.stores.sql.errors import is_lock_timeout, is_serialization_failure
 from flask_idempotency.stores.sql.quota import checked, is_narrow, rate, within
 from flask_idempotency.stores.sql.rows import Row, escape, row_of, unescape
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, NEW_KEYS, QUARANTINE, QUARANTINED, RELEASED, TAKEOVER
@@ -75,7 +75,9 @@ class Move(Enum):
     QUARANTINE = "quarantine"
 
 
-def ask(request: ClaimRequest, token: bytes, *, lease: int, now: int | None, quota: Quota | None = None) -> Asked:
+def claim_query(
+    request: ClaimRequest, token: bytes, *, lease: int, now: int | None, quota: Quota | None = None
+) -> Asked:
     about = request.about
     parameters = {
         "my_record_id": request.key.rid,
@@ -95,7 +97,7 @@ def ask(request: ClaimRequest, token: bytes, *, lease: int, now: int | None, quo
     return Asked(request, token, lease, parameters, quota)
 
 
-def judge(row: Row, asked: Asked) -> StoreOutcome | Move:
+def classify(row: Row, asked: Asked) -> StoreOutcome | Move:
     """In the order that `Store.claim` promises, by the row and the time it was read at."""
     if row.absent:
         if row.token == asked.token and row.state == RELEASED:
@@ -138,12 +140,12 @@ class Moves:
         granted = connection.execute(statement, {**asked.parameters, "my_fence": fence}).scalar_one_or_none()
         return None if granted is None else asked.granted(granted, attempt=1)
 
-    def carry_out(self, connection: Connection, row: Row, asked: Asked) -> StoreOutcome | None:
-        """What this row means for who asks, written where that has to be. None as for `make`."""
-        verdict = judge(row, asked)
-        return self.make(connection, verdict, row, asked) if isinstance(verdict, Move) else verdict
+    def apply(self, connection: Connection, row: Row, asked: Asked) -> StoreOutcome | None:
+        """What this row means for who asks, written where that has to be. None as for `write`."""
+        verdict = classify(row, asked)
+        return self.write(connection, verdict, row, asked) if isinstance(verdict, Move) else verdict
 
-    def make(
+    def write(
         self, connection: Connection, move: Move, row: Row, asked: Asked, *, fence: int | None = None
     ) -> StoreOutcome | None:
         """What came of it. None: somebody else was faster, or has the row locked, or a new key is not within the quota; nothing
@@ -176,7 +178,7 @@ class Moves:
 Once = Callable[[Connection], StoreOutcome | None]
 
 
-def until_answered(connection: Connection, once: Once, *, wait: Callable[[Connection], object]) -> StoreOutcome:
+def retry_loop(connection: Connection, once: Once, *, wait: Callable[[Connection], object]) -> StoreOutcome:
     """The first answer of `once`. Where there is none for some tries it is waited, once: `wait` may raise that it was in
     vain."""
     answer = _some_tries(connection, once)
@@ -185,16 +187,16 @@ def until_answered(connection: Connection, once: Once, *, wait: Callable[[Connec
     try:
         wait(connection)
     except DBAPIError as error:
-        if not waited_in_vain(error):
+        if not is_lock_timeout(error):
             raise
         return InFlight(RETRY_SECONDS)
     return _some_tries(connection, once) or InFlight(RETRY_SECONDS)
 
 
-def turn(connection: Connection, once: Once) -> StoreOutcome | None:
+def in_transaction(connection: Connection, once: Once) -> StoreOutcome | None:
     """In a short transaction, at READ COMMITTED: one that began before somebody else's commit must not be the one that looks
     for it."""
-    with together(connection):
+    with transaction(connection):
         return once(connection)
 
 
@@ -208,7 +210,7 @@ def _some_tries(connection: Connection, once: Once) -> StoreOutcome | None:
 
 @dataclass(frozen=True, slots=True)
 class Crowded:
-    """There is room, but so little that only who has the tenant for itself can say for how many: `queue.in_turn`."""
+    """There is room, but so little that only who has the tenant for itself can say for how many: `queue.wait_for_tenant`."""
 
     closely: Callable[[Connection], StoreOutcome]
     """Raises when somebody else has the tenant for a moment: that is no time to keep a connection."""
@@ -217,12 +219,12 @@ class Crowded:
 class Gate:
     """PostgreSQL. Every way to take a key passes it, if it is a new one and there is a quota."""
 
-    def __init__(self, dialect: Dialect, moves: Moves) -> None:
+    def __init__(self, dialect: Dialect, writer: Moves) -> None:
         self._lock = quota.tenant_lock(dialect)
         self._read = statements.read(dialect)
         self._standing = quota.standing(dialect)
         self._wait_to_reclaim = statements.wait_to_reclaim(dialect)
-        self._moves = moves
+        self._writer = writer
 
     def claim(
         self, connection: Connection, asked: Asked, from_afar: Callable[[], StoreOutcome | None]
@@ -232,7 +234,7 @@ class Gate:
             outcome = from_afar()
         except DBAPIError as error:
             # Of two that met in the ledger, where the role's isolation is stricter than is needed.
-            if not contended(error):
+            if not is_serialization_failure(error):
                 raise
             outcome = None
         if outcome is None:
@@ -242,20 +244,20 @@ class Gate:
         closely = asked.closely()
         return Crowded(lambda again: self._in_transactions(again, closely, self._closely))
 
-    def in_turns(
+    def claim_in_transactions(
         self, connection: Connection, asked: Asked, once: Callable[[Connection, Asked], StoreOutcome | None]
     ) -> StoreOutcome | Crowded:
         """For strategies that work in short transactions: `once` in one of them, past the gate if there is a quota."""
 
         if asked.quota is not None:
-            return self.claim(connection, asked, lambda: turn(connection, lambda transaction: once(transaction, asked)))
+            return self.claim(connection, asked, lambda: in_transaction(connection, lambda alone: once(alone, asked)))
         return self._in_transactions(connection, asked, once)
 
-    def until_answered(
+    def retry(
         self, connection: Connection, asked: Asked, once: Callable[[Connection], StoreOutcome | None]
     ) -> StoreOutcome:
         """The first answer of `once`. A row that is being removed is waited for, briefly: then its key is a new one."""
-        return until_answered(
+        return retry_loop(
             connection, once, wait=lambda alone: alone.execute(self._wait_to_reclaim, asked.parameters).all()
         )
 
@@ -263,9 +265,9 @@ class Gate:
         self, connection: Connection, asked: Asked, once: Callable[[Connection, Asked], StoreOutcome | None]
     ) -> StoreOutcome:
         def in_one(alone: Connection) -> StoreOutcome | None:
-            return turn(alone, lambda transaction: once(transaction, asked))
+            return in_transaction(alone, lambda inner: once(inner, asked))
 
-        return self.until_answered(connection, asked, in_one)
+        return self.retry(connection, asked, in_one)
 
     def _refused(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
         """What is said without a lock: who floods a tenant that is full makes nobody wait. None: it is not full.
@@ -279,18 +281,18 @@ class Gate:
         # Whoever took the last place may have taken it for this very key, and a known key is not refused.
         found = connection.execute(self._read, asked.parameters).one_or_none()
         row = None if found is None else row_of(found)
-        return refused if row is None or row.absent else self._moves.carry_out(connection, row, asked)
+        return refused if row is None or row.absent else self._writer.apply(connection, row, asked)
 
     def _closely(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
         connection.execute(self._lock, asked.parameters)
         # In statements of their own: what was committed while this one waited for the lock is seen by the next.
-        outcome = self._moves.insert(connection, asked)
+        outcome = self._writer.insert(connection, asked)
         if outcome is not None:
             return outcome
         found = connection.execute(self._read, asked.parameters).one_or_none()
         if found is not None:
             row = row_of(found)
-            outcome = self._moves.carry_out(connection, row, asked)
+            outcome = self._writer.apply(connection, row, asked)
             if outcome is not None or not row.absent:
                 return outcome
         return refusal(checked(connection.execute(self._standing, asked.parameters).one()))
@@ -328,19 +330,19 @@ class Advisory:
     def __init__(self, dialect: Dialect) -> None:
         self._lock = statements.advisory_lock(dialect)
         self._read = statements.read(dialect)
-        self._moves = Moves(dialect)
-        self._gate = Gate(dialect, self._moves)
+        self._writer = Moves(dialect)
+        self._gate = Gate(dialect, self._writer)
 
     def claim(self, connection: Connection, asked: Asked) -> StoreOutcome | Crowded:
-        return self._gate.in_turns(connection, asked, self._once)
+        return self._gate.claim_in_transactions(connection, asked, self._once)
 
     def _once(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
         connection.execute(self._lock, {**asked.parameters, "my_number": number_of(asked.request.key.rid)})
         # In a statement of its own: the one that waited for the lock sees what was there before it waited.
         found = connection.execute(self._read, asked.parameters).one_or_none()
         if found is None:
-            return self._moves.insert(connection, asked)
-        return self._moves.carry_out(connection, row_of(found), asked)
+            return self._writer.insert(connection, asked)
+        return self._writer.apply(connection, row_of(found), asked)
 
 
 def number_of(rid: bytes) -> int:
@@ -359,13 +361,13 @@ class Insert:
     def __init__(self, dialect: Dialect) -> None:
         self._claim_or_read = statements.claim_or_read(dialect)
         self._read = statements.read(dialect)
-        self._moves = Moves(dialect)
-        self._gate = Gate(dialect, self._moves)
+        self._writer = Moves(dialect)
+        self._gate = Gate(dialect, self._writer)
 
     def claim(self, connection: Connection, asked: Asked) -> StoreOutcome | Crowded:
         if asked.quota is not None:
             return self._gate.claim(connection, asked, lambda: self._look_first(connection, asked))
-        return self._gate.until_answered(connection, asked, lambda alone: self._once(alone, asked))
+        return self._gate.retry(connection, asked, lambda alone: self._once(alone, asked))
 
     def _once(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
         fence, *found = connection.execute(self._claim_or_read, asked.parameters).one()
@@ -374,14 +376,14 @@ class Insert:
         if found[0] is None:
             # Somebody inserted the row after our snapshot was taken, so we neither made it nor see it.
             return None
-        return self._moves.carry_out(connection, row_of(found), asked)
+        return self._writer.apply(connection, row_of(found), asked)
 
     def _look_first(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
         """With a quota the statement that inserts is long, and a replay must not pay for having it planned."""
         found = connection.execute(self._read, asked.parameters).one_or_none()
         if found is None:
-            return self._moves.insert(connection, asked)
-        return self._moves.carry_out(connection, row_of(found), asked)
+            return self._writer.insert(connection, asked)
+        return self._writer.apply(connection, row_of(found), asked)
 
 
 class InsertIntoFile:
@@ -394,14 +396,14 @@ class InsertIntoFile:
         self._next_fence = statements.next_fence(dialect)
         self._standing = quota.standing(dialect)
         self._book = completion.book(dialect)
-        self._moves = Moves(dialect)
+        self._writer = Moves(dialect)
 
     def claim(self, connection: Connection, asked: Asked) -> StoreOutcome:
         row = self._look(connection, asked)
-        verdict = None if row is None else judge(row, asked)
+        verdict = None if row is None else classify(row, asked)
         if verdict is not None and not isinstance(verdict, Move):
             return verdict
-        with together(connection):
+        with transaction(connection):
             return self._write(connection, asked)
 
     def _look(self, connection: Connection, asked: Asked) -> Row | None:
@@ -410,7 +412,7 @@ class InsertIntoFile:
 
     def _write(self, connection: Connection, asked: Asked) -> StoreOutcome:
         row = self._look(connection, asked)
-        verdict = Move.RECLAIM if row is None else judge(row, asked)
+        verdict = Move.RECLAIM if row is None else classify(row, asked)
         if not isinstance(verdict, Move):
             return verdict
         refused = self._admit(connection, asked) if verdict is Move.RECLAIM and asked.quota is not None else None
@@ -418,8 +420,8 @@ class InsertIntoFile:
             return refused
         risen = None if verdict is Move.QUARANTINE else self._fence(connection, asked)
         if row is None:
-            return self._moves.insert(connection, asked, fence=risen) or InFlight(RETRY_SECONDS)
-        return self._moves.make(connection, verdict, row, asked, fence=risen) or InFlight(RETRY_SECONDS)
+            return self._writer.insert(connection, asked, fence=risen) or InFlight(RETRY_SECONDS)
+        return self._writer.write(connection, verdict, row, asked, fence=risen) or InFlight(RETRY_SECONDS)
 
     def _admit(self, connection: Connection, asked: Asked) -> OverQuota | None:
         """Why this new key must not be granted; else it is counted. Nobody else writes meanwhile, so this is exact."""
@@ -444,14 +446,14 @@ PAUSE_SECONDS: Final = (0.01, 0.04)
 """Between two looks. Of different lengths, so that processes which met once do not meet each time."""
 
 
-def in_turn(database: Database, tid: bytes, crowded: Crowded) -> StoreOutcome | None:
+def wait_for_tenant(database: Database, tid: bytes, crowded: Crowded) -> StoreOutcome | None:
     """What comes of a claim that must have the tenant for itself. None: nobody could tell while it was good to wait.
 
     Of one tenant's claims one at a time has a connection for it, and gives that back again and again.
     """
-    patience = PATIENCE_MS / 1000
+    patience = LOCK_TIMEOUT_MS / 1000
     until = time.monotonic() + patience
-    with database.turnstile.turn(tid, patience=patience) as mine:
+    with database.tenant_lock.turn(tid, timeout=patience) as mine:
         while mine and time.monotonic() < until:
             outcome = database.run(lambda connection: _briefly(connection, crowded))
             if outcome is not None:
@@ -464,7 +466,7 @@ def _briefly(connection: Connection, crowded: Crowded) -> StoreOutcome | None:
     try:
         return crowded.closely(connection)
     except DBAPIError as error:
-        if not waited_in_vain(error):
+        if not is_lock_timeout(error):
             raise
         return None
 
@@ -483,30 +485,30 @@ class RowLock:
     def __init__(self, dialect: Dialect) -> None:
         self._read_locked = statements.read_locked(dialect)
         self._read = statements.read(dialect)
-        self._moves = Moves(dialect)
-        self._gate = Gate(dialect, self._moves)
+        self._writer = Moves(dialect)
+        self._gate = Gate(dialect, self._writer)
 
     def claim(self, connection: Connection, asked: Asked) -> StoreOutcome | Crowded:
-        return self._gate.in_turns(connection, asked, self._once)
+        return self._gate.claim_in_transactions(connection, asked, self._once)
 
     def _once(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
         found = connection.execute(self._read, asked.parameters).one_or_none()
         if found is None:
-            return self._moves.insert(connection, asked)
-        verdict = judge(row_of(found), asked)
+            return self._writer.insert(connection, asked)
+        verdict = classify(row_of(found), asked)
         return self._locked(connection, asked) if isinstance(verdict, Move) else verdict
 
     def _locked(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
         """What is to be written is written under the row's lock. Who does not get it leaves that to whoever has it."""
         found = connection.execute(self._read_locked, asked.parameters).one_or_none()
-        return None if found is None else self._moves.carry_out(connection, row_of(found), asked)
+        return None if found is None else self._writer.apply(connection, row_of(found), asked)
 
 
 # Which strategies there are, and on which databases each can keep its promise.
 
 
 class Strategy(Protocol):
-    """Takes a free key for one of all who ask, and tells the others what `judge` says."""
+    """Takes a free key for one of all who ask, and tells the others what `classify` says."""
 
     def claim(self, connection: Connection, asked: Asked) -> StoreOutcome | Crowded:
         """Repeatable: the connection is fresh, and may be the second one."""

@@ -36,7 +36,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import CORRUPT, Payload
 from flask_idempotency.engine.quota import bucket_width_ms
 from flask_idempotency.stores import microseconds
-from flask_idempotency.stores.sql.database import together
+from flask_idempotency.stores.sql.database import transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
 from flask_idempotency.stores.sql.schema import (
     COMPLETED,
@@ -356,7 +356,7 @@ class Completing:
     def _alone(self, connection: Connection, form: Callable[[bool, bool], Any], parameters: dict[str, Any]) -> bool:
         counted = self.counts
         statement = form(is_sealed(parameters), counted)
-        with together(connection) if counted and self._dialect.name == SQLITE else nullcontext():
+        with transaction(connection) if counted and self._dialect.name == SQLITE else nullcontext():
             return self._send(connection, statement, parameters, counted=counted) is not None
 
     def _send(self, connection: Connection, statement: Any, parameters: dict[str, Any], *, counted: bool) -> Any | None:

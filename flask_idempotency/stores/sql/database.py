@@ -23,7 +23,7 @@ from flask_idempotency.engine.errors import ConfigurationError, InheritedConnect
 from flask_idempotency.engine.escape import without_password
 from flask_idempotency.engine.forks import after_fork, before_fork, notice
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, dialect_of
-from flask_idempotency.stores.sql.errors import contended, explained
+from flask_idempotency.stores.sql.errors import explained, is_serialization_failure
 
 # What SQLAlchemy's own logging must not tell: at DEBUG it writes each row, whatever its engine was told of parameters.
 #
@@ -32,14 +32,14 @@ from flask_idempotency.stores.sql.errors import contended, explained
 EngineT = TypeVar("EngineT", bound=Engine)
 
 
-def keep_rows_to_itself(engine: EngineT) -> EngineT:
+def hide_parameters(engine: EngineT) -> EngineT:
     """The same engine, that from now on logs what it sends, and never what it gets."""
     engine._should_log_debug = _never  # type: ignore[method-assign]
     return engine
 
 
 @contextmanager
-def unlogged(connection: Connection) -> Iterator[None]:
+def without_logging(connection: Connection) -> Iterator[None]:
     """On a connection of the application's, whose engine may log parameters as well: in here nothing is logged."""
     told = connection._echo
     connection._echo = False
@@ -55,47 +55,47 @@ def _never() -> bool:
 
 # A server that keeps our connection and says nothing, for which libpq would wait for ever.
 
-ANSWER_SECONDS: Final = 5.0
+READ_TIMEOUT_SECONDS: Final = 5.0
 """Longer than our patience with a lock, and than any statement of ours takes. What became of it nobody knows."""
 
-_UNANSWERED: Final = "the server did not answer in time"
+_READ_TIMED_OUT: Final = "the server did not answer in time"
 
 
-def give_up_on_silence(connection: Any) -> None:
+def set_read_timeout(connection: Any) -> None:
     """From now on this connection of psycopg's raises when an answer takes too long, and is closed then."""
     wait = connection.wait
 
-    def wait_in_moderation(generator: Generator[Any, Any, Any], *arguments: Any, **options: Any) -> Any:
-        return wait(_bounded(generator, connection), *arguments, **options)
+    def wait_with_timeout(generator: Generator[Any, Any, Any], *arguments: Any, **options: Any) -> Any:
+        return wait(_with_deadline(generator, connection), *arguments, **options)
 
-    connection.wait = wait_in_moderation
-
-
-def unanswered(error: BaseException | None) -> bool:
-    """Whether this is what `give_up_on_silence` makes a connection raise: asking once more would take as long again."""
-    return _UNANSWERED in getattr(error, "args", ())
+    connection.wait = wait_with_timeout
 
 
-def _bounded(generator: Generator[Any, Any, Any], connection: Any) -> Generator[Any, Any, Any]:
+def is_read_timeout(error: BaseException | None) -> bool:
+    """Whether this is what `set_read_timeout` makes a connection raise: asking once more would take as long again."""
+    return _READ_TIMED_OUT in getattr(error, "args", ())
+
+
+def _with_deadline(generator: Generator[Any, Any, Any], connection: Any) -> Generator[Any, Any, Any]:
     """The same generator, as long as it is answered. psycopg resumes it with 0, several times a second, when not."""
-    deadline = time.monotonic() + ANSWER_SECONDS
+    deadline = time.monotonic() + READ_TIMEOUT_SECONDS
     try:
         wanted = next(generator)
         while True:
             ready = yield wanted
             if ready == 0 and time.monotonic() >= deadline:
-                raise _silenced(connection)
+                raise _timed_out(connection)
             wanted = generator.send(ready)
     except StopIteration as done:
         return done.value
 
 
-def _silenced(connection: Any) -> Exception:
+def _timed_out(connection: Any) -> Exception:
     from psycopg import OperationalError
 
     # Its answer may still come, and would be taken for that to the next question.
     connection.close()
-    return OperationalError(_UNANSWERED)
+    return OperationalError(_READ_TIMED_OUT)
 
 
 # The engines that a URL, or an application's own Engine, comes to.
@@ -136,7 +136,7 @@ def open_engines(bind: Bind) -> Engines:
     dialect = dialect_of(base.dialect.name)
     if names_memory(base.url) or isinstance(base.pool, StaticPool | SingletonThreadPool):
         raise _in_memory()
-    return Engines(base, keep_rows_to_itself(_engine_for_records(base, dialect)), dialect, ours)
+    return Engines(base, hide_parameters(_engine_for_records(base, dialect)), dialect, ours)
 
 
 def _engine_from(bind: str | URL) -> Engine:
@@ -238,7 +238,7 @@ def _end_transaction(connection: Any, record: object) -> None:
 
 
 def _keep_time(connection: Any, record: object) -> None:
-    give_up_on_silence(connection)
+    set_read_timeout(connection)
 
 
 def _never_prepare(connection: Any, record: object) -> None:
@@ -318,10 +318,10 @@ def leave_to_parent(engine: Engine) -> None:
 
 def abandon_inherited(session: Session) -> None:
     """Roll back what this session's copy in a forked child believes to have begun. No byte of that reaches a server."""
-    transaction: Any = session.get_transaction()
-    if transaction is None:
+    begun: Any = session.get_transaction()
+    if begun is None:
         return
-    for connection in list(transaction._connections):
+    for connection in list(begun._connections):
         if isinstance(connection, Connection) and not connection.invalidated and not _is_opened_here(connection):
             _abandon(connection.connection)
     session.rollback()
@@ -381,13 +381,13 @@ class Turnstile:
         self._crowds: dict[bytes, _Crowd] = {}
 
     @contextmanager
-    def turn(self, tid: bytes, *, patience: float) -> Iterator[bool]:
+    def turn(self, tid: bytes, *, timeout: float) -> Iterator[bool]:
         """Nobody else has this tenant's until it is left. False: it was not free for so many seconds."""
         with self._lock:
             crowd = self._crowds.setdefault(tid, _Crowd())
             crowd.size += 1
         try:
-            mine = crowd.turn.acquire(timeout=patience)
+            mine = crowd.turn.acquire(timeout=timeout)
             try:
                 yield mine
             finally:
@@ -431,7 +431,7 @@ class Database:
         self._lock = threading.Lock()
         self._engines: Engines | None = None
         self._opens_in_child = False
-        self.turnstile = Turnstile()
+        self.tenant_lock = Turnstile()
         """For who would keep a connection only to wait for others of the same tenant."""
         if not callable(bind):
             self._open()
@@ -465,9 +465,9 @@ class Database:
         """
         return self._run(work, lambda: self.engine)
 
-    def take_time(self, work: Callable[[Connection], AnswerT]) -> AnswerT:
+    def run_long(self, work: Callable[[Connection], AnswerT]) -> AnswerT:
         """The same for chores that read whole tables: connections for records give up on what takes so long."""
-        return self._run(work, lambda: keep_rows_to_itself(self.base.execution_options(isolation_level="AUTOCOMMIT")))
+        return self._run(work, lambda: hide_parameters(self.base.execution_options(isolation_level="AUTOCOMMIT")))
 
     def _run(self, work: Callable[[Connection], AnswerT], engine: Callable[[], Engine]) -> AnswerT:
         failed: DBAPIError | None = None
@@ -507,7 +507,7 @@ class Database:
         The application's pools are replaced as well: its rows and our records are committed on one connection.
         """
         self._lock = threading.Lock()
-        self.turnstile.after_fork()
+        self.tenant_lock.after_fork()
         self._opens_in_child = self._engines is None
         for engine in self._used():
             _renew(engine)
@@ -537,7 +537,7 @@ def _renew(engine: Engine) -> None:
 
 
 @contextmanager
-def together(connection: Connection) -> Iterator[None]:
+def transaction(connection: Connection) -> Iterator[None]:
     """In here statements of a connection that commits each by itself are one transaction, and each sees what was committed
     before it."""
     if connection.dialect.name == SQLITE:
@@ -569,7 +569,7 @@ def _give_up(error: SQLAlchemyError) -> NoReturn:
 
 def _may_be_repeated(error: DBAPIError, before: DBAPIError | None) -> bool:
     """Others were faster; or the connection was stale, as all are after a restart. At the first, SQLAlchemy drops all."""
-    if contended(error):
+    if is_serialization_failure(error):
         return True
     stale_before = before is not None and before.connection_invalidated
-    return error.connection_invalidated and not stale_before and not unanswered(error.orig)
+    return error.connection_invalidated and not stale_before and not is_read_timeout(error.orig)

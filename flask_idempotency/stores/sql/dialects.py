@@ -12,11 +12,11 @@ from flask_idempotency.engine.errors import ConfigurationError
 POSTGRESQL: Final = "postgresql"
 SQLITE: Final = "sqlite"
 
-PATIENCE_MS: Final = 2000
+LOCK_TIMEOUT_MS: Final = 2000
 """How long a write waits for somebody else's lock on its row. Ours are held for a millisecond: after two seconds their
 holder is frozen, and a worker that waits for it is lost as well."""
 
-BRIEFLY_MS: Final = 100
+SHORT_LOCK_TIMEOUT_MS: Final = 100
 """How long a connection is kept for a tenant's lock, or for a row that is being removed. Long enough to queue there behind
 the other processes: who only tried it would find it taken each time; and short enough not to be missed."""
 
@@ -38,18 +38,18 @@ class Dialect:
         told = bindparam("now", type_=BigInteger)
         return func.coalesce(told, literal_column(self.clock, BigInteger))
 
-    def moment(self, *, patient: bool, patience_ms: int = PATIENCE_MS) -> Select[Any]:
+    def moment(self, *, bounded: bool, lock_timeout_ms: int = LOCK_TIMEOUT_MS) -> Select[Any]:
         """One row: `now`, read once. Patient on PostgreSQL: this transaction waits for no lock longer than that.
 
         Transaction-local, so that a pooler's next client does not inherit it. The function is volatile, so the planner
         evaluates it although nobody looks at what it returns.
         """
         moment = select(self.now.label("now"))
-        if not patient or self.name != POSTGRESQL:
+        if not bounded or self.name != POSTGRESQL:
             return moment
-        waits = ("'lock_timeout'", f"'{patience_ms}'", "true")
+        waits = ("'lock_timeout'", f"'{lock_timeout_ms}'", "true")
         patience = func.set_config(*map(literal_column, waits))
-        return moment.add_columns(patience.label("patience"))
+        return moment.add_columns(patience.label("lock_timeout"))
 
 
 DIALECTS: Final = {

@@ -29,7 +29,7 @@ _HOST: Final = re.compile(r"[\w.-]+|[0-9A-Fa-f:.]+")
 _NAME: Final = re.compile(r"[\w.-]+")
 
 
-def complaint(error: SQLAlchemyError, url: URL) -> str:
+def error_text(error: SQLAlchemyError, url: URL) -> str:
     """Where the database is and what it says, without its password: not whole, and not in pieces."""
     if _is_torn(url):
         # What drivers say quotes host and database, which are pieces of the password here.
@@ -93,12 +93,12 @@ _LIFTS: Final = text(
 )
 
 
-def may_lift(connection: Connection) -> bool:
+def may_set_sequence(connection: Connection) -> bool:
     """Whether this role may set the sequence of fences, as the first claim does where a migration has not."""
     return bool(connection.scalar(_LIFTS))
 
 
-def lacking(connection: Connection) -> dict[str, list[str]]:
+def missing_privileges(connection: Connection) -> dict[str, list[str]]:
     """The rights that this role does not have, by what they are on. SQLite knows no roles."""
     found: dict[str, list[str]] = {}
     if connection.dialect.name == "postgresql":
@@ -131,16 +131,16 @@ def sqlstate(error: DBAPIError) -> str:
     return ""
 
 
-def contended(error: DBAPIError) -> bool:
+def is_serialization_failure(error: DBAPIError) -> bool:
     return sqlstate(error) in CONTENDED
 
 
-def waited_in_vain(error: DBAPIError) -> bool:
+def is_lock_timeout(error: DBAPIError) -> bool:
     """Whether somebody else held a lock for longer than our patience."""
     return sqlstate(error) == _LOCK_TIMEOUT or _is_busy(error)
 
 
-def asks_again(error: BaseException) -> bool:
+def is_retryable(error: BaseException) -> bool:
     """Whether this is the database's way of saying that the same work may succeed if it is only repeated.
 
     It chose between transactions, and not this one; or the connection broke, and nothing of the transaction is left.

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, text
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.stores.sql import schema, statements
-from flask_idempotency.stores.sql.database import together
+from flask_idempotency.stores.sql.database import transaction
 from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL
 from flask_idempotency.stores.sql.schema import FENCES, SEEDED, VERSION
 
@@ -85,7 +85,7 @@ def _lift(connection: Connection) -> None:
 
     Under a lock: without it a second process could set the sequence back below a fence that was already granted.
     """
-    with together(connection):
+    with transaction(connection):
         connection.execute(statements.advisory_lock(DIALECTS[POSTGRESQL]), {"my_number": _LOCK, "now": None})
         connection.execute(_LIFT, {"name": FENCES, "seeded": SEEDED})
 

@@ -42,8 +42,8 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage
 from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.completion import entry, is_answer, shard_of
-from flask_idempotency.stores.sql.database import Database, together
-from flask_idempotency.stores.sql.dialects import BRIEFLY_MS, POSTGRESQL, Dialect, in_microseconds
+from flask_idempotency.stores.sql.database import Database, transaction
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, SHORT_LOCK_TIMEOUT_MS, Dialect, in_microseconds
 from flask_idempotency.stores.sql.schema import NEW_KEYS, PROCESSING, RESPONSES, quota_buckets, records, tenants
 from flask_idempotency.stores.sql.statements import (
     ONE,
@@ -87,7 +87,7 @@ def reclaim_within(dialect: Dialect) -> Select[Any]:
 
 def tenant_lock(dialect: Dialect) -> Select[Any]:
     """PostgreSQL: nobody else takes a new key for this tenant, until the transaction ends. Look in the NEXT statement."""
-    moment = dialect.moment(patient=True, patience_ms=BRIEFLY_MS).subquery("moment")
+    moment = dialect.moment(bounded=True, lock_timeout_ms=SHORT_LOCK_TIMEOUT_MS).subquery("moment")
     lock = func.pg_advisory_xact_lock(_tenants_number())
     return select(lock.label("locked")).select_from(moment)
 
@@ -358,7 +358,7 @@ class SqlLedger:
         self._database.run(lambda connection: connection.execute(self._sent.set_limits, parameters).one())
 
     def tenants(self) -> Sequence[bytes]:
-        found = self._database.take_time(lambda connection: connection.execute(self._sent.tenants).scalars().all())
+        found = self._database.run_long(lambda connection: connection.execute(self._sent.tenants).scalars().all())
         return tuple(found)
 
     def reconcile(self, tid: bytes) -> Drift:
@@ -370,7 +370,7 @@ class SqlLedger:
         parameters = {"my_tenant_id": tid, "my_number": _chores_number(tid), "now": self._now()}
 
         def reconcile(connection: Connection) -> Drift:
-            with together(connection):
+            with transaction(connection):
                 if connection.dialect.name == POSTGRESQL:
                     connection.execute(self._sent.chores_lock, parameters)
                 found = connection.execute(self._sent.drift, parameters).all()
@@ -385,14 +385,14 @@ class SqlLedger:
                     connection.execute(self._sent.book, {**parameters, "my_shard": 0, **mended})
             return Drift(sum(row.records for row in found), sum(row.bytes for row in found))
 
-        return self._database.take_time(reconcile)
+        return self._database.run_long(reconcile)
 
     def sweep(self, *, limit: int = SWEPT, horizon: float | None = None) -> int:
         """Forget up to so many entries that are over, and were by this horizon, and say how many it were. Nobody counts
         them any more."""
         by = None if horizon is None else in_microseconds(horizon)
         parameters = {"my_limit": limit, "my_horizon": by, "now": self._now()}
-        return self._database.take_time(lambda connection: connection.execute(self._sent.sweep, parameters).rowcount)
+        return self._database.run_long(lambda connection: connection.execute(self._sent.sweep, parameters).rowcount)
 
     @cached_property
     def _sent(self) -> _Sent:

@@ -37,7 +37,7 @@ from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
 from sqlalchemy.sql.selectable import CTE
 
 from flask_idempotency.engine.model import CORRUPT
-from flask_idempotency.stores.sql.dialects import BRIEFLY_MS, POSTGRESQL, Dialect
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, SHORT_LOCK_TIMEOUT_MS, Dialect
 from flask_idempotency.stores.sql.rows import FINGERPRINT_BYTES, Row
 from flask_idempotency.stores.sql.schema import (
     COMPLETED,
@@ -99,12 +99,12 @@ def word(word: str) -> ColumnElement[str]:
 def owners(dialect: Dialect, *states: str) -> tuple[Update, ColumnElement[int]]:
     """An update of the token's own row, if it is in one of these states; and what the time is there."""
     owned = and_(_r.token == bindparam("my_token", type_=LargeBinary), _r.state.in_([word(state) for state in states]))
-    return _patiently(dialect, owned)
+    return _with_lock_timeout(dialect, owned)
 
 
 def others_update(dialect: Dialect, *conditions: ColumnElement[bool]) -> tuple[Update, ColumnElement[int]]:
     """An update of a row by somebody who is not its owner, if it still is what was met; and what the time is there."""
-    return _patiently(dialect, is_as_met(), *conditions)
+    return _with_lock_timeout(dialect, is_as_met(), *conditions)
 
 
 def is_as_met() -> ColumnElement[bool]:
@@ -117,11 +117,11 @@ def is_as_met() -> ColumnElement[bool]:
     )
 
 
-def _patiently(dialect: Dialect, *conditions: ColumnElement[bool]) -> tuple[Update, ColumnElement[int]]:
+def _with_lock_timeout(dialect: Dialect, *conditions: ColumnElement[bool]) -> tuple[Update, ColumnElement[int]]:
     if dialect.name != POSTGRESQL:
         return update(records).where(is_mine(), *conditions), dialect.now
     rid = bindparam("my_record_id", type_=LargeBinary)
-    moment = dialect.moment(patient=True).add_columns(rid.label("record_id")).subquery("moment")
+    moment = dialect.moment(bounded=True).add_columns(rid.label("record_id")).subquery("moment")
     return update(records).where(_r.record_id == moment.c.record_id, *conditions), moment.c.now
 
 
@@ -219,7 +219,7 @@ def regranted(
 def inserted(dialect: Dialect, *, within: Select[Any] | None = None) -> Insert:
     """The row of a key that has none, if `within` has a row as well: that is looked at for no other key."""
     # The patience is inside, where a replay does not come by: to set it takes a third as long as a replay.
-    moment = dialect.moment(patient=True).subquery("moment")
+    moment = dialect.moment(bounded=True).subquery("moment")
     values: dict[str, ColumnElement[Any]] = {
         "record_id": bindparam("my_record_id", type_=LargeBinary),
         "tenant_id": bindparam("my_tenant_id", type_=LargeBinary),
@@ -242,7 +242,7 @@ def inserted(dialect: Dialect, *, within: Select[Any] | None = None) -> Insert:
 
 def given_up(dialect: Dialect, keep: ColumnElement[int]) -> Insert:
     """The row of a key that has none, as if its token's claim had come and been released. Nothing is known of that claim."""
-    moment = dialect.moment(patient=True).subquery("moment")
+    moment = dialect.moment(bounded=True).subquery("moment")
     nothing = {name: literal_column("''", _r[name].type) for name in ("tenant", "principal", "method", "endpoint")}
     values: dict[str, ColumnElement[Any]] = {
         **{name: bindparam(f"my_{name}", type_=LargeBinary) for name in ("record_id", "tenant_id", "token")},
@@ -384,8 +384,8 @@ def wait_to_reclaim(dialect: Dialect) -> Select[Any]:
 
     Whoever has locked such a row removes it, or takes it. Of any other row nothing is found, and nothing is waited for.
     """
-    moment = dialect.moment(patient=True, patience_ms=BRIEFLY_MS).subquery("moment")
-    absent = select(_r.record_id, moment.c.patience).select_from(moment.join(records, is_mine()))
+    moment = dialect.moment(bounded=True, lock_timeout_ms=SHORT_LOCK_TIMEOUT_MS).subquery("moment")
+    absent = select(_r.record_id, moment.c.lock_timeout).select_from(moment.join(records, is_mine()))
     return absent.where(is_absent(dialect)).with_for_update(of=records)
 
 
@@ -394,7 +394,7 @@ def advisory_lock(dialect: Dialect) -> Select[Any]:
 
     This one's snapshot is older than the lock. Never the session's lock: behind a pooler it belongs to strangers.
     """
-    moment = dialect.moment(patient=True).subquery("moment")
+    moment = dialect.moment(bounded=True).subquery("moment")
     lock = func.pg_advisory_xact_lock(bindparam("my_number", type_=BigInteger))
     return select(lock.label("locked")).select_from(moment)
 

@@ -26,15 +26,15 @@ from flask_idempotency.stores.sql.claiming import (
     Crowded,
     Move,
     Strategy,
-    ask,
-    in_turn,
-    judge,
+    claim_query,
+    classify,
     strategy_of,
+    wait_for_tenant,
 )
 from flask_idempotency.stores.sql.completion import Completing, answer_of
 from flask_idempotency.stores.sql.database import TRIES, Database
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
-from flask_idempotency.stores.sql.errors import waited_in_vain
+from flask_idempotency.stores.sql.errors import is_lock_timeout
 from flask_idempotency.stores.sql.identity import identity, prepare
 from flask_idempotency.stores.sql.quota import SqlLedger
 from flask_idempotency.stores.sql.rows import (
@@ -139,7 +139,7 @@ class SqlStore:
     def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
         if len(token) != TOKEN_BYTES or len(request.fingerprint) != FINGERPRINT_BYTES:
             raise ValueError(f"a token has {TOKEN_BYTES} bytes and a fingerprint {FINGERPRINT_BYTES}")
-        asked = ask(request, token, lease=microseconds(lease), now=self.now(), quota=quota)
+        asked = claim_query(request, token, lease=microseconds(lease), now=self.now(), quota=quota)
         statements, strategy = self._ready()
         if quota is not None:
             statements.completing.counts = True
@@ -148,14 +148,14 @@ class SqlStore:
             try:
                 return strategy.claim(connection, asked)
             except DBAPIError as error:
-                if not waited_in_vain(error):
+                if not is_lock_timeout(error):
                     raise
             return _at_least(connection, statements, asked)
 
         def claim_in_turn() -> StoreOutcome:
             outcome: StoreOutcome | Crowded | None = self.database.run(claim)
             if isinstance(outcome, Crowded):
-                outcome = in_turn(self.database, request.key.tid, outcome)
+                outcome = wait_for_tenant(self.database, request.key.tid, outcome)
             if outcome is None:
                 return self.database.run(lambda connection: _at_least(connection, statements, asked))
             return outcome
@@ -297,5 +297,5 @@ def _at_least(connection: Connection, statements: Statements, asked: Asked) -> S
     if found is None and (connection.dialect.name == SQLITE or asked.quota is not None):
         # That lock is everybody's, or the whole tenant's: whoever holds it need not be at this key.
         raise StoreUnavailable("somebody else has been writing to the database for too long")
-    verdict = Move.RECLAIM if found is None else judge(row_of(found), asked)
+    verdict = Move.RECLAIM if found is None else classify(row_of(found), asked)
     return InFlight(RETRY_SECONDS) if isinstance(verdict, Move) else verdict

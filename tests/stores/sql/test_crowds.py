@@ -52,7 +52,7 @@ def test_who_was_slower_for_the_same_key_is_not_refused(open_store: OpenStore, s
     overtaking = [lambda: granted(ask(other, key.tid, FULL, key=key))]
 
     def overtake(connection: Connection, cursor: object, statement: str, *rest: object) -> None:
-        if "first_edge" in statement and overtaking:
+        if "first_bucket_end" in statement and overtaking:
             overtaking.pop()()
 
     event.listen(store.database.engine, "before_cursor_execute", overtake)
@@ -83,7 +83,7 @@ def test_who_waits_for_a_tenant_keeps_no_connections_from_others(
     assert [StoreUnavailable] * CROWD == [type(error) for error in told]
     elsewhere.rollback()
     granted(ask(store, tid, NEAR))
-    assert 0 == len(store.database.turnstile)
+    assert 0 == len(store.database.tenant_lock)
     store.close()
 
 
@@ -98,8 +98,8 @@ def test_one_passes_and_one_is_told_to_come_again() -> None:
     """
     turnstile = Turnstile()
 
-    with turnstile.turn(b"one", patience=0) as first, turnstile.turn(b"two", patience=0) as other:
-        with turnstile.turn(b"one", patience=0) as second:
+    with turnstile.turn(b"one", timeout=0) as first, turnstile.turn(b"two", timeout=0) as other:
+        with turnstile.turn(b"one", timeout=0) as second:
             assert (True, True, False) == (first, other, second)
         assert 2 == len(turnstile)
 
@@ -112,9 +112,9 @@ def test_a_child_waits_for_no_thread_of_its_parent() -> None:
     """
     turnstile = Turnstile()
 
-    with turnstile.turn(b"one", patience=0):
+    with turnstile.turn(b"one", timeout=0):
         turnstile.after_fork()
-        with turnstile.turn(b"one", patience=0) as mine:
+        with turnstile.turn(b"one", timeout=0) as mine:
             assert mine
 
     assert 0 == len(turnstile)

@@ -500,7 +500,7 @@ def test_a_silent_server_is_an_outage(
     """
     store, key = open_store(), a_key()
     pid = store.database.run(lambda connection: connection.execute(text("SELECT pg_backend_pid()")).scalar_one())
-    monkeypatch.setattr(silence, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(silence, "READ_TIMEOUT_SECONDS", 0.3)
     with stopped(pid):
         started = time.monotonic()
         with pytest.raises(StoreUnavailable):

@@ -49,7 +49,7 @@ AT_ONCE_SECONDS = 5.0
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialects, "PATIENCE_MS", PATIENCE_MS)
+    monkeypatch.setattr(dialects, "LOCK_TIMEOUT_MS", PATIENCE_MS)
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_a_row_that_appears_while_a_claim_is_under_way_is_seen(
     The claim's snapshot is older than the other's commit: it can neither insert the row nor see it. That is not a
     grant; asked once more, the other's lease is what it hears.
     """
-    monkeypatch.setattr(dialects, "PATIENCE_MS", 20_000)
+    monkeypatch.setattr(dialects, "LOCK_TIMEOUT_MS", 20_000)
     store, key = open_store(strategy=strategy), a_key()
     granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))
     insert_a_row(elsewhere, key.rid, now=clock.now)
@@ -291,14 +291,14 @@ def test_what_is_written_over_is_what_was_read(
 def meddle_after_reading(store: SqlStore, meddle: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something happens once, between a claim's look at the row and its write."""
     assert callable(meddle)
-    moves = store._ready()[1]._moves  # type: ignore[attr-defined]
-    make, once = moves.make, threading.Lock()
+    writer = store._ready()[1]._writer  # type: ignore[attr-defined]
+    write, once = writer.write, threading.Lock()
 
-    def make_later(*arguments: object, **options: object) -> object:
+    def write_later(*arguments: object, **options: object) -> object:
         if once.acquire(blocking=False):
             # By row lock: the owner gives up waiting for the row that this claim has.
             with suppress(StoreUnavailable):
                 meddle()
-        return make(*arguments, **options)
+        return write(*arguments, **options)
 
-    monkeypatch.setattr(moves, "make", make_later)
+    monkeypatch.setattr(writer, "write", write_later)

@@ -18,7 +18,7 @@ from flask_idempotency.engine.model import ERASED, Payload, Record, SealedBy, St
 from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.engine.store import Writing
 from flask_idempotency.stores.sql.database import Database
-from flask_idempotency.stores.sql.transactional.session import JointStore
+from flask_idempotency.stores.sql.transactional.session import TransactionalSqlStore
 from flask_idempotency.stores.sql.transactional.transaction import SessionTransaction
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
 from flask_idempotency.testing.doubles import FrozenClock
@@ -39,7 +39,7 @@ class OpenJoint(Protocol):
 class Joint:
     """A store, the session that views write with, and what is told of what was committed."""
 
-    def __init__(self, store: JointStore, sessions: scoped_session[Any]) -> None:
+    def __init__(self, store: TransactionalSqlStore, sessions: scoped_session[Any]) -> None:
         self.store, self.sessions = store, sessions
         self.token = a_token()
         self.told: list[Record] = []
@@ -66,7 +66,7 @@ def never(key: StorageKey) -> NoReturn:
     raise AssertionError("nothing was in doubt")
 
 
-def add(store: JointStore, tid: bytes, number: int = 1) -> None:
+def add(store: TransactionalSqlStore, tid: bytes, number: int = 1) -> None:
     shelf = store.data_keys.shelf(tid)
     assert store.data_keys.add(tid, DataKey(number, "2026-11", b"wrapped"), store=shelf.store, after=shelf.last)
 
@@ -79,7 +79,7 @@ def open_joint(records_url: str, make_engine: MakeEngine, clock: FrozenClock) ->
             engine = make_engine()
             payments.metadata.create_all(engine)
             sessions = scoped_session(sessionmaker(engine))
-            store = JointStore(Database(engine), sessions=lambda: sessions, clock=clock)
+            store = TransactionalSqlStore(Database(engine), sessions=lambda: sessions, clock=clock)
             ends.callback(store.close)
             ends.callback(sessions.remove)
             joint = Joint(store, sessions)

@@ -219,7 +219,7 @@ def test_a_person_hears_that_nobody_can_tell(
     """
     While somebody else's transaction has the row, "something else is there by now" would be a guess.
     """
-    monkeypatch.setattr(dialects, "PATIENCE_MS", 50)
+    monkeypatch.setattr(dialects, "LOCK_TIMEOUT_MS", 50)
     held, _ = stood(store, clock, "quarantined")
     elsewhere.execute(select(records.c.record_id).where(records.c.record_id == held.key.rid).with_for_update())
 

@@ -65,7 +65,7 @@ def test_an_upgrade_waits_for_another_one(
     Longer than records have patience with a server, and than this or the role has with a lock: it may build an index
     of a large table.
     """
-    monkeypatch.setattr(silence, "ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(silence, "READ_TIMEOUT_SECONDS", 0.01)
     monkeypatch.setattr(runner, "LOCK_MS", 1)
     options = "?options=-c%20lock_timeout%3D1ms"
     database, watching = Database(database_url + options), make_engine(isolation_level="AUTOCOMMIT").connect()

@@ -34,7 +34,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Payload
 from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.completion import Completing, entry, facts_of, is_sealed, shard_of
-from flask_idempotency.stores.sql.database import Database, together
+from flask_idempotency.stores.sql.database import Database, transaction
 from flask_idempotency.stores.sql.dialects import Dialect
 from flask_idempotency.stores.sql.identity import IDENTITY_BYTES, identity, nameless, spelt
 from flask_idempotency.stores.sql.rows import row_of
@@ -72,7 +72,7 @@ class SqlAnswers:
             return connection.execute(self._sent.page, {**asked, "my_until": last or _LAST}).all(), last
 
         # Not the connections for records: a page of large answers may take its time.
-        found, last = self._database.take_time(page)
+        found, last = self._database.run_long(page)
         return Page(tuple(answer for row in found if (answer := _answer(row)) is not None), after=last)
 
     def replace(self, key: StorageKey, old: Payload, new: Payload) -> bool:
@@ -81,13 +81,13 @@ class SqlAnswers:
         def replace(connection: Connection) -> bool:
             if new.byte_size == old.byte_size:
                 return self._replace(connection, parameters)
-            with together(connection):
+            with transaction(connection):
                 return self._replace(connection, parameters, key=key, grown=new.byte_size - old.byte_size)
 
         return self._database.run(replace)
 
     def count(self) -> Mapping[str, int]:
-        found = self._database.take_time(lambda connection: connection.execute(self._sent.count_answers).all())
+        found = self._database.run_long(lambda connection: connection.execute(self._sent.count_answers).all())
         return {row.wrapping_key_id: row.responses for row in found}
 
     def condemn(self, key: StorageKey, payload: Payload) -> None:
@@ -95,7 +95,7 @@ class SqlAnswers:
         parameters = _seen(key, payload, self._now())
 
         def condemn(connection: Connection) -> None:
-            with together(connection):
+            with transaction(connection):
                 found = connection.execute(self._sent.holds, parameters).one_or_none()
                 if found is not None and connection.execute(self._sent.condemn, parameters).one_or_none() is not None:
                     self._take_away(connection, key, found)
@@ -107,7 +107,7 @@ class SqlAnswers:
         parameters = {"my_record_id": key.rid, "now": self._now()}
 
         def distrust(connection: Connection) -> None:
-            with together(connection):
+            with transaction(connection):
                 found = connection.execute(self._sent.unreadable, parameters).one_or_none()
                 if found is None:
                     return
@@ -315,7 +315,7 @@ class SqlDataKeys:
         }
 
         def add(connection: Connection) -> bool:
-            with together(connection):
+            with transaction(connection):
                 connection.execute(self._sent.first_key, parameters)
                 if connection.execute(self._sent.take_number, parameters).one_or_none() is None:
                     return False
@@ -332,14 +332,14 @@ class SqlDataKeys:
 
     def others(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
         parameters = {"my_wrapping_key_id": kid, "now": self._now()}
-        found = self._database.take_time(lambda connection: connection.execute(self._sent.other_keys, parameters).all())
+        found = self._database.run_long(lambda connection: connection.execute(self._sent.other_keys, parameters).all())
         return list(_readable(found))
 
     def destroy(self, tid: bytes) -> int:
         parameters = {"my_tenant_id": tid, "now": self._now()}
 
         def destroy(connection: Connection) -> int:
-            with together(connection):
+            with transaction(connection):
                 connection.execute(self._sent.first_key, parameters)
                 # Whoever adds a key meanwhile holds the tenant's row, or waits for it: what is deleted is all there is.
                 connection.execute(self._sent.erase, parameters)
@@ -348,7 +348,7 @@ class SqlDataKeys:
         return self._database.run(destroy)
 
     def count(self) -> Mapping[str, int]:
-        found = self._database.take_time(lambda connection: connection.execute(self._sent.count_keys).all())
+        found = self._database.run_long(lambda connection: connection.execute(self._sent.count_keys).all())
         return {row.wrapping_key_id: row.keys_ for row in found}
 
     def _execute(self, statement: Any, tid: bytes, number: int) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, inspect, text
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.stores.sql.admin import janitor, schema_check
-from flask_idempotency.stores.sql.database import Database, together
+from flask_idempotency.stores.sql.database import Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE
 from flask_idempotency.stores.sql.schema import RECORDS, lacks, metadata
 
@@ -197,7 +197,7 @@ def inspect_pooling(one: Connection, other: Connection) -> Finding:
 
 def _is_shared(one: Connection, other: Connection) -> bool:
     before = one.execute(_BACKEND).scalar_one()
-    with together(other):
+    with transaction(other):
         held = other.execute(_BACKEND).scalar_one()
         after = one.execute(_BACKEND).scalar_one()
     return held in (before, after) or before != after
@@ -273,7 +273,7 @@ class SqlHealth:
 
     def _found(self, check: str, look: Look) -> Finding:
         try:
-            return self._database.take_time(look)
+            return self._database.run_long(look)
         except ConfigurationError:
             return Finding(
                 check,

@@ -45,7 +45,7 @@ from flask_idempotency.engine.model import Payload, State
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.completion import Completing, answer_of, entry, is_answer, shard_of
-from flask_idempotency.stores.sql.database import TRIES, Database, together
+from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, in_microseconds
 from flask_idempotency.stores.sql.quota import SqlLedger
 from flask_idempotency.stores.sql.rows import row_of
@@ -494,7 +494,7 @@ class SqlUnsettled:
             if seen.record.state is not State.COMPLETED:
                 freed = connection.execute(self._sent.free, parameters).one_or_none() is not None
             else:
-                with together(connection):
+                with transaction(connection):
                     freed = self._free_and_book(connection, seen.key, parameters)
             if freed:
                 return True

@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.stores.sql import errors, migrations
 from flask_idempotency.stores.sql.dialects import SQLITE
-from flask_idempotency.stores.sql.errors import complaint
+from flask_idempotency.stores.sql.errors import error_text
 from flask_idempotency.stores.sql.migrations import LATEST, version
 from flask_idempotency.stores.sql.schema import FENCES, META, Lacks, lacks, metadata
 
@@ -46,7 +46,7 @@ def faults(connection: Connection) -> list[str]:
 
 def structural(connection: Connection) -> list[str]:
     """Those of them that are about tables, what is in them, and the right to use them."""
-    lacking = errors.lacking(connection)
+    lacking = errors.missing_privileges(connection)
     # The schema's version is a fact: whoever may not read it would be refused, and told nothing.
     schema = _schema(connection) if "SELECT" not in lacking.get(META, ()) else ()
     return [*_rights(lacking), *schema]
@@ -87,7 +87,7 @@ def _schema(connection: Connection) -> Iterator[str]:
     else:
         yield from _parts(missing)
         # The first claim sets the sequence and adds the number, unless something forbids it.
-        if missing.seed and not errors.may_lift(connection):
+        if missing.seed and not errors.may_set_sequence(connection):
             yield (
                 "The fences of this database count from one: a worker of long ago could pass for a newer one. "
                 f"{_UPGRADE} as the owner of the tables, or grant UPDATE on the sequence {FENCES} to the role that the "
@@ -211,4 +211,4 @@ class SqlSchema:
             yield
         except SQLAlchemyError as error:
             # The cause quotes statements and addresses, and stays out of every log.
-            raise StoreUnavailable(complaint(error, self._database.engine.url)) from None
+            raise StoreUnavailable(error_text(error, self._database.engine.url)) from None

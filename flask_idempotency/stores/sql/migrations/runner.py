@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.stores.sql import schema
-from flask_idempotency.stores.sql.errors import waited_in_vain
+from flask_idempotency.stores.sql.errors import is_lock_timeout
 from flask_idempotency.stores.sql.migrations import m0001_tables
 from flask_idempotency.stores.sql.migrations.step import Step
 
@@ -25,7 +25,7 @@ FOR_EVER: Final = 0
 
 
 @contextmanager
-def waiting(connection: Connection, milliseconds: int) -> Iterator[None]:
+def lock_timeout(connection: Connection, milliseconds: int) -> Iterator[None]:
     """In here this transaction waits so long for each lock, and afterwards as long as before.
 
     Not so after an error: then the transaction ends, and the setting with it. SQLite has one lock, taken at the start.
@@ -40,13 +40,13 @@ def waiting(connection: Connection, milliseconds: int) -> Iterator[None]:
 
 
 @contextmanager
-def gives_way(connection: Connection) -> Iterator[None]:
+def refuse_when_locked(connection: Connection) -> Iterator[None]:
     """In here a statement that does not get its lock in time raises `StoreUnavailable`."""
     try:
-        with waiting(connection, LOCK_MS):
+        with lock_timeout(connection, LOCK_MS):
             yield
     except DBAPIError as error:
-        if connection.dialect.name != "postgresql" or not waited_in_vain(error):
+        if connection.dialect.name != "postgresql" or not is_lock_timeout(error):
             raise
         raise StoreUnavailable(
             f"The tables are in use: for {LOCK_MS / 1000:g} seconds a transaction of somebody else's, such as a long report, "
@@ -67,7 +67,7 @@ _MIGRATION_LOCK: Final = 0x6964656D706F7465
 
 
 @contextmanager
-def alone(connection: Connection) -> Iterator[None]:
+def migration_lock(connection: Connection) -> Iterator[None]:
     """Inside a transaction that no other upgrade of this database is in.
 
     One that the caller has begun is left for the caller to commit or roll back, and any other is committed here.
@@ -77,7 +77,7 @@ def alone(connection: Connection) -> Iterator[None]:
         ours = _begin(connection)
         try:
             if connection.dialect.name == "postgresql":
-                with waiting(connection, FOR_EVER):
+                with lock_timeout(connection, FOR_EVER):
                     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
             yield
         except BaseException:
@@ -158,7 +158,7 @@ def _refuse_others(dialect: str) -> None:
 
 def _upgrade(connection: Connection) -> list[str]:
     _refuse_others(connection.dialect.name)
-    with alone(connection), gives_way(connection):
+    with migration_lock(connection), refuse_when_locked(connection):
         done = [step.run(connection) for step in _steps_for(connection)]
         if done:
             connection.execute(_WRITE_VERSION, {"version": LATEST})

@@ -53,7 +53,7 @@ def join_here(joined: Joined | None) -> None:
     _joined.set(None if joined is None else ref(joined))
 
 
-def watch(factory: Any, engine: Engine) -> None:
+def listen(factory: Any, engine: Engine) -> None:
     """From now on. Harmless when repeated, by any number of applications that share the two."""
     if factory not in _factories:
         _factories.add(factory)

@@ -25,12 +25,12 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Payload, Record
 from flask_idempotency.engine.store import Clock, store_time
 from flask_idempotency.stores.sql.completion import answer_of, facts_of
-from flask_idempotency.stores.sql.database import Database, abandon_inherited, refuse_inherited, unlogged
+from flask_idempotency.stores.sql.database import Database, abandon_inherited, refuse_inherited, without_logging
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.rows import completed_row, condemned
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, PROCESSING, QUARANTINED
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.stores.sql.transactional.listeners import join_here, joined_here, watch
+from flask_idempotency.stores.sql.transactional.listeners import join_here, joined_here, listen
 from flask_idempotency.stores.sql.transactional.transaction import SessionTransaction, is_writing, refuse_autocommit
 
 SHORTEST_SECONDS: Final = 0.001
@@ -109,7 +109,7 @@ class SessionTransactions:
         self._refuse_inner(session)
         if session.in_transaction():
             self.connection(session)
-        watch(sessions.session_factory, self._store.database.base)
+        listen(sessions.session_factory, self._store.database.base)
 
         def early() -> None:
             self._report(operation)
@@ -158,7 +158,7 @@ class SessionTransactions:
         """
         completing, tells = self._store.statements.completing, self._told is not None
         parameters = self._brought(key, token, **answer_of(key, payload, keep))
-        with unlogged(connection):
+        with without_logging(connection):
             found = completing.write(connection, parameters, tells=tells, checked=checked)
             if found is None and self._is_ours(connection, parameters):
                 found = completing.write(connection, parameters, tells=tells, checked=checked)
@@ -172,7 +172,7 @@ class SessionTransactions:
         """Raises `DataKeyGone` when a record may not be completed with its payload, before any is."""
         for key, payload in zip(keys, payloads, strict=True):
             brought = self._brought(key, token, **facts_of(payload, "my"))
-            with unlogged(connection):
+            with without_logging(connection):
                 self._store.statements.completing.refuse_without_key(connection, brought)
 
     def _is_ours(self, connection: Connection, parameters: dict[str, Any]) -> bool:
@@ -188,7 +188,7 @@ class SessionTransactions:
     def mark(self, connection: Connection, key: StorageKey, token: bytes) -> None:
         """Mark a record in this transaction. Raises `LeaseLost` when it is no longer the token's to be marked."""
         parameters = self._brought(key, token)
-        with unlogged(connection):
+        with without_logging(connection):
             if connection.execute(self._store.statements.mark_early, parameters).one_or_none() is not None:
                 return
             standing = connection.execute(self._store.statements.standing, parameters).one_or_none()
@@ -274,7 +274,7 @@ def _is_condemned(standing: Any) -> bool:
 # The SQL store of an application whose own rows are in the same database, and can be committed with its records.
 
 
-class JointStore(SqlStore):
+class TransactionalSqlStore(SqlStore):
     """A `SqlStore` with `transactions`: what `effects="transactional"` needs.
 
     `sessions` returns the `scoped_session` that views write with, on the very database that `database` names.

@@ -24,7 +24,7 @@ from flask_idempotency.engine.model import Payload, Record, State
 from flask_idempotency.engine.store import Writing
 from flask_idempotency.stores.sql.database import refuse_inherited
 from flask_idempotency.stores.sql.dialects import SQLITE
-from flask_idempotency.stores.sql.errors import asks_again, is_refusal
+from flask_idempotency.stores.sql.errors import is_refusal, is_retryable
 from flask_idempotency.stores.sql.statements import COMMITTED_EARLY
 from flask_idempotency.stores.sql.transactional.listeners import Joined, join_here, joined_here
 
@@ -150,7 +150,7 @@ class SessionTransaction:
                 # The codec could not seal the response again.
                 raise
             # Whatever it is, only the record knows whether the commit was done.
-            self._decide(error, otherwise, again=asks_again(error))
+            self._decide(error, otherwise, again=is_retryable(error))
         else:
             self._records.tell(completed)
 
@@ -167,7 +167,7 @@ class SessionTransaction:
             if self._going_out and not is_refusal(error):
                 raise StoreUnavailable(f"nobody knows whether the commit was done ({_name(error)})") from error
             _log_fault(error, "so nothing is committed")
-            raise NotCommitted(_failed(error), again=asks_again(error)) from error
+            raise NotCommitted(_failed(error), again=is_retryable(error)) from error
 
     def _commit(self, session: Session, write_last: Callable[[], None]) -> None:
         """Commit the session. `write_last` writes in its transaction, right before the COMMIT.
@@ -222,8 +222,8 @@ class SessionTransaction:
         if joined_here() is self:
             join_here(self._outer)
 
-    def asks_again(self, error: BaseException) -> bool:
-        return asks_again(error)
+    def is_retryable(self, error: BaseException) -> bool:
+        return is_retryable(error)
 
     def before_mark(self) -> None:
         session = self._records.session()

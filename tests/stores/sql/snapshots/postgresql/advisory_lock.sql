@@ -1,2 +1,2 @@
 SELECT pg_advisory_xact_lock(%(my_number)s::BIGINT) AS locked
-FROM (SELECT coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AS now, set_config('lock_timeout', '2000', true) AS patience) AS moment
+FROM (SELECT coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AS now, set_config('lock_timeout', '2000', true) AS lock_timeout) AS moment

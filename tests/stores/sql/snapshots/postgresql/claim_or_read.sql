@@ -1,6 +1,6 @@
 WITH granted AS
 (INSERT INTO idempotency_records (record_id, tenant_id, state, fence, token, fingerprint, on_expiry, tenant, principal, method, endpoint, in_quota, attempt, requested_at, lease_expires_at) SELECT %(my_record_id)s AS anon_2, %(my_tenant_id)s AS anon_3, 'processing', nextval('idempotency_fence_numbers_number_seq') AS next_value_1, %(my_token)s AS anon_4, %(my_fingerprint)s AS anon_5, %(my_on_expiry)s::VARCHAR AS anon_6, %(my_tenant)s::VARCHAR AS anon_7, %(my_principal)s::VARCHAR AS anon_8, %(my_method)s::VARCHAR AS anon_9, %(my_endpoint)s::VARCHAR AS anon_10, %(my_in_quota)s::SMALLINT AS anon_11, 1, moment.now AS now, moment.now + %(lease)s::BIGINT AS anon_12
-FROM (SELECT coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AS now, set_config('lock_timeout', '2000', true) AS patience) AS moment
+FROM (SELECT coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AS now, set_config('lock_timeout', '2000', true) AS lock_timeout) AS moment
 WHERE NOT (EXISTS (SELECT 1
 FROM idempotency_records
 WHERE idempotency_records.record_id = %(my_record_id)s)) ON CONFLICT (record_id) DO NOTHING  RETURNING idempotency_records.fence)

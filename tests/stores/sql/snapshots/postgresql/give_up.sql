@@ -1,3 +1,3 @@
 INSERT INTO idempotency_records (record_id, tenant_id, token, fingerprint, state, on_expiry, tenant, principal, method, endpoint, fence, attempt, in_quota, requested_at, expires_at) SELECT %(my_record_id)s AS anon_1, %(my_tenant_id)s AS anon_2, %(my_token)s AS anon_3, %(no_fingerprint)s AS anon_4, 'released', 'quarantine', '', '', '', '', 0, 0, 0, moment.now, moment.now + 86400000000 AS anon_5
-FROM (SELECT coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AS now, set_config('lock_timeout', '2000', true) AS patience) AS moment
+FROM (SELECT coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AS now, set_config('lock_timeout', '2000', true) AS lock_timeout) AS moment
 WHERE moment.now IS NOT NULL ON CONFLICT (record_id) DO NOTHING  RETURNING idempotency_records.fence

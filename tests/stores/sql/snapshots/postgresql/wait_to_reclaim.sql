@@ -1,3 +1,3 @@
-SELECT idempotency_records.record_id, moment.patience
-FROM (SELECT coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AS now, set_config('lock_timeout', '100', true) AS patience) AS moment JOIN idempotency_records ON idempotency_records.record_id = %(my_record_id)s
+SELECT idempotency_records.record_id, moment.lock_timeout
+FROM (SELECT coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AS now, set_config('lock_timeout', '100', true) AS lock_timeout) AS moment JOIN idempotency_records ON idempotency_records.record_id = %(my_record_id)s
 WHERE idempotency_records.state = 'released' OR idempotency_records.state IN ('completed', 'failed') AND idempotency_records.expires_at <= coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AND idempotency_records.expires_at >= idempotency_records.completed_at FOR UPDATE OF idempotency_records
