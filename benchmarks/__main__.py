@@ -1,4 +1,4 @@
-"""`python -m benchmarks`, or `python3 run.py bench`: measures this checkout and prints it beside its budgets."""
+"""`python -m benchmarks`, or `python3 run.py bench`: measure this checkout and print the figures beside their budgets."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from contextlib import closing, contextmanager
 
 import redis
 
-from benchmarks import compliance, expiry, hot_spots, in_process, memory, million, promises, serving, sql, trips
-from benchmarks.cases import OURS, OURS_MEMORY, PATHS, our_cases
-from benchmarks.machine import BUSY, Cores, choose_cores, describe, is_idle, pin, pinned
-from benchmarks.table import Section
+from benchmarks import features, paths, serving, sql, storage
+from benchmarks.harness import BUSY, OURS, OURS_MEMORY, PATHS, Cores, choose_cores, describe, is_idle, pin, pinned
+from benchmarks.report import Section
 from example_app.demo.servers import RedisServer
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.store import RedisStore
@@ -26,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if unknown := set(options.part) - set(PARTS):
-        parser.error(f"there is no part called {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
+        parser.error(f"there is no part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
     if options.quick:
         options.rounds, options.requests, options.seconds = 3, 50, 0.5
         options.rows = min(options.rows, 20_000)
@@ -53,20 +52,20 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds", type=float, default=2.0, help="seconds of each case in a gunicorn round (default 2)"
     )
     parser.add_argument(
-        "--rows", type=int, default=expiry.ROWS, help=f"records for `expiry` to remove (default {expiry.ROWS:,})"
+        "--rows", type=int, default=storage.ROWS, help=f"records for `expiry` to remove (default {storage.ROWS:,})"
     )
-    parser.add_argument("--quick", action="store_true", help="a few rounds of everything: for a first impression")
+    parser.add_argument("--quick", action="store_true", help="a few rounds of everything, for a first impression")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.add_argument(
         "--redis-url",
         metavar="URL",
-        help="a Redis or Valkey of yours instead of the embedded one; its database must be empty, and is emptied afterwards",
+        help="your Redis or Valkey instead of the embedded one; its database must be empty, and is emptied afterwards",
     )
     parser.add_argument(
         "--database-url",
         metavar="URL",
         default=os.environ.get("DATABASE_URL"),
-        help="a PostgreSQL of yours instead of the tests' one, for SQLAlchemy with psycopg; its database must be empty, and "
+        help="your PostgreSQL instead of the tests' one, for SQLAlchemy with psycopg; its database must be empty, and "
         "is emptied afterwards (default: DATABASE_URL)",
     )
     parser.add_argument(
@@ -94,19 +93,21 @@ Make = Callable[[], list[Section]]
 
 def _chosen(options: argparse.Namespace, client: redis.Redis, url: str, cores: Cores) -> Iterator[Make]:
     if options.million:
-        yield lambda: [million.section(cores)]
+        yield lambda: [storage.million_section(cores)]
         return
     if options.profile:
         yield lambda: _profiled(options, url, cores)
         return
     parts: dict[str, Make] = {
-        "requests": lambda: [in_process.section(client, url, rounds=options.rounds, requests=options.requests)],
-        "trips": lambda: [trips.section(url)],
+        "requests": lambda: [paths.requests_section(client, url, rounds=options.rounds, requests=options.requests)],
+        "trips": lambda: [paths.trips_section(url)],
         "serving": lambda: [serving.section(url, cores, rounds=_serving_rounds(options), seconds=options.seconds)],
-        "memory": lambda: [memory.section(client, url)],
-        "compliance": lambda: compliance.sections(client, url, rounds=options.rounds, requests=options.requests),
-        "promises": lambda: [promises.section(cores, rounds=options.rounds, requests=options.requests)],
-        "expiry": lambda: expiry.sections(options.database_url, cores, rows=options.rows),
+        "memory": lambda: [storage.memory_section(client, url)],
+        "compliance": lambda: features.compliance_sections(
+            client, url, rounds=options.rounds, requests=options.requests
+        ),
+        "promises": lambda: [features.data_loss_section(cores, rounds=options.rounds, requests=options.requests)],
+        "expiry": lambda: storage.expiry_sections(options.database_url, cores, rows=options.rows),
         "sql": lambda: sql.sections(
             options.database_url, client, url, cores, rounds=options.rounds, requests=options.requests
         ),
@@ -116,25 +117,25 @@ def _chosen(options: argparse.Namespace, client: redis.Redis, url: str, cores: C
 
 
 def _serving_rounds(options: argparse.Namespace) -> int:
-    # A round here takes seconds, and one of many requests is steadier than one of two hundred.
+    # A round takes seconds here. It has so many requests that fewer rounds are as steady.
     return max(1, int(options.rounds) // 3)
 
 
 def _profiled(options: argparse.Namespace, url: str, cores: Cores) -> list[Section]:
     if options.on_sql:
         with sql.one_case(options.on_sql, options.profile, options.database_url, url, cores) as case:
-            return hot_spots.sections(case, requests=options.requests * 10)
+            return paths.profile_sections(case, requests=options.requests * 10)
     name: str
     store: object
     name, store = (OURS_MEMORY, MemoryStore()) if options.on_memory else (OURS, url)
-    with our_cases(name, store) as cases:
+    with paths.our_cases(name, store) as cases:
         case = next(case for case in cases if case.path == options.profile)
-        return hot_spots.sections(case, requests=options.requests * 10)
+        return paths.profile_sections(case, requests=options.requests * 10)
 
 
 @contextmanager
 def _server(url: str | None, cores: Cores) -> Iterator[tuple[redis.Redis, str]]:
-    """An empty server on the store's core, or the one that was asked for; that one is left as it was found: empty."""
+    """Yield an empty server on the core of the store, or the server at this URL, which is empty afterwards too."""
     if url is None:
         with RedisServer() as server:
             pin(server.pid, cores.store)
@@ -144,7 +145,7 @@ def _server(url: str | None, cores: Cores) -> Iterator[tuple[redis.Redis, str]]:
         return
     with redis.Redis.from_url(url) as client:
         if client.dbsize():
-            sys.exit(f"{url} is not empty. The benchmarks fill a database and empty it: name one that nobody needs")
+            sys.exit(f"{url} is not empty. The benchmarks fill a database and then empty it: name an empty one.")
         try:
             _make_ready(url)
             yield client, url

@@ -1,14 +1,18 @@
-"""The applications that are compared: one payments view, alone, with the Redis calls written by hand, and with ours.
+"""The applications that a run compares, and their requests and responses.
+
+One payments view: alone, with Redis calls written by hand, and with this library.
 
 By hand means what a developer who knows Redis puts into the view: `SET NX` and `SET` for a first request, `GET` for a
-replay. No fingerprint, no scope, no lease, no headers kept, nothing that survives a crash: it is the floor of what the
-round trips cost, not an alternative. It is two applications, because telling both paths apart in one would take one
-more round trip, and a floor must be the lowest that can be stood on.
+replay. It has no fingerprint, no scope, no lease, keeps no headers and survives no crash. It is the floor of what the
+round trips cost, and no alternative. It is two applications: one application would need another round trip to tell a
+first request from a replay, and then it would not be the floor.
 """
 
 from __future__ import annotations
 
+import json
 import threading
+import zlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +20,6 @@ from typing import Any
 import redis
 from flask import Flask, Response, request
 
-from benchmarks.payloads import ANSWER, LARGE_ANSWER, LIST_ANSWER
 from flask_idempotency import Idempotency
 
 APP, PRINCIPAL, SECRET = "benchmark", "alice", "benchmark-9f2c47d1e8b35a60"
@@ -24,12 +27,142 @@ LEASE_SECONDS = 30
 KEEP_SECONDS = 24 * 3600
 LOCATION = "/payments/ch_3MmlLrLkdIwHu7ix0snN0B15"
 
+# 300 bytes of JSON go in.
+PAYMENT = json.dumps(
+    {
+        "account": "acct_1PgafTB7WZ01zgkW",
+        "amount": 125000,
+        "currency": "eur",
+        "description": "Invoice 2024-00731, consulting in June",
+        "reference": "RF18539007547034",
+        "beneficiary": {"name": "Hanna Lindqvist", "iban": "SE3550000000054910000003", "country": "SE"},
+        "metadata": {"order": "6735", "by": "web"},
+    }
+).encode()
+
+# One digit differs: a mismatch.
+OTHER_PAYMENT = PAYMENT.replace(b"125000", b"125001")
+
+# 2 KB of JSON come out, in the shape of a public card API's charge, with its many nulls and opaque ids. Random bytes would
+# not compress at all, and a repeated line would compress too well. That decides how much memory a record takes, so
+# LIST_ANSWER, whose entries repeat names, stands beside it.
+ANSWER = json.dumps(
+    {
+        "id": "ch_3MmlLrLkdIwHu7ix0snN0B15",
+        "object": "charge",
+        "amount": 125000,
+        "amount_captured": 125000,
+        "amount_refunded": 0,
+        "application": None,
+        "application_fee": None,
+        "application_fee_amount": None,
+        "balance_transaction": "txn_3MmlLrLkdIwHu7ix0uke3Ezy",
+        "billing_details": {
+            "address": {
+                "city": "Stockholm",
+                "country": "SE",
+                "line1": "Drottninggatan 71 C",
+                "line2": None,
+                "postal_code": "111 36",
+                "state": None,
+            },
+            "email": "hanna@lindqvist.example",
+            "name": "Hanna Lindqvist",
+            "phone": None,
+        },
+        "calculated_statement_descriptor": "LINDQVIST CONSULTING",
+        "captured": True,
+        "created": 1719913272,
+        "currency": "eur",
+        "customer": None,
+        "description": "Invoice 2024-00731, consulting in June",
+        "disputed": False,
+        "failure_balance_transaction": None,
+        "failure_code": None,
+        "failure_message": None,
+        "fraud_details": {},
+        "invoice": None,
+        "livemode": True,
+        "metadata": {"order": "6735"},
+        "on_behalf_of": None,
+        "outcome": {
+            "network_status": "approved_by_network",
+            "reason": None,
+            "risk_level": "normal",
+            "risk_score": 32,
+            "seller_message": "Payment complete.",
+            "type": "authorized",
+        },
+        "paid": True,
+        "payment_intent": None,
+        "payment_method": "card_1MmlLrLkdIwHu7ixIJwEWSNR",
+        "payment_method_details": {
+            "card": {
+                "brand": "visa",
+                "checks": {"address_line1_check": None, "address_postal_code_check": None, "cvc_check": None},
+                "country": "SE",
+                "exp_month": 3,
+                "exp_year": 2027,
+                "fingerprint": "mToisGZ01V71BCos",
+                "funding": "credit",
+                "installments": None,
+                "last4": "4242",
+                "mandate": None,
+                "network": "visa",
+                "three_d_secure": None,
+                "wallet": None,
+            },
+            "type": "card",
+        },
+        "receipt_email": None,
+        "receipt_number": None,
+        "receipt_url": "https://pay.example/receipts/payment/CAcaFwoVYWNjdF8xTTJKVGtMa2RJd0h1N2l4KOvG06AGMgZfBXyr1aw6",
+        "refunded": False,
+        "refunds": {
+            "object": "list",
+            "data": [],
+            "has_more": False,
+            "total_count": 0,
+            "url": "/v1/charges/ch_3MmlLrLkdIwHu7ix0snN0B15/refunds",
+        },
+        "review": None,
+        "shipping": None,
+        "source_transfer": None,
+        "statement_descriptor": None,
+        "status": "succeeded",
+        "transfer_data": None,
+        "transfer_group": None,
+    }
+).encode()
+
+
+def _payments(count: int) -> bytes:
+    data = [
+        {
+            "id": f"pay_{zlib.crc32(number.to_bytes(2, 'big')):08x}",
+            "object": "payment",
+            "amount": 1250 + 731 * number,
+            "currency": "eur",
+            "created": 1719913272 + 3607 * number,
+            "description": f"Invoice 2024-{731 + number:05}",
+            "account": "acct_1PgafTB7WZ01zgkW",
+            "status": "succeeded",
+        }
+        for number in range(count)
+    ]
+    return json.dumps({"object": "list", "url": "/v1/payments", "has_more": False, "data": data}).encode()
+
+
+LIST_ANSWER = _payments(10)
+# As large as the largest response that the library keeps by default.
+LARGE_ANSWER = _payments(1270)
+
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 View = Callable[[], Response]
 
 
 class Gate:
-    """Where `POST /held` stands until it may go on: how a request stays in flight while others are timed."""
+    """Hold a request at `POST /held`, so that its key stays in flight while other requests are timed."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -41,7 +174,7 @@ class Gate:
 
 
 def bare(pay: View | None = None, *, gate: Gate | None = None) -> Flask:
-    """The payments service without any idempotency. `pay` replaces the view of `POST /payments`."""
+    """Return the payments service without idempotency. `pay` replaces the view of `POST /payments`."""
     app = Flask(APP)
 
     def held() -> Response:
@@ -58,7 +191,7 @@ def bare(pay: View | None = None, *, gate: Gate | None = None) -> Flask:
 
 
 def by_hand_writing(client: redis.Redis) -> Flask:
-    """The floor of a first request, two round trips, and of a refused one."""
+    """Return the floor of a first request, with two round trips, and of a conflict."""
 
     def pay() -> Response:
         key = request.headers.get("Idempotency-Key")
@@ -74,7 +207,7 @@ def by_hand_writing(client: redis.Redis) -> Flask:
 
 
 def by_hand_reading(client: redis.Redis) -> Flask:
-    """The floor of a replay: one round trip. A key that it does not know runs and is stored, so that there is one."""
+    """Return the floor of a replay, with one round trip. An unknown key runs, and its response is stored."""
 
     def pay() -> Response:
         key = request.headers.get("Idempotency-Key")
@@ -91,7 +224,7 @@ def by_hand_reading(client: redis.Redis) -> Flask:
 
 
 def ours(store: Any, *, gate: Gate | None = None, config: Mapping[str, Any] = NOTHING) -> Flask:
-    """The same service with this library in front of it, on a Redis URL, a Redis client or a store."""
+    """Return the service with this library, on a Redis URL, a Redis client or a store."""
     app = bare(gate=gate)
     app.config.update(config)
     Idempotency(app, principal=lambda: PRINCIPAL, store=store, secret=SECRET, lease=LEASE_SECONDS)
@@ -120,7 +253,7 @@ def answered(answer: bytes = ANSWER) -> Response:
 
 
 def served(name: str, url: str) -> Flask:
-    """One of the applications for a server process: `gunicorn "benchmarks.apps:served('ours', 'redis://…')"`."""
+    """Return an application for a server process: `gunicorn "benchmarks.apps:served('ours', 'redis://…')"`."""
     match name:
         case "bare":
             return bare()
@@ -132,3 +265,8 @@ def served(name: str, url: str) -> Flask:
             return ours(url)
         case _:
             raise ValueError(f"there is no application called {name!r}")
+
+
+def compressed(answer: bytes) -> float:
+    """Return the compressed size as a part of the size, by the fastest level of zlib."""
+    return len(zlib.compress(answer, 1)) / len(answer)

@@ -1,26 +1,52 @@
-"""The same payments service on a SQL database: with SQLAlchemy written by hand, and with ours.
+"""The payments service on a SQL database, and the databases for a run: a PostgreSQL, and a SQLite file.
 
-By hand is what a developer who knows SQLAlchemy writes: for the record Core, compiled once, on an engine of its own that
-commits every statement by itself, and Flask-SQLAlchemy's session for the rows. A key and an answer; no scope, no lease,
-no token, no server's clock: the floor of what those statements cost through that library, not an alternative.
+By hand is what a developer who knows SQLAlchemy writes. The record uses Core, compiled once, on an engine that commits
+every statement. The rows use Flask-SQLAlchemy's session. It has a key and a response, but no scope, no lease, no token and
+no server clock. It is the floor of what those statements cost through SQLAlchemy, and no alternative.
 """
 
 from __future__ import annotations
 
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from flask import Flask, Response, request
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import Column, Engine, LargeBinary, String, Table, bindparam, create_engine, select, text, update
+from sqlalchemy import (
+    Column,
+    Engine,
+    LargeBinary,
+    NullPool,
+    String,
+    Table,
+    bindparam,
+    create_engine,
+    inspect,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from benchmarks.apps import LEASE_SECONDS, PRINCIPAL, SECRET, Gate, answered, bare, ours, paid
+from benchmarks.harness import Cores, pin
 from flask_idempotency import Idempotency
-from flask_idempotency.stores.sql.database import Database
+from flask_idempotency.stores.sql.database import Database as SqlDatabase
+from flask_idempotency.stores.sql.schema import metadata as records_metadata
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.stores.sql.transactional.session import TransactionalSqlStore
+from tests.lab.postgres import PostgresServer, installation
 
+POSTGRESQL, SQLITE = "PostgreSQL", "SQLite"
+MISSING = (
+    "NOT MEASURED: there is no PostgreSQL on this machine. `python3 run.py setup` installs the pinned one. Or name yours with "
+    "--database-url or DATABASE_URL."
+)
 REFUSED = b'{"title": "in flight"}'
 
 
@@ -29,7 +55,7 @@ class Base(DeclarativeBase):
 
 
 class Payment(Base):
-    """The business: one row for each payment."""
+    """The business row: one for each payment."""
 
     __tablename__ = "benchmark_payments"
 
@@ -44,7 +70,7 @@ metadata = Base.metadata
 _keys = Table("benchmark_keys", metadata, Column("key", String, primary_key=True), Column("answer", LargeBinary))
 _mine = _keys.c.key == bindparam("my_key", type_=String)
 
-# As text, which both databases understand: SQLAlchemy 2.0 compiles its own ON CONFLICT anew at every execution.
+# Text works on both databases. SQLAlchemy 2.0 compiles its ON CONFLICT again at every execution.
 _CLAIM = text("INSERT INTO benchmark_keys (key) VALUES (:my_key) ON CONFLICT DO NOTHING RETURNING key")
 _COMPLETE = update(_keys).where(_mine).values(answer=bindparam("my_answer", type_=LargeBinary))
 _READ = select(_keys.c.answer).where(_mine)
@@ -52,7 +78,7 @@ _READ = select(_keys.c.answer).where(_mine)
 
 @dataclass(frozen=True, slots=True)
 class SqlApp:
-    """An application, and the engines on which it sends statements."""
+    """An application, and the engines that send its statements."""
 
     flask: Flask
     engines: tuple[Engine, ...] = ()
@@ -63,7 +89,7 @@ class SqlApp:
 
 
 def business(url: str) -> SqlApp:
-    """One row in one commit, and no idempotency at all."""
+    """Return the business alone: one row in one commit, and no idempotency."""
     db = _db()
 
     def pay() -> Response:
@@ -75,7 +101,7 @@ def business(url: str) -> SqlApp:
 
 
 def by_hand_writing(url: str) -> SqlApp:
-    """The floor of a first request, two statements that commit by themselves, and of a refused one."""
+    """Return the floor of a first request, with two statements that commit by themselves, and of a conflict."""
     engine = _autocommit(url)
 
     def pay() -> Response:
@@ -92,7 +118,7 @@ def by_hand_writing(url: str) -> SqlApp:
 
 
 def by_hand_transactional(url: str) -> SqlApp:
-    """The floor of transactional effects: one statement that commits by itself, and one in the rows' transaction."""
+    """Return the floor of transactional effects: a statement that commits by itself, and one in the rows' transaction."""
     engine, db = _autocommit(url), _db()
 
     def pay() -> Response:
@@ -111,7 +137,7 @@ def by_hand_transactional(url: str) -> SqlApp:
 
 
 def by_hand_reading(url: str) -> SqlApp:
-    """The floor of a replay: one statement. A key that it does not know runs and is stored, so that there is one."""
+    """Return the floor of a replay, with one statement. An unknown key runs, and its response is stored."""
     engine = _autocommit(url)
 
     def pay() -> Response:
@@ -130,16 +156,16 @@ def by_hand_reading(url: str) -> SqlApp:
 
 
 def ours_plain(url: str, gate: Gate, *, strategy: str = "insert") -> SqlApp:
-    """Records in SQL, and effects that are somewhere else."""
-    store = SqlStore(Database(url), strategy=strategy)
+    """Return this library with records in SQL and effects elsewhere."""
+    store = SqlStore(SqlDatabase(url), strategy=strategy)
     return SqlApp(ours(store, gate=gate), (store.database.engine, store.database.base))
 
 
 def ours_transactional(url: str, gate: Gate, *, redis_url: str | None = None) -> SqlApp:
-    """The view's row and the record in one commit; with a Redis in front of the records if one is named."""
+    """Return this library with the view's row and the record in one commit, and with a Redis in front if you name one."""
     db = _db()
     app, engines = _with_rows(bare(lambda: _paid_into(db), gate=gate), db, url)
-    store = TransactionalSqlStore(Database(engines[0]), sessions=lambda: db.session)
+    store = TransactionalSqlStore(SqlDatabase(engines[0]), sessions=lambda: db.session)
     options: dict[str, Any] = {"secret": SECRET, "lease": LEASE_SECONDS, "effects": "transactional"}
     if redis_url is not None:
         options["redis_url"] = redis_url
@@ -170,3 +196,74 @@ def _paid_into(db: SQLAlchemy) -> Response:
 
 def _refused() -> Response:
     return Response(REFUSED, 409, content_type="application/problem+json")
+
+
+class NotEmpty(Exception):
+    """The database already holds tables. A run makes its own tables and drops them, so it refuses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A database. `about` is what a reader of its figures must know: the version, and what a commit waits for."""
+
+    kind: str
+    url: str
+    about: str
+
+
+@contextmanager
+def postgresql(url: str | None, cores: Cores) -> Iterator[Database | None]:
+    """Yield a PostgreSQL with our tables, on the core of the store: the named one, the tests' one, or None.
+
+    A run drops its tables, so a named database is empty afterwards, as before.
+    """
+    if url is not None:
+        with _tables(url):
+            yield Database(POSTGRESQL, url, f"{_settings(url)}, named by you")
+        return
+    if installation() is None:
+        yield None
+        return
+    with PostgresServer() as server, server.database() as name:
+        # Later children inherit this: PostgreSQL starts a process for each connection.
+        pin(server.pid, cores.store)
+        with _tables(server.url(name)):
+            yield Database(POSTGRESQL, server.url(name), f"{_settings(server.url(name))}, the tests' one")
+
+
+@contextmanager
+def sqlite() -> Iterator[Database]:
+    """Yield a file with our tables, in WAL mode. Each commit waits for the disk, as the store requires."""
+    with tempfile.TemporaryDirectory(prefix="idempotency-") as folder:
+        url = f"sqlite:///{Path(folder) / 'benchmark.sqlite'}"
+        with _tables(url):
+            yield Database(SQLITE, url, f"SQLite {sqlite3.sqlite_version}, WAL, synchronous=FULL, a file in {folder}")
+
+
+@contextmanager
+def _tables(url: str) -> Iterator[None]:
+    engine = create_engine(url, poolclass=NullPool)
+    if found := inspect(engine).get_table_names():
+        raise NotEmpty(
+            f"The database that you named holds tables ({', '.join(found[:3])}…). The benchmarks make their tables and drop "
+            "them. Name an empty database."
+        )
+    try:
+        for each in (records_metadata, metadata):
+            each.create_all(engine)
+        if engine.dialect.name == "sqlite":
+            with engine.connect() as connection:
+                connection.execute(text("PRAGMA journal_mode=WAL"))
+        yield
+    finally:
+        for each in (records_metadata, metadata):
+            each.drop_all(engine)
+
+
+def _settings(url: str) -> str:
+    shown: Sequence[str] = ("server_version", "fsync", "synchronous_commit")
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        version, *settings = (connection.execute(text(f"SHOW {name}")).scalar_one() for name in shown)
+    engine.dispose()
+    return ", ".join([f"PostgreSQL {version}", *map(" ".join, zip(shown[1:], settings, strict=True))])

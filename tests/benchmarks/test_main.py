@@ -11,12 +11,10 @@ import pytest
 import redis
 from sqlalchemy import create_engine, text
 
-from benchmarks import expiry
+from benchmarks import storage
 from benchmarks.__main__ import main
-from benchmarks.calls import call
-from benchmarks.cases import EXPECTED, Case, our_cases
-from benchmarks.machine import choose_cores
-from benchmarks.million import section as million_section
+from benchmarks.harness import EXPECTED, Case, call, choose_cores
+from benchmarks.paths import our_cases
 from flask_idempotency.stores.memory import MemoryStore
 from tests.lab.postgres import PostgresServer
 from tests.lab.programs import REDIS_KINDS
@@ -187,7 +185,7 @@ def test_without_a_postgresql_the_rest_is_measured(
     And where its tables would be is said that they are not there, and how to get them.
     """
     monkeypatch.delenv("DATABASE_URL", raising=False)
-    monkeypatch.setattr("benchmarks.databases.installation", lambda: None)
+    monkeypatch.setattr("benchmarks.sql_apps.installation", lambda: None)
 
     main(["sql", "--rounds", "1", "--requests", "2", "--redis-url", url])
     shown = capsys.readouterr()
@@ -264,7 +262,7 @@ def test_claims_among_many_keys_stand_beside_an_empty_store() -> None:
     """
     The full server holds that many records more than the empty one, in the store's own format.
     """
-    shown = million_section(choose_cores(), keys=1000)
+    shown = storage.million_section(choose_cores(), keys=500, rounds=1)
 
     assert [(row.case, bool(row.verdicts)) for row in shown.rows] == [
         ("empty", False),
@@ -336,7 +334,7 @@ def test_removal_is_timed_beside_claims_and_beside_what_comes_in(postgres_url: s
     """
     On a server and in a file, and nothing is left that is over.
     """
-    shown = expiry.sections(postgres_url, choose_cores(), rows=1500, seconds=2)
+    shown = storage.expiry_sections(postgres_url, choose_cores(), rows=1500, seconds=2)
     rows = {row.case: row for section in shown for row in section.rows}
 
     assert ["PostgreSQL", "SQLite", "PostgreSQL, 2,000 a second", "SQLite, 2,000 a second"] == list(rows)

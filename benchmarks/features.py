@@ -1,4 +1,4 @@
-"""What compliance costs: answers encrypted at rest, quotas, and one tenant that floods while another pays."""
+"""What optional features cost: encryption and quotas, a tenant beside one that floods, and the safety of Redis."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import os
 import random
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha1
+from importlib.resources import files
 from statistics import median
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Final
+from unittest.mock import patch
 from uuid import uuid4
 
 import redis
 from flask import Flask
 
-from benchmarks import apps, budgets
-from benchmarks.budgets import at_most
-from benchmarks.calls import Answer, Environ, call, environ
-from benchmarks.cases import Case
-from benchmarks.payloads import ANSWER, LARGE_ANSWER, PAYMENT
-from benchmarks.rounds import Timing, measure, quantile
-from benchmarks.table import Row, Section
+from benchmarks import apps, report
+from benchmarks.apps import ANSWER, LARGE_ANSWER, PAYMENT
+from benchmarks.harness import Case, Cores, Environ, Received, Timing, call, environ, measure, pin, quantile
+from benchmarks.report import Row, Section, at_most
+from example_app.demo.servers import RedisServer
 from flask_idempotency.assembly import build_store
 from flask_idempotency.codec.encryption import DataKeyring, EncryptedCodec
 from flask_idempotency.codec.envelope import COMPRESSIONS, EnvelopeCodec
@@ -33,6 +34,9 @@ from flask_idempotency.engine.model import Claimed, ClaimRequest, OnLapse, OverQ
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Binding, Codec
 from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.redis import scripts
+from flask_idempotency.stores.redis.scripts import Script
+from flask_idempotency.stores.redis.store import RedisStore
 
 RING = {"IDEMPOTENCY_KEY_RING": "2026-11:" + b64encode(bytes(range(32))).decode()}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -49,19 +53,19 @@ FLOODED_ROUNDS, FLOODED_CLAIMS, FLOOD = 40, 100, 10
 
 @dataclass(frozen=True, slots=True)
 class SizedCase(Case):
-    """One whose answer has this size."""
+    """A case whose response has this size."""
 
     size: int = 0
     status: int = 201
 
-    def check(self, answer: Answer) -> None:
-        if (answer.status, answer.replayed) != (self.status, self.path.startswith(REPLAY)):
-            raise RuntimeError(f"{self.app}, {self.path}: got {answer}")
-        if self.status == 201 and answer.size != self.size:
-            raise RuntimeError(f"{self.app}, {self.path}: {answer.size} bytes came back, and not {self.size}")
+    def check(self, received: Received) -> None:
+        if (received.status, received.replayed) != (self.status, self.path.startswith(REPLAY)):
+            raise RuntimeError(f"{self.app}, {self.path}: got {received}")
+        if self.status == 201 and received.size != self.size:
+            raise RuntimeError(f"{self.app}, {self.path}: got {received.size} bytes, not {self.size}")
 
 
-def sections(client: redis.Redis, url: str, *, rounds: int, requests: int) -> list[Section]:
+def compliance_sections(client: redis.Redis, url: str, *, rounds: int, requests: int) -> list[Section]:
     return [
         _requests(url, rounds=rounds, requests=requests),
         _codecs(rounds=rounds, requests=requests),
@@ -73,19 +77,21 @@ def _requests(url: str, *, rounds: int, requests: int) -> Section:
     cases = [case for name, config in SETTINGS.items() for case in _cases(name, apps.ours(url, config=config))]
     full = apps.ours(url, config={"IDEMPOTENCY_QUOTA_RECORDS": 0, "IDEMPOTENCY_NAMESPACE": "full"})
     cases.append(SizedCase("with quotas", REFUSED, full, partial(_new, "/payments"), status=429))
-    # A round of large answers is long enough with fewer of them.
+    # A round of large responses needs fewer of them.
     timings = measure(cases, rounds=rounds, requests=max(1, requests // 4))
     floors = {timing.case.path: timing for timing in timings if timing.case.app == "as it comes"}
-    return Section("Compliance: requests in one process, on Redis", NOTE, [_row(each, floors) for each in timings])
+    return Section(
+        "Compliance: requests in one process, on Redis", REQUESTS_NOTE, [_request_row(each, floors) for each in timings]
+    )
 
 
-NOTE = (
-    "µs through the WSGI callable, medians of interleaved rounds; `+` and `×` are to the same path as it comes: zlib, "
-    "no encryption, no quotas. Sizes are those of the answer."
+REQUESTS_NOTE = (
+    "µs through the WSGI callable, medians of interleaved rounds. `+` and `×` compare with the same path as it comes: zlib, "
+    "no encryption, no quotas. Sizes are those of the response."
 )
 
 
-def _row(timing: Timing, floors: dict[str, Timing]) -> Row:
+def _request_row(timing: Timing, floors: dict[str, Timing]) -> Row:
     cells: dict[str, float | str] = {"median": timing.typical, "cpu": median(timing.processor)}
     floor = floors.get(timing.case.path)
     if floor is not None and floor is not timing:
@@ -139,7 +145,7 @@ def _timed(work: Callable[[], object], times: int) -> float:
 
 
 def fairness(url: str, *, rounds: int) -> Section:
-    """One tenant's claims, alone and while another is refused ten times for each of them: it must not notice."""
+    """Time the claims of one tenant: alone, and while the store refuses another tenant ten times for each of them."""
     rows = []
     with _stores(url) as stores:
         for name, store in stores.items():
@@ -150,7 +156,7 @@ def fairness(url: str, *, rounds: int) -> Section:
                 for taken in random.sample([quiet, flooded], 2):
                     taken += _claims(store, paying, flooding if taken is flooded else None)
             ratio = quantile(flooded, 0.99) / quantile(quiet, 0.99)
-            verdict = at_most("p99 within 10 %", ratio, budgets.FLOODED_TO_QUIET)
+            verdict = at_most("p99 within 10 %", ratio, report.FLOODED_TO_QUIET)
             cells = {"median": quantile(quiet, 0.5), "p99": quantile(quiet, 0.99), "flooded": quantile(flooded, 0.5)}
             rows.append(Row(name, {**cells, "p99 flooded": quantile(flooded, 0.99), "×": ratio}, [verdict]))
     return Section("Compliance: a tenant beside one that floods", FLOOD_NOTE, rows)
@@ -158,7 +164,7 @@ def fairness(url: str, *, rounds: int) -> Section:
 
 FLOOD_NOTE = (
     f"µs of `claim` with a quota on the store itself, by one thread: alone, and with {FLOOD} claims of another tenant "
-    "between any two, which has reached its limit. What others cost is then in the store's state, and not in the queue."
+    "between any two, which has reached its limit. So the cost of others is in the state of the store, and not in a queue."
 )
 
 
@@ -187,3 +193,82 @@ def _ask(store: Any, tid: bytes, quota: Quota) -> tuple[ClaimRequest, Any, bytes
 @contextmanager
 def _stores(url: str) -> Iterator[dict[str, Any]]:
     yield {"memory": MemoryStore(), "Redis": build_store(url, memory={"after_loss": "run"})}
+
+
+BLIND: Final = """
+local memory = redis.call('HMGET', KEYS[4], FENCE)
+local loss, after, noticed, last_before, since = nil, 'refuse', 0, 0, 0
+"""
+"""Replaces the check for data loss in the script. The script must still read the fence."""
+
+DATA_LOSS_NOTE = (
+    "µs of new claims on the store itself, by one thread, medians of interleaved rounds. `in Redis` is the time of a script by "
+    "the server's statistics. `×` and `+` compare with the first row."
+)
+
+
+def data_loss_section(cores: Cores, *, rounds: int, requests: int) -> Section:
+    """Time new claims on Redis: as they are, without the check for data loss, and with one replica to wait for."""
+    with ExitStack() as running:
+        primary, replica = (running.enter_context(RedisServer()) for _ in range(2))
+        for server in (primary, replica):
+            pin(server.pid, cores.store)
+        client = running.enter_context(redis.Redis.from_url(primary.url))
+        with redis.Redis.from_url(replica.url) as follower:
+            follower.replicaof("127.0.0.1", primary.port)
+        store = running.enter_context(closing(RedisStore(primary.url)))
+        waiting = running.enter_context(closing(RedisStore(primary.url, replicas=1)))
+        store.memory.initialise()
+        while not client.execute_command("WAIT", 1, 1000):
+            pass
+        cases = {"as it is": store, "without the canary": store, "one replica waited for": waiting}
+        taken: dict[str, list[float]] = {name: [] for name in cases}
+        within: dict[str, list[float]] = {name: [] for name in cases}
+        for _ in range(rounds):
+            for name, used in random.sample(list(cases.items()), len(cases)):
+                with _without_check() if name == "without the canary" else ExitStack():
+                    _new_claim(used)  # loads the script
+                    client.config_resetstat()
+                    taken[name].append(median(_new_claim(used) for _ in range(requests)))
+                    within[name].append(_in_scripts(client) / requests)
+    return Section(
+        "Redis: what it costs to notice a loss, and to wait for a replica",
+        DATA_LOSS_NOTE,
+        list(_data_loss_rows(taken, within)),
+    )
+
+
+def _data_loss_rows(taken: dict[str, list[float]], within: dict[str, list[float]]) -> Iterator[Row]:
+    floors = taken["as it is"]
+    for name, medians in taken.items():
+        cells: dict[str, float | str] = {"claim": median(medians), "in Redis": median(within[name])}
+        if medians is not floors:
+            cells["×"] = median(mine / its for mine, its in zip(medians, floors, strict=True))
+            cells["+ in Redis"] = median(mine - its for mine, its in zip(within[name], within["as it is"], strict=True))
+        yield Row(name, cells)
+
+
+def _new_claim(store: RedisStore) -> float:
+    request = ClaimRequest(StorageKey(os.urandom(32), os.urandom(16)), b"\1" + bytes(16), OnLapse.QUARANTINE)
+    token = os.urandom(16)
+    began = perf_counter_ns()
+    store.claim(request, token=token, lease=30)
+    return (perf_counter_ns() - began) / 1000
+
+
+def _in_scripts(client: redis.Redis) -> float:
+    statistics: Any = client.info("commandstats")
+    return float(statistics["cmdstat_evalsha"]["usec"])
+
+
+@contextmanager
+def _without_check() -> Iterator[None]:
+    """Let claims use a script without the check for data loss."""
+    folder = files("flask_idempotency.stores.redis").joinpath("lua")
+    canary, process = (folder.joinpath(f"{name}.lua").read_text("utf-8") for name in ("canary", "process"))
+    text = scripts.CLAIM.text.replace(canary, BLIND).replace(process, "")
+    if canary in text or process in text:
+        raise RuntimeError("The claim script has no such parts any more.")
+    script = Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest(), scripts.CLAIM.parts)
+    with patch.object(scripts, "CLAIM", script):
+        yield
