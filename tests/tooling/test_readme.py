@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,20 +76,12 @@ def redis_url() -> Iterator[str]:
         yield server.url
 
 
-@pytest.fixture(scope="module", params=("here", pytest.param("empty environment", marks=pytest.mark.slow)))
-def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Reader:
-    """In our own environment; and in one with the wheel and what the README says to install."""
-    folder = tmp_path_factory.mktemp("reader")
-    if request.param == "here":
-        (folder / "work").mkdir()
-        reader = Reader(folder / "work", Path(sys.executable).parent, redis_url)
-    else:
-        wheel = str(request.getfixturevalue("wheel"))
-        wanted = [word for line in INSTALLED for word in shlex.split(line)[2:]]
-        requirements = [re.sub(r"^flask-idempotency", lambda _: wheel, word) for word in wanted]
-        reader = Reader(
-            (environment := EmptyEnvironment(folder, *requirements)).folder, environment.programs, redis_url
-        )
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory, wheel: Path, redis_url: str) -> Reader:
+    """In an environment that has only the wheel and the packages that the README says to install."""
+    wanted = [word for line in INSTALLED for word in shlex.split(line)[2:]]
+    environment = EmptyEnvironment(tmp_path_factory.mktemp("reader"), wheel, *wanted)
+    reader = Reader(environment.folder, environment.programs, redis_url)
     for language, text in BLOCKS:
         reader.paste(language, text)
     return reader

@@ -13,8 +13,6 @@ from tests.tooling.wheels import PACKAGES, EmptyEnvironment, sources
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.slow
-
 
 def metadata(wheel: Path) -> Message:
     with zipfile.ZipFile(wheel) as archive:
@@ -23,9 +21,7 @@ def metadata(wheel: Path) -> Message:
 
 
 def test_every_file_of_the_packages_is_shipped(wheel: Path, tmp_path: Path) -> None:
-    """
-    Scripts, type markers and templates do not go missing when somebody adds a folder.
-    """
+    """Scripts, type markers and templates do not go missing when somebody adds a folder."""
     tree = sources(tmp_path)
     expected = {
         f"{target}/{file.relative_to(tree / folder).as_posix()}"
@@ -41,17 +37,13 @@ def test_every_file_of_the_packages_is_shipped(wheel: Path, tmp_path: Path) -> N
 
 
 def test_the_type_marker_is_shipped(wheel: Path) -> None:
-    """
-    Without py.typed a user's type checker ignores all our annotations.
-    """
+    """Without py.typed a user's type checker ignores all our annotations."""
     with zipfile.ZipFile(wheel) as archive:
         assert "flask_idempotency/py.typed" in archive.namelist()
 
 
 def test_no_top_level_name_but_ours_is_taken(wheel: Path) -> None:
-    """
-    A top-level `janitor` would overwrite pyjanitor, silently, and delete it when we are uninstalled.
-    """
+    """A top-level `janitor` would overwrite pyjanitor, silently, and delete it when we are uninstalled."""
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.partition("/")[0] for name in archive.namelist() if ".dist-info/" not in name}
 
@@ -59,9 +51,7 @@ def test_no_top_level_name_but_ours_is_taken(wheel: Path) -> None:
 
 
 def test_the_base_asks_for_little(wheel: Path) -> None:
-    """
-    Stores and codecs are chosen by extras; the base is what every user needs.
-    """
+    """Stores and codecs are chosen by extras; the base is what every user needs."""
     needed = metadata(wheel).get_all("Requires-Dist", [])
     base = {requirement.partition("<")[0].partition(">")[0] for requirement in needed if "extra ==" not in requirement}
 
@@ -69,9 +59,7 @@ def test_the_base_asks_for_little(wheel: Path) -> None:
 
 
 def test_what_the_documentation_installs_for_postgresql_can_connect(wheel: Path) -> None:
-    """
-    Plain psycopg has no libpq, and fails at its import where the system has none either.
-    """
+    """Plain psycopg has no libpq, and fails at its import where the system has none either."""
     needed = metadata(wheel).get_all("Requires-Dist", [])
     drivers = [
         requirement for requirement in needed if requirement.startswith("psycopg") and "postgresql" in requirement
@@ -81,9 +69,7 @@ def test_what_the_documentation_installs_for_postgresql_can_connect(wheel: Path)
 
 
 def test_all_is_the_sum_of_the_extras(wheel: Path) -> None:
-    """
-    `flask-idempotency[all]` leaves no feature out.
-    """
+    """`flask-idempotency[all]` leaves no feature out."""
     wanted: dict[str, set[str]] = {}
     for requirement in metadata(wheel).get_all("Requires-Dist", []):
         name, _, extra = requirement.partition("; extra == ")
@@ -154,25 +140,35 @@ def test_every_extra_is_tried(wheel: Path) -> None:
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_an_extra_is_enough_for_its_part(wheel: Path, tmp_path: Path, extra: str) -> None:
     """In an environment that has the package with this extra only."""
-    environment = EmptyEnvironment(tmp_path, f"{wheel}[{extra}]")
+    environment = EmptyEnvironment(tmp_path, wheel, f"flask-idempotency[{extra}]")
 
     done = environment.run("python", "-c", PAY + EXTRAS[extra])
 
     assert done.returncode == 0, done.stderr
 
 
+def test_an_environment_has_no_other_package(wheel: Path, tmp_path: Path) -> None:
+    """Otherwise the tests above would pass without their extra."""
+    environment = EmptyEnvironment(tmp_path, wheel)
+
+    imports = [
+        environment.run("python", "-c", f"import {name}") for name in ("flask", "flask_idempotency", "redis", "pytest")
+    ]
+
+    assert [done.returncode for done in imports] == [0, 0, 1, 1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ([], ["flask==3.0.0", "marshmallow==3.20.0"]), ids=("newest", "oldest"))
 def test_the_quickstart_runs_in_an_empty_environment(wheel: Path, tmp_path: Path, base: list[str]) -> None:
-    """
-    The wheel and what the base asks for, so that an optional import at the top of a base module shows here.
-    """
-    environment = EmptyEnvironment(tmp_path, str(wheel), *base)
+    """With the wheel and the packages of its base, as pip resolves them today: an optional import in a base module fails."""
+    environment = EmptyEnvironment(tmp_path, wheel, *base, newest=True)
 
     done = environment.run("python", "-c", QUICKSTART, str(ROOT / "README.md"))
 
     assert done.returncode == 0, done.stderr
-    package = next(environment.programs.parent.glob("lib/*/site-packages")) / "flask_idempotency"
-    assert [*[str(package)] * 2, "201", "None", "201", "true"] == done.stdout.split()
+    package = str(environment.packages / "flask_idempotency")
+    assert [*[package] * 2, "201", "None", "201", "true"] == done.stdout.split()
 
 
 QUICKSTART = """
