@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from janitor.app import find_flask_app, make_celery
+from .app import find_flask_app, make_celery
 
 app = make_celery(find_flask_app())
