@@ -48,9 +48,7 @@ def test_what_a_redis_pays_to_notice_a_loss_is_timed(capsys: pytest.CaptureFixtu
 
 
 def test_every_path_is_timed_in_every_application(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """
-    A table without a row is a budget that nobody looks at.
-    """
+    """A table without a row is a budget that nobody looks at."""
     by_hand = [path for path in PATHS if path != "mismatch"]  # without a fingerprint there is none
 
     assert cases_of(measured(capsys, "requests", "--redis-url", url)) == [
@@ -65,9 +63,7 @@ def test_every_path_is_timed_in_every_application(url: str, capsys: pytest.Captu
 def test_every_budget_of_the_specification_is_held_against_its_path(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """
-    The numbers of SPEC section 14 stand beside what was measured.
-    """
+    """The numbers of SPEC section 14 stand beside what was measured."""
     assert budgets_of(measured(capsys, "requests", "memory", "--redis-url", url)) == {
         "ours: GET": ["< 10 µs added"],
         "ours: POST, no key": ["< 10 µs added"],
@@ -84,9 +80,7 @@ def test_every_budget_of_the_specification_is_held_against_its_path(
 
 
 def test_round_trips_are_counted_path_by_path(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """
-    The count is exact on any machine, and SPEC section 7 names it.
-    """
+    """The count is exact on any machine, and SPEC section 7 names it."""
     document = measured(capsys, "trips", "--redis-url", url)
 
     trips = {row["case"].partition(": ")[2]: row["trips"] for row in document["sections"][0]["rows"]}
@@ -122,9 +116,7 @@ BY_HAND_IN_SQL = ["by hand: first", "by hand, transactional: first", "by hand: r
 def test_every_path_is_timed_and_counted_on_both_databases(
     sql_document: dict[str, Any],
 ) -> None:
-    """
-    Beside the same statements by hand, on whichever database the records are.
-    """
+    """Beside the same statements by hand, on whichever database the records are."""
     timed = ["bare Flask: POST, no key", "business alone: POST, no key", *BY_HAND_IN_SQL, "by hand, Redis: replay"]
     counted = ["business alone: POST, no key", *BY_HAND_IN_SQL]
     assert {section["title"]: [row["case"] for row in section["rows"]] for section in sql_document["sections"]} == {
@@ -138,9 +130,7 @@ def test_every_path_is_timed_and_counted_on_both_databases(
 def test_statements_commits_and_trips_are_counted_path_by_path(
     sql_document: dict[str, Any],
 ) -> None:
-    """
-    A count is exact on any machine. That of the business alone says whether the counting itself can be trusted.
-    """
+    """A count is exact on any machine. That of the business alone says whether the counting itself can be trusted."""
     _, postgresql, _, sqlite = sql_document["sections"]
     counts = {row["case"]: (row["statements"], row["commits"], row["trips"]) for row in postgresql["rows"]}
     assert {case: counts[case] for case in counts if case.startswith(("business", "ours, i", "ours, tr"))} == {
@@ -165,9 +155,7 @@ def test_statements_commits_and_trips_are_counted_path_by_path(
 def test_budgets_of_sql_are_targets_beside_what_was_measured(
     sql_document: dict[str, Any],
 ) -> None:
-    """
-    Of processor time on both databases, and of statements where they are promised.
-    """
+    """Of processor time on both databases, and of statements where they are promised."""
     rows = sql_document["sections"][0]["rows"]
     first, replay = ["≤ +350 µs cpu"], ["≤ +140 µs cpu"]
     timed = {row["case"]: [verdict["budget"] for verdict in row["verdicts"]] for row in rows}
@@ -181,9 +169,7 @@ def test_budgets_of_sql_are_targets_beside_what_was_measured(
 def test_without_a_postgresql_the_rest_is_measured(
     url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    And where its tables would be is said that they are not there, and how to get them.
-    """
+    """And where its tables would be is said that they are not there, and how to get them."""
     monkeypatch.delenv("DATABASE_URL", raising=False)
     monkeypatch.setattr("benchmarks.sql_apps.installation", lambda: None)
 
@@ -196,9 +182,7 @@ def test_without_a_postgresql_the_rest_is_measured(
 
 
 def test_a_database_with_tables_is_left_alone(url: str, postgres_url: str) -> None:
-    """
-    The run makes tables and drops them: none of them may be somebody's.
-    """
+    """The run makes tables and drops them: none of them may be somebody's."""
     engine = create_engine(postgres_url)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE idempotency_records AS SELECT 1 AS somebody"))
@@ -213,9 +197,7 @@ def test_a_database_with_tables_is_left_alone(url: str, postgres_url: str) -> No
 
 @pytest.mark.slow
 def test_every_application_is_served(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """
-    Under gunicorn the same floors stand beside ours.
-    """
+    """Under gunicorn the same floors stand beside ours."""
     document = measured(capsys, "serving", "--seconds", "0.1", "--redis-url", url)
 
     assert (cases_of(document), budgets_of(document)) == (
@@ -225,9 +207,7 @@ def test_every_application_is_served(url: str, capsys: pytest.CaptureFixture[str
 
 
 def test_the_tables_show_the_machine_and_every_row(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """
-    Numbers without their machine mean nothing.
-    """
+    """Numbers without their machine mean nothing."""
     main(["trips", "--redis-url", url])
     machine, *table = capsys.readouterr().out.splitlines()
 
@@ -236,9 +216,7 @@ def test_the_tables_show_the_machine_and_every_row(url: str, capsys: pytest.Capt
 
 
 def test_a_profile_names_functions_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
-    """
-    It is for whoever wants to make a path faster, so it says where to look.
-    """
+    """It is for whoever wants to make a path faster, so it says where to look."""
     document = measured(capsys, "--profile", "replay", "--on-memory")
 
     assert any(case.startswith("flask_idempotency/web/") for case in cases_of(document))
@@ -247,9 +225,7 @@ def test_a_profile_names_functions_of_ours(capsys: pytest.CaptureFixture[str]) -
 def test_a_profile_of_a_store_in_sql_names_functions_of_it(
     url: str, postgres_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """
-    With its statements, and what SQLAlchemy and the driver make of them.
-    """
+    """With its statements, and what SQLAlchemy and the driver make of them."""
     arguments = ["--profile", "first", "--on-sql", "transactional", "--redis-url", url, "--database-url", postgres_url]
     document = measured(capsys, *arguments)
 
@@ -259,9 +235,7 @@ def test_a_profile_of_a_store_in_sql_names_functions_of_it(
 
 
 def test_claims_among_many_keys_stand_beside_an_empty_store() -> None:
-    """
-    The full server holds that many records more than the empty one, in the store's own format.
-    """
+    """The full server holds that many records more than the empty one, in the store's own format."""
     shown = storage.million_section(choose_cores(), keys=500, rounds=1)
 
     assert [(row.case, bool(row.verdicts)) for row in shown.rows] == [
@@ -272,9 +246,7 @@ def test_claims_among_many_keys_stand_beside_an_empty_store() -> None:
 
 
 def test_what_compliance_costs_is_measured(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """
-    Encryption for small and large answers, quotas, and a tenant beside one that floods.
-    """
+    """Encryption for small and large answers, quotas, and a tenant beside one that floods."""
     document = measured(capsys, "compliance", "--redis-url", url)
     cases = cases_of(document)
     sizes = [f"{path}, {size}" for size in ("2 KB", "256 KB") for path in ("first", "replay")]
@@ -286,9 +258,7 @@ def test_what_compliance_costs_is_measured(url: str, capsys: pytest.CaptureFixtu
 
 
 def test_a_database_in_use_is_left_alone(url: str, redis_servers: RedisServers) -> None:
-    """
-    The run fills a database and empties it: that must not be somebody's.
-    """
+    """The run fills a database and empties it: that must not be somebody's."""
     with redis.Redis.from_url(url) as client:
         client.set("somebody's", "data")
 
@@ -299,9 +269,7 @@ def test_a_database_in_use_is_left_alone(url: str, redis_servers: RedisServers) 
 
 
 def test_an_unknown_part_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """
-    A typing error measures nothing, and names what there is.
-    """
+    """A typing error measures nothing, and names what there is."""
     with pytest.raises(SystemExit):
         main(["request"])
 
@@ -309,9 +277,7 @@ def test_an_unknown_part_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_an_answer_of_another_path_is_not_measured() -> None:
-    """
-    A fast wrong answer would be the best row of the table.
-    """
+    """A fast wrong answer would be the best row of the table."""
     with our_cases("ours", MemoryStore()) as cases:
         replay = next(case for case in cases if case.path == "replay")
         first = next(case for case in cases if case.path == "first")
@@ -323,17 +289,13 @@ def test_an_answer_of_another_path_is_not_measured() -> None:
 
 
 def test_every_path_knows_its_status() -> None:
-    """
-    The check of answers covers all of them.
-    """
+    """The check of answers covers all of them."""
     assert list(EXPECTED) == PATHS
 
 
 @pytest.mark.slow
 def test_removal_is_timed_beside_claims_and_beside_what_comes_in(postgres_url: str) -> None:
-    """
-    On a server and in a file, and nothing is left that is over.
-    """
+    """On a server and in a file, and nothing is left that is over."""
     shown = storage.expiry_sections(postgres_url, choose_cores(), rows=1500, seconds=2)
     rows = {row.case: row for section in shown for row in section.rows}
 

@@ -14,9 +14,7 @@ SOMETHING = {"account": "acc_1", "amount": 1, "currency": "EUR"}
 )
 @pytest.mark.parametrize("bearer", (None, "tok_mallory", ""))
 def test_nobody_without_a_known_token(customer: Customer, method: str, path: str, bearer: str | None) -> None:
-    """
-    A request without one of the tokens gets a 401 problem that says how to ask.
-    """
+    """A request without one of the tokens gets a 401 problem that says how to ask."""
     answer = customer.send(method, path, "key-1", SOMETHING, bearer=bearer)
 
     assert (401, "application/problem+json") == (answer.status_code, answer.mimetype)
@@ -25,18 +23,14 @@ def test_nobody_without_a_known_token(customer: Customer, method: str, path: str
 
 @pytest.mark.parametrize("credentials", ("Basic dG9rX2FsaWNlOg==", "Token tok_alice", "tok_alice", "Bearer", "Basic !"))
 def test_other_credentials_are_not_a_token(customer: Customer, credentials: str) -> None:
-    """
-    A token sent in any other way is refused, and not an error of ours.
-    """
+    """A token sent in any other way is refused, and not an error of ours."""
     answer = customer.http.get("/payments", headers={"Authorization": credentials})
 
     assert 401 == answer.status_code
 
 
 def test_a_stored_answer_is_not_shown_to_a_stranger(customer: Customer) -> None:
-    """
-    Whoever has the key but no token does not get the answer.
-    """
+    """Whoever has the key but no token does not get the answer."""
     customer.pay("key-1")
 
     answer = customer.send("POST", "/payments", "key-1", SOMETHING, bearer=None)
@@ -53,9 +47,7 @@ def namesake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("bearer", ("tok_bob", "tok_carol", "tok_namesake"))
 def test_same_key_of_somebody_else(customer: Customer, bearer: str) -> None:
-    """
-    The same key of a colleague, or of another company, names another payment.
-    """
+    """The same key of a colleague, or of another company, names another payment."""
     alices = customer.pay("key-1")
 
     answer = customer.pay("key-1", bearer=bearer)
@@ -67,9 +59,7 @@ def test_same_key_of_somebody_else(customer: Customer, bearer: str) -> None:
 
 @pytest.mark.parametrize("bearer", ("tok_bob", "tok_carol", "tok_namesake"))
 def test_payments_of_others_do_not_exist(customer: Customer, bearer: str) -> None:
-    """
-    Neither listing, nor reading, nor changing reaches another principal's payment.
-    """
+    """Neither listing, nor reading, nor changing reaches another principal's payment."""
     path = customer.pay("key-1").headers["Location"]
 
     assert [] == customer.payments(bearer=bearer)

@@ -90,9 +90,7 @@ def rows(app: Flask) -> int:
     ("moment", "left", "replayed", "executions"), (("before_commit", 0, None, "2"), ("after_commit", 1, "true", "1"))
 )
 def test_payment(app: Flask, moment: str, left: int, replayed: str | None, executions: str) -> None:
-    """
-    Its retry gets a 201 and there is one payment: a new one, or the one that was made.
-    """
+    """Its retry gets a 201 and there is one payment: a new one, or the one that was made."""
     crash(app, "payments", moment)
     assert left == rows(app)
 
@@ -106,9 +104,7 @@ def test_payment(app: Flask, moment: str, left: int, replayed: str | None, execu
 
 @pytest.mark.parametrize(("moment", "left"), (("before_commit", 0), ("after_commit", 1)))
 def test_plain_view(app: Flask, moment: str, left: int) -> None:
-    """
-    Nobody knows what a view did that commits by itself: its retry is refused, and there is one charge at most.
-    """
+    """Nobody knows what a view did that commits by itself: its retry is refused, and there is one charge at most."""
     crash(app, "gateway", moment)
 
     answer = ask(Customer(app), "gateway", moment)
@@ -119,9 +115,7 @@ def test_plain_view(app: Flask, moment: str, left: int) -> None:
 
 @pytest.mark.parametrize(("moment", "left"), (("before_commit", 0), ("after_commit", 1)))
 def test_view_with_a_marker(app: Flask, moment: str, left: int) -> None:
-    """
-    A retry takes over and runs again. Its marker is the first attempt's, so there is one invoice, and it is written once.
-    """
+    """A retry takes over and runs again. Its marker is the first attempt's, so there is one invoice, and it is written once."""
     crash(app, "accounting", moment)
     assert left == rows(app)
 
@@ -140,9 +134,7 @@ def test_view_with_a_marker(app: Flask, moment: str, left: int) -> None:
     ("moment", "status", "left"), (("before_commit", 409, 0), ("after_commit", 201, 1)), ids=("not made", "made")
 )
 def test_plain_view_that_can_be_asked_about(app: Flask, moment: str, status: int, left: int) -> None:
-    """
-    The janitor finds the charge, and the retry gets it. That there is none yet proves nothing: its worker may be frozen.
-    """
+    """The janitor finds the charge, and the retry gets it. That there is none yet proves nothing: its worker may be frozen."""
     crash(app, "gateway", moment)
     report = janitor_of(app).run("reap", Drain())
 
@@ -171,9 +163,7 @@ def reaped(app: Flask) -> Reaping:
 
 
 def test_a_frozen_worker_charges_nothing_that_was_ruled_out(app: Flask) -> None:
-    """
-    The resolver said `NeverHappened`, and refused the charge to this attempt: it thaws, and its INSERT fails.
-    """
+    """The resolver said `NeverHappened`, and refused the charge to this attempt: it thaws, and its INSERT fails."""
     with frozen(app, "gateway") as worker:
         a_day_later(app)
         assert Reaping(quarantined=1, asked=1, unknown=1) == reaped(app)
@@ -189,9 +179,7 @@ def test_a_frozen_worker_charges_nothing_that_was_ruled_out(app: Flask) -> None:
 
 
 def test_a_worker_that_thaws_behind_the_retry_charges_nothing(app: Flask) -> None:
-    """
-    The retry charged under the same reference. The thawed worker delivers the answer of the retry.
-    """
+    """The retry charged under the same reference. The thawed worker delivers the answer of the retry."""
     with frozen(app, "gateway") as worker:
         a_day_later(app)
         reaped(app)
@@ -223,9 +211,7 @@ def test_a_worker_that_thaws_before_it_is_given_up_frees_its_key(app: Flask) -> 
 
 
 def test_a_second_attempt_that_vanished_is_ruled_out_too(app: Flask) -> None:
-    """
-    The marker of the first one does not stand in its way, and does not rule it out.
-    """
+    """The marker of the first one does not stand in its way, and does not rule it out."""
     for _ in range(2):
         with frozen(app, "gateway") as worker:
             a_day_later(app)
@@ -241,9 +227,7 @@ def test_a_second_attempt_that_vanished_is_ruled_out_too(app: Flask) -> None:
 def test_a_charge_whose_transaction_is_open_cannot_be_ruled_out(
     make_app: MakeApp, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    A worker that froze between its INSERT and its COMMIT holds the row: nobody knows yet, and then the charge is there.
-    """
+    """A worker that froze between its INSERT and its COMMIT holds the row: nobody knows yet, and then the charge is there."""
     monkeypatch.setattr(gateway, "LOCK_MS", 50)
     app = make_app(SQLALCHEMY_DATABASE_URI=postgres_url)
     charge = {"id": "gch_1", "tenant": "acme", "account_id": "acc_1", "amount": 1050, "currency": "EUR"}
@@ -260,17 +244,13 @@ def test_a_charge_whose_transaction_is_open_cannot_be_ruled_out(
 
 
 def test_a_charge_without_a_key_needs_no_marker(app: Flask) -> None:
-    """
-    Nothing can be asked about it, and two of them are two.
-    """
+    """Nothing can be asked about it, and two of them are two."""
     assert [201, 201] == [ask(Customer(app), "gateway", None, key=None).status_code for _ in range(2)]
     assert 2 == rows(app)
 
 
 def test_a_key_that_is_used_again_after_its_record_has_ended(app: Flask) -> None:
-    """
-    The marker is still there. The same charge is found, and another one is refused rather than said to be made.
-    """
+    """The marker is still there. The same charge is found, and another one is refused rather than said to be made."""
     customer = Customer(app)
     first = ask(customer, "gateway", None)
     on_records(app, "DELETE FROM idempotency_records")

@@ -13,9 +13,7 @@ from tests.example_app.conftest import Customer, MakeApp
 
 
 def test_create(customer: Customer) -> None:
-    """
-    A payment is created, and Location leads to it.
-    """
+    """A payment is created, and Location leads to it."""
     answer = customer.pay(account="acc_7", amount=4200, currency="eur")
 
     assert 201 == answer.status_code
@@ -25,9 +23,7 @@ def test_create(customer: Customer) -> None:
 
 
 def test_retry(customer: Customer) -> None:
-    """
-    The same request again gets the same answer, and there is one payment.
-    """
+    """The same request again gets the same answer, and there is one payment."""
     first = customer.pay("key-1")
 
     again = customer.pay("key-1")
@@ -38,9 +34,7 @@ def test_retry(customer: Customer) -> None:
 
 
 def test_two_keys_are_two_payments(customer: Customer) -> None:
-    """
-    Who means two payments uses two keys.
-    """
+    """Who means two payments uses two keys."""
     customer.pay("key-1")
     customer.pay("key-2")
 
@@ -51,9 +45,7 @@ def test_two_keys_are_two_payments(customer: Customer) -> None:
     ("key", "status", "code"), ((None, 400, "missing-key"), ("", 400, "invalid-key"), ("a b", 400, "invalid-key"))
 )
 def test_no_usable_key(customer: Customer, key: str | None, status: int, code: str) -> None:
-    """
-    Payments require a well-formed key; without one nothing is paid.
-    """
+    """Payments require a well-formed key; without one nothing is paid."""
     answer = customer.pay(key)
 
     assert (status, code) == (answer.status_code, answer.get_json()["code"])
@@ -61,9 +53,7 @@ def test_no_usable_key(customer: Customer, key: str | None, status: int, code: s
 
 
 def test_changed_payload(customer: Customer) -> None:
-    """
-    A key that is used for something else is refused, and the first payment stays as it is.
-    """
+    """A key that is used for something else is refused, and the first payment stays as it is."""
     first = customer.pay("key-1")
 
     answer = customer.pay("key-1", amount=1)
@@ -89,9 +79,7 @@ def test_changed_payload(customer: Customer) -> None:
     ),
 )
 def test_invalid_input(customer: Customer, changes: dict[str, Any], field: str) -> None:
-    """
-    What is wrong with the input is told by field, as a problem, and nothing is paid.
-    """
+    """What is wrong with the input is told by field, as a problem, and nothing is paid."""
     answer = customer.pay(**changes)
 
     assert (400, "application/problem+json") == (answer.status_code, answer.mimetype)
@@ -102,9 +90,7 @@ def test_invalid_input(customer: Customer, changes: dict[str, Any], field: str) 
 
 @pytest.mark.parametrize("body", ([], "text", 5, None))
 def test_body_that_is_no_object(customer: Customer, body: Any) -> None:
-    """
-    Any other JSON value is a problem too, not an error of ours.
-    """
+    """Any other JSON value is a problem too, not an error of ours."""
     answer = customer.send("POST", "/payments", "key-1", data=b"null" if body is None else None, json=body)
 
     assert answer.status_code in (400, 415)
@@ -113,18 +99,14 @@ def test_body_that_is_no_object(customer: Customer, body: Any) -> None:
 
 @pytest.mark.parametrize(("content_type", "status"), (("application/json", 400), ("text/plain", 415)))
 def test_body_that_is_no_json(customer: Customer, content_type: str, status: int) -> None:
-    """
-    Broken JSON and other media types get their own statuses.
-    """
+    """Broken JSON and other media types get their own statuses."""
     answer = customer.send("POST", "/payments", "key-1", data=b"{", content_type=content_type)
 
     assert (status, "application/problem+json") == (answer.status_code, answer.mimetype)
 
 
 def test_change(customer: Customer) -> None:
-    """
-    PATCH changes what it names, once; the same PATCH again is a replay.
-    """
+    """PATCH changes what it names, once; the same PATCH again is a replay."""
     path = customer.pay("key-1").headers["Location"]
 
     first = customer.send("PATCH", path, "key-2", {"amount": 2000})
@@ -137,9 +119,7 @@ def test_change(customer: Customer) -> None:
 
 @pytest.mark.parametrize("body", ({}, {"amount": 0}, {"id": "pay_1"}))
 def test_change_that_changes_nothing_allowed(customer: Customer, body: dict[str, Any]) -> None:
-    """
-    An empty or wrong change is refused and leaves the payment alone.
-    """
+    """An empty or wrong change is refused and leaves the payment alone."""
     created = customer.pay("key-1")
 
     answer = customer.send("PATCH", created.headers["Location"], "key-2", body)
@@ -153,9 +133,7 @@ def test_change_that_changes_nothing_allowed(customer: Customer, body: dict[str,
     (("GET", "/payments/pay_none", 404), ("GET", "/nowhere", 404), ("PUT", "/payments", 405)),
 )
 def test_other_errors_are_problems(customer: Customer, method: str, path: str, status: int) -> None:
-    """
-    Errors of routing have the same form as all others.
-    """
+    """Errors of routing have the same form as all others."""
     answer = customer.send(method, path)
 
     assert (status, "application/problem+json") == (answer.status_code, answer.mimetype)
@@ -163,9 +141,7 @@ def test_other_errors_are_problems(customer: Customer, method: str, path: str, s
 
 
 def test_405_says_what_is_allowed(customer: Customer) -> None:
-    """
-    Headers that belong to an error survive its translation.
-    """
+    """Headers that belong to an error survive its translation."""
     answer = customer.send("PUT", "/payments")
 
     assert {"GET", "HEAD", "OPTIONS", "POST"} == set(answer.headers["Allow"].split(", "))
@@ -175,9 +151,7 @@ def test_405_says_what_is_allowed(customer: Customer) -> None:
 def test_failing_around_the_commit(
     make_app: MakeApp, database: str, monkeypatch: pytest.MonkeyPatch, moment: str, statuses: list[int]
 ) -> None:
-    """
-    What fails before the commit leaves nothing, and the retry pays; what fails after it changes nothing any more.
-    """
+    """What fails before the commit leaves nothing, and the retry pays; what fails after it changes nothing any more."""
 
     def fail() -> None:
         raise RuntimeError("as if the worker broke here")
@@ -192,9 +166,7 @@ def test_failing_around_the_commit(
 
 
 def test_no_view_commits(app: Flask) -> None:
-    """
-    The library does: nothing is reported as committed early.
-    """
+    """The library does: nothing is reported as committed early."""
     told: list[Event] = []
 
     def listen(sender: Flask, event: Event) -> None:
@@ -209,8 +181,6 @@ def test_no_view_commits(app: Flask) -> None:
 
 
 def test_journal(app: Flask) -> None:
-    """
-    Readers do not stop the writer: the database is in write-ahead mode.
-    """
+    """Readers do not stop the writer: the database is in write-ahead mode."""
     with app.app_context():
         assert "wal" == db.session.execute(db.text("PRAGMA journal_mode")).scalar()

@@ -13,9 +13,7 @@ from tests.example_app.conftest import Customer, MakeApp, on_records
 
 
 def test_off_by_default(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Without DEMO_SIMULATE=1 a wish is an unknown field, and no response counts executions.
-    """
+    """Without DEMO_SIMULATE=1 a wish is an unknown field, and no response counts executions."""
     monkeypatch.delenv("DEMO_SIMULATE", raising=False)
     customer = Customer(make_app(DEMO_SIMULATE=simulate.wanted()))
 
@@ -28,18 +26,14 @@ def test_off_by_default(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(("value", "on"), (("1", True), ("0", False), ("", False), ("true", False)))
 def test_switch(monkeypatch: pytest.MonkeyPatch, value: str, on: bool) -> None:
-    """
-    Exactly DEMO_SIMULATE=1 turns it on.
-    """
+    """Exactly DEMO_SIMULATE=1 turns it on."""
     monkeypatch.setenv("DEMO_SIMULATE", value)
 
     assert on is simulate.wanted()
 
 
 def test_executions(customer: Customer) -> None:
-    """
-    The first answer says 1, a replay and a refusal still say 1, and reading runs no business code at all.
-    """
+    """The first answer says 1, a replay and a refusal still say 1, and reading runs no business code at all."""
     answers = [customer.pay("key-1"), customer.pay("key-1"), customer.pay("key-1", amount=1), customer.pay("key-2")]
 
     assert ["1", "1", "1", "1"] == [answer.headers["X-Executions"] for answer in answers]
@@ -49,27 +43,21 @@ def test_executions(customer: Customer) -> None:
 
 
 def test_executions_are_counted_per_caller(customer: Customer) -> None:
-    """
-    The same key of two callers is two operations, each run once.
-    """
+    """The same key of two callers is two operations, each run once."""
     answers = [customer.pay("key-1", bearer=bearer) for bearer in ("tok_alice", "tok_bob", "tok_carol")]
 
     assert ["1", "1", "1"] == [answer.headers["X-Executions"] for answer in answers]
 
 
 def test_quoted_key_counts_with_the_bare_one(customer: Customer) -> None:
-    """
-    Both spellings of a key name one operation, for the witness as for the library.
-    """
+    """Both spellings of a key name one operation, for the witness as for the library."""
     customer.pay('"key-1"')
 
     assert "1" == customer.pay("key-1").headers["X-Executions"]
 
 
 def test_witness_is_not_the_store(make_app: MakeApp) -> None:
-    """
-    When the store forgets a key the request runs again, and the witness says so.
-    """
+    """When the store forgets a key the request runs again, and the witness says so."""
     app = make_app()
     Customer(app).pay("key-1")
     on_records(app, "DELETE FROM idempotency_records")
@@ -80,9 +68,7 @@ def test_witness_is_not_the_store(make_app: MakeApp) -> None:
 
 
 def test_status_once(customer: Customer) -> None:
-    """
-    A simulated 503 releases the key; the same request again is past it and succeeds.
-    """
+    """A simulated 503 releases the key; the same request again is past it and succeeds."""
     first = customer.pay("key-1", simulate={"status": 503})
     again = customer.pay("key-1", simulate={"status": 503})
 
@@ -92,9 +78,7 @@ def test_status_once(customer: Customer) -> None:
 
 
 def test_final_status_is_kept(customer: Customer) -> None:
-    """
-    A simulated 402 is a final answer: it is replayed.
-    """
+    """A simulated 402 is a final answer: it is replayed."""
     customer.pay("key-1", simulate={"status": 402})
     again = customer.pay("key-1", simulate={"status": 402})
 
@@ -106,9 +90,7 @@ def test_final_status_is_kept(customer: Customer) -> None:
 
 
 def test_delay(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    The delay falls between the count and the commit, where a duplicate finds the first one in flight.
-    """
+    """The delay falls between the count and the commit, where a duplicate finds the first one in flight."""
     slept = []
 
     def sleep(seconds: float) -> None:
@@ -124,9 +106,7 @@ def test_delay(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("moment", "payments"), (("before_commit", 0), ("after_commit", 1)))
 def test_crash(make_app: MakeApp, database: str, monkeypatch: pytest.MonkeyPatch, moment: str, payments: int) -> None:
-    """
-    The crash is a SIGKILL to the worker's own process, on the named side of the commit, with the execution counted.
-    """
+    """The crash is a SIGKILL to the worker's own process, on the named side of the commit, with the execution counted."""
     customer = Customer(make_app(SQLALCHEMY_DATABASE_URI=database))
     found: list[Any] = []
 
@@ -143,9 +123,7 @@ def test_crash(make_app: MakeApp, database: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_crash_in_a_view_that_commits(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Wherever the commit is made, that is where it strikes, and only once.
-    """
+    """Wherever the commit is made, that is where it strikes, and only once."""
     found: list[int] = []
     monkeypatch.setattr("example_app.simulate.os.kill", lambda pid, number: found.append(number))
     body = {"account_id": "acc_1", "amount": 1, "currency": "EUR", "simulate": {"crash": "after_commit"}}
@@ -171,9 +149,7 @@ def test_crash_in_a_view_that_commits(customer: Customer, monkeypatch: pytest.Mo
     ),
 )
 def test_wishes_have_limits(customer: Customer, wish: Any) -> None:
-    """
-    A wish that is not on the list is refused before anything runs.
-    """
+    """A wish that is not on the list is refused before anything runs."""
     answer = customer.pay("key-1", simulate=wish)
 
     assert (400, ["simulate"]) == (answer.status_code, list(answer.get_json()["errors"]))

@@ -1,20 +1,18 @@
-"""Which database the service and the tour run on."""
+"""The database of the service: its URL, its tables, and a cache in front of it."""
 
 from __future__ import annotations
 
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, inspect, text
+from sqlalchemy import inspect
 
 from example_app import models
 from example_app.app import create_app
-from example_app.demo.database import NoDatabase, tour_database
 from example_app.models import db
 from flask_idempotency import ConfigurationError
 from tests.example_app.conftest import Customer, MakeApp
@@ -32,16 +30,12 @@ NOBODY_LISTENS = "redis://127.0.0.1:1/0"
     ),
 )
 def test_spelling(given: str, expected: str) -> None:
-    """
-    PostgreSQL's usual names mean the driver that is installed; who names a driver gets that one.
-    """
+    """PostgreSQL's usual names mean the driver that is installed; who names a driver gets that one."""
     assert expected == models.database_url(given)
 
 
 def test_database_url(make_app: MakeApp, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    DATABASE_URL is where payments and records are, and PATCH and the other views work there too.
-    """
+    """DATABASE_URL is where payments and records are, and PATCH and the other views work there too."""
     monkeypatch.setenv("DATABASE_URL", postgres_url.replace("postgresql+psycopg:", "postgres:"))
     config = make_app().config
     names = ("SQLALCHEMY_ENGINE_OPTIONS", "IDEMPOTENCY_SECRET", "DEMO_WITNESS")
@@ -60,9 +54,7 @@ def test_database_url(make_app: MakeApp, postgres_url: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("name", ("IDEMPOTENCY_REDIS_URL", "FLASK_IDEMPOTENCY_REDIS_URL"))
 def test_a_cache_that_is_gone(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """
-    IDEMPOTENCY_REDIS_URL puts a cache in front, and nothing depends on it.
-    """
+    """IDEMPOTENCY_REDIS_URL puts a cache in front, and nothing depends on it."""
     monkeypatch.setenv(name, NOBODY_LISTENS)
     app = make_app()
     customer = Customer(app)
@@ -73,17 +65,13 @@ def test_a_cache_that_is_gone(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
 
 
 def test_records_elsewhere(make_app: MakeApp) -> None:
-    """
-    Payments cannot be committed together with a record in Redis or memory, and that is said, with the remedy.
-    """
+    """Payments cannot be committed together with a record in Redis or memory, and that is said, with the remedy."""
     with pytest.raises(ConfigurationError, match=r"configure\('payments'\).*flask-sqlalchemy://"):
         make_app(IDEMPOTENCY_STORE="memory://")
 
 
 def test_workers_start_at_once(make_app: MakeApp, database: str) -> None:
-    """
-    Each makes the tables that are not there, and none trips over another.
-    """
+    """Each makes the tables that are not there, and none trips over another."""
     barrier = Barrier(4)
 
     def start(_: int) -> Customer:
@@ -125,84 +113,3 @@ def test_write_ahead_mode_that_never_comes_is_an_error(monkeypatch: pytest.Monke
     connection: Any = SimpleNamespace(execute=execute)
     with pytest.raises(sqlite3.OperationalError, match="locked"):
         models.use_write_ahead_log(connection)
-
-
-class TestTourDatabase:
-    def test_sqlite(self, tmp_path: Path) -> None:
-        """
-        A file in the folder that goes with the demo.
-        """
-        for given in (None, ""):
-            with tour_database(given, folder=tmp_path) as url:
-                assert f"sqlite:///{tmp_path / 'shop.sqlite3'}" == url
-
-    @pytest.mark.parametrize("spelled", ("postgres:", "postgresql:", "postgresql+psycopg:"))
-    def test_schema_of_its_own(self, postgres_url: str, tmp_path: Path, spelled: str) -> None:
-        """
-        In a database that others use the tour touches nothing of theirs, and nothing of it stays.
-        """
-        engine = create_engine(postgres_url)
-        with engine.begin() as connection:
-            connection.execute(text("CREATE TABLE payments (theirs integer)"))
-        before = schemas(postgres_url)
-
-        with tour_database(postgres_url.replace("postgresql+psycopg:", spelled), folder=tmp_path) as url:
-            ours = create_engine(url)
-            assert not inspect(ours).has_table("payments")
-            with ours.begin() as connection:
-                connection.execute(text("CREATE TABLE payments (ours integer)"))
-            ours.dispose()
-            assert 1 == len(schemas(postgres_url) - before)
-
-        assert before == schemas(postgres_url)
-        assert ["theirs"] == [column["name"] for column in inspect(engine).get_columns("payments")]
-        engine.dispose()
-
-    def test_options_are_kept(self, postgres_url: str, tmp_path: Path) -> None:
-        """
-        What else DATABASE_URL asks of its connections still holds.
-        """
-        with tour_database(f"{postgres_url}?options=-cwork_mem%3D9MB", folder=tmp_path) as url:
-            engine = create_engine(url)
-            with engine.connect() as connection:
-                assert "9MB" == connection.execute(text("SHOW work_mem")).scalar_one()
-            engine.dispose()
-
-    @pytest.mark.parametrize(
-        ("given", "words"),
-        (
-            ("nonsense secret", "not the URL"),
-            ("postgresql://u:secret@host:port/name", "not the URL"),
-            ("sqlite:///file", "on PostgreSQL or"),
-            ("postgresql://u:secret@127.0.0.1:1/name", "cannot create a schema.*refused"),
-        ),
-    )
-    def test_refusals(self, tmp_path: Path, given: str, words: str) -> None:
-        """
-        What cannot be is said in one line, without the password.
-        """
-        with pytest.raises(NoDatabase, match=words) as caught, tour_database(given, folder=tmp_path):
-            pass
-
-        assert "secret" not in str(caught.value)
-        assert "\n" not in str(caught.value)
-
-    def test_role_without_the_right(self, postgres_url: str, tmp_path: Path) -> None:
-        """
-        A role that may not make schemas is told so, and nothing is written into somebody else's.
-        """
-        engine = create_engine(postgres_url)
-        with engine.begin() as connection:
-            connection.execute(text("DO $$BEGIN CREATE ROLE guest LOGIN; EXCEPTION WHEN duplicate_object THEN END$$"))
-        engine.dispose()
-        given = postgres_url.replace("postgres@", "guest@")
-
-        with pytest.raises(NoDatabase, match="permission denied"), tour_database(given, folder=tmp_path):
-            pass
-
-
-def schemas(url: str) -> set[str]:
-    engine = create_engine(url)
-    names = set(inspect(engine).get_schema_names())
-    engine.dispose()
-    return names

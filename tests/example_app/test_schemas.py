@@ -125,9 +125,7 @@ def assert_refused(answer: TestResponse, *names: str, shape: str = "") -> None:
 
 @pytest.mark.parametrize("path", NAMED)
 def test_malformed_body_is_refused(production: Flask, path: str) -> None:
-    """
-    The retry is told the same.
-    """
+    """The retry is told the same."""
     for shape, data in BODIES.items():
         for _ in range(2):
             assert_refused(send(production, path, data, key=shape.replace(" ", "-")), shape=shape)
@@ -148,9 +146,7 @@ def test_malformed_member_is_refused(production: Flask, path: str, member: str) 
 
 @pytest.mark.parametrize("name", ["timestamp", "trace_id"])
 def test_ignored_member_of_a_gateway_charge_is_checked(production: Flask, name: str) -> None:
-    """
-    What the fingerprint leaves out is input like any other.
-    """
+    """What the fingerprint leaves out is input like any other."""
     for value in ("[" * 5000, "[" * 5000 + "]" * 5000, '"' + "x" * 2000 + '"', r'"\ud800"', r'"\u0000"', "true", "NaN"):
         assert_refused(send(production, "/gateway/charges", body("account_id", **{name: value.encode()})), shape=value)
     assert 0 == rows(production)
@@ -196,9 +192,7 @@ FIELDS = [
 
 
 def test_malformed_charge_is_refused(production: Flask) -> None:
-    """
-    In Stripe's words, as everything there.
-    """
+    """In Stripe's words, as everything there."""
     for changes in FIELDS:
         answer = send(production, "/v1/charges", {"amount": "1050", "currency": "usd", **changes}, media_type=FORM)
         assert 400 == answer.status_code, (changes, answer.text)
@@ -213,18 +207,14 @@ def test_charge_that_is_no_form_is_refused(production: Flask) -> None:
 
 
 def test_text_beyond_ascii_is_welcome(production: Flask) -> None:
-    """
-    An emoji comes as a pair of surrogates, which is no error.
-    """
+    """An emoji comes as a pair of surrogates, which is no error."""
     answer = send(production, "/payments", body("account", account=rb'"Ren\u00e9e \ud83d\ude00 \u5c71\u7530"'))
 
     assert (201, "Renée 😀 山田") == (answer.status_code, answer.get_json()["account"])
 
 
 def test_no_database_sees_what_it_cannot_hold(make_app: MakeApp, database: str) -> None:
-    """
-    PostgreSQL refuses NUL, its driver lone surrogates, and SQLite takes the first. No row has such an id either.
-    """
+    """PostgreSQL refuses NUL, its driver lone surrogates, and SQLite takes the first. No row has such an id either."""
     app = make_app(TESTING=False, SQLALCHEMY_DATABASE_URI=database)
 
     for shape in ("nul", "lone surrogate", "control character"):

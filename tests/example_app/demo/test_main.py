@@ -1,4 +1,4 @@
-"""The demo from outside: what it prints, what its exit code says, and that it leaves nothing behind."""
+"""The demo from outside: its output, its exit code, and that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from example_app.demo import __main__ as program
-from example_app.demo.client import Shop
-from example_app.demo.report import Finding, Scenarios, Seen, failures, seen, table
-from tests.example_app.test_databases import schemas
+from tests.example_app.demo.test_database import schemas
 from tests.tooling.processes import eventually
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEMO_SECONDS = 400
 
 
@@ -64,18 +60,14 @@ def findings(output: str) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(DEMO_SECONDS + 20)
 def test_tour(port: int, tmp_path: Path) -> None:
-    """
-    `--exit` plays the whole tour, every promise is kept, and nothing is left on the disk.
-    """
+    """`--exit` plays the whole tour, every promise is kept, and nothing is left on the disk."""
     play_the_tour(port, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(DEMO_SECONDS + 20)
 def test_tour_on_postgresql(port: int, tmp_path: Path, postgres_url: str) -> None:
-    """
-    The same tour with DATABASE_URL, by the name that hosting services give it; nothing is left there either.
-    """
+    """The same tour with DATABASE_URL, by the name that hosting services give it; nothing is left there either."""
     before = schemas(postgres_url)
 
     play_the_tour(port, tmp_path, DATABASE_URL=postgres_url.replace("postgresql+psycopg:", "postgres:"))
@@ -97,9 +89,7 @@ def play_the_tour(port: int, tmp_path: Path, **environment: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(DEMO_SECONDS + 20)
 def test_tour_sees_broken_promises(port: int, tmp_path: Path) -> None:
-    """
-    With the library switched off the tour fails everything that a bare service cannot promise.
-    """
+    """With the library switched off the tour fails everything that a bare service cannot promise."""
     with demo("--exit", "--port", str(port), temporary=tmp_path, FLASK_IDEMPOTENCY_ENABLED="false") as process:
         output, errors = process.communicate(timeout=DEMO_SECONDS)
 
@@ -111,9 +101,7 @@ def test_tour_sees_broken_promises(port: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(DEMO_SECONDS + 20)
 def test_serves_on(port: int, tmp_path: Path) -> None:
-    """
-    Without `--exit` the service stays, its curl lines work as they are printed, and Ctrl-C is a good end.
-    """
+    """Without `--exit` the service stays, its curl lines work as they are printed, and Ctrl-C is a good end."""
     with demo("--port", str(port), temporary=tmp_path) as process:
         assert process.stdout is not None
         heard = []
@@ -141,9 +129,7 @@ def test_serves_on(port: int, tmp_path: Path) -> None:
 @pytest.mark.timeout(DEMO_SECONDS + 20)
 @pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM))
 def test_interrupted(port: int, tmp_path: Path, number: signal.Signals) -> None:
-    """
-    Whatever signal ends it in mid-tour: its servers are gone, its folders removed, and it does not claim success.
-    """
+    """Whatever signal ends it in mid-tour: its servers are gone, its folders removed, and it does not claim success."""
     with demo("--port", str(port), temporary=tmp_path) as process:
         assert process.stdout is not None
         assert any("first request" in line for line in process.stdout)
@@ -158,9 +144,7 @@ def test_interrupted(port: int, tmp_path: Path, number: signal.Signals) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(DEMO_SECONDS + 20)
 def test_killed(port: int, tmp_path: Path) -> None:
-    """
-    Even SIGKILL leaves no server behind.
-    """
+    """Even SIGKILL leaves no server behind."""
     with demo("--port", str(port), temporary=tmp_path) as process:
         assert process.stdout is not None
         assert any("first request" in line for line in process.stdout)
@@ -170,9 +154,7 @@ def test_killed(port: int, tmp_path: Path) -> None:
 
 
 def test_port_in_use(tmp_path: Path) -> None:
-    """
-    A taken port is said so in one line that tells the way out, before anything is started.
-    """
+    """A taken port is said so in one line that tells the way out, before anything is started."""
     with closing(socket.socket()) as holder, closing(socket.socket()):
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -187,9 +169,7 @@ def test_port_in_use(tmp_path: Path) -> None:
 
 
 def test_no_database(port: int, tmp_path: Path) -> None:
-    """
-    A DATABASE_URL that leads nowhere is said so in one line, and nothing stays running.
-    """
+    """A DATABASE_URL that leads nowhere is said so in one line, and nothing stays running."""
     nowhere = "postgresql://127.0.0.1:1/name"
     with demo("--exit", "--port", str(port), temporary=tmp_path, DATABASE_URL=nowhere) as process:
         output, errors = process.communicate(timeout=DEMO_SECONDS)
@@ -197,70 +177,6 @@ def test_no_database(port: int, tmp_path: Path) -> None:
     assert (1, "", 1) == (process.returncode, output, errors.count("\n")), errors
     assert errors.startswith("demo: the tour cannot create a schema")
     assert [] == list(tmp_path.iterdir())
-
-
-def test_table() -> None:
-    """
-    A broken promise is plain to see.
-    """
-    findings = [
-        Finding("retry", "201 replayed", "1", "+0", "the same 201", ok=True),
-        Finding("changed payload", "201", "2", "+1", "422 key-reused", ok=False),
-    ]
-
-    assert [
-        "scenario         responses     executions  rows  expected        ok",
-        "---------------  ------------  ----------  ----  --------------  ------",
-        "retry            201 replayed  1           +0    the same 201    ok",
-        "changed payload  201           2           +1    422 key-reused  FAILED",
-    ] == table(findings).splitlines()
-
-
-class OneRow:
-    """A shop whose rows never change."""
-
-    def rows(self) -> int:
-        return 1
-
-
-def test_a_failure_names_scenario_expectation_responses_and_logs(tmp_path: Path) -> None:
-    scenarios = Scenarios()
-    shop: Any = OneRow()
-
-    @scenarios.scenario("201, runs once", rows=1)
-    def broken(_: Shop) -> Seen:
-        request = httpx.Request("POST", "http://service/payments")
-        response = httpx.Response(500, request=request, headers={"X-Executions": "2"}, text="Oh no.")
-        return seen([response], status_is_201=False, has_a_location=True)
-
-    @scenarios.scenario("422", rows=0)
-    def raising(_: Shop) -> Seen:
-        raise RuntimeError("no connection")
-
-    found = [scenario.run(shop) for scenario in scenarios]
-    (tmp_path / "worker.log").write_text("".join(f"line {number}\n" for number in range(100)))
-
-    shown = failures(found, [tmp_path / "worker.log", tmp_path / "beat.log"]).splitlines()
-
-    assert shown[1:9] == [
-        "FAILED: broken",
-        "  expected: 201, runs once",
-        "  came: 500",
-        "  not so: status is 201",
-        "  not so: 1 more rows (there are 0)",
-        "  POST /payments -> 500 [Content-Type: text/plain; charset=utf-8; X-Executions: 2] 'Oh no.'",
-        "",
-        "FAILED: raising",
-    ]
-    assert "  came: RuntimeError: no connection" in shown
-    assert ["  line 60", "  line 99"] == [line for line in shown if line in ("  line 59", "  line 60", "  line 99")]
-    assert shown[-2:] == ["The last lines of beat.log:", "  (there is no such file)"]
-
-
-def test_no_failure_shows_no_logs(tmp_path: Path) -> None:
-    kept = Finding("retry", "201 replayed", "1", "+0", "the same 201", ok=True)
-
-    assert "" == failures([kept], [tmp_path / "worker.log"])
 
 
 def test_without_a_port_the_demo_takes_a_free_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,56 @@
+"""Charges in the dialect of Stripe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from werkzeug.test import TestResponse
+
+from tests.example_app.conftest import Customer
+
+
+def charge(customer: Customer, key: str | None = "key-1", **fields: Any) -> TestResponse:
+    form = {"amount": 500, "currency": "eur", **fields}
+    return customer.send("POST", "/v1/charges", key, data=form)
+
+
+def test_stripe_charge(customer: Customer) -> None:
+    """A charge looks like one of Stripe's, and its retry says so in Stripe's header."""
+    first = charge(customer, **{"metadata[order]": "6735"})
+    again = charge(customer, **{"metadata[order]": "6735"})
+
+    document = first.get_json()
+    assert {"object": "charge", "amount": 500, "currency": "eur", "status": "succeeded"}.items() <= document.items()
+    assert document["id"].startswith("ch_")
+    assert {"order": "6735"} == document["metadata"]
+    assert "Idempotent-Replayed" not in first.headers
+    assert (200, first.data, "true") == (again.status_code, again.data, again.headers["Idempotent-Replayed"])
+    assert first.headers["Request-Id"] != again.headers["Request-Id"]
+
+
+def test_stripe_key_reused(customer: Customer) -> None:
+    """Another amount under the same key is Stripe's idempotency_error."""
+    charge(customer)
+
+    answer = charge(customer, amount=501)
+
+    assert (400, "idempotency_error") == (answer.status_code, answer.get_json()["error"]["type"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"), (({"amount": "0"}, "amount"), ({"currency": "EUR"}, "currency"), ({"amuont": "5"}, "amuont"))
+)
+def test_stripe_invalid_input(customer: Customer, fields: dict[str, str], param: str) -> None:
+    """Invalid input is Stripe's invalid_request_error, which names the parameter."""
+    answer = charge(customer, **fields)
+
+    assert 400 == answer.status_code
+    assert ("invalid_request_error", param) == (answer.get_json()["error"]["type"], answer.get_json()["error"]["param"])
+
+
+def test_stripe_not_authenticated(customer: Customer) -> None:
+    """Even a 401 has the form that Stripe's clients can read."""
+    answer = customer.send("POST", "/v1/charges", "key-1", data={"amount": 1, "currency": "eur"}, bearer=None)
+
+    assert (401, "invalid_request_error") == (answer.status_code, answer.get_json()["error"]["type"])
