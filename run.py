@@ -3,7 +3,7 @@
 
     python3 run.py demo [--exit] [--port N]   the example payments service, with a tour
     python3 run.py test [pytest arguments]    the tests
-    python3 run.py check                      lint, format, types and the direction of imports
+    python3 run.py check                      lint, format, types, the direction of imports and luacheck
     python3 run.py bench [arguments]          the benchmarks
     python3 run.py walk [stores] [--markdown] the functions of this package that one request crosses, in call order
     python3 run.py mutants [names]            faults seeded in the code; a named test must notice each
@@ -77,6 +77,7 @@ def check() -> int:
         "mypy": ["mypy", *filter(os.path.exists, TYPED)],
         # A stale cache has reported a break that was not there.
         "lint-imports": ["lint-imports", "--no-logo", "--no-cache"],
+        "luacheck": ["python", "-m", "tests.lint_lua"],
     }
     failed = []
     for name, (tool, *arguments) in checks.items():

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha1
-from importlib.resources import files
 from statistics import median
 from time import perf_counter_ns
 from typing import Any, Final
@@ -35,7 +33,6 @@ from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Binding, Codec
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis import scripts
-from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.store import RedisStore
 
 RING = {"IDEMPOTENCY_KEY_RING": "2026-11:" + b64encode(bytes(range(32))).decode()}
@@ -196,10 +193,11 @@ def _stores(url: str) -> Iterator[dict[str, Any]]:
 
 
 BLIND: Final = """
-local memory = redis.call('HMGET', KEYS[4], FENCE)
-local loss, after, noticed, last_before, since = nil, 'refuse', 0, 0, 0
+local function data_loss_of(partition)
+  return nil, 0, nil, 0, redis.call('HGET', partition, FENCE)
+end
 """
-"""Replaces the check for data loss in the script. The script must still read the fence."""
+"""Replaces lib/data_loss in the claim script. The script must still read the fence."""
 
 DATA_LOSS_NOTE = (
     "µs of new claims on the store itself, by one thread, medians of interleaved rounds. `in Redis` is the time of a script by "
@@ -221,12 +219,12 @@ def data_loss_section(cores: Cores, *, rounds: int, requests: int) -> Section:
         store.memory.initialise()
         while not client.execute_command("WAIT", 1, 1000):
             pass
-        cases = {"as it is": store, "without the canary": store, "one replica waited for": waiting}
+        cases = {"as it is": store, "without the check": store, "one replica waited for": waiting}
         taken: dict[str, list[float]] = {name: [] for name in cases}
         within: dict[str, list[float]] = {name: [] for name in cases}
         for _ in range(rounds):
             for name, used in random.sample(list(cases.items()), len(cases)):
-                with _without_check() if name == "without the canary" else ExitStack():
+                with _without_check() if name == "without the check" else ExitStack():
                     _new_claim(used)  # loads the script
                     client.config_resetstat()
                     taken[name].append(median(_new_claim(used) for _ in range(requests)))
@@ -264,11 +262,14 @@ def _in_scripts(client: redis.Redis) -> float:
 @contextmanager
 def _without_check() -> Iterator[None]:
     """Let claims use a script without the check for data loss."""
-    folder = files("flask_idempotency.stores.redis").joinpath("lua")
-    canary, process = (folder.joinpath(f"{name}.lua").read_text("utf-8") for name in ("canary", "process"))
-    text = scripts.CLAIM.text.replace(canary, BLIND).replace(process, "")
-    if canary in text or process in text:
-        raise RuntimeError("The claim script has no such parts any more.")
-    script = Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest(), scripts.CLAIM.parts)
+    read = scripts.read
+
+    def without(name: str) -> str:
+        return f"-- @layout FENCE\n{BLIND}" if name == "lib/data_loss" else read(name)
+
+    with patch.object(scripts, "read", without):
+        script = scripts.load("claim")
+    if BLIND not in script.text or script.sha == scripts.CLAIM.sha:
+        raise RuntimeError("The claim script does not include lib/data_loss any more.")
     with patch.object(scripts, "CLAIM", script):
         yield

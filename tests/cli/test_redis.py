@@ -317,7 +317,7 @@ def test_an_application_that_starts_on_one_says_so_in_one_line(
     """
     assert [] == told_at_start(caplog, server.url)
     client.delete(layout.memory_in(7))
-    client.hset(layout.memory_in(8), mapping={"run": "0" * 40, "line": "0" * 40})
+    client.hset(layout.memory_in(8), mapping={"process": "0" * 40, "replication_id": "0" * 40})
     (missing,) = told_at_start(caplog, server.url)
     (foreign,) = told_at_start(caplog, server.url, store_id="another")
 

@@ -14,22 +14,22 @@ IN_REDIS: Final = (
     Mutant(
         name="redis-completes-for-any-token",
         file=f"{LUA}/complete.lua",
-        replaced="= owned(token)",
-        by="= owned(string.sub(redis.call('GET', KEYS[1]) or '', 2, 17))",
+        replaced="= owned_record(KEYS, token, now)",
+        by="= owned_record(KEYS, string.sub(redis.call('GET', KEYS[1]) or '', 2, 17), now)",
         killed_by=(f"{CONTRACT}::test_the_late_finisher_is_fenced_off[fakeredis]",),
         harm="A worker that was given up stores its answer over the claim of the one that runs the payment now.",
     ),
     Mutant(
         name="redis-releases-for-any-token",
         file=f"{LUA}/release.lua",
-        replaced="= owned(token)",
-        by="= owned(string.sub(redis.call('GET', KEYS[1]) or '', 2, 17))",
+        replaced="= owned_record(KEYS, token, now)",
+        by="= owned_record(KEYS, string.sub(redis.call('GET', KEYS[1]) or '', 2, 17), now)",
         killed_by=(f"{CONTRACT}::test_a_token_that_was_taken_over_changes_nothing[fakeredis-release]",),
         harm="A worker that was given up frees the key while its successor is at work: a third one runs the payment too.",
     ),
     Mutant(
         name="redis-owner-is-anybody",
-        file=f"{LUA}/owner.lua",
+        file=f"{LUA}/lib/owner.lua",
         replaced="record.token ~= token",
         by="false",
         killed_by=(f"{CONTRACT}::test_a_token_that_never_owned_changes_nothing[fakeredis-hold]",),
@@ -61,7 +61,7 @@ IN_REDIS: Final = (
     ),
     Mutant(
         name="redis-mark-is-not-stored",
-        file=f"{LUA}/mark.lua",
+        file=f"{LUA}/mark_point_of_no_return.lua",
         replaced="first_byte(PROCESSING, false, ",
         by="first_byte(PROCESSING, true, ",
         killed_by=(f"{CONTRACT}::test_a_marked_record_is_never_taken_over[fakeredis]",),
@@ -69,26 +69,26 @@ IN_REDIS: Final = (
     ),
     Mutant(
         name="redis-lapsed-key-is-taken-over-against-its-rule",
-        file=f"{LUA}/grant.lua",
-        replaced="if live and record.takeover",
-        by="if live",
+        file=f"{LUA}/claim.lua",
+        replaced="local takeover = live and record.takeover",
+        by="local takeover = live",
         killed_by=(f"{CONTRACT}::test_a_lapsed_record_is_quarantined[fakeredis-OnLapse.QUARANTINE]",),
         harm="The worker vanished after it had paid; the retry pays again.",
     ),
     Mutant(
         name="redis-quarantined-key-is-taken-over",
-        file=f"{LUA}/grant.lua",
-        replaced="if live and record.state == QUARANTINED then",
-        by="if live and record.takeover then\n"
-        "  return grant(fence(record), attempt(record) + 1, requested(record), record.counted)\n"
-        "end\n"
-        "if live and record.state == QUARANTINED then",
+        file=f"{LUA}/claim.lua",
+        replaced="data_loss_of(KEYS[4], ARGV[8], ARGV[9], rule, tonumber(ARGV[11]), tonumber(ARGV[12]), now)\n",
+        by="data_loss_of(KEYS[4], ARGV[8], ARGV[9], rule, tonumber(ARGV[11]), tonumber(ARGV[12]), now)\n"
+        "if live and record.takeover then\n"
+        "  record.state = PROCESSING\n"
+        "end\n",
         killed_by=(f"{CONTRACT}::test_a_held_claim_is_never_taken_over[fakeredis]",),
         harm="A payment of which its owner said that nobody knows what became of it is simply made again.",
     ),
     Mutant(
         name="redis-quarantine-ends-by-time",
-        file=f"{LUA}/record.lua",
+        file=f"{LUA}/lib/record.lua",
         replaced="return record.state == COMPLETED and record.deadline * 1000 <= now",
         by="return record.state ~= PROCESSING and record.deadline * 1000 <= now",
         killed_by=(f"{CONTRACT}::test_a_quarantined_record_never_expires[fakeredis]",),
@@ -96,15 +96,15 @@ IN_REDIS: Final = (
     ),
     Mutant(
         name="redis-processing-has-a-ttl",
-        file=f"{LUA}/grant.lua",
-        replaced="      .. tid_and_about\n  )",
-        by="      .. tid_and_about,\n    'PX', decimal(math.ceil(lease / 1000))\n  )",
+        file=f"{LUA}/claim.lua",
+        replaced="    .. ARGV[6]\n)",
+        by="    .. ARGV[6],\n  'PX', decimal(math.ceil(lease / 1000))\n)",
         killed_by=("tests/stores/redis/test_records.py::test_what_is_not_completed_has_no_time_to_live",),
         harm="Redis itself forgets the claim of a slow worker, and a retry pays beside it.",
     ),
     Mutant(
         name="redis-fence-restarts",
-        file=f"{LUA}/grant.lua",
+        file=f"{LUA}/claim.lua",
         replaced="math.max(tonumber(floor) + 1, last_fence + 1, now)",
         by="last_fence + 1",
         killed_by=(f"{CONTRACT}::test_the_next_fence_is_higher[fakeredis-released]",),
@@ -128,7 +128,7 @@ IN_REDIS: Final = (
     ),
     Mutant(
         name="redis-corrupt-record-is-absent",
-        file=f"{LUA}/grant.lua",
+        file=f"{LUA}/claim.lua",
         replaced="if (bytes and not record) or (live",
         by="if (live",
         killed_by=("tests/stores/redis/test_corrupt.py::test_what_cannot_be_read_is_corrupt",),
@@ -136,16 +136,15 @@ IN_REDIS: Final = (
     ),
     Mutant(
         name="redis-quota-is-checked-after-the-write",
-        file=f"{LUA}/counted_use.lua",
-        replaced="return refusal(books) or grant(last_fence, 1, first_seen, true, function()\n  admit(books)\nend)",
-        by="local granted = grant(last_fence, 1, first_seen, true, function()\n  admit(books)\nend)\n"
-        "return refusal(books) or granted",
+        file=f"{LUA}/claim.lua",
+        replaced="  if refusal then\n",
+        by="  if refusal then\n    redis.call('ZADD', KEYS[2], decimal(math.ceil((now + lease) / 1000)), name)\n",
         killed_by=("tests/stores/redis/test_quota.py::test_who_is_refused_writes_nothing",),
-        harm="A payment that was refused with 429 is in flight all the same: its retry hears 409, then that nobody knows.",
+        harm="Each request that is refused with 429 costs the server memory, and looks like one in flight to an operator.",
     ),
     Mutant(
         name="redis-janitor-acts-on-another-claim",
-        file=f"{LUA}/seen.lua",
+        file=f"{LUA}/lib/snapshot.lua",
         replaced=" and record.token == token then",
         by=" then",
         killed_by=(f"{UNSETTLED}::test_another_claim_of_the_same_moment_is_not_freed[fakeredis]",),
@@ -153,7 +152,7 @@ IN_REDIS: Final = (
     ),
     Mutant(
         name="redis-janitor-acts-on-a-stale-reading",
-        file=f"{LUA}/seen.lua",
+        file=f"{LUA}/lib/snapshot.lua",
         replaced="return record.deadline == tonumber(deadline) and record or nil",
         by="return record",
         killed_by=(f"{UNSETTLED}::test_what_does_not_stand_as_it_was_seen_is_not_freed[fakeredis-renewed]",),
@@ -161,7 +160,7 @@ IN_REDIS: Final = (
     ),
     Mutant(
         name="redis-janitor-quarantines-whoever-is-at-work",
-        file=f"{LUA}/lapse.lua",
+        file=f"{LUA}/quarantine_expired.lua",
         replaced=" or record.deadline * 1000 > math.min(horizon, now) then",
         by=" then",
         killed_by=(f"{UNSETTLED}::test_a_lease_that_is_not_over_does_not_lapse[fakeredis]",),
@@ -169,7 +168,7 @@ IN_REDIS: Final = (
     ),
     Mutant(
         name="redis-janitor-quarantines-what-may-be-taken-over",
-        file=f"{LUA}/lapse.lua",
+        file=f"{LUA}/quarantine_expired.lua",
         replaced=" or record.takeover or ",
         by=" or ",
         killed_by=(f"{UNSETTLED}::test_what_is_to_be_taken_over_is_not_quarantined[fakeredis]",),
@@ -177,15 +176,15 @@ IN_REDIS: Final = (
     ),
     Mutant(
         name="cache-keeps-the-older-answer",
-        file=f"{LUA}/fill.lua",
-        replaced="number(entry, 32, 38) > number(sealed, 18, 24)",
+        file=f"{LUA}/cache_put.lua",
+        replaced="read_number(entry, 32, 38) > read_number(sealed, 18, 24)",
         by="false",
         killed_by=("tests/stores/redis/test_replays.py::test_a_later_claims_answer_stays",),
         harm="A fill that was long on its way brings back the answer of the key's last life: last month's receipt.",
     ),
     Mutant(
         name="cache-outlives-the-record",
-        file=f"{LUA}/fill.lua",
+        file=f"{LUA}/cache_put.lua",
         replaced="local looked_at = math.min(missed_at, now)",
         by="local looked_at = now",
         killed_by=("tests/stores/redis/test_replays.py::test_what_arrives_late_has_lived_for_as_long",),

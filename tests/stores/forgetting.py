@@ -21,7 +21,7 @@ from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, 
 
 SKEW, HOLD = 5.0, 60.0
 RULES = MemoryRules(hold=HOLD, clock_skew=SKEW)
-ANOTHER = {b"run": b"0" * 40, b"line": b"0" * 40}
+ANOTHER = {b"process": b"0" * 40, b"replication_id": b"0" * 40}
 """Of a process that is not the one that keeps the memory."""
 
 Loss = Callable[[], None]

@@ -135,7 +135,7 @@ def test_a_record_that_is_too_long_is_damage(monkeypatch: pytest.MonkeyPatch) ->
 def test_scripts_and_python_know_the_same_limits() -> None:
     from importlib.resources import files
 
-    text = files("flask_idempotency.stores.redis").joinpath("lua/record.lua").read_text("utf-8")
+    text = files("flask_idempotency.stores.redis").joinpath("lua/lib/record.lua").read_text("utf-8")
 
     assert f"local LARGEST, LATEST = {encoding.LARGEST_BYTES}, {int(LATEST) * 1000}\n" in text
 

@@ -242,10 +242,12 @@ def test_check_runs_every_check_and_names_those_that_failed(run: Run, tree: Path
     for tool, code in (("ruff", 1), ("mypy", 0), ("lint-imports", 1)):
         (tree / ".venv" / "bin" / tool).write_text(f"#!/bin/sh\nexit {code}\n")
         (tree / ".venv" / "bin" / tool).chmod(0o755)
+    (tree / "tests").mkdir(exist_ok=True)
+    (tree / "tests" / "lint_lua.py").write_text("raise SystemExit(1)\n")
 
     process = run("check")
 
-    assert process.communicate()[0].splitlines()[-1] == "--- failed: ruff check, ruff format, lint-imports"
+    assert process.communicate()[0].splitlines()[-1] == "--- failed: ruff check, ruff format, lint-imports, luacheck"
     assert process.returncode == 1
 
 

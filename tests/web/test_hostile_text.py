@@ -136,7 +136,7 @@ def test_what_a_redis_calls_itself_gives_no_orders(redis_servers: RedisServers) 
     with connect(server.url) as client:
         pipeline = client.pipeline(transaction=False)
         for partition in range(layout.PARTITIONS):
-            pipeline.hset(layout.memory_in(partition), mapping={"sid": ORDERS, "layout": ORDERS})
+            pipeline.hset(layout.memory_in(partition), mapping={"store_id": ORDERS, "layout": ORDERS})
         pipeline.execute()
         client.hset(layout.NOTES, f"re{ORDERS}ap", json.dumps({"counts": ORDERS}))
     for command in (

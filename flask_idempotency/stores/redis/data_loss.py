@@ -68,7 +68,7 @@ class Proof:
 
     @property
     def stamp(self) -> bytes:
-        """What look.lua is given."""
+        """Argument 2 of `store_look.lua`."""
         return self.process.encode() if self.tells else b"?"
 
 
@@ -276,7 +276,7 @@ class RedisMemory:
     def restore(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
         keys = layout.keys(request.key)
         answer = self._server.run(
-            scripts.RESTORE,
+            scripts.RESTORE_CLAIM,
             (*keys, layout.given_up(request.key, grant.token), layout.freed(request.key)),
             layout.name(keys),
             grant.token,
@@ -325,8 +325,8 @@ class RedisMemory:
         if found:
             self._refuse_others(parts)
         else:
-            chosen = self._named(scripts.INITIALISE, chosen)
-            told = set(self._everywhere(scripts.INITIALISE, *self._all(chosen, self.rules.layout)))
+            chosen = self._named(scripts.STORE_INIT, chosen)
+            told = set(self._everywhere(scripts.STORE_INIT, *self._all(chosen, self.rules.layout)))
             if told != {b"DONE"}:
                 raise ConfigurationError(
                     "Somebody else has made this Redis ready at the same moment: look at its status."
@@ -354,8 +354,8 @@ class RedisMemory:
         chosen = standing.store_id or self.rules.store_id or secrets.token_hex(8)
         lost = ["" if part.lost is None else str(round(part.lost * 1000)) for part in parts]
         if standing.store_id is None:
-            chosen = self._named(scripts.ACKNOWLEDGE, chosen, lost)
-        told = set(self._everywhere(scripts.ACKNOWLEDGE, *self._all(chosen, self.rules.layout), lost))
+            chosen = self._named(scripts.STORE_ACKNOWLEDGE, chosen, lost)
+        told = set(self._everywhere(scripts.STORE_ACKNOWLEDGE, *self._all(chosen, self.rules.layout), lost))
         if told != {b"DONE"}:
             raise ConfigurationError(
                 "Parts of this Redis changed hands meanwhile, or are of another store: look at its status."
@@ -404,11 +404,13 @@ class RedisMemory:
         return [replace(part, store_id="") if part.store_id == UNNAMED else part for part in parts]
 
     def _noticed(self, proof: Proof, verdict: str = "", before: str = "") -> list[_Part]:
-        return [_part(told) for told in self._everywhere(scripts.NOTICE, *self._all(proof.process, verdict, before))]
+        return [
+            _part(told) for told in self._everywhere(scripts.STORE_STATUS, *self._all(proof.process, verdict, before))
+        ]
 
     def _verdict(self, parts: Sequence[_Part], proof: Proof) -> tuple[str, str]:
         """Whether a restart lost nothing, and which process was there before it. See lossless.py."""
-        now, look = self._server.run(scripts.LOOK, (layout.memory_in(0),), b"?")
+        now, look = self._server.run(scripts.STORE_LOOK, (layout.memory_in(0),), b"?")
         milliseconds, _, told = look.partition(b" ")
         before = told.decode("utf-8", "replace")
         whole = (
@@ -426,7 +428,7 @@ class RedisMemory:
         return ("whole" if whole else "lost"), before
 
     def _note(self, proof: Proof) -> None:
-        self._server.run(scripts.LOOK, (layout.memory_in(0),), proof.stamp)
+        self._server.run(scripts.STORE_LOOK, (layout.memory_in(0),), proof.stamp)
         # Redis begins a rewrite of its file by itself: a look that falls into it is not the last one.
         again = proof.process or proof.later
         self._next_look = monotonic() + LOOK_SECONDS if again else float("inf")
@@ -447,7 +449,7 @@ class RedisMemory:
         one's name."""
         rest = [values[0].encode() for values in arguments]
         self._server.run(script, (layout.memory_in(0),), store_id.encode(), self.rules.layout.encode(), *rest)
-        name = _part(self._server.run(scripts.NOTICE, (layout.memory_in(0),))).store_id
+        name = _part(self._server.run(scripts.STORE_STATUS, (layout.memory_in(0),))).store_id
         return name if name not in ("", UNNAMED) else store_id
 
 

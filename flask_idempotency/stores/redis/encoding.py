@@ -19,7 +19,7 @@
 A length takes as few bytes as it needs, seven bits in each. So does the key's number, to which one is added; after it
 comes the key's id, after its length. An answer that is not sealed has a zero there and nothing else.
 
-`lua/record.lua` writes what is read here. One string, because a hash of the same fields takes half as much again, and
+`lua/lib/write.lua` writes what is read here. One string, because a hash of the same fields takes half as much again, and
 because a string of which half is there cannot exist.
 """
 
@@ -45,9 +45,9 @@ auditor its beginning will do, and to refuse the payment for its sake would not.
 KID_BYTES: Final = 255
 """Of the id of a key: the data keys beside the records have one byte for this length."""
 LARGEST_BYTES: Final = LARGEST_PAYLOAD + 8 * ABOUT_TEXT_BYTES
-"""Of a whole record. `lua/record.lua` has the same number."""
+"""Of a whole record. `lua/lib/record.lua` has the same number."""
 _LENGTH_BYTES: Final = 9
-"""Of a length: as many as `lua/length.lua` reads, and enough for 63 bits. A longer one takes quadratic time to read."""
+"""Of a length: as many as `lua/lib/length.lua` reads, and enough for 63 bits. A longer one takes quadratic time to read."""
 _LATEST_MS: Final = int(LATEST) * 1000
 
 _CUT = "…".encode()
@@ -278,7 +278,7 @@ _width_ms = lru_cache(maxsize=64)(bucket_width_ms)
 
 
 def completion(payload: Payload, *, keep: float) -> tuple[int, int, int, bytes, int, int]:
-    """Arguments 4 to 9 of `complete.lua` and `settle.lua`."""
+    """Arguments 4 to 9 of `complete.lua` and `resolve.lua`."""
     number = 0 if payload.sealed_by is None else payload.sealed_by.number
     facts = int(payload.success), payload.status, payload_bytes(payload), number
     return microseconds(keep), *facts, _width_ms(keep)

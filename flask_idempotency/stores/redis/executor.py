@@ -25,20 +25,6 @@ WAIT_SECONDS: Final = 0.5
 _SHARE: Final = 0.6
 """Of the time in which a reply must have come: the rest is for its way."""
 
-PROMISES: Final = frozenset(
-    {
-        scripts.CLAIM,
-        scripts.COUNTED_CLAIM,
-        scripts.MARK,
-        scripts.COMPLETE,
-        scripts.RELEASE,
-        scripts.HOLD,
-        scripts.SETTLE,
-        scripts.FREE,
-    }
-)
-"""Whose effect somebody acts on, who does not ask again. A renewal that is lost only ends a lease early."""
-
 
 class Replication:
     """How many replicas must have what is promised; 0: nobody asks."""
@@ -51,11 +37,11 @@ class Replication:
         self._ms = max(round(longest * 1000), 1)
 
     def concerns(self, script: Script) -> bool:
-        return self.replicas > 0 and script in PROMISES
+        return self.replicas > 0 and script.durable
 
     def row(self, key: bytes, *, known: bool) -> tuple[Command, Command]:
         """What follows a script that touched this key, on the same connection. `known`: the server knows our scripts."""
-        script = scripts.FOLLOW
+        script = scripts.TOUCH
         run = ("EVALSHA", script.sha) if known else ("EVAL", script.text)
         return (*run, "2", *layout.followed(key), ""), words(("WAIT", self.replicas, self._ms))
 
@@ -131,7 +117,7 @@ class Server:
 
     def now(self) -> float:
         """Seconds since the epoch: of a Cluster, by the node that keeps the notes on chores."""
-        return int(self.run(scripts.CLOCK, (layout.NOTES,))) / 1_000_000
+        return int(self.run(scripts.SERVER_TIME, (layout.NOTES,))) / 1_000_000
 
     def ask_all(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """What each of these commands returns. They are sent together, and are not one step."""

@@ -48,18 +48,18 @@ FIELDS: Final[Mapping[str, str]] = {
     # until which of these times all is well again, in ms; the last fence that was given out before it; and the id by which
     # its data keys are told from those of a memory that is gone.
     "FENCE": "fence",
-    "STORE_ID": "sid",
+    "STORE_ID": "store_id",
     "LAYOUT": "layout",
-    "PROCESS": "run",
-    "LINE": "line",
-    "LOST": "lost",
-    "OPEN": "open",
-    "BEFORE": "before",
+    "PROCESS": "process",
+    "REPLICATION_ID": "replication_id",
+    "LOST_AT": "lost_at",
+    "ACKED_LOSS": "acked_loss",
+    "FENCE_AT_LOSS": "fence_at_loss",
     # Which process was seen to lose nothing that it has answered; and in partition 0 `milliseconds process`: when that was
     # last looked at.
     "LOSSLESS": "lossless",
-    "LOOKED": "looked",
-    "STORE": "id",
+    "LAST_LOOK": "last_look",
+    "DATA_KEYS_ID": "data_keys_id",
     # Of a ledger. `records bytes lowest-edge` of all buckets; before the length of a window of new keys, in microseconds,
     # its `number count`; `records,bytes,in-flight,new-keys,microseconds,seconds` as the operator has set them, empty where
     # there is no limit; and before the edge of a bucket, in milliseconds, its `records bytes`.
@@ -70,9 +70,9 @@ FIELDS: Final[Mapping[str, str]] = {
     # Of data keys, besides one field for each, which is its number and has its wrapping key's id, one byte before it that
     # says how long that is, and the wrapped key. The highest number ever; `number microseconds` of the last erasure; and
     # before a number, since when it is closed, in microseconds.
-    "LAST": "last",
-    "SHRED": "shred",
-    "CLOSED": "x",
+    "LAST_KEY": "last",
+    "ERASURE": "erasure",
+    "DISABLED": "x",
 }
 """The fields of all hashes, by what scripts call them."""
 

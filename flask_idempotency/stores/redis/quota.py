@@ -28,7 +28,7 @@ class RedisLedger:
 
     def usage(self, tid: bytes) -> Usage:
         keys = layout.unsettled(tid), layout.ledger(tid)
-        now, unsettled, in_flight, told = self._server.run(scripts.USAGE, keys)
+        now, unsettled, in_flight, told = self._server.run(scripts.QUOTA_USAGE, keys)
         fields = dict(zip(told[::2], told[1::2], strict=True))
         ended = [_counts(text, 2) for edge, text in _numbered(_BUCKET, fields) if edge * 1000 <= now]
         records, stored, _ = _counts(fields.get(_TOTALS, b"0 0 0"), 3)
@@ -71,7 +71,7 @@ class RedisLedger:
         drift, left = 0, iter(names)
         while batch := list(islice(left, BATCH)):
             keys = layout.unsettled(tid), *(layout.record(tid, name) for name in batch)
-            taken, put = self._server.run(scripts.MEND, keys, tid, *batch)
+            taken, put = self._server.run(scripts.QUOTA_REPAIR_UNFINISHED, keys, tid, *batch)
             drift += taken - put
         return drift
 
@@ -82,7 +82,9 @@ class RedisLedger:
         counted = self._counted(tid)
         edges = sorted(said.keys() | counted.keys())
         told = [(b"%d" % edge, said.get(edge, b""), counted.get(edge, b"")) for edge in edges]
-        records, stored, busy = self._server.run(scripts.BALANCE, (ledger,), *(text for each in told for text in each))
+        records, stored, busy = self._server.run(
+            scripts.QUOTA_REPAIR, (ledger,), *(text for each in told for text in each)
+        )
         return records, stored, busy
 
     def _fields(self, ledger: bytes) -> Mapping[bytes, bytes]:
@@ -93,7 +95,7 @@ class RedisLedger:
     def _counted(self, tid: bytes) -> dict[int, bytes]:
         counts = dict[int, tuple[int, int]]()
         for names in self._records(tid):
-            told = self._server.run(scripts.TALLY, names, tid)
+            told = self._server.run(scripts.QUOTA_RECOUNT, names, tid)
             for edge, size in zip(told[::2], told[1::2], strict=True):
                 count, stored = counts.get(edge, (0, 0))
                 counts[edge] = count + 1, stored + size

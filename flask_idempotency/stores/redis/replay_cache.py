@@ -185,22 +185,22 @@ class RedisReplays:
 
     def _withdraw(self, name: bytes, fence: int) -> bool:
         try:
-            self._run(scripts.WITHDRAW, (name,), _withdrawn(fence), REMEMBERED_MS)
+            self._run(scripts.CACHE_INVALIDATE, (name,), _withdrawn(fence), REMEMBERED_MS)
         except self._errors.refused:
             return False
         return True
 
     def _erase(self, tid: bytes) -> bool:
-        self._run(scripts.ERASE, (layout.erasure(tid),), REMEMBERED_MS)
+        self._run(scripts.CACHE_EXPIRE_TENANT, (layout.erasure(tid),), REMEMBERED_MS)
         # What is erased must not wait for its end; and what says that it was may be evicted before it.
         for names in self._scan.all(layout.replays_of(tid)):
             if names:
-                self._run(scripts.DROP, names, tid)
+                self._run(scripts.CACHE_DELETE_TENANT, names, tid)
         return True
 
     def _look(self, names: Sequence[bytes]) -> Any:
         try:
-            return self._run(scripts.PEEK, names)
+            return self._run(scripts.CACHE_GET, names)
         except self._errors.refused as error:
             if "WRONGTYPE" not in str(error):
                 raise
@@ -209,7 +209,7 @@ class RedisReplays:
 
     def _keep(self, names: Sequence[bytes], *arguments: bytes | int) -> None:
         try:
-            self._run(scripts.FILL, names, *arguments)
+            self._run(scripts.CACHE_PUT, names, *arguments)
             self._refusing = False
         except self._errors.refused as error:
             # Full, or a replica, or for others to write to. It does answer, so it may still be asked.
@@ -218,7 +218,7 @@ class RedisReplays:
                 _log.warning("The Redis that caches answers takes no more of them (%s)", type(error).__name__)
 
     def _drop(self, names: Sequence[bytes]) -> None:
-        self._run(scripts.FORGET, names, _PLACE_BYTES + _WITHDRAWN_BYTES)
+        self._run(scripts.CACHE_DELETE, names, _PLACE_BYTES + _WITHDRAWN_BYTES)
 
     def _guarded(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         """What Redis returned, or None when it does not answer or is being left alone."""

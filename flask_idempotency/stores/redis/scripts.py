@@ -1,89 +1,124 @@
-"""The Lua scripts as Redis is asked to run them: one per transition, and those that look after what they leave behind."""
+"""The Lua scripts that Redis runs: one file in `lua/` for each operation.
+
+Two comments in a script stand for text that the loader puts in their place:
+
+    -- @include lib/record      functions and constants of lua/lib/record.lua, unless an include before has them
+    -- @layout FENCE STORE_ID   constants: names of hash fields, and the channel, as layout.py spells them
+
+A library takes arguments and returns values: it reads no local of the script that includes it. An include may stand
+anywhere. Redis runs what stands above it without paying for its functions, which is what keeps a replay fast.
+
+The header of a script lists its KEYS, its ARGV, what it returns, whether replicas must have its effect (`Durable`), and
+which transitions of a record it makes. The tests hold the code to it.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Final
 
 from flask_idempotency.stores.redis import layout
+
+_FOLDER: Final = files(__package__).joinpath("lua")
+_DIRECTIVE: Final = re.compile(r"^ *-- @(include|layout) (.+)\n", re.MULTILINE)
+_DURABLE: Final = re.compile(r"^-- Durable: (yes|no)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Redis knows a script that it has run before by `sha`; `text` is for when it does not."""
+    """A script as Redis gets it: by `sha` if Redis has run it before, else as `text`."""
 
+    name: str
     text: str
     sha: str
-    parts: tuple[str, ...]
-    """The files that it is made of, in the order in which they run."""
+    durable: bool
+    """Whether replicas must have its effect before the store reports it: the caller acts on it and does not call again."""
 
 
-def fields() -> str:
-    """What Lua is told of the layout: on one line, so that no line of a short script is far from its own."""
-    told = {**layout.FIELDS, "BELL": layout.SETTLED.decode()}
-    return f"local {', '.join(told)} = {', '.join(map(repr, told.values()))}\n"
+def load(name: str) -> Script:
+    """Return the script of `lua/<name>.lua`, with its includes in place."""
+    text = expand(name)
+    durable = _DURABLE.search(text)
+    if durable is None:
+        raise ValueError(f"lua/{name}.lua must say 'Durable: yes' or 'Durable: no' in its header")
+    # Redis names scripts by this digest; it protects no secret.
+    sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    return Script(name, text, sha, durable[1] == "yes")
 
 
-def _load(*parts: str) -> Script:
-    folder = files(__package__).joinpath("lua")
-    parts = ("record", *parts)
-    text = fields() + "".join(folder.joinpath(f"{part}.lua").read_text("utf-8") for part in parts)
-    # Redis names scripts by this digest; nothing is kept secret by it.
-    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), parts)
+def expand(name: str, *, frame: str = "{}") -> str:
+    """Return `lua/<name>.lua` with the text that its directives stand for, each in this frame."""
+    constants = {**layout.FIELDS, "CHANNEL": layout.SETTLED.decode()}
+    present = set[str]()
+
+    def replaced(directive: re.Match[str]) -> str:
+        kind, wanted = directive.groups()
+        names = [each for each in wanted.split() if each not in present]
+        present.update(names)
+        if kind == "include":
+            text = "".join(_DIRECTIVE.sub(replaced, read(each)) for each in names)
+        else:
+            text = f"local {', '.join(names)} = {', '.join(repr(constants[each]) for each in names)}\n" if names else ""
+        return frame.format(text)
+
+    return _DIRECTIVE.sub(replaced, read(name))
 
 
-_NEW = "length", "writing", "bell", "quarantine", "process", "canary", "grant"
-CLAIM = _load("claim", *_NEW, "first_use")
-COUNTED_CLAIM = _load("claim", *_NEW, "ledger", "quota", "counted_use")
-RENEW = _load("writing", "bell", "process", "owner", "renew")
-MARK = _load("writing", "bell", "length", "process", "owner", "answered", "mark")
-_COMPLETING = "completing", "length", "answer", "ledger", "counted_completion"
-COMPLETE = _load("writing", "bell", "process", "owner", "data_keys", "complete", *_COMPLETING)
-RELEASE = _load("writing", "bell", "length", "process", "owner", "answered", "release")
-HOLD = _load("writing", "bell", "length", "process", "owner", "answered", "quarantine", "hold")
-READ = _load("read")
-CONDEMN = _load("writing", "length", "answer", "ledger", "condemning", "condemn")
-DISTRUST = _load("writing", "length", "answer", "ledger", "condemning", "distrust")
+def read(name: str) -> str:
+    """Return `lua/<name>.lua` as it stands in the file."""
+    return _FOLDER.joinpath(f"{name}.lua").read_text("utf-8")
 
-LAPSE = _load("writing", "bell", "quarantine", "seen", "lapse")
-SETTLE = _load("writing", "bell", "process", "owner", "data_keys", "seen", "settle", *_COMPLETING)
-FREE = _load("writing", "bell", "process", "owner", "length", "answer", "ledger", "seen", "free")
-MEET = _load("length", "glance", "beginning", "indexed", "meet")
-DUE = _load("writing", "glance", "indexed", "due")
-STANDING = _load("standing")
-LONGEST = _load("longest")
 
-RESTORE = _load("writing", "process", "restore")
-NOTICE = _load("process", "notice")
-LOOK = _load("process", "look")
-INITIALISE = _load("process", "initialise")
-ACKNOWLEDGE = _load("process", "acknowledge")
+CLAIM: Final = load("claim")
+RENEW: Final = load("renew")
+MARK_POINT_OF_NO_RETURN: Final = load("mark_point_of_no_return")
+COMPLETE: Final = load("complete")
+RELEASE: Final = load("release")
+QUARANTINE: Final = load("quarantine")
+MARK_CORRUPT: Final = load("mark_corrupt")
+READ: Final = load("read")
+RESTORE_CLAIM: Final = load("restore_claim")
 
-USAGE = _load("usage")
-TALLY = _load("length", "answer", "glance", "tally")
-BALANCE = _load("writing", "ledger", "balance")
-MEND = _load("writing", "glance", "mend")
+QUARANTINE_EXPIRED: Final = load("quarantine_expired")
+RESOLVE: Final = load("resolve")
+FORCE_RELEASE: Final = load("force_release")
+LIST_BY_STATE: Final = load("list_by_state")
+NEXT_FOR_RESOLVER: Final = load("next_for_resolver")
+COUNT_UNFINISHED: Final = load("count_unfinished")
+OLDEST_QUARANTINED: Final = load("oldest_quarantined")
+SCAN_COMPLETED: Final = load("scan_completed")
+REPLACE_RESPONSE: Final = load("replace_response")
 
-SHELF = _load("shelf")
-ADD = _load("add")
-CLOSE = _load("writing", "close")
-RETIRE = _load("retire")
-DESTROY = _load("writing", "destroy")
+QUOTA_USAGE: Final = load("quota_usage")
+QUOTA_RECOUNT: Final = load("quota_recount")
+QUOTA_REPAIR: Final = load("quota_repair")
+QUOTA_REPAIR_UNFINISHED: Final = load("quota_repair_unfinished")
 
-SURVEY = _load("length", "glance", "beginning", "survey")
-REPLACE = _load("writing", "length", "answer", "data_keys", "replace")
+DATA_KEYS_READ: Final = load("data_keys_read")
+DATA_KEYS_ADD: Final = load("data_keys_add")
+DATA_KEYS_DISABLE: Final = load("data_keys_disable")
+DATA_KEYS_DELETE: Final = load("data_keys_delete")
+DATA_KEYS_SHRED: Final = load("data_keys_shred")
 
-PEEK = _load("peek")
-FILL = _load("writing", "fill")
-ERASE = _load("writing", "erase")
-DROP = _load("drop")
-FORGET = _load("forget")
-WITHDRAW = _load("withdraw")
+STORE_STATUS: Final = load("store_status")
+STORE_LOOK: Final = load("store_look")
+STORE_INIT: Final = load("store_init")
+STORE_ACKNOWLEDGE: Final = load("store_acknowledge")
 
-CLOCK = _load("clock")
-FOLLOW = _load("follow")
-NOTE = _load("writing", "note")
-NOTES = _load("notes")
-TAKE = _load("writing", "take")
-GIVE_BACK = _load("give_back")
+CACHE_GET: Final = load("cache_get")
+CACHE_PUT: Final = load("cache_put")
+CACHE_DELETE: Final = load("cache_delete")
+CACHE_INVALIDATE: Final = load("cache_invalidate")
+CACHE_DELETE_TENANT: Final = load("cache_delete_tenant")
+CACHE_EXPIRE_TENANT: Final = load("cache_expire_tenant")
+
+TASK_REPORT: Final = load("task_report")
+TASK_REPORTS: Final = load("task_reports")
+TASK_LOCK: Final = load("task_lock")
+TASK_UNLOCK: Final = load("task_unlock")
+
+SERVER_TIME: Final = load("server_time")
+TOUCH: Final = load("touch")

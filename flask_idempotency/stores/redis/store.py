@@ -117,7 +117,6 @@ class RedisStore:
             self._eviction.refuse_claims()
         self.memory.look()
         keys, tries = layout.keys(request.key), Tries()
-        script = scripts.CLAIM if quota is None else scripts.COUNTED_CLAIM
         concerned = *keys, layout.given_up(request.key, token)
         arguments = (
             layout.name(keys),
@@ -129,10 +128,10 @@ class RedisStore:
             *self.memory.arguments(request),
             *(() if quota is None else limits_of(quota)),
         )
-        answer = self._server.run(script, concerned, *arguments, tries=tries)
+        answer = self._server.run(scripts.CLAIM, concerned, *arguments, tries=tries)
         if answer == [b"DOUBT"]:
             self.memory.judge()
-            answer = self._server.run(script, concerned, *arguments, tries=tries)
+            answer = self._server.run(scripts.CLAIM, concerned, *arguments, tries=tries)
         if tries.repeated and answer[:1] not in ([b"CLAIMED"], [b"REPLAYED"]):
             # The first one may arrive yet, when this key is free: nobody would do its work. What is known is known either way.
             with suppress(LeaseLost, StoreUnavailable):
@@ -152,12 +151,12 @@ class RedisStore:
                 return Unknown(reason_of(reason))
             case [b"OVER-QUOTA", limit, allowed, left, window]:
                 return OverQuota(limit.decode(), int(allowed), left / 1_000_000, window / 1_000_000 if window else None)
-            case [b"FORGOTTEN", loss, noticed]:
+            case [b"DATA-LOSS", loss, noticed]:
                 raise self.memory.lost(loss, noticed=bool(noticed))
             case [b"DOUBT"]:
                 # Redis is there: this is no outage, and the request must not run unprotected.
                 raise self.memory.lost(b"changed", noticed=False)
-            case [b"GIVEN-UP"]:
+            case [b"CANCELLED"]:
                 raise StoreUnavailable("this claim came after it was given up")
             case _:
                 raise corrupt()
@@ -166,7 +165,7 @@ class RedisStore:
         _settled(self._run(scripts.RENEW, key, token, microseconds(lease)))
 
     def mark(self, key: StorageKey, token: bytes) -> None:
-        _settled(self._run(scripts.MARK, key, token))
+        _settled(self._run(scripts.MARK_POINT_OF_NO_RETURN, key, token))
 
     def complete(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> None:
         _settled(self._run(scripts.COMPLETE, key, token, *completion(payload, keep=keep)))
@@ -180,7 +179,7 @@ class RedisStore:
             _settled(answer)
 
     def hold(self, key: StorageKey, token: bytes, reason: str) -> None:
-        _settled(self._run(scripts.HOLD, key, token, reason_bytes(reason)))
+        _settled(self._run(scripts.QUARANTINE, key, token, reason_bytes(reason)))
 
     def read(self, key: StorageKey) -> Record | None:
         now, data, *erasure = self._server.run(scripts.READ, layout.keys(key))
@@ -190,7 +189,7 @@ class RedisStore:
         return None if record.state is State.COMPLETED and record.remaining <= 0 else record
 
     def condemn(self, key: StorageKey, payload: Payload) -> None:
-        self._run(scripts.CONDEMN, key, int(payload.success), payload.status, payload_bytes(payload))
+        self._run(scripts.MARK_CORRUPT, key, b"", int(payload.success), payload.status, payload_bytes(payload))
 
     def _run(self, script: Script, key: StorageKey, *arguments: bytes | int) -> Any:
         keys = layout.keys(key)
@@ -208,7 +207,7 @@ class RedisStore:
             return told(decode(data, now=now / 1_000_000), erasure)
         except CorruptRecord:
             # Scripts read less of a record than this: to them it was one that time ends.
-            self._server.run(scripts.DISTRUST, keys, layout.name(keys), data)
+            self._server.run(scripts.MARK_CORRUPT, keys, layout.name(keys), data)
             raise
 
 

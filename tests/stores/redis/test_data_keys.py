@@ -136,7 +136,7 @@ def test_nothing_of_a_destroyed_key_is_left(store: RedisStore, redis_client: red
     store.data_keys.close(tid, 2)
     store.data_keys.destroy(tid)
 
-    assert set(redis_client.hgetall(layout.data_keys(tid))) == {b"last", b"shred"}
+    assert set(redis_client.hgetall(layout.data_keys(tid))) == {b"last", b"erasure"}
     assert not any(b"wrapped" in (redis_client.dump(name) or b"") for name in redis_client.scan_iter())
 
 
@@ -150,7 +150,7 @@ def test_an_erasure_that_cannot_be_read_is_not_none(store: RedisStore, redis_cli
     key, token = claimed(store, tid)
     store.complete(key, token, PAYLOAD, keep=KEEP)
     late, its = claimed(store, tid)
-    redis_client.hset(layout.data_keys(tid), "shred", text)
+    redis_client.hset(layout.data_keys(tid), "erasure", text)
     calls: list[Any] = [
         lambda: store.read(key),
         lambda: store.claim(a_request(key), token=a_token(), lease=LEASE),

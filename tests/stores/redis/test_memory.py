@@ -432,7 +432,7 @@ def test_a_loss_of_a_part_that_is_older_than_another_is_not_acknowledged_unseen(
     seen = store.memory.standing()
     clock.advance(-5)
     redis_client.hset(layout.memory_in(7), mapping=ANOTHER)  # type: ignore[arg-type]
-    redis_client.hset(layout.memory_in(8), "lost", round((clock.now - 60) * 1000))
+    redis_client.hset(layout.memory_in(8), "lost_at", round((clock.now - 60) * 1000))
     store.memory.standing()
 
     with pytest.raises(ConfigurationError, match="once more"):
@@ -447,12 +447,12 @@ def test_parts_of_two_stores_are_not_acknowledged(
     """
     hand_over()
     refused(store)
-    redis_client.hset(layout.memory_in(7), "sid", "another")
+    redis_client.hset(layout.memory_in(7), "store_id", "another")
     redis_client.delete(layout.memory_in(8))
     with pytest.raises(ConfigurationError, match="different stores"):
         store.memory.acknowledge(forced=True)
 
-    assert not redis_client.hexists(layout.memory_in(8), "sid")
+    assert not redis_client.hexists(layout.memory_in(8), "store_id")
 
 
 def test_to_be_made_ready_twice_harms_nothing(store: RedisStore) -> None:

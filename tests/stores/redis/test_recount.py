@@ -60,7 +60,7 @@ class Busy(redis.Redis):
     before: Any = None
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        if args[0] == "EVALSHA" and self.before is not None and args[1] == scripts.TALLY.sha:
+        if args[0] == "EVALSHA" and self.before is not None and args[1] == scripts.QUOTA_RECOUNT.sha:
             meanwhile, self.before = self.before, None
             meanwhile()
         return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]

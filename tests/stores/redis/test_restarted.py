@@ -181,7 +181,7 @@ def test_a_rewrite_of_the_file_does_not_end_the_looks(
         client.bgrewriteaof()
         granted(claim(store, key()))
         assert rewrites()
-        assert not client.hexists(layout.memory_in(0), layout.FIELDS["LOOKED"])
+        assert not client.hexists(layout.memory_in(0), layout.FIELDS["LAST_LOOK"])
         assert eventually(lambda: not rewrites())
     granted(claim(store, key()))
     killed(server)
@@ -199,7 +199,7 @@ def test_a_process_that_started_before_redis_looks_too(server: RedisServer, stor
         server.restart()
         granted(claim(store, key()))
         with connect(server.url) as client:
-            client.hdel(layout.memory_in(0), layout.FIELDS["LOOKED"])
+            client.hdel(layout.memory_in(0), layout.FIELDS["LAST_LOOK"])
 
         granted(claim(early, key()))
         killed(server)

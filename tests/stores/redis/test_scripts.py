@@ -1,16 +1,41 @@
-"""What no server checks before a script runs: that the Lua keeps to itself and to what every server knows."""
+"""No server checks a script before it runs. These tests check that its names, its header and its callers fit together."""
 
 from __future__ import annotations
 
 import re
-from importlib.resources import files
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 
+import fakeredis
 import pytest
 
-from flask_idempotency.stores.redis import scripts
+from flask_idempotency.engine.capabilities import DataKey
+from flask_idempotency.engine.model import TRANSITIONS, OnLapse, State
+from flask_idempotency.engine.quota import Quota
+from flask_idempotency.stores.redis import layout, scripts
+from flask_idempotency.stores.redis.executor import Call, Replication, Server
+from flask_idempotency.stores.redis.replay_cache import RedisReplays
+from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing.contract.support import (
+    KEEP,
+    LEASE,
+    OTHER_PAYLOAD,
+    PAYLOAD,
+    a_key,
+    a_request,
+    a_token,
+    found,
+    granted,
+    stand,
+)
+from tests.stores.unsettled import seen
 
-FOLDER = files("flask_idempotency.stores.redis").joinpath("lua")
-SCRIPTS = sorted(path.name for path in FOLDER.iterdir())
+FOLDER = Path(scripts.__file__).with_name("lua")
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.lua"))
+LIBS = sorted(f"lib/{path.stem}" for path in FOLDER.glob("lib/*.lua"))
 
 # redis.call's commands: all of them in Redis 6.2 and in every later Redis and Valkey.
 COMMANDS = {
@@ -19,77 +44,322 @@ COMMANDS = {
     *("ZADD", "ZREM", "ZCARD", "ZSCORE", "ZCOUNT", "ZRANGEBYSCORE"),
     "PUBLISH",
 }
-# Not struct, bit, cjson, cmsgpack, os, io: missing or different on one server or another.
-GLOBALS = {"redis", "KEYS", "ARGV", "string", "math", "tonumber", "type", "ipairs", "pairs", "unpack"}
+# Not struct, bit, cjson, cmsgpack, os, io: missing or different on one server or another. A library has no KEYS and no ARGV.
+LIB_GLOBALS = {"redis", "string", "math", "tonumber", "type", "ipairs", "pairs", "unpack"}
 KEYWORD = re.compile(
     r"\b(and|break|do|elseif|else|end|false|for|function|if|in|local|nil|not|or|repeat|return|then|true|until|while)\b"
 )
+RECORD_KEYS = "1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfinished, 6 tenant_quota, 7 tenant_keys"
+
+VERBS = {
+    "claim": {"claim"},
+    "lapse": {"claim", "quarantine_expired"},
+    "renew": {"renew"},
+    "mark": {"mark_point_of_no_return"},
+    "hold": {"quarantine"},
+    "complete": {"complete"},
+    "release": {"release"},
+    "settle": {"resolve"},
+    "free": {"force_release"},
+    "condemn": {"mark_corrupt"},
+    # Redis drops the record by its TTL.
+    "expire": set[str](),
+}
+"""Which scripts make a transition."""
 
 
-def code(name: str) -> str:
-    text = FOLDER.joinpath(name).read_text("utf-8")
+def code(text: str) -> str:
     return re.sub(r"'[^'\n]*'", "''", re.sub(r"--[^\n]*", "", text))
 
 
-def declared(text: str) -> set[str]:
-    names = set(re.findall(r"\blocal function (\w+)", text))
+def header(name: str) -> dict[str, str]:
+    """The header's entries, each with its continuation lines."""
+    lines = scripts.read(name).splitlines()
+    text = "\n".join(
+        line[3:] for line in lines[: next(at for at, line in enumerate(lines) if not line.startswith("--"))]
+    )
+    return {
+        entry: re.sub(r"\s+", " ", value).strip()
+        for entry, value in re.findall(r"^([A-Z]\w+):((?:.*)(?:\n  .*)*)", text, flags=re.MULTILINE)
+    }
+
+
+def declared(text: str) -> list[str]:
+    names = re.findall(r"\blocal function (\w+)", text)
     for listed in re.findall(
-        r"\blocal (?!function)([\w, ]+?)\s*=|\bfor ([\w, ]+) (?:=|in)|\bfunction \w*\(([\w, ]*)\)", text
+        r"\blocal (?!function)([\w, ]+?)\s*(?:=|\n)|\bfor ([\w, ]+) (?:=|in)|\bfunction \w*\(([\w, ]*)\)", text
     ):
-        names |= {name.strip() for name in ",".join(listed).split(",")}
-    return names - {""}
+        names += [name.strip() for name in ",".join(listed).split(",")]
+    return [name for name in names if name]
 
 
-ALL = {name: value for name, value in vars(scripts).items() if isinstance(value, scripts.Script)}
-LINES_OF_SCRIPTS = sorted({script.parts[: at + 1] for script in ALL.values() for at in range(len(script.parts))})
+def offered(name: str) -> set[str]:
+    """What stands at the top level of a library."""
+    text = code(scripts.read(name))
+    lists = re.findall(r"^local (?!function)([\w, ]+?)\s*=", text, flags=re.MULTILINE)
+    return {
+        *re.findall(r"^local function (\w+)", text, flags=re.MULTILINE),
+        *(re.split(r",\s*", ",".join(lists)) if lists else ()),
+    }
 
 
-@pytest.mark.parametrize("parts", LINES_OF_SCRIPTS, ids="-".join)
-def test_every_name_is_declared(parts: tuple[str, ...]) -> None:
-    """
-    In the same file, or in one that runs before: a global that is misspelt is nil on some servers, an error on others.
-    """
-    text = code(f"{parts[-1]}.lua")
-    before = declared(scripts.fields()).union(*(declared(code(f"{part}.lua")) for part in parts))
+def includes(name: str) -> list[str]:
+    return re.findall(r"^ *-- @include (\S+)$", scripts.read(name), flags=re.MULTILINE)
+
+
+def reached(name: str) -> list[str]:
+    """The libraries that a file includes, or those that these include."""
+    return list(dict.fromkeys(each for lib in includes(name) for each in (lib, *reached(lib))))
+
+
+def undefined(text: str, known: set[str]) -> set[str]:
+    text = code(text)
     used = set(re.findall(r"(?<![\w.:])[A-Za-z_]\w*(?!\w*\s*=[^=])", re.sub(r"(?<=[{,\n])\s*\w+ = ", " ", text)))
+    return {name for name in used - known - set(declared(text)) if not KEYWORD.fullmatch(name)}
 
-    assert {name for name in used - GLOBALS - before if not KEYWORD.fullmatch(name)} == set()
 
-
-@pytest.mark.parametrize("parts", LINES_OF_SCRIPTS, ids="-".join)
-def test_nothing_is_assigned_that_was_not_declared(parts: tuple[str, ...]) -> None:
-    """
-    `x = 1` without `local` makes a global, wherever it stands, and poisons every later script on some servers.
-    """
-    text = code(f"{parts[-1]}.lua")
-    names = set[str]().union(*(declared(code(f"{part}.lua")) for part in parts))
+def undeclared(text: str) -> set[str]:
+    text = code(text)
     tables = re.sub(r"\{[^{}]*\}", "", text, flags=re.DOTALL)
-    assigned = set(re.findall(r"^\s*([A-Za-z_]\w*)\s*=[^=]", tables, flags=re.MULTILINE))
-
-    assert assigned - names == set()
+    return set(re.findall(r"^\s*([A-Za-z_]\w*)\s*=[^=]", tables, flags=re.MULTILINE)) - set(declared(text))
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_and_its_includes_define_every_name(name: str) -> None:
+    """A misspelt global is nil on some servers and an error on others. luacheck knows scopes as well: see lint_lua.py."""
+    assert undefined(scripts.expand(name), LIB_GLOBALS | {"KEYS", "ARGV"}) == set()
+
+
+@pytest.mark.parametrize("name", LIBS)
+def test_a_library_and_its_includes_define_every_name(name: str) -> None:
+    """Else it would read a local of the script that includes it, or KEYS, or ARGV."""
+    assert undefined(scripts.expand(name), LIB_GLOBALS) == set()
+
+
+@pytest.mark.parametrize("name", SCRIPTS + LIBS)
+def test_no_file_assigns_a_global(name: str) -> None:
+    """`x = 1` without `local` poisons every later script on some servers."""
+    assert undeclared(scripts.expand(name)) == set()
+
+
+def test_the_checks_of_names_find_what_they_look_for() -> None:
+    text = "local known = 1\nknown = ARGV[1] + unknwon\nglobal = known\n"
+
+    assert ({"ARGV", "unknwon", "global"}, {"global"}) == (
+        undefined(text + "return global\n", LIB_GLOBALS),
+        undeclared(text),
+    )
+
+
+@pytest.mark.parametrize("name", LIBS)
+def test_a_library_holds_functions_and_constants(name: str) -> None:
+    """State would be shared by the files that include it."""
+    text = re.sub(r"^local function .*?^end$", "", code(scripts.read(name)), flags=re.MULTILINE | re.DOTALL)
+
+    assert [line for line in text.splitlines() if line and not re.match(r"local [A-Z_]+(, [A-Z_]+)* = ", line)] == []
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_no_file_redefines_a_name_of_an_include(name: str) -> None:
+    """An include that came before would then mean another thing to those that come after."""
+    names = declared(code(scripts.expand(name)))
+
+    assert {each for lib in reached(name) for each in offered(lib) if names.count(each) != 1} == set()
+
+
+@pytest.mark.parametrize("name", SCRIPTS + LIBS)
+def test_a_file_uses_what_it_includes(name: str) -> None:
+    text = code(scripts.read(name))
+
+    for lib in includes(name):
+        # A library may stand for those that it includes.
+        names = {each for each_lib in (lib, *reached(lib)) for each in offered(each_lib)}
+        assert any(re.search(rf"\b{each}\b", text) for each in names), lib
+    for names_of_layout in re.findall(r"^ *-- @layout (.+)$", scripts.read(name), flags=re.MULTILINE):
+        assert all(re.search(rf"\b{each}\b", code(scripts.expand(name))) for each in names_of_layout.split())
+
+
+@pytest.mark.parametrize("lib", LIBS)
+def test_a_script_uses_each_function_of_a_library(lib: str) -> None:
+    texts = [code(scripts.read(name)) for name in SCRIPTS + LIBS]
+
+    assert [each for each in offered(lib) if sum(len(re.findall(rf"\b{each}\b", text)) for text in texts) < 2] == []
+
+
+@pytest.mark.parametrize("name", SCRIPTS + LIBS)
 def test_only_commands_that_every_server_knows(name: str) -> None:
-    """
-    Redis 6.2 to 8 and Valkey.
-    """
-    text = FOLDER.joinpath(name).read_text("utf-8")
+    """Redis 6.2 to 8 and Valkey."""
+    assert set(re.findall(r"redis\.p?call\(\s*'(\w+)'", scripts.read(name))) <= COMMANDS
 
-    assert set(re.findall(r"redis\.p?call\(\s*'(\w+)'", text)) <= COMMANDS
+
+@pytest.mark.parametrize("name", SCRIPTS + LIBS)
+def test_no_file_spells_a_key(name: str) -> None:
+    """`layout.py` spells keys, and a caller declares them: a Cluster must know them beforehand."""
+    assert "idm1" not in scripts.read(name)
+
+
+def test_python_names_each_script_and_scripts_include_each_library() -> None:
+    loaded = [value for value in vars(scripts).values() if isinstance(value, scripts.Script)]
+
+    assert sorted(script.name for script in loaded) == SCRIPTS
+    assert len({script.sha for script in loaded}) == len(loaded)
+    assert {lib for name in SCRIPTS for lib in reached(name)} == set(LIBS)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_no_script_names_a_key(name: str) -> None:
-    """
-    Keys are declared to Redis and spelt in `layout.py`: a Cluster must know them beforehand.
-    """
-    assert "idm1" not in FOLDER.joinpath(name).read_text("utf-8")
+def test_a_header_says_what_a_caller_must_know(name: str) -> None:
+    assert list(header(name)) == ["KEYS", "ARGV", "Returns", "Durable", "Transitions"]
+    assert header(name)["Durable"] in ("yes", "no")
+    assert re.fullmatch(r"none|\w+ -> \w+(, \w+ -> \w+)*", header(name)["Transitions"])
+    if header(name)["KEYS"].startswith("1 record"):
+        assert header(name)["KEYS"].startswith(RECORD_KEYS)
 
 
-def test_every_file_is_part_of_a_script() -> None:
-    """
-    And no script is another's twin.
-    """
-    assert {name.removesuffix(".lua") for name in SCRIPTS} == {part for script in ALL.values() for part in script.parts}
-    assert len({script.sha for script in ALL.values()}) == len(ALL)
+def test_a_script_without_a_header_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripts, "read", lambda name: "return 1\n")
+
+    with pytest.raises(ValueError, match="Durable"):
+        scripts.load("claim")
+
+
+def test_an_include_is_resolved_once_and_in_place() -> None:
+    text = scripts.expand("claim")
+
+    assert text.count("local function parse_record(") == 1
+    assert text.index("'REPLAYED', bytes") < text.index("local function data_loss_of(")
+
+
+def test_headers_list_the_transitions_of_the_state_table() -> None:
+    def state(state: State | None) -> str:
+        return "absent" if state is None else state.value
+
+    made: dict[str, set[str]] = {name: set() for name in SCRIPTS}
+    for (before, verb), (after, _) in TRANSITIONS.items():
+        for name in VERBS[verb]:
+            made[name].add(f"{state(before)} -> {state(after)}")
+
+    assert made == {name: set(header(name)["Transitions"].replace("none", "").split(", ")) - {""} for name in SCRIPTS}
+
+
+def numbers(entry: str) -> tuple[int, int | None]:
+    """How many keys or arguments a header lists: at least, and at most, None for any number."""
+    optional = re.search(r"\[(.*)\]", entry)
+    required = entry if optional is None else entry.replace(optional[0], "")
+    highest = [max(map(int, re.findall(r"(?:^|[ \[])(\d+) (?=[a-z'])", text)), default=0) for text in (required, entry)]
+    return highest[0], None if "..." in entry else max(highest)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_reads_no_more_keys_and_arguments_than_its_header_lists(name: str) -> None:
+    text = code(scripts.expand(name))
+    if "(KEYS, " in text:
+        # Functions of libraries call them so.
+        text = re.sub(r"\bkeys\[", "KEYS[", text)
+    for entry in ("KEYS", "ARGV"):
+        most = numbers(header(name)[entry])[1]
+        assert most is None or all(int(number) <= most for number in re.findall(rf"\b{entry}\[(\d+)\]", text))
+
+
+@pytest.fixture(name="sent")
+def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[tuple[int, int]]]:
+    """How many keys and arguments Python sends to each script."""
+    sent: dict[str, set[tuple[int, int]]] = {}
+    run, run_all, run_cache = Server.run, Server.run_all, RedisReplays._run
+
+    def note(script: scripts.Script, keys: Sequence[bytes], arguments: Sequence[Any]) -> None:
+        # The time comes before them.
+        sent.setdefault(script.name, set()).add((len(keys), 1 + len(arguments)))
+
+    def noted_run(self: Server, script: scripts.Script, keys: Sequence[bytes], *arguments: Any, **how: Any) -> Any:
+        note(script, keys, arguments)
+        return run(self, script, keys, *arguments, **how)
+
+    def noted_all(self: Server, script: scripts.Script, calls: Sequence[Call]) -> Any:
+        for call in calls:
+            note(script, call.keys, call.arguments)
+        return run_all(self, script, calls)
+
+    def noted_cache(self: RedisReplays, script: scripts.Script, names: Sequence[bytes], *arguments: Any) -> Any:
+        note(script, names, arguments)
+        return run_cache(self, script, names, *arguments)
+
+    monkeypatch.setattr(Server, "run", noted_run)
+    monkeypatch.setattr(Server, "run_all", noted_all)
+    monkeypatch.setattr(RedisReplays, "_run", noted_cache)
+    return sent
+
+
+def every_operation(store: RedisStore, cache: RedisReplays, clock: FrozenClock) -> None:
+    key, token = a_key(), a_token()
+    store.memory.initialise()
+    store.memory.acknowledge()
+    request = a_request(key)
+    grant = granted(store.claim(request, token=token, lease=LEASE, quota=Quota(records=5)))
+    store.memory.restore(request, grant, lease=LEASE, age=0.0)
+    store.renew(key, token, lease=LEASE)
+    store.ledger.reconcile(key.tid)
+    store.mark(key, token)
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+    store.answers.replace(key, PAYLOAD, OTHER_PAYLOAD)
+    store.answers.count()
+    store.ledger.usage(key.tid)
+    store.ledger.reconcile(key.tid)
+    record = found(store, key)
+    missed = cache.peek(key)
+    cache.fill(key, record, missed_at=getattr(missed, "at", 0))
+    cache.forget(key)
+    cache.fill(key, record, missed_at=getattr(missed, "at", 0))
+    cache.withdraw(key, fence=grant.fence)
+    cache.erase(key.tid)
+    store.condemn(key, OTHER_PAYLOAD)
+    for standing in ("in flight", "completed"):
+        other = a_key()
+        stand(store, clock, other, standing)
+        store.unsettled.free(seen(store, other))
+    held = a_key()
+    store.hold(held, stand(store, clock, held, "in flight"), "unclear")
+    store.unsettled.walk(State.QUARANTINED, limit=10)
+    store.unsettled.due(horizon=1e10, least=1, most=2, limit=10)
+    store.unsettled.standing()
+    store.unsettled.settle(seen(store, held), token=a_token(), payload=PAYLOAD, keep=KEEP)
+    released = a_key()
+    store.release(released, stand(store, clock, released, "in flight"))
+    silent = a_key()
+    stand(store, clock, silent, "lapsed, quarantine")
+    store.unsettled.lapse(seen(store, silent), horizon=1e10)
+    shelf = store.data_keys.shelf(key.tid)
+    store.data_keys.add(key.tid, DataKey(1, "kek", b"wrapped", None), store=shelf.store, after=shelf.last)
+    store.data_keys.close(key.tid, 1)
+    store.data_keys.retire(key.tid, 1)
+    store.data_keys.destroy(key.tid)
+    store.chores.note("reap", "done")
+    store.chores.last()
+    store.chores.now()
+    store.chores.take("reap", token, lease=LEASE)
+    store.chores.give_back("reap", token)
+    taken = a_key()
+    granted(store.claim(a_request(taken, on_lapse=OnLapse.TAKEOVER), token=a_token(), lease=LEASE))
+    keys = layout.keys(taken)
+    store._server.run(scripts.MARK_CORRUPT, keys, layout.name(keys), b"unreadable")
+
+
+def test_python_sends_as_many_keys_and_arguments_as_a_header_lists(sent: dict[str, set[tuple[int, int]]]) -> None:
+    clock = FrozenClock()
+    server = fakeredis.FakeServer()
+    with (
+        closing(RedisStore(fakeredis.FakeRedis(server=server), clock=clock)) as store,
+        closing(RedisReplays(fakeredis.FakeRedis(server=server), clock=clock)) as cache,
+    ):
+        every_operation(store, cache, clock)
+    touched, _ = Replication(1).row(layout.keys(a_key())[0], known=True)
+    sent["touch"] = {(int(touched[2]), len(touched) - 3 - int(touched[2]))}
+
+    assert set(SCRIPTS) - set(sent) == set()
+    for name, counts in sent.items():
+        for which, entry in enumerate(("KEYS", "ARGV")):
+            least, most = numbers(header(name)[entry])
+            told = {count[which] for count in counts}
+            # An entry of square brackets is sent whole or not at all.
+            assert least <= min(told), (name, entry)
+            assert most is None or max(told) <= most, (name, entry)
+            assert "[" in header(name)[entry] or most is None or told == {least}, (name, entry)

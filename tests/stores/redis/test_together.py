@@ -68,11 +68,11 @@ def test_scripts_that_the_server_does_not_know_are_run_once(server: Server, redi
     for _ in range(2):
         redis_client.script_flush()
         redis_client.config_resetstat()
-        assert [b"TAKEN"] * 3 == server.run_all(scripts.TAKE, calls)
+        assert [b"TAKEN"] * 3 == server.run_all(scripts.TASK_LOCK, calls)
         told: dict[str, Any] = redis_client.info("commandstats")
         assert told["cmdstat_set"]["calls"] == 3
     redis_client.config_resetstat()
-    assert [b"TAKEN"] * 3 == server.run_all(scripts.TAKE, calls)
+    assert [b"TAKEN"] * 3 == server.run_all(scripts.TASK_LOCK, calls)
     assert "cmdstat_eval" not in redis_client.info("commandstats")
 
 

@@ -53,7 +53,7 @@ class TieredMachine(RuleBasedStateMachine):
         self.system = TellingStore(self.clock) if telling else MemoryStore(self.clock)
         server = fakeredis.FakeServer()
         self.client, self.onlooker = FakeWeather(server=server), OneAtATime(server=server)
-        for script in (scripts.PEEK, scripts.FILL):
+        for script in (scripts.CACHE_GET, scripts.CACHE_PUT):
             # What it was sent while it was frozen it can run only if it knows it.
             self.onlooker.script_load(script.text)
         self.new_process()

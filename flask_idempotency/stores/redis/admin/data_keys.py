@@ -55,7 +55,7 @@ class Scan:
 
 
 _ID_BYTES = 16
-_LAST, _SHRED, _CLOSED = (layout.FIELDS[name].encode() for name in ("LAST", "SHRED", "CLOSED"))
+_LAST_KEY, _ERASURE, _DISABLED = (layout.FIELDS[name].encode() for name in ("LAST_KEY", "ERASURE", "DISABLED"))
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -70,7 +70,7 @@ class RedisShelf:
     def shelf(self, tid: bytes) -> KeyShelf:
         now, store, fields = self._look(tid)
         keys = tuple(_key(number, fields, now) for number in _numbers(fields))
-        return KeyShelf(store, keys, whole_number(fields.get(_LAST, b"0")))
+        return KeyShelf(store, keys, whole_number(fields.get(_LAST_KEY, b"0")))
 
     def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
         kid = key.kid.encode()
@@ -78,22 +78,22 @@ class RedisShelf:
             raise ValueError("the id of a key has 255 bytes at most")
         kept = bytes((len(kid),)) + kid + key.wrapped
         keys = layout.memory(tid), layout.data_keys(tid)
-        answer = self._server.run(scripts.ADD, keys, store, key.number, kept, after)
+        answer = self._server.run(scripts.DATA_KEYS_ADD, keys, store, key.number, kept, after)
         if answer == b"CORRUPT":
             raise corrupt()
         return bool(answer == b"DONE")
 
     def close(self, tid: bytes, number: int) -> None:
-        self._server.run(scripts.CLOSE, (layout.data_keys(tid),), number)
+        self._server.run(scripts.DATA_KEYS_DISABLE, (layout.data_keys(tid),), number)
 
     def retire(self, tid: bytes, number: int) -> None:
-        self._server.run(scripts.RETIRE, (layout.data_keys(tid),), number)
+        self._server.run(scripts.DATA_KEYS_DELETE, (layout.data_keys(tid),), number)
 
     def others(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
         return [(tid, key) for tid, key in self._all() if key.kid != kid]
 
     def destroy(self, tid: bytes) -> int:
-        return int(self._server.run(scripts.DESTROY, (layout.data_keys(tid),)))
+        return int(self._server.run(scripts.DATA_KEYS_SHRED, (layout.data_keys(tid),)))
 
     def count(self) -> Mapping[str, int]:
         return Counter(key.kid for _, key in self._all())
@@ -133,7 +133,7 @@ class RedisShelf:
 
     def _look(self, tid: bytes) -> tuple[int, bytes, dict[bytes, bytes]]:
         keys = layout.memory(tid), layout.data_keys(tid)
-        now, store, told = self._server.run(scripts.SHELF, keys, secrets.token_bytes(_ID_BYTES))
+        now, store, told = self._server.run(scripts.DATA_KEYS_READ, keys, secrets.token_bytes(_ID_BYTES))
         return now, store, dict(zip(told[::2], told[1::2], strict=True))
 
 
@@ -148,7 +148,7 @@ class Erasures:
         if record.payload is None:
             return record
         if tid not in self._known:
-            self._known[tid] = self._server.ask("HGET", layout.data_keys(tid), _SHRED)
+            self._known[tid] = self._server.ask("HGET", layout.data_keys(tid), _ERASURE)
         return told(record, self._known[tid])
 
 
@@ -180,7 +180,7 @@ def _numbers(fields: Mapping[bytes, bytes]) -> list[bytes]:
 
 
 def _key(number: bytes, fields: Mapping[bytes, bytes], now: int) -> DataKey:
-    closed = fields.get(_CLOSED + number)
+    closed = fields.get(_DISABLED + number)
     closed_for = None if closed is None else (now - whole_number(closed)) / 1_000_000
     return DataKey(whole_number(number), *_kid_and_wrapped(fields[number]), closed_for)
 
@@ -233,7 +233,7 @@ class RedisAnswers:
         keys = layout.keys(key)
         facts = (int(old.success), old.status, payload_bytes(old), int(new.success), new.status, payload_bytes(new))
         number = 0 if new.sealed_by is None else new.sealed_by.number
-        answer = self._server.run(scripts.REPLACE, keys, layout.name(keys), *facts, number)
+        answer = self._server.run(scripts.REPLACE_RESPONSE, keys, layout.name(keys), *facts, number)
         if gone := refused_for_want_of_a_key(answer):
             raise gone
         if answer == b"CORRUPT":
@@ -254,7 +254,7 @@ class RedisAnswers:
         """The completed records under these names, as far as they can be read."""
         for _, group in groupby(sorted(names), layout.partition):
             keys = list(group)
-            now, *found = self._server.run(scripts.SURVEY, keys)
+            now, *found = self._server.run(scripts.SCAN_COMPLETED, keys)
             for key, size, data in zip(keys, found[::2], found[1::2], strict=True):
                 # One that is too long is told as corrupt by a claim. It is not read here.
                 answer = _answer(key, data, now) if size <= LARGEST_BYTES else None

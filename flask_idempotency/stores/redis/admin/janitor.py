@@ -32,20 +32,20 @@ class RedisChores:
         return self._server.now()
 
     def note(self, chore: str, report: str) -> None:
-        self._server.run(scripts.NOTE, (layout.NOTES,), chore.encode(), report.encode())
+        self._server.run(scripts.TASK_REPORT, (layout.NOTES,), chore.encode(), report.encode())
 
     def last(self) -> Mapping[str, Entry]:
-        now, told = self._server.run(scripts.NOTES, (layout.NOTES,))
+        now, told = self._server.run(scripts.TASK_REPORTS, (layout.NOTES,))
         notes = dict(zip(told[::2], told[1::2], strict=True))
         return {_name(chore): _entry(note, now) for chore, note in notes.items()}
 
     def take(self, chore: str, token: bytes, *, lease: float) -> bool:
         longest = microseconds(LONGEST_LOCK_SECONDS)
-        answer = self._server.run(scripts.TAKE, (layout.lock(chore),), token, microseconds(lease), longest)
+        answer = self._server.run(scripts.TASK_LOCK, (layout.lock(chore),), token, microseconds(lease), longest)
         return bool(answer == b"TAKEN")
 
     def give_back(self, chore: str, token: bytes) -> None:
-        self._server.run(scripts.GIVE_BACK, (layout.lock(chore),), token)
+        self._server.run(scripts.TASK_UNLOCK, (layout.lock(chore),), token)
 
 
 class RedisExpiry:
@@ -234,7 +234,7 @@ class RedisUnsettled:
 
     def lapse(self, seen: Found, *, horizon: float) -> bool:
         facts = seen.record.token, _ms(seen.record.deadline), round(horizon * 1_000_000)
-        return bool(self._run(scripts.LAPSE, seen.key, *facts) == b"DONE")
+        return bool(self._run(scripts.QUARANTINE_EXPIRED, seen.key, *facts) == b"DONE")
 
     def due(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
@@ -247,9 +247,8 @@ class RedisUnsettled:
             # Those of others keep their turns, and so stand in the way of ours.
             wanted = limit - len(due) + len(others)
             entries = self._quarantined.first(upto=latest, limit=wanted)
-            given = list(
-                self._ask(scripts.DUE, [each for each in entries if each not in others], latest, *pauses, owner or b"")
-            )
+            asked = [each for each in entries if each not in others]
+            given = list(self._ask(scripts.NEXT_FOR_RESOLVER, asked, latest, *pauses, owner or b""))
             due += self._turns(entries, iter(given))
             left = {key for key, data, _ in given if data == b"OTHER"}
             others |= {each for each in entries if layout.record_in(each.partition, each.name) in left}
@@ -259,7 +258,7 @@ class RedisUnsettled:
 
     def settle(self, seen: Found, *, token: bytes, payload: Payload, keep: float) -> bool:
         as_seen = seen.record.token, _ms(seen.record.deadline), NUMBERS[seen.record.state]
-        answer = self._run(scripts.SETTLE, seen.key, token, *completion(payload, keep=keep), *as_seen)
+        answer = self._run(scripts.RESOLVE, seen.key, token, *completion(payload, keep=keep), *as_seen)
         if answer in (b"DONE", b"OTHER"):
             return bool(answer == b"DONE")
         raise refused_for_want_of_a_key(answer) or corrupt()
@@ -270,7 +269,7 @@ class RedisUnsettled:
         keys = layout.keys(seen.key)
         # A token of its own, so that a reply that was lost is not taken for somebody else's work.
         told = self._server.run(
-            scripts.FREE, (*keys, layout.freed(seen.key)), layout.name(keys), *facts, new_token(), FREED_MS
+            scripts.FORCE_RELEASE, (*keys, layout.freed(seen.key)), layout.name(keys), *facts, new_token(), FREED_MS
         )
         return bool(told == b"DONE")
 
@@ -290,7 +289,7 @@ class RedisUnsettled:
         busy = lapsed = quarantined = lapsed_for = quarantined_for = 0
         for begin in range(0, layout.PARTITIONS, PARTITIONS_AT_ONCE):
             chunk = range(begin, min(begin + PARTITIONS_AT_ONCE, layout.PARTITIONS))
-            told = self._server.run_all(scripts.STANDING, [Call(layout.indexes_in(each)) for each in chunk])
+            told = self._server.run_all(scripts.COUNT_UNFINISHED, [Call(layout.indexes_in(each)) for each in chunk])
             busy += sum(count for count, *_ in told)
             lapsed += sum(count for _, count, *_ in told)
             lapsed_for = max(lapsed_for, *(longest for _, _, longest, _ in told))
@@ -314,11 +313,11 @@ class RedisUnsettled:
 
     def _longest(self, partitions: Sequence[int]) -> int:
         batches = list(_batches(self._quarantined.all(partitions)))
-        told = self._server.run_all(scripts.LONGEST, [Call(_records(batch)) for batch in batches])
+        told = self._server.run_all(scripts.OLDEST_QUARANTINED, [Call(_records(batch)) for batch in batches])
         return max(told, default=0)
 
     def _met(self, state: State, entries: Sequence[IndexEntry]) -> Iterator[Found]:
-        return self._found(state, self._ask(scripts.MEET, entries, NUMBERS[state]))
+        return self._found(state, self._ask(scripts.LIST_BY_STATE, entries, NUMBERS[state]))
 
     def _ask(
         self, script: Script, entries: Sequence[IndexEntry], *arguments: int | bytes

@@ -1,20 +1,26 @@
--- A record in flight becomes one of which nobody knows what came of it.
+-- Quarantine a record because its worker says so.
+--
+-- KEYS: 1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfinished, 6 tenant_quota, 7 tenant_keys
+-- ARGV: 1 now, 2 name, 3 token, 4 reason with its length before it
+-- Returns: 'DONE' | 'ABSENT' | 'LOST' | 'DOUBT' | 'CORRUPT'
+-- Durable: yes
+-- Transitions: processing -> quarantined
+-- @include lib/time
+-- @include lib/owner
+-- @include lib/finished
+-- @include lib/quarantine
 
--- `reason` with its length before it.
-local function quarantine(record, name, reason)
-  -- An error of type must come before the first write.
-  redis.call('ZCARD', KEYS[3])
-  if record.counted then
-    redis.call('ZCARD', KEYS[5])
-  end
-  redis.call('ZREM', KEYS[2], name)
-  local first = first_byte(QUARANTINED, record.takeover, false, record.counted)
-  redis.call('SET', KEYS[1], rewritten(record, first, record.deadline, NO_RESULT, reason))
-  -- A resolver is asked at once: by the run that has ended the lease too, which goes by when it began.
-  redis.call('ZADD', KEYS[3], decimal(math.min(math.floor(now / 1000), record.deadline)), name)
-  if record.counted then
-    redis.call('ZADD', KEYS[5], '0', name)
-  end
-  ring(record, name)
+local now, name, token, reason = time_now(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
+
+local record, refused = owned_record(KEYS, token, now)
+if not record then
+  return refused
 end
-
+local finished = finished_word(record)
+if finished then
+  return finished
+end
+if record.state == PROCESSING then
+  quarantine(KEYS, record, name, reason, now)
+end
+return 'DONE'

@@ -1,5 +1,11 @@
--- The record as it stands, the time, and when its tenant was erased, in one look. Writes nothing.
+-- Read a record, the time, and when its tenant was erased, in one step. Writes nothing.
 --
--- Returns {now in microseconds, record or nothing, erasure or nothing}
+-- KEYS: 1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfinished, 6 tenant_quota, 7 tenant_keys
+-- ARGV: 1 now
+-- Returns: {now in microseconds, record or false, erasure or false}
+-- Durable: no
+-- Transitions: none
+-- @include lib/time
+-- @layout ERASURE
 
-return { now, redis.call('GET', KEYS[1]), redis.call('HGET', KEYS[7], SHRED) }
+return { time_now(ARGV[1]), redis.call('GET', KEYS[1]), redis.call('HGET', KEYS[7], ERASURE) }

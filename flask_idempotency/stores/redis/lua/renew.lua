@@ -1,15 +1,22 @@
--- Lets a lease end later, never sooner.
+-- Extend the worker's lease to at least `lease` from now. Never shorten it.
 --
--- ARGV: 3 token, 4 lease in microseconds
--- Returns 'DONE' | 'ABSENT' | 'LOST' | 'DOUBT' | 'CORRUPT'
+-- KEYS: 1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfinished, 6 tenant_quota, 7 tenant_keys
+-- ARGV: 1 now, 2 name, 3 token, 4 lease in microseconds
+-- Returns: 'DONE' | 'ABSENT' | 'LOST' | 'DOUBT' | 'CORRUPT'
+-- Durable: no
+-- Transitions: processing -> processing
+-- @include lib/time
+-- @include lib/owner
+-- @include lib/write
+-- @include lib/notify
 
-local name, token, lease = ARGV[2], ARGV[3], tonumber(ARGV[4])
+local now, name, token, lease = time_now(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV[4])
 
-local record, refusal = owned(token)
+local record, refused = owned_record(KEYS, token, now)
 if not record then
-  return refusal
+  return refused
 end
--- Up, so that nothing ends before its time.
+-- Round up, so that no lease ends early.
 local deadline = math.ceil((now + lease) / 1000)
 if deadline <= record.deadline then
   return 'DONE'
@@ -18,17 +25,17 @@ if record.state == PROCESSING then
   if record.counted then
     redis.call('ZCARD', KEYS[5])
   end
-  redis.call('PERSIST', KEYS[1]) -- Even when it is full: see owner.lua.
+  redis.call('PERSIST', KEYS[1]) -- Needs no memory: see leave_indexes in lib/write.
   redis.call('ZADD', KEYS[2], decimal(deadline), name)
   if record.counted then
     redis.call('ZADD', KEYS[5], decimal(deadline), name)
   end
-  local first = first_byte(PROCESSING, record.takeover, awaited(record), record.counted)
+  local first = first_byte(PROCESSING, record.takeover, has_waiters(record), record.counted)
   redis.call('SET', KEYS[1], rewritten(record, first, deadline, NO_RESULT, ''))
-elseif record.state == QUARANTINED and string.sub(record.bytes, record.head + 1) == LAPSED then
-  -- It stays what it is; but whoever would settle it sees that its owner lives.
+elseif record.state == QUARANTINED and string.sub(record.bytes, record.head + 1) == LEASE_EXPIRED then
+  -- It stays quarantined. But a resolver or an operator who wants to resolve it sees that its worker still runs.
   redis.call('PERSIST', KEYS[1])
   local first = first_byte(QUARANTINED, record.takeover, false, record.counted)
-  redis.call('SET', KEYS[1], rewritten(record, first, deadline, NO_RESULT, LAPSED))
+  redis.call('SET', KEYS[1], rewritten(record, first, deadline, NO_RESULT, LEASE_EXPIRED))
 end
 return 'DONE'

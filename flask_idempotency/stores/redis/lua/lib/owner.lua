@@ -1,0 +1,38 @@
+-- What the worker that holds a claim may do to its record, whatever the state of the server.
+-- @include lib/record
+-- @include lib/process
+-- @layout LOSSLESS
+
+-- Return whether another worker may have taken this record over, in data that was lost since; and whether only a client can
+-- tell, because it must judge a restart first: see store_status.
+local function is_superseded(partition, record)
+  local memory = redis.call('HMGET', partition, STORE_ID, PROCESS, REPLICATION_ID, FENCE_AT_LOSS, LOSSLESS)
+  local _, _, changed = handed_over(memory[2], memory[3])
+  local superseded = not memory[1] or changed or read_number(record.bytes, 18, 24) <= (tonumber(memory[4]) or 0)
+  return superseded, changed and memory[5] and memory[5] == memory[2]
+end
+
+-- Return the record if this token may write to it, else nil and the word for the worker.
+local function owned_record(keys, token, now)
+  local bytes = redis.call('GET', keys[1])
+  if not bytes then
+    return nil, 'ABSENT'
+  end
+  local record = parse_record(bytes)
+  if not record then
+    return nil, 'CORRUPT'
+  end
+  if is_expired(record, now) then
+    return nil, 'ABSENT'
+  end
+  if record.token ~= token then
+    return nil, 'LOST'
+  end
+  if record.takeover and record.state ~= COMPLETED then
+    local superseded, in_doubt = is_superseded(keys[4], record)
+    if superseded then
+      return nil, in_doubt and 'DOUBT' or 'LOST'
+    end
+  end
+  return record
+end

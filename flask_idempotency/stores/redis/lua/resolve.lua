@@ -1,0 +1,48 @@
+-- Store a response for a quarantined record in its worker's place.
+--
+-- KEYS: 1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfinished, 6 tenant_quota, 7 tenant_keys
+-- ARGV: 1 now, 2 name, 3 new token, 4 keep in microseconds, 5 success: '1' or '0', 6 status, 7 size, seal and payload,
+--   8 number of the data key or '0', 9 bucket width in ms; as they were seen: 10 token, 11 deadline in ms, 12 state
+-- Returns: 'DONE' | 'OTHER' | 'CORRUPT' | 'ERASED' | 'KEYLESS'
+-- Durable: yes
+-- Transitions: quarantined -> completed
+-- @include lib/time
+-- @include lib/snapshot
+-- @include lib/data_keys
+-- @include lib/complete
+-- @include lib/notify
+
+local now, name, new_token = time_now(ARGV[1]), ARGV[2], ARGV[3]
+local keep, succeeded, status, payload, key_number, bucket_width =
+  tonumber(ARGV[4]), ARGV[5] == '1', tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9])
+local token, deadline_seen, state = ARGV[10], ARGV[11], ARGV[12]
+
+local found = redis.call('GET', KEYS[1])
+local resolved = found and parse_record(found)
+if resolved and resolved.state == COMPLETED and resolved.token == new_token and not is_expired(resolved, now) then
+  return 'DONE'
+end
+local record = as_seen(found, state, token, deadline_seen, now)
+if not record or record.state ~= QUARANTINED then
+  return 'OTHER'
+end
+-- From here on the worker's token is worthless, and its next call fails with LeaseLost.
+record.bytes = string.sub(found, 1, 1) .. new_token .. string.sub(found, 18)
+local refused = data_key_refusal(KEYS[7], record, key_number)
+if refused then
+  return refused
+end
+local unit = record.counted and bucket_width or 1
+local bytes, deadline, ttl = completed(record, unit, keep, succeeded, status, payload, now)
+if record.counted then
+  -- @include lib/quota_totals
+  -- @include lib/response
+  local usage, size = read_usage(KEYS[6], deadline), counted_size(payload, 1)
+  leave_indexes(KEYS, record, name)
+  add_record(KEYS[6], usage, size)
+else
+  leave_indexes(KEYS, record, name)
+end
+redis.call('SET', KEYS[1], bytes, 'PX', ttl)
+notify(record, name)
+return 'DONE'

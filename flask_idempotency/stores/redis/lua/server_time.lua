@@ -1,0 +1,10 @@
+-- Return the time in microseconds. Writes nothing.
+--
+-- KEYS: 1 task reports: of a Cluster, the node that holds them counts
+-- ARGV: 1 now
+-- Returns: now in microseconds
+-- Durable: no
+-- Transitions: none
+-- @include lib/time
+
+return time_now(ARGV[1])

@@ -1,0 +1,23 @@
+-- Make a partition ready that never held a record.
+--
+-- KEYS: 1 partition
+-- ARGV: 1 not used, 2 store id, 3 layout
+-- Returns: 'DONE' | 'OTHER'
+-- Durable: no
+-- Transitions: none
+-- @include lib/process
+-- @layout LAYOUT ACKED_LOSS
+
+local id, layout = ARGV[2], ARGV[3]
+
+local memory = redis.call('HMGET', KEYS[1], STORE_ID, LOST_AT)
+if not is_unclaimed(memory[1], id) then
+  return memory[1] == id and 'DONE' or 'OTHER'
+end
+local process, replication_id = handed_over()
+redis.call('HSET', KEYS[1], STORE_ID, id, LAYOUT, layout, PROCESS, process, REPLICATION_ID, replication_id)
+if memory[2] then
+  -- A claim noted before that the partition was empty.
+  redis.call('HSET', KEYS[1], ACKED_LOSS, memory[2])
+end
+return 'DONE'
