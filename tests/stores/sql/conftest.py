@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,9 +14,10 @@ from sqlalchemy import Engine, create_engine
 
 from flask_idempotency.engine.store import Clock
 from flask_idempotency.stores.sql.database import Database
-from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.doubles import FrozenClock
+from tests.lab.postgres import LentDatabase, PostgresServer
+from tests.sql_backends import make_tables
 from tests.stores.sql.shops import open_, shop
 
 __all__ = ["open_", "shop"]
@@ -33,17 +36,43 @@ by_every_lock = pytest.mark.parametrize(
 )
 
 
+RENEW = "UPDATE idempotency_meta SET value = {} WHERE name = 'store'"
+"""What a process remembers of a store it remembers by this number: no test may find what it remembers of another's."""
+
+
 class MakeEngine(Protocol):
     def __call__(self, url: str | None = None, **options: Any) -> Engine: ...
 
 
+@pytest.fixture(scope="session")
+def records_database(postgres_server: PostgresServer) -> Iterator[LentDatabase]:
+    with closing(LentDatabase(postgres_server, make_tables, renew=RENEW.format("floor(random() * 1e15)"))) as database:
+        yield database
+
+
+@pytest.fixture(scope="session")
+def records_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file with our tables, to copy."""
+    file = tmp_path_factory.mktemp("records") / "database.sqlite"
+    make_tables(f"sqlite:///{file}")
+    return file
+
+
 @pytest.fixture(params=("postgresql", "sqlite"))
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Asking for this runs the test once on each kind of database."""
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A test that uses this runs once on each kind of database. It is empty unless the test uses `records_url` too."""
+    with_tables = "records_url" in request.fixturenames
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'database.sqlite'}"
-    url: str = request.getfixturevalue("postgres_url")
-    return url
+        file = tmp_path / "database.sqlite"
+        if with_tables:
+            shutil.copy(request.getfixturevalue("records_file"), file)
+            with closing(sqlite3.connect(file)) as connection, connection:
+                connection.execute(RENEW.format("random() & 9223372036854775807"))
+        yield f"sqlite:///{file}"
+    else:
+        database: LentDatabase = request.getfixturevalue("records_database" if with_tables else "empty_database")
+        with database.lent() as url:
+            yield url
 
 
 @pytest.fixture
@@ -69,9 +98,8 @@ class OpenStore(Protocol):
 
 
 @pytest.fixture
-def records_url(database_url: str, make_engine: MakeEngine) -> str:
+def records_url(database_url: str) -> str:
     """A database of each kind that holds our tables and nothing else."""
-    metadata.create_all(make_engine())
     return database_url
 
 

@@ -1,0 +1,57 @@
+"""When a test runs: `core` on every push, `slow` and `matrix` after it, `soak` before a release.
+
+A test is of the matrix if a store, server, or strategy that it uses differs from the five that stand for all: see CORE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.lab.programs import REDIS_KINDS
+
+FIRST: Final = REDIS_KINDS[0]
+
+CORE: Final = ("memory", "fakeredis", "sqlite", "postgres-insert", f"{FIRST}-url", f"tiered-{FIRST}-telling")
+"""The stores that every push is tested on: one of each kind. `tests/backends.py` has all."""
+
+STRATEGIES: Final = ("row_lock", "advisory")
+"""The ways to claim on PostgreSQL that an application has to choose."""
+
+RIGS: Final = frozenset({"cluster_rig", "cluster_rigs", "sentinel_rig", "sentinel_rigs", "clusters"})
+POOLERS: Final = frozenset({"pgbouncer", "pgbouncer_url", "start_pgbouncer"})
+
+SLOW_FOLDERS: Final = ("e2e", "lab")
+"""Their tests start servers and applications in processes."""
+
+
+def is_further(value: object) -> bool:
+    """Return True if this parameter of a test names a store, server, or strategy that is not of the core."""
+    if isinstance(value, tuple):
+        return any(map(is_further, value))
+    if not isinstance(value, str) or value in CORE:
+        return False
+    families = (f"{FIRST}-", "tiered-", "postgres-", "pgbouncer-")
+    return value in STRATEGIES or value.startswith(families) or any(kind in value for kind in REDIS_KINDS[1:])
+
+
+def further_stages(item: pytest.Item) -> Iterator[str]:
+    """Return the marks that this test gets for what it uses, beside those that stand in its file."""
+    callspec = getattr(item, "callspec", None)
+    fixtures = set(getattr(item, "fixturenames", ()))
+    if (RIGS | POOLERS) & fixtures or (callspec is not None and any(map(is_further, callspec.params.values()))):
+        yield "matrix"
+    if any(folder in SLOW_FOLDERS for folder in Path(item.location[0]).parts):
+        yield "slow"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for stage in further_stages(item):
+            item.add_marker(stage)
+        if not any(item.get_closest_marker(stage) for stage in ("slow", "matrix", "soak")):
+            item.add_marker("core")
