@@ -23,6 +23,7 @@ from flask_idempotency.web.janitor import LONGEST_BUDGET_SECONDS
 SCHEME: Final = "idempotency-folder"
 
 _UNWRITTEN: Final = ".unwritten"
+_BIND_LOCK: Final = ".bind-lock"
 
 
 class Channel(filesystem.Channel):
@@ -39,6 +40,19 @@ class Channel(filesystem.Channel):
         while True:
             with suppress(ValueError):
                 return super()._get(queue)
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
+        # Worker and beat start together and both bind. Without the lock, one of them would read the file before the other
+        # has written it, and end.
+        with Path(self.control_folder, _BIND_LOCK).open("w") as file:
+            filesystem.lock(file, filesystem.LOCK_EX)  # type: ignore[attr-defined]  # not in its stubs
+            try:
+                super()._queue_bind(exchange, routing_key, pattern, queue)
+            except ValueError:  # a process was killed before it wrote the file
+                Path(self.control_folder, f"{exchange}.exchange").unlink()
+                super()._queue_bind(exchange, routing_key, pattern, queue)
+            finally:
+                filesystem.unlock(file)
 
     def get_table(self, exchange: str) -> Any:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from kombu import Connection
+from kombu.transport import filesystem
 
 from janitor.broker import Channel, broker_of
 from tests.janitor.apps import a_flask
@@ -63,3 +65,31 @@ def test_a_queue_that_somebody_is_about_to_write_is_none_yet(channel: Any, tmp_p
     (tmp_path / "control" / "idempotency.exchange").touch()
 
     assert [] == channel.get_table("idempotency")
+
+
+def test_worker_and_beat_do_not_bind_at_the_same_moment(
+    channel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second waits for a lock: otherwise it reads the file before the first has written it, and ends."""
+    held: list[bool] = []
+    bind = filesystem.Channel._queue_bind
+
+    def binding(self: Any, *arguments: Any) -> None:
+        with next((tmp_path / "control").glob(".bind-lock")).open("w") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held.append(True)
+        bind(self, *arguments)
+
+    monkeypatch.setattr(filesystem.Channel, "_queue_bind", binding)
+    channel._queue_bind("idempotency", "key", "", QUEUE)
+
+    assert [True] == held
+    assert [("key", "", QUEUE)] == channel.get_table("idempotency")
+
+
+def test_an_exchange_that_a_killed_process_left_empty_is_written_again(channel: Any, tmp_path: Path) -> None:
+    (tmp_path / "control" / "idempotency.exchange").touch()
+
+    channel._queue_bind("idempotency", "key", "", QUEUE)
+
+    assert [("key", "", QUEUE)] == channel.get_table("idempotency")
