@@ -28,9 +28,9 @@ from flask_idempotency.codec.encryption import DataKeyring, EncryptedCodec
 from flask_idempotency.codec.envelope import COMPRESSIONS, EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, ClaimRequest, OnLapse, OverQuota, Result
+from flask_idempotency.engine.model import Claimed, ClaimRequest, OnExpiry, OverQuota, StoredResponse
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.store import Binding, Codec
+from flask_idempotency.engine.store import Codec, SealContext
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis import scripts
 from flask_idempotency.stores.redis.store import RedisStore
@@ -117,10 +117,12 @@ def _codecs(*, rounds: int, requests: int) -> Section:
         "plain": plain,
         "encrypted": EncryptedCodec(plain, ring),
     }
-    binding = Binding(StorageKey(os.urandom(32), os.urandom(16)), os.urandom(16), 1, b"\1" + bytes(16))
+    binding = SealContext(StorageKey(os.urandom(32), os.urandom(16)), os.urandom(16), 1, b"\1" + bytes(16))
     rows = []
     for size, (_, answer) in SIZES.items():
-        result = Result(201, metadata=(("Content-Type", "application/json"), ("Location", apps.LOCATION)), body=answer)
+        result = StoredResponse(
+            201, metadata=(("Content-Type", "application/json"), ("Location", apps.LOCATION)), body=answer
+        )
         taken: dict[tuple[str, str], list[float]] = {(name, verb): [] for name in codecs for verb in ("seal", "open")}
         for _ in range(rounds):
             for name, codec in random.sample(list(codecs.items()), len(codecs)):
@@ -181,7 +183,7 @@ def _claims(store: Any, paying: bytes, flooding: bytes | None) -> list[float]:
 
 def _ask(store: Any, tid: bytes, quota: Quota) -> tuple[ClaimRequest, Any, bytes]:
     request, token = (
-        ClaimRequest(StorageKey(os.urandom(32), tid), b"\1" + bytes(16), OnLapse.QUARANTINE),
+        ClaimRequest(StorageKey(os.urandom(32), tid), b"\1" + bytes(16), OnExpiry.QUARANTINE),
         os.urandom(16),
     )
     return request, store.claim(request, token=token, lease=30, quota=quota), token
@@ -247,7 +249,7 @@ def _data_loss_rows(taken: dict[str, list[float]], within: dict[str, list[float]
 
 
 def _new_claim(store: RedisStore) -> float:
-    request = ClaimRequest(StorageKey(os.urandom(32), os.urandom(16)), b"\1" + bytes(16), OnLapse.QUARANTINE)
+    request = ClaimRequest(StorageKey(os.urandom(32), os.urandom(16)), b"\1" + bytes(16), OnExpiry.QUARANTINE)
     token = os.urandom(16)
     began = perf_counter_ns()
     store.claim(request, token=token, lease=30)

@@ -28,13 +28,13 @@ from flask_idempotency.assembly import build_store
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.fingerprint import SIZE
 from flask_idempotency.engine.keys import Identity, Scope, StorageKey
-from flask_idempotency.engine.model import Claimed, ClaimRequest, OnLapse, Payload, Result
+from flask_idempotency.engine.model import Claimed, ClaimRequest, OnExpiry, StoredPayload, StoredResponse
 from flask_idempotency.engine.quota import NewKeys, Quota
-from flask_idempotency.engine.store import Binding, Store
-from flask_idempotency.maintenance.janitor import Drain, expire
+from flask_idempotency.engine.store import SealContext, Store
+from flask_idempotency.maintenance.janitor import Batcher, expire
 from flask_idempotency.settings import Settings
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.data_loss import MemoryRules
+from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.database import Database as SqlDatabase
@@ -60,7 +60,7 @@ def memory_section(client: redis.Redis, url: str) -> Section:
 
 def _overhead() -> Row:
     metadata = (("Content-Type", "application/json"), ("Location", LOCATION))
-    result = Result(status=201, metadata=metadata, body=ANSWER)
+    result = StoredResponse(status=201, metadata=metadata, body=ANSWER)
     plain = len("201") + sum(len(name) + len(value) for name, value in metadata) + len(ANSWER)
     overhead = len(EnvelopeCodec(compression=None).wrap(result)) - plain
     verdict = at_most("≤ 64 B on top", overhead, report.OVERHEAD_BYTES)
@@ -145,11 +145,13 @@ def fill(url: str, keys: int) -> tuple[int, int]:
     """Write so many live records of one tenant. Return the memory of the server, and of the tenant's ledger."""
     identity, scope = Identity(SECRET.encode()), Scope(APP, tenant=None, principal=PRINCIPAL)
     began, number = time.time() - SPREAD_SECONDS, 0
-    store = RedisStore(url, rules=MemoryRules(after_loss="run"), clock=lambda: began + SPREAD_SECONDS * number / keys)
-    payload = EnvelopeCodec().seal(Result(201, body=ANSWER), _UNBOUND)
+    store = RedisStore(
+        url, rules=RedisDataLossPolicy(after_loss="run"), clock=lambda: began + SPREAD_SECONDS * number / keys
+    )
+    payload = EnvelopeCodec().seal(StoredResponse(201, body=ANSWER), _UNBOUND)
     for number in range(keys):
         key, token = identity.storage_key(scope, str(number)), os.urandom(16)
-        request = ClaimRequest(key=key, fingerprint=os.urandom(SIZE), on_lapse=OnLapse.QUARANTINE)
+        request = ClaimRequest(key=key, fingerprint=os.urandom(SIZE), on_lapse=OnExpiry.QUARANTINE)
         assert isinstance(store.claim(request, token=token, lease=30, quota=QUOTA), Claimed)
         store.complete(key, token, payload, keep=KEEP_SECONDS)
     store.close()
@@ -158,7 +160,7 @@ def fill(url: str, keys: int) -> tuple[int, int]:
         return int(client.info("memory")["used_memory"]), int(client.memory_usage(name, samples=0) or 0)
 
 
-_UNBOUND = Binding(StorageKey(b"", b""), b"", 0, b"")
+_UNBOUND = SealContext(StorageKey(b"", b""), b"", 0, b"")
 """Without encryption a payload opens for any key."""
 
 
@@ -168,7 +170,7 @@ def _redis_claims(store: Store) -> list[float]:
     taken = []
     for _ in range(CLAIMS_A_ROUND):
         key, token = identity.storage_key(scope, str(uuid4())), os.urandom(16)
-        request = ClaimRequest(key=key, fingerprint=os.urandom(SIZE), on_lapse=OnLapse.QUARANTINE)
+        request = ClaimRequest(key=key, fingerprint=os.urandom(SIZE), on_lapse=OnExpiry.QUARANTINE)
         began = perf_counter_ns()
         outcome = store.claim(request, token=token, lease=30, quota=QUOTA)
         taken.append((perf_counter_ns() - began) / 1000)
@@ -189,7 +191,7 @@ ROUND_SECONDS: Final = 1.0
 FINALS_A_SECOND: Final = 2_000
 KEPT_UP_SECONDS: Final = 15
 AT_ONCE: Final = 5_000
-PAYLOAD: Final = Payload(ANSWER, 201, True, len(ANSWER))
+PAYLOAD: Final = StoredPayload(ANSWER, 201, True, len(ANSWER))
 
 REMOVAL_NOTE: Final = (
     "µs of `claim` on the store itself by one thread, each followed by `complete`, while another process runs the task at its "
@@ -328,7 +330,7 @@ def _sql_claims(store: SqlStore, seconds: float) -> list[float]:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         key, token = StorageKey(os.urandom(32), bytes(16)), os.urandom(16)
-        request = ClaimRequest(key, b"\1" + bytes(16), OnLapse.QUARANTINE)
+        request = ClaimRequest(key, b"\1" + bytes(16), OnExpiry.QUARANTINE)
         began = perf_counter_ns()
         outcome = store.claim(request, token=token, lease=30)
         taken.append((perf_counter_ns() - began) / 1000)
@@ -380,7 +382,7 @@ def _run(pipe: Pipe, url: str, cores: Cores) -> None:
     store.chores.now()
     pipe.send("ready")
     while (seconds := pipe.recv()) is not None:
-        drain = Drain(batch=BATCHES["expire"], budget=seconds, rate=_default_rate())
+        drain = Batcher(batch=BATCHES["expire"], budget=seconds, rate=_default_rate())
         began = time.monotonic()
         did = expire(store.expiry, horizon=store.chores.now(), drain=drain)
         pipe.send(_Batch(did.removed, time.monotonic() - began, did.finished))

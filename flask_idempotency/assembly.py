@@ -12,26 +12,26 @@ from urllib.parse import urlsplit
 
 from flask_idempotency.codec.envelope import COMPRESSIONS, EnvelopeCodec
 from flask_idempotency.engine.capabilities import (
-    Answers,
-    ChoreBook,
     Counts,
     DataKeys,
+    DataLossDetector,
+    DetectsDataLoss,
     Expires,
     Expiry,
-    Fronted,
     Health,
-    KeepsChoreBook,
     KeepsDataKeys,
+    KeepsTaskLog,
+    KnowsCache,
     KnowsItsHealth,
-    KnowsUnsettled,
     Ledger,
-    MayForget,
-    Memory,
-    OwnChores,
-    ShowsAnswers,
-    Unsettled,
+    OwnTaskLog,
+    Recovery,
+    Responses,
+    ShowsResponses,
+    SupportsRecovery,
+    TaskLog,
 )
-from flask_idempotency.engine.claim import Surroundings
+from flask_idempotency.engine.claim import Dependencies
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import without_password
@@ -39,11 +39,11 @@ from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.keys import Identity, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.engine.store import Codec, Partitioned, Schema, Store, Transactions
-from flask_idempotency.engine.waiting import Announces, WaitingRoom
+from flask_idempotency.engine.waiting import Announces, Waiters
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.security import NO_DATA_KEYS
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.tiered import CachedUnsettled
+from flask_idempotency.stores.tiered import CachedRecovery
 from flask_idempotency.stores.timed import TimedStore, Timing
 
 _FACTORY = re.compile(r"[\w.]+:\w+")
@@ -66,7 +66,7 @@ class ApplicationDatabase(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class Services:
     """An engine with its codec, and what its store can do besides being one."""
 
     engine: Engine
@@ -74,15 +74,15 @@ class Built:
     schema: Schema | None = None
     ledger: Ledger | None = None
     data_keys: DataKeys | None = None
-    answers: Answers | None = None
-    unsettled: Unsettled | None = None
+    answers: Responses | None = None
+    unsettled: Recovery | None = None
     expiry: Expiry | None = None
-    chores: ChoreBook | None = None
-    book: ChoreBook | None = None
+    chores: TaskLog | None = None
+    book: TaskLog | None = None
     """Where `chores` are written, with those of all applications that share the store."""
     health: Health | None = None
-    memory: Memory | None = None
-    fronted: Fronted | None = None
+    memory: DataLossDetector | None = None
+    fronted: KnowsCache | None = None
     """Of a store before which a cache may stand, whether or not these settings name one."""
 
 
@@ -92,7 +92,7 @@ def build(
     observers: Observers,
     database: ApplicationDatabase | None = None,
     timing: Timing | None = None,
-) -> Built:
+) -> Services:
     """What these settings describe. `timing` hears of every call of the store.
 
     Raises `ConfigurationError` for a store that cannot be made.
@@ -108,10 +108,11 @@ def build(
         raise ConfigurationError(
             "IDEMPOTENCY_CLAIM_STRATEGY: the store is an object, and was given its way to claim when it was made. Remove this."
         )
-    if settings.of_memory and system is settings.store and isinstance(system, MayForget):
+    if settings.of_memory and system is settings.store and isinstance(system, DetectsDataLoss):
         named = ", ".join(f"IDEMPOTENCY_{name.upper()}" for name in settings.of_memory)
         raise ConfigurationError(
-            f"{named}: the store is an object, and was given its MemoryRules when it was made. Remove this, and give it those."
+            f"{named}: the store is an object, and was given its RedisDataLossPolicy when it was made. Remove this, and give "
+            "it those."
         )
     _check_shards(settings.tenant_shards, system)
     transactions: Transactions | None = getattr(system, "transactions", None)
@@ -119,31 +120,31 @@ def build(
     # Of the tiered store, where there is one: what is erased or sealed anew must leave the cache too.
     data_keys = store.data_keys if isinstance(store, KeepsDataKeys) else None
     codec = _codec(settings, data_keys, store=type(system).__name__)
-    around = Surroundings(
+    around = Dependencies(
         store=store if timing is None else TimedStore(store, timing),
         codec=codec,
         renewer=LeaseRenewer(),
         repeater=LeaseRenewer(),
-        waiting_room=WaitingRoom(settings.max_waiters, bell=store.bell if isinstance(store, Announces) else None),
+        waiting_room=Waiters(settings.max_waiters, bell=store.bell if isinstance(store, Announces) else None),
         observers=observers,
         transactions=transactions,
-        memory=store.memory if isinstance(store, MayForget) else None,
+        memory=store.memory if isinstance(store, DetectsDataLoss) else None,
     )
-    book = store.chores if isinstance(store, KeepsChoreBook) else None
-    return Built(
+    book = store.chores if isinstance(store, KeepsTaskLog) else None
+    return Services(
         Engine(around),
         codec,
         schema=getattr(system, "schema", None),
         ledger=store.ledger if isinstance(store, Counts) else None,
         data_keys=data_keys,
-        answers=store.answers if isinstance(store, ShowsAnswers) else None,
+        answers=store.answers if isinstance(store, ShowsResponses) else None,
         unsettled=_unsettled(store, system),
         expiry=store.expiry if isinstance(store, Expires) else None,
-        chores=None if book is None else OwnChores(book, owner=owner_mark(settings.namespace)),
+        chores=None if book is None else OwnTaskLog(book, owner=owner_mark(settings.namespace)),
         book=book,
         health=store.health if isinstance(store, KnowsItsHealth) else None,
         memory=around.memory,
-        fronted=system if isinstance(system, Fronted) else None,
+        fronted=system if isinstance(system, KnowsCache) else None,
     )
 
 
@@ -158,18 +159,18 @@ def _check_shards(shards: int, system: Store) -> None:
     elif shards != system.tenant_shards:
         raise ConfigurationError(
             f"IDEMPOTENCY_TENANT_SHARDS: is {shards}, and the store was made for {system.tenant_shards}. Give it "
-            f"rules=MemoryRules(shards={shards}), or let it be made from a URL or a client."
+            f"rules=RedisDataLossPolicy(shards={shards}), or let it be made from a URL or a client."
         )
 
 
-def _unsettled(store: Store, system: Store) -> Unsettled | None:
+def _unsettled(store: Store, system: Store) -> Recovery | None:
     """What others than their owners may settle. Here, too, where the answers of a system that others have a cache before
     cannot be withdrawn from it, nothing that holds one is settled anew: the cache would go on giving what it has."""
-    if not isinstance(store, KnowsUnsettled):
+    if not isinstance(store, SupportsRecovery):
         return None
-    if store is not system or not isinstance(system, Fronted):
+    if store is not system or not isinstance(system, KnowsCache):
         return store.unsettled
-    return CachedUnsettled(store.unsettled, lambda key, fence: not system.has_cache())
+    return CachedRecovery(store.unsettled, lambda key, fence: not system.has_cache())
 
 
 def _codec(settings: Settings, data_keys: DataKeys | None, *, store: str) -> Codec:
@@ -209,8 +210,8 @@ def build_store(
 ) -> Store:
     """A store from a URL, a `"package.module:factory"`, a Redis client, or a `Store` as it is.
 
-    `memory` has the keywords of `stores.redis.memory.MemoryRules`, and so many `replicas` are waited for, where a store in
-    Redis is made here.
+    `memory` has the keywords of `stores.redis.memory.RedisDataLossPolicy`, and so many `replicas` are waited for, where a store
+    in Redis is made here.
     """
     if not isinstance(choice, str):
         return _from_object(choice, memory, replicas)
@@ -260,7 +261,7 @@ def _from_object(choice: Any, memory: Mapping[str, Any], replicas: int) -> Store
 
 def _redis_store(choice: Any, memory: Mapping[str, Any], replicas: int) -> Store:
     try:
-        from flask_idempotency.stores.redis.data_loss import MemoryRules
+        from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
         from flask_idempotency.stores.redis.store import RedisStore
     except ModuleNotFoundError as error:
         if error.name != "redis":
@@ -268,7 +269,7 @@ def _redis_store(choice: Any, memory: Mapping[str, Any], replicas: int) -> Store
         raise ConfigurationError(
             "IDEMPOTENCY_STORE names a Redis, and the redis package is not installed: pip install 'flask-idempotency[redis]'."
         ) from error
-    store = RedisStore(choice, rules=MemoryRules(**memory), replicas=replicas)
+    store = RedisStore(choice, rules=RedisDataLossPolicy(**memory), replicas=replicas)
     store.check()
     return store
 
@@ -295,7 +296,7 @@ def _sql_store(strategy: str | None, bind: str | ApplicationDatabase | None) -> 
 
 def _tiered(system: Store, redis_url: str, transactions: Transactions | None) -> Store:
     try:
-        from flask_idempotency.stores.redis.replay_cache import RedisReplays
+        from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
         from flask_idempotency.stores.tiered import TieredStore
     except ModuleNotFoundError as error:
         if error.name != "redis":
@@ -303,7 +304,7 @@ def _tiered(system: Store, redis_url: str, transactions: Transactions | None) ->
         raise ConfigurationError(
             "IDEMPOTENCY_REDIS_URL is set, and the redis package is not installed: pip install 'flask-idempotency[redis]'."
         ) from error
-    tiered = TieredStore(system, RedisReplays(redis_url))
+    tiered = TieredStore(system, RedisReplayCache(redis_url))
     if transactions is not None:
         transactions.on_committed(tiered.committed)
     return tiered

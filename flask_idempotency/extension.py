@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flask import Blueprint, Flask, appcontext_pushed
 
-from flask_idempotency.assembly import Built, build, identities
+from flask_idempotency.assembly import Services, build, identities
 from flask_idempotency.cli import cli
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
@@ -27,7 +27,7 @@ from flask_idempotency.engine.store import Schema
 from flask_idempotency.logs import log_of
 from flask_idempotency.settings import Settings, in_one_line, load_override, load_settings
 from flask_idempotency.signals import sender_for
-from flask_idempotency.web.callbacks import Loaders, check_counted
+from flask_idempotency.web.callbacks import Callbacks, check_counted
 from flask_idempotency.web.current_claim import idempotency_field
 from flask_idempotency.web.guard import Desk
 from flask_idempotency.web.hooks import Hooks
@@ -119,9 +119,9 @@ class AppState:
     """What one application has: found in `app.extensions["idempotency"]`."""
 
     settings: Settings
-    loaders: Loaders
+    loaders: Callbacks
     hooks: Hooks | None = None
-    built: Built | None = None
+    built: Services | None = None
     """What was put together for it: of use to the command line also where the guard is switched off."""
     policies: Policies | None = None
     observers: Observers = field(default_factory=Observers)
@@ -153,7 +153,7 @@ class Idempotency:
         tenant: Callable[[], str | None] | None = None,
         **settings: Any,
     ) -> None:
-        self._loaders = Loaders(principal=principal, tenant=tenant)
+        self._loaders = Callbacks(principal=principal, tenant=tenant)
         self._settings = settings
         self._overrides: dict[Blueprint, Override] = {}
         if app is not None:

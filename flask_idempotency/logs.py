@@ -52,7 +52,7 @@ def _by_attempt(event: events.ClaimGranted) -> int:
     return logging.INFO if event.attempt > 1 else logging.DEBUG
 
 
-def _by_work(event: events.ChoreDone) -> int:
+def _by_work(event: events.TaskRun) -> int:
     if event.error:
         return logging.WARNING
     return logging.INFO if any(event.counts.values()) or not event.finished else logging.DEBUG
@@ -69,8 +69,8 @@ LINES: Mapping[type[Event], Line] = MappingProxyType(
         ),
         events.QuotaRefused: Line(logging.INFO, "A request was refused: its tenant has as much as it may."),
         events.ErasedRefused: Line(logging.INFO, "A retry was refused: the answer was erased."),
-        events.LossRefused: Line(logging.INFO, "A request was refused: the store may have forgotten its key."),
-        events.LossNoticed: Line(
+        events.RefusedAfterDataLoss: Line(logging.INFO, "A request was refused: the store may have forgotten its key."),
+        events.DataLossDetected: Line(
             logging.ERROR,
             "The store may have lost records, and new keys get 503. Find out why (`flask idempotency redis status`), then run "
             "`flask idempotency redis ack`: requests whose records were lost may run a second time.",
@@ -84,27 +84,27 @@ LINES: Mapping[type[Event], Line] = MappingProxyType(
         events.RenewalFailed: Line(
             _by_error, "A lease could not be renewed this time.", (logging.INFO, logging.WARNING)
         ),
-        events.RenewalStopped: Line(logging.WARNING, "A view runs for too long: its lease is renewed no more."),
-        events.SettlementDelayed: Line(logging.WARNING, "The store did not take a result: it is tried again."),
-        events.SettlementAbandoned: Line(logging.ERROR, "A result was given up: the store did not take it in time."),
+        events.MaxRuntimeExceeded: Line(logging.WARNING, "A view runs for too long: its lease is renewed no more."),
+        events.CompletionRetrying: Line(logging.WARNING, "The store did not take a result: it is tried again."),
+        events.CompletionFailed: Line(logging.ERROR, "A result was given up: the store did not take it in time."),
         events.StoreFailed: Line(
             _by_protection, "The store could not decide a claim.", (logging.INFO, logging.WARNING)
         ),
         events.RecordCorrupt: Line(logging.ERROR, "A stored record cannot be read."),
         events.ReplayForbidden: Line(logging.INFO, "A replay was refused by the application's guard."),
         events.Reaped: Line(logging.WARNING, "A claim was quarantined: its owner has vanished."),
-        events.Settled: Line(
+        events.Resolved: Line(
             logging.WARNING, "A key was settled in its owner's place; or may have been, if not `certain`."
         ),
         events.ResolverAsked: Line(logging.INFO, "A resolver did not settle a key."),
         events.TenantErased: Line(logging.WARNING, "The answers of a tenant were erased by hand."),
-        events.AnswersSealed: Line(logging.WARNING, "Plain answers were sealed by hand."),
+        events.ResponsesSealed: Line(logging.WARNING, "Plain answers were sealed by hand."),
         events.QuotaSet: Line(logging.WARNING, "The limits of a tenant were set by hand."),
         events.StoreInitialised: Line(logging.WARNING, "A store was made ready by hand."),
-        events.LossAcknowledged: Line(
+        events.DataLossAcknowledged: Line(
             logging.WARNING, "Keys that the store may have forgotten run again, by hand; or may, if not `finished`."
         ),
-        events.ChoreDone: Line(_by_work, "A chore has run.", (logging.DEBUG, logging.INFO, logging.WARNING)),
+        events.TaskRun: Line(_by_work, "A chore has run.", (logging.DEBUG, logging.INFO, logging.WARNING)),
         events.JanitorMissing: Line(
             logging.WARNING,
             "No janitor has reported for two intervals: run `celery -A flask_idempotency.janitor worker -B`, or have cron call "

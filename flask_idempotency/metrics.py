@@ -21,14 +21,14 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from flask_idempotency.assembly import Built
+from flask_idempotency.assembly import Services
 from flask_idempotency.engine import events
-from flask_idempotency.engine.capabilities import Entry, Loss, UnfinishedCounts
+from flask_idempotency.engine.capabilities import DataLoss, TaskReport, UnfinishedCounts
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.events import Event
-from flask_idempotency.maintenance.janitor import CHORES, Expiration, Reconciliation
-from flask_idempotency.maintenance.reap import Reaping
-from flask_idempotency.maintenance.rotate import Rotation
+from flask_idempotency.maintenance.janitor import CHORES, ExpireReport, ReconcileReport
+from flask_idempotency.maintenance.reap import ReapReport
+from flask_idempotency.maintenance.rotate import RotateReport
 from flask_idempotency.stores.timed import Call, Ending
 
 # The names of all metrics, their labels, and every value that a label can have.
@@ -54,7 +54,7 @@ _CAUSES = (
 _COUNTS = tuple(
     dict.fromkeys(
         count.name
-        for report in (Reaping, Expiration, Rotation, Reconciliation)
+        for report in (ReapReport, ExpireReport, RotateReport, ReconcileReport)
         for count in fields(report)
         if count.name != "finished"
     )
@@ -123,7 +123,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family(
                 "idempotency_memory_losses",
                 "Times that a request or the janitor noticed that the store has lost its memory, by how.",
-                {"loss": (*(loss.value for loss in Loss), OTHER)},
+                {"loss": (*(loss.value for loss in DataLoss), OTHER)},
             ),
             Family("idempotency_restored_claims", "Claims that their owners put back: the store had forgotten them."),
             Family("idempotency_completions", "Results made durable.", {"status": _CLASSES, "answer": _ANSWERS}),
@@ -162,7 +162,15 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family(
                 "idempotency_changes_by_hand",
                 "What operators did to whole tenants, and to the store.",
-                {"change": ("tenant-erased", "answers-sealed", "quota-set", "store-initialised", "loss-acknowledged")},
+                {
+                    "change": (
+                        "tenant-erased",
+                        "responses-sealed",
+                        "quota-set",
+                        "store-initialised",
+                        "data-loss-acknowledged",
+                    )
+                },
             ),
             Family(
                 "idempotency_chore_runs",
@@ -225,7 +233,7 @@ class Reading:
 
     up: bool
     standing: UnfinishedCounts | None = None
-    last: Mapping[str, Entry] = field(default_factory=dict)
+    last: Mapping[str, TaskReport] = field(default_factory=dict)
 
 
 class Gauges(Collector):
@@ -268,7 +276,7 @@ class Gauges(Collector):
         at, known = self._read.get(name, (0.0, None))
         if known is not None and now - at < REMEMBERED_SECONDS:
             return known
-        built: Built | None = getattr(app.extensions.get("idempotency"), "built", None)
+        built: Services | None = getattr(app.extensions.get("idempotency"), "built", None)
         if built is None:
             return None
         reading = _ask(built)
@@ -296,7 +304,7 @@ def gauges_of(app: Flask) -> Gauges:
     return gauges
 
 
-def _ask(built: Built) -> Reading:
+def _ask(built: Services) -> Reading:
     try:
         standing = None if built.unsettled is None else built.unsettled.standing()
         last = {} if built.chores is None else built.chores.last()
@@ -327,7 +335,7 @@ def _show(families: Mapping[str, GaugeMetricFamily], app: str, reading: Reading)
     show("clock_skew_seconds", _skew(reading.last.get("heartbeat")))
 
 
-def _skew(entry: Entry | None) -> float | None:
+def _skew(entry: TaskReport | None) -> float | None:
     skew_ms = None if entry is None else entry.whole("skew_ms")
     return None if skew_ms is None else skew_ms / 1000
 
@@ -386,11 +394,11 @@ def _size(event: events.Completed) -> Iterable[Sample]:
     return (((), float(event.byte_size)),) if event.kept else ()
 
 
-def _outcome(event: events.ChoreDone) -> str:
+def _outcome(event: events.TaskRun) -> str:
     return "failed" if event.error else "finished" if event.finished else "unfinished"
 
 
-def _chore_counts(event: events.ChoreDone) -> Iterable[Sample]:
+def _chore_counts(event: events.TaskRun) -> Iterable[Sample]:
     # What a heartbeat reports is no number of anything, and may be below 0.
     if event.operation == "heartbeat":
         return ()
@@ -409,8 +417,8 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
             Counts("quota_refusals", _by(lambda event: str(event.limit))),
         ),
         events.ErasedRefused: (_refused("answer-erased"),),
-        events.LossRefused: (_refused("memory-lost"),),
-        events.LossNoticed: (Counts("memory_losses", _by(lambda event: str(event.loss))),),
+        events.RefusedAfterDataLoss: (_refused("memory-lost"),),
+        events.DataLossDetected: (Counts("memory_losses", _by(lambda event: str(event.loss))),),
         events.ClaimRestored: (Counts("restored_claims", _one()),),
         events.Completed: (Counts("completions", _by(_class, _answer)), Counts("answer_size_bytes", _size)),
         events.Released: (Counts("releases", _by(_cause)),),
@@ -418,16 +426,16 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
         events.CommittedEarly: (Counts("early_commits", _one()),),
         events.LeaseExpired: (Counts("lease_losses", _one()),),
         events.RenewalFailed: (Counts("renewal_failures", _one()),),
-        events.RenewalStopped: (Counts("overlong_views", _one()),),
-        events.SettlementDelayed: (Counts("settlement_failures", _one("delayed")),),
-        events.SettlementAbandoned: (Counts("settlement_failures", _one("abandoned")),),
+        events.MaxRuntimeExceeded: (Counts("overlong_views", _one()),),
+        events.CompletionRetrying: (Counts("settlement_failures", _one("delayed")),),
+        events.CompletionFailed: (Counts("settlement_failures", _one("abandoned")),),
         events.StoreFailed: (
             Counts("store_failures", _by(lambda event: "unprotected" if event.unprotected else "refused")),
         ),
         events.RecordCorrupt: (_refused("record-corrupt"), Counts("corrupt_records", _one())),
         events.ReplayForbidden: (_refused("replay-forbidden"),),
         events.Reaped: (Counts("quarantines", _one("lease-expired")),),
-        events.Settled: (
+        events.Resolved: (
             Counts(
                 "settled_by_others",
                 _by(
@@ -443,11 +451,11 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
             ),
         ),
         events.TenantErased: (Counts("changes_by_hand", _one("tenant-erased")),),
-        events.AnswersSealed: (Counts("changes_by_hand", _one("answers-sealed")),),
+        events.ResponsesSealed: (Counts("changes_by_hand", _one("responses-sealed")),),
         events.QuotaSet: (Counts("changes_by_hand", _one("quota-set")),),
         events.StoreInitialised: (Counts("changes_by_hand", _one("store-initialised")),),
-        events.LossAcknowledged: (Counts("changes_by_hand", _one("loss-acknowledged")),),
-        events.ChoreDone: (
+        events.DataLossAcknowledged: (Counts("changes_by_hand", _one("data-loss-acknowledged")),),
+        events.TaskRun: (
             Counts("chore_runs", _by(lambda event: event.operation, _outcome)),
             Counts("chore_duration_seconds", lambda event: (((event.operation,), event.seconds),)),
             Counts("chore_counts", _chore_counts),

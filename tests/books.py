@@ -6,16 +6,16 @@ from typing import Any
 
 from flask import Flask
 
-from flask_idempotency.engine.capabilities import ChoreBook, OwnChores
+from flask_idempotency.engine.capabilities import OwnTaskLog, TaskLog
 from flask_idempotency.engine.keys import owner_mark
 
 
-def book_of(app: Flask) -> ChoreBook:
+def book_of(app: Flask) -> TaskLog:
     """As its janitor writes it."""
-    book: ChoreBook = app.extensions["idempotency"].built.chores
+    book: TaskLog = app.extensions["idempotency"].built.chores
     return book
 
 
-def book_in(store: Any, namespace: str) -> ChoreBook:
+def book_in(store: Any, namespace: str) -> TaskLog:
     """The same before there is an application."""
-    return OwnChores(store.chores, owner=owner_mark(namespace))
+    return OwnTaskLog(store.chores, owner=owner_mark(namespace))

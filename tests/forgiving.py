@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.store import Clock, store_time
-from flask_idempotency.stores.redis.data_loss import MemoryRules
+from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from flask_idempotency.stores.redis.store import RedisStore
 
-FORGIVING: Final = MemoryRules(after_loss="run")
+FORGIVING: Final = RedisDataLossPolicy(after_loss="run")
 
 
 def redis_store(server: Any, *, clock: Clock = store_time) -> RedisStore:

@@ -68,11 +68,11 @@ def test_an_event_is_one_line_with_its_facts_in_fields(kind: type[Event], caplog
         pytest.param(events.RenewalFailed("r", "pay", error="ValueError"), logging.WARNING, id="surprise"),
         pytest.param(events.StoreFailed("r", "pay", error="E", unprotected=False), logging.INFO, id="refused"),
         pytest.param(events.StoreFailed("r", "pay", error="E", unprotected=True), logging.WARNING, id="unprotected"),
-        pytest.param(events.ChoreDone("", "reap", 0.1, counts={"asked": 0}, finished=True), logging.DEBUG, id="idle"),
-        pytest.param(events.ChoreDone("", "reap", 0.1, counts={"asked": 1}, finished=True), logging.INFO, id="busy"),
-        pytest.param(events.ChoreDone("", "reap", 0.1, counts={}, finished=False), logging.INFO, id="behind"),
+        pytest.param(events.TaskRun("", "reap", 0.1, counts={"asked": 0}, finished=True), logging.DEBUG, id="idle"),
+        pytest.param(events.TaskRun("", "reap", 0.1, counts={"asked": 1}, finished=True), logging.INFO, id="busy"),
+        pytest.param(events.TaskRun("", "reap", 0.1, counts={}, finished=False), logging.INFO, id="behind"),
         pytest.param(
-            events.ChoreDone("", "reap", 0.1, counts={}, finished=False, error="E"), logging.WARNING, id="failed"
+            events.TaskRun("", "reap", 0.1, counts={}, finished=False, error="E"), logging.WARNING, id="failed"
         ),
     ),
 )
@@ -86,12 +86,12 @@ def test_the_level_is_as_bad_as_what_has_happened(event: Event, level: int, capl
 @pytest.mark.parametrize(
     "kind",
     (
-        events.Settled,
+        events.Resolved,
         events.TenantErased,
-        events.AnswersSealed,
+        events.ResponsesSealed,
         events.QuotaSet,
         events.StoreInitialised,
-        events.LossAcknowledged,
+        events.DataLossAcknowledged,
     ),
     ids=name_of,
 )
@@ -153,6 +153,6 @@ def test_who_reads_of_a_loss_is_told_the_command_and_its_risk() -> None:
     """
     In every line that tells of one: of the event, and of each refusal.
     """
-    said = [LINES[events.LossNoticed].sentence, RISK]
+    said = [LINES[events.DataLossDetected].sentence, RISK]
 
     assert all("`flask idempotency redis ack" in line and "run a second time" in line for line in said)

@@ -12,10 +12,10 @@ import pytest
 import redis
 
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Payload, Record
+from flask_idempotency.engine.model import Record, StoredPayload
 from flask_idempotency.engine.store import Clock, Store
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.redis.replay_cache import RedisReplays
+from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
 from flask_idempotency.stores.tiered import TieredStore
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers, connect
@@ -26,7 +26,7 @@ Reached = Callable[[pytest.FixtureRequest, ExitStack], Any]
 class TellingStore(MemoryStore):
     """A memory store that tells what a completed record has become, as one whose database can say RETURNING."""
 
-    def complete_and_tell(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> Record:
+    def complete_and_tell(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> Record:
         self.complete(key, token, payload, keep=keep)
         record = self.read(key)
         assert record is not None
@@ -68,7 +68,7 @@ def tiered(reached: Reached, system: Callable[[Clock], Store] = MemoryStore) -> 
 
         def make(clock: Clock) -> Store:
             # Whenever it is asked the time, every pause is over: no failure spares the next call from failing.
-            cache = RedisReplays(server, clock=clock, monotonic=count(step=60).__next__)
+            cache = RedisReplayCache(server, clock=clock, monotonic=count(step=60).__next__)
             ends.callback(cache.close)
             return TieredStore(system(clock), cache)
 

@@ -14,16 +14,16 @@ import click
 from flask import current_app
 from flask.cli import AppGroup
 
-from flask_idempotency.assembly import Built, identities
-from flask_idempotency.engine.capabilities import Found, Loss, Unsettled
+from flask_idempotency.assembly import Services, identities
+from flask_idempotency.engine.capabilities import DataLoss, Recovery, SeenRecord
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.escape import printable, printable_lines
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.keys import LONGEST_NAME, Identity
 from flask_idempotency.engine.model import State
 from flask_idempotency.engine.recovery import Settler
+from flask_idempotency.operations import AuditNote, RecordView, shown
 from flask_idempotency.operations import Refused as Refused
-from flask_idempotency.operations import Shown, Word, shown
 from flask_idempotency.operations.records import span
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.janitor import policy_of, settler_of
@@ -48,9 +48,9 @@ def state() -> Any:
     return found
 
 
-def built() -> Built:
+def built() -> Services:
     """The parts that the application's guard works with."""
-    parts: Built | None = state().built
+    parts: Services | None = state().built
     if parts is None:
         raise Refused("IDEMPOTENCY_ENABLED is False, so this application has no store to look into.")
     return parts
@@ -68,7 +68,7 @@ def policies() -> Policies:
     return chosen
 
 
-def unsettled() -> Unsettled:
+def unsettled() -> Recovery:
     """The records of this application's store by state."""
     found = built().unsettled
     if found is None:
@@ -119,7 +119,7 @@ def tids(tenant: str | None) -> list[bytes]:
 def check_layout() -> None:
     """Raises `Refused` where the settings of this host look for a tenant where the store does not keep it."""
     memory = built().memory
-    if memory is not None and Loss.FOREIGN.value in memory.standing().losses:
+    if memory is not None and DataLoss.FOREIGN.value in memory.standing().losses:
         raise Refused(
             "This Redis is another one than IDEMPOTENCY_STORE_ID names, or was made for another IDEMPOTENCY_TENANT_SHARDS: "
             "little of the tenant would be found. Nothing was changed. `flask idempotency redis status` says more."
@@ -193,8 +193,8 @@ def word_options(*, required: bool) -> Callable[[CommandT], CommandT]:
     return add
 
 
-def word_of(actor: str, reason: str) -> Word:
-    return Word(actor or "unknown", reason)
+def word_of(actor: str, reason: str) -> AuditNote:
+    return AuditNote(actor or "unknown", reason)
 
 
 def _whoami() -> str:
@@ -239,12 +239,12 @@ def ago(seconds: float | None) -> str:
     return "-" if seconds is None else f"{span(seconds)} ago"
 
 
-def show_of(found: Found) -> Shown:
+def show_of(found: SeenRecord) -> RecordView:
     """What may be told of this record."""
     return shown(found, policy_of(policies(), found.record.about), identity().label(found.key))
 
 
-def paragraph(told: Shown) -> str:
+def paragraph(told: RecordView) -> str:
     """One record, a line for each thing that there is to say."""
     lines = [
         ("handle", told.handle),
@@ -261,7 +261,7 @@ def paragraph(told: Shown) -> str:
     return "\n".join(f"{name + ':':<13} {text}" for name, text in lines)
 
 
-def _owner(told: Shown) -> list[tuple[str, str]]:
+def _owner(told: RecordView) -> list[tuple[str, str]]:
     if told.owner is None:
         return []
     lease = "not over yet" if told.lease_ended_ago is None else f"ended {ago(told.lease_ended_ago)}"
@@ -273,7 +273,7 @@ def _owner(told: Shown) -> list[tuple[str, str]]:
     ]
 
 
-def _answer(told: Shown) -> list[tuple[str, str]]:
+def _answer(told: RecordView) -> list[tuple[str, str]]:
     lines = []
     if told.completed_at is not None:
         lines.append(("completed", f"{told.completed_at}, after {told.duration or 0.0:.3f} s"))

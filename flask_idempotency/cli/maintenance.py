@@ -12,7 +12,7 @@ import click
 from flask import current_app
 from flask.cli import with_appcontext
 
-from flask_idempotency.assembly import Built
+from flask_idempotency.assembly import Services
 from flask_idempotency.cli.context import (
     NOT_IN_ORDER,
     UNKNOWN,
@@ -27,13 +27,13 @@ from flask_idempotency.cli.context import (
     word_options,
 )
 from flask_idempotency.engine.capabilities import Finding
-from flask_idempotency.engine.events import AnswersSealed
+from flask_idempotency.engine.events import ResponsesSealed
 from flask_idempotency.engine.keys import owner_mark
-from flask_idempotency.maintenance.janitor import Chore, Drain, Expiration, Reconciliation, Report
-from flask_idempotency.maintenance.reap import Reaping
-from flask_idempotency.maintenance.rotate import GRACE_SECONDS, PlainSealing, Rotation, seal_plain
-from flask_idempotency.operations import Word
-from flask_idempotency.operations.doctor import Examination
+from flask_idempotency.maintenance.janitor import Batcher, Chore, ExpireReport, ReconcileReport, Report
+from flask_idempotency.maintenance.reap import ReapReport
+from flask_idempotency.maintenance.rotate import GRACE_SECONDS, RotateReport, SealReport, seal_plain
+from flask_idempotency.operations import AuditNote
+from flask_idempotency.operations.doctor import DoctorReport
 from flask_idempotency.operations.records import Refused
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.doctor import examination_of
@@ -47,7 +47,7 @@ _LONGEST_BUDGET_SECONDS: Final = 7000
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _TaskCommand:
     """How one chore is offered and told of."""
 
     chore: Chore
@@ -56,11 +56,11 @@ class _Told:
     budget: float
     said: Callable[[Any], list[str]]
     in_order: Callable[[Any], bool]
-    refusal: Callable[[Built, Settings], str]
+    refusal: Callable[[Services, Settings], str]
     """Why there is no such work here."""
 
 
-def _run(told: _Told, budget: float, *, as_json: bool) -> None:
+def _run(told: _TaskCommand, budget: float, *, as_json: bool) -> None:
     with giving_up(as_json=as_json):
         parts, chosen = built(), settings()
         janitor = janitor_of(current_app._get_current_object())  # type: ignore[attr-defined]
@@ -77,17 +77,17 @@ def _run(told: _Told, budget: float, *, as_json: bool) -> None:
 def _task_object(report: Report | None) -> dict[str, object]:
     if report is None:
         return {"busy": True}
-    done = {"done": report.done} if isinstance(report, Rotation) else {}
+    done = {"done": report.done} if isinstance(report, RotateReport) else {}
     return {"busy": False, **asdict(report), **done}
 
 
-def _task_text(told: _Told, report: Report | None) -> str:
+def _task_text(told: _TaskCommand, report: Report | None) -> str:
     if report is None:
         return _BUSY
     return "\n".join([*told.said(report), *([] if report.finished else [_UNFINISHED])])
 
 
-def _reaped(report: Reaping) -> list[str]:
+def _reaped(report: ReapReport) -> list[str]:
     said = [f"Quarantined, because their owners have vanished: {report.quarantined}."]
     if report.waiting:
         said.append(f"To be taken over by their next retries: {report.waiting}.")
@@ -101,11 +101,11 @@ def _reaped(report: Reaping) -> list[str]:
     return said
 
 
-def _expired(report: Expiration) -> list[str]:
+def _expired(report: ExpireReport) -> list[str]:
     return [f"Removed, because their time was over: {report.removed}."]
 
 
-def _rotated(report: Rotation) -> list[str]:
+def _rotated(report: RotateReport) -> list[str]:
     said = [
         f"Sealed anew: {report.resealed}. Wiped, because they were erased: {report.wiped}.",
         f"Data keys that seal no more: {report.closed}. Data keys that are gone: {report.retired}.",
@@ -126,7 +126,7 @@ def _rotated(report: Rotation) -> list[str]:
     return said
 
 
-def _reconciled(report: Reconciliation) -> list[str]:
+def _reconciled(report: ReconcileReport) -> list[str]:
     said = [f"Tenants: {report.tenants}. Ledgers that were wrong, and are right now: {report.drifted}."]
     if report.drifted:
         said.append(f"Wrong by {report.records} records, {report.bytes} bytes and {report.unsettled} unsettled claims.")
@@ -135,7 +135,7 @@ def _reconciled(report: Reconciliation) -> list[str]:
     return said
 
 
-def _no_rotation(parts: Built, chosen: Settings) -> str:
+def _no_rotation(parts: Services, chosen: Settings) -> str:
     if chosen.encryption == "off":
         return "Encryption is off, so nothing is sealed anew: set IDEMPOTENCY_ENCRYPTION to on."
     if parts.answers is None or parts.data_keys is None:
@@ -143,14 +143,14 @@ def _no_rotation(parts: Built, chosen: Settings) -> str:
     return "There is no key ring: set IDEMPOTENCY_KEY_RING."
 
 
-def _no_reconciling(parts: Built, chosen: Settings) -> str:
+def _no_reconciling(parts: Services, chosen: Settings) -> str:
     if parts.ledger is None:
         return "The store of this application does not count, so there is nothing to reconcile."
     return "Quotas are off in this application, so nothing is counted, and there is nothing to reconcile."
 
 
 _TOLD: Final = {
-    "reap": _Told(
+    "reap": _TaskCommand(
         "reap",
         "claims",
         300.0,
@@ -158,7 +158,7 @@ _TOLD: Final = {
         lambda report: not report.failed,
         lambda parts, chosen: "The store of this application cannot be searched for claims: it has no `unsettled`.",
     ),
-    "expire": _Told(
+    "expire": _TaskCommand(
         "expire",
         "what is over",
         300.0,
@@ -166,7 +166,7 @@ _TOLD: Final = {
         lambda report: True,
         lambda parts, chosen: "The store of this application ends things by itself: it has no `expiry`.",
     ),
-    "rotate": _Told(
+    "rotate": _TaskCommand(
         "rotate",
         "answers",
         3600.0,
@@ -174,7 +174,9 @@ _TOLD: Final = {
         lambda report: not report.unreadable and not report.blocked,
         _no_rotation,
     ),
-    "reconcile": _Told("reconcile", "tenants", 3600.0, _reconciled, lambda report: not report.drifted, _no_reconciling),
+    "reconcile": _TaskCommand(
+        "reconcile", "tenants", 3600.0, _reconciled, lambda report: not report.drifted, _no_reconciling
+    ),
 }
 
 
@@ -274,7 +276,7 @@ def doctor_command(as_json: bool, worker_timeout: float | None, proxy_timeout: f
         raise SystemExit(NOT_IN_ORDER)
 
 
-def _findings_object(examination: Examination) -> dict[str, object]:
+def _findings_object(examination: DoctorReport) -> dict[str, object]:
     return {
         "in_order": examination.in_order,
         "complete": examination.complete,
@@ -285,7 +287,7 @@ def _findings_object(examination: Examination) -> dict[str, object]:
     }
 
 
-def _findings_text(examination: Examination) -> str:
+def _findings_text(examination: DoctorReport) -> str:
     name = max(len(each.check) for each in examination.findings)
     return "\n".join(_line(each, name) for each in examination.findings)
 
@@ -340,7 +342,7 @@ def seal_command(yes: bool, actor: str, reason: str, as_json: bool) -> None:
         if plain and not yes:
             say(_WARNING.format(plain=plain), err=True)
             click.confirm("Seal them?", abort=True, err=True)
-        report = _sealed(word_of(actor, reason)) if plain else PlainSealing()
+        report = _sealed(word_of(actor, reason)) if plain else SealReport()
     if as_json:
         say(json.dumps(asdict(report)))
     else:
@@ -349,7 +351,7 @@ def seal_command(yes: bool, actor: str, reason: str, as_json: bool) -> None:
         raise SystemExit(NOT_IN_ORDER)
 
 
-def _sealed(word: Word) -> PlainSealing:
+def _sealed(word: AuditNote) -> SealReport:
     """Seal them, and tell the audit event even if the run breaks off."""
     parts, chosen, sealed, finished = built(), settings(), 0, False
     if parts.answers is None or chosen.key_ring is None:
@@ -362,15 +364,15 @@ def _sealed(word: Word) -> PlainSealing:
     owner = owner_mark(chosen.namespace)
     try:
         with dots("answers") as progress:
-            drain = Drain(batch=500, budget=float("inf"), told=progress)
+            drain = Batcher(batch=500, budget=float("inf"), told=progress)
             report = seal_plain(parts.answers, parts.codec, chosen.key_ring, drain=drain, owner=owner, told=count)
         finished = True
     finally:
-        tell(AnswersSealed("", "", actor=word.actor, reason=word.reason, sealed=sealed, finished=finished))
+        tell(ResponsesSealed("", "", actor=word.actor, reason=word.reason, sealed=sealed, finished=finished))
     return report
 
 
-def _sealing_text(report: PlainSealing) -> list[str]:
+def _sealing_text(report: SealReport) -> list[str]:
     said = [f"Sealed: {report.sealed}."]
     if report.passed_over:
         said.append(f"Left alone, because they were erased or changed in the meantime: {report.passed_over}.")

@@ -26,7 +26,7 @@ from flask_idempotency.cli.context import (
 )
 from flask_idempotency.engine.errors import InvalidKey
 from flask_idempotency.engine.keys import Scope, StorageKey, owner_mark, parse_key
-from flask_idempotency.engine.model import About, Record, State
+from flask_idempotency.engine.model import Record, RequestInfo, State
 from flask_idempotency.engine.recovery import as_of
 from flask_idempotency.operations import SHORT, Case, Refused, by_handle, by_key, by_short, handle_of, with_twins
 from flask_idempotency.web.principals import identifies
@@ -37,7 +37,7 @@ LONGEST_KEY: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class RecordOptions:
     """What was typed to name a record. Never shown: a client's key may be among it."""
 
     handle: str | None = field(repr=False)
@@ -73,8 +73,8 @@ def naming_options(command: CommandT) -> CommandT:
 
     @wraps(command)
     def named(*args: Any, **options: Any) -> Any:
-        typed = {name: options.pop(name) for name in Named.__dataclass_fields__}
-        return command(*args, named=Named(**typed), **options)
+        typed = {name: options.pop(name) for name in RecordOptions.__dataclass_fields__}
+        return command(*args, named=RecordOptions(**typed), **options)
 
     decorated: Any = tenant_options(named)
     for option in (
@@ -89,7 +89,7 @@ def naming_options(command: CommandT) -> CommandT:
     return found
 
 
-def case_of(named: Named, *, whole: bool) -> Case:
+def case_of(named: RecordOptions, *, whole: bool) -> Case:
     """The one use of a key that is meant. Raises `Refused` for none, and for several.
 
     `whole`: with its records under every secret, because they are to be settled.
@@ -123,7 +123,7 @@ def case_of(named: Named, *, whole: bool) -> Case:
     return with_twins(case, searched, read, theirs) if whole else case
 
 
-def _may_be(named: Named, about: About) -> bool:
+def _may_be(named: RecordOptions, about: RequestInfo) -> bool:
     """Whether this record may be of whom was typed: of one without a name, it may."""
     return _is_spelled(about.tenant, named.whose) and _is_spelled(about.principal, named.who)
 
@@ -142,7 +142,7 @@ def _owners() -> tuple[bytes, ...]:
     return tuple(map(owner_mark, names))
 
 
-def _concerned(named: Named) -> list[bytes | None]:
+def _concerned(named: RecordOptions) -> list[bytes | None]:
     """Whose records to look at: of the tenant that was named, else of everybody."""
     if named.tenant is None and not named.no_tenant:
         return [None]
@@ -155,7 +155,7 @@ def read(key: StorageKey) -> Record | None:
     return None if record is None else as_of(record, time.time())
 
 
-def _by_key(named: Named) -> Iterator[Case]:
+def _by_key(named: RecordOptions) -> Iterator[Case]:
     key, former = _client_key(named.key or ""), settings().former_identity
     for operation in _operations(named.endpoint):
         scopes = [Scope(settings().namespace, tenant=named.whose, principal=named.who, operation=operation)]
@@ -196,7 +196,7 @@ def _client_key(typed: str) -> str:
         raise Refused(f"That is no key: {error}.") from None  # what it came from knows the key
 
 
-def _one(cases: list[Case], named: Named) -> Case:
+def _one(cases: list[Case], named: RecordOptions) -> Case:
     meant = [case for case in cases if named.endpoint in (None, case.first.record.about.operation)]
     if len(meant) == 1:
         return meant[0]

@@ -25,13 +25,13 @@ from flask_idempotency.cli.context import (
     word_of,
     word_options,
 )
-from flask_idempotency.cli.record_options import STDIN, Named, case_of, naming_options
-from flask_idempotency.engine.model import Result
+from flask_idempotency.cli.record_options import STDIN, RecordOptions, case_of, naming_options
+from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.operations import (
     Case,
-    Done,
     Refused,
+    ResolveReport,
     alive,
     check_quarantined,
     complete,
@@ -66,7 +66,7 @@ _yes = click.option("--yes", is_flag=True, help="Do not ask.")
 @word_options(required=True)
 @as_json_option
 @with_appcontext
-def release_command(named: Named, force: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
+def release_command(named: RecordOptions, force: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
     """Free a key that is in progress or quarantined: its next retry runs.
 
     Refused, with exit code 1, while its owner may still be at work, and when its work was done; --force overrules both, and
@@ -81,7 +81,7 @@ def release_command(named: Named, force: bool, yes: bool, actor: str, reason: st
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenResponse:
     """The answer as it was typed."""
 
     status: int | None
@@ -116,7 +116,7 @@ class Given:
 @as_json_option
 @with_appcontext
 def resolve_command(
-    named: Named,
+    named: RecordOptions,
     verdict: str | None,
     status: int | None,
     body_file: str | None,
@@ -134,7 +134,7 @@ def resolve_command(
     and headers as if the view had returned them; without a body, with `response-not-kept` under that status. --reopen is
     for records that were quarantined because a key of the ring was missing, say. Asks first.
     """
-    given = Given(status, body_file, content_type, headers)
+    given = GivenResponse(status, body_file, content_type, headers)
     _check(verdict, given, named, force=force, yes=yes)
     word = word_of(actor, reason)
     forced = False
@@ -164,7 +164,7 @@ def resolve_command(
     _say(done, verb, said, as_json=as_json, forced=forced)
 
 
-def _check(verdict: str | None, given: Given, named: Named, *, force: bool, yes: bool) -> None:
+def _check(verdict: str | None, given: GivenResponse, named: RecordOptions, *, force: bool, yes: bool) -> None:
     if verdict is None:
         raise click.UsageError("Say what became of it: --never-happened, --happened, or --reopen.")
     if (given.status is not None) != (verdict == "happened") or (given.anything and verdict != "happened"):
@@ -190,7 +190,7 @@ def _check_cache(case: Case) -> None:
         raise Refused(_CACHED)
 
 
-def _freed(case: Case, *, force: bool, yes: bool, actor: str, reason: str) -> tuple[Done, bool]:
+def _freed(case: Case, *, force: bool, yes: bool, actor: str, reason: str) -> tuple[ResolveReport, bool]:
     about = case.first.record.about
     policy = policy_of(policies(), about)
     known = about.operation in current_app.view_functions
@@ -223,12 +223,12 @@ def _confirmed(question: str) -> bool:
         raise Refused(_NOBODY) from None
 
 
-def _check_done(done: Done) -> None:
+def _check_done(done: ResolveReport) -> None:
     if not done.settled:
         raise Refused(_FASTER)
 
 
-def _result(given: Given, policy: Policy) -> tuple[Result, list[str]]:
+def _result(given: GivenResponse, policy: Policy) -> tuple[StoredResponse, list[str]]:
     """What retries will get, and which headers of it they will not."""
     fields = [match.group(1, 2) for header in given.headers if (match := _FIELD.fullmatch(header)) is not None]
     body = None if given.body_file is None else _read(given.body_file, most=policy.max_body + 1)
@@ -251,7 +251,7 @@ def _read(path: str, *, most: int) -> bytes:
         return body
 
 
-def _say(done: Done, verb: str, said: str, *, as_json: bool, forced: bool) -> None:
+def _say(done: ResolveReport, verb: str, said: str, *, as_json: bool, forced: bool) -> None:
     if as_json:
         say(json.dumps({"verb": verb, "forced": forced, **asdict(done)}))
         return

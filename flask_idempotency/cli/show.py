@@ -14,7 +14,7 @@ import click
 from flask import current_app
 from flask.cli import with_appcontext
 
-from flask_idempotency.assembly import Built
+from flask_idempotency.assembly import Services
 from flask_idempotency.cli.context import (
     ago,
     as_json_option,
@@ -33,16 +33,16 @@ from flask_idempotency.cli.context import (
     tids,
     unsettled,
 )
-from flask_idempotency.cli.record_options import Named, case_of, naming_options
+from flask_idempotency.cli.record_options import RecordOptions, case_of, naming_options
 from flask_idempotency.engine.capabilities import UnfinishedCounts
 from flask_idempotency.engine.escape import printable
-from flask_idempotency.engine.model import OnLapse, State
+from flask_idempotency.engine.model import OnExpiry, State
 from flask_idempotency.engine.policy import Decision, Policy
-from flask_idempotency.operations import Shown, Stats, Wanted, listed, stats
-from flask_idempotency.operations.identity import Change, look
+from flask_idempotency.operations import RecordFilter, RecordView, Stats, listed, stats
+from flask_idempotency.operations.identity import IdentityChange, look
 from flask_idempotency.operations.records import Refused, span
 from flask_idempotency.web.janitor import shape_in
-from flask_idempotency.web.policies import Explained, Policies
+from flask_idempotency.web.policies import Policies, PolicySource
 
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """Never in scope, whatever a policy says."""
@@ -65,12 +65,12 @@ _POLICY_HEAD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PolicyRow:
     """The methods of one endpoint that have one policy, for the same reasons."""
 
     endpoint: str
     methods: tuple[str, ...]
-    explained: Explained
+    explained: PolicySource
     resolver: bool
 
     @property
@@ -102,9 +102,9 @@ def policy_command(endpoint: str | None, as_json: bool) -> None:
         say("\n\n".join(map(_policy_text, rows)))
 
 
-def _rows(rules: Policies) -> Iterator[Row]:
+def _rows(rules: Policies) -> Iterator[PolicyRow]:
     resolvers = state().loaders.resolvers
-    grouped: dict[str, list[tuple[list[str], Explained]]] = {}
+    grouped: dict[str, list[tuple[list[str], PolicySource]]] = {}
     for endpoint, method in rules.pairs():
         if method in SAFE:
             continue
@@ -116,12 +116,12 @@ def _rows(rules: Policies) -> Iterator[Row]:
             groups.append(([method], explained))
     for endpoint, groups in grouped.items():
         for methods, explained in groups:
-            yield Row(endpoint, tuple(methods), explained, endpoint in resolvers)
+            yield PolicyRow(endpoint, tuple(methods), explained, endpoint in resolvers)
 
 
 def abandoned(policy: Policy) -> str:
     """What becomes of a key whose worker has vanished."""
-    if policy.on_lapse is OnLapse.QUARANTINE:
+    if policy.on_lapse is OnExpiry.QUARANTINE:
         return "quarantined"
     return "taken over, or quarantined past its point" if policy.effects == "marked" else "taken over"
 
@@ -141,7 +141,7 @@ def failed(policy: Policy) -> str:
             return f"{by_default}, or quarantined past its point" if policy.effects == "marked" else by_default
 
 
-def _scope(row: Row) -> str:
+def _scope(row: PolicyRow) -> str:
     resolved = row.explained.resolved
     if resolved.faults:
         return "closed: " + " ".join(resolved.faults)
@@ -150,7 +150,7 @@ def _scope(row: Row) -> str:
     return "exempt" if resolved.exempt else "claimed in the view" if resolved.deferred else ""
 
 
-def _as_line(row: Row) -> tuple[str, ...]:
+def _as_line(row: PolicyRow) -> tuple[str, ...]:
     policy = row.policy
     return (
         row.endpoint,
@@ -166,7 +166,7 @@ def _as_line(row: Row) -> tuple[str, ...]:
     )
 
 
-def _policy_text(row: Row) -> str:
+def _policy_text(row: PolicyRow) -> str:
     policy, origins = row.policy, row.explained.origins
     values = [
         (field.name, _spelled(field.name, getattr(policy, field.name)), origins[field.name]) for field in fields(Policy)
@@ -183,7 +183,7 @@ def _policy_text(row: Row) -> str:
     )
 
 
-def _as_object(row: Row) -> dict[str, object]:
+def _as_object(row: PolicyRow) -> dict[str, object]:
     origins, resolved = row.explained.origins, row.explained.resolved
     values = {
         field.name: {"value": _plain(getattr(row.policy, field.name)), "from": origins[field.name]}
@@ -295,7 +295,7 @@ def list_command(
     everybody = tenant is None and not no_tenant
     whose = None if everybody else chosen(tenant, no_tenant=no_tenant)
     with giving_up(as_json=as_json):
-        wanted = Wanted(State(of_state), (None,) if everybody else tids(whose), older_than, endpoint)
+        wanted = RecordFilter(State(of_state), (None,) if everybody else tids(whose), older_than, endpoint)
         found = list(islice(listed(unsettled(), wanted), limit + 1))
         told = [show_of(each) for each in found[:limit]]
     more = len(found) > limit
@@ -313,7 +313,7 @@ def list_command(
 @naming_options
 @as_json_option
 @with_appcontext
-def show_command(named: Named, as_json: bool) -> None:
+def show_command(named: RecordOptions, as_json: bool) -> None:
     """Everything that an auditor is told of one record, and never its answer's body. Changes nothing.
 
     Name it by its HANDLE (see `list`), by the id that a log line has as `record`, or by --key as the client knows it. A key
@@ -330,7 +330,7 @@ def show_command(named: Named, as_json: bool) -> None:
         say("\n".join([paragraph(told), *also]))
 
 
-def _line(told: Shown) -> tuple[str, ...]:
+def _line(told: RecordView) -> tuple[str, ...]:
     return (
         told.handle,
         told.state,
@@ -384,7 +384,7 @@ def _stats_text(told: Stats, *, quick: bool) -> list[str]:
     ]
 
 
-def _identity(parts: Built) -> tuple[Change, ...] | None:
+def _identity(parts: Services) -> tuple[IdentityChange, ...] | None:
     if parts.book is None:
         return None
     app = current_app._get_current_object()  # type: ignore[attr-defined]

@@ -24,14 +24,14 @@ from flask_idempotency.cli.context import (
     word_of,
     word_options,
 )
-from flask_idempotency.engine.capabilities import Memory
+from flask_idempotency.engine.capabilities import DataLossDetector
 from flask_idempotency.engine.errors import IdempotencyError
-from flask_idempotency.engine.events import LossAcknowledged, StoreInitialised
+from flask_idempotency.engine.events import DataLossAcknowledged, StoreInitialised
 from flask_idempotency.engine.store import Schema
 from flask_idempotency.operations import (
+    DataLossReport,
     KeysReport,
     KeyStatus,
-    MemoryStatus,
     SchemaReport,
     acknowledge,
     check_acknowledgeable,
@@ -240,14 +240,14 @@ def ack(force: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
         say(_NAME_IT.format(store_id=clean(store_id)))
 
 
-def _memory() -> Memory:
+def _memory() -> DataLossDetector:
     memory = built().memory
     if memory is None:
         raise Refused(_ELSEWHERE)
     return memory
 
 
-def _acknowledge(memory: Memory, before: MemoryStatus, *, actor: str, reason: str) -> None:
+def _acknowledge(memory: DataLossDetector, before: DataLossReport, *, actor: str, reason: str) -> None:
     word, forced, finished = word_of(actor, reason), bool(before.wait), False
     try:
         acknowledge(memory, seen=before.standing, forced=forced)
@@ -255,13 +255,13 @@ def _acknowledge(memory: Memory, before: MemoryStatus, *, actor: str, reason: st
     finally:  # Ctrl-C too: some parts may have been
         parts = dict(before.parts)
         tell(
-            LossAcknowledged(
+            DataLossAcknowledged(
                 "", "", actor=word.actor, reason=word.reason, forced=forced, parts=parts, finished=finished
             )
         )
 
 
-def _redis_object(status: MemoryStatus) -> dict[str, object]:
+def _redis_object(status: DataLossReport) -> dict[str, object]:
     standing = status.standing
     return {
         "store_id": standing.store_id,
@@ -276,7 +276,7 @@ def _redis_object(status: MemoryStatus) -> dict[str, object]:
     }
 
 
-def _redis_text(status: MemoryStatus, expected: str | None) -> str:
+def _redis_text(status: DataLossReport, expected: str | None) -> str:
     standing = status.standing
     lines = [
         ("store id", clean(standing.store_id) + ("" if expected else ", and IDEMPOTENCY_STORE_ID is not set")),

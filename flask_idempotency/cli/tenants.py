@@ -34,9 +34,9 @@ from flask_idempotency.engine.capabilities import Ledger
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.engine.events import QuotaSet, TenantErased
 from flask_idempotency.engine.quota import LIMITS, MAX_LIMIT, NewKeys, Quota, Usage
-from flask_idempotency.maintenance.janitor import Drain
+from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.maintenance.rotate import still_open, wipe, wipe_condemned
-from flask_idempotency.operations import TenantUsage, Word, holds_sealed, quota_set, quota_show
+from flask_idempotency.operations import AuditNote, TenantUsage, holds_sealed, quota_set, quota_show
 from flask_idempotency.operations import shred as shred_keys
 from flask_idempotency.operations.records import Refused
 from flask_idempotency.web.janitor import policy_of
@@ -78,7 +78,7 @@ _NOT_SEARCHED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Erased:
+class PurgeReport:
     """What was done. None: it was not asked for, or this store cannot do or tell it."""
 
     data_keys: int
@@ -145,13 +145,13 @@ def _check(whom: Sequence[bytes], *, shred: bool) -> None:
 class _Erasing:
     """One run, which is told about also when it breaks off."""
 
-    def __init__(self, tenant: str | None, word: Word) -> None:
+    def __init__(self, tenant: str | None, word: AuditNote) -> None:
         self._tenant = pseudonym(tenant)
         self._word = word
         self._data_keys = 0
         self._wiped = 0
 
-    def run(self, whom: Sequence[bytes], *, shred: bool) -> Erased:
+    def run(self, whom: Sequence[bytes], *, shred: bool) -> PurgeReport:
         try:
             erased = self._erase(whom, shred=shred)
         except BaseException:  # Ctrl-C too: whatever was erased until then is gone
@@ -160,23 +160,23 @@ class _Erasing:
         self._tell(finished=True)
         return erased
 
-    def _erase(self, whom: Sequence[bytes], *, shred: bool) -> Erased:
+    def _erase(self, whom: Sequence[bytes], *, shred: bool) -> PurgeReport:
         parts = built()
         if parts.data_keys is not None:
             self._data_keys = shred_keys(parts.data_keys, whom)
         if shred or parts.answers is None:
-            return Erased(self._data_keys)
+            return PurgeReport(self._data_keys)
         # Counted first: what is completed after this was erased before, and is met on the walk or is among these.
         running = None if parts.unsettled is None else still_open(parts.unsettled, whom)
         with dots("answers") as told:
-            drain = Drain(batch=500, budget=float("inf"), told=told)
+            drain = Batcher(batch=500, budget=float("inf"), told=told)
             wipe(parts.answers, whom, drain=drain, told=self._count)
         condemned = None
         if parts.unsettled is not None:
             rules = policies()
             condemned = wipe_condemned(parts.unsettled, whom, keep_of=lambda about: policy_of(rules, about).keep)
             self._wiped += condemned
-        return Erased(self._data_keys, self._wiped, condemned, running)
+        return PurgeReport(self._data_keys, self._wiped, condemned, running)
 
     def _count(self, wiped: int) -> None:
         self._wiped = wiped
@@ -196,12 +196,12 @@ class _Erasing:
         )
 
 
-def _purge_object(erased: Erased, *, shred: bool, secrets: int, untold: bool) -> dict[str, object]:
+def _purge_object(erased: PurgeReport, *, shred: bool, secrets: int, untold: bool) -> dict[str, object]:
     wiped = {"wiped": erased.wiped, "condemned": erased.condemned, "still_open": erased.still_open}
     return {"data_keys": erased.data_keys, "secrets": secrets, "cache_unknown": untold, **({} if shred else wiped)}
 
 
-def _purge_text(erased: Erased, *, shred: bool, secrets: int, untold: bool) -> list[str]:
+def _purge_text(erased: PurgeReport, *, shred: bool, secrets: int, untold: bool) -> list[str]:
     said = [f"Data keys destroyed: {erased.data_keys}."]
     if not shred:
         said[0] += f" Answers wiped: {erased.wiped}."

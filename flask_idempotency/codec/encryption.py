@@ -32,18 +32,18 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KEY_BYTES, KID, NONCE_BYTES, KeyProvider
-from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, DataKey, DataKeys, KeyShelf
+from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, DataKey, DataKeys, TenantKeys
 from flask_idempotency.engine.errors import (
     ConfigurationError,
     CorruptRecord,
     IdempotencyError,
-    KeysUnavailable,
+    KeyProviderUnavailable,
     StoreUnavailable,
 )
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import StorageKey, encode
-from flask_idempotency.engine.model import Payload, Result, SealedBy, State
-from flask_idempotency.engine.store import Binding
+from flask_idempotency.engine.model import SealedBy, State, StoredPayload, StoredResponse
+from flask_idempotency.engine.store import SealContext
 
 # Unwrapped data keys, for as long as they may be remembered.
 
@@ -59,7 +59,7 @@ Name: TypeAlias = "tuple[bytes, int | None]"
 
 
 @dataclass(frozen=True, slots=True)
-class OpenKey:
+class UnwrappedKey:
     """A tenant's data key as it seals and opens, and what an answer that it sealed says of it."""
 
     key: bytes = field(repr=False)
@@ -70,14 +70,14 @@ class OpenKey:
     """As the store had it: two keys of one number are the same one if this is."""
 
 
-class KeyMemory:
+class DataKeyCache:
     """Forgets by age, and the oldest when it is full. Not the least used: nothing lives long enough, and reads need no lock."""
 
     def __init__(self, *, limit: int = MEMORY_KEYS, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._held: dict[Name, tuple[float, OpenKey]] = {}
+        self._held: dict[Name, tuple[float, UnwrappedKey]] = {}
         """The oldest first."""
         after_fork(self._unlock)
 
@@ -87,12 +87,12 @@ class KeyMemory:
     def now(self) -> float:
         return self._monotonic()
 
-    def get(self, name: Name, *, within: float) -> OpenKey | None:
+    def get(self, name: Name, *, within: float) -> UnwrappedKey | None:
         """What is remembered under this name, if it was learnt within so many seconds."""
         since, key = self._held.get(name, (0.0, None))
         return key if key is not None and self._monotonic() - since < within else None
 
-    def put(self, name: Name, key: OpenKey, *, since: float) -> None:
+    def put(self, name: Name, key: UnwrappedKey, *, since: float) -> None:
         """Remember it as of then: when it was asked for, not when the answer came."""
         with self._lock:
             self._held.pop(name, None)
@@ -144,7 +144,8 @@ def _any_step() -> int:
 class DataKeyring:
     """Data keys as the codec needs them. Safe to share between threads, and across a fork.
 
-    Both questions raise `KeysUnavailable` when the provider does not answer, and `StoreUnavailable` when the store does not.
+    Both questions raise `KeyProviderUnavailable` when the provider does not answer, and `StoreUnavailable` when the store does
+    not.
     """
 
     def __init__(
@@ -161,22 +162,22 @@ class DataKeyring:
         self._shelf = shelf
         self._randomness = randomness
         self._step = step
-        self._memory = KeyMemory(limit=limit, monotonic=monotonic)
+        self._memory = DataKeyCache(limit=limit, monotonic=monotonic)
 
     def prepare(self, tid: bytes) -> None:
         """From now on, and for some minutes, `for_sealing` needs neither store nor provider."""
         if self._remembered(tid, within=MEMORY_SECONDS) is None:
             self._learn_to_seal(tid)
 
-    def for_sealing(self, tid: bytes) -> OpenKey:
+    def for_sealing(self, tid: bytes) -> UnwrappedKey:
         """The tenant's newest data key under the newest key of the ring that is not closed, made if there is none.
 
         Under *this process's* newest: during a rotation another process has another, and neither must outbid the other.
-        A shelf that is damaged is `KeysUnavailable` here: the answer to be sealed is not what is corrupt.
+        A shelf that is damaged is `KeyProviderUnavailable` here: the answer to be sealed is not what is corrupt.
         """
         return self._remembered(tid, within=FINISHING_SECONDS) or self._learn_to_seal(tid)
 
-    def for_opening(self, tid: bytes, by: SealedBy, *, afresh: bool = False) -> OpenKey:
+    def for_opening(self, tid: bytes, by: SealedBy, *, afresh: bool = False) -> UnwrappedKey:
         """The data key that this answer names. Raises `CorruptRecord` when there is none such.
 
         `afresh`: whatever is remembered. A store that has lost its memory may give a number again, so that a remembered
@@ -189,23 +190,23 @@ class DataKeyring:
         """What is remembered of this tenant is out of date."""
         self._memory.drop(tid)
 
-    def _remembered(self, tid: bytes, *, within: float) -> OpenKey | None:
+    def _remembered(self, tid: bytes, *, within: float) -> UnwrappedKey | None:
         key = self._memory.get((tid, _SEALING), within=within)
         return key if key is not None and key.kid == self._newest() else None
 
-    def _learn_to_seal(self, tid: bytes) -> OpenKey:
+    def _learn_to_seal(self, tid: bytes) -> UnwrappedKey:
         since, kid = self._memory.now(), self._newest()
         if not KID.fullmatch(kid):
             raise ConfigurationError(f"The key provider's newest key has the id {kid!r}; it must match {KID.pattern}.")
         try:
             key = self._found_or_made(tid, kid)
         except CorruptRecord as error:
-            raise KeysUnavailable(f"nothing can be sealed for this tenant: {error}") from error
+            raise KeyProviderUnavailable(f"nothing can be sealed for this tenant: {error}") from error
         for number in (_SEALING, key.number):
             self._memory.put((tid, number), key, since=since)
         return key
 
-    def _found_or_made(self, tid: bytes, kid: str) -> OpenKey:
+    def _found_or_made(self, tid: bytes, kid: str) -> UnwrappedKey:
         for _ in range(TRIES):
             shelf = self._shelf.shelf(tid)
             usable = [key for key in shelf.keys if key.kid == kid and key.closed_for is None]
@@ -216,22 +217,24 @@ class DataKeyring:
             new = DataKey(made.number, kid, made.wrapped)
             if self._shelf.add(tid, new, store=shelf.store, after=shelf.last):
                 return made
-        raise KeysUnavailable("other processes add data keys for this tenant faster than one of them could be used")
+        raise KeyProviderUnavailable(
+            "other processes add data keys for this tenant faster than one of them could be used"
+        )
 
-    def _made(self, tid: bytes, kid: str, shelf: KeyShelf) -> OpenKey:
+    def _made(self, tid: bytes, kid: str, shelf: TenantKeys) -> UnwrappedKey:
         key, number = self._randomness(KEY_BYTES), shelf.last + self._step()
         context = _context(tid, number, kid, shelf)
         wrapped = _asked(lambda: bytes(self._provider.wrap(kid, key, context=context)))
         if len(wrapped) > LARGEST_WRAPPED:
-            raise KeysUnavailable(
+            raise KeyProviderUnavailable(
                 f"the key provider wraps a key into {len(wrapped)} bytes; {LARGEST_WRAPPED} are allowed"
             )
         # A provider that garbles keys must be found out before anything is sealed that nobody could open.
         if _asked(lambda: self._provider.unwrap(kid, wrapped, context=context)) != key:
-            raise KeysUnavailable("the key provider did not unwrap what it had wrapped: it is not to be trusted")
-        return OpenKey(key, kid, number, shelf.store, wrapped)
+            raise KeyProviderUnavailable("the key provider did not unwrap what it had wrapped: it is not to be trusted")
+        return UnwrappedKey(key, kid, number, shelf.store, wrapped)
 
-    def _look_up(self, tid: bytes, by: SealedBy) -> OpenKey:
+    def _look_up(self, tid: bytes, by: SealedBy) -> UnwrappedKey:
         if by.number < 1 or not KID.fullmatch(by.kid):
             raise CorruptRecord("the answer does not say which key opens it")
         since, shelf = self._memory.now(), self._shelf.shelf(tid)
@@ -246,20 +249,20 @@ class DataKeyring:
         self._memory.put((tid, by.number), key, since=since)
         return key
 
-    def _unwrapped(self, tid: bytes, found: DataKey, shelf: KeyShelf) -> OpenKey:
+    def _unwrapped(self, tid: bytes, found: DataKey, shelf: TenantKeys) -> UnwrappedKey:
         if not KID.fullmatch(found.kid) or len(found.wrapped) > LARGEST_WRAPPED:
             raise CorruptRecord("a wrapped data key in the store is none that this package wrote")
         context = _context(tid, found.number, found.kid, shelf)
         key = _asked(lambda: bytes(self._provider.unwrap(found.kid, found.wrapped, context=context)))
         if len(key) != KEY_BYTES:
             raise CorruptRecord(f"what the key {found.kid!r} of the ring unwrapped is no data key")
-        return OpenKey(key, found.kid, found.number, shelf.store, found.wrapped)
+        return UnwrappedKey(key, found.kid, found.number, shelf.store, found.wrapped)
 
     def _newest(self) -> str:
         return _asked(lambda: self._provider.newest)
 
 
-def _context(tid: bytes, number: int, kid: str, shelf: KeyShelf) -> bytes:
+def _context(tid: bytes, number: int, kid: str, shelf: TenantKeys) -> bytes:
     return encode(_LABEL, shelf.store, tid, b"%d" % number, kid.encode())
 
 
@@ -269,11 +272,11 @@ def _asked(question: Callable[[], Answered]) -> Answered:
         return question()
     except StoreUnavailable as error:
         # Its word for "not now". That the store answers all the same makes a difference to whoever would go on without one.
-        raise KeysUnavailable(str(error)) from error
+        raise KeyProviderUnavailable(str(error)) from error
     except IdempotencyError:
         raise
     except Exception as error:
-        raise KeysUnavailable(f"the key provider failed ({type(error).__name__})") from error
+        raise KeyProviderUnavailable(f"the key provider failed ({type(error).__name__})") from error
 
 
 VERSION: Final = 2
@@ -312,7 +315,7 @@ class EncryptedCodec:
         if self._sealing:
             self._data_keys.prepare(key.tid)
 
-    def seal(self, result: Result, binding: Binding) -> Payload:
+    def seal(self, result: StoredResponse, binding: SealContext) -> StoredPayload:
         plain = self._envelope.seal(result, binding)
         if not self._sealing:
             return plain
@@ -320,9 +323,9 @@ class EncryptedCodec:
         nonce = self._randomness(NONCE_BYTES)
         bound = _bound(_HEAD, binding, plain, key)
         data = _HEAD + nonce + _cipher(key, binding).encrypt(nonce, plain.data, bound)
-        return Payload(data, plain.status, plain.success, plain.byte_size, SealedBy(key.kid, key.number))
+        return StoredPayload(data, plain.status, plain.success, plain.byte_size, SealedBy(key.kid, key.number))
 
-    def open(self, payload: Payload, binding: Binding) -> Result:
+    def open(self, payload: StoredPayload, binding: SealContext) -> StoredResponse:
         if payload.sealed_by is None:
             return self._open_plain(payload, binding)
         head = payload.data[:1]
@@ -337,7 +340,7 @@ class EncryptedCodec:
     def forget(self, key: StorageKey) -> None:
         self._data_keys.forget(key.tid)
 
-    def _open_plain(self, payload: Payload, binding: Binding) -> Result:
+    def _open_plain(self, payload: StoredPayload, binding: SealContext) -> StoredResponse:
         if not self._plain_allowed:
             raise CorruptRecord(
                 "the answer is not encrypted, and IDEMPOTENCY_ENCRYPTION is required: anyone who can write to the store may "
@@ -345,7 +348,7 @@ class EncryptedCodec:
             )
         return self._envelope.open(payload, binding)
 
-    def _decrypted(self, payload: Payload, by: SealedBy, binding: Binding) -> bytes:
+    def _decrypted(self, payload: StoredPayload, by: SealedBy, binding: SealContext) -> bytes:
         key = self._data_keys.for_opening(binding.key.tid, by)
         try:
             return _decrypted(payload, key, binding)
@@ -360,17 +363,17 @@ class EncryptedCodec:
         raise CorruptRecord("the answer was not sealed for this record, or was changed since")
 
 
-def _decrypted(payload: Payload, key: OpenKey, binding: Binding) -> bytes:
+def _decrypted(payload: StoredPayload, key: UnwrappedKey, binding: SealContext) -> bytes:
     head, nonce, sealed = payload.data[:1], payload.data[1 : 1 + NONCE_BYTES], payload.data[1 + NONCE_BYTES :]
     return _cipher(key, binding).decrypt(nonce, sealed, _bound(head, binding, payload, key))
 
 
-def _cipher(key: OpenKey, binding: Binding) -> AESGCM:
+def _cipher(key: UnwrappedKey, binding: SealContext) -> AESGCM:
     info = encode(_RECORD_KEY, binding.key.rid, b"%d" % binding.fence, binding.token)
     return AESGCM(HKDFExpand(SHA256(), KEY_BYTES, info).derive(key.key))
 
 
-def _bound(head: bytes, binding: Binding, clear: Payload, key: OpenKey) -> bytes:
+def _bound(head: bytes, binding: SealContext, clear: StoredPayload, key: UnwrappedKey) -> bytes:
     """What must be the same when it is opened. The order is part of the format."""
     return encode(
         _ANSWER,

@@ -24,8 +24,8 @@ from typing import Final, Protocol
 
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Payload, Result
-from flask_idempotency.engine.store import Binding
+from flask_idempotency.engine.model import StoredPayload, StoredResponse
+from flask_idempotency.engine.store import SealContext
 
 # Ways to make an envelope smaller, and the bounded way back. Each has a number that envelopes carry for ever.
 
@@ -94,7 +94,7 @@ LONGEST_REASON: Final = 512
 _HEADER = 5
 _TOMBSTONE = 1
 _BESIDE_BYTE_SIZE = len("201 ") + LONGEST_REASON + len("\r\n\r\n")
-"""What an answer takes more, before it is compressed, than `Result.byte_size` says."""
+"""What an answer takes more, before it is compressed, than `StoredResponse.byte_size` says."""
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FORBIDDEN = re.compile(r"[\r\n\0]")
 _STATUS_LINE = re.compile(r"([0-9]{3})(?: ([^\r\n\0]{1,512}))?")
@@ -116,17 +116,17 @@ class EnvelopeCodec:
     def forget(self, key: StorageKey) -> None:
         """There is nothing to forget."""
 
-    def seal(self, result: Result, binding: Binding) -> Payload:
-        return Payload(self.wrap(result), result.status, result.status < 400, result.byte_size)
+    def seal(self, result: StoredResponse, binding: SealContext) -> StoredPayload:
+        return StoredPayload(self.wrap(result), result.status, result.status < 400, result.byte_size)
 
-    def open(self, payload: Payload, binding: Binding) -> Result:
+    def open(self, payload: StoredPayload, binding: SealContext) -> StoredResponse:
         if payload.sealed_by is not None:
             raise CorruptRecord(
                 "the answer is encrypted, and this application has no key ring: set IDEMPOTENCY_KEY_RING"
             )
         return self.unwrap(payload.data, stated=payload)
 
-    def wrap(self, result: Result) -> bytes:
+    def wrap(self, result: StoredResponse) -> bytes:
         """The envelope of this result. Raises `NotStorable`."""
         content = _written(result)
         if len(content) > self._max_bytes:
@@ -135,7 +135,7 @@ class EnvelopeCodec:
         head = bytes((VERSION << 4 | method << 1 | (0 if result.kept else _TOMBSTONE),))
         return head + _checksum(head, content) + content
 
-    def unwrap(self, data: bytes, *, stated: Payload | None = None) -> Result:
+    def unwrap(self, data: bytes, *, stated: StoredPayload | None = None) -> StoredResponse:
         """The result in this envelope. Raises `CorruptRecord` unless it is exactly what `wrap` once made.
 
         `stated` is what stands beside the envelope. It unfolds to no more than the size there, and has that size and status.
@@ -178,7 +178,7 @@ def _reader(method: int) -> Compression:
     return READERS[method]
 
 
-def _written(result: Result) -> bytes:
+def _written(result: StoredResponse) -> bytes:
     if not 0 <= result.status <= 999:
         raise NotStorable(f"a status has three digits, and {result.status} has not")
     if not result.kept and result.body:
@@ -203,14 +203,14 @@ def _written(result: Result) -> bytes:
     return b"%b\r\n\r\n%b" % (head, result.body)
 
 
-def _read(content: bytes, *, kept: bool) -> Result:
+def _read(content: bytes, *, kept: bool) -> StoredResponse:
     end = content.find(b"\r\n\r\n", 0, LARGEST_HEAD + 4)
     status_line, *lines = content[: max(end, 0)].decode("latin-1").split("\r\n", MOST_PAIRS + 1)
     body, status = content[end + 4 :], _STATUS_LINE.fullmatch(status_line)
     if end < 0 or status is None or len(lines) > MOST_PAIRS or (body and not kept):
         raise CorruptRecord("the envelope does not hold an answer")
     metadata = tuple(map(_pair, lines))
-    return Result(status=int(status[1]), reason=status[2] or "", metadata=metadata, body=body, kept=kept)
+    return StoredResponse(status=int(status[1]), reason=status[2] or "", metadata=metadata, body=body, kept=kept)
 
 
 def _pair(line: str) -> tuple[str, str]:

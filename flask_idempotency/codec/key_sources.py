@@ -45,7 +45,7 @@ class _Lock:
     key: bytes = field(repr=False)
 
 
-class WrappedFile:
+class PassphraseKeyFile:
     """Implements `KeyProvider`. The file is read once, when this is made; a key that is added later needs a restart."""
 
     def __init__(self, path: str | Path, passphrase: str) -> None:
@@ -54,10 +54,10 @@ class WrappedFile:
         self._ring = KeyRing(_read(self._path, passphrase)[1])
 
     def __repr__(self) -> str:
-        return f"WrappedFile({str(self._path)!r}: {', '.join(self._ring.kids())})"
+        return f"PassphraseKeyFile({str(self._path)!r}: {', '.join(self._ring.kids())})"
 
     @classmethod
-    def make(cls, path: str | Path, passphrase: str, kid: str, *, cost: int = COST) -> WrappedFile:
+    def make(cls, path: str | Path, passphrase: str, kid: str, *, cost: int = COST) -> PassphraseKeyFile:
         """A new file with one key of this id, readable by its owner only. Refuses to replace one that is there."""
         if len(passphrase) < MIN_PASSPHRASE:
             raise ConfigurationError(f"The passphrase of a key file needs at least {MIN_PASSPHRASE} characters.")
@@ -70,7 +70,7 @@ class WrappedFile:
         return cls(path, passphrase)
 
     @classmethod
-    def add(cls, path: str | Path, passphrase: str, kid: str, *, newest: bool = True) -> WrappedFile:
+    def add(cls, path: str | Path, passphrase: str, kid: str, *, newest: bool = True) -> PassphraseKeyFile:
         """One more key, as the newest, or as the second: to be known everywhere before it seals anything."""
         lock, keys = _read(Path(path), passphrase)
         if kid in keys:
@@ -81,7 +81,7 @@ class WrappedFile:
         return cls(path, passphrase)
 
     @classmethod
-    def arrange(cls, path: str | Path, passphrase: str, kids: Sequence[str]) -> WrappedFile:
+    def arrange(cls, path: str | Path, passphrase: str, kids: Sequence[str]) -> PassphraseKeyFile:
         """These keys of the file in this order, the newest first, and no others: the rest are gone for ever."""
         lock, keys = _read(Path(path), passphrase)
         if not kids or len(set(kids)) != len(kids) or not set(kids) <= set(keys):

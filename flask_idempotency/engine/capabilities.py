@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, Final, Protocol, runtime_checkable
 
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ClaimRequest, Grant, Payload, Record, State
+from flask_idempotency.engine.model import ClaimRequest, Grant, Record, State, StoredPayload
 from flask_idempotency.engine.quota import Drift, Quota, Usage
 
 # What a store does for those who look after it: remember when that was, let one do it at a time, and clear out.
@@ -26,7 +26,7 @@ LONGEST_LOCK_SECONDS: Final = 2 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TaskReport:
     """When a chore was last reported, and what it said."""
 
     ago: float
@@ -50,7 +50,7 @@ class Entry:
         return found if type(found) is int and abs(found) <= _LARGEST_NUMBER else None
 
 
-class ChoreBook(Protocol):
+class TaskLog(Protocol):
     """Where chores are written down, so that everybody knows whether the janitor comes. Found as `chores`.
 
     Names of chores are words of ours, at most 40 characters. Every method raises `StoreUnavailable` when the store cannot
@@ -65,7 +65,7 @@ class ChoreBook(Protocol):
         """Write down that this chore has run just now, over what was written before."""
         ...
 
-    def last(self) -> Mapping[str, Entry]:
+    def last(self) -> Mapping[str, TaskReport]:
         """What was last written of each chore."""
         ...
 
@@ -82,13 +82,13 @@ class ChoreBook(Protocol):
         ...
 
 
-class OwnChores:
-    """Implements `ChoreBook` for one application, in the book of a store that several may share.
+class OwnTaskLog:
+    """Implements `TaskLog` for one application, in the book of a store that several may share.
 
     Each has a janitor of its own: one that only the others have must not keep it from being missed.
     """
 
-    def __init__(self, book: ChoreBook, *, owner: bytes) -> None:
+    def __init__(self, book: TaskLog, *, owner: bytes) -> None:
         """`owner`: the mark of the application."""
         self._book = book
         self._whose = f"@{owner.hex()}"
@@ -99,7 +99,7 @@ class OwnChores:
     def note(self, chore: str, report: str) -> None:
         self._book.note(chore + self._whose, report)
 
-    def last(self) -> Mapping[str, Entry]:
+    def last(self) -> Mapping[str, TaskReport]:
         noted = self._book.last().items()
         return {name.removesuffix(self._whose): entry for name, entry in noted if name.endswith(self._whose)}
 
@@ -124,11 +124,11 @@ class Expiry(Protocol):
 
 
 @runtime_checkable
-class KeepsChoreBook(Protocol):
+class KeepsTaskLog(Protocol):
     """A store that remembers which chores were done."""
 
     @property
-    def chores(self) -> ChoreBook: ...
+    def chores(self) -> TaskLog: ...
 
 
 @runtime_checkable
@@ -197,7 +197,7 @@ RISK: Final = (
 """The one command that lets new keys run after a loss, and what it risks. People read it in every log line and report."""
 
 
-class Loss(Enum):
+class DataLoss(Enum):
     """What is wrong with a store's memory."""
 
     MISSING = "missing"
@@ -215,7 +215,7 @@ class DataLossStatus:
     store_id: str | None
     """None where nothing says so, or parts disagree."""
     parts: Mapping[str, int]
-    """How many parts are `fine`, `acknowledged`, or suffer which `Loss`."""
+    """How many parts are `fine`, `acknowledged`, or suffer which `DataLoss`."""
     since: float | None
     """When the latest loss was noticed, in seconds since the epoch by the store's clock."""
     now: float
@@ -232,25 +232,27 @@ class DataLossStatus:
     @property
     def losses(self) -> Mapping[str, int]:
         """How many parts suffer which loss."""
-        return {name: count for name, count in self.parts.items() if name in {loss.value for loss in Loss} and count}
+        return {
+            name: count for name, count in self.parts.items() if name in {loss.value for loss in DataLoss} and count
+        }
 
     @property
-    def gravest(self) -> Loss | None:
+    def gravest(self) -> DataLoss | None:
         """Which of its losses to tell of first."""
-        return next((loss for loss in (Loss.FOREIGN, *Loss) if loss.value in self.losses), None)
+        return next((loss for loss in (DataLoss.FOREIGN, *DataLoss) if loss.value in self.losses), None)
 
     def runs_unknown(self, after_loss: str) -> bool:
         """Whether keys run now that the store does not know, under this rule."""
         losses = set(self.losses)
-        if Loss.FOREIGN.value in losses:
+        if DataLoss.FOREIGN.value in losses:
             return False
         if not losses or after_loss == "run":
             return True
         due = self.may_be_acknowledged_at
-        return losses == {Loss.CHANGED.value} and after_loss == "hold" and due is not None and self.now >= due
+        return losses == {DataLoss.CHANGED.value} and after_loss == "hold" and due is not None and self.now >= due
 
 
-class Rules(Protocol):
+class DataLossPolicy(Protocol):
     """What a store was told to do about keys that it may have forgotten."""
 
     @property
@@ -269,11 +271,11 @@ class Rules(Protocol):
         ...
 
 
-class Memory(Protocol):
+class DataLossDetector(Protocol):
     """Found as `memory`. Every method raises `StoreUnavailable` when the store cannot answer."""
 
     @property
-    def rules(self) -> Rules: ...
+    def rules(self) -> DataLossPolicy: ...
 
     def restore(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
         """Put a claim back that the store has forgotten. True: it is this token's again, in progress.
@@ -305,31 +307,31 @@ class Memory(Protocol):
 
 
 @runtime_checkable
-class MayForget(Protocol):
+class DetectsDataLoss(Protocol):
     """A store that can lose its memory, and says so."""
 
     @property
-    def memory(self) -> Memory: ...
+    def memory(self) -> DataLossDetector: ...
 
 
 # Records whose owners may be gone: how to find them, and what may become of them by another's hand.
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SeenRecord:
     """A record as somebody met it who is not its owner. Whoever acts on it says that this is what they saw."""
 
     key: StorageKey
     record: Record
     asked: bool = False
-    """Of one that `Unsettled.due` gives: whether it was given to somebody before, since its owner was last heard of."""
+    """Of one that `Recovery.due` gives: whether it was given to somebody before, since its owner was last heard of."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class RecordPage:
     """Some of many. `after` is where the next sheet begins; None after the last one."""
 
-    found: tuple[Found, ...]
+    found: tuple[SeenRecord, ...]
     after: bytes | None
 
 
@@ -348,7 +350,7 @@ class UnfinishedCounts:
     """Seconds since the first lease of those ended that are quarantined, and never below 0. None: there are none."""
 
 
-class Unsettled(Protocol):
+class Recovery(Protocol):
     """The records of vanished owners, and every other, by state. Found as `unsettled`.
 
     Nothing here looks through all records of a store to find the few that are not completed: there is an index of them.
@@ -357,7 +359,7 @@ class Unsettled(Protocol):
     store's clock. Every method raises `StoreUnavailable` when the store cannot answer; repeating it is harmless.
     """
 
-    def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> Sheet:
+    def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
         """PROCESSING records whose lease was over by this horizon, and is over now. Those that cannot be read are left out.
 
         About `limit` are looked at for one sheet, so it may be empty and not the last. One that is stale from the first
@@ -365,7 +367,7 @@ class Unsettled(Protocol):
         """
         ...
 
-    def lapse(self, seen: Found, *, horizon: float) -> bool:
+    def lapse(self, seen: SeenRecord, *, horizon: float) -> bool:
         """Quarantine this record, with the reason `lease-expired`, if it stands as it was seen and its rule says so.
 
         False: it does not, or its lease was not over by this horizon, or is not over now, or its rule is to be taken over.
@@ -374,7 +376,7 @@ class Unsettled(Protocol):
 
     def due(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
-    ) -> Sequence[Found]:
+    ) -> Sequence[SeenRecord]:
         """Quarantined records whose turn it is to be asked about. Each is given to one caller, and then has to wait.
 
         The first turn is at once. The next comes after as many seconds as it has been quarantined for (since the end of
@@ -387,23 +389,23 @@ class Unsettled(Protocol):
         """
         ...
 
-    def settle(self, seen: Found, *, token: bytes, payload: Payload, keep: float) -> bool:
+    def settle(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
         """Complete this record in its owner's place, if it is quarantined and stands as it was seen.
 
         `token` is a fresh one: the owner learns that it has lost its claim, and is told this answer. Otherwise as
-        `Store.complete`, and raises `DataKeyGone` as that does. False: something else is there by now, and stays. Repeated
+        `Store.complete`, and raises `DataKeyMissing` as that does. False: something else is there by now, and stays. Repeated
         with the same token after a lost reply, it is True.
         """
         ...
 
-    def free(self, seen: Found) -> bool:
+    def free(self, seen: SeenRecord) -> bool:
         """The key may run again, whatever state its record is in, if it stands as it was seen.
 
         Whether that is wise is not asked here. False: something else is there by now, and stays, or nothing is.
         """
         ...
 
-    def walk(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> Sheet:
+    def walk(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
         """Every record in this state, of this tenant if one is named. The answers may be left out of their payloads.
 
         As with `stale`, a sheet may be empty and not the last; what is there throughout is met at least once. Completed
@@ -417,18 +419,18 @@ class Unsettled(Protocol):
 
 
 @runtime_checkable
-class KnowsUnsettled(Protocol):
+class SupportsRecovery(Protocol):
     """A store whose unsettled records can be found and settled by others than their owners."""
 
     @property
-    def unsettled(self) -> Unsettled: ...
+    def unsettled(self) -> Recovery: ...
 
 
 PAGE: Final = 200
 """Records looked at in one step: some tens of milliseconds of the store's time."""
 
 
-def every(unsettled: Unsettled, state: State, *, tids: Iterable[bytes | None] = (None,)) -> Iterator[Found]:
+def every(unsettled: Recovery, state: State, *, tids: Iterable[bytes | None] = (None,)) -> Iterator[SeenRecord]:
     """All records in this state, sheet by sheet: of these tenants, or of everybody. Some may be met twice.
 
     Raises `StoreUnavailable` when the store does not answer.
@@ -457,7 +459,7 @@ class DataKey:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyShelf:
+class TenantKeys:
     """The data keys of one tenant, and which store they are in. All of it is read in one look."""
 
     store: bytes
@@ -478,7 +480,7 @@ class DataKeys(Protocol):
     Every method raises `StoreUnavailable` when the store cannot answer.
     """
 
-    def shelf(self, tid: bytes) -> KeyShelf:
+    def shelf(self, tid: bytes) -> TenantKeys:
         """This tenant's data keys. Those that were destroyed are not among them."""
         ...
 
@@ -490,7 +492,7 @@ class DataKeys(Protocol):
         ...
 
     def close(self, tid: bytes, number: int) -> None:
-        """From now on no answer is stored that this key has sealed: `DataKeyGone`, as if it were not there.
+        """From now on no answer is stored that this key has sealed: `DataKeyMissing`, as if it were not there.
 
         Whatever is on its way at this moment may still arrive, so it is not retired at once. Harmless when repeated: it
         stays closed since when it was first.
@@ -534,7 +536,7 @@ class Page:
     after: bytes | None
 
 
-class Answers(Protocol):
+class Responses(Protocol):
     """Every completed record, for chores that seal them anew or wipe them. Found as `answers`.
 
     A record that is there from the beginning of a walk to its end is met at least once. One that cannot be read is passed
@@ -548,10 +550,10 @@ class Answers(Protocol):
         """
         ...
 
-    def replace(self, key: StorageKey, old: Payload, new: Payload) -> bool:
+    def replace(self, key: StorageKey, old: StoredPayload, new: StoredPayload) -> bool:
         """Put this payload in the place of that one, and leave everything else, its expiry too. False: it is not there.
 
-        As for `Store.complete`, the data key of the new one must be there; else raises `DataKeyGone`.
+        As for `Store.complete`, the data key of the new one must be there; else raises `DataKeyMissing`.
         """
         ...
 
@@ -600,15 +602,15 @@ class KeepsDataKeys(Protocol):
 
 
 @runtime_checkable
-class ShowsAnswers(Protocol):
+class ShowsResponses(Protocol):
     """A store that can be walked through."""
 
     @property
-    def answers(self) -> Answers: ...
+    def answers(self) -> Responses: ...
 
 
 @runtime_checkable
-class Fronted(Protocol):
+class KnowsCache(Protocol):
     """A store that remembers that a cache of its answers stands before it, for hosts that do not know the cache.
 
     What is freed or settled anew must be withdrawn from the cache first, and only a host that knows it can do so.

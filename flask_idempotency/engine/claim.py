@@ -8,28 +8,28 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from flask_idempotency.engine.capabilities import Memory
-from flask_idempotency.engine.errors import DataKeyGone, LeaseLost, NotCommitted, NotStorable, StoreUnavailable
+from flask_idempotency.engine.capabilities import DataLossDetector
+from flask_idempotency.engine.errors import DataKeyMissing, LeaseLost, NotCommitted, NotStorable, StoreUnavailable
 from flask_idempotency.engine.events import (
     ClaimRestored,
     CommittedEarly,
     Completed,
+    CompletionFailed,
+    CompletionRetrying,
     Event,
     LeaseExpired,
+    MaxRuntimeExceeded,
     Observers,
     Quarantined,
     Released,
     RenewalFailed,
-    RenewalStopped,
-    SettlementAbandoned,
-    SettlementDelayed,
 )
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.lease import RETRY_SECONDS, LeaseRenewer
-from flask_idempotency.engine.model import ERASED, ClaimRequest, Grant, OnLapse, Payload, Result
+from flask_idempotency.engine.model import ERASED, ClaimRequest, Grant, OnExpiry, StoredPayload, StoredResponse
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.store import Binding, Codec, Store, Transaction, Transactions, Writing
-from flask_idempotency.engine.waiting import WaitingRoom
+from flask_idempotency.engine.store import Codec, SealContext, Store, Transaction, Transactions, Writing
+from flask_idempotency.engine.waiting import Waiters
 
 # What a winner holds, and how it lets go.
 
@@ -39,11 +39,11 @@ class Held:
     """What is held, and on which terms. `bindings` has one entry, or one more for each secret still being rotated out;
     `granted` has for each of them what was asked, and what was granted."""
 
-    bindings: tuple[Binding, ...]
+    bindings: tuple[SealContext, ...]
     granted: tuple[tuple[ClaimRequest, Grant], ...]
     token: bytes = field(repr=False)
     policy: Policy
-    on_lapse: OnLapse
+    on_lapse: OnExpiry
     record: str
     operation: str
 
@@ -75,11 +75,11 @@ class Sealing:
     has been erased since the claim was made, nothing is kept but that the work was done.
     """
 
-    def __init__(self, codec: Codec, bindings: Sequence[Binding], result: Result) -> None:
+    def __init__(self, codec: Codec, bindings: Sequence[SealContext], result: StoredResponse) -> None:
         self._codec = codec
         self._bindings = {binding.key: binding for binding in bindings}
         self._result = result
-        self._sealed: dict[StorageKey, Payload] = {}
+        self._sealed: dict[StorageKey, StoredPayload] = {}
 
     @property
     def status(self) -> int:
@@ -95,7 +95,7 @@ class Sealing:
         """Of what the store was given for the newest key."""
         return len(self._sealed[next(iter(self._bindings))].data)
 
-    def writing(self, store: Callable[[StorageKey, Payload], None]) -> Callable[[StorageKey], None]:
+    def writing(self, store: Callable[[StorageKey, StoredPayload], None]) -> Callable[[StorageKey], None]:
         """A write that stores this result under a key, as often as it is asked to."""
 
         def write(key: StorageKey) -> None:
@@ -106,7 +106,7 @@ class Sealing:
     def committing(self, commit: Callable[[Writing], None]) -> None:
         """Commit with the payloads of all records, in the order of their bindings."""
 
-        def payloads() -> list[Payload]:
+        def payloads() -> list[StoredPayload]:
             return [self._payload(key) for key in self._bindings]
 
         # Seal before the commit begins: a codec that fails must leave it alone.
@@ -117,7 +117,7 @@ class Sealing:
         for _ in range(TRIES):
             try:
                 return attempt()
-            except DataKeyGone as gone:
+            except DataKeyMissing as gone:
                 for key in self._bindings:
                     self._lost(key, erased=gone.erased)
         raise StoreUnavailable("the store forgets its data keys as fast as it is given new ones")
@@ -126,14 +126,14 @@ class Sealing:
         payload = self._sealed.pop(key, None)
         self._codec.forget(key)
         if erased and payload is not None:
-            self._sealed[key] = Payload(b"", payload.status, payload.success, 0, ERASED)
+            self._sealed[key] = StoredPayload(b"", payload.status, payload.success, 0, ERASED)
 
-    def _payload(self, key: StorageKey) -> Payload:
+    def _payload(self, key: StorageKey) -> StoredPayload:
         if key not in self._sealed:
             try:
                 self._sealed[key] = self._codec.seal(self._result, self._bindings[key])
             except NotStorable:
-                self._result = Result(status=self._result.status, kept=False)
+                self._result = StoredResponse(status=self._result.status, kept=False)
                 self._sealed[key] = self._codec.seal(self._result, self._bindings[key])
         return self._sealed[key]
 
@@ -142,17 +142,17 @@ NOT_COMMITTED = "not-committed"
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Dependencies:
     """What a claim works with: one of these per engine."""
 
     store: Store
     codec: Codec
     renewer: LeaseRenewer
-    waiting_room: WaitingRoom
+    waiting_room: Waiters
     observers: Observers
     transactions: Transactions | None = None
     """Present when the store keeps its records in the database of the application's own session."""
-    memory: Memory | None = None
+    memory: DataLossDetector | None = None
     """Present when the store may forget."""
     monotonic: Callable[[], float] = time.monotonic
     repeater: LeaseRenewer | None = None
@@ -174,7 +174,7 @@ class Claim:
     and may therefore also raise `NotCommitted` and `StoreUnavailable`; `release` and `hold` roll them back.
     """
 
-    def __init__(self, held: Held, grant: Grant, around: Surroundings, *, asked_at: float) -> None:
+    def __init__(self, held: Held, grant: Grant, around: Dependencies, *, asked_at: float) -> None:
         self._held = held
         self._around = around
         self._asked_at = asked_at
@@ -234,7 +234,7 @@ class Claim:
         Durable when it returns. Raises `LeaseLost` when another attempt has taken over, and `StoreUnavailable` when the
         store could not be told: in both cases let the exception end the view *before* the effect.
         """
-        if self._held.on_lapse is OnLapse.TAKEOVER and not self._past_point:
+        if self._held.on_lapse is OnExpiry.TAKEOVER and not self._past_point:
             if self._transaction is not None:
                 self._transaction.before_mark()
             for key in self._held.keys:
@@ -249,7 +249,7 @@ class Claim:
         """Return whether transactional work may have rows to commit. Ask before the claim is settled."""
         return self._transaction is not None and self._transaction.has_written()
 
-    def complete(self, result: Result, *, with_rows: bool = True) -> None:
+    def complete(self, result: StoredResponse, *, with_rows: bool = True) -> None:
         """The result is durable and will be replayed. What cannot be stored leaves a tombstone: done, body not kept.
 
         The rows of transactional work are committed with it, or rolled back before it if it is to be kept without them.
@@ -293,7 +293,7 @@ class Claim:
         if self._settling:
             return None
         if now - self._asked_at > limit:
-            self._tell(RenewalStopped(*self._who))
+            self._tell(MaxRuntimeExceeded(*self._who))
             return None
         return self._renew()
 
@@ -338,7 +338,7 @@ class Claim:
 
     def _restored(self, key: StorageKey) -> bool:
         memory, held = self._around.memory, self._held
-        if memory is None or (held.on_lapse is OnLapse.TAKEOVER and not self._past_point):
+        if memory is None or (held.on_lapse is OnExpiry.TAKEOVER and not self._past_point):
             return False
         request, grant = next(pair for pair in held.granted if pair[0].key == key)
         age = self._around.monotonic() - self._asked_at
@@ -367,7 +367,7 @@ class Claim:
             # Safe either way: what was committed after all is completed, and cannot be undone.
             self._pending, self._pending_since = Settlement(self._undo), self._around.monotonic()
             self._around.repeats.watch(self, after=RETRY_SECONDS)
-            self._tell(SettlementDelayed(*self._who, error=type(error).__name__))
+            self._tell(CompletionRetrying(*self._who, error=type(error).__name__))
             raise
         except Exception:
             transaction.roll_back()
@@ -402,7 +402,7 @@ class Claim:
         except StoreUnavailable as error:
             self._pending, self._pending_since = settlement, self._around.monotonic()
             self._around.repeats.watch(self, after=RETRY_SECONDS)
-            self._tell(SettlementDelayed(*self._who, error=type(error).__name__))
+            self._tell(CompletionRetrying(*self._who, error=type(error).__name__))
 
     def _repeat(self, settlement: Settlement, *, last: bool) -> None:
         try:
@@ -414,9 +414,9 @@ class Claim:
                 if settlement.holds_on:
                     self._stay_alive()
                 raise
-            self._tell(SettlementAbandoned(*self._who, error=type(error).__name__))
+            self._tell(CompletionFailed(*self._who, error=type(error).__name__))
         except Exception as error:  # noqa: BLE001 - a record that cannot be read will not be readable next time either
-            self._tell(SettlementAbandoned(*self._who, error=type(error).__name__))
+            self._tell(CompletionFailed(*self._who, error=type(error).__name__))
         self._pending = None
 
     def _write(self, settlement: Settlement) -> None:

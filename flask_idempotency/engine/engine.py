@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
-from flask_idempotency.engine.claim import Claim, Held, Surroundings
+from flask_idempotency.engine.claim import Claim, Dependencies, Held
 from flask_idempotency.engine.errors import (
-    AnswerUnavailable,
     CorruptRecord,
-    KeysUnavailable,
-    MemoryLost,
+    KeyProviderUnavailable,
+    ResponseUnavailable,
+    StoreDataLoss,
     StoreUnavailable,
 )
 from flask_idempotency.engine.events import (
     ClaimGranted,
     ConflictRefused,
+    DataLossDetected,
     ErasedRefused,
-    LossNoticed,
-    LossRefused,
     MismatchRefused,
     QuotaRefused,
     RecordCorrupt,
+    RefusedAfterDataLoss,
     StoreFailed,
     UnknownRefused,
 )
@@ -40,13 +40,13 @@ from flask_idempotency.engine.model import (
     OverQuota,
     Record,
     Replayed,
-    Result,
     State,
+    StoredResponse,
     Unknown,
 )
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.store import Binding, StoreOutcome
+from flask_idempotency.engine.store import SealContext, StoreOutcome
 
 _NOTHING = Grant(token=b"", fence=0, attempt=0, lease=0.0)
 FIRST_POLL_SECONDS = 0.02
@@ -59,7 +59,7 @@ class Replay:
     """A stored answer, the record that it comes from, and the key of that: while secrets rotate it may be an older one."""
 
     record: Record
-    result: Result
+    result: StoredResponse
     key: StorageKey
 
 
@@ -78,7 +78,7 @@ Outcome: TypeAlias = Claimed[Claim] | Replayed[Replay] | InFlight | Mismatched |
 class Engine:
     """Decides what becomes of a keyed request. Holds no state of any request: two threads share nothing through it."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: Dependencies) -> None:
         self._around = around
         self.transactions = around.transactions
 
@@ -152,7 +152,7 @@ class Engine:
                     self._claim(asking, granted, token, asked_at).give_back()
                 self._around.observers(RecordCorrupt(asking.requests[0].key.label, request.about.operation))
                 raise
-            except MemoryLost as error:
+            except StoreDataLoss as error:
                 # It was not granted: the store does not know it, and says that it should.
                 if granted:
                     self._claim(asking, granted, token, asked_at).give_back()
@@ -171,11 +171,11 @@ class Engine:
         self._prepare(claim, fresh=all(grant.attempt == 1 for grant in granted))
         return Claimed(self._won(claim, asking)), asking.requests[0]
 
-    def _lost(self, request: ClaimRequest, error: MemoryLost, *, label: str) -> None:
+    def _lost(self, request: ClaimRequest, error: StoreDataLoss, *, label: str) -> None:
         who = label, request.about.operation
         if error.noticed:
-            self._around.observers(LossNoticed(*who, loss=error.loss))
-        self._around.observers(LossRefused(*who, loss=error.loss))
+            self._around.observers(DataLossDetected(*who, loss=error.loss))
+        self._around.observers(RefusedAfterDataLoss(*who, loss=error.loss))
 
     def _quota(self, request: ClaimRequest, asking: _Asking) -> Quota | None:
         """While secrets rotate: what is known under the newest one is no new key under the older either."""
@@ -198,8 +198,8 @@ class Engine:
         except BaseException as error:
             if fresh:
                 claim.give_back()
-            if isinstance(error, StoreUnavailable) and not isinstance(error, KeysUnavailable):
-                raise KeysUnavailable(str(error)) from error
+            if isinstance(error, StoreUnavailable) and not isinstance(error, KeyProviderUnavailable):
+                raise KeyProviderUnavailable(str(error)) from error
             raise
 
     def _won(self, claim: Claim, asking: _Asking) -> Claim:
@@ -220,7 +220,9 @@ class Engine:
         granted = tuple(zip(asking.requests[-len(grants) :], reversed(grants), strict=True))
         newest = granted[0][0]
         held = Held(
-            bindings=tuple(Binding(request.key, token, grant.fence, request.fingerprint) for request, grant in granted),
+            bindings=tuple(
+                SealContext(request.key, token, grant.fence, request.fingerprint) for request, grant in granted
+            ),
             granted=granted,
             token=token,
             policy=asking.policy,
@@ -264,7 +266,7 @@ class Engine:
                 return self._looked_again(record, key, who, error)
         except StoreUnavailable as error:
             # Whoever may go on without a store must hear that this was done already.
-            raise AnswerUnavailable(str(error)) from error
+            raise ResponseUnavailable(str(error)) from error
 
     def _looked_again(self, record: Record, key: StorageKey, who: tuple[str, str], error: CorruptRecord) -> Outcome:
         """What cannot be opened may not be what the store holds, or no longer: a cache was damaged, the answer was sealed
@@ -296,7 +298,7 @@ class Engine:
             raise CorruptRecord("a completed record has no payload")
         if record.erased or payload.sealed_by == ERASED:
             return None
-        binding = Binding(key, record.token, record.fence, record.fingerprint)
+        binding = SealContext(key, record.token, record.fence, record.fingerprint)
         return Replayed(Replay(record, self._around.codec.open(payload, binding), key))
 
     def _wait(self, asking: _Asking, outcome: Outcome, refused: ClaimRequest) -> tuple[Outcome, float]:
@@ -322,7 +324,7 @@ class Engine:
                         outcome = InFlight(retry_after=record.remaining)
                         continue
                     outcome, refused = self._ask(asking)
-                except MemoryLost:
+                except StoreDataLoss:
                     # Its owner may put it back; to ask again until then would only tell the same once more.
                     forgotten = True
                 except StoreUnavailable as error:

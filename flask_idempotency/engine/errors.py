@@ -34,16 +34,16 @@ class StoreUnavailable(IdempotencyError):
     """The store did not answer, or answered that it cannot decide. Nobody knows what it did."""
 
 
-class NothingChanged(StoreUnavailable):
+class NotApplied(StoreUnavailable):
     """Something did not answer that had to be asked before anything was changed: so nothing was."""
 
 
-class KeysUnavailable(StoreUnavailable):
+class KeyProviderUnavailable(StoreUnavailable):
     """The store is there, and the keys that its answers are encrypted with are not: not even `on_store_down="allow"` runs
     anything without them, for the store goes on remembering who has run."""
 
 
-class MemoryLost(StoreUnavailable):
+class StoreDataLoss(StoreUnavailable):
     """The store does not know this key, and has forgotten keys that it should know: nobody can tell whether it was run.
 
     Nothing was granted or changed. Not even `on_store_down="allow"` runs it. `loss` is a `memory.Loss`' value; `noticed`:
@@ -56,7 +56,7 @@ class MemoryLost(StoreUnavailable):
         self.noticed = noticed
 
 
-class AnswerUnavailable(StoreUnavailable):
+class ResponseUnavailable(StoreUnavailable):
     """The work was done before, and its answer cannot be had for the moment: not even `on_store_down="allow"` runs it."""
 
 
@@ -75,7 +75,7 @@ class CorruptRecord(IdempotencyError):
     """A stored record cannot be read. It is never to be taken for an absent one: that would run a payment again."""
 
 
-class DataKeyGone(IdempotencyError):
+class DataKeyMissing(IdempotencyError):
     """The store does not hold the data key that a payload is sealed with, so it has not stored the payload.
 
     `erased`: the tenant's answers were erased after this key was first used. Otherwise the store has lost its memory.

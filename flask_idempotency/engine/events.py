@@ -67,14 +67,14 @@ class ErasedRefused(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class LossRefused(Event):
+class RefusedAfterDataLoss(Event):
     """A key was refused that the store does not know, because it has lost its memory: `loss` says how (`memory.Loss`)."""
 
     loss: str
 
 
 @dataclass(frozen=True, slots=True)
-class LossNoticed(Event):
+class DataLossDetected(Event):
     """A request, or the janitor, was the first to notice that the store has lost its memory. `loss` says how
     (`memory.Loss`)."""
 
@@ -128,19 +128,19 @@ class RenewalFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RenewalStopped(Event):
+class MaxRuntimeExceeded(Event):
     """A view has run longer than `max_runtime`: its lease is renewed no more, and will lapse while it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
-class SettlementDelayed(Event):
+class CompletionRetrying(Event):
     """The work is done and its caller answered, but the store did not take the result. It is tried again."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class SettlementAbandoned(Event):
+class CompletionFailed(Event):
     """A result that the store did not take was given up; the record stays claimed until it lapses."""
 
     error: str
@@ -171,7 +171,7 @@ class Reaped(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Settled(Event):
+class Resolved(Event):
     """Somebody else than its owner has settled a key: an audit event.
 
     `verb` is `completed`, `released` or `reopened`; `was` the state it was in before, and `forced` whether a warning was
@@ -211,7 +211,7 @@ class TenantErased(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class AnswersSealed(Event):
+class ResponsesSealed(Event):
     """Plain answers were sealed by hand: an audit event about no single key.
 
     `sealed` says how many. `finished` is False when the command broke off.
@@ -243,7 +243,7 @@ class StoreInitialised(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class LossAcknowledged(Event):
+class DataLossAcknowledged(Event):
     """Keys that a store may have forgotten run again, by hand: an audit event about no single key.
 
     `parts` says how many parts of the store stood how before. `forced`: owners that survived had time left to put their
@@ -258,7 +258,7 @@ class LossAcknowledged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ChoreDone(Event):
+class TaskRun(Event):
     """A chore has run: about no single key, and `operation` is its name. `counts` are its report's numbers, by name.
 
     `finished` is False when its budget ended first, or an error did: then `error` is the exception's class name.

@@ -25,7 +25,7 @@ SPARE_LIMIT = 1024
 _log = logging.getLogger("flask_idempotency")
 
 
-class Tended(Protocol):
+class Renewable(Protocol):
     """Something that must be looked after now and then."""
 
     def tend(self) -> float | None:
@@ -46,15 +46,15 @@ class LeaseRenewer:
         after_fork(self._start_empty)
 
     def _start_empty(self) -> None:
-        self._due: dict[Tended, float] = {}
-        self._unanswered: weakref.WeakSet[Tended] = weakref.WeakSet()
-        self._spare: weakref.WeakSet[Tended] = weakref.WeakSet()
+        self._due: dict[Renewable, float] = {}
+        self._unanswered: weakref.WeakSet[Renewable] = weakref.WeakSet()
+        self._spare: weakref.WeakSet[Renewable] = weakref.WeakSet()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._planned = float("inf")
         self._not_before = float("-inf")
 
-    def watch(self, tended: Tended, *, after: float, spare: bool = False) -> None:
+    def watch(self, tended: Renewable, *, after: float, spare: bool = False) -> None:
         """Tend this `after` seconds from now, and then as often as it says. `spare`: only if there is room."""
         notice()
         with self._changed:
@@ -69,7 +69,7 @@ class LeaseRenewer:
             elif due < self._planned:
                 self._changed.notify()
 
-    def forget(self, tended: Tended) -> None:
+    def forget(self, tended: Renewable) -> None:
         """Stop looking after this one. Harmless when it is not watched."""
         with self._changed:
             self._due.pop(tended, None)
@@ -96,12 +96,12 @@ class LeaseRenewer:
             self._unanswered.discard(tended)
             self._put_back(tended, due, after)
 
-    def _take_due(self) -> list[tuple[Tended, float]]:
+    def _take_due(self) -> list[tuple[Renewable, float]]:
         now = self._monotonic()
         with self._changed:
             return sorted(((t, due) for t, due in self._due.items() if due <= now), key=lambda pair: pair[1])
 
-    def _put_back(self, tended: Tended, due: float, after: float | None) -> None:
+    def _put_back(self, tended: Renewable, due: float, after: float | None) -> None:
         with self._changed:
             if self._due.get(tended) != due:
                 return  # settled meanwhile, or watched anew for another purpose

@@ -13,7 +13,7 @@ from flask_idempotency.engine.keys import StorageKey
 # How asking for a claim can end: values, not exceptions.
 #
 # The same answers are given twice. A store fills them with a `Grant` and a `Record`; the engine, one floor up, with a
-# `Claim` that can be settled and a `Result` that can be replayed.
+# `Claim` that can be settled and a `StoredResponse` that can be replayed.
 
 HeldT = TypeVar("HeldT")
 AnswerT = TypeVar("AnswerT")
@@ -86,7 +86,7 @@ class Erased:
 
 
 LARGEST_PAYLOAD: Final = 65 * 1024 * 1024
-"""Bytes of `Payload.data`. Codecs make 64 MiB at most, and what sealing adds: what is longer was not stored by us."""
+"""Bytes of `StoredPayload.data`. Codecs make 64 MiB at most, and what sealing adds: what is longer was not stored by us."""
 
 LATEST: Final = 253_402_300_799.0
 """The last second of the year 9999. A stored time behind it is damage, and no calendar can show it."""
@@ -100,7 +100,7 @@ class State(Enum):
     QUARANTINED = "quarantined"
 
 
-class OnLapse(Enum):
+class OnExpiry(Enum):
     """What becomes of a PROCESSING record when its lease runs out with no word from its owner.
 
     Written into the record by whoever claims it, so that requests and janitors of any release apply the same rule.
@@ -146,7 +146,7 @@ TRANSITIONS: Mapping[tuple[State | None, str], tuple[State | None, str]] = Mappi
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class RequestInfo:
     """What an auditor is told of a request. Never the client's key, never a body."""
 
     tenant: str = field(default="", repr=False)
@@ -155,7 +155,7 @@ class About:
     operation: str = ""
 
 
-NOBODY = About()
+NOBODY = RequestInfo()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ CORRUPT = "corrupt"
 
 
 @dataclass(frozen=True, slots=True)
-class Payload:
+class StoredPayload:
     """What a store keeps of a result: opaque bytes, and the few clear facts that it may show or count."""
 
     data: bytes = field(repr=False)
@@ -197,15 +197,15 @@ class Record:
     fence: int
     attempt: int
     fingerprint: bytes = field(repr=False)
-    on_lapse: OnLapse
-    about: About
+    on_lapse: OnExpiry
+    about: RequestInfo
     requested_at: float
     deadline: float
     """End of the lease while PROCESSING or QUARANTINED, of the answer's life when COMPLETED. Always there."""
     remaining: float
     """Seconds until `deadline` by the store's clock when it was read; negative when past."""
     completed_at: float | None = None
-    payload: Payload | None = None
+    payload: StoredPayload | None = None
     reason: str = ""
     """Why it is quarantined: a short code such as `lease-expired`."""
     counted: bool = False
@@ -223,8 +223,8 @@ class ClaimRequest:
 
     key: StorageKey
     fingerprint: bytes = field(repr=False)
-    on_lapse: OnLapse
-    about: About = NOBODY
+    on_lapse: OnExpiry
+    about: RequestInfo = NOBODY
     awaited: bool = False
     """Whether duplicates may wait for its answer: a store that can shall tell them when the key is settled."""
     born: float | None = None
@@ -237,7 +237,7 @@ class ClaimRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class StoredResponse:
     """An answer that can be given again: a status, ordered name/value pairs (duplicates allowed) and bytes.
 
     `reason` is kept only where it differs from the standard phrase for the status.
@@ -255,10 +255,10 @@ class Result:
         """Bytes a quota counts for this result, before any encoding."""
         return len(self.body) + sum(len(name) + len(value) + 4 for name, value in self.metadata)
 
-    def with_body(self, body: bytes) -> Result:
+    def with_body(self, body: bytes) -> StoredResponse:
         """This result with its body, once that is known."""
-        return Result(self.status, self.reason, self.metadata, body)
+        return StoredResponse(self.status, self.reason, self.metadata, body)
 
-    def without_body(self) -> Result:
+    def without_body(self) -> StoredResponse:
         """The tombstone of this result: its status and metadata stay, its body is gone."""
-        return Result(self.status, self.reason, self.metadata, kept=False)
+        return StoredResponse(self.status, self.reason, self.metadata, kept=False)

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, Literal, TypeAlias
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.model import OnLapse
+from flask_idempotency.engine.model import OnExpiry
 
 Effects: TypeAlias = Literal["plain", "marked", "deduplicated", "transactional"]
 
@@ -65,15 +65,15 @@ class Policy:
     scope: Literal["key", "operation"] = "key"
 
     @property
-    def on_lapse(self) -> OnLapse:
+    def on_lapse(self) -> OnExpiry:
         """What a claim writes into its record for the case that its owner vanishes."""
         match self.on_abandoned:
             case "takeover":
-                return OnLapse.TAKEOVER
+                return OnExpiry.TAKEOVER
             case "quarantine":
-                return OnLapse.QUARANTINE
+                return OnExpiry.QUARANTINE
             case None:
-                return OnLapse.QUARANTINE if self.effects == "plain" else OnLapse.TAKEOVER
+                return OnExpiry.QUARANTINE if self.effects == "plain" else OnExpiry.TAKEOVER
 
     def decision(
         self, *, response: Any, status: int, error: BaseException | None, past_point: bool, overruled: bool = False

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from flask_idempotency.engine.capabilities import Found, Unsettled
+from flask_idempotency.engine.capabilities import Recovery, SeenRecord
 from flask_idempotency.engine.claim import Sealing
-from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, NothingChanged, StoreUnavailable
-from flask_idempotency.engine.events import Event, Settled
+from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, NotApplied, StoreUnavailable
+from flask_idempotency.engine.events import Event, Resolved
 from flask_idempotency.engine.keys import StorageKey, successor
-from flask_idempotency.engine.model import ERASED, Payload, Record, Result, State
+from flask_idempotency.engine.model import ERASED, Record, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.store import Binding, Codec
+from flask_idempotency.engine.store import Codec, SealContext
 
 # When a record's owner was last heard of, and whether it may still be at work.
 
@@ -120,7 +120,7 @@ class Settler:
 
     def __init__(
         self,
-        unsettled: Unsettled,
+        unsettled: Recovery,
         codec: Codec,
         observers: Callable[[Event], None],
         *,
@@ -131,19 +131,19 @@ class Settler:
         self._observers = observers
         self._label = label
 
-    def complete(self, seen: Found, result: Result, *, keep: float, actor: str, reason: str) -> bool:
-        """Retries get this result from now on, for `keep` seconds. Raises `KeysUnavailable` when it cannot be sealed.
+    def complete(self, seen: SeenRecord, result: StoredResponse, *, keep: float, actor: str, reason: str) -> bool:
+        """Retries get this result from now on, for `keep` seconds. Raises `KeyProviderUnavailable` when it cannot be sealed.
 
         The answer of a tenant that was erased since the key was first used is not stored: only that the work was done.
         """
         return self._complete(seen, result, keep, verb="completed", actor=actor, reason=reason)
 
-    def free(self, seen: Found, *, actor: str, reason: str, forced: bool = False) -> bool:
+    def free(self, seen: SeenRecord, *, actor: str, reason: str, forced: bool = False) -> bool:
         """The key may run again. Whoever calls this has made sure that its work was not done, and is not being done."""
         told = partial(self._tell, seen, verb="released", actor=actor, reason=reason, forced=forced)
         return _heard(lambda: self._unsettled.free(seen), told)
 
-    def reopen(self, seen: Found, *, keep: float, actor: str, reason: str) -> bool:
+    def reopen(self, seen: SeenRecord, *, keep: float, actor: str, reason: str) -> bool:
         """A record that was quarantined because nobody could open its answer is completed again, now that somebody can.
 
         Raises `CorruptRecord` while it cannot be opened, and for a record that holds no answer.
@@ -153,17 +153,19 @@ class Settler:
             raise CorruptRecord("there is no answer in this record that could be opened")
         if record.erased or record.payload.sealed_by == ERASED:
             raise CorruptRecord("the answer in this record was erased")
-        binding = Binding(seen.key, record.token, record.fence, record.fingerprint)
+        binding = SealContext(seen.key, record.token, record.fence, record.fingerprint)
         result = self._codec.open(record.payload, binding)
         return self._complete(seen, result, keep, verb="reopened", actor=actor, reason=reason)
 
-    def _complete(self, seen: Found, result: Result, keep: float, *, verb: str, actor: str, reason: str) -> bool:
+    def _complete(
+        self, seen: SeenRecord, result: StoredResponse, keep: float, *, verb: str, actor: str, reason: str
+    ) -> bool:
         token = successor(seen.record.token)
-        binding = Binding(seen.key, token, seen.record.fence, seen.record.fingerprint)
+        binding = SealContext(seen.key, token, seen.record.fence, seen.record.fingerprint)
         told = partial(self._tell, seen, verb=verb, actor=actor, reason=reason)
         settled = False
 
-        def store(key: StorageKey, payload: Payload) -> None:
+        def store(key: StorageKey, payload: StoredPayload) -> None:
             nonlocal settled
             settled = _heard(lambda: self._unsettled.settle(seen, token=token, payload=payload, keep=keep), told)
 
@@ -171,10 +173,10 @@ class Settler:
         return settled
 
     def _tell(
-        self, seen: Found, *, verb: str, actor: str, reason: str, forced: bool = False, certain: bool = True
+        self, seen: SeenRecord, *, verb: str, actor: str, reason: str, forced: bool = False, certain: bool = True
     ) -> None:
         self._observers(
-            Settled(
+            Resolved(
                 self._label(seen.key),
                 seen.record.about.operation,
                 verb=verb,
@@ -202,4 +204,4 @@ def _heard(settle: Callable[[], bool], told: Callable[..., None]) -> bool:
 
 def _may_be_done(error: IdempotencyError) -> bool:
     """Any other than these the store raises instead of doing it."""
-    return isinstance(error, StoreUnavailable) and not isinstance(error, NothingChanged)
+    return isinstance(error, StoreUnavailable) and not isinstance(error, NotApplied)

@@ -15,10 +15,10 @@ from flask_idempotency.engine.model import (
     InFlight,
     Mismatched,
     OverQuota,
-    Payload,
     Record,
     Replayed,
-    Result,
+    StoredPayload,
+    StoredResponse,
     Unknown,
 )
 from flask_idempotency.engine.quota import Quota
@@ -107,14 +107,14 @@ class Store(Protocol):
         """
         ...
 
-    def complete(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> None:
+    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
         """The result is durable and replayable for `keep` seconds. Accepted late and from quarantine, by the token.
 
         Repeated by the same token it changes nothing: what was stored first stays. The life of a counted record ends at
         the next edge of a bucket (`quota.bucket_edge_ms`), so up to a thirty-second later.
 
         A payload that is sealed is stored only while the tenant's data key of that number is there and not closed, and if
-        the answers of its tenant have not been erased since the key was first used; else raises `DataKeyGone`. Number 0
+        the answers of its tenant have not been erased since the key was first used; else raises `DataKeyMissing`. Number 0
         needs no key.
         """
         ...
@@ -141,7 +141,7 @@ class Store(Protocol):
         """The record as it stands, or None when absent or expired. Never writes."""
         ...
 
-    def condemn(self, key: StorageKey, payload: Payload) -> None:
+    def condemn(self, key: StorageKey, payload: StoredPayload) -> None:
         """Quarantine a completed record that holds this very payload, because nobody can open it.
 
         Its reason is `record.CORRUPT`, its payload and its token stay, and time ends it no more. It was completed: its
@@ -161,8 +161,8 @@ class Partitioned(Protocol):
         ...
 
 
-Writing: TypeAlias = Callable[[Callable[[Sequence[Payload]], None]], None]
-"""Calls the function that it is given with the payloads of a claim's records, again with others after `DataKeyGone`."""
+Writing: TypeAlias = Callable[[Callable[[Sequence[StoredPayload]], None]], None]
+"""Calls the function that it is given with the payloads of a claim's records, again with others after `DataKeyMissing`."""
 
 
 class Transaction(Protocol):
@@ -184,7 +184,7 @@ class Transaction(Protocol):
         """Commit the application's rows and the completed records together. All are durable when it returns.
 
         `writing` is called once the application's rows are flushed, with the function that completes the records. That
-        takes one payload for each key that was joined, in their order. It raises `DataKeyGone` as `Store.complete` does:
+        takes one payload for each key that was joined, in their order. It raises `DataKeyMissing` as `Store.complete` does:
         then it has changed nothing, and `writing` may call it again with other payloads.
 
         Raises `LeaseLost` when the claim is no longer this token's: then nothing is committed. When the database refuses
@@ -249,7 +249,7 @@ class Transactions(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Binding:
+class SealContext:
     """Which record an answer belongs to. A sealed one opens in no other: not in another tenant's, not in a later one."""
 
     key: StorageKey
@@ -264,15 +264,15 @@ class Codec(Protocol):
     def prepare(self, key: StorageKey) -> None:
         """Have at hand whatever sealing for this key needs, so that it cannot fail once the work is done.
 
-        Asked when the claim is granted. Raises `KeysUnavailable` when it is not the store that keeps it from being had.
+        Asked when the claim is granted. Raises `KeyProviderUnavailable` when it is not the store that keeps it from being had.
         """
         ...
 
-    def seal(self, result: Result, binding: Binding) -> Payload:
+    def seal(self, result: StoredResponse, binding: SealContext) -> StoredPayload:
         """Raises `NotStorable` for what could not be opened again unchanged."""
         ...
 
-    def open(self, payload: Payload, binding: Binding) -> Result:
+    def open(self, payload: StoredPayload, binding: SealContext) -> StoredResponse:
         """Raises `CorruptRecord` unless the payload is exactly what `seal` once made for this binding."""
         ...
 

@@ -14,7 +14,7 @@ SEATS_PER_KEY = 2
 """More duplicates of one key than this get their refusal at once: they would only keep others from waiting."""
 
 
-class Bell(Protocol):
+class Notifier(Protocol):
     """Rings where somebody waits for a key that was settled in another process. It may miss one: nobody may rely on it."""
 
     def hear(self, keys: Sequence[StorageKey], wake: Callable[[], object]) -> AbstractContextManager[None]:
@@ -30,10 +30,10 @@ class Announces(Protocol):
     """A store that tells when a key was settled that was claimed as `awaited`."""
 
     @property
-    def bell(self) -> Bell: ...
+    def bell(self) -> Notifier: ...
 
 
-class WaitingRoom:
+class Waiters:
     """Bounds who may wait in this process, and wakes those whose key was settled.
 
     What was settled in this process it is told by `wake`; what was settled elsewhere, by the store's bell if it has one.
@@ -42,7 +42,7 @@ class WaitingRoom:
     else, its own owner's calls back to this service included.
     """
 
-    def __init__(self, seats: int, *, bell: Bell | None = None) -> None:
+    def __init__(self, seats: int, *, bell: Notifier | None = None) -> None:
         self._seats = seats
         self._bell = bell
         self._start_empty()

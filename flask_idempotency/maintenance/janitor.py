@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
-from flask_idempotency.engine.capabilities import ChoreBook, Entry, Expiry, Ledger
-from flask_idempotency.engine.errors import KeysUnavailable, StoreUnavailable
-from flask_idempotency.engine.events import ChoreDone, Event
+from flask_idempotency.engine.capabilities import Expiry, Ledger, TaskLog, TaskReport
+from flask_idempotency.engine.errors import KeyProviderUnavailable, StoreUnavailable
+from flask_idempotency.engine.events import Event, TaskRun
 
 # How every chore goes through what there is to do: in batches, at a pace, and within a budget.
 
@@ -24,7 +24,7 @@ FAILURES: Final = 6
 """In a row, after each of which the batch is halved: 1,000 have become 31 by the last of them."""
 
 
-class Did(NamedTuple):
+class BatchResult(NamedTuple):
     """What one step of a chore has done."""
 
     touched: int
@@ -32,12 +32,12 @@ class Did(NamedTuple):
     """Whether there may be more to do."""
 
 
-Step: TypeAlias = Callable[[int], Did]
+Step: TypeAlias = Callable[[int], BatchResult]
 """Does up to so many, and is over soon. It may be repeated after it has failed: what it has done is done."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
+class BatchReport:
     """How a run through the steps of a chore went."""
 
     touched: int = 0
@@ -49,7 +49,7 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class Batcher:
     """The pace of chores. Times are seconds."""
 
     batch: int = 1000
@@ -63,34 +63,34 @@ class Drain:
     told: Callable[[int], object] = lambda touched: None
     """Hears after every batch how many were touched so far."""
 
-    def run(self, step: Step) -> Drained:
+    def run(self, step: Step) -> BatchReport:
         """Repeat the step until it has nothing more to do, or the budget ends.
 
         When the store does not answer, the batch is halved; it grows again while the store does. Raises
         `StoreUnavailable` when not even the smallest batch is answered: what was done until then stays done.
         """
         began = self.monotonic()
-        drained, limit, failures = Drained(), self.batch, 0
+        drained, limit, failures = BatchReport(), self.batch, 0
         while True:
             try:
                 did = step(limit)
-            except KeysUnavailable:
+            except KeyProviderUnavailable:
                 raise
             except StoreUnavailable:
                 failures += 1
                 if failures >= FAILURES or limit <= SMALLEST_BATCH:
                     raise
                 limit = max(limit // 2, SMALLEST_BATCH)
-                drained = Drained(drained.touched, drained.batches, drained.shrunk + 1)
+                drained = BatchReport(drained.touched, drained.batches, drained.shrunk + 1)
                 continue
             failures, limit = 0, min(limit + self.batch // 8 + 1, self.batch)
-            drained = Drained(drained.touched + did.touched, drained.batches + 1, drained.shrunk)
+            drained = BatchReport(drained.touched + did.touched, drained.batches + 1, drained.shrunk)
             self.told(drained.touched)
             if not did.more:
                 return drained
             self._keep_pace(drained.touched, began)
             if self.monotonic() - began >= self.budget:
-                return Drained(drained.touched, drained.batches, drained.shrunk, finished=False)
+                return BatchReport(drained.touched, drained.batches, drained.shrunk, finished=False)
 
     def _keep_pace(self, touched: int, began: float) -> None:
         if self.rate is None:
@@ -105,7 +105,7 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
-class Expiration:
+class ExpireReport:
     """What one run has removed."""
 
     removed: int = 0
@@ -113,27 +113,27 @@ class Expiration:
     finished: bool = True
 
 
-def expire(expiry: Expiry, *, horizon: float, drain: Drain) -> Expiration:
+def expire(expiry: Expiry, *, horizon: float, drain: Batcher) -> ExpireReport:
     """Remove what was over by this horizon (seconds since the epoch, store's clock).
 
     What ends meanwhile is left for the next run, so that this one ends. Never touches what is PROCESSING or QUARANTINED.
     Raises `StoreUnavailable` when the store does not answer; what was removed until then is gone.
     """
 
-    def step(limit: int) -> Did:
+    def step(limit: int) -> BatchResult:
         removed = expiry.sweep(horizon=horizon, limit=limit)
         # Not until a batch is not full: others at the same work may have had the rest of it.
-        return Did(removed, more=removed > 0)
+        return BatchResult(removed, more=removed > 0)
 
     drained = drain.run(step)
-    return Expiration(drained.touched, drained.shrunk, drained.finished)
+    return ExpireReport(drained.touched, drained.shrunk, drained.finished)
 
 
 # Saying that the janitor is alive, and what the clocks say.
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class HeartbeatReport:
     """What a janitor finds when it looks at two clocks: its own, and the store's. All in whole milliseconds."""
 
     skew_ms: int = 0
@@ -143,12 +143,12 @@ class Heartbeat:
     finished: bool = True
 
 
-def heartbeat(last: Mapping[str, Entry], *, store_now: float, host_now: float) -> Heartbeat:
+def heartbeat(last: Mapping[str, TaskReport], *, store_now: float, host_now: float) -> HeartbeatReport:
     """What is to be written down now. The last one may be another host's: then a step is what tells the two apart."""
     skew_ms = round((store_now - host_now) * 1000)
     entry = last.get("heartbeat")
     before = None if entry is None else entry.whole("skew_ms")
-    return Heartbeat(skew_ms, stepped_ms=0 if before is None else skew_ms - before)
+    return HeartbeatReport(skew_ms, stepped_ms=0 if before is None else skew_ms - before)
 
 
 Chore: TypeAlias = Literal["reap", "expire", "rotate", "reconcile", "heartbeat"]
@@ -169,7 +169,7 @@ class Report(Protocol):
     def finished(self) -> bool: ...
 
 
-Work: TypeAlias = Callable[[float, Drain], Report]
+Work: TypeAlias = Callable[[float, Batcher], Report]
 """Does a chore, given its horizon (seconds since the epoch, store's clock) and its pace."""
 
 
@@ -180,7 +180,7 @@ class Janitor:
         self,
         work: Mapping[Chore, Work],
         *,
-        book: ChoreBook | None,
+        book: TaskLog | None,
         observers: Callable[[Event], None],
         host_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -194,7 +194,7 @@ class Janitor:
         """Those that there is anything to do for, in this application and its store."""
         return tuple(chore for chore in CHORES if chore in self._work)
 
-    def run(self, chore: Chore, drain: Drain) -> Report | None:
+    def run(self, chore: Chore, drain: Batcher) -> Report | None:
         """Do this chore now. None: somebody else is at it.
 
         It goes by the store's clock, and by this host's where that is behind: a clock that was set forward by mistake must
@@ -210,10 +210,10 @@ class Janitor:
             return self._done(chore, work, drain, token, began)
         except Exception as error:
             seconds = drain.monotonic() - began
-            self._observers(ChoreDone("", chore, seconds, counts={}, finished=False, error=type(error).__name__))
+            self._observers(TaskRun("", chore, seconds, counts={}, finished=False, error=type(error).__name__))
             raise
 
-    def _done(self, chore: Chore, work: Work, drain: Drain, token: bytes, began: float) -> Report:
+    def _done(self, chore: Chore, work: Work, drain: Batcher, token: bytes, began: float) -> Report:
         try:
             report = work(self._horizon(), drain)
             self._write_down(chore, report, seconds=drain.monotonic() - began)
@@ -230,7 +230,7 @@ class Janitor:
         if self._book is not None:
             told = {**counts, "finished": report.finished, "seconds": round(seconds, 3)}
             self._book.note(chore, json.dumps(told, separators=(",", ":")))
-        self._observers(ChoreDone("", chore, seconds, counts=counts, finished=report.finished))
+        self._observers(TaskRun("", chore, seconds, counts=counts, finished=report.finished))
 
     def _give_back(self, chore: Chore, token: bytes) -> None:
         if self._book is None:
@@ -248,7 +248,7 @@ TENANTS_AT_ONCE: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Reconciliation:
+class ReconcileReport:
     """What the recount has found. Everything but `tenants` and `busy` is 0 unless records were changed by hand."""
 
     tenants: int = 0
@@ -264,7 +264,7 @@ class Reconciliation:
     finished: bool = True
 
 
-def reconcile(ledger: Ledger, *, drain: Drain, tids: Iterable[bytes] | None = None) -> Reconciliation:
+def reconcile(ledger: Ledger, *, drain: Batcher, tids: Iterable[bytes] | None = None) -> ReconcileReport:
     """Count the records of these tenants again, of all by default, and put their ledgers right.
 
     Raises `StoreUnavailable` when the store does not answer; the ledgers that were put right until then stay right.
@@ -272,14 +272,14 @@ def reconcile(ledger: Ledger, *, drain: Drain, tids: Iterable[bytes] | None = No
     left = list(ledger.tenants() if tids is None else tids)
     counts: Counter[str] = Counter()
 
-    def step(limit: int) -> Did:
+    def step(limit: int) -> BatchResult:
         batch = left[-min(limit, TENANTS_AT_ONCE) :]
         for tid in batch:
             drift = ledger.reconcile(tid)
             left.remove(tid)
             counts.update(tenants=1, drifted=int(not drift.none), busy=drift.busy)
             counts.update(records=abs(drift.records), bytes=abs(drift.bytes), unsettled=abs(drift.unsettled))
-        return Did(len(batch), more=bool(left))
+        return BatchResult(len(batch), more=bool(left))
 
     drained = drain.run(step)
-    return Reconciliation(**counts, shrunk=drained.shrunk, finished=drained.finished)
+    return ReconcileReport(**counts, shrunk=drained.shrunk, finished=drained.finished)

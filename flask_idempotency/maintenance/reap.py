@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypedDict
 
-from flask_idempotency.engine.capabilities import Found, Unsettled
+from flask_idempotency.engine.capabilities import Recovery, SeenRecord
 from flask_idempotency.engine.errors import (
     ConfigurationError,
     IdempotencyError,
-    KeysUnavailable,
-    NothingChanged,
+    KeyProviderUnavailable,
+    NotApplied,
     StoreUnavailable,
 )
 from flask_idempotency.engine.events import Event, Reaped, ResolverAsked
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import About, OnLapse, Result
+from flask_idempotency.engine.model import OnExpiry, RequestInfo, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import (
     LAPSED,
@@ -31,7 +31,7 @@ from flask_idempotency.engine.recovery import (
     as_of,
     may_live_for,
 )
-from flask_idempotency.maintenance.janitor import Did, Drain
+from flask_idempotency.maintenance.janitor import Batcher, BatchResult
 
 FIRST_PAUSE_SECONDS: Final = 30.0
 LAST_PAUSE_SECONDS: Final = 3600.0
@@ -49,7 +49,7 @@ class _Why(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Reaping:
+class ReapReport:
     """What one run has found."""
 
     quarantined: int = 0
@@ -70,14 +70,14 @@ class Reaping:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class ResolverContext:
     """All it takes to settle what resolvers know."""
 
     resolvers: Mapping[str, Callable[[UnknownOutcome], Resolution]]
-    """By endpoint. The answer of a `Happened` is a `Result` by then."""
-    policy_of: Callable[[About], Policy]
+    """By endpoint. The answer of a `Happened` is a `StoredResponse` by then."""
+    policy_of: Callable[[RequestInfo], Policy]
     settler: Settler
-    downstream: Callable[[Found, str], str]
+    downstream: Callable[[SeenRecord, str], str]
     """What `current_claim.downstream_key(name)` was for this record. Raises `ConfigurationError` where nobody can tell."""
     owner: bytes | None = None
     """What the tokens of this application's claims begin with. None: nobody else has any in this store."""
@@ -86,14 +86,14 @@ class Asking:
 
 
 def reap(
-    unsettled: Unsettled,
+    unsettled: Recovery,
     *,
     horizon: float,
-    drain: Drain,
+    drain: Batcher,
     observers: Callable[[Event], None],
     label: Callable[[StorageKey], str],
-    asking: Asking | None = None,
-) -> Reaping:
+    asking: ResolverContext | None = None,
+) -> ReapReport:
     """Quarantine the claims whose lease was over by this horizon (seconds since the epoch, store's clock) and whose rule
     says so, and ask resolvers about those that are quarantined.
 
@@ -103,11 +103,11 @@ def reap(
     counts: Counter[str] = Counter()
     cursor: bytes | None = b""
 
-    def quarantine(limit: int) -> Did:
+    def quarantine(limit: int) -> BatchResult:
         nonlocal cursor
         sheet = unsettled.stale(horizon=horizon, after=cursor or b"", limit=limit)
         for found in sheet.found:
-            if found.record.on_lapse is OnLapse.TAKEOVER:
+            if found.record.on_lapse is OnExpiry.TAKEOVER:
                 continue
             if unsettled.lapse(found, horizon=horizon):
                 counts["quarantined"] += 1
@@ -115,13 +115,13 @@ def reap(
             else:
                 counts["overtaken"] += 1
         # At the end: a step that fails is repeated, and these are met again.
-        counts["waiting"] += sum(found.record.on_lapse is OnLapse.TAKEOVER for found in sheet.found)
+        counts["waiting"] += sum(found.record.on_lapse is OnExpiry.TAKEOVER for found in sheet.found)
         cursor = sheet.after
-        return Did(len(sheet.found), more=cursor is not None)
+        return BatchResult(len(sheet.found), more=cursor is not None)
 
-    def ask(limit: int) -> Did:
+    def ask(limit: int) -> BatchResult:
         if asking is None:
-            return Did(0, more=False)
+            return BatchResult(0, more=False)
         due = unsettled.due(
             horizon=horizon,
             least=asking.first_pause,
@@ -134,13 +134,13 @@ def reap(
             if resolver is not None:
                 counts["asked"] += 1
                 counts[_resolved(found, resolver, asking, observers, label, horizon=horizon)] += 1
-        return Did(len(due), more=bool(due))
+        return BatchResult(len(due), more=bool(due))
 
     began = drain.monotonic()
     first = drain.run(quarantine)
     rest = replace(drain, budget=drain.budget - (drain.monotonic() - began))
     second = rest.run(ask) if asking is not None and asking.resolvers else None
-    return Reaping(
+    return ReapReport(
         **counts,
         shrunk=first.shrunk + (second.shrunk if second else 0),
         finished=first.finished and (second is None or second.finished),
@@ -148,9 +148,9 @@ def reap(
 
 
 def _resolved(
-    found: Found,
+    found: SeenRecord,
     resolver: Callable[[UnknownOutcome], Resolution],
-    asking: Asking,
+    asking: ResolverContext,
     observers: Callable[[Event], None],
     label: Callable[[StorageKey], str],
     *,
@@ -174,7 +174,7 @@ def _resolved(
     try:
         policy = asking.policy_of(found.record.about)
         settled = _settle(found, resolution, policy, asking.settler, horizon=horizon)
-    except (KeysUnavailable, NothingChanged) as error:
+    except (KeyProviderUnavailable, NotApplied) as error:
         # It may be one tenant's keys alone, or one answer's cache: the others, whose turn it is as well, are not to wait.
         return failed(error, str(error))
     except StoreUnavailable:
@@ -186,11 +186,11 @@ def _resolved(
     return settled
 
 
-def _settle(found: Found, resolution: Resolution, policy: Policy, settler: Settler, *, horizon: float) -> str:
+def _settle(found: SeenRecord, resolution: Resolution, policy: Policy, settler: Settler, *, horizon: float) -> str:
     why: _Why = {"actor": "resolver", "reason": "resolved"}
     match resolution:
         case Happened(answer):
-            if not isinstance(answer, Result):
+            if not isinstance(answer, StoredResponse):
                 raise TypeError(f"the answer of a resolver is no result, but {type(answer).__name__}")
             return "completed" if settler.complete(found, answer, keep=policy.keep, **why) else "overtaken"
         case NeverHappened():

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Protocol
 
-from flask_idempotency.engine.capabilities import Answer, Answers, DataKey, DataKeys, Found, Unsettled, every
-from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, DataKeyGone, KeysUnavailable
+from flask_idempotency.engine.capabilities import Answer, DataKey, DataKeys, Recovery, Responses, SeenRecord, every
+from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, DataKeyMissing, KeyProviderUnavailable
 from flask_idempotency.engine.keys import successor
-from flask_idempotency.engine.model import ERASED, About, Payload, Record, State
-from flask_idempotency.engine.store import Binding, Codec
-from flask_idempotency.maintenance.janitor import Did, Drain
+from flask_idempotency.engine.model import ERASED, Record, RequestInfo, State, StoredPayload
+from flask_idempotency.engine.store import Codec, SealContext
+from flask_idempotency.maintenance.janitor import Batcher, BatchResult
 
 # Leaving nothing readable of a tenant's answers, once they are erased.
 
 
 @dataclass(frozen=True, slots=True)
-class Wiping:
+class WipeReport:
     """What one run has done. It may be run again: what is wiped is passed over."""
 
     wiped: int = 0
@@ -30,14 +30,14 @@ class Wiping:
     finished: bool = True
 
 
-def wiped(payload: Payload) -> Payload:
+def wiped(payload: StoredPayload) -> StoredPayload:
     """What is left of an answer that is wiped: its status and its size."""
     return replace(payload, data=b"", sealed_by=ERASED)
 
 
 def wipe(
-    answers: Answers, tids: Sequence[bytes], *, drain: Drain, told: Callable[[int], object] = lambda wiped: None
-) -> Wiping:
+    answers: Responses, tids: Sequence[bytes], *, drain: Batcher, told: Callable[[int], object] = lambda wiped: None
+) -> WipeReport:
     """Wipe every answer of this tenant that is erased, sealed or plain; `tids` are all that stands for it.
 
     What was first used after the tenant was erased is left alone. `told` hears how many are wiped so far, for what was done
@@ -46,7 +46,7 @@ def wipe(
     counts: Counter[str] = Counter()
     tenants, cursor = list(tids), b""
 
-    def step(limit: int) -> Did:
+    def step(limit: int) -> BatchResult:
         nonlocal cursor
         page = answers.walk(after=cursor, limit=limit, tid=tenants[0])
         for answer in page.answers:
@@ -59,13 +59,13 @@ def wipe(
         cursor = page.after or b""
         if page.after is None:
             tenants.pop(0)
-        return Did(len(page.answers), more=bool(tenants))
+        return BatchResult(len(page.answers), more=bool(tenants))
 
     drained = drain.run(step)
-    return Wiping(**counts, shrunk=drained.shrunk, finished=drained.finished)
+    return WipeReport(**counts, shrunk=drained.shrunk, finished=drained.finished)
 
 
-def wipe_condemned(unsettled: Unsettled, tids: Sequence[bytes], *, keep_of: Callable[[About], float]) -> int:
+def wipe_condemned(unsettled: Recovery, tids: Sequence[bytes], *, keep_of: Callable[[RequestInfo], float]) -> int:
     """Wipe this tenant's answers that nobody could open, and that are quarantined for it. Returns how many.
 
     Their work was done, so each is completed again, without an answer, and ends after its endpoint's `keep`.
@@ -79,7 +79,7 @@ def wipe_condemned(unsettled: Unsettled, tids: Sequence[bytes], *, keep_of: Call
     return count
 
 
-def still_open(unsettled: Unsettled, tids: Sequence[bytes]) -> int:
+def still_open(unsettled: Recovery, tids: Sequence[bytes]) -> int:
     """Uses of keys that have no answer yet, and may be given one by an owner that is late."""
     tokens = {
         found.record.token
@@ -108,7 +108,7 @@ class Sealed(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Rotation:
+class RotateReport:
     """What one run has done. An old key of the ring may go when `keys status` finds nothing under it any more."""
 
     resealed: int = 0
@@ -137,7 +137,7 @@ class Rotation:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainSealing:
+class SealReport:
     """Counts of one run of `seal_plain`."""
 
     sealed: int = 0
@@ -164,16 +164,16 @@ class _Outcome(Enum):
 
 
 def rotate(
-    answers: Answers,
+    answers: Responses,
     data_keys: DataKeys,
     codec: Codec,
     ring: Sealed,
     *,
-    drain: Drain,
-    unsettled: Unsettled | None = None,
+    drain: Batcher,
+    unsettled: Recovery | None = None,
     owner: bytes = b"",
     grace: float = GRACE_SECONDS,
-) -> Rotation:
+) -> RotateReport:
     """Seal every answer anew that is sealed under another key of the ring than the newest; and wipe erased ones.
 
     Plain answers are counted and stay plain: anyone who can write to the store may have planted them, and a seal would
@@ -209,7 +209,7 @@ def rotate(
     blocked: set[bytes] = set()
     cursor: bytes | None = b""
 
-    def step(limit: int) -> Did:
+    def step(limit: int) -> BatchResult:
         nonlocal cursor
         page = answers.walk(after=cursor or b"", limit=limit, other_than=newest)
         for answer in page.answers:
@@ -221,7 +221,7 @@ def rotate(
             if outcome not in (_Outcome.RESEALED, _Outcome.WIPED):
                 used.update(_used_by(answer))
         cursor = page.after
-        return Did(len(page.answers), more=cursor is not None)
+        return BatchResult(len(page.answers), more=cursor is not None)
 
     drained = drain.run(step)
     if drained.finished:
@@ -237,18 +237,18 @@ def rotate(
             if key.kid not in ring.kids():
                 # Of a ring that is not ours, or no more: whoever still seals with it makes another.
                 close(tid, key)
-    return Rotation(**counts, shrunk=drained.shrunk, finished=drained.finished)
+    return RotateReport(**counts, shrunk=drained.shrunk, finished=drained.finished)
 
 
 def seal_plain(
-    answers: Answers,
+    answers: Responses,
     codec: Codec,
     ring: Sealed,
     *,
-    drain: Drain,
+    drain: Batcher,
     owner: bytes = b"",
     told: Callable[[int], object] = lambda sealed: None,
-) -> PlainSealing:
+) -> SealReport:
     """Seal the answers that this application stored before encryption was switched on.
 
     Only a person calls this. The store cannot tell such an answer from one that somebody planted, and a sealed answer
@@ -264,7 +264,7 @@ def seal_plain(
     blocked: set[bytes] = set()
     cursor: bytes | None = b""
 
-    def step(limit: int) -> Did:
+    def step(limit: int) -> BatchResult:
         nonlocal cursor
         page = answers.walk(after=cursor or b"", limit=limit, other_than=newest)
         for answer in page.answers:
@@ -279,10 +279,10 @@ def seal_plain(
             if outcome is _Outcome.RESEALED:
                 told(counts[outcome.value])
         cursor = page.after
-        return Did(len(page.answers), more=cursor is not None)
+        return BatchResult(len(page.answers), more=cursor is not None)
 
     drain.run(step)
-    return PlainSealing(counts["resealed"], counts["passed_over"], counts["unreadable"], counts["blocked"])
+    return SealReport(counts["resealed"], counts["passed_over"], counts["unreadable"], counts["blocked"])
 
 
 def _plain(answer: Answer) -> _Outcome | None:
@@ -291,18 +291,18 @@ def _plain(answer: Answer) -> _Outcome | None:
 
 
 def _reseal_unless_blocked(
-    answer: Answer, answers: Answers, codec: Codec, blocked: set[bytes], counts: Counter[str]
+    answer: Answer, answers: Responses, codec: Codec, blocked: set[bytes], counts: Counter[str]
 ) -> _Outcome:
     # Ask once per tenant: neither one tenant's damage nor an outage of the key service will be over soon.
     outcome = _Outcome.BLOCKED if answer.key.tid in blocked else _reseal(answer, answers, codec)
     if outcome is _Outcome.BLOCKED:
         blocked.add(answer.key.tid)
         if len(blocked) >= MOST_BLOCKED and counts["resealed"] == 0:
-            raise KeysUnavailable("no tenant's data keys can be used for now: is the key service away?")
+            raise KeyProviderUnavailable("no tenant's data keys can be used for now: is the key service away?")
     return outcome
 
 
-def _reseal(answer: Answer, answers: Answers, codec: Codec) -> _Outcome:
+def _reseal(answer: Answer, answers: Responses, codec: Codec) -> _Outcome:
     record, payload = answer.record, answer.record.payload
     if payload is None or payload.sealed_by == ERASED:
         return _Outcome.PASSED_OVER
@@ -313,7 +313,7 @@ def _reseal(answer: Answer, answers: Answers, codec: Codec) -> _Outcome:
         result = codec.open(payload, binding)
     except CorruptRecord:
         return _Outcome.UNREADABLE
-    except KeysUnavailable:
+    except KeyProviderUnavailable:
         return _Outcome.BLOCKED
     for _ in range(2):
         try:
@@ -323,18 +323,18 @@ def _reseal(answer: Answer, answers: Answers, codec: Codec) -> _Outcome:
                     "Encryption is off: what is sealed would be stored in clear. Nothing was changed."
                 )
             return _Outcome.RESEALED if answers.replace(answer.key, payload, anew) else _Outcome.PASSED_OVER
-        except DataKeyGone:
+        except DataKeyMissing:
             codec.forget(answer.key)
-        except KeysUnavailable:
+        except KeyProviderUnavailable:
             return _Outcome.BLOCKED
     return _Outcome.PASSED_OVER
 
 
-def _binding(answer: Answer) -> Binding:
+def _binding(answer: Answer) -> SealContext:
     record: Record = answer.record
-    return Binding(answer.key, record.token, record.fence, record.fingerprint)
+    return SealContext(answer.key, record.token, record.fence, record.fingerprint)
 
 
-def _used_by(answer: Answer | Found) -> set[tuple[bytes, int]]:
+def _used_by(answer: Answer | SeenRecord) -> set[tuple[bytes, int]]:
     payload = answer.record.payload
     return set() if payload is None or payload.sealed_by is None else {(answer.key.tid, payload.sealed_by.number)}

@@ -9,21 +9,21 @@ from math import ceil
 from typing import Any, Final, Protocol
 
 from flask_idempotency.engine.capabilities import (
-    Answers,
-    ChoreBook,
     DataKeys,
+    DataLoss,
+    DataLossDetector,
     DataLossStatus,
     Ledger,
-    Loss,
-    Memory,
+    Recovery,
+    Responses,
+    TaskLog,
     UnfinishedCounts,
-    Unsettled,
 )
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.quota import Quota, Usage
 from flask_idempotency.engine.store import Schema
-from flask_idempotency.operations.identity import Change
+from flask_idempotency.operations.identity import IdentityChange
 from flask_idempotency.operations.records import Refused, span
 
 # Making a tenant's answers unreadable.
@@ -91,7 +91,7 @@ class Ring(Protocol):
     def kids(self) -> Sequence[str]: ...
 
 
-def keys_status(ring: Ring, answers: Answers, data_keys: DataKeys) -> KeysReport:
+def keys_status(ring: Ring, answers: Responses, data_keys: DataKeys) -> KeysReport:
     """How the keys of the ring stand. Raises `StoreUnavailable` when the store cannot be asked."""
     # Data keys last: an answer that is sealed meanwhile has its data key already.
     records, wrapped = dict(answers.count()), dict(data_keys.count())
@@ -117,7 +117,7 @@ _RISK: Final = "It risks that requests whose records were lost run a second time
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryStatus:
+class DataLossReport:
     """How a store stands, in words."""
 
     standing: DataLossStatus
@@ -135,7 +135,7 @@ class MemoryStatus:
     def wait(self) -> float | None:
         """For how many seconds more it should not be acknowledged. None: there is nothing that could be."""
         due = self.standing.may_be_acknowledged_at
-        foreign = Loss.FOREIGN.value in self.standing.losses
+        foreign = DataLoss.FOREIGN.value in self.standing.losses
         return None if due is None or foreign else max(due - self.standing.now, 0.0)
 
 
@@ -148,22 +148,22 @@ class Initialised:
     """False: it was before."""
 
 
-def memory_status(memory: Memory) -> MemoryStatus:
+def memory_status(memory: DataLossDetector) -> DataLossReport:
     """How this store stands, and what to do."""
     standing, rules = memory.standing(), memory.rules
     runs = standing.runs_unknown(rules.after_loss)
     losses = standing.losses
-    if Loss.FOREIGN.value in losses:
+    if DataLoss.FOREIGN.value in losses:
         told = _foreign(standing, rules.store_id)
     elif not losses:
         told = ("What it has forgotten was acknowledged." if standing.since else "It knows what it has promised."), ""
     elif rules.after_loss == "run":
         told = "It has forgotten something, and what it does not know runs: IDEMPOTENCY_AFTER_LOSS is run.", ""
-    elif Loss.MISSING.value in losses:
+    elif DataLoss.MISSING.value in losses:
         told = _missing(standing)
     else:
         told = _changed(standing, after_loss=rules.after_loss, runs=runs)
-    return MemoryStatus(standing, runs, *told)
+    return DataLossReport(standing, runs, *told)
 
 
 def _foreign(standing: DataLossStatus, expected: str | None) -> tuple[str, str]:
@@ -181,7 +181,7 @@ def _foreign(standing: DataLossStatus, expected: str | None) -> tuple[str, str]:
 
 
 def _missing(standing: DataLossStatus) -> tuple[str, str]:
-    lacking, parts = standing.parts[Loss.MISSING.value], sum(standing.parts.values())
+    lacking, parts = standing.parts[DataLoss.MISSING.value], sum(standing.parts.values())
     if lacking == parts:
         text = "Nothing says that it was ever made ready: it is new, or was emptied."
         return (
@@ -193,7 +193,7 @@ def _missing(standing: DataLossStatus) -> tuple[str, str]:
 
 
 def _changed(standing: DataLossStatus, *, after_loss: str, runs: bool) -> tuple[str, str]:
-    changed, parts = standing.parts[Loss.CHANGED.value], sum(standing.parts.values())
+    changed, parts = standing.parts[DataLoss.CHANGED.value], sum(standing.parts.values())
     since = span(standing.now - (standing.since or standing.now))
     text = (
         f"{since} ago it was noticed that another process keeps {changed} of its {parts} parts: it was restarted, failed "
@@ -205,10 +205,10 @@ def _changed(standing: DataLossStatus, *, after_loss: str, runs: bool) -> tuple[
     return text, f"{_BEFORE}; then: {_ACK}. {_RISK}{itself}"
 
 
-def initialise(memory: Memory, unsettled: Unsettled | None) -> Initialised:
+def initialise(memory: DataLossDetector, unsettled: Recovery | None) -> Initialised:
     """Make a new store ready. Raises `Refused` for one that was ready before, or is in use, and has lost its memory."""
     before = memory.standing()
-    if before.store_id is None and not before.parts.keys() - {Loss.MISSING.value} and _in_use(unsettled):
+    if before.store_id is None and not before.parts.keys() - {DataLoss.MISSING.value} and _in_use(unsettled):
         raise Refused(
             "Claims of requests are in this Redis, so it is not new: it was emptied, and their owners have put them back; or "
             f"an earlier release wrote them. {_STATUS} says more, and {_ACK} lets new keys run. Nothing was changed."
@@ -219,16 +219,16 @@ def initialise(memory: Memory, unsettled: Unsettled | None) -> Initialised:
         raise Refused(" ".join(error.faults)) from error
 
 
-def _in_use(unsettled: Unsettled | None) -> bool:
+def _in_use(unsettled: Recovery | None) -> bool:
     if unsettled is None:
         return False
     standing = unsettled.standing()
     return bool(standing.in_flight or standing.lapsed or standing.quarantined)
 
 
-def check_acknowledgeable(status: MemoryStatus, *, forced: bool) -> None:
+def check_acknowledgeable(status: DataLossReport, *, forced: bool) -> None:
     """Raises `Refused` for a loss that nobody should acknowledge, or not yet."""
-    if Loss.FOREIGN.value in status.standing.losses:
+    if DataLoss.FOREIGN.value in status.standing.losses:
         raise Refused(f"{status.text} {status.remedy} Nothing was changed.")
     if status.wait and not forced:
         raise Refused(
@@ -237,7 +237,7 @@ def check_acknowledgeable(status: MemoryStatus, *, forced: bool) -> None:
         )
 
 
-def acknowledge(memory: Memory, *, seen: DataLossStatus, forced: bool) -> None:
+def acknowledge(memory: DataLossDetector, *, seen: DataLossStatus, forced: bool) -> None:
     """From now on keys run that the store does not know. Raises `Refused` where it has changed hands since it was seen."""
     try:
         memory.acknowledge(forced=forced, seen=seen)
@@ -315,18 +315,18 @@ class Stats:
     tenants: int | None
     """Those with a ledger."""
     chores: Mapping[str, LastRun] | None
-    identity: tuple[Change, ...] | None = None
+    identity: tuple[IdentityChange, ...] | None = None
     """Changes of the identity of keys whose retries are still at risk."""
 
 
 def stats(
-    unsettled: Unsettled,
+    unsettled: Recovery,
     *,
-    answers: Answers | None,
+    answers: Responses | None,
     data_keys: DataKeys | None,
     ledger: Ledger | None,
-    chores: ChoreBook | None,
-    identity: tuple[Change, ...] | None = None,
+    chores: TaskLog | None,
+    identity: tuple[IdentityChange, ...] | None = None,
 ) -> Stats:
     """How this store stands. Counting the answers is what takes long: leave them out where it must not.
 

@@ -10,17 +10,17 @@ from math import inf
 from typing import Final, NamedTuple, Protocol
 
 from flask_idempotency.engine.capabilities import (
-    ChoreBook,
+    DataLossDetector,
+    DataLossPolicy,
     DataLossStatus,
-    Entry,
     Finding,
-    Memory,
-    Rules,
-    Unsettled,
+    Recovery,
+    TaskLog,
+    TaskReport,
     Verdict,
 )
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
-from flask_idempotency.engine.model import OnLapse
+from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.operations.admin import KeysReport, memory_status
 from flask_idempotency.operations.records import span
@@ -41,7 +41,7 @@ FAR_SECONDS: Final = 30.0
 _SYNC = "Keep all clocks in step with NTP (`timedatectl status` on both machines)."
 
 
-def clock_skew(book: ChoreBook, *, host_clock: Callable[[], float] = time.time) -> list[Finding]:
+def clock_skew(book: TaskLog, *, host_clock: Callable[[], float] = time.time) -> list[Finding]:
     """How far the store's clock is from this host's. However long the store takes to answer is no skew."""
     before = host_clock()
     store_now = book.now()
@@ -58,7 +58,7 @@ def clock_skew(book: ChoreBook, *, host_clock: Callable[[], float] = time.time) 
     return [Finding("clock-skew", verdict, text, _SYNC)]
 
 
-def clock_step(book: ChoreBook) -> list[Finding]:
+def clock_step(book: TaskLog) -> list[Finding]:
     """Whether the last two heartbeats have seen the clocks move against each other."""
     stepped = _stepped_seconds(book.last().get("heartbeat"))
     if stepped is None:
@@ -74,7 +74,7 @@ def clock_step(book: ChoreBook) -> list[Finding]:
     return [Finding("clock-step", verdict, text, remedy)]
 
 
-def _stepped_seconds(entry: Entry | None) -> float | None:
+def _stepped_seconds(entry: TaskReport | None) -> float | None:
     stepped = None if entry is None else entry.whole("stepped_ms")
     return None if stepped is None else stepped / 1000
 
@@ -217,7 +217,7 @@ _GRANT = (
 )
 
 
-def canary(memory: Memory) -> list[Finding]:
+def canary(memory: DataLossDetector) -> list[Finding]:
     """Whether new keys run, and whether a restart would be noticed."""
     status = memory_status(memory)
     if not status.new_keys_run:
@@ -239,7 +239,7 @@ def _blind(standing: DataLossStatus) -> list[Finding]:
     return [Finding("canary", Verdict.UNKNOWN, text, _GRANT)]
 
 
-def after_loss(memory: Memory, endpoints: Iterable[Endpoint], *, lenient: bool) -> list[Finding]:
+def after_loss(memory: DataLossDetector, endpoints: Iterable[Endpoint], *, lenient: bool) -> list[Finding]:
     """Whether the right store would be told from another, and whether owners had the time to put their claims back."""
     rules = memory.rules
     if rules.after_loss == "run":
@@ -252,7 +252,7 @@ def after_loss(memory: Memory, endpoints: Iterable[Endpoint], *, lenient: bool) 
     return findings or [Finding("after-loss", Verdict.FINE, "Another store, and an emptied one, would be refused.")]
 
 
-def _unnamed(memory: Memory, rules: Rules) -> list[Finding]:
+def _unnamed(memory: DataLossDetector, rules: DataLossPolicy) -> list[Finding]:
     if rules.store_id is not None:
         return []
     store_id = memory.standing().store_id
@@ -265,7 +265,7 @@ def _unnamed(memory: Memory, rules: Rules) -> list[Finding]:
     return [Finding("after-loss", Verdict.ADVICE, text, remedy)]
 
 
-def _hasty(rules: Rules, endpoints: Iterable[Endpoint]) -> list[Finding]:
+def _hasty(rules: DataLossPolicy, endpoints: Iterable[Endpoint]) -> list[Finding]:
     late = [each for each in endpoints if each.policy.lease > rules.hold]
     if not late:
         return []
@@ -374,7 +374,7 @@ _START = (
 )
 
 
-def janitor(last: Mapping[str, Entry], *, heartbeat_every: float | None) -> list[Finding]:
+def janitor(last: Mapping[str, TaskReport], *, heartbeat_every: float | None) -> list[Finding]:
     """Whether anybody has swept lately. Any chore counts, whoever did it: cron has no heartbeat."""
     if heartbeat_every is None:
         return [Finding("janitor", Verdict.FINE, "No janitor is expected: IDEMPOTENCY_HEARTBEAT_EVERY is None.")]
@@ -387,7 +387,7 @@ def janitor(last: Mapping[str, Entry], *, heartbeat_every: float | None) -> list
     return [Finding("janitor", Verdict.FINE, f"A janitor reported {span(silence)} ago.")]
 
 
-def chores(last: Mapping[str, Entry], *, every: Mapping[str, float], patience: float) -> list[Finding]:
+def chores(last: Mapping[str, TaskReport], *, every: Mapping[str, float], patience: float) -> list[Finding]:
     """Whether each chore that is done by itself has had its turns. `every` has their intervals in seconds.
 
     None is late before the janitor itself would be missed, which is after `patience` seconds: cron comes once a minute.
@@ -409,7 +409,7 @@ def chores(last: Mapping[str, Entry], *, every: Mapping[str, float], patience: f
     return found or [Finding("chores", Verdict.FINE, "Every chore that was done once has had its turns since.")]
 
 
-def backlog(last: Mapping[str, Entry]) -> list[Finding]:
+def backlog(last: Mapping[str, TaskReport]) -> list[Finding]:
     """Whether a chore was cut short by its budget the last time."""
     cut = sorted(chore for chore, entry in last.items() if entry.facts().get("finished") is False)
     if not cut:
@@ -436,7 +436,7 @@ LOOKED_AT: Final = 2000
 _SHEET: Final = 200
 
 
-def quarantined(unsettled: Unsettled) -> list[Finding]:
+def quarantined(unsettled: Recovery) -> list[Finding]:
     """Whether somebody's outcome is unknown, and since when."""
     standing = unsettled.standing()
     if not standing.quarantined:
@@ -452,13 +452,13 @@ def quarantined(unsettled: Unsettled) -> list[Finding]:
     return [Finding("quarantined", Verdict.ADVICE, text, remedy)]
 
 
-def lapsed(unsettled: Unsettled, *, now: float) -> list[Finding]:
+def lapsed(unsettled: Recovery, *, now: float) -> list[Finding]:
     """Whether claims of vanished owners are left where they are. `now` is the store's."""
     overdue, forgotten, looked, after = 0, 0, 0, b""
     while looked < LOOKED_AT:
         sheet = unsettled.stale(horizon=now - PATIENCE_SECONDS, after=after, limit=_SHEET)
         for found in sheet.found:
-            if found.record.on_lapse is OnLapse.QUARANTINE:
+            if found.record.on_lapse is OnExpiry.QUARANTINE:
                 overdue += 1
             elif found.record.remaining < -RETRIED_SECONDS:
                 forgotten += 1
@@ -505,7 +505,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Examination:
+class DoctorReport:
     """What all checks have found, the worst first."""
 
     findings: tuple[Finding, ...]
@@ -521,7 +521,7 @@ class Examination:
 _WORST_FIRST: Final = (Verdict.FAULT, Verdict.UNKNOWN, Verdict.ADVICE, Verdict.FINE)
 
 
-def examine(checks: Sequence[Check], *, reach: Callable[[], object]) -> Examination:
+def examine(checks: Sequence[Check], *, reach: Callable[[], object]) -> DoctorReport:
     """Make every check. `reach` asks the store for something small, and raises `StoreUnavailable` when it is away."""
     store = _reached(reach)
     away = store.verdict is not Verdict.FINE
@@ -539,7 +539,7 @@ def examine(checks: Sequence[Check], *, reach: Callable[[], object]) -> Examinat
             findings.append(_failed(check.name, error))
             complete = False
     findings.sort(key=lambda finding: _WORST_FIRST.index(finding.verdict))
-    return Examination(tuple(findings), complete)
+    return DoctorReport(tuple(findings), complete)
 
 
 _AS_SAID = "Do what this says, and run `flask idempotency doctor` again."

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Any, Final
 
-from flask_idempotency.engine.capabilities import ChoreBook, Entry
+from flask_idempotency.engine.capabilities import TaskLog, TaskReport
 from flask_idempotency.engine.keys import Identity, owner_mark
 from flask_idempotency.operations.records import moment
 from flask_idempotency.settings.options import EXTENSIONS
@@ -44,7 +44,7 @@ _LONGEST_KEEP: Final = 90 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Naming:
+class LoaderUse:
     """What the name of a key is made of besides a secret. Kinds only."""
 
     owner: str
@@ -53,17 +53,17 @@ class Naming:
     """What names tenants: a loader, or nothing."""
     principal: tuple[str, ...] = ()
     """What names callers: a loader, or extensions in their order, or nothing. Flask-HTTPAuth is not among them: see
-    `Shape.httpauth`. In a former naming it is, if it was listed."""
+    `IdentityShape.httpauth`. In a former naming it is, if it was listed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class IdentityShape:
     """How one application derives the names of its keys."""
 
     application: str
     """A digest of its name: which history is its own."""
-    present: Naming
-    former: Naming | None
+    present: LoaderUse
+    former: LoaderUse | None
     """What IDEMPOTENCY_FORMER_IDENTITY says: keys are claimed by it too."""
     secrets: tuple[str, ...]
     """Fingerprints, newest first."""
@@ -75,10 +75,10 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenShape:
     """A shape in the history. Times are seconds since the epoch, by the store's clock."""
 
-    shape: Shape
+    shape: IdentityShape
     first: float
     since: float
     """Since when it has been in use without a long pause."""
@@ -86,7 +86,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class IdentityChange:
     """Keys that were used under another shape, and are new under the present one."""
 
     what: str
@@ -114,11 +114,11 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class IdentityHistory:
     """What the store says of this application's identity."""
 
     now: float
-    changes: tuple[Change, ...]
+    changes: tuple[IdentityChange, ...]
     former_until: float | None = None
     """Until when a key may come that was used under former names only. None: no more, as far as is noted."""
     noted: bool = True
@@ -137,19 +137,19 @@ def shape_of(
     httpauth: bool = False,
     keep: float,
     former: tuple[str, tuple[str, ...], tuple[str, ...]] | None = None,
-) -> Shape:
+) -> IdentityShape:
     """The shape of an application. `former`: the namespace of before, and what named tenants and callers then."""
-    return Shape(
+    return IdentityShape(
         application=sha256(b"flask_idempotency/1/application" + _bytes(application)).hexdigest()[:12],
-        present=Naming(owner_mark(namespace).hex(), tenant, principal),
-        former=None if former is None else Naming(owner_mark(former[0]).hex(), *former[1:]),
+        present=LoaderUse(owner_mark(namespace).hex(), tenant, principal),
+        former=None if former is None else LoaderUse(owner_mark(former[0]).hex(), *former[1:]),
         secrets=tuple(who.fingerprint(b"identity of keys: secret")[:6].hex() for who in identities),
         keep=keep,
         httpauth=httpauth,
     )
 
 
-def look(book: ChoreBook, shape: Shape, *, note: bool, httpauth: bool = False) -> History:
+def look(book: TaskLog, shape: IdentityShape, *, note: bool, httpauth: bool = False) -> IdentityHistory:
     """Compare this shape with what the store remembers. `note`: and remember this one, unless that was done lately.
     `httpauth`: Flask-HTTPAuth has named a caller in this process.
 
@@ -161,7 +161,7 @@ def look(book: ChoreBook, shape: Shape, *, note: bool, httpauth: bool = False) -
     mine = next((each for each in seen if each.shape == shape), None)
     lately = mine is not None and now - mine.last < NOTED_EVERY_SECONDS and mine.shape.httpauth >= httpauth
     done = not note or lately or _note(book, replace(shape, httpauth=httpauth))
-    mine = Seen(shape, now, now, now) if mine is None else replace(mine, shape=shape)
+    mine = SeenShape(shape, now, now, now) if mine is None else replace(mine, shape=shape)
     others = [each for each in seen if each.shape != shape]
     wrong = _is_wrong(mine, others, now)
     changes = [change for each in others if (change := _change(mine, each, now, wrong=wrong)) is not None]
@@ -169,7 +169,7 @@ def look(book: ChoreBook, shape: Shape, *, note: bool, httpauth: bool = False) -
     if wrong and not any(change.certain for change in changes):
         remedy = "Correct it or remove it: as far as is noted, keys have always had their present names."
         until = max(_ends(mine, each) for each in others if not _is_apart(mine, each))
-        changes.append(Change(_WRONG, remedy, mine.first, until))
+        changes.append(IdentityChange(_WRONG, remedy, mine.first, until))
     bridged = [
         each.last + each.shape.keep
         for each in others
@@ -179,13 +179,13 @@ def look(book: ChoreBook, shape: Shape, *, note: bool, httpauth: bool = False) -
     ]
     # Keys of a release that noted nothing may be there as well: it ended when this one began.
     until = max([mine.first + shape.keep, *bridged])
-    return History(now, tuple(changes), until if until > now else None, done, wrong)
+    return IdentityHistory(now, tuple(changes), until if until > now else None, done, wrong)
 
 
 _WRONG: Final = "IDEMPOTENCY_FORMER_IDENTITY does not match what the store remembers"
 
 
-def _is_wrong(mine: Seen, others: list[Seen], now: float) -> bool:
+def _is_wrong(mine: SeenShape, others: list[SeenShape], now: float) -> bool:
     """Whether IDEMPOTENCY_FORMER_IDENTITY says what no other release did, as far as is noted."""
     former = mine.shape.former
     if former is None or not any(_ends(mine, each) > now and not _is_apart(mine, each) for each in others):
@@ -193,13 +193,13 @@ def _is_wrong(mine: Seen, others: list[Seen], now: float) -> bool:
     return not any(_alike(former, each) for other in others for each in _namings(other.shape))
 
 
-def _is_apart(mine: Seen, other: Seen) -> bool:
+def _is_apart(mine: SeenShape, other: SeenShape) -> bool:
     """Whether the other shape is that of another application, which has the same name and another namespace."""
     both = min(other.last, mine.last) - max(other.since, mine.since)
     return mine.shape.present.owner != other.shape.present.owner and both >= APART_SECONDS
 
 
-def _namings(shape: Shape) -> list[Naming]:
+def _namings(shape: IdentityShape) -> list[LoaderUse]:
     """All by which it claims keys, with Flask-HTTPAuth where that names callers or may do so."""
     present = shape.present
     if shape.httpauth and LOADER not in present.principal:
@@ -207,7 +207,7 @@ def _namings(shape: Shape) -> list[Naming]:
     return [present] if shape.former is None else [present, shape.former]
 
 
-def _meets(mine: Seen, other: Seen) -> bool:
+def _meets(mine: SeenShape, other: SeenShape) -> bool:
     """Whether every key that was used under the other shape is found under this one."""
     if set(mine.shape.secrets).isdisjoint(other.shape.secrets):
         return False
@@ -220,11 +220,11 @@ def _meets(mine: Seen, other: Seen) -> bool:
     )
 
 
-def _is_believed(naming: Naming) -> bool:
+def _is_believed(naming: LoaderUse) -> bool:
     return FORMER_LOADER in (*naming.tenant, *naming.principal)
 
 
-def _alike(mine: Naming, other: Naming) -> bool:
+def _alike(mine: LoaderUse, other: LoaderUse) -> bool:
     return (
         mine.owner == other.owner
         and _reproduces(mine.tenant, other.tenant)
@@ -240,13 +240,15 @@ def _reproduces(mine: tuple[str, ...], other: tuple[str, ...]) -> bool:
     return set(mine) - {_HTTPAUTH} == set(other) - {_HTTPAUTH} and (_HTTPAUTH in mine or _HTTPAUTH not in other)
 
 
-def _ends(mine: Seen, other: Seen) -> float:
+def _ends(mine: SeenShape, other: SeenShape) -> float:
     """Until when keys of the other shape may be retried."""
     # It was noted every so often, so it was in use for a while after the last time.
     return other.last + min(max(mine.first - other.last, 0.0), NOTED_EVERY_SECONDS) + other.shape.keep
 
 
-def _change(mine: Seen, other: Seen, now: float, *, certain: bool = True, wrong: bool = False) -> Change | None:
+def _change(
+    mine: SeenShape, other: SeenShape, now: float, *, certain: bool = True, wrong: bool = False
+) -> IdentityChange | None:
     until = _ends(mine, other)
     if _meets(mine, other) or until <= now or _is_apart(mine, other):
         return None
@@ -254,10 +256,10 @@ def _change(mine: Seen, other: Seen, now: float, *, certain: bool = True, wrong:
     if wrong:
         what = f"{what}; {_WRONG}"
     certain = certain and (wrong or not _only_added(mine.shape, other.shape))
-    return Change(what, remedy, max(mine.first, other.first), until, certain)
+    return IdentityChange(what, remedy, max(mine.first, other.first), until, certain)
 
 
-def _only_added(shape: Shape, other: Shape) -> bool:
+def _only_added(shape: IdentityShape, other: IdentityShape) -> bool:
     """Whether an extension has only joined others: callers whom it does not name keep their names."""
     now, before = _namings(shape)[0], _namings(other)[0]
     alike = _alike(replace(now, principal=()), replace(before, principal=()))
@@ -265,7 +267,7 @@ def _only_added(shape: Shape, other: Shape) -> bool:
     return same and bool(before.principal) and set(before.principal) <= set(now.principal)
 
 
-def _renamed(mine: Seen, noted: Mapping[str, Entry], now: float) -> Iterator[Change]:
+def _renamed(mine: SeenShape, noted: Mapping[str, TaskReport], now: float) -> Iterator[IdentityChange]:
     """Applications of other names with the same secret that went out of use when this one came into use: the name of a
     Flask application is its namespace, unless that is written, and changes when a module is moved."""
     for name, entry in noted.items():
@@ -279,7 +281,7 @@ def _renamed(mine: Seen, noted: Mapping[str, Entry], now: float) -> Iterator[Cha
                     yield change
 
 
-def _difference(shape: Shape, other: Shape, *, certain: bool) -> tuple[str, str]:
+def _difference(shape: IdentityShape, other: IdentityShape, *, certain: bool) -> tuple[str, str]:
     whats, former, kept = [], [], ""
     now, before = _namings(shape)[0], _namings(other)[0]
     if set(shape.secrets).isdisjoint(other.secrets):
@@ -331,7 +333,7 @@ def _setting(before: tuple[str, ...]) -> str:
     return json.dumps(list(before) if len(before) > 1 else before[0])
 
 
-def _note(book: ChoreBook, shape: Shape) -> bool:
+def _note(book: TaskLog, shape: IdentityShape) -> bool:
     """Add this shape to the history, or note that it is still in use. False: another process is at it."""
     name, token = _PREFIX + shape.application, secrets.token_bytes(16)
     if not book.take(name, token, lease=_LOCK_SECONDS):
@@ -341,18 +343,18 @@ def _note(book: ChoreBook, shape: Shape) -> bool:
         kept = [
             each for each in seen if each.shape != shape and each.last + each.shape.keep > now - NOTED_EVERY_SECONDS
         ]
-        mine = next((each for each in seen if each.shape == shape), Seen(shape, now, now, now))
+        mine = next((each for each in seen if each.shape == shape), SeenShape(shape, now, now, now))
         since = now if now - mine.last > _PAUSE_SECONDS else mine.since
         shape = replace(shape, httpauth=shape.httpauth or mine.shape.httpauth)
         kept = sorted(kept, key=lambda each: each.last)[1 - _MOST :]
-        book.note(name, _written(now, [*kept, Seen(shape, mine.first, since, now)]))
+        book.note(name, _written(now, [*kept, SeenShape(shape, mine.first, since, now)]))
     finally:
         book.give_back(name, token)
     return True
 
 
-def _written(now: float, seen: list[Seen]) -> str:
-    def spelt(seen: list[Seen]) -> str:
+def _written(now: float, seen: list[SeenShape]) -> str:
+    def spelt(seen: list[SeenShape]) -> str:
         return json.dumps({"at": now, "seen": [asdict(each) for each in seen]}, separators=(",", ":"))
 
     while len(text := spelt(seen)) > _LONGEST and len(seen) > 1:
@@ -360,7 +362,7 @@ def _written(now: float, seen: list[Seen]) -> str:
     return text
 
 
-def _read(entry: Entry | None) -> tuple[float, tuple[Seen, ...]] | None:
+def _read(entry: TaskReport | None) -> tuple[float, tuple[SeenShape, ...]] | None:
     """The time, and the history. None: there is none, or it cannot be read. It comes from a store, so it is distrusted."""
     if entry is None or len(entry.report) > _LONGEST:
         return None
@@ -373,10 +375,10 @@ def _read(entry: Entry | None) -> tuple[float, tuple[Seen, ...]] | None:
         return None
 
 
-def _seen(told: Mapping[str, Any], now: float) -> Seen:
+def _seen(told: Mapping[str, Any], now: float) -> SeenShape:
     shape = told["shape"]
-    return Seen(
-        Shape(
+    return SeenShape(
+        IdentityShape(
             application=str(shape["application"]),
             present=_naming(shape["present"]),
             former=None if shape["former"] is None else _naming(shape["former"]),
@@ -388,9 +390,9 @@ def _seen(told: Mapping[str, Any], now: float) -> Seen:
     )
 
 
-def _naming(told: Mapping[str, Any]) -> Naming:
+def _naming(told: Mapping[str, Any]) -> LoaderUse:
     tenant, principal = (tuple(kind for kind in _KINDS if kind in told[name]) for name in ("tenant", "principal"))
-    return Naming(str(told["owner"]), tenant, principal)
+    return LoaderUse(str(told["owner"]), tenant, principal)
 
 
 def _time(told: Any) -> float:

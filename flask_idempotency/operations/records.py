@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from math import ceil, inf
 from typing import Final
 
-from flask_idempotency.engine.capabilities import Found, Unsettled, every
+from flask_idempotency.engine.capabilities import Recovery, SeenRecord, every
 from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError
 from flask_idempotency.engine.keys import TID_BYTES, Identity, Scope, StorageKey
-from flask_idempotency.engine.model import ERASED, Record, Result, State
+from flask_idempotency.engine.model import ERASED, Record, State, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Settler, last_seen, may_live_for, releasable_in
 
@@ -50,7 +50,7 @@ RID_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class OwnerView:
     """Who has claimed a record that is not completed. Seconds."""
 
     last_seen_ago: float
@@ -58,7 +58,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ResponseView:
     """What is known of an answer without opening it."""
 
     status: int
@@ -71,7 +71,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class RecordView:
     """One record. Ages are seconds by the store's clock; times are its own, in UTC."""
 
     handle: str
@@ -91,11 +91,11 @@ class Shown:
     """None: there is lease left, or the record is completed."""
     on_lapse: str
     reason: str
-    owner: Owner | None
+    owner: OwnerView | None
     completed_at: str | None
     duration: float | None
     expires_at: str | None
-    answer: Answer | None
+    answer: ResponseView | None
 
 
 def handle_of(key: StorageKey) -> str:
@@ -118,12 +118,12 @@ def key_of(handle: str) -> StorageKey:
     return key
 
 
-def shown(found: Found, policy: Policy, label: str) -> Shown:
+def shown(found: SeenRecord, policy: Policy, label: str) -> RecordView:
     """What may be told of this record, whose endpoint has this policy."""
     record = found.record
     about, now = record.about, _now(record)
     unsettled = record.state is not State.COMPLETED
-    return Shown(
+    return RecordView(
         handle=handle_of(found.key),
         record=label,
         state=record.state.value,
@@ -152,7 +152,7 @@ def age(record: Record) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RecordFilter:
     """Which records a list is to have."""
 
     state: State
@@ -165,7 +165,7 @@ class Wanted:
         return age(record) >= self.older_than and self.endpoint in (None, record.about.operation)
 
 
-def listed(unsettled: Unsettled, wanted: Wanted, *, one_of_each: bool = True) -> Iterator[Found]:
+def listed(unsettled: Recovery, wanted: RecordFilter, *, one_of_each: bool = True) -> Iterator[SeenRecord]:
     """Every record that is wanted, once. Raises `StoreUnavailable` when the store does not answer.
 
     `one_of_each`: of those that one use of a key has under several secrets, one.
@@ -182,17 +182,17 @@ def _now(record: Record) -> float:
     return record.deadline - record.remaining
 
 
-def _owner(record: Record, policy: Policy) -> Owner:
+def _owner(record: Record, policy: Policy) -> OwnerView:
     lives = may_live_for(record, max_runtime=policy.max_runtime)
-    return Owner(round(last_seen(record, lease=policy.lease), 3), round(lives, 3))
+    return OwnerView(round(last_seen(record, lease=policy.lease), 3), round(lives, 3))
 
 
-def _answer(record: Record) -> Answer | None:
+def _answer(record: Record) -> ResponseView | None:
     payload = record.payload
     if payload is None:
         return None
     by = payload.sealed_by
-    return Answer(
+    return ResponseView(
         status=payload.status,
         success=payload.success,
         byte_size=payload.byte_size,
@@ -220,10 +220,10 @@ class Case:
     The one under the oldest secret comes first. It is the one that claims ask and owners settle first, and so decides.
     """
 
-    found: tuple[Found, ...]
+    found: tuple[SeenRecord, ...]
 
     @property
-    def first(self) -> Found:
+    def first(self) -> SeenRecord:
         return self.found[0]
 
     @property
@@ -239,7 +239,7 @@ def by_key(read: Read, identities: Sequence[Identity], scopes: Iterable[Scope], 
         keys = [who.storage_key(scope, client_key) for who in reversed(identities)]
         records = [(key, record) for key in keys if (record := read(key)) is not None]
         if records:
-            cases.append(Case(tuple(Found(key, record) for key, record in records)))
+            cases.append(Case(tuple(SeenRecord(key, record) for key, record in records)))
     return cases
 
 
@@ -249,10 +249,10 @@ def by_handle(read: Read, handle: str) -> Case:
     record = read(key)
     if record is None:
         raise Refused("There is no record under this handle: it was released, or its time is over.")
-    return Case((Found(key, record),))
+    return Case((SeenRecord(key, record),))
 
 
-def by_short(unsettled: Unsettled, identities: Sequence[Identity], short: str, *, tids: Sequence[bytes | None]) -> str:
+def by_short(unsettled: Recovery, identities: Sequence[Identity], short: str, *, tids: Sequence[bytes | None]) -> str:
     """Return the handle of the one record that this id from a log, or this beginning of a handle, names.
 
     Looks at every record of these tenants, for an id leads back to none. Raises `Refused` when there is none, when there are
@@ -282,7 +282,7 @@ def by_short(unsettled: Unsettled, identities: Sequence[Identity], short: str, *
     )
 
 
-def with_twins(case: Case, unsettled: Unsettled, read: Read, theirs: Sequence[Sequence[bytes]]) -> Case:
+def with_twins(case: Case, unsettled: Recovery, read: Read, theirs: Sequence[Sequence[bytes]]) -> Case:
     """The same, with the records of the same use under other secrets.
 
     `theirs` are the ids of its tenant's parts under each secret, the newest first.
@@ -302,9 +302,9 @@ def with_twins(case: Case, unsettled: Unsettled, read: Read, theirs: Sequence[Se
         )
     met = {first.key: first}
     for state in (State.PROCESSING, State.QUARANTINED):
-        for found in listed(unsettled, Wanted(state, tids=tuple(secret_of)), one_of_each=False):
+        for found in listed(unsettled, RecordFilter(state, tids=tuple(secret_of)), one_of_each=False):
             if found.record.token == first.record.token and (record := read(found.key)) is not None:
-                met.setdefault(found.key, Found(found.key, record))
+                met.setdefault(found.key, SeenRecord(found.key, record))
     return Case(tuple(sorted(met.values(), key=lambda found: -secret_of[found.key.tid])))
 
 
@@ -317,7 +317,7 @@ _NOBODY_KNOWS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class AuditNote:
     """Whose word it is, and why they give it: for the audit event. Neither may name a key, a person or a body."""
 
     actor: str
@@ -325,7 +325,7 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class ResolveReport:
     """How many of a case's records were settled. `left` were changed by somebody else meanwhile, and stay."""
 
     settled: int
@@ -379,12 +379,12 @@ def alive(record: Record, policy: Policy) -> str | None:
     )
 
 
-def release(settler: Settler, case: Case, word: Word, *, forced: bool) -> Done:
+def release(settler: Settler, case: Case, word: AuditNote, *, forced: bool) -> ResolveReport:
     """The key may run again. `forced`: there were doubts, and somebody has overruled them."""
     return _each(case.found, lambda found: settler.free(found, actor=word.actor, reason=word.reason, forced=forced))
 
 
-def complete(settler: Settler, case: Case, result: Result, word: Word, *, keep: float) -> Done:
+def complete(settler: Settler, case: Case, result: StoredResponse, word: AuditNote, *, keep: float) -> ResolveReport:
     """It was done: retries get this result. Raises `Refused` unless it is quarantined."""
     check_quarantined(case)
     return _each(
@@ -392,11 +392,11 @@ def complete(settler: Settler, case: Case, result: Result, word: Word, *, keep: 
     )
 
 
-def reopen(settler: Settler, case: Case, word: Word, *, keep: float) -> Done:
+def reopen(settler: Settler, case: Case, word: AuditNote, *, keep: float) -> ResolveReport:
     """It was done, and its answer can be opened again. Raises `Refused` when it cannot, or there is none."""
     check_quarantined(case)
 
-    def anew(found: Found) -> bool:
+    def anew(found: SeenRecord) -> bool:
         try:
             return settler.reopen(found, keep=keep, actor=word.actor, reason=word.reason)
         except CorruptRecord as error:
@@ -421,9 +421,9 @@ def check_quarantined(case: Case) -> None:
             )
 
 
-def _each(found: Sequence[Found], settle: Callable[[Found], bool]) -> Done:
+def _each(found: Sequence[SeenRecord], settle: Callable[[SeenRecord], bool]) -> ResolveReport:
     """The first decides, as it does for an owner: whoever has that has all. If it is somebody else's, nothing is touched."""
     if not settle(found[0]):
-        return Done(0, left=len(found))
+        return ResolveReport(0, left=len(found))
     rest = [settle(each) for each in found[1:]]
-    return Done(1 + sum(rest), left=rest.count(False))
+    return ResolveReport(1 + sum(rest), left=rest.count(False))

@@ -97,7 +97,7 @@ EXTENSIONS: Final = ("Flask-HTTPAuth", "Flask-JWT-Extended", "Flask-Login", "Fla
 """Those that name callers, in the order in which they are asked."""
 
 
-class Former(Field[dict[str, Any]]):
+class FormerIdentityField(Field[dict[str, Any]]):
     """What was otherwise in the identity of keys: a mapping with `namespace`, `tenant` and `principal`, or some of them.
 
     Extensions that named callers become a tuple.
@@ -412,7 +412,7 @@ class DeploymentSchema(PolicySchema):
             "default": "derived from `SECRET_KEY`, with a warning",
         }
     )
-    former_identity = Former(
+    former_identity = FormerIdentityField(
         metadata={
             "doc": 'For one `keep` after a change of identity: what was otherwise. `{"tenant": False}` if there was no '
             '`tenant_loader`, `{"principal": False}`, `{"principal": "Flask-Login"}` if that named the callers, '

@@ -12,36 +12,36 @@ from hashlib import sha256
 from typing import Final, Protocol, runtime_checkable
 
 from flask_idempotency.engine.capabilities import (
-    Answers,
-    ChoreBook,
     Counts,
     DataKey,
     DataKeys,
     Expires,
     Expiry,
     Finding,
-    Found,
-    Fronted,
     Health,
-    KeepsChoreBook,
     KeepsDataKeys,
-    KeyShelf,
+    KeepsTaskLog,
+    KnowsCache,
     KnowsItsHealth,
-    KnowsUnsettled,
     Ledger,
     Page,
-    Sheet,
-    ShowsAnswers,
+    RecordPage,
+    Recovery,
+    Responses,
+    SeenRecord,
+    ShowsResponses,
+    SupportsRecovery,
+    TaskLog,
+    TenantKeys,
     UnfinishedCounts,
-    Unsettled,
     Verdict,
 )
-from flask_idempotency.engine.errors import IdempotencyError, NothingChanged, StoreUnavailable
+from flask_idempotency.engine.errors import IdempotencyError, NotApplied, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, ClaimRequest, Mismatched, Payload, Record, Replayed, State
+from flask_idempotency.engine.model import Claimed, ClaimRequest, Mismatched, Record, Replayed, State, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
-from flask_idempotency.engine.waiting import Announces, Bell
+from flask_idempotency.engine.waiting import Announces, Notifier
 
 # How a system of record is, and the cache of its answers before it.
 
@@ -76,46 +76,46 @@ class CachedHealth:
 # Settling by others in a system of record, where a cache of its answers stands before it.
 
 
-class CachedUnsettled:
+class CachedRecovery:
     """Implements `unsettled.Unsettled`: the system's, and the cache replays nothing that was freed or settled anew.
 
     Only a record that holds an answer, completed or condemned, can be in the cache: a janitor needs no cache for others.
     """
 
-    def __init__(self, unsettled: Unsettled, withdraw: Callable[[StorageKey, int], bool]) -> None:
+    def __init__(self, unsettled: Recovery, withdraw: Callable[[StorageKey, int], bool]) -> None:
         self._unsettled = unsettled
         self._withdraw = withdraw
 
-    def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> Sheet:
+    def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
         return self._unsettled.stale(horizon=horizon, after=after, limit=limit)
 
-    def lapse(self, seen: Found, *, horizon: float) -> bool:
+    def lapse(self, seen: SeenRecord, *, horizon: float) -> bool:
         return self._unsettled.lapse(seen, horizon=horizon)
 
     def due(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
-    ) -> Sequence[Found]:
+    ) -> Sequence[SeenRecord]:
         return self._unsettled.due(horizon=horizon, least=least, most=most, limit=limit, owner=owner)
 
-    def settle(self, seen: Found, *, token: bytes, payload: Payload, keep: float) -> bool:
+    def settle(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
         self._forget(seen)
         return self._unsettled.settle(seen, token=token, payload=payload, keep=keep)
 
-    def free(self, seen: Found) -> bool:
+    def free(self, seen: SeenRecord) -> bool:
         self._forget(seen)
         return self._unsettled.free(seen)
 
-    def walk(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> Sheet:
+    def walk(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
         return self._unsettled.walk(state, after=after, limit=limit, tid=tid)
 
     def standing(self) -> UnfinishedCounts:
         return self._unsettled.standing()
 
-    def _forget(self, seen: Found) -> None:
+    def _forget(self, seen: SeenRecord) -> None:
         # Before the system changes: what is withdrawn in vain is cached again when its tombstone is gone, after 90 days, and
         # this may be repeated; what was freed and is replayed could not be freed once more.
         if seen.record.payload is not None and not self._withdraw(seen.key, seen.record.fence):
-            raise NothingChanged(
+            raise NotApplied(
                 "Nothing was changed, for the cache of answers did not hear of it and would go on replaying this one: repeat "
                 "this when the cache answers, where IDEMPOTENCY_REDIS_URL is set as on the web hosts. If it never will again, "
                 "see `A cache that is gone` in docs/operations.md."
@@ -142,7 +142,7 @@ class CachedDataKeys:
         self._keys = keys
         self._cache = cache
 
-    def shelf(self, tid: bytes) -> KeyShelf:
+    def shelf(self, tid: bytes) -> TenantKeys:
         return self._keys.shelf(tid)
 
     def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
@@ -179,17 +179,17 @@ class CachedDataKeys:
             return False
 
 
-class CachedAnswers:
+class CachedResponses:
     """Implements `upkeep.Answers`: the system's, and the cache forgets what is replaced."""
 
-    def __init__(self, answers: Answers, forget: Callable[[StorageKey], None]) -> None:
+    def __init__(self, answers: Responses, forget: Callable[[StorageKey], None]) -> None:
         self._answers = answers
         self._forget = forget
 
     def walk(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
         return self._answers.walk(after=after, limit=limit, tid=tid, other_than=other_than)
 
-    def replace(self, key: StorageKey, old: Payload, new: Payload) -> bool:
+    def replace(self, key: StorageKey, old: StoredPayload, new: StoredPayload) -> bool:
         replaced = self._answers.replace(key, old, new)
         if replaced:
             self._forget(key)
@@ -255,7 +255,7 @@ class ReplayCache(Protocol):
 class Telling(Protocol):
     """A store that can tell, in the statement that completes a record, what the record has become."""
 
-    def complete_and_tell(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> Record:
+    def complete_and_tell(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> Record:
         """As `complete`, and returns the record as it is stored now, whether or not this call has stored it."""
         ...
 
@@ -275,12 +275,12 @@ class TieredStore:
     """
 
     data_keys: DataKeys
-    answers: Answers
+    answers: Responses
     ledger: Ledger
-    unsettled: Unsettled
+    unsettled: Recovery
     expiry: Expiry
-    chores: ChoreBook
-    bell: Bell
+    chores: TaskLog
+    bell: Notifier
     """As the system has them; one that it has not, this has not either."""
     health: Health
 
@@ -288,15 +288,15 @@ class TieredStore:
         self._system = system
         if isinstance(system, KeepsDataKeys):
             self.data_keys = CachedDataKeys(system.data_keys, cache)
-        if isinstance(system, ShowsAnswers):
-            self.answers = CachedAnswers(system.answers, self._forget)
+        if isinstance(system, ShowsResponses):
+            self.answers = CachedResponses(system.answers, self._forget)
         if isinstance(system, Counts):
             self.ledger = system.ledger
-        if isinstance(system, KnowsUnsettled):
-            self.unsettled = CachedUnsettled(system.unsettled, self._withdraw)
+        if isinstance(system, SupportsRecovery):
+            self.unsettled = CachedRecovery(system.unsettled, self._withdraw)
         if isinstance(system, Expires):
             self.expiry = system.expiry
-        if isinstance(system, KeepsChoreBook):
+        if isinstance(system, KeepsTaskLog):
             self.chores = system.chores
         if isinstance(system, Announces):
             self.bell = system.bell
@@ -333,7 +333,7 @@ class TieredStore:
     def mark(self, key: StorageKey, token: bytes) -> None:
         self._system.mark(key, token)
 
-    def complete(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> None:
+    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
         if self._telling is None:
             self._system.complete(key, token, payload, keep=keep)
         else:
@@ -359,7 +359,7 @@ class TieredStore:
     def read(self, key: StorageKey) -> Record | None:
         return self._system.read(key)
 
-    def condemn(self, key: StorageKey, payload: Payload) -> None:
+    def condemn(self, key: StorageKey, payload: StoredPayload) -> None:
         # The damage may be the cache's alone; the system compares, and knows.
         self._forget(key)
         self._system.condemn(key, payload)
@@ -422,7 +422,7 @@ class TieredStore:
             return None
         try:
             identity = identified.identity()
-            if isinstance(identified, Fronted):
+            if isinstance(identified, KnowsCache):
                 # Before the first answer is cached: hosts that know no cache must hear of it.
                 identified.note_cache()
             return identity

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, ClaimRequest, Payload, Record, Replayed
+from flask_idempotency.engine.model import Claimed, ClaimRequest, Record, Replayed, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
 
@@ -56,7 +56,7 @@ class TimedStore:
     def mark(self, key: StorageKey, token: bytes) -> None:
         self._timed("mark", lambda: self._store.mark(key, token))
 
-    def complete(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> None:
+    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
         self._timed("complete", lambda: self._store.complete(key, token, payload, keep=keep))
 
     def release(self, key: StorageKey, token: bytes) -> None:
@@ -68,7 +68,7 @@ class TimedStore:
     def read(self, key: StorageKey) -> Record | None:
         return self._timed("read", lambda: self._store.read(key))
 
-    def condemn(self, key: StorageKey, payload: Payload) -> None:
+    def condemn(self, key: StorageKey, payload: StoredPayload) -> None:
         self._timed("condemn", lambda: self._store.condemn(key, payload))
 
     def _timed(

@@ -13,7 +13,7 @@ from typing import Final, Literal, Self, TypeAlias, TypeVar
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ClaimRequest, Payload, Record
+from flask_idempotency.engine.model import ClaimRequest, Record, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
 
@@ -173,7 +173,7 @@ class FaultyStore:
     def mark(self, key: StorageKey, token: bytes) -> None:
         self._pass(Call("mark", key, token), lambda: self._store.mark(key, token))
 
-    def complete(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> None:
+    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
         self._pass(Call("complete", key, token), lambda: self._store.complete(key, token, payload, keep=keep))
 
     def release(self, key: StorageKey, token: bytes) -> None:
@@ -185,7 +185,7 @@ class FaultyStore:
     def read(self, key: StorageKey) -> Record | None:
         return self._pass(Call("read", key, None), lambda: self._store.read(key))
 
-    def condemn(self, key: StorageKey, payload: Payload) -> None:
+    def condemn(self, key: StorageKey, payload: StoredPayload) -> None:
         self._pass(Call("condemn", key, None), lambda: self._store.condemn(key, payload))
 
     def _pass(self, call: Call, ask: Callable[[], AnswerT]) -> AnswerT:

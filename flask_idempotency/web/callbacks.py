@@ -15,7 +15,7 @@ from flask_idempotency.settings.loading import FormerIdentity
 from flask_idempotency.web.principals import Loader, checked, principal_by
 
 
-class Loaders:
+class Callbacks:
     """What an application registered on the extension. Set while it is being set up, only read afterwards."""
 
     __slots__ = ("principal", "problem_renderer", "quota", "replay_guard", "resolvers", "tenant")
@@ -29,7 +29,7 @@ class Loaders:
         self.resolvers: dict[str, Callable[[UnknownOutcome], Resolution]] = {}
 
 
-def load_tenant(loaders: Loaders, app: Flask) -> str | None:
+def load_tenant(loaders: Callbacks, app: Flask) -> str | None:
     """The tenant on whose behalf this request acts, or None."""
     return None if loaders.tenant is None else checked(app.ensure_sync(loaders.tenant)(), "tenant_loader")
 
@@ -52,7 +52,7 @@ def former_names(
     return tenant, principal
 
 
-def load_quota(loaders: Loaders, default: Quota | None, tenant: str | None, app: Flask) -> Quota | None:
+def load_quota(loaders: Callbacks, default: Quota | None, tenant: str | None, app: Flask) -> Quota | None:
     """What this tenant may have: the default, and over it what the loader says. None: nothing is to be counted."""
     if loaders.quota is None:
         return default
@@ -64,7 +64,7 @@ def load_quota(loaders: Loaders, default: Quota | None, tenant: str | None, app:
     return (default or Quota()).overlaid(own)
 
 
-def check_counted(loaders: Loaders, default: Quota | None, *, counts: bool) -> None:
+def check_counted(loaders: Callbacks, default: Quota | None, *, counts: bool) -> None:
     """Raises `ConfigurationError` for quotas over a store that counts nothing."""
     if not counts and (default is not None or loaders.quota is not None):
         named = "A quota_loader is registered" if default is None else "IDEMPOTENCY_QUOTA_* is set"

@@ -12,7 +12,7 @@ from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.web.policies import Policies
-from flask_idempotency.web.request_state import Visit, context, current_visit
+from flask_idempotency.web.request_state import RequestState, context, current_visit
 
 
 class CurrentClaim:
@@ -166,7 +166,7 @@ def _claim() -> Claim | None:
     return None if visit is None else visit.claim
 
 
-def _visit(attribute: str) -> Visit:
+def _visit(attribute: str) -> RequestState:
     visit = current_visit()
     if visit is None or visit.claim is None:
         raise _no_claim(attribute)

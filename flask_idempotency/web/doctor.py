@@ -12,21 +12,21 @@ from urllib.parse import urlsplit
 
 from flask import Flask
 
-from flask_idempotency.assembly import Built, in_one_process
-from flask_idempotency.engine.capabilities import Finding, Memory, Verdict
+from flask_idempotency.assembly import Services, in_one_process
+from flask_idempotency.engine.capabilities import DataLossDetector, Finding, Verdict
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import OnLapse
+from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.store import Schema
 from flask_idempotency.operations import doctor
 from flask_idempotency.operations.admin import keys_status
-from flask_idempotency.operations.doctor import Check, Endpoint, Examination, examine, some
+from flask_idempotency.operations.doctor import Check, DoctorReport, Endpoint, examine, some
 from flask_idempotency.operations.identity import look
 from flask_idempotency.operations.records import moment
 from flask_idempotency.settings import Settings, derived_secret
 from flask_idempotency.settings.loading import is_same, weak_secrets
 from flask_idempotency.settings.security import exposure
-from flask_idempotency.web.callbacks import Loaders
+from flask_idempotency.web.callbacks import Callbacks
 from flask_idempotency.web.janitor import intervals, shape_in, work_of
 from flask_idempotency.web.policies import Policies
 
@@ -153,13 +153,13 @@ def examination_of(
     worker_timeout: float | None = None,
     proxy_timeout: float | None = None,
     environ: Mapping[str, str] = os.environ,
-) -> Examination:
+) -> DoctorReport:
     """Everything `doctor` looks at. The timeouts go before what the settings and gunicorn's arguments say; 0 is never.
 
     The application must be guarded, or have been put together at least: its state has `built` and `policies`.
     """
     state: Any = app.extensions["idempotency"]
-    built: Built = state.built
+    built: Services = state.built
     settings: Settings = state.settings
     worker = _first(worker_timeout, settings.worker_timeout)
     if worker is None:
@@ -186,7 +186,7 @@ def examination_of(
     return examine(checks, reach=partial(_reach, built))
 
 
-def _reach(built: Built) -> None:
+def _reach(built: Services) -> None:
     """Ask the store for the time; or for a key that nobody has ever used, where it does not tell the time."""
     if built.chores is not None:
         built.chores.now()
@@ -194,7 +194,9 @@ def _reach(built: Built) -> None:
         built.engine.read(StorageKey(os.urandom(32), os.urandom(16)))
 
 
-def _of_store(app: Flask, built: Built, settings: Settings, loaders: Loaders, policies: Policies) -> Iterable[Check]:
+def _of_store(
+    app: Flask, built: Services, settings: Settings, loaders: Callbacks, policies: Policies
+) -> Iterable[Check]:
     """What the store says of itself, and what stands in it."""
 
     def asking(name: str, look: Callable[[], Iterable[Finding]]) -> Check:
@@ -234,7 +236,9 @@ def _of_store(app: Flask, built: Built, settings: Settings, loaders: Loaders, po
         yield asking("keys", lambda: doctor.keys(keys_status(ring, answers, data_keys), required=required))
 
 
-def _of_memory(memory: Memory | None, endpoints: Callable[[], list[Endpoint]], *, lenient: bool) -> Iterable[Check]:
+def _of_memory(
+    memory: DataLossDetector | None, endpoints: Callable[[], list[Endpoint]], *, lenient: bool
+) -> Iterable[Check]:
     """Of a store that can lose it."""
     if memory is not None:
         yield Check("canary", lambda: doctor.canary(memory), asks_store=True)
@@ -249,7 +253,7 @@ def _cannot(name: str, port: str) -> Finding:
 
 
 def _intervals(
-    app: Flask, built: Built, settings: Settings, loaders: Loaders, policies: Policies
+    app: Flask, built: Services, settings: Settings, loaders: Callbacks, policies: Policies
 ) -> Mapping[str, float]:
     """Of the chores that there is anything to do for. The heartbeat is looked at by itself."""
     try:
@@ -313,7 +317,7 @@ _ROTATE = "Set IDEMPOTENCY_SECRET to [a new random value, the one in use], and d
 _DROP = "Drop the last one from IDEMPOTENCY_SECRET when one `keep` has passed since every process knows the first."
 
 
-def _identity(app: Flask, built: Built, settings: Settings, loaders: Loaders, policies: Policies) -> Check:
+def _identity(app: Flask, built: Services, settings: Settings, loaders: Callbacks, policies: Policies) -> Check:
     """Whether keys go by the names that they had before. Notes nothing: the application may not be in use as it is here."""
 
     def findings() -> list[Finding]:
@@ -363,7 +367,7 @@ def _policies(policies: Policies) -> list[Finding]:
     return faults or [Finding("policies", Verdict.FINE, "Every endpoint's policy can be kept.")]
 
 
-def _resolvers(app: Flask, loaders: Loaders, endpoints: Iterable[Endpoint]) -> list[Finding]:
+def _resolvers(app: Flask, loaders: Callbacks, endpoints: Iterable[Endpoint]) -> list[Finding]:
     """`endpoints` are those that are guarded."""
     findings = []
     nowhere = [name for name in loaders.resolvers if name not in app.view_functions]
@@ -377,7 +381,7 @@ def _resolvers(app: Flask, loaders: Loaders, endpoints: Iterable[Endpoint]) -> l
     asking = [
         each.name
         for each in endpoints
-        if (each.policy.on_lapse is OnLapse.QUARANTINE or each.policy.effects == "marked")
+        if (each.policy.on_lapse is OnExpiry.QUARANTINE or each.policy.effects == "marked")
         and each.name not in loaders.resolvers
     ]
     if asking:

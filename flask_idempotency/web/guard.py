@@ -18,21 +18,20 @@ from werkzeug.wrappers import Response
 from flask_idempotency.assembly import in_one_process
 from flask_idempotency.engine.engine import Engine, Outcome, Replay
 from flask_idempotency.engine.errors import (
-    AnswerUnavailable,
     CorruptRecord,
     IdempotencyError,
     InheritedConnection,
     InvalidKey,
-    KeysUnavailable,
+    KeyProviderUnavailable,
     LeaseLost,
-    MemoryLost,
     NotCommitted,
+    ResponseUnavailable,
+    StoreDataLoss,
     StoreUnavailable,
 )
 from flask_idempotency.engine.events import MismatchRefused, Observers, ReplayForbidden, ReplayServed, StoreFailed
 from flask_idempotency.engine.keys import Identity, Scope, born, one_key, parse_key
 from flask_idempotency.engine.model import (
-    About,
     Claimed,
     ClaimRequest,
     Erased,
@@ -41,8 +40,9 @@ from flask_idempotency.engine.model import (
     OverQuota,
     Record,
     Replayed,
-    Result,
+    RequestInfo,
     State,
+    StoredResponse,
     Unknown,
 )
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision, Policy
@@ -50,17 +50,17 @@ from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.recovery import releasable_in
 from flask_idempotency.operations import handle_of
 from flask_idempotency.settings import Settings
-from flask_idempotency.web.callbacks import Loaders, former_names, load_quota, load_tenant
-from flask_idempotency.web.janitor import ShapeWatch, Watch
+from flask_idempotency.web.callbacks import Callbacks, former_names, load_quota, load_tenant
+from flask_idempotency.web.janitor import IdentityMonitor, JanitorMonitor
 from flask_idempotency.web.policies import Policies
-from flask_idempotency.web.principals import Credentials, Unnamed, bounded, load_principal
+from flask_idempotency.web.principals import Credentials, UnknownCaller, bounded, load_principal
 from flask_idempotency.web.problems import CONFLICT_RETRY_SECONDS, OutageLog, Problem, failure, refusal
 from flask_idempotency.web.request_body import FORM_TYPES, BodyTooLarge, TruncatedBody, read_body
 from flask_idempotency.web.request_state import (
     ELSEWHERE,
     Phase,
     QuarantineLog,
-    Visit,
+    RequestState,
     decide,
     past_point,
     transactional,
@@ -68,7 +68,7 @@ from flask_idempotency.web.request_state import (
     with_rows,
 )
 from flask_idempotency.web.requests import CSRF_FIELD, client_keys, fingerprints
-from flask_idempotency.web.responses import Answer, Answers, End, Orphans, capture
+from flask_idempotency.web.responses import Answer, Answers, Orphans, StreamEnd, capture
 
 # What one application's guard works with.
 
@@ -84,13 +84,13 @@ class Desk:
     identities: tuple[Identity, ...]
     settings: Settings
     policies: Policies
-    loaders: Loaders
+    loaders: Callbacks
     observers: Observers
     counts: bool = False
     """Whether the store can count what each tenant has."""
-    watch: Watch | None = None
+    watch: JanitorMonitor | None = None
     """None: no janitor is expected."""
-    shape: ShapeWatch | None = None
+    shape: IdentityMonitor | None = None
     """None: the store cannot remember the shape of identity, or no other process sees it."""
 
 
@@ -111,7 +111,7 @@ class Asking:
         self._unnamed: set[str] = set()
         """Endpoints that have been logged."""
 
-    def ask(self, visit: Visit, request: Request) -> Answer | None:
+    def ask(self, visit: RequestState, request: Request) -> Answer | None:
         """The answer to give in the view's place. None: the view is to run, and the visit's phase says on what terms."""
         policy = visit.policy
         try:
@@ -136,7 +136,7 @@ class Asking:
             if visit.principal is None and allowed is False:
                 return self._answers.problem(Problem("principal-required"), policy)
             requests = self._claim_requests(visit, request)
-        except Unnamed as error:
+        except UnknownCaller as error:
             return self._unnamed_caller(visit, error)
         except InvalidKey as error:
             return self._answers.problem(failure(error), policy)
@@ -147,7 +147,7 @@ class Asking:
         visit.record = requests[0].key.label
         return self._claimed(visit, requests)
 
-    def answer(self, visit: Visit, outcome: Outcome) -> Answer:
+    def answer(self, visit: RequestState, outcome: Outcome) -> Answer:
         """What is said of an outcome that is no claim."""
         match outcome:
             case Replayed(replay):
@@ -159,7 +159,7 @@ class Asking:
             case unexpected:
                 assert_never(unexpected)
 
-    def _claim_requests(self, visit: Visit, request: Request) -> list[ClaimRequest]:
+    def _claim_requests(self, visit: RequestState, request: Request) -> list[ClaimRequest]:
         """The same request under every secret in use, newest first; then under its former names, if there are any."""
         policy, operation = visit.policy, visit.operation
         bounded(operation, "endpoint of this view has")
@@ -170,7 +170,7 @@ class Asking:
             operation=operation if policy.scope == "operation" else None,
         )
         identities, former = self._desk.identities, self._desk.settings.former_identity
-        about = About(self._named(visit.tenant), self._named(visit.principal), request.method, operation)
+        about = RequestInfo(self._named(visit.tenant), self._named(visit.principal), request.method, operation)
         visit.body = read_body(request, most=policy.max_request_body)
         born_at, awaited = born(visit.client_key), policy.in_flight == "wait"
         # Asked each time: an application may set them after the extension was set up.
@@ -207,7 +207,7 @@ class Asking:
                 ]
         return requests
 
-    def _unnamed_caller(self, visit: Visit, error: Unnamed) -> Answer:
+    def _unnamed_caller(self, visit: RequestState, error: UnknownCaller) -> Answer:
         """Refuse this request alone: 403 where signing in helps, else 500. Logged once for each endpoint.
 
         Only the latter is an error of the application. The former is every client whose session has ended.
@@ -226,7 +226,7 @@ class Asking:
             return ""
         return self._desk.identities[0].pseudonym(name) if self._desk.settings.hashed_names else name
 
-    def _claimed(self, visit: Visit, requests: list[ClaimRequest]) -> Answer | None:
+    def _claimed(self, visit: RequestState, requests: list[ClaimRequest]) -> Answer | None:
         quota = load_quota(self._desk.loaders, self._desk.settings.quota, visit.tenant, self._app)
         shards = self._desk.settings.tenant_shards
         if quota is not None and shards > 1:
@@ -247,7 +247,7 @@ class Asking:
             return self._answers.problem(replace(refusal(outcome), detail=self._command(requests, visit)), visit.policy)
         return self.answer(visit, outcome)
 
-    def _command(self, requests: list[ClaimRequest], visit: Visit) -> str:
+    def _command(self, requests: list[ClaimRequest], visit: RequestState) -> str:
         """The command that frees this key, for the developer who is looking at it. Only in debug mode: it names the record."""
         if in_one_process(self._desk.settings):
             return "In debug mode: the records are in this process's memory, so a restart frees the key."
@@ -265,7 +265,7 @@ class Asking:
                 )
         return ""
 
-    def _outcome(self, visit: Visit, requests: list[ClaimRequest], quota: Quota | None) -> Outcome:
+    def _outcome(self, visit: RequestState, requests: list[ClaimRequest], quota: Quota | None) -> Outcome:
         """What becomes of the request under all its names.
 
         A former name that has no tenant or no principal may be that of several callers. A record that another one of today
@@ -292,7 +292,7 @@ class Asking:
             outcome = engine.claim(requests[0], visit.policy, former=requests[1:], quota=quota)
         return outcome
 
-    def _anothers(self, visit: Visit, record: Record) -> bool:
+    def _anothers(self, visit: RequestState, record: Record) -> bool:
         """Whether this record was made by another caller than this one, as it is named now or was before."""
         before = visit.former
         names = (record.about.tenant, visit.tenant, before[0]), (record.about.principal, visit.principal, before[1])
@@ -304,7 +304,7 @@ class Asking:
         hashed = {identity.pseudonym(name) for identity in self._desk.identities for name in known}
         return {*known, *hashed} | ({""} if None in names else set())
 
-    def _replay(self, visit: Visit, replay: Replay) -> Answer:
+    def _replay(self, visit: RequestState, replay: Replay) -> Answer:
         observers, who = self._desk.observers, (visit.record, visit.operation)
         guard = self._desk.loaders.replay_guard
         if guard is not None and not self._app.ensure_sync(guard)(replay.record):
@@ -318,21 +318,21 @@ class Asking:
         observers(ReplayServed(*who, status=replay.result.status, kept=replay.result.kept))
         return answer
 
-    def _condemn(self, visit: Visit, replay: Replay) -> None:
+    def _condemn(self, visit: RequestState, replay: Replay) -> None:
         try:
             self._desk.engine.condemn(replay, label=visit.record)
         except StoreUnavailable as error:
             # The next retry will find it out again.
             _log.warning("a record that cannot be read could not be quarantined (%s)", type(error).__name__)
 
-    def _store_failed(self, visit: Visit, error: StoreUnavailable) -> Answer | None:
-        if isinstance(error, MemoryLost):
+    def _store_failed(self, visit: RequestState, error: StoreUnavailable) -> Answer | None:
+        if isinstance(error, StoreDataLoss):
             # Told by the engine, and never run.
             self._outages.refused(visit.operation, error)
             return self._answers.problem(failure(error), visit.policy)
         name = type(error.__cause__ or error).__name__
         # Neither of these says that the store is away: what runs past it now, it would let run again.
-        known = isinstance(error, AnswerUnavailable | KeysUnavailable)
+        known = isinstance(error, ResponseUnavailable | KeyProviderUnavailable)
         allowed = visit.policy.on_store_down == "allow" and not known
         self._desk.observers(StoreFailed(visit.record, visit.operation, error=name, unprotected=allowed))
         if not allowed:
@@ -359,13 +359,13 @@ class Rows:
         self._desk = desk
         self._answers = answers
 
-    def begin(self, visit: Visit) -> None:
+    def begin(self, visit: RequestState) -> None:
         """A transactional view is about to run without a claim: without a key, say."""
         transactions = self._desk.engine.transactions
         if transactions is not None and visit.policy.effects == "transactional":
             visit.unclaimed = transactions.join((), b"", operation=visit.operation, told=_nothing)
 
-    def unclaimed(self, visit: Visit, response: Response) -> None:
+    def unclaimed(self, visit: RequestState, response: Response) -> None:
         """It has run. Its rows are still ours to commit."""
         visit.phase = Phase.DONE
         if visit.unclaimed is None:
@@ -389,7 +389,7 @@ class Rows:
         finally:
             transaction.leave()
 
-    def left_over(self, visit: Visit) -> None:
+    def left_over(self, visit: RequestState) -> None:
         """Say so when something was written after the rows were committed: by a stream, say. It will not be."""
         transactions = self._desk.engine.transactions
         if transactions is not None and transactions.unsaved():
@@ -401,7 +401,7 @@ class Rows:
 
     def not_committed(
         self,
-        visit: Visit,
+        visit: RequestState,
         response: Response,
         error: NotCommitted | StoreUnavailable,
         *,
@@ -415,7 +415,7 @@ class Rows:
             problem = refusal(Unknown(reason="not-committed")) if unknown else failure(error)
         self._put_over(visit, response, problem)
 
-    def rolled_back(self, visit: Visit, response: Response, error: BaseException | None) -> None:
+    def rolled_back(self, visit: RequestState, response: Response, error: BaseException | None) -> None:
         """Nothing is left of the work. An answer that says otherwise must not leave; an error may, and may say more."""
         if visit.decision is Decision.RELEASE and visit.claim is not None and visit.claim.is_retryable(error):
             conflict = Problem("transaction-conflict", retry_after=CONFLICT_RETRY_SECONDS)
@@ -434,7 +434,7 @@ class Rows:
             problem = refusal(Unknown(reason="not-kept")) if unknown else Problem("not-committed")
             self._put_over(visit, response, problem)
 
-    def _put_over(self, visit: Visit, response: Response, problem: Problem) -> None:
+    def _put_over(self, visit: RequestState, response: Response, problem: Problem) -> None:
         self._answers.problem(problem, visit.policy).put_over(response, lost=visit.capture)
 
 
@@ -456,7 +456,7 @@ class Guard:
         self._quarantines = QuarantineLog()
         self.orphans: Orphans = deque()
 
-    def enter(self, visit: Visit, request: Request) -> Response | None:
+    def enter(self, visit: RequestState, request: Request) -> Response | None:
         """The answer to give in the view's place, or None: the view is to run."""
         self.hear_orphans()
         if not self._desk.settings.enabled:
@@ -478,7 +478,7 @@ class Guard:
         """The response that says why a request is not even looked at."""
         return self._answers.problem(problem, policy).response
 
-    def again(self, visit: Visit) -> Response | None:
+    def again(self, visit: RequestState) -> Response | None:
         """The answer that was given in the view's place, made anew: what became of the first is not known. None: there
         was none, and the view may run."""
         if visit.answer is None:
@@ -486,7 +486,7 @@ class Guard:
         visit.phase = Phase.ANSWERED
         return visit.answer.afresh()
 
-    def captured(self, visit: Visit, response: Response) -> None:
+    def captured(self, visit: RequestState, response: Response) -> None:
         """The answer as the view and its `after_this_request` functions leave it, before any other hook has touched it."""
         visit.status = response.status_code
         if visit.phase is Phase.ANSWERED and visit.answer is not None:
@@ -496,7 +496,7 @@ class Guard:
         elif visit.phase is Phase.CLAIMED:
             self._capture(visit, response)
 
-    def finished(self, visit: Visit, response: Response) -> None:
+    def finished(self, visit: RequestState, response: Response) -> None:
         """All hooks have run and the session is saved: settle, or put another answer over one that is not ours to give."""
         if visit.capture is None:
             if transactional(visit):
@@ -506,7 +506,7 @@ class Guard:
         status = max(visit.capture.head.status, response.status_code)
         # An error that was only reported, and answered with less than a 500 or with a 503, was dealt with: that was chosen.
         chosen = status < 500 or status in RELEASED_BY_DEFAULT
-        failed = visit.error if visit.escaped or not chosen or visit.end is End.ERROR else None
+        failed = visit.error if visit.escaped or not chosen or visit.end is StreamEnd.ERROR else None
         # A status that a hook put over an answer which was final says nothing of what the view has done.
         overruled = status != visit.capture.head.status not in RELEASED_BY_DEFAULT
         visit.decision = decide(visit, response=response, status=status, error=failed, overruled=overruled)
@@ -522,7 +522,7 @@ class Guard:
             if tee is not None:
                 # Its rows are committed before its first byte leaves. What it will say is not known then, so not kept.
                 tee.mute()
-            visit.end = End.CLOSED
+            visit.end = StreamEnd.CLOSED
         result = visit.capture.result if visit.tee is None else visit.result
         # A hook has the last word on how it ended: what it made an error of must not be replayed as a success.
         if result is None or status >= (400 if transactional(visit) else 500) > result.status:
@@ -540,7 +540,7 @@ class Guard:
             if transactional(visit) and visit.decision is not Decision.KEEP:
                 self.rows.rolled_back(visit, response, failed)
 
-    def interrupted(self, visit: Visit, error: BaseException | None) -> None:
+    def interrupted(self, visit: RequestState, error: BaseException | None) -> None:
         """The request ended without an answer of the view's: it was propagated, torn down, or a later hook failed.
 
         Without an error either, nothing tells whether the view was entered: Flask says nothing between our last hook and
@@ -555,9 +555,9 @@ class Guard:
             decision, reason = decide(visit, response=None, status=500, error=error), "error"
         else:
             decision, reason = vanished(visit), "worker-interrupted"
-        self._settle_quietly(visit, decision, Result(status=500, kept=False), reason=reason)
+        self._settle_quietly(visit, decision, StoredResponse(status=500, kept=False), reason=reason)
 
-    def _capture(self, visit: Visit, response: Response) -> None:
+    def _capture(self, visit: RequestState, response: Response) -> None:
         earlier = visit.tee() if visit.tee is not None else None
         if earlier is not None and response.response is not earlier:
             # A later hook failed, and this is the error's answer: how the first one's stream ends is of no interest now.
@@ -568,7 +568,7 @@ class Guard:
         visit.tee = None if taken.tee is None else weakref.ref(taken.tee)
         visit.capture = taken.without_tee()
 
-    def _stream_ended(self, visit: Visit, end: End) -> None:
+    def _stream_ended(self, visit: RequestState, end: StreamEnd) -> None:
         """Told by the tee, possibly before the request is finished: then `finished` goes on from here.
 
         Raises `LeaseLost` where the end of a whole answer would follow, and the claim is no longer ours.
@@ -578,13 +578,13 @@ class Guard:
         visit.end = end
         tee = visit.tee() if visit.tee is not None else None
         visit.result = replace(visit.capture, tee=tee).result or visit.capture.tombstone
-        if end is End.ERROR:
+        if end is StreamEnd.ERROR:
             visit.error = sys.exc_info()[1]
         if visit.phase is Phase.STREAMING:
             self._settle_stream(visit, visit.result, end)
 
-    def _settle_stream(self, visit: Visit, result: Result, end: End) -> None:
-        error = visit.error if end is End.ERROR else None
+    def _settle_stream(self, visit: RequestState, result: StoredResponse, end: StreamEnd) -> None:
+        error = visit.error if end is StreamEnd.ERROR else None
         if error is None:
             decision, reason = visit.decision or Decision.QUARANTINE, f"status-{result.status}"
         elif isinstance(error, Exception):
@@ -592,7 +592,7 @@ class Guard:
         else:
             decision, reason = vanished(visit), "worker-interrupted"
         # Only what was produced to the end can be broken off: elsewhere the transfer is broken already.
-        settle = self._settle if end is End.EXHAUSTED else self._settle_quietly
+        settle = self._settle if end is StreamEnd.EXHAUSTED else self._settle_quietly
         settle(visit, decision, result, reason=reason)
 
     def hear_orphans(self, *, most: int = 100) -> None:
@@ -604,7 +604,7 @@ class Guard:
                 return
             ended()
 
-    def _settle_quietly(self, visit: Visit, decision: Decision, result: Result, *, reason: str) -> None:
+    def _settle_quietly(self, visit: RequestState, decision: Decision, result: StoredResponse, *, reason: str) -> None:
         """Settle where there is no answer left to change."""
         try:
             self._settle(visit, decision, result, reason=reason)
@@ -613,7 +613,9 @@ class Guard:
         except (NotCommitted, StoreUnavailable) as error:
             _log.warning("%s was not committed (%s)", visit.operation, type(error).__name__)
 
-    def _settle(self, visit: Visit, decision: Decision, result: Result, *, reason: str, rows: bool = False) -> None:
+    def _settle(
+        self, visit: RequestState, decision: Decision, result: StoredResponse, *, reason: str, rows: bool = False
+    ) -> None:
         """Settle once, whatever is called again. Raises `LeaseLost`; if the work is transactional, also `NotCommitted` and
         `StoreUnavailable`; and nothing else."""
         visit.phase = Phase.DONE
@@ -642,14 +644,14 @@ class Guard:
             # The record stays claimed, and lapses as its policy says.
             _log.exception("%s could not be settled", visit.operation)
 
-    def _uncaptured(self, visit: Visit, response: Response) -> None:
+    def _uncaptured(self, visit: RequestState, response: Response) -> None:
         """The application has left out its after_request functions, and with them ours: what it answers is not known."""
         _log.error("%s was answered without after_request functions, so it was not committed", visit.operation)
         visit.decision = Decision.RELEASE
-        self._settle_quietly(visit, Decision.RELEASE, Result(status=500, kept=False), reason="uncaptured")
+        self._settle_quietly(visit, Decision.RELEASE, StoredResponse(status=500, kept=False), reason="uncaptured")
         self.rows.rolled_back(visit, response, None)
 
-    def _answer_instead(self, visit: Visit, response: Response) -> None:
+    def _answer_instead(self, visit: RequestState, response: Response) -> None:
         """This claim was lost: what its view answered may contradict what the key's callers are told from now on."""
         if visit.claim is None:
             return

@@ -27,13 +27,13 @@ from flask_idempotency.engine.forks import notice
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.web.callbacks import check_counted
 from flask_idempotency.web.guard import Desk, Guard
-from flask_idempotency.web.policies import Resolved
+from flask_idempotency.web.policies import ResolvedPolicy
 from flask_idempotency.web.principals import is_of_httpauth
 from flask_idempotency.web.problems import Problem
 from flask_idempotency.web.request_body import FORM_TYPES, Closing, watch_body
 from flask_idempotency.web.request_state import (
     Phase,
-    Visit,
+    RequestState,
     context,
     context_id,
     only_flashes_changed,
@@ -117,19 +117,19 @@ class Hooks:
         if keyed and self._fault is not None:
             return self._closed(rule.endpoint, policy, self._fault)
         scope = asked.blueprints[0] if asked.blueprints else None
-        asked.__dict__[self._slot] = Visit(policy, rule.endpoint, scope, resolved.deferred, self.from_view)
+        asked.__dict__[self._slot] = RequestState(policy, rule.endpoint, scope, resolved.deferred, self.from_view)
         watch_body(asked)
         self._tail.keep(scope)
         self._capture.keep(scope)
         self._teardown.keep(scope)
         return None
 
-    def tail(self, visit: Visit) -> Response | None:
+    def tail(self, visit: RequestState) -> Response | None:
         """Ask for the claim: the last thing before the view, so a missing or malformed key is judged after signing in."""
         visit.reached = True
         return self._enter(visit) if visit.phase is Phase.NEW and not visit.deferred else None
 
-    def from_view(self, visit: Visit) -> Response | None:
+    def from_view(self, visit: RequestState) -> Response | None:
         """Ask for the claim where `@claim_here` stands. What was answered once is answered alike each time it is entered:
         a decorator above may take our answer for a failure, and try again."""
         if visit.phase is Phase.NEW:
@@ -144,7 +144,7 @@ class Hooks:
             )
         return None
 
-    def capture(self, visit: Visit, response: Response) -> Response:
+    def capture(self, visit: RequestState, response: Response) -> Response:
         """Take the snapshot, or put our own answer in place."""
         if visit.captured or visit.context != context_id():
             return response
@@ -207,7 +207,7 @@ class Hooks:
                 httpauth=self._desk.loaders.principal is None and is_of_httpauth(visit.principal),
             )
 
-    def teardown(self, visit: Visit, error: BaseException | None) -> None:
+    def teardown(self, visit: RequestState, error: BaseException | None) -> None:
         """Settle what nothing else has settled. Runs twice for some streams, and for every popped copy of the context."""
         if visit.phase is Phase.CLAIMED and visit.context == context_id():
             self._guard.interrupted(visit, error)
@@ -242,19 +242,19 @@ class Hooks:
         shown = fault if self._app.debug or self._app.testing else ""
         return self._guard.problem(Problem("misconfigured", shown), policy)
 
-    def _enter(self, visit: Visit) -> Response | None:
+    def _enter(self, visit: RequestState) -> Response | None:
         visit.context = context_id()
         visit.session_was_modified = session_is_modified()
         visit.session_before = None if visit.session_was_modified else session_values()
         return self._guard.enter(visit, request._get_current_object())  # type: ignore[attr-defined]
 
-    def _warn_once(self, visit: Visit, message: str) -> None:
+    def _warn_once(self, visit: RequestState, message: str) -> None:
         """Once per endpoint and message."""
         if (visit.operation, message) not in self._warned:
             self._warned.add((visit.operation, message))
             _log.warning(message, visit.operation)
 
-    def _visit(self) -> Visit | None:
+    def _visit(self) -> RequestState | None:
         """For signals, which anybody may send, in a request or not."""
         here = context.get(None)
         return None if here is None else visit_of(here.request, self._slot)
@@ -272,7 +272,7 @@ def _unhandled(exception: BaseException) -> bool:
     return _escaped(exception) and seen_by is not None and seen_by.tb_frame.f_code.co_name == "wsgi_app"
 
 
-def _may_be_keyed(asked: Request, resolved: Resolved) -> bool:
+def _may_be_keyed(asked: Request, resolved: ResolvedPolicy) -> bool:
     policy = resolved.policy
     return (
         policy.required

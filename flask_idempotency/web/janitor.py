@@ -19,28 +19,37 @@ from typing import Any, Final
 
 from flask import Flask
 
-from flask_idempotency.assembly import Built, identities, in_one_process
-from flask_idempotency.engine.capabilities import ChoreBook, Found
+from flask_idempotency.assembly import Services, identities, in_one_process
+from flask_idempotency.engine.capabilities import SeenRecord, TaskLog
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.events import Event, JanitorMissing, LossNoticed
+from flask_idempotency.engine.events import DataLossDetected, Event, JanitorMissing
 from flask_idempotency.engine.keys import Identity, marked, owner_mark
-from flask_idempotency.engine.model import About, Result
+from flask_idempotency.engine.model import RequestInfo, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Happened, Resolution, Settler, UnknownOutcome
-from flask_idempotency.maintenance.janitor import Chore, Drain, Heartbeat, Janitor, Work, expire, heartbeat, reconcile
-from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, Asking, Reaping, reap
+from flask_idempotency.maintenance.janitor import (
+    Batcher,
+    Chore,
+    HeartbeatReport,
+    Janitor,
+    Work,
+    expire,
+    heartbeat,
+    reconcile,
+)
+from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, ReapReport, ResolverContext, reap
 from flask_idempotency.maintenance.rotate import rotate
 from flask_idempotency.operations.identity import (
     FORMER_LOADER,
     LOADER,
     NOT_SET_UP,
     NOTED_EVERY_SECONDS,
-    Shape,
+    IdentityShape,
     look,
     shape_of,
 )
 from flask_idempotency.settings import Settings
-from flask_idempotency.web.callbacks import Loaders
+from flask_idempotency.web.callbacks import Callbacks
 from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.principals import extensions_of, may_have_httpauth
 from flask_idempotency.web.responses import capture
@@ -48,7 +57,7 @@ from flask_idempotency.web.responses import capture
 # Resolvers as an application registers them, and as the janitor calls them.
 
 
-def policy_of(policies: Policies, about: About) -> Policy:
+def policy_of(policies: Policies, about: RequestInfo) -> Policy:
     """What holds for the endpoint that this record is of, as the application is set up now."""
     return policies.resolve(about.operation, about.method).policy
 
@@ -56,7 +65,7 @@ def policy_of(policies: Policies, about: About) -> Policy:
 def callable_resolvers(
     app: Flask, resolvers: Mapping[str, Callable[[UnknownOutcome], Resolution]], policies: Policies
 ) -> Mapping[str, Callable[[UnknownOutcome], Resolution]]:
-    """By endpoint, each in an application context, and with a `Result` for an answer.
+    """By endpoint, each in an application context, and with a `StoredResponse` for an answer.
 
     Raises `ConfigurationError` for endpoints that the application does not have: their keys would wait for ever.
     """
@@ -71,7 +80,7 @@ def callable_resolvers(
     return {endpoint: partial(_ask, app, resolver, policies) for endpoint, resolver in resolvers.items()}
 
 
-def result_of(app: Flask, answer: Any, policy: Policy) -> Result:
+def result_of(app: Flask, answer: Any, policy: Policy) -> StoredResponse:
     """What a store keeps of an answer that a view might return. Raises `TypeError` for a stream: there is nobody to read it."""
     response = app.make_response(answer)
     taken = capture(response, policy, on_end=lambda end: None, orphans=deque())
@@ -80,7 +89,7 @@ def result_of(app: Flask, answer: Any, policy: Policy) -> Result:
     return taken.result
 
 
-def downstream_key(identities: Sequence[Identity], namespace: str, found: Found, name: str) -> str:
+def downstream_key(identities: Sequence[Identity], namespace: str, found: SeenRecord, name: str) -> str:
     """What `current_claim.downstream_key(name)` was for whoever claimed this record.
 
     Raises `ConfigurationError` where nobody can tell: under another secret it would be a key that the other side has never
@@ -104,7 +113,7 @@ def _ask(
 ) -> Resolution:
     with app.app_context():
         said = app.ensure_sync(resolver)(unknown)
-        if isinstance(said, Happened) and not isinstance(said.answer, Result):
+        if isinstance(said, Happened) and not isinstance(said.answer, StoredResponse):
             return Happened(result_of(app, said.answer, policy_of(policies, unknown.record.about)))
         resolution: Resolution = said
         return resolution
@@ -134,11 +143,11 @@ def intervals(settings: Settings) -> dict[Chore, float]:
     return {chore: seconds for chore, seconds in every.items() if seconds is not None}
 
 
-def drain_of(chore: Chore, settings: Settings) -> Drain:
+def drain_of(chore: Chore, settings: Settings) -> Batcher:
     """At what pace this chore is done. One that is never done by itself may take an hour when a person asks for it."""
     every = intervals(settings).get(chore, LONGEST_BUDGET_SECONDS)
     budget = min(max(every * BUDGET_SHARE, SHORTEST_BUDGET_SECONDS), LONGEST_BUDGET_SECONDS)
-    return Drain(batch=BATCHES[chore], budget=budget, rate=settings.expire_rate if chore == "expire" else None)
+    return Batcher(batch=BATCHES[chore], budget=budget, rate=settings.expire_rate if chore == "expire" else None)
 
 
 def janitor_of(app: Flask, *, host_clock: Callable[[], float] = time.time) -> Janitor:
@@ -148,12 +157,12 @@ def janitor_of(app: Flask, *, host_clock: Callable[[], float] = time.time) -> Ja
         raise ConfigurationError(
             "Idempotency is not set up on this application, or IDEMPOTENCY_ENABLED is False: there is nothing to look after."
         )
-    built: Built = state.built
+    built: Services = state.built
     work = work_of(app, built, state.settings, state.loaders, state.policies, state.observers)
     return Janitor(work, book=built.chores, observers=state.observers, host_clock=host_clock)
 
 
-def settler_of(built: Built, settings: Settings, observers: Callable[[Event], None]) -> Settler | None:
+def settler_of(built: Services, settings: Settings, observers: Callable[[Event], None]) -> Settler | None:
     """What settles keys in their owners' place. None: nobody can find them in this store."""
     if built.unsettled is None:
         return None
@@ -162,9 +171,9 @@ def settler_of(built: Built, settings: Settings, observers: Callable[[Event], No
 
 def work_of(
     app: Flask,
-    built: Built,
+    built: Services,
     settings: Settings,
-    loaders: Loaders,
+    loaders: Callbacks,
     policies: Policies,
     observers: Callable[[Event], None],
 ) -> dict[Chore, Work]:
@@ -174,7 +183,7 @@ def work_of(
     settler = settler_of(built, settings, observers)
     if built.unsettled is not None and settler is not None:
         every = identities(settings)
-        asking = Asking(
+        asking = ResolverContext(
             resolvers=callable_resolvers(app, loaders.resolvers, policies),
             policy_of=partial(policy_of, policies),
             settler=settler,
@@ -185,7 +194,7 @@ def work_of(
         )
         unsettled, label = built.unsettled, every[0].label
 
-        def reaping(horizon: float, drain: Drain) -> Reaping:
+        def reaping(horizon: float, drain: Batcher) -> ReapReport:
             # Where something is forgotten, somebody may be at work whom no record names: a resolver would find nothing yet.
             asked = asking if _remembers(built, observers) else None
             return reap(unsettled, horizon=horizon, drain=drain, observers=observers, label=label, asking=asked)
@@ -205,14 +214,14 @@ def work_of(
     if built.chores is not None:
         book = built.chores
 
-        def beat(horizon: float, drain: Drain) -> Heartbeat:
+        def beat(horizon: float, drain: Batcher) -> HeartbeatReport:
             return heartbeat(book.last(), store_now=book.now(), host_now=time.time())
 
         work["heartbeat"] = beat
     return work
 
 
-def _remembers(built: Built, observers: Callable[[Event], None]) -> bool:
+def _remembers(built: Services, observers: Callable[[Event], None]) -> bool:
     """Whether the store has all that it promised, or somebody has looked at what it has not. Tells a loss that is new."""
     memory = built.memory
     if memory is None:
@@ -220,7 +229,7 @@ def _remembers(built: Built, observers: Callable[[Event], None]) -> bool:
     standing = memory.standing()
     remembers = standing.runs_unknown(memory.rules.after_loss)
     if standing.noticed and standing.gravest is not None and not remembers:
-        observers(LossNoticed("", "reap", loss=standing.gravest.value))
+        observers(DataLossDetected("", "reap", loss=standing.gravest.value))
     return remembers
 
 
@@ -231,7 +240,7 @@ def _leases(policies: Policies, endpoints: Iterable[str]) -> Iterator[float]:
             yield policies.resolve(endpoint, method).policy.lease
 
 
-def hurried(drain: Drain, *, budget: float, told: Callable[[int], object]) -> Drain:
+def hurried(drain: Batcher, *, budget: float, told: Callable[[int], object]) -> Batcher:
     """The same pace for somebody who watches, says how long it may take, and hears how far it is."""
     return replace(drain, budget=budget, told=told)
 
@@ -242,23 +251,23 @@ AGAIN_SECONDS: Final = 60.0
 _log = logging.getLogger("flask_idempotency")
 
 
-def watch_of(built: Built, settings: Settings, observers: Callable[[Event], None]) -> Watch | None:
+def watch_of(built: Services, settings: Settings, observers: Callable[[Event], None]) -> JanitorMonitor | None:
     """None where no janitor is expected, where nothing tells whether one came, and where none can see the records."""
     if built.chores is None or settings.heartbeat_every is None or in_one_process(settings):
         return None
-    return Watch(built.chores, observers, every=settings.heartbeat_every)
+    return JanitorMonitor(built.chores, observers, every=settings.heartbeat_every)
 
 
 def shape_watch_of(
-    app: Flask, built: Built, settings: Settings, loaders: Loaders, policies: Policies
-) -> ShapeWatch | None:
+    app: Flask, built: Services, settings: Settings, loaders: Callbacks, policies: Policies
+) -> IdentityMonitor | None:
     """None where the store cannot remember the shape of identity, and where it is forgotten with this process."""
     if built.book is None or in_one_process(settings):
         return None
-    return ShapeWatch(built.book, partial(shape_in, app, settings, loaders, policies))
+    return IdentityMonitor(built.book, partial(shape_in, app, settings, loaders, policies))
 
 
-def shape_in(app: Flask, settings: Settings, loaders: Loaders, policies: Policies) -> Shape:
+def shape_in(app: Flask, settings: Settings, loaders: Callbacks, policies: Policies) -> IdentityShape:
     """The shape of the identity of keys as it is set up now."""
     former, extensions = settings.former_identity, extensions_of(app)
     tenant = () if loaders.tenant is None else (LOADER,)
@@ -304,7 +313,7 @@ def _kinds_before(
             return (FORMER_LOADER,)
 
 
-class Watch:
+class JanitorMonitor:
     """Asks the store now and then whether a janitor has reported, and tells once when none has for two intervals.
 
     Any chore counts, whoever did it: cron has no heartbeat. After one has reported again, the next silence is told anew.
@@ -312,7 +321,7 @@ class Watch:
 
     def __init__(
         self,
-        book: ChoreBook,
+        book: TaskLog,
         observers: Callable[[Event], None],
         *,
         every: float,
@@ -354,7 +363,7 @@ class Watch:
         self._told = missing
 
 
-class ShapeWatch:
+class IdentityMonitor:
     """Reports a change of the identity of keys: when the first request that claimed a key has ended, and then each new one.
 
     Loaders may be registered until the first request, so this cannot be done earlier. It asks the store once, and then
@@ -363,8 +372,8 @@ class ShapeWatch:
 
     def __init__(
         self,
-        book: ChoreBook,
-        shape: Callable[[], Shape],
+        book: TaskLog,
+        shape: Callable[[], IdentityShape],
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -48,7 +48,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class ResolvedPolicy:
     """What the guard goes by for one endpoint and method.
 
     `deferred`: `@claim_here` will ask for the claim, so the hook must not. `headers` are the WSGI names that carry keys.
@@ -65,10 +65,10 @@ class Resolved:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class PolicySource:
     """Why an endpoint and method have the policy that they have: by the name of each value, where it was written."""
 
-    resolved: Resolved
+    resolved: ResolvedPolicy
     origins: Mapping[str, str]
 
 
@@ -204,17 +204,17 @@ class Policies:
         self._overrides = overrides
         self._origins = origins or {}
         self._chosen_only = chosen_only
-        self._resolved: dict[tuple[str, str], Resolved] = {}
+        self._resolved: dict[tuple[str, str], ResolvedPolicy] = {}
         self._form_fields: tuple[int, Mapping[str, str]] | None = None
 
-    def resolve(self, endpoint: str, method: str) -> Resolved:
+    def resolve(self, endpoint: str, method: str) -> ResolvedPolicy:
         """The same object for the same endpoint and method, as long as the application lives."""
         resolved = self._resolved.get((endpoint, method))
         if resolved is None:
             resolved = self._resolved[endpoint, method] = self._resolve(endpoint, method)
         return resolved
 
-    def explain(self, endpoint: str, method: str) -> Explained:
+    def explain(self, endpoint: str, method: str) -> PolicySource:
         """What `resolve` says, and where each value comes from."""
         layers = list(self._layers(endpoint, method))
         written = {name: layer.where for layer in layers for name in layer.override}
@@ -230,7 +230,7 @@ class Policies:
         resolved = self.resolve(endpoint, method)
         if resolved.policy.lease < policy_of({"profile": resolved.policy.profile}).lease:
             origins["lease"] += ", shortened to max_runtime"
-        return Explained(resolved, origins | written)
+        return PolicySource(resolved, origins | written)
 
     def pairs(self) -> list[tuple[str, str]]:
         """Every endpoint of the application with every method that it is routed for."""
@@ -257,7 +257,7 @@ class Policies:
                 faults.setdefault(fault, []).append(f"{method} {endpoint}")
         return [f"{', '.join(where)}: {fault}" for fault, where in faults.items()]
 
-    def _resolve(self, endpoint: str, method: str) -> Resolved:
+    def _resolve(self, endpoint: str, method: str) -> ResolvedPolicy:
         marks = [_mark(target) for target in _marked(self._app, endpoint, method)]
         policy = policy_of(*(layer.override for layer in self._layers(endpoint, method)))
         said = [mark.exempt for mark in marks if mark.exempt is not None]
@@ -268,7 +268,7 @@ class Policies:
         lost = _hidden(self._app, endpoint, method) if unsafe else []
         hidden = [_hides(each) for each in lost if self._chosen_only or _mark(each).exempt is not None]
         exempt = not unsafe or not (chosen or hidden) or (said[-1] if said else False)
-        return Resolved(
+        return ResolvedPolicy(
             policy=policy,
             exempt=exempt,
             deferred=deferred,

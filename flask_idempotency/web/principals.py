@@ -130,7 +130,7 @@ _DECORATORS: Final = {
 """By extension, the decorator that answers a client which has not signed in."""
 
 
-class Unnamed(IdempotencyError):
+class UnknownCaller(IdempotencyError):
     """A request that carries credentials, and nothing names its caller. Says which credentials, and no value of any."""
 
     def __init__(self, credential: str, *, set_up: tuple[str, ...], in_view: bool) -> None:
@@ -208,7 +208,7 @@ def load_principal(
 
     `in_view`: the decorators of the view have run. Before, what `g` holds may be of a request around this one.
 
-    Raises `Unnamed` for a request with credentials that nothing names, unless `allow_anonymous` is True; and whatever
+    Raises `UnknownCaller` for a request with credentials that nothing names, unless `allow_anonymous` is True; and whatever
     Flask-JWT-Extended raises for a token that is not valid: for one that has expired or was revoked in any case, for others
     if nothing else names the caller.
     """
@@ -222,7 +222,7 @@ def load_principal(
             raise refused
         bounded(name, "authentication extension gives this caller")
     if name is None and not allow_anonymous and (found := credentials.of(request)) is not None:
-        raise Unnamed(found, set_up=set_up, in_view=in_view)
+        raise UnknownCaller(found, set_up=set_up, in_view=in_view)
     return name
 
 

@@ -21,9 +21,9 @@ from flask_idempotency.engine.errors import (
     CorruptRecord,
     IdempotencyError,
     InvalidKey,
-    KeysUnavailable,
-    MemoryLost,
+    KeyProviderUnavailable,
     NotCommitted,
+    StoreDataLoss,
     StoreUnavailable,
 )
 from flask_idempotency.engine.escape import printable_lines
@@ -63,9 +63,9 @@ class OutageLog:
         _log.warning(
             "%s was refused with 503: the %s is not available (%s)%s",
             operation,
-            "key provider" if isinstance(error, KeysUnavailable) else "store",
+            "key provider" if isinstance(error, KeyProviderUnavailable) else "store",
             # Nothing that came from outside is in it, and it says what to do.
-            error if isinstance(error, MemoryLost) else _named(error.__cause__ or error),
+            error if isinstance(error, StoreDataLoss) else _named(error.__cause__ or error),
             f"; {more} more since the last such line" if more else "",
         )
 
@@ -474,7 +474,7 @@ def failure(error: IdempotencyError) -> Problem:
     match error:
         case InvalidKey():
             return Problem("invalid-key", str(error))
-        case MemoryLost():
+        case StoreDataLoss():
             return Problem("memory-lost", retry_after=LOSS_RETRY_SECONDS)
         case StoreUnavailable():
             return Problem("store-unavailable", retry_after=STORE_RETRY_SECONDS)

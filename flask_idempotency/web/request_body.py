@@ -22,7 +22,7 @@ from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
 # A server's input stream that can tell whether somebody has read from it.
 
 
-class Counted:
+class CountingStream:
     """Passes everything on to the stream, and counts what is read.
 
     Most servers' streams cannot tell where they stand. One that a hook has emptied then looks like an empty body. There
@@ -144,7 +144,7 @@ def watch_body(request: Request) -> None:
     """
     source = request.environ["wsgi.input"]
     if request.content_length != 0 and "stream" not in request.__dict__ and _position(source) is None:
-        request.environ["wsgi.input"] = Counted(source)
+        request.environ["wsgi.input"] = CountingStream(source)
 
 
 def read_body(request: Request, *, most: int | None = None) -> Body:
@@ -312,8 +312,8 @@ def _is_servers(stream: IO[bytes], request: Request) -> bool:
     return isinstance(cast(object, stream), LimitedStream) or stream is request.environ["wsgi.input"]
 
 
-def _position(stream: IO[bytes] | Counted) -> int | None:
-    if isinstance(stream, Counted):
+def _position(stream: IO[bytes] | CountingStream) -> int | None:
+    if isinstance(stream, CountingStream):
         return stream.bytes_read
     try:
         return stream.tell()

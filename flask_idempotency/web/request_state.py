@@ -23,11 +23,11 @@ from werkzeug.wrappers import Response
 
 from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.keys import Identity
-from flask_idempotency.engine.model import OnLapse, Result
+from flask_idempotency.engine.model import OnExpiry, StoredResponse
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.engine.store import Transaction
 from flask_idempotency.web.request_body import Body
-from flask_idempotency.web.responses import Answer, Capture, End, Tee
+from flask_idempotency.web.responses import Answer, CapturedResponse, StreamEnd, Tee
 
 if TYPE_CHECKING:
     from contextvars import ContextVar
@@ -61,7 +61,7 @@ class Phase(Enum):
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Visit:
+class RequestState:
     """Changed by the guard alone, and in the order of `Phase`. Refers to no request and no context: no cycles."""
 
     policy: Policy
@@ -70,7 +70,7 @@ class Visit:
     """The innermost blueprint: where the request's own hooks, and ours, stand."""
     deferred: bool
     """`@claim_here` asks for the claim, not the hook."""
-    from_view: Callable[[Visit], Response | None]
+    from_view: Callable[[RequestState], Response | None]
     """What `@claim_here` calls: asks for the claim. Returns the answer to give in the view's place, or None."""
     phase: Phase = Phase.NEW
     reached: bool = False
@@ -90,11 +90,11 @@ class Visit:
     answer: Answer | None = None
     captured: bool = False
     """Whether the response has passed our after_request hook, of which a scope may come to hold several."""
-    capture: Capture | None = None
+    capture: CapturedResponse | None = None
     tee: weakref.ref[Tee] | None = None
     """Weak, because it calls back to here: its destructor must run as soon as the last hook or server lets go of it."""
-    end: End | None = None
-    result: Result | None = None
+    end: StreamEnd | None = None
+    result: StoredResponse | None = None
     decision: Decision | None = None
     error: BaseException | None = None
     status: int = 0
@@ -177,13 +177,13 @@ def _copied(value: Any) -> Any:
     return value if type(value) in (str, int, bool, type(None)) else deepcopy(value)
 
 
-def visit_of(request: object, slot: str) -> Visit | None:
+def visit_of(request: object, slot: str) -> RequestState | None:
     """Return this dispatch's visit, or None."""
-    visit: Visit | None = request.__dict__.get(slot)
+    visit: RequestState | None = request.__dict__.get(slot)
     return visit
 
 
-def current_visit() -> Visit | None:
+def current_visit() -> RequestState | None:
     """The visit of the request that is being handled here, or None: no request, or none that could be keyed."""
     if not has_request_context():
         return None
@@ -200,7 +200,7 @@ _log = logging.getLogger("flask_idempotency")
 
 
 def decide(
-    visit: Visit, *, response: Response | None, status: int, error: BaseException | None, overruled: bool = False
+    visit: RequestState, *, response: Response | None, status: int, error: BaseException | None, overruled: bool = False
 ) -> Decision:
     """What the policy says. Where the application's own `decide` fails, nobody knows, and the key is quarantined.
 
@@ -222,22 +222,22 @@ def decide(
     return decision
 
 
-def with_rows(visit: Visit, *, status: int, error: BaseException | None) -> bool:
+def with_rows(visit: RequestState, *, status: int, error: BaseException | None) -> bool:
     """Whether the rows of a transactional view are to be committed. `status` is the worse of the view's and its hooks'."""
     return (status < 400 and status not in ELSEWHERE) or (visit.keeps_rows and error is None)
 
 
-def vanished(visit: Visit) -> Decision:
+def vanished(visit: RequestState) -> Decision:
     """A worker that is being killed knows as little of the outcome as one that is gone."""
-    return Decision.RELEASE if visit.policy.on_lapse is OnLapse.TAKEOVER else Decision.QUARANTINE
+    return Decision.RELEASE if visit.policy.on_lapse is OnExpiry.TAKEOVER else Decision.QUARANTINE
 
 
-def past_point(visit: Visit) -> bool:
+def past_point(visit: RequestState) -> bool:
     """Whether the visit's work may have done what must not be done twice."""
     return visit.claim is not None and visit.claim.past_point
 
 
-def transactional(visit: Visit) -> bool:
+def transactional(visit: RequestState) -> bool:
     """Whether the rows that its view writes are committed with its claim."""
     return visit.claim is not None and visit.claim.transactional
 
@@ -254,7 +254,7 @@ class QuarantineLog:
         self._next: dict[str, float] = {}
         self._suppressed: dict[str, int] = {}
 
-    def quarantined(self, visit: Visit, reason: str) -> None:
+    def quarantined(self, visit: RequestState, reason: str) -> None:
         """Log this quarantine, or count it if the endpoint had its line within the hour."""
         operation, now = visit.operation, self._monotonic()
         with self._lock:
@@ -274,7 +274,7 @@ class QuarantineLog:
         )
 
 
-def _remedy(visit: Visit) -> str:
+def _remedy(visit: RequestState) -> str:
     if not past_point(visit):
         return (
             'A retry runs by itself under effects="transactional" (rows committed with the record), "deduplicated" (a unique '

@@ -20,17 +20,17 @@ from werkzeug.wrappers import Response
 from werkzeug.wsgi import ClosingIterator
 
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, NotStorable
-from flask_idempotency.engine.model import Result
+from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.settings.options import DOCS_URL
 from flask_idempotency.settings.profiles import PROFILES, Profile, allowed_fields
-from flask_idempotency.web.callbacks import Loaders
+from flask_idempotency.web.callbacks import Callbacks
 from flask_idempotency.web.problems import Problem, Renderer, render
 
 # A copy of a streamed answer, taken while it passes by.
 
 
-class End(Enum):
+class StreamEnd(Enum):
     """How a stream ended. Only `EXHAUSTED` means that the whole answer was produced."""
 
     EXHAUSTED = "exhausted"
@@ -38,7 +38,7 @@ class End(Enum):
     ERROR = "error"
 
 
-OnEnd: TypeAlias = Callable[[End], None]
+OnEnd: TypeAlias = Callable[[StreamEnd], None]
 
 Orphans: TypeAlias = "deque[Callable[[], None]]"
 """Ends that a destructor could not tell. Whoever may do I/O takes them off the left and calls them."""
@@ -62,7 +62,7 @@ class Tee(Iterator[bytes]):
         orphans: Orphans,
     ) -> None:
         # Until iter() has worked there is nothing that __del__ should report.
-        self.end: End | None = End.ERROR
+        self.end: StreamEnd | None = StreamEnd.ERROR
         self._chunks: Iterator[str | bytes] = iter(source)
         self._source = source
         self._limit = limit
@@ -107,12 +107,12 @@ class Tee(Iterator[bytes]):
             if close is not None:
                 close()
         finally:
-            self._ended(End.CLOSED)
+            self._ended(StreamEnd.CLOSED)
 
     def __del__(self) -> None:
         # A collector may run this while this thread holds any lock, the store's own too: what waits here never wakes.
         if self.end is None and not self._muted:
-            self._orphans.append(partial(self._on_end, End.CLOSED))
+            self._orphans.append(partial(self._on_end, StreamEnd.CLOSED))
 
     def _pull(self) -> bytes:
         if self._lost:
@@ -120,10 +120,10 @@ class Tee(Iterator[bytes]):
         try:
             chunk = next(self._chunks)
         except StopIteration:
-            self._ended(End.EXHAUSTED)
+            self._ended(StreamEnd.EXHAUSTED)
             raise
         except BaseException:
-            self._ended(End.ERROR)
+            self._ended(StreamEnd.ERROR)
             raise
         data = chunk.encode() if isinstance(chunk, str) else chunk
         self._keep(data)
@@ -141,13 +141,13 @@ class Tee(Iterator[bytes]):
         else:
             self._copy.append(data)
 
-    def _ended(self, end: End) -> None:
+    def _ended(self, end: StreamEnd) -> None:
         if self.end is None:
             self.end = end
             if not self._muted:
                 self._tell(end)
 
-    def _tell(self, end: End) -> None:
+    def _tell(self, end: StreamEnd) -> None:
         try:
             self._on_end(end)
         except LeaseLost:
@@ -191,10 +191,10 @@ _UNSAFE = re.compile(r"[\r\n\0]|[^\0-\xff]")
 
 
 @dataclass(frozen=True, slots=True)
-class Capture:
+class CapturedResponse:
     """A snapshot of an answer, taken before other hooks touch it."""
 
-    head: Result
+    head: StoredResponse
     """The answer without its body."""
     body: bytes | None = field(repr=False)
     """None: not kept, or still to come through `tee`."""
@@ -206,23 +206,23 @@ class Capture:
     """Its Content-Length, if it had one."""
 
     @property
-    def result(self) -> Result | None:
+    def result(self) -> StoredResponse | None:
         """What to store: the answer, or its tombstone. None for a stream that was not, or not yet, exhausted."""
         if self.tee is None:
             return self.tombstone if self.body is None else self.head.with_body(self.body)
-        if self.tee.end is not End.EXHAUSTED:
+        if self.tee.end is not StreamEnd.EXHAUSTED:
             return None
         body = self.tee.copied()
         if self.tee.over_limit or self.announced not in (None, len(body)):
             return self.tombstone
         return self.head.with_body(body)
 
-    def without_tee(self) -> Capture:
+    def without_tee(self) -> CapturedResponse:
         """The same, for whoever must not keep the tee alive."""
-        return Capture(self.head, self.body, None, self.headers, self.announced)
+        return CapturedResponse(self.head, self.body, None, self.headers, self.announced)
 
     @property
-    def tombstone(self) -> Result:
+    def tombstone(self) -> StoredResponse:
         """What to store when the work was done and the body cannot be kept."""
         return self.head.without_body()
 
@@ -245,7 +245,7 @@ def kept_headers(headers: Iterable[tuple[str, str]], policy: Policy) -> Pairs:
     return kept
 
 
-def capture(response: Response, policy: Policy, *, on_end: OnEnd, orphans: Orphans) -> Capture:
+def capture(response: Response, policy: Policy, *, on_end: OnEnd, orphans: Orphans) -> CapturedResponse:
     """Take the snapshot, leaving the response as it was, but for a stream: that passes through a tee from now on.
 
     What cannot be stored becomes a tombstone and raises nothing. `on_end` and `orphans` are the tee's, see there.
@@ -263,11 +263,11 @@ def capture(response: Response, policy: Policy, *, on_end: OnEnd, orphans: Orpha
         else:
             tee = Tee(response.response, limit=policy.max_body, announced=announced, on_end=on_end, orphans=orphans)
             response.response = tee
-    return Capture(head, body, tee, headers, announced)
+    return CapturedResponse(head, body, tee, headers, announced)
 
 
 def revive(
-    result: Result,
+    result: StoredResponse,
     *,
     policy: Policy,
     response_class: type[Response],
@@ -300,7 +300,7 @@ def revive(
     return response
 
 
-def restore(response: Response, answer: Response, *, policy: Policy, lost: Capture | None = None) -> None:
+def restore(response: Response, answer: Response, *, policy: Policy, lost: CapturedResponse | None = None) -> None:
     """Put another answer over this response, in place, and keep what hooks have added to it.
 
     For a replay at the capture point, and for a claim found to be lost after all hooks have run. Of the answer that
@@ -354,7 +354,7 @@ def _bodiless(status: int) -> bool:
     return status in (204, 304) or 100 <= status < 200
 
 
-def _head(response: Response, policy: Policy) -> tuple[Result, bool]:
+def _head(response: Response, policy: Policy) -> tuple[StoredResponse, bool]:
     """Everything but the body, and whether it is all there: what no header may hold has been left out."""
     status, reason = response.status_code, _reason(response)
     storable = not _UNSAFE.search(reason)
@@ -366,7 +366,7 @@ def _head(response: Response, policy: Policy) -> tuple[Result, bool]:
     except NotStorable:
         pairs = tuple(pair for pair in _allowed(response.headers, policy) if not _UNSAFE.search(pair[1]))
         storable = False
-    return Result(status, reason if storable else "", pairs), storable
+    return StoredResponse(status, reason if storable else "", pairs), storable
 
 
 def _joined(response: Response, policy: Policy) -> bytes | None:
@@ -395,11 +395,11 @@ def _reason(response: Response) -> str:
     return "" if response.status == _standard_line(response.status_code) else response.status.partition(" ")[2]
 
 
-def _status_line(result: Result) -> str:
+def _status_line(result: StoredResponse) -> str:
     return f"{result.status} {result.reason}" if result.reason else _standard_line(result.status)
 
 
-def _loaded(result: Result, policy: Policy) -> Pairs:
+def _loaded(result: StoredResponse, policy: Policy) -> Pairs:
     """Return the stored fields that the policy keeps, by the same allow-list as when a response is stored.
 
     Somebody else may have written to the store. A proxy acts on some fields (`X-Accel-Redirect`), and a body where none
@@ -433,7 +433,7 @@ class Answer:
         self._as_built = _looks(self.response)
         return self.response
 
-    def put_over(self, response: Response, *, lost: Capture | None = None) -> None:
+    def put_over(self, response: Response, *, lost: CapturedResponse | None = None) -> None:
         """Make this response say what this answer says, unless it still is this very answer."""
         if response is not self.response or _looks(response) != self._as_built:
             restore(response, self._build(), policy=self._policy, lost=lost)
@@ -442,7 +442,7 @@ class Answer:
 class Answers:
     """Makes answers for one application."""
 
-    def __init__(self, app: Flask, loaders: Loaders, *, docs_url: str) -> None:
+    def __init__(self, app: Flask, loaders: Callbacks, *, docs_url: str) -> None:
         self._app = app
         self._loaders = loaders
         self._docs_url = docs_url
@@ -452,7 +452,7 @@ class Answers:
         profile = PROFILES[policy.profile]
         return Answer(lambda: self._render(problem, profile=profile), policy)
 
-    def replay(self, result: Result, policy: Policy) -> Answer:
+    def replay(self, result: StoredResponse, policy: Policy) -> Answer:
         """The stored answer. Raises `CorruptRecord` when it must not be sent."""
         return Answer(
             lambda: revive(

@@ -14,7 +14,7 @@ import pytest
 
 from flask_idempotency.cli import cli
 from flask_idempotency.engine.keys import Identity, Scope, StorageKey
-from flask_idempotency.engine.model import About, ClaimRequest, OnLapse
+from flask_idempotency.engine.model import ClaimRequest, OnExpiry, RequestInfo
 from flask_idempotency.operations import handle_of
 from tests.web.apps import World
 from tests.web.cases import NAME, WHY, paid, run, shop
@@ -84,9 +84,9 @@ def troubled(**settings: Any) -> World:
     paid(world, KEY, Fail="yes", **who)
     hashed = settings.get("audit_names") == "hashed"
     tenant, principal = (Identity(b"s").pseudonym(name) if hashed else name for name in (TENANT, PRINCIPAL))
-    about = About(tenant, principal, "POST", "pay")
+    about = RequestInfo(tenant, principal, "POST", "pay")
     world.store.claim(
-        ClaimRequest(canary(f"{KEY}-busy"), bytes(32), OnLapse.QUARANTINE, about), token=bytes(16), lease=30
+        ClaimRequest(canary(f"{KEY}-busy"), bytes(32), OnExpiry.QUARANTINE, about), token=bytes(16), lease=30
     )
     return world
 

@@ -13,8 +13,8 @@ from flask import Flask
 from flask_idempotency.cli import maintenance as cli_chores
 from flask_idempotency.engine.capabilities import LONGEST_LOCK_SECONDS
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.events import ChoreDone, Reaped, RecordCorrupt
-from flask_idempotency.engine.model import OnLapse
+from flask_idempotency.engine.events import Reaped, RecordCorrupt, TaskRun
+from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.recovery import Happened, Resolution, UnknownOutcome
 from flask_idempotency.maintenance.janitor import LOCK_SECONDS
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS
@@ -144,7 +144,7 @@ def test_reap_quarantines_what_its_owner_has_left() -> None:
     Once: the second time there is nothing to do. What is to be taken over is left to its retry.
     """
     world = cases.shop()
-    cases.vanished(world, "a"), cases.vanished(world, "b", on_lapse=OnLapse.TAKEOVER)
+    cases.vanished(world, "a"), cases.vanished(world, "b", on_lapse=OnExpiry.TAKEOVER)
     early = object_of(run(world, "reap", "--json"))
     world.clock.advance(cases.LEASE + 1)
     said = [run(world, "reap", "--json") for _ in range(2)]
@@ -202,7 +202,7 @@ def test_a_chore_by_hand_is_written_down_and_told(chore: str) -> None:
 
     assert 0 == run(world, chore).exit_code
     assert [chore] == list(book_of(world.app).last())
-    assert [chore] == [event.operation for event in world.told(ChoreDone) if isinstance(event, ChoreDone)]
+    assert [chore] == [event.operation for event in world.told(TaskRun) if isinstance(event, TaskRun)]
 
 
 @pytest.mark.parametrize("chore", ("reap", "expire", "rotate", "reconcile"))
@@ -216,7 +216,7 @@ def test_a_chore_that_somebody_is_at_is_left_to_them(chore: str) -> None:
 
     assert (0, True) == (told.exit_code, told.output.startswith("Somebody else is at it just now"))
     assert {"busy": True} == object_of(run(world, chore, "--json"))
-    assert ({}, []) == (book_of(world.app).last(), world.told(ChoreDone))
+    assert ({}, []) == (book_of(world.app).last(), world.told(TaskRun))
     book_of(world.app).give_back(chore, b"another")
     assert not object_of(run(world, chore, "--json"))["busy"]
 

@@ -15,9 +15,9 @@ from flask import Flask, request
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.capabilities import Verdict
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.events import LossAcknowledged, StoreInitialised
+from flask_idempotency.engine.events import DataLossAcknowledged, StoreInitialised
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.data_loss import RedisMemory
+from flask_idempotency.stores.redis.data_loss import RedisDataLoss
 from flask_idempotency.web.doctor import examination_of
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers, StartRedis, connect
@@ -145,15 +145,15 @@ def test_an_emptied_redis_is_acknowledged_by_a_person(world: World, client: redi
 
     no = run(world, "ack", *WHY, typed="n\n")
     assert (1, True, 503) == (no.exit_code, f"{ALL} missing" in no.stderr, paid(world, "new"))
-    assert [] == world.told(LossAcknowledged)
+    assert [] == world.told(DataLossAcknowledged)
 
     assert 0 == run(world, "ack", *WHY, typed="y\n").exit_code
     assert (201, 0) == (paid(world, "new"), run(world, "status").exit_code)
     assert [
-        LossAcknowledged(
+        DataLossAcknowledged(
             "", "", actor="ops", reason="asked the bank", forced=False, parts={"missing": ALL}, finished=True
         )
-    ] == world.told(LossAcknowledged)
+    ] == world.told(DataLossAcknowledged)
 
 
 def test_survivors_are_waited_for_unless_somebody_insists(server: RedisServer, client: redis.Redis) -> None:
@@ -164,12 +164,12 @@ def test_survivors_are_waited_for_unless_somebody_insists(server: RedisServer, c
     assert 0 < status["seconds_until_ack"] <= 60
 
     assert "left to put their claims back" in refusal(run(world, "ack", *WHY, "--yes"))
-    assert ([], 503) == (world.told(LossAcknowledged), paid(world))
+    assert ([], 503) == (world.told(DataLossAcknowledged), paid(world))
 
     assert {"missing": ALL} == said(run(world, "ack", *WHY, "--yes", "--force", "--json"))["acknowledged"]
     assert (201, [True]) == (
         paid(world),
-        [told.forced for told in world.told(LossAcknowledged) if isinstance(told, LossAcknowledged)],
+        [told.forced for told in world.told(DataLossAcknowledged) if isinstance(told, DataLossAcknowledged)],
     )
 
 
@@ -236,7 +236,7 @@ def test_where_nothing_is_lost_nothing_is_acknowledged(world: World) -> None:
     """
     told = run(world, "ack", *WHY)
 
-    assert (0, True, []) == (told.exit_code, "nothing to acknowledge" in told.stdout, world.told(LossAcknowledged))
+    assert (0, True, []) == (told.exit_code, "nothing to acknowledge" in told.stdout, world.told(DataLossAcknowledged))
 
 
 COMMANDS = (("init",), ("status",), ("ack", *WHY, "--yes"))
@@ -278,15 +278,17 @@ def test_a_redis_that_is_down_cannot_be_asked(start_redis: StartRedis, command: 
 def test_an_acknowledgement_that_breaks_off_is_told_as_one_that_may_have_been(
     world: World, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def break_off(self: RedisMemory, **how: object) -> None:
+    def break_off(self: RedisDataLoss, **how: object) -> None:
         raise StoreUnavailable("gone in the middle")
 
     client.flushall()
     assert 1 == run(world, "status").exit_code
-    monkeypatch.setattr(RedisMemory, "acknowledge", break_off)
+    monkeypatch.setattr(RedisDataLoss, "acknowledge", break_off)
 
     assert 2 == run(world, "ack", *WHY, "--yes").exit_code
-    assert [False] == [told.finished for told in world.told(LossAcknowledged) if isinstance(told, LossAcknowledged)]
+    assert [False] == [
+        told.finished for told in world.told(DataLossAcknowledged) if isinstance(told, DataLossAcknowledged)
+    ]
 
 
 def test_a_redis_that_has_forgotten_can_still_be_looked_into(world: World, client: redis.Redis) -> None:

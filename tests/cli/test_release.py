@@ -10,9 +10,9 @@ from flask import Flask
 
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
-from flask_idempotency.engine.events import Settled
+from flask_idempotency.engine.events import Resolved
 from flask_idempotency.engine.keys import Identity
-from flask_idempotency.engine.model import OnLapse, Record, State
+from flask_idempotency.engine.model import OnExpiry, Record, State
 from flask_idempotency.operations import handle_of
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
@@ -56,8 +56,8 @@ def test_a_key_whose_owner_is_gone_for_good_is_free() -> None:
     assert 1 == len(world.runs)
 
 
-@pytest.mark.parametrize("on_lapse", OnLapse)
-def test_one_that_is_in_progress_and_whose_owner_is_gone_for_good_is_free_too(on_lapse: OnLapse) -> None:
+@pytest.mark.parametrize("on_lapse", OnExpiry)
+def test_one_that_is_in_progress_and_whose_owner_is_gone_for_good_is_free_too(on_lapse: OnExpiry) -> None:
     """
     Nobody has to wait for a janitor.
     """
@@ -101,7 +101,7 @@ def test_while_the_owner_may_live_it_is_refused(quarantined: bool) -> None:
     seen, lives = ("31 s", "14 min 59 s") if quarantined else ("0 s", "15 min 30 s")
     assert f"it was last seen {seen} ago, and may go on for {lives}, until 2001-09-09T02:02:10.000Z." in told
     assert "--force" in told
-    assert (before, []) == (record(world), world.told(Settled))
+    assert (before, []) == (record(world), world.told(Resolved))
     world.store.complete(key, token, ANSWER, keep=60)
     assert State.COMPLETED is state(world)
 
@@ -130,7 +130,7 @@ def test_a_deduplicated_owner_that_renews_between_the_look_and_the_release_wins(
     It was silent for three leases, and is at work after all: no second run begins.
     """
     world = shop(effects="deduplicated")
-    key, token = vanished(world, on_lapse=OnLapse.TAKEOVER)
+    key, token = vanished(world, on_lapse=OnExpiry.TAKEOVER)
     world.clock.advance(3 * LEASE)
 
     told = _meanwhile(world, lambda: world.store.renew(key, token, lease=LEASE))
@@ -143,7 +143,7 @@ def test_a_deduplicated_owner_that_renews_between_the_look_and_the_release_wins(
 @pytest.mark.parametrize(("effects", "left"), (("plain", 840), ("marked", 840), ("deduplicated", 1)))
 def test_the_refusal_names_the_seconds_that_are_left(effects: str, left: int) -> None:
     world = shop(effects=effects)
-    vanished(world, on_lapse=OnLapse.QUARANTINE if effects == "plain" else OnLapse.TAKEOVER)
+    vanished(world, on_lapse=OnExpiry.QUARANTINE if effects == "plain" else OnExpiry.TAKEOVER)
     world.clock.advance(3 * LEASE - 0.25)
 
     assert f"Repeat this in {left if left == 1 else left + 1} s, or " in refusal(run(world, *RELEASE))
@@ -233,8 +233,8 @@ def test_force_overrules_each_refusal_and_is_told(make: Any) -> None:
     told = run(world, *RELEASE, "--force", "--json")
 
     assert (0, True) == (told.exit_code, said(told)["forced"])
-    (event,) = world.told(Settled)
-    assert isinstance(event, Settled)
+    (event,) = world.told(Resolved)
+    assert isinstance(event, Resolved)
     assert event.forced
     if isinstance(owned, tuple):
         key, token = owned
@@ -289,7 +289,7 @@ def test_an_owner_that_was_faster_wins() -> None:
     told = _meanwhile(world, lambda: world.store.complete(key, token, ANSWER, keep=60))
 
     assert "Somebody else has settled it meanwhile, or its owner has just been heard of" in told
-    assert (State.COMPLETED, []) == (state(world), world.told(Settled))
+    assert (State.COMPLETED, []) == (state(world), world.told(Resolved))
 
 
 def test_an_owner_that_has_just_renewed_wins() -> None:
@@ -331,8 +331,8 @@ def test_it_is_told_who_and_why() -> None:
 
     label = Identity(b"s").label(key_of(world))
     assert [
-        Settled(label, "pay", verb="released", was="quarantined", actor="ops", reason="asked the bank")
-    ] == world.told(Settled)
+        Resolved(label, "pay", verb="released", was="quarantined", actor="ops", reason="asked the bank")
+    ] == world.told(Resolved)
 
 
 def test_whoever_says_no_name_is_the_user_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +345,7 @@ def test_whoever_says_no_name_is_the_user_of_the_system(monkeypatch: pytest.Monk
         lapsed(world, after=GONE)
         monkeypatch.setattr("getpass.getuser", user)
         assert 0 == run(world, "release", *ALICES, "--reason", "x", "--yes").exit_code
-        actors += [event.actor for event in world.told(Settled) if isinstance(event, Settled)]
+        actors += [event.actor for event in world.told(Resolved) if isinstance(event, Resolved)]
 
     assert ["carol", "unknown"] == actors
 
@@ -394,7 +394,7 @@ def test_while_secrets_rotate_it_is_free_under_each(named: str) -> None:
 
     assert (2, 0) == (done["settled"], done["left"])
     assert 201 == paid(world).status_code
-    assert 2 == len(world.told(Settled))
+    assert 2 == len(world.told(Resolved))
 
 
 def test_while_secrets_rotate_an_owner_that_took_the_first_keeps_all() -> None:
@@ -457,7 +457,7 @@ def test_a_store_that_does_not_answer_is_exit_code_2(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(type(world.store.unsettled), "free", down)
 
     assert (2, "Error: no answer\n") == ((told := run(world, *RELEASE)).exit_code, told.stderr)
-    assert [False] == [event.certain for event in world.told(Settled) if isinstance(event, Settled)]
+    assert [False] == [event.certain for event in world.told(Resolved) if isinstance(event, Resolved)]
 
 
 def test_a_store_in_which_nobody_can_settle_is_said_to_be_so() -> None:

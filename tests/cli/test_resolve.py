@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.events import Settled
+from flask_idempotency.engine.events import Resolved
 from flask_idempotency.engine.model import State
 from tests.web.apps import World
 from tests.web.cases import (
@@ -226,7 +226,7 @@ def test_an_answer_that_opens_again_is_given_again() -> None:
     assert State.QUARANTINED is quarantined
     assert (0, "Reopened: retries get its answer.\n") == (told.exit_code, told.output)
     assert (201, b"paid", []) == ((answer := paid(world)).status_code, answer.data, world.runs)
-    assert ["reopened"] == [event.verb for event in world.told(Settled) if isinstance(event, Settled)]
+    assert ["reopened"] == [event.verb for event in world.told(Resolved) if isinstance(event, Resolved)]
 
 
 def test_what_cannot_be_opened_any_more_can_be_given_anew() -> None:
@@ -313,7 +313,7 @@ def test_an_owner_that_was_faster_wins(verdict: tuple[str, ...], monkeypatch: py
     found = record(world)
     assert "Somebody else has settled it meanwhile" in told
     assert found is not None
-    assert ((State.COMPLETED, ANSWER), []) == ((found.state, found.payload), world.told(Settled))
+    assert ((State.COMPLETED, ANSWER), []) == ((found.state, found.payload), world.told(Resolved))
 
 
 def test_while_secrets_rotate_it_is_resolved_under_each() -> None:
@@ -372,9 +372,9 @@ def test_standard_input_is_one_thing_only(named: tuple[str, ...]) -> None:
 def test_it_is_told_who_and_why() -> None:
     world = unknown()
     run(world, *RESOLVE, "--happened", "--status", "201")
-    (event,) = world.told(Settled)
+    (event,) = world.told(Resolved)
 
-    assert isinstance(event, Settled)
+    assert isinstance(event, Resolved)
     assert ("completed", "quarantined", "ops", "asked the bank", False) == (
         event.verb,
         event.was,

@@ -11,7 +11,7 @@ from click.testing import Result
 from flask import Flask
 
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.events import AnswersSealed, RecordCorrupt
+from flask_idempotency.engine.events import RecordCorrupt, ResponsesSealed
 from tests.cli.test_keys import NEW, OLD, disabled, run
 from tests.web.apps import World, new_world
 
@@ -47,8 +47,8 @@ def test_answers_of_the_time_before_encryption_are_sealed_and_replayed() -> None
 
     assert (0, "Sealed: 2.\n") == (told.exit_code, told.output)
     assert {"old": 2} == world.store.answers.count()
-    assert [AnswersSealed("", "", actor="ops", reason="encryption is new", sealed=2, finished=True)] == world.told(
-        AnswersSealed
+    assert [ResponsesSealed("", "", actor="ops", reason="encryption is new", sealed=2, finished=True)] == world.told(
+        ResponsesSealed
     )
     required = shop("required", before=before)
     assert ["true", "true"] == [required.post(key=key).headers.get("Idempotency-Replayed") for key in ("a", "b")]
@@ -61,7 +61,7 @@ def test_it_asks_first_and_says_how_many_and_what_it_means() -> None:
     world = shop("on", before=before)
     told = seal(world, typed="n\n")
 
-    assert (1, 1, []) == (told.exit_code, plain_records(world), world.told(AnswersSealed))
+    assert (1, 1, []) == (told.exit_code, plain_records(world), world.told(ResponsesSealed))
     assert "not encrypted: 1." in told.stderr
     assert "counts as genuine" in told.stderr
     assert (0, 0) == (seal(world, typed="y\n").exit_code, plain_records(world))
@@ -90,7 +90,7 @@ def test_under_required_a_planted_answer_is_refused_by_every_way_in() -> None:
     assert "2 stored answers are not encrypted" in advised
     assert "run `flask idempotency rotate`" not in advised
     assert (500, "record-corrupt") == (retry.status_code, retry.get_json()["code"])
-    assert ([], 1, []) == (world.runs, len(world.told(RecordCorrupt)), world.told(AnswersSealed))
+    assert ([], 1, []) == (world.runs, len(world.told(RecordCorrupt)), world.told(ResponsesSealed))
     assert 1 == plain_records(world)
 
 
@@ -114,7 +114,7 @@ def test_where_all_is_sealed_it_neither_asks_nor_tells() -> None:
     told = seal(world)
 
     assert (0, "Every stored answer is encrypted. There is nothing to seal.\n") == (told.exit_code, told.output)
-    assert [] == world.told(AnswersSealed)
+    assert [] == world.told(ResponsesSealed)
 
 
 def test_what_was_sealed_before_the_store_failed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,10 +134,10 @@ def test_what_was_sealed_before_the_store_failed_is_told(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(type(world.store.answers), "replace", failing)
     told = seal(world, "--yes", "--json")
-    (event,) = world.told(AnswersSealed)
+    (event,) = world.told(ResponsesSealed)
 
     assert (2, {"error": "no answer"}) == (told.exit_code, json.loads(told.stdout))
-    assert isinstance(event, AnswersSealed)
+    assert isinstance(event, ResponsesSealed)
     assert (1, False) == (event.sealed, event.finished)
 
 

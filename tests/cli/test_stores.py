@@ -10,8 +10,8 @@ import pytest
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
-from flask_idempotency.engine.errors import NothingChanged
-from flask_idempotency.engine.events import Settled
+from flask_idempotency.engine.errors import NotApplied
+from flask_idempotency.engine.events import Resolved
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.model import State
 from flask_idempotency.extension import Idempotency
@@ -55,7 +55,7 @@ def test_what_a_list_shows_can_be_shown_and_released(world: World) -> None:
     assert 0 == run(world, "release", line["handle"], *WHY, "--yes", "--force").exit_code
     assert ([], 201) == (quarantined(world), paid(world).status_code)
     assert "Its work was done" in refusal(run(world, "release", line["handle"], *WHY, "--yes"))
-    assert 1 == len(world.told(Settled))
+    assert 1 == len(world.told(Resolved))
 
 
 def test_what_is_resolved_is_every_retrys_answer(world: World) -> None:
@@ -176,7 +176,7 @@ def test_a_janitor_that_does_not_know_the_cache_settles_nothing_that_holds_an_an
     unsettled = janitor.app.extensions["idempotency"].built.unsettled
     (answer,) = unsettled.walk(State.COMPLETED, limit=10).found
 
-    with pytest.raises(NothingChanged, match="IDEMPOTENCY_REDIS_URL"):
+    with pytest.raises(NotApplied, match="IDEMPOTENCY_REDIS_URL"):
         unsettled.free(answer)
     assert "true" == paid(web).headers["Idempotency-Replayed"]
     assert web.app.extensions["idempotency"].built.unsettled.free(answer)

@@ -10,10 +10,10 @@ from typing import Any
 from flask_idempotency.codec.encryption import DataKeyring, EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyProvider, KeyRing
-from flask_idempotency.engine.capabilities import DataKey, KeyShelf
+from flask_idempotency.engine.capabilities import DataKey, TenantKeys
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Payload, SealedBy
-from flask_idempotency.engine.store import Binding
+from flask_idempotency.engine.model import SealedBy, StoredPayload
+from flask_idempotency.engine.store import SealContext
 from tests.codec.shelves import Shelf
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -24,9 +24,9 @@ class Sealed:
     """One example, as a store would tell it."""
 
     ring: KeyProvider
-    shelf: KeyShelf
-    binding: Binding
-    payload: Payload
+    shelf: TenantKeys
+    binding: SealContext
+    payload: StoredPayload
 
     def codec(self) -> EncryptedCodec:
         """What opens it; and seals it to the byte again, since its nonce is not random."""
@@ -45,18 +45,18 @@ def golden(name: str) -> Sealed:
     key, record, payload = content["data_key"], content["record"], content["payload"]
     return Sealed(
         ring=KeyRing({kid: bytes.fromhex(ring_key) for kid, ring_key in content["ring"].items()}),
-        shelf=KeyShelf(
+        shelf=TenantKeys(
             bytes.fromhex(key["store"]),
             (DataKey(key["number"], key["kid"], bytes.fromhex(key["wrapped"])),),
             key["number"],
         ),
-        binding=Binding(
+        binding=SealContext(
             StorageKey(bytes.fromhex(record["rid"]), bytes.fromhex(record["tid"])),
             bytes.fromhex(record["token"]),
             record["fence"],
             bytes.fromhex(record["fingerprint"]),
         ),
-        payload=Payload(
+        payload=StoredPayload(
             bytes.fromhex(payload["data"]),
             payload["status"],
             payload["success"],

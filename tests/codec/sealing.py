@@ -11,16 +11,16 @@ from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyProvider, KeyRing
 from flask_idempotency.engine.capabilities import DataKeys
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Result
-from flask_idempotency.engine.store import Binding
+from flask_idempotency.engine.model import StoredResponse
+from flask_idempotency.engine.store import SealContext
 from flask_idempotency.stores.memory import MemoryStore
 
 OLD, NEW = bytes(range(32)), bytes(range(32, 64))
 RING = KeyRing({"new": NEW, "old": OLD})
 TENANT, OTHER_TENANT = b"tenant-one-tid..", b"tenant-two-tid.."
 KEY = StorageKey(rid=b"r" * 32, tid=TENANT)
-BINDING = Binding(KEY, token=b"token-of-owner..", fence=17, fingerprint=b"f" * 32)
-RESULT = Result(201, "", (("Content-Type", "application/json"), ("Location", "/payments/1")), b'{"id":"pay_1"}')
+BINDING = SealContext(KEY, token=b"token-of-owner..", fence=17, fingerprint=b"f" * 32)
+RESULT = StoredResponse(201, "", (("Content-Type", "application/json"), ("Location", "/payments/1")), b'{"id":"pay_1"}')
 PLAIN = EnvelopeCodec(compression=None)
 
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 from flask_idempotency.codec.encryption import DataKeyring
 from flask_idempotency.codec.keyring import KeyProvider, KeyRing
-from flask_idempotency.engine.capabilities import DataKey, KeyShelf
+from flask_idempotency.engine.capabilities import DataKey, TenantKeys
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.memory.admin import MemoryShelf
+from flask_idempotency.stores.memory.admin import MemoryDataKeys
 from tests.codec.sealing import NEW, OLD, RING, Monotonic
 
 OLD_FIRST = KeyRing({"old": OLD, "new": NEW})
 
 
-def as_it_is(shelf: KeyShelf) -> KeyShelf:
+def as_it_is(shelf: TenantKeys) -> TenantKeys:
     return shelf
 
 
@@ -23,13 +23,13 @@ def as_it_is(shelf: KeyShelf) -> KeyShelf:
 class Shelf:
     """A store's shelf that counts, can be silent, and can be changed by somebody with rights to it."""
 
-    inner: MemoryShelf = field(default_factory=lambda: MemoryStore().data_keys)
+    inner: MemoryDataKeys = field(default_factory=lambda: MemoryStore().data_keys)
     looks: int = 0
     error: Exception | None = None
-    changed: Callable[[KeyShelf], KeyShelf] = as_it_is
+    changed: Callable[[TenantKeys], TenantKeys] = as_it_is
     refuses: int = 0
 
-    def shelf(self, tid: bytes) -> KeyShelf:
+    def shelf(self, tid: bytes) -> TenantKeys:
         self.looks += 1
         if self.error is not None:
             raise self.error

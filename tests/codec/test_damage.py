@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 
 from flask_idempotency.codec import envelope as compression
 from flask_idempotency.codec.envelope import LARGEST_HEAD, LONGEST_REASON, MOST_PAIRS, EnvelopeCodec
-from flask_idempotency.codec.key_sources import WrappedFile
+from flask_idempotency.codec.key_sources import PassphraseKeyFile
 from flask_idempotency.codec.keyring import KEY_BYTES, KeyRing, load_ring
-from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, KeyShelf
-from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, KeysUnavailable, NotStorable
-from flask_idempotency.engine.model import LARGEST_PAYLOAD, Payload, Result, SealedBy
+from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, TenantKeys
+from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, KeyProviderUnavailable, NotStorable
+from flask_idempotency.engine.model import LARGEST_PAYLOAD, SealedBy, StoredPayload, StoredResponse
 from tests.codec.sealing import BINDING, NEW, OLD, RESULT, RING, TENANT, codec, text
 from tests.codec.shelves import Shelf, ring_on
 from tests.codec.test_envelope import envelope
 from tests.damage import damaged
 
 CODEC = EnvelopeCodec()
-LONG = Result(200, "Fine", (("Content-Type", "text/plain"),), b"all work and no play " * 100)
+LONG = StoredResponse(200, "Fine", (("Content-Type", "text/plain"),), b"all work and no play " * 100)
 
 
 class Unfolding:
@@ -94,7 +94,7 @@ def test_an_envelope_unfolds_to_no_more_than_its_record_says(size: int, unfoldin
     """
     bomb = envelope(zlib.compress(b"200\r\n\r\n" + b"\0" * 50_000_000, 9), 0x12)
     with pytest.raises(CorruptRecord):
-        CODEC.open(Payload(bomb, 200, True, size), BINDING)
+        CODEC.open(StoredPayload(bomb, 200, True, size), BINDING)
 
     assert unfolding.made <= max(size, 0) + LONGEST_REASON + 16
 
@@ -102,7 +102,7 @@ def test_an_envelope_unfolds_to_no_more_than_its_record_says(size: int, unfoldin
 def test_whatever_its_record_says_an_envelope_unfolds_to_no_more_than_the_limit(unfolding: Unfolding) -> None:
     bomb = envelope(zlib.compress(b"200\r\n\r\n" + b"\0" * 5_000_000, 9), 0x12)
     with pytest.raises(CorruptRecord, match="more than"):
-        EnvelopeCodec(max_bytes=10_000).open(Payload(bomb, 200, True, 2**63 - 1), BINDING)
+        EnvelopeCodec(max_bytes=10_000).open(StoredPayload(bomb, 200, True, 2**63 - 1), BINDING)
 
     assert 0 < unfolding.made <= 10_001
 
@@ -125,13 +125,13 @@ def test_a_head_has_a_limit(content: bytes) -> None:
 @pytest.mark.parametrize(
     "result",
     (
-        Result(200, reason="r" * (LONGEST_REASON + 1)),
-        Result(200, metadata=(("A", "b"),) * (MOST_PAIRS + 1)),
-        Result(200, metadata=(("A", "b" * LARGEST_HEAD),)),
+        StoredResponse(200, reason="r" * (LONGEST_REASON + 1)),
+        StoredResponse(200, metadata=(("A", "b"),) * (MOST_PAIRS + 1)),
+        StoredResponse(200, metadata=(("A", "b" * LARGEST_HEAD),)),
     ),
     ids=("reason", "pairs", "head"),
 )
-def test_no_head_is_sealed_that_would_not_open(result: Result) -> None:
+def test_no_head_is_sealed_that_would_not_open(result: StoredResponse) -> None:
     with pytest.raises(NotStorable):
         CODEC.wrap(result)
 
@@ -140,9 +140,9 @@ def test_the_largest_heads_open() -> None:
     """
     The limits hold in both directions.
     """
-    most = Result(200, "r" * LONGEST_REASON, (("A", "b"),) * MOST_PAIRS)
+    most = StoredResponse(200, "r" * LONGEST_REASON, (("A", "b"),) * MOST_PAIRS)
     room = LARGEST_HEAD - len("200\r\nA: ")
-    longest = Result(200, metadata=(("A", "b" * room),), body=b"\r\n\r\n")
+    longest = StoredResponse(200, metadata=(("A", "b" * room),), body=b"\r\n\r\n")
 
     for result in (most, longest):
         assert result == CODEC.open(CODEC.seal(result, BINDING), BINDING)
@@ -186,7 +186,7 @@ def test_a_damaged_data_key_opens_nothing_and_seals_nothing(data: st.DataObject)
     wrapped = data.draw(damaged(made.wrapped))
     kid = data.draw(st.sampled_from(("new", "old", "", "\ud800", "k" * 300)))
 
-    def changed(kept: KeyShelf) -> KeyShelf:
+    def changed(kept: TenantKeys) -> TenantKeys:
         return replace(kept, keys=tuple(replace(key, wrapped=wrapped, kid=kid) for key in kept.keys))
 
     shelf.changed = changed
@@ -195,7 +195,7 @@ def test_a_damaged_data_key_opens_nothing_and_seals_nothing(data: st.DataObject)
     with pytest.raises(CorruptRecord):
         ring_on(shelf).for_opening(TENANT, SealedBy(kid, made.number))
     if kid == "new":
-        with pytest.raises(KeysUnavailable):
+        with pytest.raises(KeyProviderUnavailable):
             ring_on(shelf).for_sealing(TENANT)
 
 
@@ -217,13 +217,13 @@ def test_a_key_service_is_not_asked_to_unwrap_what_is_no_key() -> None:
 
     ring = Counting({"new": NEW, "old": OLD})
 
-    def grown(kept: KeyShelf) -> KeyShelf:
+    def grown(kept: TenantKeys) -> TenantKeys:
         return replace(kept, keys=tuple(replace(key, wrapped=b"w" * (LARGEST_WRAPPED + 1)) for key in kept.keys))
 
     shelf.changed = grown
     with pytest.raises(CorruptRecord):
         ring_on(shelf, ring).for_opening(TENANT, SealedBy("new", made.number))
-    with pytest.raises(KeysUnavailable, match=f"{LARGEST_WRAPPED} are allowed"):
+    with pytest.raises(KeyProviderUnavailable, match=f"{LARGEST_WRAPPED} are allowed"):
         ring_on(Shelf(), ring).for_sealing(TENANT)
     assert [] == asked
 
@@ -259,12 +259,12 @@ def test_a_damaged_wrapped_file_is_a_fault_of_the_configuration(data: st.DataObj
     """
     path = tmp_path / "sound.json"
     if not path.exists():
-        WrappedFile.make(path, "made of sixteen letters", "spring", cost=2**14)
+        PassphraseKeyFile.make(path, "made of sixteen letters", "spring", cost=2**14)
     broken = tmp_path / "broken.json"
     broken.write_bytes(data.draw(damaged(path.read_bytes())))
     broken.chmod(0o600)
     try:
-        ring = WrappedFile(broken, "made of sixteen letters")
+        ring = PassphraseKeyFile(broken, "made of sixteen letters")
     except ConfigurationError:
         return
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from flask_idempotency.codec.encryption import TRIES, OpenKey
+from flask_idempotency.codec.encryption import TRIES, UnwrappedKey
 from flask_idempotency.codec.keyring import KeyRing
-from flask_idempotency.engine.capabilities import DataKey, KeyShelf
+from flask_idempotency.engine.capabilities import DataKey, TenantKeys
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.model import SealedBy
 from tests.codec.sealing import NEW, OLD, OTHER_TENANT, RING, TENANT, Service, keyring
@@ -86,7 +86,7 @@ def test_many_threads_make_one_key(shelf: Shelf) -> None:
     barrier = threading.Barrier(threads, timeout=30)
     rings = [ring_on(shelf) for _ in range(4)]  # four processes of four threads
 
-    def ask(index: int) -> OpenKey:
+    def ask(index: int) -> UnwrappedKey:
         barrier.wait()
         return rings[index % 4].for_sealing(TENANT)
 
@@ -104,7 +104,7 @@ def test_of_all_that_find_none_one_makes_the_key(shelf: Shelf) -> None:
     processes = 8
     barrier = threading.Barrier(processes, timeout=30)
 
-    def together(found: KeyShelf) -> KeyShelf:
+    def together(found: TenantKeys) -> TenantKeys:
         if not found.keys:
             barrier.wait()
         return found
@@ -211,7 +211,7 @@ def rewrapped(key: DataKey) -> DataKey:
     return replace(key, wrapped=RING.wrap("new", b"z" * 32, context=b"another"))
 
 
-TAMPERED: dict[str, Callable[[KeyShelf], KeyShelf]] = {
+TAMPERED: dict[str, Callable[[TenantKeys], TenantKeys]] = {
     "other number": lambda shelf: replace(shelf, keys=tuple(replace(key, number=2) for key in shelf.keys)),
     "other id": lambda shelf: replace(shelf, keys=tuple(replace(key, kid="old") for key in shelf.keys)),
     "other store": lambda shelf: replace(shelf, store=b"another store..."),
@@ -223,7 +223,7 @@ TAMPERED: dict[str, Callable[[KeyShelf], KeyShelf]] = {
 
 
 @pytest.mark.parametrize("change", TAMPERED.values(), ids=TAMPERED)
-def test_a_shelf_that_was_tampered_with_opens_nothing(shelf: Shelf, change: Callable[[KeyShelf], KeyShelf]) -> None:
+def test_a_shelf_that_was_tampered_with_opens_nothing(shelf: Shelf, change: Callable[[TenantKeys], TenantKeys]) -> None:
     """
     A wrapped key is bound to its store, tenant, number and id, so it cannot be put in another's place.
     """
@@ -282,5 +282,5 @@ def test_nothing_secret_is_shown(shelf: Shelf) -> None:
 
     shown = "".join(map(repr, (key, ring, ring._memory, shelf.inner.shelf(TENANT))))
     assert not any(repr(secret)[2:-1] in shown for secret in (key.key, key.wrapped, NEW, OLD))
-    assert "OpenKey(kid='new', number=1)" == repr(key)
+    assert "UnwrappedKey(kid='new', number=1)" == repr(key)
     assert keyring().for_sealing(TENANT).key != key.key

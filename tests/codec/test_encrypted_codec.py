@@ -14,7 +14,7 @@ from flask_idempotency.engine.capabilities import DataKeys
 from flask_idempotency.engine.claim import Sealing
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, ClaimRequest, OnLapse, Result, SealedBy
+from flask_idempotency.engine.model import Claimed, ClaimRequest, OnExpiry, SealedBy, StoredResponse
 from flask_idempotency.stores.memory import MemoryStore
 from tests.codec.sealing import (
     BINDING,
@@ -36,7 +36,7 @@ def test_what_cannot_be_replayed_is_not_sealed() -> None:
     As without encryption.
     """
     with pytest.raises(NotStorable):
-        codec().seal(Result(200, metadata=(("A", "b\r\nc"),)), BINDING)
+        codec().seal(StoredResponse(200, metadata=(("A", "b\r\nc"),)), BINDING)
 
 
 def test_answers_from_before_encryption_still_open() -> None:
@@ -203,7 +203,7 @@ def test_a_store_that_lost_its_data_keys_gets_an_answer_that_it_can_keep() -> No
     sealing.prepare(KEY)
     store.data_keys.close(TENANT, 1)
     token = b"token-of-owner.."
-    claimed = store.claim(ClaimRequest(KEY, BINDING.fingerprint, OnLapse.TAKEOVER), token=token, lease=30)
+    claimed = store.claim(ClaimRequest(KEY, BINDING.fingerprint, OnExpiry.TAKEOVER), token=token, lease=30)
     assert isinstance(claimed, Claimed)
     binding = replace(BINDING, token=token, fence=claimed.held.fence)
 

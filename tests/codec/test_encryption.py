@@ -16,8 +16,8 @@ from flask_idempotency.codec.encryption import EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import StorageKey, encode
-from flask_idempotency.engine.model import ERASED, Payload, Result, SealedBy
-from flask_idempotency.engine.store import Binding
+from flask_idempotency.engine.model import ERASED, SealedBy, StoredPayload, StoredResponse
+from flask_idempotency.engine.store import SealContext
 from flask_idempotency.stores.memory import MemoryStore
 from tests.codec.sealing import (
     BINDING,
@@ -38,13 +38,13 @@ CODEC = codec()
 SEALED = CODEC.seal(RESULT, BINDING)
 
 
-def assert_corrupt(payload: Payload, binding: Binding = BINDING, opened_by: EncryptedCodec = CODEC) -> None:
+def assert_corrupt(payload: StoredPayload, binding: SealContext = BINDING, opened_by: EncryptedCodec = CODEC) -> None:
     with pytest.raises(CorruptRecord):
         opened_by.open(payload, binding)
 
 
 @given(RESULTS, st.integers(1), st.binary(min_size=1, max_size=32))
-def test_opening_gives_what_was_sealed(result: Result, fence: int, token: bytes) -> None:
+def test_opening_gives_what_was_sealed(result: StoredResponse, fence: int, token: bytes) -> None:
     """
     Whatever the answer, and whoever owns it; a tombstone too.
     """
@@ -113,7 +113,7 @@ PAYLOADS = {
 
 
 @pytest.mark.parametrize("binding", BINDINGS.values(), ids=BINDINGS)
-def test_an_answer_opens_for_no_other_record(binding: Binding) -> None:
+def test_an_answer_opens_for_no_other_record(binding: SealContext) -> None:
     """
     Not another key's, tenant's, attempt's or request's. The other tenant has a data key of that number too.
     """
@@ -124,7 +124,7 @@ def test_an_answer_opens_for_no_other_record(binding: Binding) -> None:
 
 
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
-def test_an_answer_opens_with_no_other_clear_facts(payload: Payload) -> None:
+def test_an_answer_opens_with_no_other_clear_facts(payload: StoredPayload) -> None:
     """
     Who can write to the store cannot make a failure pass for a success, or have another key tried.
     """
@@ -135,8 +135,8 @@ def test_every_field_is_tampered_with() -> None:
     """
     A field that is added to a binding or a payload is bound, or a test says why not.
     """
-    bound = {field.name for field in fields(Binding)} | {field.name for field in fields(StorageKey)}
-    clear = {field.name for field in fields(Payload)}
+    bound = {field.name for field in fields(SealContext)} | {field.name for field in fields(StorageKey)}
+    clear = {field.name for field in fields(StoredPayload)}
 
     # A key is its rid and tid; a label is for people, and a mark is part of the token.
     assert bound == {*BINDINGS, "key", "label", "mark"}
@@ -184,7 +184,7 @@ def test_the_inner_answer_must_say_what_the_record_says() -> None:
     """
 
     class Lying(EnvelopeCodec):
-        def seal(self, result: Result, binding: Binding) -> Payload:
+        def seal(self, result: StoredResponse, binding: SealContext) -> StoredPayload:
             return replace(super().seal(result, binding), status=500)
 
     shelf = MemoryStore().data_keys
@@ -223,7 +223,7 @@ def test_authentic_bytes_that_are_no_envelope_are_corrupt(content: bytes) -> Non
     """
 
     class Anything(EnvelopeCodec):
-        def seal(self, result: Result, binding: Binding) -> Payload:
+        def seal(self, result: StoredResponse, binding: SealContext) -> StoredPayload:
             return replace(super().seal(result, binding), data=content)
 
     shelf = MemoryStore().data_keys
@@ -233,7 +233,7 @@ def test_authentic_bytes_that_are_no_envelope_are_corrupt(content: bytes) -> Non
 
 @given(
     st.builds(
-        Payload,
+        StoredPayload,
         data=st.binary(max_size=40) | st.just(SEALED.data),
         status=st.integers() | st.just(SEALED.status),
         success=st.booleans(),
@@ -241,14 +241,14 @@ def test_authentic_bytes_that_are_no_envelope_are_corrupt(content: bytes) -> Non
         sealed_by=st.builds(SealedBy, st.sampled_from(("new", "old", "", "\ud800")) | st.text(), st.integers(-1, 3)),
     ),
     st.builds(
-        Binding,
+        SealContext,
         key=st.just(KEY) | st.builds(StorageKey, st.binary(), st.sampled_from((TENANT, b""))),
         token=st.just(BINDING.token) | st.binary(),
         fence=st.integers(),
         fingerprint=st.just(BINDING.fingerprint) | st.binary(),
     ),
 )
-def test_any_record_is_a_corrupt_record(payload: Payload, binding: Binding) -> None:
+def test_any_record_is_a_corrupt_record(payload: StoredPayload, binding: SealContext) -> None:
     """
     Whatever a store tells, in fields that it does not check.
     """
@@ -281,7 +281,7 @@ def test_nothing_secret_is_said(caplog: pytest.LogCaptureFixture) -> None:
     shelf = MemoryStore().data_keys
     data_keys = keyring(shelf)
     sealing = EncryptedCodec(PLAIN, data_keys)
-    canary = Result(201, "", (("X-Canary", "canary-header"),), b"canary-body")
+    canary = StoredResponse(201, "", (("X-Canary", "canary-header"),), b"canary-body")
     sealed = sealing.seal(canary, BINDING)
     key = data_keys.for_sealing(TENANT)
     told = [*map(repr, (sealing, data_keys, sealed, BINDING, key, RING, canary, shelf.shelf(TENANT)))]

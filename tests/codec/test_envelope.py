@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flask_idempotency.codec.envelope import COMPRESSIONS, EnvelopeCodec
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable
-from flask_idempotency.engine.model import Result
+from flask_idempotency.engine.model import StoredResponse
 
 GOLDEN = Path(__file__).parent / "golden"
 CODEC = EnvelopeCodec()
@@ -19,20 +19,20 @@ PLAIN = EnvelopeCodec(compression=None)
 
 # What each file in golden/ holds. Files are never rewritten: they are what users' stores are full of.
 EXAMPLES = {
-    "v1-plain": Result(201, metadata=(("Content-Type", "application/json"),), body=b'{"id":"pay_1"}\n'),
-    "v1-reason": Result(
+    "v1-plain": StoredResponse(201, metadata=(("Content-Type", "application/json"),), body=b'{"id":"pay_1"}\n'),
+    "v1-reason": StoredResponse(
         299, "Made just now", (("X-A", "1"), ("X-A", "2"), ("Location", "/caf\xe9")), b"\0\r\n\r\n\xff"
     ),
-    "v1-empty": Result(204),
-    "v1-tombstone": Result(200, metadata=(("Content-Type", "text/csv"),), kept=False),
-    "v1-zlib": Result(200, metadata=(("Content-Type", "text/plain"),), body=b"all work and no play " * 100),
-    "v1-zlib-tombstone": Result(200, metadata=(("Link", "<https://example.org/next>, " * 50),), kept=False),
+    "v1-empty": StoredResponse(204),
+    "v1-tombstone": StoredResponse(200, metadata=(("Content-Type", "text/csv"),), kept=False),
+    "v1-zlib": StoredResponse(200, metadata=(("Content-Type", "text/plain"),), body=b"all work and no play " * 100),
+    "v1-zlib-tombstone": StoredResponse(200, metadata=(("Link", "<https://example.org/next>, " * 50),), kept=False),
 }
 
 LATIN = st.text(st.characters(max_codepoint=0xFF, exclude_characters="\r\n\0"), max_size=40)
 NAMES = st.from_regex(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,20}", fullmatch=True)
 RESULTS = st.builds(
-    Result,
+    StoredResponse,
     status=st.integers(0, 999),
     reason=LATIN,
     metadata=st.lists(st.tuples(NAMES, LATIN), max_size=5).map(tuple),
@@ -73,11 +73,11 @@ def test_plain_envelopes_are_written_as_ever(name: str) -> None:
 
 
 @given(RESULTS)
-@example(Result(200, body=b""))
-@example(Result(200, "", (("A", ""),), b"\r\n\r\n"))
-@example(Result(200, " ", (("A", " : "), ("A", " : ")), b""))
-@example(Result(200, "200", (("A", "\x85\x0b\x1c"),), b""))
-def test_opening_gives_what_was_sealed(result: Result) -> None:
+@example(StoredResponse(200, body=b""))
+@example(StoredResponse(200, "", (("A", ""),), b"\r\n\r\n"))
+@example(StoredResponse(200, " ", (("A", " : "), ("A", " : ")), b""))
+@example(StoredResponse(200, "200", (("A", "\x85\x0b\x1c"),), b""))
+def test_opening_gives_what_was_sealed(result: StoredResponse) -> None:
     """
     Duplicates, order, blanks, and an empty body: all the same.
     """
@@ -99,7 +99,7 @@ def test_any_bytes_are_a_corrupt_record(data: bytes) -> None:
 
 
 @given(RESULTS, st.data())
-def test_flipped_bits_are_found(result: Result, data: st.DataObject) -> None:
+def test_flipped_bits_are_found(result: StoredResponse, data: st.DataObject) -> None:
     """
     One damaged byte anywhere, flags included, and the envelope does not open.
     """
@@ -111,7 +111,7 @@ def test_flipped_bits_are_found(result: Result, data: st.DataObject) -> None:
 
 
 @given(RESULTS, st.data())
-def test_cut_or_lengthened_envelopes_are_found(result: Result, data: st.DataObject) -> None:
+def test_cut_or_lengthened_envelopes_are_found(result: StoredResponse, data: st.DataObject) -> None:
     """
     Half an answer is no answer, nor is one with something behind it.
     """
@@ -186,31 +186,31 @@ def test_tombstone_with_a_body_is_corrupt() -> None:
     with pytest.raises(CorruptRecord):
         CODEC.unwrap(envelope(b"200\r\n\r\nbody", 0x11))
     with pytest.raises(NotStorable):
-        CODEC.wrap(Result(200, body=b"body", kept=False))
+        CODEC.wrap(StoredResponse(200, body=b"body", kept=False))
 
 
 @pytest.mark.parametrize(
     "result",
     (
-        Result(200, "a\rb"),
-        Result(200, "a\nb"),
-        Result(200, "a\0b"),
-        Result(200, "€"),
-        Result(200, metadata=(("A", "b\r\nSet-Cookie: c"),)),
-        Result(200, metadata=(("A", "b\nc"),)),
-        Result(200, metadata=(("A", "b\rc"),)),
-        Result(200, metadata=(("A", "b\0c"),)),
-        Result(200, metadata=(("A", "€"),)),
-        Result(200, metadata=(("A", "\ud800"),)),
-        Result(200, metadata=(("A\n", "b"),)),
-        Result(200, metadata=(("A:", "b"),)),
-        Result(200, metadata=(("", "b"),)),
-        Result(200, metadata=(("é", "b"),)),
-        Result(1000),
-        Result(-1),
+        StoredResponse(200, "a\rb"),
+        StoredResponse(200, "a\nb"),
+        StoredResponse(200, "a\0b"),
+        StoredResponse(200, "€"),
+        StoredResponse(200, metadata=(("A", "b\r\nSet-Cookie: c"),)),
+        StoredResponse(200, metadata=(("A", "b\nc"),)),
+        StoredResponse(200, metadata=(("A", "b\rc"),)),
+        StoredResponse(200, metadata=(("A", "b\0c"),)),
+        StoredResponse(200, metadata=(("A", "€"),)),
+        StoredResponse(200, metadata=(("A", "\ud800"),)),
+        StoredResponse(200, metadata=(("A\n", "b"),)),
+        StoredResponse(200, metadata=(("A:", "b"),)),
+        StoredResponse(200, metadata=(("", "b"),)),
+        StoredResponse(200, metadata=(("é", "b"),)),
+        StoredResponse(1000),
+        StoredResponse(-1),
     ),
 )
-def test_unanswerable_results_are_not_storable(result: Result) -> None:
+def test_unanswerable_results_are_not_storable(result: StoredResponse) -> None:
     """
     What could not be replayed unchanged is refused while the first caller can still be served.
     """
@@ -222,8 +222,8 @@ def test_large_answers_are_compressed_and_small_ones_are_not() -> None:
     """
     From the first byte above 1 KiB, and only when it saves anything.
     """
-    at_limit = Result(200, body=b"x" * (1024 - len(b"200\r\n\r\n")))
-    above = Result(200, body=at_limit.body + b"x")
+    at_limit = StoredResponse(200, body=b"x" * (1024 - len(b"200\r\n\r\n")))
+    above = StoredResponse(200, body=at_limit.body + b"x")
 
     assert len(PLAIN.wrap(at_limit)) == len(CODEC.wrap(at_limit))
     assert len(CODEC.wrap(above)) < 50
@@ -234,7 +234,7 @@ def test_what_does_not_shrink_stays_as_it_is() -> None:
     """
     Compressing noise makes it larger, and costs time on every replay.
     """
-    noise = Result(200, body=b"".join(zlib.crc32(i.to_bytes(4, "big")).to_bytes(4, "big") for i in range(999)))
+    noise = StoredResponse(200, body=b"".join(zlib.crc32(i.to_bytes(4, "big")).to_bytes(4, "big") for i in range(999)))
 
     assert PLAIN.wrap(noise) == CODEC.wrap(noise)
 
@@ -243,7 +243,7 @@ def test_compression_can_be_left_out() -> None:
     """
     As it is under encryption, where a length gives away what was guessed right.
     """
-    result = Result(200, body=b"x" * 5000)
+    result = StoredResponse(200, body=b"x" * 5000)
 
     assert len(PLAIN.wrap(result)) > 5000
 
@@ -264,7 +264,7 @@ def test_compressed_content_must_end_where_it_ends() -> None:
     """
     content = zlib.compress(b"200\r\n\r\nbody")
 
-    assert Result(200, body=b"body") == CODEC.unwrap(envelope(content, 0x12))
+    assert StoredResponse(200, body=b"body") == CODEC.unwrap(envelope(content, 0x12))
     for damaged in (content[:-1], content + b"x", content[:4], b"", b"x" + content):
         with pytest.raises(CorruptRecord):
             CODEC.unwrap(envelope(damaged, 0x12))
@@ -275,15 +275,15 @@ def test_nothing_is_sealed_that_would_not_open() -> None:
     The limit holds in both directions.
     """
     small = EnvelopeCodec(max_bytes=100)
-    fits = Result(200, body=b"x" * (100 - len(b"200\r\n\r\n")))
+    fits = StoredResponse(200, body=b"x" * (100 - len(b"200\r\n\r\n")))
 
     assert fits == small.unwrap(small.wrap(fits))
     with pytest.raises(NotStorable):
-        small.wrap(Result(200, body=fits.body + b"x"))
+        small.wrap(StoredResponse(200, body=fits.body + b"x"))
 
 
 @given(RESULTS)
-def test_an_envelope_takes_no_more_than_the_answer_on_the_wire(result: Result) -> None:
+def test_an_envelope_takes_no_more_than_the_answer_on_the_wire(result: StoredResponse) -> None:
     """
     With the 61 bytes of a record's own facts, a stored answer stays within 64 bytes of the answer.
     """

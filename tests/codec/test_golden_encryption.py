@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from flask_idempotency.codec.key_sources import WrappedFile
+from flask_idempotency.codec.key_sources import PassphraseKeyFile
 from flask_idempotency.engine.errors import CorruptRecord
 from tests.codec.golden_keys import GOLDEN, golden
 from tests.codec.test_envelope import EXAMPLES
@@ -99,6 +99,6 @@ def test_golden_key_files_open_for_ever(tmp_path: Path) -> None:
     shutil.copyfile(GOLDEN / "wrapped-file-1.json", path)
     path.chmod(0o600)
     sealed = golden("v2-plain")
-    opening = replace(sealed, ring=WrappedFile(path, "correct horse battery"))
+    opening = replace(sealed, ring=PassphraseKeyFile(path, "correct horse battery"))
 
     assert ANSWERS["v2-plain"] == opening.codec().open(sealed.payload, sealed.binding)

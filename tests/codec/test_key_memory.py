@@ -7,8 +7,8 @@ import os
 import pytest
 
 from flask_idempotency.codec import encryption
-from flask_idempotency.codec.encryption import FINISHING_SECONDS, MEMORY_SECONDS, KeyMemory, OpenKey
-from flask_idempotency.engine.capabilities import KeyShelf
+from flask_idempotency.codec.encryption import FINISHING_SECONDS, MEMORY_SECONDS, DataKeyCache, UnwrappedKey
+from flask_idempotency.engine.capabilities import TenantKeys
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.model import SealedBy
 from tests.codec.sealing import OTHER_TENANT, RING, TENANT, Monotonic, Service
@@ -111,8 +111,8 @@ def test_old_keys_leave_memory_when_another_comes() -> None:
     Not only when it is asked for them.
     """
     time = Monotonic()
-    memory = KeyMemory(monotonic=time)
-    key = OpenKey(b"k" * 32, "new", 1, b"store", b"wrapped")
+    memory = DataKeyCache(monotonic=time)
+    key = UnwrappedKey(b"k" * 32, "new", 1, b"store", b"wrapped")
     memory.put((TENANT, 1), key, since=time.now)
     time.now += FINISHING_SECONDS
     memory.put((OTHER_TENANT, 1), key, since=time.now)
@@ -126,8 +126,8 @@ def test_a_key_that_was_learnt_again_shields_no_older_one() -> None:
     It was the first to come; it is no longer the oldest.
     """
     time = Monotonic()
-    memory = KeyMemory(monotonic=time)
-    key = OpenKey(b"k" * 32, "new", 1, b"store", b"wrapped")
+    memory = DataKeyCache(monotonic=time)
+    key = UnwrappedKey(b"k" * 32, "new", 1, b"store", b"wrapped")
     for number in (1, 2):
         memory.put((TENANT, number), key, since=time.now)
     time.now += FINISHING_SECONDS - 1
@@ -146,7 +146,7 @@ def test_age_counts_from_the_question(shelf: Shelf) -> None:
     time, service = Monotonic(), Service()
     ring = ring_on(shelf, service, time)
 
-    def slowly(found: KeyShelf) -> KeyShelf:
+    def slowly(found: TenantKeys) -> TenantKeys:
         time.now += 30
         return found
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flask_idempotency.codec import key_sources
-from flask_idempotency.codec.key_sources import WrappedFile
+from flask_idempotency.codec.key_sources import PassphraseKeyFile
 from flask_idempotency.codec.keyring import load_ring
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord
 
@@ -29,8 +29,8 @@ def test_a_file_is_made_and_wraps(path: Path) -> None:
     """
     What was wrapped opens again after a restart.
     """
-    wrapped = WrappedFile.make(path, PASSPHRASE, "spring", cost=CHEAP).wrap("spring", b"k" * 32, context=CONTEXT)
-    again = load_ring(WrappedFile(path, PASSPHRASE))
+    wrapped = PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP).wrap("spring", b"k" * 32, context=CONTEXT)
+    again = load_ring(PassphraseKeyFile(path, PASSPHRASE))
 
     assert b"k" * 32 == again.unwrap("spring", wrapped, context=CONTEXT)
     assert ("spring", ["spring"]) == (again.newest, list(again.kids()))
@@ -42,15 +42,15 @@ def test_keys_come_and_go(path: Path) -> None:
     """
     A key is known before it is the newest, and gone when nothing needs it; what the others wrapped still opens.
     """
-    wrapped = WrappedFile.make(path, PASSPHRASE, "spring", cost=CHEAP).wrap("spring", b"k" * 32, context=CONTEXT)
+    wrapped = PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP).wrap("spring", b"k" * 32, context=CONTEXT)
 
-    assert ("spring", "summer") == WrappedFile.add(path, PASSPHRASE, "summer", newest=False).kids()
-    assert ("summer", "spring") == WrappedFile.arrange(path, PASSPHRASE, ["summer", "spring"]).kids()
-    assert ("autumn", "summer", "spring") == WrappedFile.add(path, PASSPHRASE, "autumn").kids()
-    assert b"k" * 32 == WrappedFile(path, PASSPHRASE).unwrap("spring", wrapped, context=CONTEXT)
-    assert ("autumn",) == WrappedFile.arrange(path, PASSPHRASE, ["autumn"]).kids()
+    assert ("spring", "summer") == PassphraseKeyFile.add(path, PASSPHRASE, "summer", newest=False).kids()
+    assert ("summer", "spring") == PassphraseKeyFile.arrange(path, PASSPHRASE, ["summer", "spring"]).kids()
+    assert ("autumn", "summer", "spring") == PassphraseKeyFile.add(path, PASSPHRASE, "autumn").kids()
+    assert b"k" * 32 == PassphraseKeyFile(path, PASSPHRASE).unwrap("spring", wrapped, context=CONTEXT)
+    assert ("autumn",) == PassphraseKeyFile.arrange(path, PASSPHRASE, ["autumn"]).kids()
     with pytest.raises(CorruptRecord, match="spring"):
-        WrappedFile(path, PASSPHRASE).unwrap("spring", wrapped, context=CONTEXT)
+        PassphraseKeyFile(path, PASSPHRASE).unwrap("spring", wrapped, context=CONTEXT)
 
 
 def test_only_its_owner_can_read_it(path: Path) -> None:
@@ -59,8 +59,8 @@ def test_only_its_owner_can_read_it(path: Path) -> None:
     """
     before = os.umask(0)
     try:
-        WrappedFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
-        WrappedFile.add(path, PASSPHRASE, "summer")
+        PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
+        PassphraseKeyFile.add(path, PASSPHRASE, "summer")
     finally:
         os.umask(before)
 
@@ -68,24 +68,24 @@ def test_only_its_owner_can_read_it(path: Path) -> None:
     assert [path.name] == os.listdir(path.parent)
     path.chmod(0o640)
     with pytest.raises(ConfigurationError, match="chmod 600"):
-        WrappedFile(path, PASSPHRASE)
+        PassphraseKeyFile(path, PASSPHRASE)
 
 
 def test_refusals_change_nothing(path: Path) -> None:
     """
     A second file in its place, a second key of an id, an id that is none, an arrangement that loses or invents keys.
     """
-    WrappedFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
+    PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
     before = path.read_bytes()
 
     with pytest.raises(ConfigurationError, match="already"):
-        WrappedFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
+        PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
     for kid in ("spring", "no id", "env"):
         with pytest.raises(ConfigurationError):
-            WrappedFile.add(path, PASSPHRASE, kid)
+            PassphraseKeyFile.add(path, PASSPHRASE, kid)
     for kids in ([], ["summer"], ["spring", "spring"]):
         with pytest.raises(ConfigurationError, match="spring"):
-            WrappedFile.arrange(path, PASSPHRASE, kids)
+            PassphraseKeyFile.arrange(path, PASSPHRASE, kids)
     assert before == path.read_bytes()
     assert [path.name] == os.listdir(path.parent)
 
@@ -96,7 +96,7 @@ def test_weak_files_are_not_made(path: Path, passphrase: str, cost: int) -> None
     Whoever has the file can guess without being seen.
     """
     with pytest.raises(ConfigurationError):
-        WrappedFile.make(path, passphrase, "spring", cost=cost)
+        PassphraseKeyFile.make(path, passphrase, "spring", cost=cost)
     assert not path.exists()
 
 
@@ -104,12 +104,12 @@ def test_another_passphrase_does_not_open_it(path: Path) -> None:
     """
     And neither is told, nor what is in the file.
     """
-    WrappedFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
+    PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
 
     with pytest.raises(ConfigurationError, match="passphrase is another") as caught:
-        WrappedFile(path, "wrong horse battery")
+        PassphraseKeyFile(path, "wrong horse battery")
     assert "horse" not in repr(caught.value)
-    assert f"WrappedFile({str(path)!r}: spring)" == repr(WrappedFile(path, PASSPHRASE))
+    assert f"PassphraseKeyFile({str(path)!r}: spring)" == repr(PassphraseKeyFile(path, PASSPHRASE))
 
 
 def swap(content: Any) -> None:
@@ -137,14 +137,14 @@ def test_a_changed_file_does_not_open(path: Path, change: Any) -> None:
     """
     No key of it can take another's place, or be left out.
     """
-    WrappedFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
-    WrappedFile.add(path, PASSPHRASE, "summer")
+    PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
+    PassphraseKeyFile.add(path, PASSPHRASE, "summer")
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))
 
     with pytest.raises(ConfigurationError, match="file was changed"):
-        WrappedFile(path, PASSPHRASE)
+        PassphraseKeyFile(path, PASSPHRASE)
 
 
 @pytest.mark.parametrize(
@@ -169,25 +169,25 @@ def test_costs_are_bounded_before_they_are_paid(
     """
     Who can write the file cannot have us take all memory, nor make guessing cheap.
     """
-    WrappedFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
+    PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
     content = json.loads(path.read_text())
     content["scrypt"][name] = value
     path.write_text(json.dumps(content))
     monkeypatch.setattr(key_sources, "Scrypt", lambda **_: pytest.fail("it was paid"))
 
     with pytest.raises(ConfigurationError, match="not one that this release can read"):
-        WrappedFile(path, PASSPHRASE)
+        PassphraseKeyFile(path, PASSPHRASE)
 
 
 def test_a_format_of_a_later_release_is_not_guessed_at(path: Path) -> None:
     """
     It may look the same and mean something else.
     """
-    WrappedFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
+    PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
 
     with pytest.raises(ConfigurationError, match="not one that this release can read"):
-        WrappedFile(path, PASSPHRASE)
+        PassphraseKeyFile(path, PASSPHRASE)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_any_text_is_refused(path: Path, content: str) -> None:
     path.chmod(0o600)
 
     with pytest.raises(ConfigurationError, match="not one that this release can read"):
-        WrappedFile(path, PASSPHRASE)
+        PassphraseKeyFile(path, PASSPHRASE)
 
 
 @pytest.mark.parametrize("keys", ([], [5], [{}], [{"kid": "a"}], [{"kid": "\ud800", "wrapped": ""}], 5))
@@ -219,13 +219,13 @@ def test_any_keys_are_refused(path: Path, keys: object) -> None:
     """
     Also those that are nearly in the right form.
     """
-    WrappedFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
+    PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
     content = json.loads(path.read_text())
     content["keys"] = keys
     path.write_text(json.dumps(content))
 
     with pytest.raises(ConfigurationError):
-        WrappedFile(path, PASSPHRASE)
+        PassphraseKeyFile(path, PASSPHRASE)
 
 
 def test_the_default_cost_is_what_is_recommended() -> None:

@@ -13,7 +13,7 @@ from werkzeug.test import TestResponse
 
 from flask_idempotency.engine.capabilities import KeepsDataKeys
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ClaimRequest, OnLapse, Record
+from flask_idempotency.engine.model import ClaimRequest, OnExpiry, Record
 from tests.compliance.conftest import Bank, new_bank
 from tests.compliance.vaults import Vault
 
@@ -67,7 +67,7 @@ def go_everywhere(bank: Bank) -> dict[str, TestResponse]:
     answers["view failed"] = pay(bank, KEY + "-fails", **{"X-Fails": "1"})
     flying = key_of(bank, KEY + "-flying")
     fingerprint = b"\1" + bytes(16)
-    bank.store.claim(ClaimRequest(flying, fingerprint, OnLapse.QUARANTINE), token=bytes(16), lease=60)
+    bank.store.claim(ClaimRequest(flying, fingerprint, OnExpiry.QUARANTINE), token=bytes(16), lease=60)
     answers["held by another"] = pay(bank, KEY + "-flying")
     pay(bank, KEY + "-damaged")
     bank.vault.forge(key_of(bank, KEY + "-damaged"), _damaged)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from flask_idempotency.engine.events import RecordCorrupt
-from flask_idempotency.engine.model import CORRUPT, Payload, Record, SealedBy, State
+from flask_idempotency.engine.model import CORRUPT, Record, SealedBy, State, StoredPayload
 from flask_idempotency.stores.redis import layout
 from tests.compliance.conftest import Bank
 from tests.compliance.vaults import Change
 from tests.lab.redis import connect
 
 
-def of(payload: Payload | None) -> Payload:
+def of(payload: StoredPayload | None) -> StoredPayload:
     assert payload is not None
     return payload
 

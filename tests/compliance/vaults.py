@@ -13,7 +13,7 @@ import redis
 from sqlalchemy import MetaData, create_engine, inspect, select, text, update
 
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Payload, Record
+from flask_idempotency.engine.model import Record, StoredPayload
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.encoding import decode, encode
@@ -118,7 +118,7 @@ def _sql(url: str, ends: ExitStack, files: Callable[[], bytes]) -> Vault:
         store.close()
         assert record is not None
         changed = change(record)
-        payload = changed.payload or Payload(b"", 0, False, 0)
+        payload = changed.payload or StoredPayload(b"", 0, False, 0)
         by = payload.sealed_by
         columns = {"token": changed.token, "fence": changed.fence, "fingerprint": changed.fingerprint}
         columns |= {"response": payload.data, "status": payload.status, "response_size": payload.byte_size}

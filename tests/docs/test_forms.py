@@ -17,7 +17,7 @@ from werkzeug.test import TestResponse
 from docs.generate import HERE
 from flask_idempotency import idempotent
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.waiting import WaitingRoom
+from flask_idempotency.engine.waiting import Waiters
 from tests.docs.test_pages import BLOCK
 
 PAGE = (HERE / "forms.md").read_text(encoding="utf-8")
@@ -79,14 +79,14 @@ def test_a_form_that_is_sent_twice_makes_one_post(names: Names) -> None:
 
 def test_the_second_of_two_clicks_waits_for_the_first(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
     app, begun, waiting, go = names["app"], Event(), Event(), Event()
-    sit = WaitingRoom._sit
+    sit = Waiters._sit
 
-    def sat(room: WaitingRoom, key: StorageKey) -> Event | None:
+    def sat(room: Waiters, key: StorageKey) -> Event | None:
         seat = sit(room, key)
         waiting.set()
         return seat
 
-    monkeypatch.setattr(WaitingRoom, "_sit", sat)
+    monkeypatch.setattr(Waiters, "_sit", sat)
 
     class Posts(list[Any]):
         def append(self, post: Any) -> None:

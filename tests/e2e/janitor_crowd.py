@@ -23,12 +23,12 @@ from typing import Any, Final, NoReturn
 from flask import Flask, request
 
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.events import ClaimGranted, Reaped, Settled
+from flask_idempotency.engine.events import ClaimGranted, Reaped, Resolved
 from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, UnknownOutcome
 from flask_idempotency.maintenance import janitor as locks
 from flask_idempotency.maintenance import reap as pauses
-from flask_idempotency.maintenance.janitor import Chore, Drain, Janitor
-from flask_idempotency.signals import claim_granted, reaped, settled
+from flask_idempotency.maintenance.janitor import Batcher, Chore, Janitor
+from flask_idempotency.signals import claim_granted, reaped, resolved
 from flask_idempotency.web import janitor as chores
 from flask_idempotency.web.janitor import janitor_of, work_of
 from tests.e2e import service
@@ -73,13 +73,13 @@ def looked_after(*, store: Any, ledger: str, config: dict[str, Any], crowd: str)
     app = service.create_app(store=store, ledger=ledger, config=config, resolvers={"plain": look, "marked": look})
     book: Ledger = app.config["LEDGER"]
 
-    def told(sender: Flask, *, event: Settled) -> None:
+    def told(sender: Flask, *, event: Resolved) -> None:
         book.note("settled", event.record, event.verb)
 
     def found(sender: Flask, *, event: Reaped) -> None:
         book.note("reaped", crowd, event.record)
 
-    settled.connect(told, app, weak=False)
+    resolved.connect(told, app, weak=False)
     reaped.connect(found, app, weak=False)
     return app
 
@@ -143,7 +143,7 @@ def work_for_ever(app: Flask, begun: mmap.mmap, *, locked: bool) -> NoReturn:
     while True:
         for chore in CHORES:
             try:
-                janitor.run(chore, Drain(batch=3, budget=1.0))
+                janitor.run(chore, Batcher(batch=3, budget=1.0))
             except StoreUnavailable:
                 continue
             begun[0] = 1

@@ -22,7 +22,7 @@ from typing import Any, cast
 from flask_idempotency.assembly import build_store
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, ClaimRequest, OnLapse, OverQuota, Payload
+from flask_idempotency.engine.model import Claimed, ClaimRequest, OnExpiry, OverQuota, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store
 
@@ -59,7 +59,7 @@ class Member:
     def _use_a_key(self) -> None:
         rng, store = self._rng, self._store
         key, token = key_of(rng.choice(self._tids), rng.randrange(KEYS)), rng.randbytes(16)
-        request = ClaimRequest(key, FINGERPRINT, OnLapse.TAKEOVER)
+        request = ClaimRequest(key, FINGERPRINT, OnExpiry.TAKEOVER)
         self.counts[0] += 1
         outcome = store.claim(request, token=token, lease=rng.uniform(0.02, 0.4), quota=self._quota)
         self.counts[2] += isinstance(outcome, OverQuota)
@@ -81,7 +81,7 @@ class Member:
                 store.claim(request, token=token, lease=0.2, quota=self._quota)
             case 4:
                 return
-        payload = Payload(rng.randbytes(8), 201, True, rng.randrange(5000))
+        payload = StoredPayload(rng.randbytes(8), 201, True, rng.randrange(5000))
         store.complete(key, token, payload, keep=rng.choice(KEEPS))
         self.counts[3] += 1
         if rng.random() < 0.1:

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from flask_idempotency.engine.model import OnLapse, State
+from flask_idempotency.engine.model import OnExpiry, State
 from flask_idempotency.testing.contract.support import PAYLOAD, a_key, a_request, a_token, found, granted
 from tests.e2e.till import LEASE, Till
 from tests.lab.clock import DAY, HOUR, Place
@@ -201,7 +201,7 @@ def test_41_fences_rise_whatever_the_clock_says(place: Place) -> None:
     Over take-overs and releases, with a janitor between them, and also after the clock has come back.
     """
     key, fences, till = a_key(), [], Till(place.store)
-    request = a_request(key, on_lapse=OnLapse.TAKEOVER)
+    request = a_request(key, on_lapse=OnExpiry.TAKEOVER)
     for ahead in (0, HOUR, -HOUR, 2 * DAY, 0, -HOUR, 0):
         place.set_ahead(ahead)
         till.sweep()

@@ -21,7 +21,7 @@ from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.model import State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Settler
-from flask_idempotency.operations import Case, Done, Word, doubts, release
+from flask_idempotency.operations import AuditNote, Case, ResolveReport, doubts, release
 from flask_idempotency.sql import fenced
 from flask_idempotency.web.janitor import settler_of
 from tests.e2e.conftest import Serve
@@ -132,7 +132,9 @@ def test_a_deduplicated_key_is_released_without_force_once_its_owner_is_silent(
         silent = until(lambda case: not doubts(case, policy))
         assert silent.first.record.remaining <= -2 * LEASE
         settler = Settler(store.unsettled, EnvelopeCodec(), lambda event: None, label=lambda key: "label")
-        assert Done(1, left=0) == release(settler, silent, Word("operator", "its host is gone"), forced=False)
+        assert ResolveReport(1, left=0) == release(
+            settler, silent, AuditNote("operator", "its host is gone"), forced=False
+        )
         second = ask(other.port, order.attempt("effect"))
         ledger.let_go(order.case)
         resume(worker)

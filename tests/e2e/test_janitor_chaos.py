@@ -24,8 +24,8 @@ from sqlalchemy import create_engine
 from example_app.demo.servers import RedisServer
 from flask_idempotency.assembly import build_store
 from flask_idempotency.engine.capabilities import UnfinishedCounts
-from flask_idempotency.maintenance.janitor import Chore, Drain, Janitor, Report
-from flask_idempotency.maintenance.reap import Reaping
+from flask_idempotency.maintenance.janitor import Batcher, Chore, Janitor, Report
+from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.stores.sql.migrations.runner import upgrade
 from flask_idempotency.web.janitor import janitor_of
 from tests.e2e.conftest import Figures, Serve
@@ -226,7 +226,7 @@ def test_36_37_every_key_is_settled_once_and_truthfully(
     with closing(cast("Any", build_store(url))) as store:
         janitor = janitor_of(looked_after(**{**told, "store": store}))
         assert UnfinishedCounts() == store.unsettled.standing()
-        assert Reaping() == run(janitor, "reap")
+        assert ReapReport() == run(janitor, "reap")
         recount = run(janitor, "reconcile")
         assert (0, 0) == (recount.drifted, recount.busy)
 
@@ -236,7 +236,7 @@ def run(janitor: Janitor, chore: Chore) -> Any:
     reports: list[Report] = []
 
     def ran() -> bool:
-        report = janitor.run(chore, Drain())
+        report = janitor.run(chore, Batcher())
         reports.extend([] if report is None else [report])
         return report is not None
 

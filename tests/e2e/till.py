@@ -15,7 +15,7 @@ from werkzeug.test import TestResponse
 from flask_idempotency import Idempotency, current_claim, idempotent
 from flask_idempotency.engine.events import ClaimGranted, Event
 from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, UnknownOutcome
-from flask_idempotency.maintenance.janitor import Drain
+from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.signals import SIGNALS
 from flask_idempotency.web.janitor import janitor_of
 from tests.e2e.ledger import PATIENCE_SECONDS
@@ -93,7 +93,7 @@ class Till:
             assert self._go.wait(PATIENCE_SECONDS)
 
     def ask(self, path: str, key: str, **headers: str) -> Answer:
-        """One request, answered in this thread. `X_Pause="start"` stops it there until `Owner.finish`."""
+        """One request, answered in this thread. `X_Pause="start"` stops it there until `OwnerView.finish`."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         response = self.app.test_client(use_cookies=False).post(
             path, json={"amount": 100}, headers={"Idempotency-Key": key, **named}
@@ -118,7 +118,7 @@ class Till:
     def sweep(self, *, host_clock: Callable[[], float] | None = None) -> dict[str, Any]:
         """One round of the janitor: every chore there is, and its report."""
         janitor = janitor_of(self.app) if host_clock is None else janitor_of(self.app, host_clock=host_clock)
-        return {chore: janitor.run(chore, Drain()) for chore in janitor.chores}
+        return {chore: janitor.run(chore, Batcher()) for chore in janitor.chores}
 
     @property
     def fences(self) -> list[int]:

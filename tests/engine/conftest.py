@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
-from flask_idempotency.engine.claim import Claim, Surroundings
+from flask_idempotency.engine.claim import Claim, Dependencies
 from flask_idempotency.engine.engine import Engine, Outcome
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import Event, Observers
 from flask_idempotency.engine.keys import Identity, Scope, StorageKey
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.model import About, Claimed, ClaimRequest
+from flask_idempotency.engine.model import Claimed, ClaimRequest, RequestInfo
 from flask_idempotency.engine.policy import Policy, merge
 from flask_idempotency.engine.store import Store
-from flask_idempotency.engine.waiting import WaitingRoom
+from flask_idempotency.engine.waiting import Waiters
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing.doubles import FrozenClock
 
@@ -53,7 +53,7 @@ class House:
     store: Any
     renewer: LeaseRenewer
     engine: Engine
-    around: Surroundings
+    around: Dependencies
     events: list[Event]
     identities: tuple[Identity, ...]
     policy: Policy = field(default_factory=Policy)
@@ -67,7 +67,7 @@ class House:
             key=name.storage_key(Scope("shop", "acme", "alice"), key),
             fingerprint=b"\1" + name.fingerprint(body)[:16],
             on_lapse=(policy or self.policy).on_lapse,
-            about=About("acme", "alice", "POST", "pay"),
+            about=RequestInfo("acme", "alice", "POST", "pay"),
         )
 
     def claim(self, request: ClaimRequest | None = None, *former: ClaimRequest, **policy: Any) -> Outcome:
@@ -110,11 +110,11 @@ def house() -> House:
     events: list[Event] = []
     renewer = LeaseRenewer(monotonic=clock, threaded=False)
     identities = (Identity(b"new"), Identity(b"old"))
-    around = Surroundings(
+    around = Dependencies(
         store=store,
         codec=EnvelopeCodec(),
         renewer=renewer,
-        waiting_room=WaitingRoom(4),
+        waiting_room=Waiters(4),
         observers=Observers([events.append]),
         monotonic=clock,
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
-from flask_idempotency.engine.model import Claimed, InFlight, OnLapse, Replayed, Result, State, Unknown
+from flask_idempotency.engine.model import Claimed, InFlight, OnExpiry, Replayed, State, StoredResponse, Unknown
 from flask_idempotency.engine.policy import merge
 from tests.engine.conftest import House
 
-DONE = Result(200, body=b"done")
+DONE = StoredResponse(200, body=b"done")
 
 
 def odd(*args: object, **kwargs: object) -> None:
@@ -58,7 +58,7 @@ def test_p59_a_store_that_fails_at_complete_costs_the_caller_nothing(house: Hous
     house.pass_time(1)
 
     assert isinstance(house.claim(), Replayed)
-    assert ["ClaimGranted", "SettlementDelayed", "ConflictRefused", "Completed"] == house.told()
+    assert ["ClaimGranted", "CompletionRetrying", "ConflictRefused", "Completed"] == house.told()
 
 
 def test_a_lost_reply_of_complete_is_as_if_it_had_come(house: House) -> None:
@@ -98,7 +98,7 @@ def test_a_result_that_is_never_taken_is_given_up_and_told(house: House) -> None
     house.pass_time(61)
     house.pass_time(61)
 
-    assert "SettlementAbandoned" == house.told()[-1]
+    assert "CompletionFailed" == house.told()[-1]
     assert isinstance(house.claim(), Unknown)
 
 
@@ -109,7 +109,7 @@ def test_a_delayed_settlement_that_was_overtaken_is_dropped(house: House) -> Non
     claim.complete(DONE)
     house.store.down.clear()
     house.clock.advance(31)
-    house.won(on_abandoned="takeover").complete(Result(200, body=b"theirs"))
+    house.won(on_abandoned="takeover").complete(StoredResponse(200, body=b"theirs"))
 
     house.renewer.tick()
 
@@ -123,7 +123,7 @@ def test_a_superseded_owner_learns_it_and_finds_the_stored_answer(house: House) 
     """It must deliver the successor's answer, never its own (correctness M9)."""
     slow = house.won(effects="marked")
     house.clock.advance(31)
-    house.won(effects="marked").complete(Result(200, body=b"theirs"))
+    house.won(effects="marked").complete(StoredResponse(200, body=b"theirs"))
 
     with pytest.raises(LeaseLost):
         slow.complete(DONE)
@@ -163,7 +163,7 @@ def test_an_owner_that_was_told_of_its_loss_never_delivers_even_if_the_store_is_
         slow.complete(DONE)
 
     assert 1 == house.told().count("LeaseExpired")
-    assert "SettlementDelayed" not in house.told()
+    assert "CompletionRetrying" not in house.told()
 
 
 def test_a_successor_with_another_request_is_nobodys_answer(house: House) -> None:
@@ -201,7 +201,7 @@ def test_a_settlement_that_can_never_be_taken_is_given_up(house: House) -> None:
     house.pass_time(1)
     house.pass_time(100)
 
-    assert 1 == house.told().count("SettlementAbandoned")
+    assert 1 == house.told().count("CompletionFailed")
     assert not house.renewer._due
 
 
@@ -224,7 +224,7 @@ def test_the_end_of_renewing_is_told(house: House) -> None:
     for _ in range(10):
         house.pass_time(10)
 
-    assert 1 == house.told().count("RenewalStopped")
+    assert 1 == house.told().count("MaxRuntimeExceeded")
 
 
 def test_a_late_settlement_is_repeated_as_long_as_an_early_one(house: House) -> None:
@@ -301,7 +301,7 @@ def test_a_renewal_that_meets_a_successor_is_told_once_and_ends(house: House) ->
 
 def test_what_cannot_be_stored_leaves_a_tombstone(house: House) -> None:
     """The work was done: a retry must not do it again because a header was odd."""
-    house.won().complete(Result(200, metadata=(("X-Odd", "a\r\nb"),), body=b"x"))
+    house.won().complete(StoredResponse(200, metadata=(("X-Odd", "a\r\nb"),), body=b"x"))
 
     outcome = house.claim()
 
@@ -331,7 +331,7 @@ def test_what_the_record_says_for_the_case_of_a_lapse_is_frozen_at_the_claim(hou
 
     assert isinstance(house.claim(effects="marked"), Unknown)
     record = house.store.read(house.key)
-    assert (State.QUARANTINED, OnLapse.QUARANTINE) == (record.state, record.on_lapse)
+    assert (State.QUARANTINED, OnExpiry.QUARANTINE) == (record.state, record.on_lapse)
 
 
 def test_an_observer_that_fails_breaks_nothing(house: House, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,12 +7,21 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.engine.errors import CorruptRecord, MemoryLost, StoreUnavailable
+from flask_idempotency.engine.errors import CorruptRecord, StoreDataLoss, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, InFlight, Mismatched, Payload, Replayed, Result, State, Unknown
+from flask_idempotency.engine.model import (
+    Claimed,
+    InFlight,
+    Mismatched,
+    Replayed,
+    State,
+    StoredPayload,
+    StoredResponse,
+    Unknown,
+)
 from tests.engine.conftest import House
 
-DONE = Result(201, metadata=(("Content-Type", "text/plain"),), body=b"paid")
+DONE = StoredResponse(201, metadata=(("Content-Type", "text/plain"),), body=b"paid")
 
 
 def test_the_first_request_runs_and_its_retry_gets_the_same_answer(house: House) -> None:
@@ -76,7 +85,7 @@ def test_a_vanished_marked_owner_is_taken_over(house: House) -> None:
 def test_an_unreadable_answer_is_an_error_and_never_a_run(house: House) -> None:
     """A miss would charge again."""
     claim = house.won()
-    payload = Payload(data=b"not an envelope", status=201, success=True, byte_size=4)
+    payload = StoredPayload(data=b"not an envelope", status=201, success=True, byte_size=4)
     house.store.complete(house.key, claim._held.token, payload, keep=60.0)
 
     for _ in range(2):
@@ -134,7 +143,7 @@ def test_no_repr_tells_what_a_log_must_not_hold(house: House) -> None:
     """Debug pages and error trackers print every local variable."""
     claim = house.won()
     token = claim._held.token
-    claim.complete(Result(201, metadata=(("Location", "/canary"),), body=b"canary"))
+    claim.complete(StoredResponse(201, metadata=(("Location", "/canary"),), body=b"canary"))
     outcome = house.claim()
     assert isinstance(outcome, Replayed)
 
@@ -280,7 +289,7 @@ class TestWaiting:
 
         def forgotten(*args: Any, **kwargs: Any) -> Any:
             refusals.append("refused")
-            raise MemoryLost("who?", loss="missing")
+            raise StoreDataLoss("who?", loss="missing")
 
         refusals: list[str] = []
         house.store.read = look

@@ -9,21 +9,21 @@ import pytest
 
 from flask_idempotency.engine.capabilities import DataLossStatus
 from flask_idempotency.engine.engine import Engine
-from flask_idempotency.engine.errors import LeaseLost, MemoryLost, StoreUnavailable
-from flask_idempotency.engine.events import ClaimRestored, LossNoticed, LossRefused
+from flask_idempotency.engine.errors import LeaseLost, StoreDataLoss, StoreUnavailable
+from flask_idempotency.engine.events import ClaimRestored, DataLossDetected, RefusedAfterDataLoss
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.model import Claimed, ClaimRequest, Grant, Replayed, Result, State
+from flask_idempotency.engine.model import Claimed, ClaimRequest, Grant, Replayed, State, StoredResponse
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.redis.data_loss import MemoryRules
+from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from tests.engine.conftest import House
 
-RESULT = Result(status=201, body=b"paid")
+RESULT = StoredResponse(status=201, body=b"paid")
 
 
 class Memory:
     """Forgets when it is told to, and takes back what owners bring."""
 
-    rules = MemoryRules()
+    rules = RedisDataLossPolicy()
 
     def __init__(self, house: House) -> None:
         self._house = house
@@ -179,7 +179,7 @@ class Lost(MemoryStore):
     noticed = True
 
     def claim(self, *args: Any, **kwargs: Any) -> Any:
-        error = MemoryLost("lost", loss="changed", noticed=self.noticed)
+        error = StoreDataLoss("lost", loss="changed", noticed=self.noticed)
         self.noticed = False
         raise error
 
@@ -190,17 +190,17 @@ def test_a_loss_is_told_once_and_every_refusal(house: House) -> None:
     """
     house.store._store = Lost(clock=house.clock)
     for _ in range(2):
-        with pytest.raises(MemoryLost):
+        with pytest.raises(StoreDataLoss):
             house.claim()
     house.pass_time(60)
 
-    assert [LossNoticed.__name__, LossRefused.__name__, LossRefused.__name__] == house.told()
+    assert [DataLossDetected.__name__, RefusedAfterDataLoss.__name__, RefusedAfterDataLoss.__name__] == house.told()
     assert {"claim"} == set(house.store.calls)
 
 
 def test_a_loss_found_under_the_newest_secret_gives_the_older_claim_back(house: House) -> None:
     house.store._store.claim, first = _first_only(house.store._store.claim), house.request(identity=1)
-    with pytest.raises(MemoryLost):
+    with pytest.raises(StoreDataLoss):
         house.claim(house.request(), first)
 
     assert house.engine.read(first.key) is None
@@ -212,7 +212,7 @@ def _first_only(claim: Any) -> Any:
     def granting(*args: Any, **kwargs: Any) -> Any:
         asked.append(args)
         if len(asked) > 1:
-            raise MemoryLost("lost", loss="changed")
+            raise StoreDataLoss("lost", loss="changed")
         return claim(*args, **kwargs)
 
     return granting

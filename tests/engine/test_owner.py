@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flask_idempotency.engine.model import CORRUPT, NOBODY, OnLapse, Record, State
+from flask_idempotency.engine.model import CORRUPT, NOBODY, OnExpiry, Record, State
 from flask_idempotency.engine.recovery import LAPSED, as_of, last_seen, may_live_for
 from flask_idempotency.testing.contract.support import FINGERPRINT, PAYLOAD
 
@@ -22,7 +22,7 @@ def record(state: State, *, remaining: float, reason: str = "") -> Record:
         fence=1,
         attempt=1,
         fingerprint=FINGERPRINT,
-        on_lapse=OnLapse.QUARANTINE,
+        on_lapse=OnExpiry.QUARANTINE,
         about=NOBODY,
         requested_at=NOW - 100,
         deadline=NOW + remaining,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.model import OnLapse
+from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision, Policy, merge
 
 KEEP, RELEASE, QUARANTINE = Decision.KEEP, Decision.RELEASE, Decision.QUARANTINE
@@ -120,15 +120,15 @@ def test_decide_cannot_release_past_the_point() -> None:
 @pytest.mark.parametrize(
     ("effects", "on_abandoned", "expected"),
     [
-        ("plain", None, OnLapse.QUARANTINE),
-        ("plain", "takeover", OnLapse.TAKEOVER),
-        ("marked", None, OnLapse.TAKEOVER),
-        ("deduplicated", None, OnLapse.TAKEOVER),
-        ("deduplicated", "quarantine", OnLapse.QUARANTINE),
+        ("plain", None, OnExpiry.QUARANTINE),
+        ("plain", "takeover", OnExpiry.TAKEOVER),
+        ("marked", None, OnExpiry.TAKEOVER),
+        ("deduplicated", None, OnExpiry.TAKEOVER),
+        ("deduplicated", "quarantine", OnExpiry.QUARANTINE),
     ],
 )
 def test_effects_decide_what_a_vanished_worker_leaves(
-    effects: str, on_abandoned: str | None, expected: OnLapse
+    effects: str, on_abandoned: str | None, expected: OnExpiry
 ) -> None:
     """A plain effect is taken over only where somebody wrote so in so many words."""
     assert expected == merge(Policy(), {"effects": effects, "on_abandoned": on_abandoned}).on_lapse

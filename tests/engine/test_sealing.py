@@ -9,7 +9,7 @@ import pytest
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.claim import TRIES, Sealing
 from flask_idempotency.engine.engine import Engine
-from flask_idempotency.engine.errors import DataKeyGone, KeysUnavailable, StoreUnavailable
+from flask_idempotency.engine.errors import DataKeyMissing, KeyProviderUnavailable, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
     ERASED,
@@ -18,19 +18,19 @@ from flask_idempotency.engine.model import (
     InFlight,
     Mismatched,
     OverQuota,
-    Payload,
     Replayed,
-    Result,
     State,
+    StoredPayload,
+    StoredResponse,
 )
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import NewKeys, Quota, Usage
-from flask_idempotency.engine.store import Binding
+from flask_idempotency.engine.store import SealContext
 from flask_idempotency.testing.contract.support import found
 from tests.engine.conftest import House
 from tests.engine.test_transactions import Book
 
-PAID = Result(201, body=b"paid")
+PAID = StoredResponse(201, body=b"paid")
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Keys(EnvelopeCodec):
 
     away: bool = False
     log: list[str] = field(default_factory=list)
-    error: type[Exception] = KeysUnavailable
+    error: type[Exception] = KeyProviderUnavailable
 
     def __post_init__(self) -> None:
         EnvelopeCodec.__init__(self)
@@ -47,7 +47,7 @@ class Keys(EnvelopeCodec):
     def prepare(self, key: StorageKey) -> None:
         self._ask("prepare")
 
-    def seal(self, result: Result, binding: Binding) -> Payload:
+    def seal(self, result: StoredResponse, binding: SealContext) -> StoredPayload:
         self._ask("seal")
         return super().seal(result, binding)
 
@@ -77,13 +77,13 @@ def book(house: House, keys: Keys) -> Book:
     return book
 
 
-@pytest.mark.parametrize("error", (KeysUnavailable, StoreUnavailable))
+@pytest.mark.parametrize("error", (KeyProviderUnavailable, StoreUnavailable))
 def test_nothing_is_begun_without_keys(house: House, keys: Keys, error: type[Exception]) -> None:
     """
     What could not be stored. The key is free again; and this is never an outage of the store, which has just answered.
     """
     keys.away, keys.error = True, error
-    with pytest.raises(KeysUnavailable):
+    with pytest.raises(KeyProviderUnavailable):
         house.claim()
 
     assert ["claim", "release"] == house.store.calls
@@ -135,7 +135,7 @@ def test_what_was_taken_over_without_keys_is_not_released(house: House, keys: Ke
     house.won()
     house.clock.advance(house.policy.lease + 1)
     keys.away = True
-    with pytest.raises(KeysUnavailable):
+    with pytest.raises(KeyProviderUnavailable):
         house.claim()
     assert (State.PROCESSING, 2) == (found(house.store, house.key).state, found(house.store, house.key).attempt)
     keys.away = False
@@ -153,13 +153,13 @@ def test_an_answer_waits_for_its_keys_and_its_key_is_not_released(house: House, 
     claim.complete(PAID)
 
     assert State.PROCESSING is found(house.store, house.key).state
-    assert ["ClaimGranted", "SettlementDelayed"] == house.told()
+    assert ["ClaimGranted", "CompletionRetrying"] == house.told()
     keys.away = False
     house.pass_time(60)
     assert State.COMPLETED is found(house.store, house.key).state
 
 
-@pytest.mark.parametrize("error", (KeysUnavailable, StoreUnavailable, RuntimeError))
+@pytest.mark.parametrize("error", (KeyProviderUnavailable, StoreUnavailable, RuntimeError))
 def test_rows_are_rolled_back_when_their_answer_cannot_be_sealed(
     house: House, keys: Keys, book: Book, error: type[Exception]
 ) -> None:
@@ -183,7 +183,7 @@ def test_rows_are_rolled_back_when_the_store_forgets_every_key(
     claim = house.won()
 
     def gone(*payloads: object) -> None:
-        raise DataKeyGone("forgotten", erased=False)
+        raise DataKeyMissing("forgotten", erased=False)
 
     monkeypatch.setattr(book, "complete", gone)
     with pytest.raises(StoreUnavailable):
@@ -197,18 +197,18 @@ def test_an_answer_whose_tenant_was_erased_is_kept_as_done(house: House, keys: K
     """
     And nothing else of it: its retries are told that it was erased.
     """
-    kept: list[Payload] = []
-    binding = Binding(house.key, b"t" * 16, 1, b"f")
+    kept: list[StoredPayload] = []
+    binding = SealContext(house.key, b"t" * 16, 1, b"f")
     sealing = Sealing(keys, [binding], PAID)
 
-    def store(key: StorageKey, payload: Payload) -> None:
+    def store(key: StorageKey, payload: StoredPayload) -> None:
         if payload.sealed_by is None:
-            raise DataKeyGone("erased", erased=True)
+            raise DataKeyMissing("erased", erased=True)
         kept.append(payload)
 
     sealing.writing(store)(house.key)
 
-    assert [Payload(b"", 201, True, 0, ERASED)] == kept
+    assert [StoredPayload(b"", 201, True, 0, ERASED)] == kept
     assert (201, False, 0) == (sealing.status, sealing.kept, sealing.byte_size)
 
 

@@ -10,20 +10,20 @@ import pytest
 from flask_idempotency.codec.encryption import DataKeyring, EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyRing
-from flask_idempotency.engine.capabilities import Found
+from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import (
     CorruptRecord,
     IdempotencyError,
-    KeysUnavailable,
+    KeyProviderUnavailable,
     LeaseLost,
-    NothingChanged,
+    NotApplied,
     StoreUnavailable,
 )
-from flask_idempotency.engine.events import Event, Observers, Settled
+from flask_idempotency.engine.events import Event, Observers, Resolved
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import CORRUPT, ERASED, Payload, Replayed, Result, State
+from flask_idempotency.engine.model import CORRUPT, ERASED, Replayed, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.recovery import Settler
-from flask_idempotency.engine.store import Binding
+from flask_idempotency.engine.store import SealContext
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import (
@@ -38,8 +38,8 @@ from flask_idempotency.testing.contract.support import (
     near,
 )
 
-PAID = Result(201, metadata=(("Location", "/payments/1"),), body=b"paid")
-OTHER = Result(200, body=b"refunded")
+PAID = StoredResponse(201, metadata=(("Location", "/payments/1"),), body=b"paid")
+OTHER = StoredResponse(200, body=b"refunded")
 WHY: dict[str, Any] = {"actor": "alice", "reason": "ticket 7"}
 KEYS = {"2025": b"5" * 32, "2026": b"6" * 32}
 
@@ -67,47 +67,47 @@ class Desk:
             label=lambda key: key.rid.hex()[:8],
         )
 
-    def claim(self) -> tuple[StorageKey, bytes, Binding]:
+    def claim(self) -> tuple[StorageKey, bytes, SealContext]:
         key, token = a_key(), a_token()
         request = a_request(key)
         fence = granted(self.store.claim(request, token=token, lease=LEASE)).fence
-        return key, token, Binding(key, token, fence, request.fingerprint)
+        return key, token, SealContext(key, token, fence, request.fingerprint)
 
-    def held(self) -> tuple[Found, bytes]:
+    def held(self) -> tuple[SeenRecord, bytes]:
         key, token, _ = self.claim()
         self.store.hold(key, token, "view-crashed")
         return self.seen(key), token
 
-    def answered(self) -> tuple[Found, bytes]:
+    def answered(self) -> tuple[SeenRecord, bytes]:
         key, token, binding = self.claim()
         self.store.complete(key, token, self.codec.seal(PAID, binding), keep=KEEP)
         return self.seen(key), token
 
-    def condemned(self) -> tuple[Found, bytes]:
+    def condemned(self) -> tuple[SeenRecord, bytes]:
         """Whoever could not open its answer has said so."""
         answered, token = self.answered()
         assert answered.record.payload is not None
         self.store.condemn(answered.key, answered.record.payload)
         return self.seen(answered.key), token
 
-    def seen(self, key: StorageKey) -> Found:
-        return Found(key, found(self.store, key))
+    def seen(self, key: StorageKey) -> SeenRecord:
+        return SeenRecord(key, found(self.store, key))
 
-    def payload(self, key: StorageKey) -> Payload:
+    def payload(self, key: StorageKey) -> StoredPayload:
         payload = found(self.store, key).payload
         assert payload is not None
         return payload
 
-    def opened(self, key: StorageKey) -> Result:
+    def opened(self, key: StorageKey) -> StoredResponse:
         return self.codec.open(self.payload(key), self.binding(key))
 
-    def binding(self, key: StorageKey) -> Binding:
+    def binding(self, key: StorageKey) -> SealContext:
         record = found(self.store, key)
-        return Binding(key, record.token, record.fence, record.fingerprint)
+        return SealContext(key, record.token, record.fence, record.fingerprint)
 
-    def told(self, seen: Found, verb: str, *, forced: bool = False) -> Settled:
+    def told(self, seen: SeenRecord, verb: str, *, forced: bool = False) -> Resolved:
         was = seen.record.state.value
-        return Settled(seen.key.rid.hex()[:8], ABOUT.operation, verb=verb, was=was, forced=forced, **WHY)
+        return Resolved(seen.key.rid.hex()[:8], ABOUT.operation, verb=verb, was=was, forced=forced, **WHY)
 
 
 @pytest.fixture
@@ -154,11 +154,11 @@ def test_an_answer_without_keys_is_not_stored(desk: Desk, monkeypatch: pytest.Mo
     """
     held, _ = desk.held()
 
-    def away(result: Result, binding: Binding) -> Payload:
-        raise KeysUnavailable("the key service is away")
+    def away(result: StoredResponse, binding: SealContext) -> StoredPayload:
+        raise KeyProviderUnavailable("the key service is away")
 
     monkeypatch.setattr(desk.codec, "seal", away)
-    with pytest.raises(KeysUnavailable):
+    with pytest.raises(KeyProviderUnavailable):
         desk.settler.complete(held, PAID, keep=KEEP, **WHY)
     assert (held, []) == (desk.seen(held.key), desk.events)
 
@@ -286,7 +286,7 @@ def test_an_erased_answer_is_not_reopened(desk: Desk) -> None:
     damaged, _ = desk.condemned()
     desk.store.data_keys.destroy(damaged.key.tid)
     key, token, _ = desk.claim()
-    wiped = Payload(b"", 201, True, 0, ERASED)
+    wiped = StoredPayload(b"", 201, True, 0, ERASED)
     desk.store.complete(key, token, wiped, keep=KEEP)
     desk.store.condemn(key, wiped)
 
@@ -320,7 +320,7 @@ def test_a_store_that_does_not_answer_is_said_to(
     assert [replace(event, certain=False) for event in told] == desk.events
 
 
-@pytest.mark.parametrize("error", (NothingChanged("down"), CorruptRecord("none of ours")))
+@pytest.mark.parametrize("error", (NotApplied("down"), CorruptRecord("none of ours")))
 def test_what_was_certainly_not_done_is_not_told(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, error: IdempotencyError
 ) -> None:

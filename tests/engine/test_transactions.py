@@ -11,12 +11,12 @@ from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, NotCommitted, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, Payload, Record, Replayed, Result, State, Unknown
+from flask_idempotency.engine.model import Claimed, Record, Replayed, State, StoredPayload, StoredResponse, Unknown
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.store import Store, Writing
 from tests.engine.conftest import House
 
-PAID = Result(status=201, body=b"paid")
+PAID = StoredResponse(status=201, body=b"paid")
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Book:
                 return
         raise self.refusal
 
-    def complete(self, payloads: Sequence[Payload], keep: float) -> None:
+    def complete(self, payloads: Sequence[StoredPayload], keep: float) -> None:
         for key, payload in zip(self.keys, payloads, strict=True):
             self.store.complete(key, self.token, payload, keep=keep)
 
@@ -156,7 +156,7 @@ def test_rows_are_rolled_back_before_the_key_is_settled_otherwise(house: House, 
         case "hold":
             claim.hold("view-crashed")
         case _:
-            claim.complete(Result(status=402), with_rows=False)
+            claim.complete(StoredResponse(status=402), with_rows=False)
 
     assert [["join", "roll back", "leave"]] == at_settlement
 
@@ -195,7 +195,7 @@ def test_a_commit_that_nobody_can_tell_of_is_decided_later(house: House, book: B
         claim.complete(PAID)
 
     assert State.PROCESSING is state(house)
-    assert ["ClaimGranted", "SettlementDelayed"] == house.told()
+    assert ["ClaimGranted", "CompletionRetrying"] == house.told()
 
     house.store.down.clear()
     house.pass_time(1.0)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.waiting import SEATS_PER_KEY, WaitingRoom
+from flask_idempotency.engine.waiting import SEATS_PER_KEY, Waiters
 
 A = StorageKey(b"a" * 32, b"t" * 32)
 B = StorageKey(b"b" * 32, b"t" * 32)
@@ -15,7 +15,7 @@ C = StorageKey(b"c" * 32, b"t" * 32)
 
 def test_no_more_waiters_than_seats() -> None:
     """Waiters hold threads; those past the bound are refused, and a seat that is left can be taken again."""
-    room = WaitingRoom(2)
+    room = Waiters(2)
     with ExitStack() as stack:
         first = room.seat(A)
         assert first.__enter__() is not None
@@ -27,7 +27,7 @@ def test_no_more_waiters_than_seats() -> None:
 
 def test_one_key_cannot_take_every_seat() -> None:
     """The duplicates of one key leave seats for those of others."""
-    room = WaitingRoom(SEATS_PER_KEY + 2)
+    room = Waiters(SEATS_PER_KEY + 2)
     with ExitStack() as stack:
         for _ in range(SEATS_PER_KEY):
             assert stack.enter_context(room.seat(A)) is not None
@@ -38,7 +38,7 @@ def test_one_key_cannot_take_every_seat() -> None:
 
 def test_settling_a_key_wakes_its_waiters_and_nobody_else() -> None:
     """Different keys never wait for each other (P-20)."""
-    room = WaitingRoom(4)
+    room = Waiters(4)
     with room.seat(A) as of_a, room.seat(B) as of_b:
         room.wake(A)
 
@@ -49,7 +49,7 @@ def test_settling_a_key_wakes_its_waiters_and_nobody_else() -> None:
 
 def test_a_seat_is_given_back_when_its_waiter_fails() -> None:
     """An exception while waiting does not cost the process a seat for ever."""
-    room = WaitingRoom(1)
+    room = Waiters(1)
     try:
         with room.seat(A):
             raise ValueError
@@ -76,7 +76,7 @@ class ToyBell:
 def test_whoever_has_a_seat_hears_the_stores_bell() -> None:
     """Under every name that the key has, for as long as they sit; whoever has none hears nothing."""
     bell = ToyBell()
-    room = WaitingRoom(1, bell=bell)
+    room = Waiters(1, bell=bell)
     with room.seat(A, B) as seat, room.seat(C):
         [(keys, wake)] = bell.hearing
         wake()

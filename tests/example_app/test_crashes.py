@@ -18,8 +18,8 @@ from sqlalchemy import func, insert, select
 
 from example_app import gateway
 from example_app.models import GatewayCharge, GatewayMarker, Invoice, Payment, db
-from flask_idempotency.maintenance.janitor import Drain
-from flask_idempotency.maintenance.reap import Reaping
+from flask_idempotency.maintenance.janitor import Batcher
+from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.web.janitor import janitor_of
 from tests.example_app.conftest import Customer, MakeApp, on_records
 from tests.example_app.crashing_worker import FROZEN, ask
@@ -136,9 +136,9 @@ def test_view_with_a_marker(app: Flask, moment: str, left: int) -> None:
 def test_plain_view_that_can_be_asked_about(app: Flask, moment: str, status: int, left: int) -> None:
     """The janitor finds the charge, and the retry gets it. That there is none yet proves nothing: its worker may be frozen."""
     crash(app, "gateway", moment)
-    report = janitor_of(app).run("reap", Drain())
+    report = janitor_of(app).run("reap", Batcher())
 
-    assert isinstance(report, Reaping)
+    assert isinstance(report, ReapReport)
     assert (1, 1, left, 1 - left) == (report.quarantined, report.asked, report.completed, report.unknown)
     answer = ask(Customer(app), "gateway", moment)
     assert (status, "1") == (answer.status_code, answer.headers["X-Executions"])
@@ -156,9 +156,9 @@ def a_day_later(app: Flask) -> None:
     on_records(app, "UPDATE idempotency_records SET resolver_due_at = lease_expires_at + 2 WHERE resolver_due_at > 0")
 
 
-def reaped(app: Flask) -> Reaping:
-    report = janitor_of(app).run("reap", Drain())
-    assert isinstance(report, Reaping)
+def reaped(app: Flask) -> ReapReport:
+    report = janitor_of(app).run("reap", Batcher())
+    assert isinstance(report, ReapReport)
     return report
 
 
@@ -166,9 +166,9 @@ def test_a_frozen_worker_charges_nothing_that_was_ruled_out(app: Flask) -> None:
     """The resolver said `NeverHappened`, and refused the charge to this attempt: it thaws, and its INSERT fails."""
     with frozen(app, "gateway") as worker:
         a_day_later(app)
-        assert Reaping(quarantined=1, asked=1, unknown=1) == reaped(app)
+        assert ReapReport(quarantined=1, asked=1, unknown=1) == reaped(app)
         a_day_later(app)
-        assert Reaping(asked=1, released=1) == reaped(app)
+        assert ReapReport(asked=1, released=1) == reaped(app)
 
         status, _ = worker.thaw()
 
@@ -184,7 +184,7 @@ def test_a_worker_that_thaws_behind_the_retry_charges_nothing(app: Flask) -> Non
         a_day_later(app)
         reaped(app)
         a_day_later(app)
-        assert Reaping(asked=1, released=1) == reaped(app)
+        assert ReapReport(asked=1, released=1) == reaped(app)
         retried = ask(Customer(app), "gateway", None)
 
         thawed = worker.thaw()
@@ -200,7 +200,7 @@ def test_a_worker_that_thaws_before_it_is_given_up_frees_its_key(app: Flask) -> 
     """
     with frozen(app, "gateway") as worker:
         a_day_later(app)
-        assert Reaping(quarantined=1, asked=1, unknown=1) == reaped(app)
+        assert ReapReport(quarantined=1, asked=1, unknown=1) == reaped(app)
 
         status, body = worker.thaw()
 
@@ -217,7 +217,7 @@ def test_a_second_attempt_that_vanished_is_ruled_out_too(app: Flask) -> None:
             a_day_later(app)
             reaped(app)
             a_day_later(app)
-            assert Reaping(asked=1, released=1) == reaped(app)
+            assert ReapReport(asked=1, released=1) == reaped(app)
             assert worker.thaw()[0] in (409, 503)
     assert 0 == rows(app)
     assert 201 == ask(Customer(app), "gateway", None).status_code

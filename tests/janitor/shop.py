@@ -11,9 +11,9 @@ from celery.signals import beat_embedded_init
 from flask import Flask
 
 from flask_idempotency import Idempotency
-from flask_idempotency.engine.events import ChoreDone, Event, Reaped
+from flask_idempotency.engine.events import Event, Reaped, TaskRun
 from flask_idempotency.maintenance import janitor
-from flask_idempotency.signals import chore_done, reaped
+from flask_idempotency.signals import reaped, task_run
 from flask_idempotency.web import janitor as chores
 
 PR_SET_PDEATHSIG = 1
@@ -36,14 +36,14 @@ def create_app() -> Flask:
     app.config.from_prefixed_env()
     Idempotency(app)
     # By whichever process: weak=False, because nothing else holds on to the function.
-    for told in (reaped, chore_done):
+    for told in (reaped, task_run):
         told.connect(_write_down, app, weak=False)
     return app
 
 
 def _write_down(sender: Flask, event: Event) -> None:
     said = f"reaped {event.record}" if isinstance(event, Reaped) else f"done {event.operation}"
-    if isinstance(event, ChoreDone) and event.error:
+    if isinstance(event, TaskRun) and event.error:
         said = f"failed {event.operation}"
     with Path(os.environ["SHOP_DIARY"]).open("a") as diary:
         diary.write(f"{said} {os.getpid()}\n")

@@ -14,11 +14,11 @@ from flask_idempotency.codec.encryption import DataKeyring, EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, Record, Result
+from flask_idempotency.engine.model import Claimed, Record, StoredResponse
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.store import Binding, Clock, Store
-from flask_idempotency.maintenance.janitor import Drain
-from flask_idempotency.maintenance.rotate import Rotation, rotate
+from flask_idempotency.engine.store import Clock, SealContext, Store
+from flask_idempotency.maintenance.janitor import Batcher
+from flask_idempotency.maintenance.rotate import RotateReport, rotate
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import KEEP, LEASE, a_key, a_request, a_token, found
@@ -28,7 +28,7 @@ from tests.maintenance.neglected import store_at
 from tests.maintenance.stores import SHARED, empty
 
 KEYS = {kid: os.urandom(32) for kid in ("2024", "2025", "2026")}
-ANSWER = Result(201, metadata=(("Location", "/payments/1"),), body=b"paid")
+ANSWER = StoredResponse(201, metadata=(("Location", "/payments/1"),), body=b"paid")
 
 
 class Office:
@@ -46,25 +46,27 @@ class Office:
             EnvelopeCodec(compression=None), keys, sealing=kids is not None, plain_allowed=not required
         )
 
-    def claim(self, key: StorageKey | None = None, *, quota: Quota | None = None) -> tuple[StorageKey, bytes, Binding]:
+    def claim(
+        self, key: StorageKey | None = None, *, quota: Quota | None = None
+    ) -> tuple[StorageKey, bytes, SealContext]:
         key, token = key or a_key(), a_token()
         request = a_request(key)
         outcome = self.store.claim(request, token=token, lease=LEASE, quota=quota)
         assert isinstance(outcome, Claimed)
-        return key, token, Binding(key, token, outcome.held.fence, request.fingerprint)
+        return key, token, SealContext(key, token, outcome.held.fence, request.fingerprint)
 
     def answer(
-        self, result: Result = ANSWER, *, key: StorageKey | None = None, quota: Quota | None = None
+        self, result: StoredResponse = ANSWER, *, key: StorageKey | None = None, quota: Quota | None = None
     ) -> StorageKey:
         """A key that has been answered, in this process's way."""
         key, token, binding = self.claim(key, quota=quota)
         self.store.complete(key, token, self.codec.seal(result, binding), keep=KEEP)
         return key
 
-    def opened(self, key: StorageKey) -> Result:
+    def opened(self, key: StorageKey) -> StoredResponse:
         record = found(self.store, key)
         assert record.payload is not None
-        return self.codec.open(record.payload, Binding(key, record.token, record.fence, record.fingerprint))
+        return self.codec.open(record.payload, SealContext(key, record.token, record.fence, record.fingerprint))
 
     def damage(self, key: StorageKey) -> Record:
         """Somebody else wrote to the store."""
@@ -77,8 +79,10 @@ class Office:
         payload = found(self.store, key).payload
         return None if payload is None or payload.sealed_by is None else payload.sealed_by.kid
 
-    def rotate(self, *, batch: int = 2, grace: float = 0.0) -> Rotation:
-        return rotate(self.store.answers, self.store.data_keys, self.codec, self.ring, drain=Drain(batch), grace=grace)
+    def rotate(self, *, batch: int = 2, grace: float = 0.0) -> RotateReport:
+        return rotate(
+            self.store.answers, self.store.data_keys, self.codec, self.ring, drain=Batcher(batch), grace=grace
+        )
 
 
 @pytest.fixture(params=("memory", f"tiered-{REDIS_KINDS[0]}", *SHARED))

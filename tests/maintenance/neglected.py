@@ -8,13 +8,13 @@ from typing import Any
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.events import Event, Observers
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import OnLapse, Record, State
+from flask_idempotency.engine.model import OnExpiry, Record, State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import Drift
 from flask_idempotency.engine.recovery import Happened, Resolution, Settler, StillUnknown, UnknownOutcome
 from flask_idempotency.engine.store import Clock
-from flask_idempotency.maintenance.janitor import Drain, Janitor, expire
-from flask_idempotency.maintenance.reap import Asking, reap
+from flask_idempotency.maintenance.janitor import Batcher, Janitor, expire
+from flask_idempotency.maintenance.reap import ResolverContext, reap
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing import FrozenClock
@@ -40,7 +40,7 @@ def janitor_of(
 ) -> Janitor:
     """One host's janitor, which hears of `events`. `telling` stands before the store, if anything does."""
     observers, looked = Observers([events.append]), telling or store
-    asking = Asking(
+    asking = ResolverContext(
         resolvers={ABOUT.operation: said},
         policy_of=lambda about: Policy(lease=LEASE, keep=KEEP),
         settler=Settler(looked.unsettled, EnvelopeCodec(compression=None), observers, label=label),
@@ -78,7 +78,7 @@ class Neglected:
         over = [tenant.complete() for _ in range(size)]
         clock.advance(KEEP + EXTRA + 1)
         lapsed = [tenant.claim()[0] for _ in range(size)]
-        waiting = [tenant.claim(on_lapse=OnLapse.TAKEOVER)[0] for _ in range(size)]
+        waiting = [tenant.claim(on_lapse=OnExpiry.TAKEOVER)[0] for _ in range(size)]
         clock.advance(LEASE + 1)
         living = [tenant.complete() for _ in range(size)]
         held = list[StorageKey]()
@@ -139,4 +139,4 @@ def _still(record: Record) -> Record:
     return replace(record, remaining=0.0)
 
 
-DRAIN = Drain(BATCH, sleep=lambda seconds: None)
+DRAIN = Batcher(BATCH, sleep=lambda seconds: None)

@@ -11,13 +11,13 @@ from typing import Any
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.events import Event, Observers, Reaped, Settled
+from flask_idempotency.engine.events import Event, Observers, Reaped, Resolved
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, OnLapse, Record, Replayed, Result, State
+from flask_idempotency.engine.model import Claimed, OnExpiry, Record, Replayed, State, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, Settler, StillUnknown, UnknownOutcome
-from flask_idempotency.maintenance.janitor import Drain, expire
-from flask_idempotency.maintenance.reap import Asking, reap
+from flask_idempotency.maintenance.janitor import Batcher, expire
+from flask_idempotency.maintenance.reap import ResolverContext, reap
 from flask_idempotency.testing.contract.quota import PLENTY
 from flask_idempotency.testing.contract.stress import at_once
 from flask_idempotency.testing.contract.support import ABOUT, KEEP, PAYLOAD, a_key, a_request, a_token
@@ -41,7 +41,7 @@ SCRIPTS = (
 )
 """What owners do until they are done, or vanish."""
 
-ANSWERS = (Happened(Result(RESOLVER, body=b"paid")), NeverHappened(), StillUnknown())
+ANSWERS = (Happened(StoredResponse(RESOLVER, body=b"paid")), NeverHappened(), StillUnknown())
 
 
 class Jittered:
@@ -65,7 +65,7 @@ class Diary:
     """What everybody was told about one key."""
 
     key: StorageKey
-    on_lapse: OnLapse
+    on_lapse: OnExpiry
     granted: int = 0
     acknowledged: list[int] = field(default_factory=list)
     """Statuses of answers that somebody was told are stored."""
@@ -90,7 +90,7 @@ class Round:
         """Of all rounds: janitors look at everything."""
         chance = random.Random(seed)
         self.tid = a_key().tid
-        self.diaries = [Diary(a_key(tid=self.tid), chance.choice(list(OnLapse))) for _ in range(KEYS)]
+        self.diaries = [Diary(a_key(tid=self.tid), chance.choice(list(OnExpiry))) for _ in range(KEYS)]
 
     def run(self) -> None:
         chance = random.Random(self.seed)
@@ -125,9 +125,9 @@ class Round:
         for _ in range(2):
             self.janitor(chance)
 
-    def janitor(self, chance: random.Random, *, drain: Drain | None = None) -> None:
+    def janitor(self, chance: random.Random, *, drain: Batcher | None = None) -> None:
         self.clock.pass_some(chance)
-        drain = drain or Drain(chance.choice((1, 3, 1000)))
+        drain = drain or Batcher(chance.choice((1, 3, 1000)))
         observers = Observers([self.events.append])
 
         def resolver(unknown: UnknownOutcome) -> Resolution:
@@ -135,7 +135,7 @@ class Round:
             said: Resolution = chance.choice(ANSWERS)
             return said
 
-        asking = Asking(
+        asking = ResolverContext(
             resolvers={ABOUT.operation: resolver},
             policy_of=lambda about: Policy(lease=LEASE, keep=KEEP),
             settler=Settler(self.store.unsettled, EnvelopeCodec(), observers, label=label),
@@ -181,7 +181,7 @@ class Round:
 
     def wrong(self) -> list[str]:
         """Everything that must not be, once the last round is done."""
-        told: dict[type[Event], Counter[tuple[str, str]]] = {Reaped: Counter(), Settled: Counter()}
+        told: dict[type[Event], Counter[tuple[str, str]]] = {Reaped: Counter(), Resolved: Counter()}
         for event in self.events:
             if type(event) in told:
                 told[type(event)][event.record, getattr(event, "verb", "")] += 1
@@ -189,7 +189,7 @@ class Round:
         for diary in self.diaries:
             diary.last = self.store.read(diary.key)
             reaped = told[Reaped][diary.label, ""]
-            freed, settled = told[Settled][diary.label, "released"], told[Settled][diary.label, "completed"]
+            freed, settled = told[Resolved][diary.label, "released"], told[Resolved][diary.label, "completed"]
             faults += (f"seed {self.seed}: {fault}: {diary}" for fault in _faults(diary, reaped, freed, settled))
         return faults
 
@@ -209,7 +209,7 @@ def _faults(diary: Diary, reaped: int, freed: int, settled: int) -> list[str]:
         "an answer is quarantined": answer is not None and state is not State.COMPLETED,
         "a record has vanished": record is None and diary.released + freed == 0,
         "a lapse was told twice": reaped > diary.granted,
-        "it ran again": diary.on_lapse is OnLapse.QUARANTINE and diary.granted > 1 + diary.released + freed,
+        "it ran again": diary.on_lapse is OnExpiry.QUARANTINE and diary.granted > 1 + diary.released + freed,
     }
     return [fault for fault, there in found.items() if there]
 
@@ -220,7 +220,7 @@ def faults_of_lives(rounds: list[Round], clock: Jittered) -> list[str]:
     diaries = [diary for each in rounds for diary in each.diaries]
     answered = [diary for diary in diaries if diary.last is not None and diary.last.state is State.COMPLETED]
     others = [diary for diary in diaries if diary.last is not None and diary.last.state is not State.COMPLETED]
-    drain = Drain(1000)
+    drain = Batcher(1000)
     if answered:
         clock.now = min(diary.last.deadline for diary in answered if diary.last) - 0.01
         expire(store.expiry, horizon=clock() + 400 * 86400, drain=drain)

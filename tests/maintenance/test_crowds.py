@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flask_idempotency.engine.events import Event, Reaped, Settled
+from flask_idempotency.engine.events import Event, Reaped, Resolved
 from flask_idempotency.engine.quota import Drift, Usage
 from flask_idempotency.maintenance.janitor import Chore
 from flask_idempotency.testing import FrozenClock
@@ -35,7 +35,7 @@ def test_everything_is_settled_once(make_empty: MakeStore, clock: FrozenClock, l
     at_once(*[work] * JANITORS)
     work()
     reaped = sorted(event.record for event in events if isinstance(event, Reaped))
-    settled = sorted(event.record for event in events if isinstance(event, Settled))
+    settled = sorted(event.record for event in events if isinstance(event, Resolved))
 
     assert sorted(map(label, neglected.lapsed)) == reaped
     assert sorted(map(label, neglected.held)) == settled

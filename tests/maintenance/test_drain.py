@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from flask_idempotency.engine.errors import KeysUnavailable, StoreUnavailable
-from flask_idempotency.maintenance.janitor import FAILURES, SMALLEST_BATCH, Did, Drain, Drained
+from flask_idempotency.engine.errors import KeyProviderUnavailable, StoreUnavailable
+from flask_idempotency.maintenance.janitor import FAILURES, SMALLEST_BATCH, Batcher, BatchReport, BatchResult
 
 
 class Hours:
@@ -35,14 +35,14 @@ class Pile:
         self.fails = fails or (lambda call: False)
         self.limits: list[int] = []
 
-    def step(self, limit: int) -> Did:
+    def step(self, limit: int) -> BatchResult:
         self.limits.append(limit)
         if self.fails(len(self.limits)):
             raise StoreUnavailable("down")
         did = min(limit, self.left)
         self.left -= did
         self.hours.now += did * self.takes
-        return Did(did, more=self.left > 0)
+        return BatchResult(did, more=self.left > 0)
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ def hours() -> Hours:
     return Hours()
 
 
-def drain(hours: Hours, **pace: object) -> Drain:
-    return Drain(sleep=hours.sleep, monotonic=hours, **pace)  # type: ignore[arg-type]
+def drain(hours: Hours, **pace: object) -> Batcher:
+    return Batcher(sleep=hours.sleep, monotonic=hours, **pace)  # type: ignore[arg-type]
 
 
 def test_all_is_done_in_batches(hours: Hours) -> None:
@@ -61,7 +61,7 @@ def test_all_is_done_in_batches(hours: Hours) -> None:
     pile, told = Pile(hours, 250), list[int]()
     drained = drain(hours, batch=100, told=told.append).run(pile.step)
 
-    assert Drained(touched=250, batches=3) == drained
+    assert BatchReport(touched=250, batches=3) == drained
     assert ([100, 100, 100], [100, 200, 250], []) == (pile.limits, told, hours.slept)
 
 
@@ -69,7 +69,7 @@ def test_nothing_to_do_is_one_look(hours: Hours) -> None:
     """
     Which is no batch of anything.
     """
-    assert Drained(touched=0, batches=1) == drain(hours).run(Pile(hours, 0).step)
+    assert BatchReport(touched=0, batches=1) == drain(hours).run(Pile(hours, 0).step)
 
 
 def test_it_ends_with_its_budget(hours: Hours) -> None:
@@ -79,7 +79,7 @@ def test_it_ends_with_its_budget(hours: Hours) -> None:
     pile = Pile(hours, 1000, takes=0.1)
     drained = drain(hours, batch=100, budget=25.0).run(pile.step)
 
-    assert Drained(touched=300, batches=3, finished=False) == drained
+    assert BatchReport(touched=300, batches=3, finished=False) == drained
     assert pile.left == 700
 
 
@@ -109,7 +109,7 @@ def test_it_does_not_sleep_beyond_its_budget(hours: Hours) -> None:
     """
     drained = drain(hours, batch=1000, rate=1.0, budget=60.0).run(Pile(hours, 5000).step)
 
-    assert (60.0, Drained(touched=1000, batches=1, finished=False)) == (hours.now, drained)
+    assert (60.0, BatchReport(touched=1000, batches=1, finished=False)) == (hours.now, drained)
 
 
 def test_a_batch_that_the_store_cannot_do_is_halved(hours: Hours) -> None:
@@ -174,10 +174,10 @@ def test_keys_that_cannot_be_had_are_no_matter_of_batches(hours: Hours) -> None:
     """
     calls = list[int]()
 
-    def step(limit: int) -> Did:
+    def step(limit: int) -> BatchResult:
         calls.append(limit)
-        raise KeysUnavailable("the key service is away")
+        raise KeyProviderUnavailable("the key service is away")
 
-    with pytest.raises(KeysUnavailable):
+    with pytest.raises(KeyProviderUnavailable):
         drain(hours).run(step)
     assert calls == [1000]

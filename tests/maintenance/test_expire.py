@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.maintenance.janitor import Expiration, expire
+from flask_idempotency.maintenance.janitor import ExpireReport, expire
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import KEEP, PAYLOAD, a_key, stand
@@ -50,7 +50,7 @@ def test_it_goes_on_until_nothing_is_left(clock: FrozenClock) -> None:
     """
     shelf = Shelf(10, 3, 10, 1)
 
-    assert Expiration(removed=24) == expire(shelf, horizon=7.0, drain=still(10))
+    assert ExpireReport(removed=24) == expire(shelf, horizon=7.0, drain=still(10))
     assert [(7.0, 10)] * 5 == shelf.asked
 
 
@@ -60,7 +60,7 @@ def test_a_store_that_ends_things_by_itself_is_asked_once(clock: FrozenClock) ->
     """
     shelf = Shelf()
 
-    assert Expiration() == expire(shelf, horizon=7.0, drain=still())
+    assert ExpireReport() == expire(shelf, horizon=7.0, drain=still())
     assert len(shelf.asked) == 1
 
 
@@ -70,7 +70,7 @@ def test_what_was_removed_before_a_failure_is_counted(clock: FrozenClock) -> Non
     """
     shelf = Shelf(100, StoreUnavailable("slow"), 50)
 
-    assert Expiration(removed=150, shrunk=1) == expire(shelf, horizon=7.0, drain=still(100))
+    assert ExpireReport(removed=150, shrunk=1) == expire(shelf, horizon=7.0, drain=still(100))
     assert [100, 100, 50] == [limit for _, limit in shelf.asked[:3]]
 
 
@@ -85,5 +85,5 @@ def test_what_ends_meanwhile_is_left_for_the_next_run(clock: FrozenClock) -> Non
     horizon = began + KEEP + 90
     clock.advance(KEEP)
 
-    assert Expiration(removed=2) == expire(store.expiry, horizon=horizon, drain=still(1))
-    assert Expiration(removed=1) == expire(store.expiry, horizon=clock.now, drain=still(1))
+    assert ExpireReport(removed=2) == expire(store.expiry, horizon=horizon, drain=still(1))
+    assert ExpireReport(removed=1) == expire(store.expiry, horizon=clock.now, drain=still(1))

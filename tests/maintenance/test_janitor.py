@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.engine.capabilities import Entry
+from flask_idempotency.engine.capabilities import TaskReport
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.events import ChoreDone, Event, Observers
-from flask_idempotency.maintenance.janitor import CHORES, LOCK_SECONDS, Chore, Drain, Janitor, Report, Work, expire
+from flask_idempotency.engine.events import Event, Observers, TaskRun
+from flask_idempotency.maintenance.janitor import CHORES, LOCK_SECONDS, Batcher, Chore, Janitor, Report, Work, expire
 from flask_idempotency.maintenance.reap import reap
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
@@ -34,7 +34,7 @@ def works(report: Swept = Swept(7)) -> Work:
 
 
 def fails(error: BaseException) -> Work:
-    def work(horizon: float, drain: Drain) -> Report:
+    def work(horizon: float, drain: Batcher) -> Report:
         raise error
 
     return work
@@ -57,7 +57,7 @@ class House:
             host_clock=lambda: self.host_clock(),
         )
 
-    def last(self, chore: Chore = "expire") -> Entry:
+    def last(self, chore: Chore = "expire") -> TaskReport:
         return self.store.chores.last()[chore]
 
     def is_free(self, chore: Chore = "expire") -> bool:
@@ -74,11 +74,11 @@ def test_a_chore_is_done_written_down_and_told(house: House) -> None:
     With what it has done, in words and numbers that are ours.
     """
     ticks = iter((10.0, 12.5))
-    drain = Drain(monotonic=ticks.__next__)
+    drain = Batcher(monotonic=ticks.__next__)
 
     assert Swept(7) == house.janitor().run("expire", drain)
     assert {"removed": 7, "finished": True, "seconds": 2.5} == json.loads(house.last().report)
-    assert [ChoreDone("", "expire", 2.5, counts={"removed": 7}, finished=True)] == house.events
+    assert [TaskRun("", "expire", 2.5, counts={"removed": 7}, finished=True)] == house.events
     assert house.is_free()
 
 
@@ -110,7 +110,7 @@ def test_the_second_at_the_same_chore_does_nothing(house: House) -> None:
     """
     began, may_end, reports = threading.Event(), threading.Event(), list[Any]()
 
-    def slow(horizon: float, drain: Drain) -> Report:
+    def slow(horizon: float, drain: Batcher) -> Report:
         began.set()
         assert may_end.wait(MEETING_SECONDS)
         return Swept()
@@ -147,7 +147,7 @@ def test_a_janitor_that_was_killed_holds_its_chore_for_its_budget_and_a_minute(
         def __getattr__(self, name: str) -> Any:
             return (lambda *arguments: None) if name == "give_back" else getattr(self._book, name)
 
-    drain = Drain(budget=300.0)
+    drain = Batcher(budget=300.0)
     with pytest.raises(Killed):
         house.janitor({"expire": fails(Killed())}, book=Dead(house.store.chores)).run("expire", drain)
     clock.advance(300 + LOCK_SECONDS - 0.125)
@@ -174,9 +174,9 @@ def test_a_chore_that_failed_is_told_by_the_name_of_its_error(house: House) -> N
     """
     ticks = iter((10.0, 12.5))
     with pytest.raises(StoreUnavailable):
-        house.janitor({"expire": fails(StoreUnavailable("secret"))}).run("expire", Drain(monotonic=ticks.__next__))
+        house.janitor({"expire": fails(StoreUnavailable("secret"))}).run("expire", Batcher(monotonic=ticks.__next__))
 
-    assert [ChoreDone("", "expire", 2.5, counts={}, finished=False, error="StoreUnavailable")] == house.events
+    assert [TaskRun("", "expire", 2.5, counts={}, finished=False, error="StoreUnavailable")] == house.events
 
 
 class Away:
@@ -221,7 +221,7 @@ def test_without_a_book_chores_are_done_all_the_same(house: House) -> None:
     """
     horizons = list[float]()
 
-    def work(horizon: float, drain: Drain) -> Report:
+    def work(horizon: float, drain: Batcher) -> Report:
         horizons.append(horizon)
         return Swept()
 
@@ -239,7 +239,7 @@ def test_the_horizon_is_the_earlier_of_two_clocks(house: House, store_ahead: flo
     house.host_clock = lambda: host
     house.clock.advance(store_ahead)
 
-    def work(horizon: float, drain: Drain) -> Report:
+    def work(horizon: float, drain: Batcher) -> Report:
         horizons.append(horizon)
         return Swept()
 
@@ -271,7 +271,7 @@ def test_a_stores_clock_that_was_set_forward_ends_nothing(house: House, clock: F
     clock.advance(-2 * 86400)
 
     assert before == [store.read(key) for key in (answered, flying)]
-    assert ["ChoreDone"] * 2 == [type(event).__name__ for event in house.events]
+    assert ["TaskRun"] * 2 == [type(event).__name__ for event in house.events]
     clock.advance(KEEP)
     house.host_clock = lambda: clock.now
     for chore in janitor.chores:

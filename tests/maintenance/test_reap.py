@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from flask_idempotency.engine.capabilities import Found, Sheet
+from flask_idempotency.engine.capabilities import RecordPage, SeenRecord
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import Reaped
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, OnLapse, State
-from flask_idempotency.maintenance.reap import Reaping
+from flask_idempotency.engine.model import Claimed, OnExpiry, State
+from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.stress import at_once
@@ -30,10 +30,10 @@ def test_a_vanished_owners_key_is_quarantined_and_told_once(yard: Yard) -> None:
     """
     key, _ = yard.vanished()
 
-    assert Reaping(quarantined=1) == yard.reap()
+    assert ReapReport(quarantined=1) == yard.reap()
     assert (State.QUARANTINED, "lease-expired") == (yard.read(key).state, yard.read(key).reason)
     assert [Reaped(label(key), ABOUT.operation)] == yard.events
-    assert Reaping() == yard.reap()
+    assert ReapReport() == yard.reap()
     assert len(yard.events) == 1
 
 
@@ -41,10 +41,10 @@ def test_a_key_that_is_to_be_taken_over_is_left_to_the_next_retry(yard: Yard) ->
     """
     Only that knows the request. It is counted as often as it is met, and told to nobody.
     """
-    key, _ = yard.vanished(on_lapse=OnLapse.TAKEOVER)
+    key, _ = yard.vanished(on_lapse=OnExpiry.TAKEOVER)
     before = yard.read(key)
 
-    assert Reaping(waiting=1) == yard.reap() == yard.reap()
+    assert ReapReport(waiting=1) == yard.reap() == yard.reap()
     assert (before, []) == (yard.read(key), yard.events)
     assert isinstance(yard.store.claim(a_request(key), token=a_token(), lease=LEASE), Claimed)
 
@@ -60,7 +60,7 @@ def test_whoever_is_at_work_or_done_is_left_alone(yard: Yard, clock: FrozenClock
     stand(yard.store, clock, keys[2], "in flight")
     before = [yard.read(key) for key in keys]
 
-    assert Reaping() == yard.reap()
+    assert ReapReport() == yard.reap()
     assert (before, []) == ([yard.read(key) for key in keys], yard.events)
 
 
@@ -70,8 +70,8 @@ def test_a_lease_that_ended_after_the_horizon_is_left_alone(yard: Yard, clock: F
     """
     key, _ = yard.vanished()
 
-    assert Reaping() == yard.reap(horizon=clock.now - 1.5)
-    assert Reaping(quarantined=1) == yard.reap(horizon=clock.now - 0.5)
+    assert ReapReport() == yard.reap(horizon=clock.now - 1.5)
+    assert ReapReport(quarantined=1) == yard.reap(horizon=clock.now - 0.5)
     assert State.QUARANTINED is yard.read(key).state
 
 
@@ -81,10 +81,10 @@ def test_all_are_found_in_batches(yard: Yard, clock: FrozenClock, batch: int) ->
     Whatever rule each of them has.
     """
     for number in range(10):
-        yard.claim(on_lapse=OnLapse.TAKEOVER if number % 2 else OnLapse.QUARANTINE)
+        yard.claim(on_lapse=OnExpiry.TAKEOVER if number % 2 else OnExpiry.QUARANTINE)
     clock.advance(LEASE)
 
-    assert Reaping(quarantined=5, waiting=5) == yard.reap(drain=still(batch))
+    assert ReapReport(quarantined=5, waiting=5) == yard.reap(drain=still(batch))
 
 
 class Meanwhile:
@@ -94,13 +94,13 @@ class Meanwhile:
         self._unsettled = store.unsettled
         self._happens = happens
 
-    def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> Sheet:
+    def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
         sheet = self._unsettled.stale(horizon=horizon, after=after, limit=limit)
         for found in sheet.found:
             self._happens(found.key)
         return sheet
 
-    def lapse(self, seen: Found, *, horizon: float) -> bool:
+    def lapse(self, seen: SeenRecord, *, horizon: float) -> bool:
         return self._unsettled.lapse(seen, horizon=horizon)
 
 
@@ -120,7 +120,7 @@ def test_an_owner_that_was_faster_is_counted_as_such(yard: Yard, clock: FrozenCl
     late = Yard(store, clock)
     late.store = type("", (), {"unsettled": Meanwhile(store, events[event])})()
 
-    assert Reaping(overtaken=1) == late.reap()
+    assert ReapReport(overtaken=1) == late.reap()
     assert late.events == []
     record = store.read(key)
     assert record is None or record.reason != "lease-expired"
@@ -157,7 +157,7 @@ def test_a_store_that_fails_once_is_asked_again(
     Nothing is left behind, and nothing counted or told twice.
     """
     keys = [yard.claim()[0] for _ in range(40)]
-    waiting = [yard.claim(on_lapse=OnLapse.TAKEOVER)[0] for _ in range(10)]
+    waiting = [yard.claim(on_lapse=OnExpiry.TAKEOVER)[0] for _ in range(10)]
     clock.advance(LEASE)
     store = yard.store
     yard.store = type("", (), {"unsettled": Failing(store, verb=verb, nth=nth, reply=reply)})()
@@ -185,7 +185,7 @@ def test_what_was_done_before_the_store_went_away_stays_done(yard: Yard, clock: 
     yard.store = store
 
     assert len(yard.events) == 3
-    assert Reaping(quarantined=5) == yard.reap()
+    assert ReapReport(quarantined=5) == yard.reap()
     assert len({event.record for event in yard.events}) == len(yard.events) == 8
 
 
@@ -225,4 +225,4 @@ def test_a_budget_that_ends_leaves_the_rest_for_the_next_run(yard: Yard, clock: 
     spent = still(3)
     report = yard.reap(drain=type(spent)(3, budget=0.0, sleep=spent.sleep, monotonic=spent.monotonic))
 
-    assert (Reaping(quarantined=3, finished=False), Reaping(quarantined=6)) == (report, yard.reap())
+    assert (ReapReport(quarantined=3, finished=False), ReapReport(quarantined=6)) == (report, yard.reap())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.maintenance.janitor import Drain, Reconciliation, reconcile
+from flask_idempotency.maintenance.janitor import Batcher, ReconcileReport, reconcile
 from tests.maintenance.conftest import Office
 
 
@@ -14,8 +14,8 @@ def test_a_ledger_that_nobody_touched_has_not_drifted(office: Office) -> None:
     keys = [office.answer(quota=Quota()) for _ in range(3)]
     office.claim(quota=Quota())
 
-    assert Reconciliation(tenants=4) == reconcile(office.store.ledger, drain=Drain())
-    assert Reconciliation(tenants=1) == reconcile(office.store.ledger, tids=[keys[0].tid], drain=Drain())
+    assert ReconcileReport(tenants=4) == reconcile(office.store.ledger, drain=Batcher())
+    assert ReconcileReport(tenants=1) == reconcile(office.store.ledger, tids=[keys[0].tid], drain=Batcher())
 
 
 def test_records_that_were_deleted_by_hand_are_drift_once(office: Office) -> None:
@@ -28,7 +28,7 @@ def test_records_that_were_deleted_by_hand_are_drift_once(office: Office) -> Non
     for key in (deleted, claimed):
         del office.store._room.records[key]
 
-    report = reconcile(office.store.ledger, drain=Drain())
+    report = reconcile(office.store.ledger, drain=Batcher())
     assert (2, 1, size, 1) == (report.drifted, report.records, report.bytes, report.unsettled)
-    assert Reconciliation(tenants=3) == reconcile(office.store.ledger, drain=Drain())
+    assert ReconcileReport(tenants=3) == reconcile(office.store.ledger, drain=Batcher())
     assert (0, 1) == (office.store.ledger.usage(deleted.tid).records, office.store.ledger.usage(kept.tid).records)

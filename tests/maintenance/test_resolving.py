@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.engine.errors import KeysUnavailable, LeaseLost, StoreUnavailable
-from flask_idempotency.engine.events import ResolverAsked, Settled
+from flask_idempotency.engine.errors import KeyProviderUnavailable, LeaseLost, StoreUnavailable
+from flask_idempotency.engine.events import Resolved, ResolverAsked
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import CORRUPT, Payload, Replayed, Result, State
+from flask_idempotency.engine.model import CORRUPT, Replayed, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.recovery import Happened, NeverHappened, StillUnknown, UnknownOutcome
-from flask_idempotency.engine.store import Binding, Codec
-from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, Reaping
+from flask_idempotency.engine.store import Codec, SealContext
+from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, ReapReport
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.stress import at_once
@@ -43,12 +43,12 @@ def test_what_happened_is_what_retries_get(yard: Yard, clock: FrozenClock) -> No
     key, token = yard.held()
     yard.says = (lambda unknown: Happened(PAID),)
 
-    assert Reaping(asked=1, completed=1) == yard.reap()
+    assert ReapReport(asked=1, completed=1) == yard.reap()
     assert (State.COMPLETED, PAID) == (yard.read(key).state, yard.opened(key))
     assert near(POLICY.keep) == yard.read(key).remaining
     assert isinstance(yard.store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
     assert [
-        Settled(label(key), ABOUT.operation, verb="completed", was="quarantined", actor="resolver", reason="resolved")
+        Resolved(label(key), ABOUT.operation, verb="completed", was="quarantined", actor="resolver", reason="resolved")
     ] == yard.events
     with pytest.raises(LeaseLost):
         yard.store.complete(key, token, PAYLOAD, keep=KEEP)
@@ -61,8 +61,8 @@ def test_a_vanished_owners_key_is_quarantined_and_asked_about_in_one_run(yard: Y
     yard.vanished()
     yard.says = (lambda unknown: Happened(PAID),)
 
-    assert Reaping(quarantined=1, asked=1, completed=1) == yard.reap()
-    assert ["Reaped", "Settled"] == yard.told()
+    assert ReapReport(quarantined=1, asked=1, completed=1) == yard.reap()
+    assert ["Reaped", "Resolved"] == yard.told()
 
 
 def test_what_never_happened_may_run_again(yard: Yard, clock: FrozenClock) -> None:
@@ -72,13 +72,13 @@ def test_what_never_happened_may_run_again(yard: Yard, clock: FrozenClock) -> No
     key, _ = yard.held()
     yard.says = (lambda unknown: NeverHappened(),)
 
-    assert Reaping(asked=1, unknown=1) == yard.reap()
+    assert ReapReport(asked=1, unknown=1) == yard.reap()
     yard.events.clear()
     clock.advance(max(LEASE, FIRST_PAUSE_SECONDS) + 1)
-    assert Reaping(asked=1, released=1) == yard.reap()
+    assert ReapReport(asked=1, released=1) == yard.reap()
     assert yard.store.read(key) is None
     assert [
-        Settled(label(key), ABOUT.operation, verb="released", was="quarantined", actor="resolver", reason="resolved")
+        Resolved(label(key), ABOUT.operation, verb="released", was="quarantined", actor="resolver", reason="resolved")
     ] == yard.events
 
 
@@ -89,13 +89,13 @@ def test_never_while_its_owner_may_be_about_to(yard: Yard, clock: FrozenClock) -
     key, _ = yard.vanished()
     yard.says = (lambda unknown: NeverHappened(),)
 
-    assert Reaping(quarantined=1, asked=1, unknown=1) == yard.reap()
+    assert ReapReport(quarantined=1, asked=1, unknown=1) == yard.reap()
     assert [ResolverAsked(label(key), ABOUT.operation, answer="still-unknown")] == yard.events[1:]
     clock.advance(POLICY.max_runtime - LEASE - 1.5)
-    assert Reaping(asked=1, unknown=1) == yard.reap()
+    assert ReapReport(asked=1, unknown=1) == yard.reap()
     assert State.QUARANTINED is yard.read(key).state
     clock.advance(POLICY.max_runtime)
-    assert Reaping(asked=1, released=1) == yard.reap()
+    assert ReapReport(asked=1, released=1) == yard.reap()
     assert yard.store.read(key) is None
 
 
@@ -108,10 +108,10 @@ def test_never_at_the_first_question_to_a_silent_owner(yard: Yard, clock: Frozen
     clock.advance(86400)
     yard.says = (lambda unknown: NeverHappened(),)
 
-    assert Reaping(quarantined=1, asked=1, unknown=1) == yard.reap()
+    assert ReapReport(quarantined=1, asked=1, unknown=1) == yard.reap()
     clock.advance(LAST_PAUSE_SECONDS)
     yard.store.renew(key, token, lease=LEASE)
-    assert Reaping(asked=1, unknown=1) == yard.reap()
+    assert ReapReport(asked=1, unknown=1) == yard.reap()
     yard.store.complete(key, token, PAYLOAD, keep=KEEP)
     assert PAYLOAD == yard.read(key).payload
 
@@ -124,9 +124,9 @@ def test_never_at_the_second_question_to_an_owner_that_has_not_renewed(yard: Yar
     clock.advance(86400)
     yard.says = (lambda unknown: NeverHappened(),)
 
-    assert Reaping(quarantined=1, asked=1, unknown=1) == yard.reap()
+    assert ReapReport(quarantined=1, asked=1, unknown=1) == yard.reap()
     clock.advance(LAST_PAUSE_SECONDS + 1)
-    assert Reaping(asked=1, released=1) == yard.reap()
+    assert ReapReport(asked=1, released=1) == yard.reap()
     assert yard.store.read(key) is None
 
 
@@ -141,8 +141,8 @@ def test_a_clock_that_was_set_forward_declares_no_owner_dead(yard: Yard, clock: 
     yard.store.claim(a_request(key), token=a_token(), lease=LEASE)
     yard.says = (lambda unknown: NeverHappened(),)
 
-    assert Reaping(asked=1, unknown=1) == yard.reap(horizon=began + 1)
-    assert Reaping(asked=1, unknown=1) == yard.reap(horizon=began + 1 + LAST_PAUSE_SECONDS)
+    assert ReapReport(asked=1, unknown=1) == yard.reap(horizon=began + 1)
+    assert ReapReport(asked=1, unknown=1) == yard.reap(horizon=began + 1 + LAST_PAUSE_SECONDS)
     assert State.QUARANTINED is yard.read(key).state
 
 
@@ -157,7 +157,7 @@ def test_never_of_what_has_been_done(yard: Yard, clock: FrozenClock, caplog: pyt
     clock.advance(10 * POLICY.max_runtime)
     yard.says = (lambda unknown: NeverHappened(),)
 
-    assert Reaping(asked=1, failed=1) == yard.reap()
+    assert ReapReport(asked=1, failed=1) == yard.reap()
     assert (State.QUARANTINED, CORRUPT) == (yard.read(key).state, yard.read(key).reason)
     assert [ResolverAsked(label(key), ABOUT.operation, answer="ConfigurationError")] == yard.events
     assert "NeverHappened" in caplog.text
@@ -172,7 +172,7 @@ def test_a_resolver_may_know_the_answer_that_nobody_can_open(yard: Yard) -> None
     yard.store.condemn(key, PAYLOAD)
     yard.says = (lambda unknown: Happened(PAID),)
 
-    assert Reaping(asked=1, completed=1) == yard.reap()
+    assert ReapReport(asked=1, completed=1) == yard.reap()
     assert yard.opened(key) == PAID
 
 
@@ -184,7 +184,7 @@ def test_what_is_still_unknown_stays(yard: Yard) -> None:
     before = yard.read(key)
     yard.says = (lambda unknown: StillUnknown(),)
 
-    assert Reaping(asked=1, unknown=1) == yard.reap()
+    assert ReapReport(asked=1, unknown=1) == yard.reap()
     assert before == yard.read(key)
     assert [ResolverAsked(label(key), ABOUT.operation, answer="still-unknown")] == yard.events
 
@@ -194,7 +194,7 @@ def test_what_is_still_unknown_stays(yard: Yard) -> None:
     (
         (raises(KeyError("what")), "KeyError"),
         (raises(StoreUnavailable("a store of its own")), "StoreUnavailable"),
-        (raises(KeysUnavailable("keys of its own")), "KeysUnavailable"),
+        (raises(KeyProviderUnavailable("keys of its own")), "KeyProviderUnavailable"),
         (lambda unknown: None, "TypeError"),
         (lambda unknown: Happened, "TypeError"),
         (lambda unknown: Happened("paid"), "TypeError"),
@@ -213,7 +213,7 @@ def test_a_resolver_that_fails_settles_nothing(
     before = yard.read(first)
     yard.says = (says, lambda unknown: Happened(PAID))
 
-    assert Reaping(asked=2, completed=1, failed=1) == yard.reap()
+    assert ReapReport(asked=2, completed=1, failed=1) == yard.reap()
     assert sorted([State.COMPLETED.value, State.QUARANTINED.value]) == sorted(
         yard.read(key).state.value for key in (first, second)
     )
@@ -242,9 +242,9 @@ class Away:
     def __init__(self, codec: Codec, key: StorageKey) -> None:
         self._codec, self._key = codec, key
 
-    def seal(self, result: Result, binding: Binding) -> Payload:
+    def seal(self, result: StoredResponse, binding: SealContext) -> StoredPayload:
         if binding.key == self._key:
-            raise KeysUnavailable("this tenant's keys are damaged")
+            raise KeyProviderUnavailable("this tenant's keys are damaged")
         return self._codec.seal(result, binding)
 
     def __getattr__(self, name: str) -> Any:
@@ -260,7 +260,7 @@ def test_one_tenants_keys_keep_no_other_key_waiting(yard: Yard) -> None:
     yard.codec = Away(yard.codec, damaged)
     yard.says = (lambda unknown: Happened(PAID),)
 
-    assert Reaping(asked=4, completed=3, failed=1) == yard.reap()
+    assert ReapReport(asked=4, completed=3, failed=1) == yard.reap()
     assert {State.COMPLETED} == {yard.read(key).state for key in others}
     assert State.QUARANTINED is yard.read(damaged).state
 
@@ -288,7 +288,7 @@ def test_endpoints_without_a_resolver_are_passed_over(yard: Yard) -> None:
     asking = yard.asking()
     yard.asking = lambda: replace(asking, resolvers={"another": yard.resolver})  # type: ignore[method-assign]
 
-    assert Reaping() == yard.reap()
+    assert ReapReport() == yard.reap()
     assert (State.QUARANTINED, []) == (yard.read(key).state, yard.events)
 
 
@@ -342,9 +342,9 @@ def test_a_janitor_that_is_killed_between_asking_and_settling_costs_one_turn(yar
         yard.reap()
 
     assert (before, []) == (yard.read(key), yard.events)
-    assert Reaping() == yard.reap()
+    assert ReapReport() == yard.reap()
     clock.advance(FIRST_PAUSE_SECONDS)
-    assert Reaping(asked=1, completed=1) == yard.reap()
+    assert ReapReport(asked=1, completed=1) == yard.reap()
 
 
 @pytest.mark.parametrize("said", (Happened(PAID), NeverHappened()))
@@ -361,7 +361,7 @@ def test_an_owner_that_was_faster_than_the_resolver_has_said_it(yard: Yard, cloc
 
     yard.says = (meanwhile,)
 
-    assert Reaping(asked=1, overtaken=1) == yard.reap()
+    assert ReapReport(asked=1, overtaken=1) == yard.reap()
     assert (PAYLOAD, []) == (yard.read(key).payload, yard.events)
 
 
@@ -384,5 +384,5 @@ def test_a_store_that_goes_away_while_an_answer_is_stored_ends_the_run_at_last(y
     with pytest.raises(StoreUnavailable):
         yard.reap(drain=still(10))
 
-    assert [False] == [event.certain for event in yard.events if isinstance(event, Settled)]
-    assert ["Settled"] == yard.told()
+    assert [False] == [event.certain for event in yard.events if isinstance(event, Resolved)]
+    assert ["Resolved"] == yard.told()

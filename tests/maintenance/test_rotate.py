@@ -10,17 +10,17 @@ import pytest
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.capabilities import DataKey
 from flask_idempotency.engine.claim import Sealing
-from flask_idempotency.engine.errors import ConfigurationError, DataKeyGone, KeysUnavailable, StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, DataKeyMissing, KeyProviderUnavailable, StoreUnavailable
 from flask_idempotency.engine.keys import OWNER_BYTES
-from flask_idempotency.engine.model import ERASED, Payload, Result
+from flask_idempotency.engine.model import ERASED, StoredPayload, StoredResponse
 from flask_idempotency.engine.quota import Drift, Quota
-from flask_idempotency.engine.store import Binding, Codec
-from flask_idempotency.maintenance.janitor import Drain
+from flask_idempotency.engine.store import Codec, SealContext
+from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.maintenance.rotate import (
     GRACE_SECONDS,
     MOST_BLOCKED,
-    PlainSealing,
-    Rotation,
+    RotateReport,
+    SealReport,
     rotate,
     seal_plain,
 )
@@ -67,7 +67,7 @@ def test_a_second_run_finds_nothing_to_do(office: Office) -> None:
     office.turn(("2026", "2025"))
 
     assert [False, True, True] == [office.rotate(grace=60).done for _ in range(3)]
-    assert Rotation() == office.rotate(grace=60)
+    assert RotateReport() == office.rotate(grace=60)
 
 
 def test_a_rotation_leaves_plain_answers_alone(office: Office) -> None:
@@ -99,13 +99,13 @@ def test_plain_answers_are_sealed_by_their_own_command_only(office: Office) -> N
     office.turn(("2026", "2025"))
     before = found(office.store, old)
     counted: list[int] = []
-    report = seal_plain(office.store.answers, office.codec, office.ring, drain=Drain(2), told=counted.append)
+    report = seal_plain(office.store.answers, office.codec, office.ring, drain=Batcher(2), told=counted.append)
 
-    assert PlainSealing(sealed=3) == report
+    assert SealReport(sealed=3) == report
     assert [1, 2, 3] == counted
     assert [("2026", ANSWER)] * 3 == [(office.kid(key), office.opened(key)) for key in plain]
     assert before == found(office.store, old)
-    assert PlainSealing() == seal_plain(office.store.answers, office.codec, office.ring, drain=Drain(2))
+    assert SealReport() == seal_plain(office.store.answers, office.codec, office.ring, drain=Batcher(2))
 
 
 def test_sealing_leaves_erased_damaged_and_foreign_plain_answers_alone(office: Office) -> None:
@@ -119,11 +119,11 @@ def test_sealing_leaves_erased_damaged_and_foreign_plain_answers_alone(office: O
     for key in (damaged, erased):
         assert owner != found(office.store, key).token[:OWNER_BYTES]
     reports = [
-        seal_plain(office.store.answers, office.codec, office.ring, drain=Drain(), owner=owner),
-        seal_plain(office.store.answers, office.codec, office.ring, drain=Drain()),
+        seal_plain(office.store.answers, office.codec, office.ring, drain=Batcher(), owner=owner),
+        seal_plain(office.store.answers, office.codec, office.ring, drain=Batcher()),
     ]
 
-    assert [PlainSealing(sealed=1), PlainSealing(sealed=1, passed_over=1, unreadable=1)] == reports
+    assert [SealReport(sealed=1), SealReport(sealed=1, passed_over=1, unreadable=1)] == reports
     assert untouched[:2] == [found(office.store, key) for key in (damaged, erased)]
 
 
@@ -135,9 +135,9 @@ def test_nothing_plain_is_sealed_where_encryption_is_required(office: Office) ->
     key = office.answer()
     before = found(office.store, key)
     office.turn(("2025",), required=True)
-    report = seal_plain(office.store.answers, office.codec, office.ring, drain=Drain())
+    report = seal_plain(office.store.answers, office.codec, office.ring, drain=Batcher())
 
-    assert (PlainSealing(unreadable=1), before) == (report, found(office.store, key))
+    assert (SealReport(unreadable=1), before) == (report, found(office.store, key))
 
 
 def test_old_data_keys_go_only_when_nothing_can_be_on_its_way_any_more(office: Office) -> None:
@@ -176,7 +176,7 @@ def test_a_worker_that_seals_under_the_old_key_meanwhile_seals_again(office: Off
     payload = old.codec.seal(ANSWER, binding)
     office.turn(("2026", "2025"))
     office.rotate()
-    with pytest.raises(DataKeyGone):
+    with pytest.raises(DataKeyMissing):
         old.store.complete(key, token, payload, keep=KEEP)
     sealing = Sealing(old.codec, [binding], ANSWER)
     sealing.writing(lambda key, payload: old.store.complete(key, token, payload, keep=KEEP))(key)
@@ -198,7 +198,7 @@ def test_an_answer_that_somebody_else_changes_meanwhile_is_left_to_them(office: 
 
         prepare, forget, seal = office.codec.prepare, office.codec.forget, office.codec.seal
 
-        def open(self, payload: Payload, binding: Binding) -> Result:
+        def open(self, payload: StoredPayload, binding: SealContext) -> StoredResponse:
             result = office.codec.open(payload, binding)
             if binding.key == gone:
                 office.store.data_keys.destroy(gone.tid)
@@ -208,7 +208,7 @@ def test_an_answer_that_somebody_else_changes_meanwhile_is_left_to_them(office: 
             return result
 
     slow: Codec = Slow()
-    report = rotate(office.store.answers, office.store.data_keys, slow, office.ring, drain=Drain(), grace=0.0)
+    report = rotate(office.store.answers, office.store.data_keys, slow, office.ring, drain=Batcher(), grace=0.0)
 
     assert (0, 2) == (report.resealed, report.passed_over)
     assert (True, b"newer") == (found(office.store, gone).erased, office.opened(anew).body)
@@ -293,15 +293,15 @@ def test_a_key_service_that_is_away_is_not_asked_for_every_tenant(office: Office
 
         prepare, forget = office.codec.prepare, office.codec.forget
 
-        def open(self, payload: Payload, binding: Binding) -> Result:
+        def open(self, payload: StoredPayload, binding: SealContext) -> StoredResponse:
             asked.append(1)
-            raise KeysUnavailable("away")
+            raise KeyProviderUnavailable("away")
 
-        def seal(self, result: Result, binding: Binding) -> Payload:
-            raise KeysUnavailable("away")
+        def seal(self, result: StoredResponse, binding: SealContext) -> StoredPayload:
+            raise KeyProviderUnavailable("away")
 
-    with pytest.raises(KeysUnavailable, match="away"):
-        rotate(office.store.answers, office.store.data_keys, Away(), office.ring, drain=Drain())
+    with pytest.raises(KeyProviderUnavailable, match="away"):
+        rotate(office.store.answers, office.store.data_keys, Away(), office.ring, drain=Batcher())
     assert MOST_BLOCKED == len(asked)
 
 
@@ -325,7 +325,7 @@ def test_two_runs_at_once_do_it_once(office: Office) -> None:
     """
     keys = [office.answer() for _ in range(30)]
     office.turn(("2026", "2025"))
-    reports: list[Rotation] = []
+    reports: list[RotateReport] = []
     threads = [threading.Thread(target=lambda: reports.append(office.rotate(batch=3))) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -348,7 +348,7 @@ def test_a_run_that_was_killed_is_finished_by_the_next(office: Office) -> None:
 
     with pytest.raises(StoreUnavailable):
         rotate(
-            office.store.answers, office.store.data_keys, office.codec, office.ring, drain=Drain(batch=2, told=killed)
+            office.store.answers, office.store.data_keys, office.codec, office.ring, drain=Batcher(batch=2, told=killed)
         )
     assert {"2025": 4, "2026": 2} == office.store.answers.count()
     assert [ANSWER] * 6 == [office.opened(key) for key in keys]
@@ -366,7 +366,7 @@ def test_another_applications_answers_are_left_alone(office: Office) -> None:
     office.turn(("2026", "2025"))
 
     report = rotate(
-        office.store.answers, office.store.data_keys, office.codec, office.ring, drain=Drain(), owner=owner, grace=0.0
+        office.store.answers, office.store.data_keys, office.codec, office.ring, drain=Batcher(), owner=owner, grace=0.0
     )
     assert (1, 0, 0) == (report.resealed, report.unreadable, report.retired)
     assert before == found(office.store, theirs)
@@ -404,7 +404,7 @@ def test_the_data_key_of_an_answer_that_nobody_could_open_stays(office: Office) 
             office.store.data_keys,
             office.codec,
             office.ring,
-            drain=Drain(),
+            drain=Batcher(),
             unsettled=office.store.unsettled,
             grace=0.0,
         )

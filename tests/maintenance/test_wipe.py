@@ -8,15 +8,15 @@ import pytest
 
 from flask_idempotency.engine.capabilities import Page
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
-from flask_idempotency.engine.model import ERASED, Payload, State
-from flask_idempotency.maintenance.janitor import Drain
-from flask_idempotency.maintenance.rotate import Wiping, still_open, wipe, wipe_condemned
+from flask_idempotency.engine.model import ERASED, State, StoredPayload
+from flask_idempotency.maintenance.janitor import Batcher
+from flask_idempotency.maintenance.rotate import WipeReport, still_open, wipe, wipe_condemned
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
 from tests.maintenance.conftest import ANSWER, Office
 
 TID, OTHER = bytes(16), b"o" * 16
-FAST = Drain(batch=2)
+FAST = Batcher(batch=2)
 
 
 def plain(store: MemoryStore, tid: bytes = TID) -> Any:
@@ -33,7 +33,7 @@ def running(store: MemoryStore, tid: bytes = TID) -> Any:
     return key, token
 
 
-def wiped(payload: Payload | None) -> bool:
+def wiped(payload: StoredPayload | None) -> bool:
     return payload is not None and (payload.data, payload.sealed_by) == (b"", ERASED)
 
 
@@ -47,7 +47,7 @@ def test_plain_answers_and_sealed_ones_are_wiped_and_nobody_elses(office: Office
     other = plain(office.store, OTHER)
     office.store.data_keys.destroy(TID)
 
-    assert Wiping(wiped=5) == wipe(office.store.answers, [TID], drain=FAST)
+    assert WipeReport(wiped=5) == wipe(office.store.answers, [TID], drain=FAST)
     after = [found(office.store, key) for key in keys]
     assert all(wiped(record.payload) and record.erased for record in after)
     assert [(r.deadline, r.payload and r.payload.status) for r in before] == [
@@ -72,7 +72,9 @@ def test_it_can_be_repeated(office: Office) -> None:
     plain(office.store)
     office.store.data_keys.destroy(TID)
 
-    assert [Wiping(wiped=1), Wiping(passed_over=1)] == [wipe(office.store.answers, [TID], drain=FAST) for _ in range(2)]
+    assert [WipeReport(wiped=1), WipeReport(passed_over=1)] == [
+        wipe(office.store.answers, [TID], drain=FAST) for _ in range(2)
+    ]
 
 
 def test_what_was_first_used_after_the_erasing_is_left_alone(office: Office) -> None:
@@ -83,7 +85,7 @@ def test_what_was_first_used_after_the_erasing_is_left_alone(office: Office) -> 
     office.clock.advance(1)
     key = plain(office.store)
 
-    assert Wiping() == wipe(office.store.answers, [TID], drain=FAST)
+    assert WipeReport() == wipe(office.store.answers, [TID], drain=FAST)
     assert PAYLOAD == found(office.store, key).payload
 
 
@@ -156,7 +158,7 @@ def test_what_has_no_answer_yet_is_counted(office: Office) -> None:
 def test_a_late_plain_answer_is_given_to_nobody_and_wiped_by_the_next_run(office: Office) -> None:
     key, token = running(office.store)
     office.store.data_keys.destroy(TID)
-    assert Wiping() == wipe(office.store.answers, [TID], drain=FAST)
+    assert WipeReport() == wipe(office.store.answers, [TID], drain=FAST)
     office.store.complete(key, token, PAYLOAD, keep=KEEP)
 
     assert found(office.store, key).erased

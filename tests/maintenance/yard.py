@@ -6,25 +6,25 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
-from flask_idempotency.engine.capabilities import Found
+from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.events import Event, Observers
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, OnLapse, Record, Result
+from flask_idempotency.engine.model import Claimed, OnExpiry, Record, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Resolution, Settler, UnknownOutcome
-from flask_idempotency.engine.store import Binding, Codec
-from flask_idempotency.maintenance.janitor import Drain
-from flask_idempotency.maintenance.reap import Asking, Reaping, reap
+from flask_idempotency.engine.store import Codec, SealContext
+from flask_idempotency.maintenance.janitor import Batcher
+from flask_idempotency.maintenance.reap import ReapReport, ResolverContext, reap
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import ABOUT, LEASE, a_key, a_request, a_token, found
 
 POLICY = Policy(lease=LEASE, max_runtime=900.0)
-PAID = Result(201, body=b"paid")
+PAID = StoredResponse(201, body=b"paid")
 
 
-def still(batch: int = 1000) -> Drain:
+def still(batch: int = 1000) -> Batcher:
     """No pace and no end."""
-    return Drain(batch, sleep=lambda seconds: None, monotonic=lambda: 0.0)
+    return Batcher(batch, sleep=lambda seconds: None, monotonic=lambda: 0.0)
 
 
 def label(key: StorageKey) -> str:
@@ -44,7 +44,7 @@ class Yard:
         self.policy = POLICY
 
     def claim(
-        self, *, on_lapse: OnLapse = OnLapse.QUARANTINE, key: StorageKey | None = None
+        self, *, on_lapse: OnExpiry = OnExpiry.QUARANTINE, key: StorageKey | None = None
     ) -> tuple[StorageKey, bytes]:
         key, token = key or a_key(), a_token()
         outcome = self.store.claim(a_request(key, on_lapse=on_lapse), token=token, lease=LEASE)
@@ -57,7 +57,7 @@ class Yard:
         self.store.hold(key, token, "view-crashed")
         return key, token
 
-    def vanished(self, *, ago: float = 1.0, on_lapse: OnLapse = OnLapse.QUARANTINE) -> tuple[StorageKey, bytes]:
+    def vanished(self, *, ago: float = 1.0, on_lapse: OnExpiry = OnExpiry.QUARANTINE) -> tuple[StorageKey, bytes]:
         """Its lease has ended so long ago, with no word from its owner."""
         key, token = self.claim(on_lapse=on_lapse)
         self.clock.advance(LEASE + ago)
@@ -71,15 +71,15 @@ class Yard:
     def settler(self) -> Settler:
         return Settler(self.store.unsettled, self.codec, Observers([self.events.append]), label=label)
 
-    def asking(self) -> Asking:
-        return Asking(
+    def asking(self) -> ResolverContext:
+        return ResolverContext(
             resolvers={ABOUT.operation: self.resolver},
             policy_of=lambda about: self.policy,
             settler=self.settler(),
             downstream=lambda found, name: f"{name} of {label(found.key)}",
         )
 
-    def reap(self, *, horizon: float | None = None, drain: Drain | None = None) -> Reaping:
+    def reap(self, *, horizon: float | None = None, drain: Batcher | None = None) -> ReapReport:
         return reap(
             self.store.unsettled,
             horizon=self.clock.now if horizon is None else horizon,
@@ -92,13 +92,13 @@ class Yard:
     def read(self, key: StorageKey) -> Record:
         return found(self.store, key)
 
-    def seen(self, key: StorageKey) -> Found:
-        return Found(key, self.read(key))
+    def seen(self, key: StorageKey) -> SeenRecord:
+        return SeenRecord(key, self.read(key))
 
-    def opened(self, key: StorageKey) -> Result:
+    def opened(self, key: StorageKey) -> StoredResponse:
         record = self.read(key)
         assert record.payload is not None
-        return self.codec.open(record.payload, Binding(key, record.token, record.fence, record.fingerprint))
+        return self.codec.open(record.payload, SealContext(key, record.token, record.fence, record.fingerprint))
 
     def told(self) -> list[str]:
         return [type(event).__name__ for event in self.events]

@@ -89,8 +89,8 @@ CASES: dict[type[Event], dict[tuple[str, ...], float]] = {
     events.UnknownRefused: {("refusals_total", "outcome-unknown"): 1},
     events.QuotaRefused: {("refusals_total", "quota-exceeded"): 1, ("quota_refusals_total", OTHER): 1},
     events.ErasedRefused: {("refusals_total", "answer-erased"): 1},
-    events.LossRefused: {("refusals_total", "memory-lost"): 1},
-    events.LossNoticed: {("memory_losses_total", OTHER): 1},
+    events.RefusedAfterDataLoss: {("refusals_total", "memory-lost"): 1},
+    events.DataLossDetected: {("memory_losses_total", OTHER): 1},
     events.ClaimRestored: {("restored_claims_total",): 1},
     events.Completed: {
         ("completions_total", "2xx", "kept"): 1,
@@ -102,21 +102,21 @@ CASES: dict[type[Event], dict[tuple[str, ...], float]] = {
     events.CommittedEarly: {("early_commits_total",): 1},
     events.LeaseExpired: {("lease_losses_total",): 1},
     events.RenewalFailed: {("renewal_failures_total",): 1},
-    events.RenewalStopped: {("overlong_views_total",): 1},
-    events.SettlementDelayed: {("settlement_failures_total", "delayed"): 1},
-    events.SettlementAbandoned: {("settlement_failures_total", "abandoned"): 1},
+    events.MaxRuntimeExceeded: {("overlong_views_total",): 1},
+    events.CompletionRetrying: {("settlement_failures_total", "delayed"): 1},
+    events.CompletionFailed: {("settlement_failures_total", "abandoned"): 1},
     events.StoreFailed: {("store_failures_total", "unprotected"): 1},
     events.RecordCorrupt: {("refusals_total", "record-corrupt"): 1, ("corrupt_records_total",): 1},
     events.ReplayForbidden: {("refusals_total", "replay-forbidden"): 1},
     events.Reaped: {("quarantines_total", "lease-expired"): 1},
-    events.Settled: {("settled_by_others_total", "completed", "resolver"): 1},
+    events.Resolved: {("settled_by_others_total", "completed", "resolver"): 1},
     events.ResolverAsked: {("resolver_misses_total", "failed"): 1},
-    events.AnswersSealed: {("changes_by_hand_total", "answers-sealed"): 1},
+    events.ResponsesSealed: {("changes_by_hand_total", "responses-sealed"): 1},
     events.TenantErased: {("changes_by_hand_total", "tenant-erased"): 1},
     events.QuotaSet: {("changes_by_hand_total", "quota-set"): 1},
     events.StoreInitialised: {("changes_by_hand_total", "store-initialised"): 1},
-    events.LossAcknowledged: {("changes_by_hand_total", "loss-acknowledged"): 1},
-    events.ChoreDone: {
+    events.DataLossAcknowledged: {("changes_by_hand_total", "data-loss-acknowledged"): 1},
+    events.TaskRun: {
         ("chore_runs_total", "expire", "finished"): 1,
         ("chore_duration_seconds_count", "expire"): 1,
         ("chore_duration_seconds_sum", "expire"): 0.5,
@@ -161,12 +161,14 @@ def test_an_event_counts_for_this_and_nothing_else(
             made(events.StoreFailed, unprotected=False), {("store_failures_total", "refused"): 1}, id="refused"
         ),
         pytest.param(
-            made(events.Settled, actor="mallory"),
+            made(events.Resolved, actor="mallory"),
             {("settled_by_others_total", "completed", "person"): 1},
             id="by a person",
         ),
         pytest.param(
-            made(events.Settled, certain=False), {("settled_by_others_total", "uncertain", "resolver"): 1}, id="perhaps"
+            made(events.Resolved, certain=False),
+            {("settled_by_others_total", "uncertain", "resolver"): 1},
+            id="perhaps",
         ),
         pytest.param(
             made(events.ResolverAsked, answer="still-unknown"),
@@ -185,8 +187,8 @@ def test_a_run_that_failed_and_one_that_was_cut_short_are_told_apart(meter: Mete
     outcomes = [
         next(name[2] for name in rises(meter, registry, event) if name[0] == "chore_runs_total")
         for event in (
-            events.ChoreDone("", "reap", 1.0, counts={}, finished=False),
-            events.ChoreDone("", "reap", 1.0, counts={}, finished=False, error="OSError"),
+            events.TaskRun("", "reap", 1.0, counts={}, finished=False),
+            events.TaskRun("", "reap", 1.0, counts={}, finished=False, error="OSError"),
         )
     ]
 
@@ -197,7 +199,7 @@ def test_a_heartbeat_counts_nothing(meter: Meter, registry: CollectorRegistry) -
     """
     A skew is no number of anything, and a counter cannot fall.
     """
-    event = events.ChoreDone("", "heartbeat", 0.1, counts={"skew_ms": -5, "stepped_ms": 7}, finished=True)
+    event = events.TaskRun("", "heartbeat", 0.1, counts={"skew_ms": -5, "stepped_ms": 7}, finished=True)
 
     assert not [name for name in rises(meter, registry, event) if name[0] == "chore_counts_total"]
     assert "heartbeat" in CHORES

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from flask_idempotency import Idempotency
 from flask_idempotency.engine.capabilities import UnfinishedCounts
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.model import ClaimRequest, OnLapse
+from flask_idempotency.engine.model import ClaimRequest, OnExpiry
 from flask_idempotency.metrics import REMEMBERED_SECONDS, Gauges, gauges_of, watch
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
@@ -40,7 +40,7 @@ class Store(MemoryStore):
 
         self.unsettled.standing = standing  # type: ignore[method-assign]
 
-    def stand(self, *, lease: float, on_lapse: OnLapse = OnLapse.QUARANTINE) -> tuple[Any, bytes]:
+    def stand(self, *, lease: float, on_lapse: OnExpiry = OnExpiry.QUARANTINE) -> tuple[Any, bytes]:
         key, token = a_key(), a_token()
         self.claim(ClaimRequest(key, b"\1" + bytes(16), on_lapse), token=token, lease=lease)
         return key, token

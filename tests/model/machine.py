@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias, cast
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from flask_idempotency.engine.capabilities import Expiry, Found, Unsettled
+from flask_idempotency.engine.capabilities import Expiry, Recovery, SeenRecord
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
@@ -17,12 +17,12 @@ from flask_idempotency.engine.model import (
     Grant,
     InFlight,
     Mismatched,
-    OnLapse,
+    OnExpiry,
     OverQuota,
-    Payload,
     Record,
     Replayed,
     State,
+    StoredPayload,
     Unknown,
 )
 from flask_idempotency.engine.store import Store, StoreOutcome
@@ -40,7 +40,7 @@ weather: st.SearchStrategy[Weather] = st.sampled_from(("fine", "fine", "fine", "
 durations = st.integers(1, 40)
 fingerprints = st.sampled_from((FINGERPRINT, FINGERPRINT, FINGERPRINT, OTHER_FINGERPRINT))
 payloads = st.builds(
-    Payload,
+    StoredPayload,
     data=st.binary(max_size=8),
     status=st.sampled_from((200, 204, 422)),
     success=st.booleans(),
@@ -52,7 +52,7 @@ class KeptStore(Store, Protocol):
     """A store that can be looked after."""
 
     @property
-    def unsettled(self) -> Unsettled: ...
+    def unsettled(self) -> Recovery: ...
 
     @property
     def expiry(self) -> Expiry: ...
@@ -76,7 +76,7 @@ class OwnersMachine(RuleBasedStateMachine):
         self.line = FaultyStore(self.store)
         self.keys = [a_key(), a_key()]
         self.fences: dict[StorageKey, tuple[bytes, int]] = {}
-        self.answers: dict[tuple[StorageKey, bytes], Payload] = {}
+        self.answers: dict[tuple[StorageKey, bytes], StoredPayload] = {}
         self.given_up = set[bytes]()
         self.just_released: tuple[StorageKey, bytes] | None = None
 
@@ -100,12 +100,12 @@ class OwnersMachine(RuleBasedStateMachine):
         place=places,
         owner=owners,
         fingerprint=fingerprints,
-        on_lapse=st.sampled_from(OnLapse),
+        on_lapse=st.sampled_from(OnExpiry),
         lease=durations,
         weather=weather,
     )
     def claim(
-        self, place: int, owner: bytes, fingerprint: bytes, on_lapse: OnLapse, lease: int, weather: Weather
+        self, place: int, owner: bytes, fingerprint: bytes, on_lapse: OnExpiry, lease: int, weather: Weather
     ) -> None:
         key = self.keys[place]
         request = a_request(key, fingerprint=fingerprint, on_lapse=on_lapse)
@@ -137,7 +137,7 @@ class OwnersMachine(RuleBasedStateMachine):
         self.write("mark", weather, lambda: self.line.mark(key, owner), lambda: self.reference.mark(key, owner))
 
     @rule(place=places, owner=owners, payload=payloads, keep=durations, weather=weather)
-    def complete(self, place: int, owner: bytes, payload: Payload, keep: int, weather: Weather) -> None:
+    def complete(self, place: int, owner: bytes, payload: StoredPayload, keep: int, weather: Weather) -> None:
         key = self.keys[place]
         self.write(
             "complete",
@@ -178,14 +178,14 @@ class OwnersMachine(RuleBasedStateMachine):
         record = self.store.read(key)
         if record is not None:
             self.reference.free(key, (record.state, record.token, round(record.deadline)))
-            self.store.unsettled.free(Found(key, record))
+            self.store.unsettled.free(SeenRecord(key, record))
 
     @rule(
         place=places,
         fresh=fresh,
         owner=owners,
         payloads=st.tuples(payloads, payloads),
-        on_lapse=st.sampled_from(OnLapse),
+        on_lapse=st.sampled_from(OnExpiry),
         leases=st.tuples(durations, durations),
         back=st.sampled_from((0, 0, 50)),
         keep=durations,
@@ -195,8 +195,8 @@ class OwnersMachine(RuleBasedStateMachine):
         place: int,
         fresh: bool,
         owner: bytes,
-        payloads: tuple[Payload, Payload],
-        on_lapse: OnLapse,
+        payloads: tuple[StoredPayload, StoredPayload],
+        on_lapse: OnExpiry,
         leases: tuple[int, int],
         back: int,
         keep: int,
@@ -214,18 +214,23 @@ class OwnersMachine(RuleBasedStateMachine):
     @rule(place=places, fresh=fresh, owner=owners, lease=durations, then=st.sampled_from(("claim", "hold")))
     def give_up(self, place: int, fresh: bool, owner: bytes, lease: int, then: str) -> None:
         owner = self.begin(place, owner, fresh=fresh)
-        self.claim(place, owner, FINGERPRINT, OnLapse.QUARANTINE, lease, "fine")
+        self.claim(place, owner, FINGERPRINT, OnExpiry.QUARANTINE, lease, "fine")
         if then == "hold":
             self.hold(place, owner, "lost", "fine")
             self.hold(place, owner, "lost again", "fine")
             return
         self.release(place, owner, "reply lost")
-        self.claim(place, owner, FINGERPRINT, OnLapse.QUARANTINE, lease, "fine")
+        self.claim(place, owner, FINGERPRINT, OnExpiry.QUARANTINE, lease, "fine")
 
     @rule(
-        place=places, fresh=fresh, owner=owners, on_lapse=st.sampled_from(OnLapse), marks=st.booleans(), lease=durations
+        place=places,
+        fresh=fresh,
+        owner=owners,
+        on_lapse=st.sampled_from(OnExpiry),
+        marks=st.booleans(),
+        lease=durations,
     )
-    def vanish(self, place: int, fresh: bool, owner: bytes, on_lapse: OnLapse, marks: bool, lease: int) -> None:
+    def vanish(self, place: int, fresh: bool, owner: bytes, on_lapse: OnExpiry, marks: bool, lease: int) -> None:
         """And the next one asks, a moment before its lease ends or after that."""
         owner = self.begin(place, owner, fresh=fresh)
         self.claim(place, owner, FINGERPRINT, on_lapse, lease, "fine")

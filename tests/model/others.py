@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, multiple, rule
 
-from flask_idempotency.engine.capabilities import Found
-from flask_idempotency.engine.model import OnLapse, Payload
-from flask_idempotency.maintenance.janitor import Drain
+from flask_idempotency.engine.capabilities import SeenRecord
+from flask_idempotency.engine.model import OnExpiry, StoredPayload
+from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.maintenance.reap import reap
 from flask_idempotency.testing.contract.support import FINGERPRINT, PAYLOAD, a_token
 from tests.model.machine import OwnersMachine, Weather, durations, fresh, payloads, places, weather
@@ -25,10 +25,12 @@ class ReferenceMachine(OwnersMachine):
     sights = Bundle("sights")
 
     @rule(place=places, fresh=fresh, owner=owners, other=payloads, weather=weather, right=st.booleans())
-    def condemn(self, place: int, fresh: bool, owner: bytes, other: Payload, weather: Weather, right: bool) -> None:
+    def condemn(
+        self, place: int, fresh: bool, owner: bytes, other: StoredPayload, weather: Weather, right: bool
+    ) -> None:
         if fresh:
             owner = self.begin(place, owner, fresh=fresh)
-            self.claim(place, owner, FINGERPRINT, OnLapse.QUARANTINE, 30, "fine")
+            self.claim(place, owner, FINGERPRINT, OnExpiry.QUARANTINE, 30, "fine")
             self.complete(place, owner, PAYLOAD, 30, "fine")
         key = self.keys[place]
         row = self.reference.row(key)
@@ -44,10 +46,10 @@ class ReferenceMachine(OwnersMachine):
     def look(self, place: int) -> Any:
         """Remembered for as long as it takes, and acted on whatever has happened since."""
         record = self.store.read(self.keys[place])
-        return multiple() if record is None else Found(self.keys[place], record)
+        return multiple() if record is None else SeenRecord(self.keys[place], record)
 
     @rule(found=sights, ahead=horizons, times=st.integers(1, 2))
-    def lapse(self, found: Found, ahead: int, times: int) -> None:
+    def lapse(self, found: SeenRecord, ahead: int, times: int) -> None:
         horizon = int(self.clock.now) + ahead
         for _ in range(times):
             expected = self.reference.lapse(found.key, _seen(found), horizon)
@@ -55,7 +57,7 @@ class ReferenceMachine(OwnersMachine):
             self.just_released = None
 
     @rule(found=sights, payload=payloads, keep=durations, times=st.integers(1, 2))
-    def settle(self, found: Found, payload: Payload, keep: int, times: int) -> None:
+    def settle(self, found: SeenRecord, payload: StoredPayload, keep: int, times: int) -> None:
         token = a_token()
         for _ in range(times):
             expected = self.reference.settle(found.key, _seen(found), token, payload, keep)
@@ -63,7 +65,7 @@ class ReferenceMachine(OwnersMachine):
             self.just_released = None
 
     @rule(found=sights)
-    def free(self, found: Found) -> None:
+    def free(self, found: SeenRecord) -> None:
         assert self.reference.free(found.key, _seen(found)) == self.store.unsettled.free(found)
         self.just_released = None
 
@@ -72,7 +74,7 @@ class ReferenceMachine(OwnersMachine):
         fresh=fresh,
         owner=owners,
         payload=payloads,
-        on_lapse=st.sampled_from(OnLapse),
+        on_lapse=st.sampled_from(OnExpiry),
         between=st.sampled_from(("nothing", "nothing", "time", "renew", "hold", "complete", "anew", "anew")),
         verb=st.sampled_from(("lapse", "lapse", "settle", "free")),
         ahead=horizons,
@@ -82,8 +84,8 @@ class ReferenceMachine(OwnersMachine):
         place: int,
         fresh: bool,
         owner: bytes,
-        payload: Payload,
-        on_lapse: OnLapse,
+        payload: StoredPayload,
+        on_lapse: OnExpiry,
         between: str,
         verb: str,
         ahead: int,
@@ -97,7 +99,7 @@ class ReferenceMachine(OwnersMachine):
         record = self.store.read(self.keys[place])
         if record is None:
             return
-        found = Found(self.keys[place], record)
+        found = SeenRecord(self.keys[place], record)
         match between:
             case "time":
                 self.time_passes(31)
@@ -125,25 +127,25 @@ class ReferenceMachine(OwnersMachine):
     def reap(self, place: int, fresh: bool, owner: bytes, ahead: int) -> None:
         """Nor does it quarantine anything before then: what a janitor has met, or meets now."""
         owner = self.begin(place, owner, fresh=fresh)
-        self.claim(place, owner, FINGERPRINT, OnLapse.QUARANTINE, 30, "fine")
+        self.claim(place, owner, FINGERPRINT, OnExpiry.QUARANTINE, 30, "fine")
         record = self.store.read(self.keys[place])
         if record is not None:
-            self.lapse(Found(self.keys[place], record), ahead, 1)
+            self.lapse(SeenRecord(self.keys[place], record), ahead, 1)
         horizon = int(self.clock.now) + ahead
         unsettled = self.store.unsettled
-        reap(unsettled, horizon=horizon, drain=Drain(), observers=lambda _: None, label=lambda key: key.label)
+        reap(unsettled, horizon=horizon, drain=Batcher(), observers=lambda _: None, label=lambda key: key.label)
         self.reference.reap(horizon)
         self.just_released = None
 
     @rule(place=places, fresh=fresh, owner=owners, payload=payloads, ahead=horizons)
-    def expire(self, place: int, fresh: bool, owner: bytes, payload: Payload, ahead: int) -> None:
+    def expire(self, place: int, fresh: bool, owner: bytes, payload: StoredPayload, ahead: int) -> None:
         """Whoever sweeps by a clock of its own ends nothing before the store's."""
         owner = self.begin(place, owner, fresh=fresh)
-        self.claim(place, owner, FINGERPRINT, OnLapse.QUARANTINE, 30, "fine")
+        self.claim(place, owner, FINGERPRINT, OnExpiry.QUARANTINE, 30, "fine")
         self.complete(place, owner, payload, 30, "fine")
         self.store.expiry.sweep(horizon=self.clock.now + ahead, limit=1000)
         self.just_released = None
 
 
-def _seen(found: Found) -> Seen:
+def _seen(found: SeenRecord) -> Seen:
     return found.record.state, found.record.token, round(found.record.deadline)

@@ -12,10 +12,10 @@ from flask_idempotency.engine.model import (
     ClaimRequest,
     InFlight,
     Mismatched,
-    OnLapse,
-    Payload,
+    OnExpiry,
     Replayed,
     State,
+    StoredPayload,
     Unknown,
 )
 from flask_idempotency.engine.recovery import LAPSED
@@ -32,10 +32,10 @@ class Row:
     token: bytes
     attempt: int
     fingerprint: bytes
-    on_lapse: OnLapse
+    on_lapse: OnExpiry
     first_seen: int
     deadline: int
-    payload: Payload | None = None
+    payload: StoredPayload | None = None
     completed_at: int | None = None
     reason: str = ""
 
@@ -97,7 +97,7 @@ class Reference:
             return Claimed, row.attempt
         if row.deadline > self.now:
             return InFlight, row.deadline - self.now
-        if row.on_lapse is OnLapse.QUARANTINE:
+        if row.on_lapse is OnExpiry.QUARANTINE:
             self._rows[request.key] = replace(row, state=State.QUARANTINED, reason=LAPSED)
             return Unknown, LAPSED
         self._rows[request.key] = replace(granted, attempt=row.attempt + 1, first_seen=row.first_seen)
@@ -108,7 +108,7 @@ class Reference:
         row = self.row(request.key)
         if row is None:
             return True
-        lapsed = row.state is State.PROCESSING and row.deadline <= self.now and row.on_lapse is OnLapse.TAKEOVER
+        lapsed = row.state is State.PROCESSING and row.deadline <= self.now and row.on_lapse is OnExpiry.TAKEOVER
         return lapsed and row.token != token and row.fingerprint == request.fingerprint
 
     def renew(self, key: StorageKey, token: bytes, lease: int) -> bool:
@@ -122,10 +122,10 @@ class Reference:
     def mark(self, key: StorageKey, token: bytes) -> bool:
         row = self._unanswered(key, token)
         if row is not None and row.state is State.PROCESSING:
-            self._rows[key] = replace(row, on_lapse=OnLapse.QUARANTINE)
+            self._rows[key] = replace(row, on_lapse=OnExpiry.QUARANTINE)
         return row is not None
 
-    def complete(self, key: StorageKey, token: bytes, payload: Payload, keep: int) -> bool:
+    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, keep: int) -> bool:
         row = self._owned(key, token)
         if row is not None and row.state is not State.COMPLETED:
             self._rows[key] = self._completed(row, payload, keep)
@@ -145,7 +145,7 @@ class Reference:
             self._rows[key] = replace(row, state=State.QUARANTINED, reason=reason)
         return row is not None
 
-    def condemn(self, key: StorageKey, payload: Payload) -> None:
+    def condemn(self, key: StorageKey, payload: StoredPayload) -> None:
         row = self.row(key)
         if row is not None and row.state is State.COMPLETED and row.payload == payload:
             self._rows[key] = replace(row, state=State.QUARANTINED, reason=CORRUPT, deadline=UNSAID)
@@ -162,7 +162,7 @@ class Reference:
             if self._stale(row, horizon):
                 self._rows[key] = replace(row, state=State.QUARANTINED, reason=LAPSED)
 
-    def settle(self, key: StorageKey, seen: Seen, token: bytes, payload: Payload, keep: int) -> bool:
+    def settle(self, key: StorageKey, seen: Seen, token: bytes, payload: StoredPayload, keep: int) -> bool:
         row = self.row(key)
         if row is not None and row.state is State.COMPLETED and row.token == token:
             return True
@@ -192,9 +192,9 @@ class Reference:
 
     def _stale(self, row: Row, horizon: int) -> bool:
         lapsed = row.state is State.PROCESSING and row.deadline <= min(horizon, self.now)
-        return lapsed and row.on_lapse is OnLapse.QUARANTINE
+        return lapsed and row.on_lapse is OnExpiry.QUARANTINE
 
-    def _completed(self, row: Row, payload: Payload, keep: int) -> Row:
+    def _completed(self, row: Row, payload: StoredPayload, keep: int) -> Row:
         # Under a clock that was set back it would end before it began.
         at = max(self.now, row.first_seen)
         return replace(row, state=State.COMPLETED, deadline=at + keep, completed_at=at, payload=payload, reason="")

@@ -22,8 +22,8 @@ IN_ENGINE: Final = (
         name="outage-at-complete-is-forgotten",
         file=f"{ENGINE}/claim.py",
         replaced="            self._around.repeats.watch(self, after=RETRY_SECONDS)\n"
-        "            self._tell(SettlementDelayed(*self._who, error=type(error).__name__))\n\n",
-        by="            self._tell(SettlementDelayed(*self._who, error=type(error).__name__))\n\n",
+        "            self._tell(CompletionRetrying(*self._who, error=type(error).__name__))\n\n",
+        by="            self._tell(CompletionRetrying(*self._who, error=type(error).__name__))\n\n",
         killed_by=("tests/engine/test_claim.py::test_p59_a_store_that_fails_at_complete_costs_the_caller_nothing",),
         harm="The answer of a payment is never stored, and its retries hear that nobody knows.",
     ),
@@ -83,8 +83,8 @@ IN_ENGINE: Final = (
     Mutant(
         name="plain-effects-are-taken-over",
         file=f"{ENGINE}/policy.py",
-        replaced='return OnLapse.QUARANTINE if self.effects == "plain" else OnLapse.TAKEOVER',
-        by="return OnLapse.TAKEOVER",
+        replaced='return OnExpiry.QUARANTINE if self.effects == "plain" else OnExpiry.TAKEOVER',
+        by="return OnExpiry.TAKEOVER",
         killed_by=("tests/engine/test_policy.py::test_effects_decide_what_a_vanished_worker_leaves",),
         harm="By default a vanished worker's payment is made again.",
     ),

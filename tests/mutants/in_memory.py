@@ -206,7 +206,7 @@ IN_MEMORY: Final = (
     Mutant(
         name="memory-heals-under-takeover",
         file="flask_idempotency/engine/claim.py",
-        replaced="memory is None or (held.on_lapse is OnLapse.TAKEOVER and not self._past_point)",
+        replaced="memory is None or (held.on_lapse is OnExpiry.TAKEOVER and not self._past_point)",
         by="memory is None",
         killed_by=(f"{OWNERS}::test_whoever_may_have_been_taken_over_puts_nothing_back",),
         harm="A superseded owner calls its claim back to life, and the key gets two answers (M18).",
@@ -230,7 +230,7 @@ IN_MEMORY: Final = (
     Mutant(
         name="memory-lost-runs-unprotected",
         file="flask_idempotency/web/guard.py",
-        replaced="if isinstance(error, MemoryLost):",
+        replaced="if isinstance(error, StoreDataLoss):",
         by="if False:",
         killed_by=("tests/web/test_memory_lost.py::test_a_request_is_refused_and_never_run[allow]",),
         harm="Where requests run while the store is away, forgotten payments run again while it is there.",

@@ -72,7 +72,7 @@ IN_REDIS: Final = (
         file=f"{LUA}/claim.lua",
         replaced="local takeover = live and record.takeover",
         by="local takeover = live",
-        killed_by=(f"{CONTRACT}::test_a_lapsed_record_is_quarantined[fakeredis-OnLapse.QUARANTINE]",),
+        killed_by=(f"{CONTRACT}::test_a_lapsed_record_is_quarantined[fakeredis-OnExpiry.QUARANTINE]",),
         harm="The worker vanished after it had paid; the retry pays again.",
     ),
     Mutant(

@@ -56,7 +56,7 @@ IN_SQL: Final = (
         file=f"{SQL}/claiming.py",
         replaced="return Move.TAKE_OVER if row.on_expiry == TAKEOVER else Move.QUARANTINE",
         by="return Move.TAKE_OVER",
-        killed_by=(f"{CONTRACT}::test_a_lapsed_record_is_quarantined[sqlite-OnLapse.QUARANTINE]",),
+        killed_by=(f"{CONTRACT}::test_a_lapsed_record_is_quarantined[sqlite-OnExpiry.QUARANTINE]",),
         harm="A lapsed payment is neither quarantined nor taken over: its key hangs for ever.",
     ),
     Mutant(

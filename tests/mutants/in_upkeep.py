@@ -19,7 +19,7 @@ IN_UPKEEP: Final = (
     return AESGCM(HKDFExpand(SHA256(), KEY_BYTES, info).derive(key.key))
 
 
-def _bound(head: bytes, binding: Binding, clear: Payload, key: OpenKey) -> bytes:
+def _bound(head: bytes, binding: SealContext, clear: StoredPayload, key: UnwrappedKey) -> bytes:
     \"""What must be the same when it is opened. The order is part of the format.\"""
     return encode(
         _ANSWER,
@@ -34,7 +34,7 @@ def _bound(head: bytes, binding: Binding, clear: Payload, key: OpenKey) -> bytes
     return AESGCM(HKDFExpand(SHA256(), KEY_BYTES, encode(_RECORD_KEY)).derive(key.key))
 
 
-def _bound(head: bytes, binding: Binding, clear: Payload, key: OpenKey) -> bytes:
+def _bound(head: bytes, binding: SealContext, clear: StoredPayload, key: UnwrappedKey) -> bytes:
     return encode(
         _ANSWER,
         head,
@@ -98,8 +98,8 @@ def _bound(head: bytes, binding: Binding, clear: Payload, key: OpenKey) -> bytes
         name="wiping-settles-what-has-no-answer",
         file="flask_idempotency/maintenance/rotate.py",
         replaced="        payload = found.record.payload\n        if payload is not None:\n",
-        by="        from flask_idempotency.engine.model import Payload\n\n"
-        '        payload = found.record.payload or Payload(b"", 200, True, 0)\n'
+        by="        from flask_idempotency.engine.model import StoredPayload\n\n"
+        '        payload = found.record.payload or StoredPayload(b"", 200, True, 0)\n'
         "        if payload is not None:\n",
         killed_by=("tests/maintenance/test_wipe.py::test_a_quarantined_key_without_an_answer_is_not_made_a_done_one",),
         harm="A payment of unknown outcome is told to have been made.",

@@ -83,7 +83,7 @@ IN_WEB: Final = (
     Mutant(
         name="interrupted-work-is-released",
         file=f"{WEB}/request_state.py",
-        replaced="return Decision.RELEASE if visit.policy.on_lapse is OnLapse.TAKEOVER else Decision.QUARANTINE",
+        replaced="return Decision.RELEASE if visit.policy.on_lapse is OnExpiry.TAKEOVER else Decision.QUARANTINE",
         by="return Decision.RELEASE",
         killed_by=("tests/web/test_hook_errors.py::test_p37_an_interrupted_worker_leaves_what_a_vanished_one_would",),
         harm="A worker that is being killed in the middle of a payment frees its key, and the retry pays again.",
@@ -99,7 +99,7 @@ IN_WEB: Final = (
     Mutant(
         name="known-work-runs-without-its-keys",
         file=f"{WEB}/guard.py",
-        replaced="known = isinstance(error, AnswerUnavailable | KeysUnavailable)",
+        replaced="known = isinstance(error, ResponseUnavailable | KeyProviderUnavailable)",
         by="known = False",
         killed_by=(
             "tests/web/test_unreadable_answers.py::"

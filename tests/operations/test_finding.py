@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flask_idempotency.engine.capabilities import Found
+from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.keys import Identity, Scope, new_token
-from flask_idempotency.engine.model import ClaimRequest, OnLapse
+from flask_idempotency.engine.model import ClaimRequest, OnExpiry
 from flask_idempotency.operations import Case, with_twins
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
@@ -22,11 +22,11 @@ def test_of_two_records_of_one_use_the_one_under_the_oldest_secret_decides(named
     secrets = [Identity(secret, tenant_shards=shards) for secret in (b"new", b"old")]
     keys = [who.storage_key(Scope("shop", "acme", "alice"), "k") for who in secrets]
     for key in keys:
-        store.claim(ClaimRequest(key, bytes(32), OnLapse.QUARANTINE), token=token, lease=30.0)
+        store.claim(ClaimRequest(key, bytes(32), OnExpiry.QUARANTINE), token=token, lease=30.0)
     record = store.read(keys[named])
     assert record is not None
     theirs = [who.tenant_ids("shop", "acme") for who in secrets]
 
-    case = with_twins(Case((Found(keys[named], record),)), store.unsettled, store.read, theirs)
+    case = with_twins(Case((SeenRecord(keys[named], record),)), store.unsettled, store.read, theirs)
 
     assert [keys[1], keys[0]] == [found.key for found in case.found]

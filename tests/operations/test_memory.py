@@ -10,7 +10,7 @@ import pytest
 from flask_idempotency.engine.capabilities import DataLossStatus
 from flask_idempotency.engine.capabilities import UnfinishedCounts as Records
 from flask_idempotency.operations import (
-    MemoryStatus,
+    DataLossReport,
     Refused,
     acknowledge,
     check_acknowledgeable,
@@ -27,7 +27,7 @@ FOREIGN = standing(foreign=PARTS, store_id="theirs")
 HELD_LONG_ENOUGH = standing(changed=2, hold=10.0)
 
 
-def status(how: DataLossStatus, **rules: Any) -> MemoryStatus:
+def status(how: DataLossStatus, **rules: Any) -> DataLossReport:
     return memory_status(Kept(how, Told(**rules)))
 
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
-from flask_idempotency.engine.capabilities import Found
-from flask_idempotency.engine.model import Result
+from flask_idempotency.engine.capabilities import SeenRecord
+from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Settler
 from flask_idempotency.operations import (
+    AuditNote,
     Case,
-    Done,
     Refused,
-    Word,
+    ResolveReport,
     alive,
     complete,
     doubts,
@@ -29,7 +29,7 @@ from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import KEEP, LEASE, Standing, a_key, found, stand
 
-WORD = Word("ops", "asked the bank")
+WORD = AuditNote("ops", "asked the bank")
 
 
 class Desk:
@@ -44,7 +44,7 @@ class Desk:
 
     @property
     def case(self) -> Case:
-        return Case((Found(self.key, found(self.store, self.key)),))
+        return Case((SeenRecord(self.key, found(self.store, self.key)),))
 
 
 @pytest.mark.parametrize("standing", ("in flight", "completed", "lapsed, takeover", "lapsed, quarantine"))
@@ -56,7 +56,7 @@ def test_only_what_is_quarantined_is_completed_or_reopened(standing: Standing) -
     before = desk.case
 
     with pytest.raises(Refused):
-        complete(desk.settler, before, Result(201), WORD, keep=KEEP)
+        complete(desk.settler, before, StoredResponse(201), WORD, keep=KEEP)
     with pytest.raises(Refused):
         reopen(desk.settler, before, WORD, keep=KEEP)
     assert before == desk.case
@@ -69,8 +69,8 @@ def test_what_is_quarantined_is_completed_once() -> None:
     desk = Desk("quarantined")
     seen = desk.case
 
-    assert [Done(1, left=0), Done(0, left=1)] == [
-        complete(desk.settler, seen, Result(201), WORD, keep=KEEP) for _ in range(2)
+    assert [ResolveReport(1, left=0), ResolveReport(0, left=1)] == [
+        complete(desk.settler, seen, StoredResponse(201), WORD, keep=KEEP) for _ in range(2)
     ]
 
 
@@ -120,7 +120,7 @@ def test_whether_it_is_wise_is_not_asked_by_the_verb() -> None:
     """
     desk = Desk("completed")
 
-    assert Done(1, left=0) == release(desk.settler, desk.case, WORD, forced=True)
+    assert ResolveReport(1, left=0) == release(desk.settler, desk.case, WORD, forced=True)
     assert desk.store.read(desk.key) is None
 
 

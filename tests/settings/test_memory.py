@@ -12,7 +12,7 @@ from flask_idempotency.assembly import build
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.settings import Settings, load_settings
-from flask_idempotency.stores.redis.data_loss import MemoryRules
+from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from flask_idempotency.stores.redis.store import RedisStore
 
 
@@ -40,7 +40,7 @@ def test_what_only_a_redis_may_forget_is_refused_elsewhere(store: str, setting: 
 
 
 def test_a_store_that_was_made_has_its_rules_already() -> None:
-    store = RedisStore(fakeredis.FakeRedis(), rules=MemoryRules(after_loss="run"))
+    store = RedisStore(fakeredis.FakeRedis(), rules=RedisDataLossPolicy(after_loss="run"))
 
     with pytest.raises(ConfigurationError, match="IDEMPOTENCY_STORE_ID: the store is an object"):
         build(replace(loaded(store_id="prod"), store=store), observers=Observers())

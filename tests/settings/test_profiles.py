@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.engine.model import OnLapse
+from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.settings.profiles import (
     DIALECT_FIELDS,
@@ -230,9 +230,9 @@ def test_no_profile_takes_abandoned_plain_work_over(name: str) -> None:
     """
     `effects` decide, or the application in so many words.
     """
-    assert OnLapse.QUARANTINE is under(name).on_lapse
-    assert OnLapse.TAKEOVER is under(name, effects="deduplicated").on_lapse
-    assert OnLapse.TAKEOVER is under(name, on_abandoned="takeover").on_lapse
+    assert OnExpiry.QUARANTINE is under(name).on_lapse
+    assert OnExpiry.TAKEOVER is under(name, effects="deduplicated").on_lapse
+    assert OnExpiry.TAKEOVER is under(name, on_abandoned="takeover").on_lapse
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from flask_idempotency.assembly import identities
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.settings import in_one_line
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.redis.data_loss import MemoryRules
+from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from flask_idempotency.stores.redis.store import RedisStore
 from tests.settings.test_encryption import faults, load
 
@@ -54,7 +54,7 @@ def test_a_redis_may_have_several() -> None:
     One that was made elsewhere must have been made for as many: it is what refuses another number later.
     """
     client = fakeredis.FakeRedis()
-    two = RedisStore(client, rules=MemoryRules(shards=2, after_loss="run"))
+    two = RedisStore(client, rules=RedisDataLossPolicy(shards=2, after_loss="run"))
 
     Idempotency(Flask("shop"), store=client, secret="s-9f2c47d1e8b35a60", tenant_shards=2, after_loss="run")
     Idempotency(Flask("shop"), store=two, secret="s-9f2c47d1e8b35a60", tenant_shards=2)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import About, OnLapse, Payload, Record, State
-from flask_idempotency.stores.redis.replay_cache import RedisReplays
+from flask_idempotency.engine.model import OnExpiry, Record, RequestInfo, State, StoredPayload
+from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
 from flask_idempotency.stores.tiered import Missed
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import ABOUT, FINGERPRINT, KEEP, PAYLOAD, a_key, a_token
@@ -13,7 +13,9 @@ from flask_idempotency.testing.contract.support import ABOUT, FINGERPRINT, KEEP,
 PATIENT = "?socket_timeout=5&socket_connect_timeout=5"
 
 
-def completed(clock: FrozenClock, *, fence: int = 7, payload: Payload = PAYLOAD, about: About = ABOUT) -> Record:
+def completed(
+    clock: FrozenClock, *, fence: int = 7, payload: StoredPayload = PAYLOAD, about: RequestInfo = ABOUT
+) -> Record:
     """A record as a system of record has just told it, whose clock happens to be the cache's."""
     return Record(
         state=State.COMPLETED,
@@ -21,7 +23,7 @@ def completed(clock: FrozenClock, *, fence: int = 7, payload: Payload = PAYLOAD,
         fence=fence,
         attempt=1,
         fingerprint=FINGERPRINT,
-        on_lapse=OnLapse.QUARANTINE,
+        on_lapse=OnExpiry.QUARANTINE,
         about=about,
         requested_at=clock.now - 10,
         deadline=clock.now + KEEP,
@@ -31,7 +33,7 @@ def completed(clock: FrozenClock, *, fence: int = 7, payload: Payload = PAYLOAD,
     )
 
 
-def missed(cache: RedisReplays, key: StorageKey) -> int:
+def missed(cache: RedisReplayCache, key: StorageKey) -> int:
     """When this key was looked for in vain, by the cache's clock."""
     match cache.peek(key):
         case Missed(at=int(at)):
@@ -40,7 +42,7 @@ def missed(cache: RedisReplays, key: StorageKey) -> int:
             raise AssertionError(found)
 
 
-def filled(cache: RedisReplays, record: Record) -> StorageKey:
+def filled(cache: RedisReplayCache, record: Record) -> StorageKey:
     key = a_key()
     cache.fill(key, record, missed_at=missed(cache, key))
     assert record == cache.peek(key)

@@ -9,7 +9,7 @@ import pytest
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.stores.redis import cluster, connection
-from flask_idempotency.stores.redis.executor import Server
+from flask_idempotency.stores.redis.executor import ScriptExecutor
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from tests.backends import make_kept, make_owned, make_reached, make_store, make_system
@@ -79,12 +79,12 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Handed]:
         handed.look(("directly", *arguments))
         return real_directly(self, ask, *arguments, **options)
 
-    real_exchange, real_piped, real_directly = connection.exchange, connection._piped, Server.directly
+    real_exchange, real_piped, real_directly = connection.exchange, connection._piped, ScriptExecutor.directly
     for module in (connection, cluster, cluster):
         monkeypatch.setattr(module, "exchange", exchange)
     monkeypatch.setattr(connection, "_piped", piped)
-    monkeypatch.setattr(Server, "directly", directly)
-    for line in (connection.BorrowedLine, connection.BorrowedClusterLine):
+    monkeypatch.setattr(ScriptExecutor, "directly", directly)
+    for line in (connection.ClientConnection, connection.ClientClusterConnection):
         monkeypatch.setattr(line, "__call__", watched(line))
     yield handed
     assert handed.numbers == []

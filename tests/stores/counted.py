@@ -7,7 +7,7 @@ from typing import Any
 import redis
 
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Payload
+from flask_idempotency.engine.model import StoredPayload
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
@@ -23,7 +23,7 @@ def claim(store: RedisStore, tid: bytes, quota: Quota = PLENTY, **how: Any) -> t
     return key, token
 
 
-def complete(store: RedisStore, tid: bytes, *, keep: float = KEEP, payload: Payload = PAYLOAD) -> StorageKey:
+def complete(store: RedisStore, tid: bytes, *, keep: float = KEEP, payload: StoredPayload = PAYLOAD) -> StorageKey:
     key, token = claim(store, tid)
     store.complete(key, token, payload, keep=keep)
     return key

@@ -11,16 +11,16 @@ import pytest
 import redis
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.engine.errors import MemoryLost
+from flask_idempotency.engine.errors import StoreDataLoss
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.data_loss import MemoryRules
+from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
 
 SKEW, HOLD = 5.0, 60.0
-RULES = MemoryRules(hold=HOLD, clock_skew=SKEW)
+RULES = RedisDataLossPolicy(hold=HOLD, clock_skew=SKEW)
 ANOTHER = {b"process": b"0" * 40, b"replication_id": b"0" * 40}
 """Of a process that is not the one that keeps the memory."""
 
@@ -69,7 +69,7 @@ def claim(store: RedisStore, key: StorageKey | None = None, *, token: bytes | No
     return store.claim(request, token=token or a_token(), lease=LEASE)
 
 
-def refused(store: RedisStore, key: StorageKey | None = None, **asked: Any) -> MemoryLost:
-    with pytest.raises(MemoryLost) as raised:
+def refused(store: RedisStore, key: StorageKey | None = None, **asked: Any) -> StoreDataLoss:
+    with pytest.raises(StoreDataLoss) as raised:
         claim(store, key, **asked)
     return raised.value

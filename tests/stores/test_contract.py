@@ -6,13 +6,13 @@ import pytest
 
 from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract import (
-    AnswersContract,
-    ChoreBookContract,
     DataKeysContract,
     ExpiryContract,
+    RecoveryContract,
+    ResponsesContract,
     SettledContract,
     StoreContract,
-    UnsettledContract,
+    TaskLogContract,
 )
 from flask_idempotency.testing.contract.quota import Counting, Limiting
 from flask_idempotency.testing.contract.settling import Settling
@@ -49,13 +49,13 @@ class TestRecounts(Recounted):
         return make_owned(clock)
 
 
-class TestSystems(DataKeysContract, AnswersContract):
+class TestSystems(DataKeysContract, ResponsesContract):
     @pytest.fixture
     def store(self, make_kept: MakeStore, clock: FrozenClock) -> Store:
         return make_kept(clock)
 
 
-class TestUnsettled(UnsettledContract, SettledContract):
+class TestUnsettled(RecoveryContract, SettledContract):
     @pytest.fixture
     def store(self, make_kept: MakeStore, clock: FrozenClock) -> Store:
         return make_kept(clock)
@@ -67,7 +67,7 @@ class TestExpiry(ExpiryContract):
         return make_kept(clock)
 
 
-class TestChoreBooks(ChoreBookContract):
+class TestTaskLogs(TaskLogContract):
     @pytest.fixture
     def store(self, make_kept: MakeStore, clock: FrozenClock) -> Store:
         return make_kept(clock)

@@ -10,9 +10,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flask_idempotency.engine.capabilities import Entry
+from flask_idempotency.engine.capabilities import TaskReport
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.model import LATEST, About, Mismatched, OnLapse, Payload, Record, SealedBy, State
+from flask_idempotency.engine.model import (
+    LATEST,
+    Mismatched,
+    OnExpiry,
+    Record,
+    RequestInfo,
+    SealedBy,
+    State,
+    StoredPayload,
+)
 from flask_idempotency.stores.redis import data_loss, encoding, quota, replay_cache
 from flask_idempotency.stores.redis.admin import data_keys, janitor
 from flask_idempotency.stores.redis.encoding import decode, encode, payload_bytes
@@ -30,17 +39,17 @@ COMPLETED = Record(
     fence=1_700_000_000_000_000,
     attempt=1,
     fingerprint=b"\1" * 17,
-    on_lapse=OnLapse.TAKEOVER,
-    about=About("acme", "alice", "POST", "payments.pay"),
+    on_lapse=OnExpiry.TAKEOVER,
+    about=RequestInfo("acme", "alice", "POST", "payments.pay"),
     requested_at=1_700_000_000.0,
     deadline=1_700_086_400.0,
     remaining=0.0,
     completed_at=1_700_000_001.5,
-    payload=Payload(b"\x10sealed bytes", 201, True, 300, SealedBy("2026-11-21", 70_000)),
+    payload=StoredPayload(b"\x10sealed bytes", 201, True, 300, SealedBy("2026-11-21", 70_000)),
 )
 RECORDS = {
     "sealed": COMPLETED,
-    "plain": replace(COMPLETED, payload=Payload(b"\x10plain bytes", 201, True, 70_000)),
+    "plain": replace(COMPLETED, payload=StoredPayload(b"\x10plain bytes", 201, True, 70_000)),
     "in flight": replace(COMPLETED, state=State.PROCESSING, payload=None, completed_at=None),
     "quarantined": replace(COMPLETED, state=State.QUARANTINED, payload=None, completed_at=None, reason="lease-expired"),
     "condemned": replace(COMPLETED, state=State.QUARANTINED, reason="corrupt"),
@@ -223,7 +232,7 @@ def test_a_planted_report_says_nothing(report: str) -> None:
     """
     Neither a recursion without an end nor a number without one reaches a gauge or a heartbeat.
     """
-    assert Entry(1.0, report).whole("skew_ms") is None
+    assert TaskReport(1.0, report).whole("skew_ms") is None
 
 
 GOOD = Row(

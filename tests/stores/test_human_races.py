@@ -9,27 +9,27 @@ from typing import Any
 import pytest
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
-from flask_idempotency.engine.capabilities import Found
+from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.events import Event, Settled
-from flask_idempotency.engine.model import OnLapse, Payload, Result, State
+from flask_idempotency.engine.events import Event, Resolved
+from flask_idempotency.engine.model import OnExpiry, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Settler
-from flask_idempotency.operations import Case, Word, complete, doubts, release
+from flask_idempotency.operations import AuditNote, Case, complete, doubts, release
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
 from tests.backends import MakeStore
 
 ROUNDS = 12
 MEETING_SECONDS = 30.0
-SAID = Result(299, body=b"said by hand")
-WORD = Word("ops", "asked the bank")
+SAID = StoredResponse(299, body=b"said by hand")
+WORD = AuditNote("ops", "asked the bank")
 
 
 class Race:
     """One key, its owner, and a person who has looked at it."""
 
-    def __init__(self, store: Any, *, on_lapse: OnLapse = OnLapse.QUARANTINE) -> None:
+    def __init__(self, store: Any, *, on_lapse: OnExpiry = OnExpiry.QUARANTINE) -> None:
         self.store = store
         self.events: list[Event] = []
         self.key, self.token = a_key(), a_token()
@@ -37,7 +37,7 @@ class Race:
         self.settler = Settler(store.unsettled, EnvelopeCodec(), self.events.append, label=lambda key: "label")
 
     def seen(self) -> Case:
-        return Case((Found(self.key, found(self.store, self.key)),))
+        return Case((SeenRecord(self.key, found(self.store, self.key)),))
 
     def owner_completes(self) -> bool:
         return self._owned(lambda: self.store.complete(self.key, self.token, PAYLOAD, keep=KEEP))
@@ -45,7 +45,7 @@ class Race:
     def owner_renews(self) -> bool:
         return self._owned(lambda: self.store.renew(self.key, self.token, lease=LEASE))
 
-    def stored(self) -> Payload | None:
+    def stored(self) -> StoredPayload | None:
         record = self.store.read(self.key)
         return None if record is None else record.payload
 
@@ -136,7 +136,7 @@ def _race_of_release_and_answer(race: Race) -> None:
 
     assert by_hand is not by_owner
     assert (None if by_hand else PAYLOAD) == race.stored()
-    assert int(by_hand) == len([event for event in race.events if isinstance(event, Settled)])
+    assert int(by_hand) == len([event for event in race.events if isinstance(event, Resolved)])
     if by_hand:
         assert not race.owner_completes()
         successor = a_token()
@@ -176,7 +176,7 @@ def test_44_a_silent_owner_that_comes_back_is_not_released_behind_its_back(store
     """
     policy = Policy(lease=LEASE, effects="deduplicated")
     for _ in range(ROUNDS):
-        _race_of_release_without_force(Race(store, on_lapse=OnLapse.TAKEOVER), clock, policy)
+        _race_of_release_without_force(Race(store, on_lapse=OnExpiry.TAKEOVER), clock, policy)
 
 
 def _race_of_release_without_force(race: Race, clock: FrozenClock, policy: Policy) -> None:
@@ -207,7 +207,7 @@ def test_44_two_people_who_say_different_things_are_not_both_believed(store: Any
     case = race.seen()
     told = at_once(
         *(
-            lambda status=status: bool(complete(race.settler, case, Result(status), WORD, keep=KEEP).settled)
+            lambda status=status: bool(complete(race.settler, case, StoredResponse(status), WORD, keep=KEEP).settled)
             for status in (201, 202, 203, 204)
         )
     )

@@ -11,7 +11,7 @@ from threading import Barrier
 import pytest
 
 from flask_idempotency.engine.keys import Identity
-from flask_idempotency.operations.identity import LOADER, NOTED_EVERY_SECONDS, Shape, look, shape_of
+from flask_idempotency.operations.identity import LOADER, NOTED_EVERY_SECONDS, IdentityShape, look, shape_of
 from flask_idempotency.stores.memory.store import MemoryStore
 from flask_idempotency.testing.doubles import FrozenClock
 from tests.backends import MakeStore
@@ -19,7 +19,7 @@ from tests.backends import MakeStore
 KEEP = 86400.0
 
 
-def shape(name: str, *secrets: str, namespace: str = "shop", tenant: bool = False, keep: float = KEEP) -> Shape:
+def shape(name: str, *secrets: str, namespace: str = "shop", tenant: bool = False, keep: float = KEEP) -> IdentityShape:
     every = [Identity(secret.encode()) for secret in secrets or ("one",)]
     return shape_of(name, namespace, every, tenant=(LOADER,) if tenant else (), keep=keep)
 
@@ -62,7 +62,7 @@ def test_processes_that_note_at_once_lose_nothing(make_kept: MakeStore, clock: F
     shapes = [shape("shop 2", f"secret {number}", tenant=number % 2 == 0) for number in range(6)]
     barrier = Barrier(len(shapes))
 
-    def start(mine: Shape) -> None:
+    def start(mine: IdentityShape) -> None:
         barrier.wait(30)
         for _ in range(200):
             if look(book, mine, note=True).noted:

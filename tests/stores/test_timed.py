@@ -9,11 +9,11 @@ import pytest
 from flask_idempotency.engine.capabilities import (
     Counts,
     Expires,
-    KeepsChoreBook,
     KeepsDataKeys,
+    KeepsTaskLog,
     KnowsItsHealth,
-    KnowsUnsettled,
-    ShowsAnswers,
+    ShowsResponses,
+    SupportsRecovery,
 )
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.store import Store
@@ -126,7 +126,7 @@ def test_what_the_store_can_do_besides_is_still_found() -> None:
     """
     behind = MemoryStore()
     store, watch = timed(behind)
-    known = (KeepsDataKeys, ShowsAnswers, Counts, KnowsUnsettled, Expires, KeepsChoreBook, KnowsItsHealth)
+    known = (KeepsDataKeys, ShowsResponses, Counts, SupportsRecovery, Expires, KeepsTaskLog, KnowsItsHealth)
 
     assert all(isinstance(store, each) for each in known)
     # As Python from 3.12 on looks for what a protocol names.

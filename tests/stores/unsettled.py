@@ -7,7 +7,7 @@ from typing import Any
 
 import redis
 
-from flask_idempotency.engine.capabilities import Found, Sheet
+from flask_idempotency.engine.capabilities import RecordPage, SeenRecord
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import State
 from flask_idempotency.stores.redis import layout
@@ -20,7 +20,7 @@ def in_partition(partition: int) -> StorageKey:
     return a_key(tid=partition.to_bytes(2, "big") + a_token()[2:])
 
 
-def sheets(page: Callable[[bytes], Sheet]) -> Iterator[Sheet]:
+def sheets(page: Callable[[bytes], RecordPage]) -> Iterator[RecordPage]:
     after: bytes | None = b""
     while after is not None:
         sheet = page(after)
@@ -28,16 +28,16 @@ def sheets(page: Callable[[bytes], Sheet]) -> Iterator[Sheet]:
         after = sheet.after
 
 
-def stale(store: RedisStore, *, limit: int = 1000, horizon: float = 1e10) -> list[Sheet]:
+def stale(store: RedisStore, *, limit: int = 1000, horizon: float = 1e10) -> list[RecordPage]:
     return list(sheets(lambda after: store.unsettled.stale(horizon=horizon, after=after, limit=limit)))
 
 
-def keys(met: list[Sheet]) -> list[StorageKey]:
+def keys(met: list[RecordPage]) -> list[StorageKey]:
     return [each.key for sheet in met for each in sheet.found]
 
 
-def seen(store: RedisStore, key: StorageKey) -> Found:
-    return Found(key, found(store, key))
+def seen(store: RedisStore, key: StorageKey) -> SeenRecord:
+    return SeenRecord(key, found(store, key))
 
 
 def indexed(client: redis.Redis, key: StorageKey) -> list[bool]:

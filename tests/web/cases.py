@@ -10,7 +10,7 @@ from flask import Flask, request
 
 from flask_idempotency.assembly import identities
 from flask_idempotency.engine.keys import Scope, StorageKey, new_token
-from flask_idempotency.engine.model import About, Claimed, ClaimRequest, OnLapse, Payload, Record
+from flask_idempotency.engine.model import Claimed, ClaimRequest, OnExpiry, Record, RequestInfo, StoredPayload
 from tests.web.apps import World, new_world
 
 LEASE, MAX_RUNTIME = 30.0, 900.0
@@ -71,12 +71,12 @@ def key_of(
 
 
 def vanished(
-    world: World, key: str = "k", *, on_lapse: OnLapse = OnLapse.QUARANTINE, endpoint: str = "pay", **scope: Any
+    world: World, key: str = "k", *, on_lapse: OnExpiry = OnExpiry.QUARANTINE, endpoint: str = "pay", **scope: Any
 ) -> tuple[StorageKey, bytes]:
     """A claim whose owner is heard of no more. Returns what it would need to come back: its key, and its token."""
     storage_key = key_of(world, key, **scope)
     token = new_token(storage_key.mark)
-    about = About("acme", "alice", "POST", endpoint)
+    about = RequestInfo("acme", "alice", "POST", endpoint)
     asked = ClaimRequest(storage_key, fingerprint=bytes(32), on_lapse=on_lapse, about=about)
     assert isinstance(world.store.claim(asked, token=token, lease=LEASE), Claimed)
     return storage_key, token
@@ -95,7 +95,7 @@ def record(world: World, key: str = "k") -> Record | None:
     return world.store.read(key_of(world, key))
 
 
-ANSWER = Payload(b"", 201, success=True, byte_size=4)
+ANSWER = StoredPayload(b"", 201, success=True, byte_size=4)
 """What a late owner stores, where nobody opens it."""
 
 

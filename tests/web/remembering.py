@@ -12,9 +12,9 @@ from werkzeug.test import create_environ, run_wsgi_app
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
-from flask_idempotency.engine.model import Result
+from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.web.responses import Capture, capture, revive
+from flask_idempotency.web.responses import CapturedResponse, capture, revive
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Remembering:
         self, view: Callable[[], Any], *, policy: Policy | None = None, response_class: type[Response] = Response
     ) -> None:
         self.policy = policy or Policy()
-        self.captured: Capture | None = None
+        self.captured: CapturedResponse | None = None
         self.app = app = Flask(__name__)
         app.response_class = response_class
         app.post("/")(view)
@@ -59,7 +59,7 @@ class Remembering:
             return response
 
     @property
-    def result(self) -> Result:
+    def result(self) -> StoredResponse:
         assert self.captured is not None
         assert self.captured.result is not None
         codec = EnvelopeCodec()

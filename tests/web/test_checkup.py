@@ -16,7 +16,7 @@ from flask_idempotency import Idempotency, idempotent
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.recovery import StillUnknown
-from flask_idempotency.operations.doctor import Examination
+from flask_idempotency.operations.doctor import DoctorReport
 from flask_idempotency.settings import derived_secret
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
@@ -59,7 +59,7 @@ def test_a_secret_that_is_secret_key_is_said_to_be_so() -> None:
     assert "SECRET_KEY" not in told.text
 
 
-def examined(app: Flask, environ: Mapping[str, str] | None = None, **timeouts: float) -> Examination:
+def examined(app: Flask, environ: Mapping[str, str] | None = None, **timeouts: float) -> DoctorReport:
     with app.app_context():
         return examination_of(app, environ=environ or {}, **timeouts)
 

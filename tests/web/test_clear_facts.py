@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flask import Flask
 
-from flask_idempotency.engine.model import About, Payload, Record
+from flask_idempotency.engine.model import Record, RequestInfo, StoredPayload
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from tests.web.apps import FaultyMemory, World, is_replay, new_world
@@ -45,7 +45,7 @@ def changed(memory: MemoryStore, **facts: Any) -> Record:
     ((key, record),) = memory._room.records.items()
     payload = record.payload
     assert payload is not None
-    of_payload = {name: facts.pop(name) for name in list(facts) if name in Payload.__slots__}
+    of_payload = {name: facts.pop(name) for name in list(facts) if name in StoredPayload.__slots__}
     forged = replace(record, payload=replace(payload, **of_payload), **facts)
     memory._room.records[key] = forged
     return forged
@@ -78,7 +78,7 @@ def test_names_times_and_attempts_are_not_bound_and_a_guard_sees_them_forged() -
         seen.append(record)
         return True
 
-    forged = changed(memory, about=About("other", "mallory", "GET", "refund"), requested_at=1.0, attempt=99)
+    forged = changed(memory, about=RequestInfo("other", "mallory", "GET", "refund"), requested_at=1.0, attempt=99)
 
     assert (True, [1]) == (is_replay(world.post()), world.runs)
     (record,) = seen

@@ -11,7 +11,7 @@ import pytest
 from flask import request
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.web.request_body import Counted
+from flask_idempotency.web.request_body import CountingStream
 from tests.web.apps import World, new_world
 from tests.web.sending import Delivery, Pipe, chunked, endless, environ_of, send, terminated
 
@@ -101,7 +101,7 @@ def test_what_is_counted_is_read_as_before() -> None:
     Whatever the server's stream can do, it still can.
     """
     source = io.BufferedReader(io.BytesIO(b"one\ntwo\nthree\nfour"))
-    counted, buffer = Counted(source), bytearray(2)
+    counted, buffer = CountingStream(source), bytearray(2)
 
     assert b"one\n" == counted.readline()
     assert 2 == counted.readinto(buffer)
@@ -110,5 +110,5 @@ def test_what_is_counted_is_read_as_before() -> None:
     assert 18 == counted.bytes_read
     assert counted.readable() is True
     assert 18 == counted.bytes_read
-    assert not hasattr(Counted(Pipe(b"")), "seek")
+    assert not hasattr(CountingStream(Pipe(b"")), "seek")
     assert b"" == copy.copy(counted).read()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from io import BytesIO
 
-from flask_idempotency.web.request_body import Counted
+from flask_idempotency.web.request_body import CountingStream
 
 
 class Plain:
@@ -29,7 +29,7 @@ def test_however_it_is_read_it_is_counted() -> None:
     """
     By position, by keyword, line by line.
     """
-    stream = Counted(Plain())
+    stream = CountingStream(Plain())
 
     assert (b"on", b"e\n") == (stream.read(2), stream.read(size=2))
     assert b"two\n" == next(stream)
@@ -41,4 +41,4 @@ def test_what_is_no_method_stays_what_it_is() -> None:
     """
     Whatever it is called.
     """
-    assert 30 == Counted(Plain()).read_timeout
+    assert 30 == CountingStream(Plain()).read_timeout

@@ -9,7 +9,7 @@ import pytest
 from flask import Blueprint, Flask, render_template_string
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.model import OnLapse
+from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.web.current_claim import current_claim, idempotency_field
 from flask_idempotency.web.policies import exempt, idempotent
@@ -93,7 +93,7 @@ def test_the_point_of_no_return_is_durable_when_it_returns() -> None:
     From then on a lapse quarantines.
     """
     world = new_world(effects="marked")
-    marks: list[OnLapse] = []
+    marks: list[OnExpiry] = []
 
     @world.view()
     def pay() -> str:
@@ -105,7 +105,7 @@ def test_the_point_of_no_return_is_durable_when_it_returns() -> None:
         return "paid"
 
     world.post()
-    assert [OnLapse.TAKEOVER, OnLapse.QUARANTINE] == marks
+    assert [OnExpiry.TAKEOVER, OnExpiry.QUARANTINE] == marks
 
 
 def test_the_point_of_no_return_without_a_claim_is_nothing_to_speak_of() -> None:

@@ -13,7 +13,7 @@ from flask_login import LoginManager  # type: ignore[import-untyped]
 from flask_idempotency import Idempotency, current_claim
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import Identity
-from flask_idempotency.engine.model import Payload, State
+from flask_idempotency.engine.model import State, StoredPayload
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from tests.web.apps import LONG, World, is_replay, new_world, who
@@ -36,7 +36,7 @@ def shop(encryption: str = "on", *, store: Any = None, **settings: Any) -> World
     return world
 
 
-def payload(world: World) -> Payload:
+def payload(world: World) -> StoredPayload:
     record = world.record()
     assert record is not None
     assert record.payload is not None

@@ -12,7 +12,7 @@ from flask import Flask
 from flask_idempotency.engine.model import State
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.web.current_claim import current_claim
-from flask_idempotency.web.request_state import QuarantineLog, Visit
+from flask_idempotency.web.request_state import QuarantineLog, RequestState
 from tests.web.apps import World, new_world
 from tests.web.cases import LEASE, NAME, paid, record, run, shop
 
@@ -29,8 +29,8 @@ def failing(**policy: Any) -> World:
     return world
 
 
-def visit(operation: str) -> Visit:
-    return Visit(Policy(), operation, None, False, lambda visit: None)
+def visit(operation: str) -> RequestState:
+    return RequestState(Policy(), operation, None, False, lambda visit: None)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -33,7 +33,7 @@ from werkzeug.wrappers import Response as WerkzeugResponse
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.events import RecordCorrupt, ReplayServed
-from flask_idempotency.engine.model import Result, State
+from flask_idempotency.engine.model import State, StoredResponse
 from tests.web.apps import KEY, is_replay, new_world, pairs
 
 
@@ -608,7 +608,7 @@ def test_p55_a_stored_header_that_would_split_the_response_is_never_sent(
         return "paid"
 
     world.post()
-    poisoned = Result(200, metadata=(("Link", text),), body=b"paid")
+    poisoned = StoredResponse(200, metadata=(("Link", text),), body=b"paid")
     monkeypatch.setattr(EnvelopeCodec, "open", lambda self, *sealed: poisoned)
     again = world.post()
 

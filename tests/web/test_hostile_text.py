@@ -19,9 +19,9 @@ from flask_idempotency.assembly import identities
 from flask_idempotency.cli.context import say
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord
 from flask_idempotency.engine.escape import printable, printable_lines, printable_values
-from flask_idempotency.engine.events import Released, Settled
+from flask_idempotency.engine.events import Released, Resolved
 from flask_idempotency.engine.keys import LONGEST_NAME, Scope
-from flask_idempotency.engine.model import About
+from flask_idempotency.engine.model import RequestInfo
 from flask_idempotency.logs import LOGGER, log_of
 from flask_idempotency.metrics import Meter
 from flask_idempotency.settings.profiles import PROFILES
@@ -70,7 +70,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
 def planted(world: World) -> None:
     state = world.app.extensions["idempotency"]
     who, store = identities(state.settings)[0], state.built.engine._around.store
-    about = About(tenant=ORDERS, principal=ORDERS, method="PO\x1bST"[:6], operation=ORDERS)
+    about = RequestInfo(tenant=ORDERS, principal=ORDERS, method="PO\x1bST"[:6], operation=ORDERS)
     for number, hold in enumerate((False, True)):
         key = who.storage_key(Scope(state.settings.namespace, tenant=ORDERS, principal=ORDERS), str(number))
         token = who.mark(state.settings.namespace) + a_token()
@@ -122,7 +122,7 @@ def test_no_record_gives_a_terminal_orders(world: World, of: str) -> None:
         result = run(world, *command)
         assert is_clean(result.output), command
         assert result.output
-    assert 1 == len(world.told(Settled))
+    assert 1 == len(world.told(Resolved))
 
 
 def test_what_a_redis_calls_itself_gives_no_orders(redis_servers: RedisServers) -> None:

@@ -9,7 +9,7 @@ from flask import Flask
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.web.callbacks import Loaders, load_tenant
+from flask_idempotency.web.callbacks import Callbacks, load_tenant
 from flask_idempotency.web.principals import Credentials, load_principal
 from tests.web.apps import is_replay, new_world
 
@@ -21,9 +21,9 @@ def app() -> Flask:
     return app
 
 
-def principal(app: Flask, loaders: Loaders | None = None, /, **headers: str) -> str | None:
+def principal(app: Flask, loaders: Callbacks | None = None, /, **headers: str) -> str | None:
     with app.test_request_context("/", method="POST", headers=headers) as context:
-        loader = (loaders or Loaders()).principal
+        loader = (loaders or Callbacks()).principal
         return load_principal(loader, context.request, app, credentials=Credentials())
 
 
@@ -31,8 +31,8 @@ def test_a_loader_is_asked_and_believed(app: Flask) -> None:
     """
     Whatever credentials the request carries.
     """
-    assert principal(app, Loaders(principal=lambda: "alice"), Authorization="Bearer x") == "alice"
-    assert principal(app, Loaders(principal=lambda: None)) is None
+    assert principal(app, Callbacks(principal=lambda: "alice"), Authorization="Bearer x") == "alice"
+    assert principal(app, Callbacks(principal=lambda: None)) is None
 
 
 @pytest.mark.parametrize("value", ("", 7, b"alice", object()))
@@ -41,9 +41,9 @@ def test_a_loader_must_return_a_name_or_none(app: Flask, value: Any) -> None:
     An empty name would be shared by everybody without one, and 7 is not "7" after an upgrade.
     """
     with pytest.raises(ConfigurationError, match="principal_loader"):
-        principal(app, Loaders(principal=lambda: value))
+        principal(app, Callbacks(principal=lambda: value))
     with app.test_request_context("/"), pytest.raises(ConfigurationError, match="tenant_loader"):
-        load_tenant(Loaders(tenant=lambda: value), app)
+        load_tenant(Callbacks(tenant=lambda: value), app)
 
 
 def test_a_loader_may_be_async(app: Flask) -> None:
@@ -54,7 +54,7 @@ def test_a_loader_may_be_async(app: Flask) -> None:
     async def load() -> str:
         return "alice"
 
-    assert "alice" == principal(app, Loaders(principal=load))  # type: ignore[arg-type]
+    assert "alice" == principal(app, Callbacks(principal=load))  # type: ignore[arg-type]
 
 
 def test_a_tenant_is_optional(app: Flask) -> None:
@@ -62,9 +62,9 @@ def test_a_tenant_is_optional(app: Flask) -> None:
     Without a loader, or when it says None.
     """
     with app.test_request_context("/"):
-        assert load_tenant(Loaders(), app) is None
-        assert load_tenant(Loaders(tenant=lambda: None), app) is None
-        assert "acme" == load_tenant(Loaders(tenant=lambda: "acme"), app)
+        assert load_tenant(Callbacks(), app) is None
+        assert load_tenant(Callbacks(tenant=lambda: None), app) is None
+        assert "acme" == load_tenant(Callbacks(tenant=lambda: "acme"), app)
 
 
 def test_what_a_loader_raises_is_the_applications_error_and_claims_nothing() -> None:

@@ -10,12 +10,12 @@ from flask import Response
 
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.web.current_claim import current_claim
-from flask_idempotency.web.responses import End, Tee
+from flask_idempotency.web.responses import StreamEnd, Tee
 from tests.web.apps import World, is_replay, new_world
 from tests.web.test_hook_streams import begin
 
 
-def lost(end: End) -> None:
+def lost(end: StreamEnd) -> None:
     raise LeaseLost
 
 

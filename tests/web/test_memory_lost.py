@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.engine.errors import MemoryLost
-from flask_idempotency.engine.events import LossRefused, StoreFailed
+from flask_idempotency.engine.errors import StoreDataLoss
+from flask_idempotency.engine.events import RefusedAfterDataLoss, StoreFailed
 from flask_idempotency.engine.model import ClaimRequest
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
@@ -23,7 +23,7 @@ class Forgetful(MemoryStore):
 
     def claim(self, request: ClaimRequest, **terms: Any) -> Any:
         self.asked.append(request)
-        raise MemoryLost("it was emptied", loss="missing")
+        raise StoreDataLoss("it was emptied", loss="missing")
 
 
 def a_world(**policy: Any) -> World:
@@ -51,7 +51,7 @@ def test_a_request_is_refused_and_never_run(on_store_down: str) -> None:
         answer.headers["Retry-After"],
     )
     assert [] == world.runs
-    assert (["missing"], []) == ([each.loss for each in world.told(LossRefused)], world.told(StoreFailed))  # type: ignore[attr-defined]
+    assert (["missing"], []) == ([each.loss for each in world.told(RefusedAfterDataLoss)], world.told(StoreFailed))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

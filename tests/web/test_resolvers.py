@@ -10,20 +10,20 @@ import pytest
 from flask import Blueprint, Flask, Response, current_app, has_request_context, jsonify, stream_with_context
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.events import ResolverAsked, Settled
-from flask_idempotency.engine.model import Result, State
+from flask_idempotency.engine.events import Resolved, ResolverAsked
+from flask_idempotency.engine.model import State, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, StillUnknown, UnknownOutcome
 from flask_idempotency.extension import Idempotency
-from flask_idempotency.maintenance.janitor import Drain
-from flask_idempotency.maintenance.reap import Reaping
+from flask_idempotency.maintenance.janitor import Batcher
+from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.web.current_claim import current_claim
 from flask_idempotency.web.janitor import janitor_of
 from flask_idempotency.web.policies import idempotent
 from tests.books import book_of
 from tests.web.apps import World, is_replay, new_world
 
-DRAIN = Drain(sleep=lambda seconds: None, monotonic=lambda: 0.0)
+DRAIN = Batcher(sleep=lambda seconds: None, monotonic=lambda: 0.0)
 
 
 def reap(world: World, app: Flask | None = None) -> Any:
@@ -55,7 +55,7 @@ def test_retries_get_what_the_resolver_says_that_happened() -> None:
     world = unknown(lambda unknown: Happened(("paid", 201, {"Location": "/payments/7"})))
     assert 409 == world.post().status_code
 
-    assert Reaping(asked=1, completed=1) == reap(world)
+    assert ReapReport(asked=1, completed=1) == reap(world)
     answer = world.post()
     assert (201, b"paid", "/payments/7", True) == (
         answer.status_code,
@@ -64,7 +64,7 @@ def test_retries_get_what_the_resolver_says_that_happened() -> None:
         is_replay(answer),
     )
     assert 1 == len(world.runs)
-    (settled,) = world.told(Settled)
+    (settled,) = world.told(Resolved)
     assert ("pay", "completed", "resolver") == (settled.operation, settled.verb, settled.actor)  # type: ignore[attr-defined]
 
 
@@ -76,7 +76,7 @@ def test_retries_get_what_the_resolver_says_that_happened() -> None:
         ({"id": 7}, 200, b'{"id":7}\n'),
         (([1], 201), 201, b"[1]\n"),
         (Response(b"\xff\x00", 201), 201, b"\xff\x00"),
-        (Result(204), 204, b""),
+        (StoredResponse(204), 204, b""),
         (("", 204), 204, b""),
     ),
     ids=("text", "tuple", "object", "list", "response", "result", "nothing"),
@@ -124,7 +124,7 @@ def test_a_resolver_runs_in_an_application_context_and_in_no_request() -> None:
         return StillUnknown()
 
     world = unknown(says)
-    assert Reaping(asked=1, unknown=1) == reap(world)
+    assert ReapReport(asked=1, unknown=1) == reap(world)
 
     assert [world.app.name, False, False] == seen
     assert 409 == world.post().status_code
@@ -140,7 +140,7 @@ def test_a_resolver_may_be_async() -> None:
 
     world = unknown(says)
 
-    assert Reaping(asked=1, completed=1) == reap(world)
+    assert ReapReport(asked=1, completed=1) == reap(world)
     assert b"paid" == world.post().data
 
 
@@ -151,7 +151,7 @@ def test_what_never_happened_runs_again() -> None:
     world = unknown(lambda unknown: NeverHappened())
     world.clock.advance(Policy().lease)
 
-    assert Reaping(asked=1, released=1) == reap(world)
+    assert ReapReport(asked=1, released=1) == reap(world)
     assert (b"ran again", 2) == (world.post().data, len(world.runs))
 
 
@@ -190,7 +190,7 @@ def test_an_answer_that_is_none_settles_nothing(answer: Callable[[], Any]) -> No
     """
     world = unknown(lambda unknown: Happened(answer()))
 
-    assert Reaping(asked=1, failed=1) == reap(world)
+    assert ReapReport(asked=1, failed=1) == reap(world)
     assert 409 == world.post().status_code
     assert 1 == len(world.told(ResolverAsked))
 
@@ -243,7 +243,7 @@ def test_a_blueprints_endpoint_is_named_as_url_for_names_it() -> None:
     world.idempotency.resolver("payments.create")(lambda unknown: Happened("paid"))
     assert 500 == world.post("/pay").status_code
 
-    assert Reaping(asked=1, completed=1) == reap(world)
+    assert ReapReport(asked=1, completed=1) == reap(world)
     record = world.record()
     assert record is not None
     assert (b"paid", 600) == (world.post("/pay").data, record.remaining)
@@ -294,7 +294,7 @@ def test_it_is_so_after_the_secret_was_rotated() -> None:
     """
     world, ask = unknown(secret=("old",)), Ask()
 
-    assert Reaping(asked=1, unknown=1) == reap(restarted(world, ask, "new", "old"))
+    assert ReapReport(asked=1, unknown=1) == reap(restarted(world, ask, "new", "old"))
     assert world.runs == ask.sent
 
 
@@ -307,7 +307,7 @@ def test_nobody_is_asked_by_a_key_that_cannot_be_told(
     """
     world, ask = unknown(secret=("old",)), Ask()
 
-    assert Reaping(asked=1, failed=1) == reap(restarted(world, ask, *listed))
+    assert ReapReport(asked=1, failed=1) == reap(restarted(world, ask, *listed))
     assert ([], 1) == (ask.sent, len(world.runs))
     assert "downstream_key()" in caplog.text
     assert world.runs[0] not in caplog.text
@@ -321,7 +321,7 @@ def test_nor_by_one_of_a_claim_under_two_secrets() -> None:
 
     for listed in (("new", "old"), ("new",), ("old",)):
         world.clock.advance(7200)
-        assert Reaping(asked=2, failed=2) == reap(restarted(world, ask, *listed))
+        assert ReapReport(asked=2, failed=2) == reap(restarted(world, ask, *listed))
     assert ask.sent == []
 
 
@@ -332,7 +332,7 @@ def test_a_resolver_that_asks_by_something_else_needs_no_key() -> None:
     world = unknown(secret=("old",))
     again = restarted(world, lambda unknown: Happened("paid"), "new")
 
-    assert Reaping(asked=1, completed=1) == reap(again)
+    assert ReapReport(asked=1, completed=1) == reap(again)
 
 
 def test_another_applications_keys_are_not_asked_about() -> None:
@@ -355,8 +355,8 @@ def test_another_applications_keys_are_not_asked_about() -> None:
     extension.resolver("pay")(says("shop"))
     extension.init_app(shop)
 
-    assert Reaping() == reap(billing, shop)
-    assert Reaping(asked=1, completed=1) == reap(billing)
+    assert ReapReport() == reap(billing, shop)
+    assert ReapReport(asked=1, completed=1) == reap(billing)
     assert (["billing"], b"billing") == (asked, billing.post().data)
 
 

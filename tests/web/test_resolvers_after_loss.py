@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.engine.events import LossNoticed
+from flask_idempotency.engine.events import DataLossDetected
 from flask_idempotency.engine.recovery import NeverHappened, UnknownOutcome
-from flask_idempotency.maintenance.janitor import Drain
-from flask_idempotency.stores.redis.data_loss import MemoryRules
+from flask_idempotency.maintenance.janitor import Batcher
+from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.web.janitor import janitor_of
@@ -20,7 +20,7 @@ from tests.web.apps import World, new_world
 
 __all__ = ["emptying", "handing_over", "ready_store"]
 
-DRAIN = Drain(sleep=lambda seconds: None, monotonic=lambda: 0.0)
+DRAIN = Batcher(sleep=lambda seconds: None, monotonic=lambda: 0.0)
 
 
 @pytest.fixture
@@ -79,12 +79,12 @@ def test_a_janitor_that_is_the_first_to_notice_says_so_once(store: RedisStore, c
         reap(world, clock)
     refused(store)
 
-    assert [LossNoticed("", "reap", loss="missing")] == world.told(LossNoticed)
+    assert [DataLossDetected("", "reap", loss="missing")] == world.told(DataLossDetected)
 
 
 def test_a_resolver_is_asked_where_nobody_looks(redis_server: RedisServer, clock: FrozenClock) -> None:
     asked: list[UnknownOutcome] = []
-    with closing(RedisStore(redis_server.url, clock=clock, rules=MemoryRules(after_loss="run"))) as store:
+    with closing(RedisStore(redis_server.url, clock=clock, rules=RedisDataLossPolicy(after_loss="run"))) as store:
         world = unknown(store, asked)
         for _ in range(2):
             reap(world, clock)

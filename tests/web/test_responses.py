@@ -13,7 +13,7 @@ from werkzeug.datastructures import Headers
 from werkzeug.exceptions import HTTPException, ImATeapot
 from werkzeug.wrappers import Response as WerkzeugResponse
 
-from flask_idempotency.engine.model import Result
+from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.settings.profiles import PROFILES, policy_of
 from flask_idempotency.web.responses import revive
@@ -142,7 +142,7 @@ def test_fields_keep_their_order_and_their_spelling() -> None:
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_replay_is_marked_in_its_profiles_way(name: str) -> None:
     policy = policy_of({"profile": name})
-    again = revive(Result(500), policy=policy, response_class=Response)
+    again = revive(StoredResponse(500), policy=policy, response_class=Response)
 
     assert [*policy.replayed_header, ("Cache-Control", "no-store")] == list(again.headers)
 

@@ -10,14 +10,14 @@ from flask import Flask, Response, after_this_request
 from werkzeug.datastructures import Headers
 from werkzeug.test import create_environ, run_wsgi_app
 
-from flask_idempotency.engine.model import InFlight, Result
+from flask_idempotency.engine.model import InFlight, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.settings.options import DOCS_URL
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.web.problems import refusal, render
-from flask_idempotency.web.responses import Capture, End, capture, restore, revive
+from flask_idempotency.web.responses import CapturedResponse, StreamEnd, capture, restore, revive
 
-STORED = Result(
+STORED = StoredResponse(
     201,
     reason="Made",
     metadata=(("Content-Type", "text/plain"), ("Vary", "Accept"), ("ETag", '"theirs"')),
@@ -65,10 +65,10 @@ class Losing:
     """An application whose claim turns out to be lost after its other hooks have run."""
 
     def __init__(self, view: Callable[[], Any], *hooks: Callable[[Response], Response], answer: Any = theirs) -> None:
-        self.ends: list[End] = []
+        self.ends: list[StreamEnd] = []
         self.app = app = Flask(__name__)
         app.post("/")(view)
-        self.captured: list[Capture] = []
+        self.captured: list[CapturedResponse] = []
 
         def snap(response: Response) -> Response:
             self.captured.append(capture(response, Policy(), on_end=self.ends.append, orphans=deque()))

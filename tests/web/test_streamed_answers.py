@@ -11,16 +11,16 @@ from flask import Flask, send_file, stream_with_context
 from werkzeug.wrappers import Response
 
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.web.responses import Capture, End, capture
+from flask_idempotency.web.responses import CapturedResponse, StreamEnd, capture
 
 
 class Streaming:
     """An application whose one view answers with `body`, captured as the innermost after_request hook would."""
 
     def __init__(self, body: Callable[[], Any], *, limit: int = 100) -> None:
-        self.ends: list[End] = []
+        self.ends: list[StreamEnd] = []
         self.orphans: deque[Callable[[], None]] = deque()
-        self.captures: list[Capture] = []
+        self.captures: list[CapturedResponse] = []
         self.app = app = Flask(__name__)
         app.post("/")(body)
 
@@ -59,7 +59,7 @@ def test_a_stream_can_be_stored_once_it_is_exhausted_and_not_before() -> None:
     body = service.post()
 
     assert (b"one", None) == (next(body), service.stored)
-    assert ([b"two"], b"onetwo", [End.EXHAUSTED]) == (list(body), service.stored, service.ends)
+    assert ([b"two"], b"onetwo", [StreamEnd.EXHAUSTED]) == (list(body), service.stored, service.ends)
 
 
 def test_nothing_is_stored_of_a_stream_that_was_closed() -> None:
@@ -68,7 +68,7 @@ def test_nothing_is_stored_of_a_stream_that_was_closed() -> None:
     next(body)
     body.close()  # type: ignore[attr-defined]
 
-    assert (None, [End.CLOSED]) == (service.captures[0].result, service.ends)
+    assert (None, [StreamEnd.CLOSED]) == (service.captures[0].result, service.ends)
 
 
 def test_nothing_is_stored_of_a_stream_that_failed() -> None:
@@ -80,7 +80,7 @@ def test_nothing_is_stored_of_a_stream_that_failed() -> None:
     with pytest.raises(ValueError, match="midway"):
         list(service.post())
 
-    assert (None, [End.ERROR]) == (service.captures[0].result, service.ends)
+    assert (None, [StreamEnd.ERROR]) == (service.captures[0].result, service.ends)
 
 
 def test_a_stream_over_the_limit_is_whole_for_its_caller_and_a_tombstone_for_others() -> None:
@@ -114,7 +114,7 @@ def test_a_hook_that_drains_the_stream_completes_it() -> None:
     service = Streaming(chunks)
     body = service.post(outer=drain)
 
-    assert (b"onetwo", [End.EXHAUSTED]) == (service.stored, service.ends)
+    assert (b"onetwo", [StreamEnd.EXHAUSTED]) == (service.stored, service.ends)
     assert b"onetwo" == b"".join(body)
 
 
@@ -154,4 +154,4 @@ def test_a_stream_with_context_ends_once() -> None:
     service = Streaming(lambda: stream_with_context(chunks()))
 
     assert [b"one", b"two"] == list(service.post())
-    assert ([End.EXHAUSTED], b"onetwo") == (service.ends, service.stored)
+    assert ([StreamEnd.EXHAUSTED], b"onetwo") == (service.ends, service.stored)

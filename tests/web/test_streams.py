@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.web.responses import End, Tee
+from flask_idempotency.web.responses import StreamEnd, Tee
 
 
 class Listener:
     """Hears how streams end, and what was known at that time."""
 
     def __init__(self) -> None:
-        self.ends: list[End] = []
+        self.ends: list[StreamEnd] = []
         self.orphans: deque[Callable[[], None]] = deque()
 
     def tee(self, source: Iterable[str] | Iterable[bytes], *, limit: int = 100, announced: int | None = None) -> Tee:
@@ -29,7 +29,7 @@ class Source:
         self.chunks = iter(chunks)
         self.fails = fails
         self.closed = 0
-        self.heard_before_close: list[End] = []
+        self.heard_before_close: list[StreamEnd] = []
         self.listener: Listener | None = None
 
     def __iter__(self) -> Iterator[bytes]:
@@ -78,7 +78,7 @@ def test_the_end_is_told_before_the_end_marker(listener: Listener) -> None:
     with pytest.raises(StopIteration):
         next(tee)
 
-    assert [End.EXHAUSTED] == listener.ends
+    assert [StreamEnd.EXHAUSTED] == listener.ends
 
 
 def test_a_body_of_announced_length_is_told_before_its_last_byte(listener: Listener) -> None:
@@ -89,13 +89,13 @@ def test_a_body_of_announced_length_is_told_before_its_last_byte(listener: Liste
     next(tee)
     assert [] == listener.ends
 
-    assert (b"c", [End.EXHAUSTED], b"abc") == (next(tee), listener.ends, tee.copied())
+    assert (b"c", [StreamEnd.EXHAUSTED], b"abc") == (next(tee), listener.ends, tee.copied())
     assert [] == list(tee)
 
 
 def test_more_than_was_announced_is_still_handed_on(listener: Listener) -> None:
     assert [b"abc", b"d", b"e"] == list(listener.tee(iter([b"abc", b"d", b"e"]), announced=3))
-    assert [End.EXHAUSTED] == listener.ends
+    assert [StreamEnd.EXHAUSTED] == listener.ends
 
 
 def test_an_error_behind_the_announced_length_is_an_error(listener: Listener) -> None:
@@ -104,7 +104,7 @@ def test_an_error_behind_the_announced_length_is_an_error(listener: Listener) ->
     with pytest.raises(ValueError):  # noqa: PT011 - it carries no text
         next(tee)
 
-    assert [End.ERROR] == listener.ends
+    assert [StreamEnd.ERROR] == listener.ends
 
 
 def test_text_is_encoded_and_bytes_are_not_touched(listener: Listener) -> None:
@@ -123,7 +123,7 @@ def test_a_failing_source_ends_in_error_and_the_error_goes_on(listener: Listener
         next(tee)
     tee.close()
 
-    assert [End.ERROR] == listener.ends
+    assert [StreamEnd.ERROR] == listener.ends
 
 
 @pytest.mark.parametrize("taken", (0, 1, 2))
@@ -134,7 +134,7 @@ def test_closed_before_the_end_is_closed(listener: Listener, taken: int) -> None
 
     tee.close()
 
-    assert [End.CLOSED] == listener.ends
+    assert [StreamEnd.CLOSED] == listener.ends
 
 
 def test_the_source_is_closed_before_the_end_is_told(listener: Listener) -> None:
@@ -158,7 +158,7 @@ def test_a_source_that_fails_to_close_still_ends(listener: Listener) -> None:
     with pytest.raises(ValueError, match="while closing"):
         tee.close()
 
-    assert [End.CLOSED] == listener.ends
+    assert [StreamEnd.CLOSED] == listener.ends
 
 
 def test_closing_reaches_the_views_generator(listener: Listener) -> None:
@@ -187,7 +187,7 @@ def test_an_end_is_told_once(listener: Listener) -> None:
     tee.close()
     del tee
 
-    assert ([End.EXHAUSTED], 0) == (listener.ends, len(listener.orphans))
+    assert ([StreamEnd.EXHAUSTED], 0) == (listener.ends, len(listener.orphans))
 
 
 @pytest.mark.parametrize(("limit", "over", "copy"), ((2, True, b""), (3, False, b"abc"), (4, False, b"abc")))
@@ -217,7 +217,7 @@ def test_a_dropped_stream_does_nothing_but_leave_a_note(listener: Listener) -> N
     """
     lock = threading.Lock()
 
-    def store(end: End) -> None:
+    def store(end: StreamEnd) -> None:
         assert lock.acquire(blocking=False), "the store was called while its lock was held"
         lock.release()
         listener.ends.append(end)
@@ -232,7 +232,7 @@ def test_a_dropped_stream_does_nothing_but_leave_a_note(listener: Listener) -> N
     assert [] == listener.ends
 
     listener.orphans.popleft()()
-    assert [End.CLOSED] == listener.ends
+    assert [StreamEnd.CLOSED] == listener.ends
 
 
 def test_what_cannot_be_iterated_is_refused_without_a_note(listener: Listener) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from flask import Flask, request
 
-from flask_idempotency.assembly import Built
+from flask_idempotency.assembly import Services
 from flask_idempotency.engine.events import QuotaSet
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.quota import Quota
@@ -60,8 +60,8 @@ def paid(world: World, keys: list[str] = TWENTY, tenant: str = "acme", **headers
     return [world.post(key=key, headers={"X-Tenant": tenant, **more}).status_code for key in keys]
 
 
-def built(world: World) -> Built:
-    parts: Built = world.app.extensions["idempotency"].built
+def built(world: World) -> Services:
+    parts: Services = world.app.extensions["idempotency"].built
     return parts
 
 

@@ -10,7 +10,7 @@ import pytest
 from flask import Response
 
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.model import Result
+from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.settings.profiles import policy_of
 from flask_idempotency.web.responses import capture, revive
@@ -24,7 +24,7 @@ def test_an_answer_that_cannot_be_stored_is_delivered_and_leaves_a_tombstone() -
     service = Remembering(lambda: ("paid", 201, {"ETag": "a\0b", "Location": "/things/7"}))
 
     assert b"paid" == service.post().body
-    assert Result(201, metadata=(("Location", "/things/7"), HTML), kept=False) == service.result
+    assert StoredResponse(201, metadata=(("Location", "/things/7"), HTML), kept=False) == service.result
 
 
 @pytest.mark.parametrize("reason", ("Paid\0", "支払済"))
@@ -32,7 +32,7 @@ def test_a_reason_that_cannot_be_stored_leaves_a_tombstone_without_one(reason: s
     service = Remembering(lambda: Response("paid", status=f"201 {reason}"))
 
     assert b"paid" == service.post().body
-    assert Result(201, metadata=(HTML,), kept=False) == service.result
+    assert StoredResponse(201, metadata=(HTML,), kept=False) == service.result
 
 
 @pytest.mark.parametrize("size", (9, 10, 11))
@@ -60,7 +60,7 @@ def test_a_file_over_the_limit_is_left_to_the_servers_sendfile() -> None:
     assert taken.result == taken.tombstone
 
 
-TOMBSTONE = Result(
+TOMBSTONE = StoredResponse(
     201,
     reason="Made",
     metadata=(
@@ -141,7 +141,7 @@ def test_a_tombstone_keeps_validators_of_a_success_only(status: int) -> None:
 )
 def test_a_tombstone_keeps_nothing_that_describes_the_lost_body(name: str) -> None:
     policy = Policy(keep_headers=frozenset({name.lower()}))
-    again = revive(Result(201, metadata=((name, "lost"),), kept=False), policy=policy, response_class=Response)
+    again = revive(StoredResponse(201, metadata=((name, "lost"),), kept=False), policy=policy, response_class=Response)
 
     assert "lost" not in again.headers.getlist(name)
 
@@ -181,7 +181,7 @@ def test_a_retry_finds_the_etag_of_a_resource_whose_answer_was_too_large() -> No
 
 @pytest.mark.parametrize("status", (204, 304))
 def test_a_tombstone_of_an_answer_without_a_body_has_none(status: int) -> None:
-    again = revive(Result(status, kept=False), policy=Policy(), response_class=Response)
+    again = revive(StoredResponse(status, kept=False), policy=Policy(), response_class=Response)
 
     assert (status, b"", []) == (again.status_code, again.data, again.headers.getlist("Content-Type"))
 
@@ -189,15 +189,15 @@ def test_a_tombstone_of_an_answer_without_a_body_has_none(status: int) -> None:
 @pytest.mark.parametrize(
     "result",
     (
-        Result(200, metadata=(("ETag", "a\r\nSet-Cookie: b"),)),
-        Result(200, metadata=(("ETag", "a\nb"),)),
-        Result(200, metadata=(("ETag", "a\0b"),)),
-        Result(200, metadata=(("ETag: a\r\nX", "b"),)),
-        Result(200, reason="OK\r\nX: y"),
-        Result(200, reason="日本", kept=False),
+        StoredResponse(200, metadata=(("ETag", "a\r\nSet-Cookie: b"),)),
+        StoredResponse(200, metadata=(("ETag", "a\nb"),)),
+        StoredResponse(200, metadata=(("ETag", "a\0b"),)),
+        StoredResponse(200, metadata=(("ETag: a\r\nX", "b"),)),
+        StoredResponse(200, reason="OK\r\nX: y"),
+        StoredResponse(200, reason="日本", kept=False),
     ),
 )
-def test_a_poisoned_store_cannot_split_a_response(result: Result) -> None:
+def test_a_poisoned_store_cannot_split_a_response(result: StoredResponse) -> None:
     with pytest.raises(CorruptRecord):
         revive(result, policy=Policy(), response_class=Response)
 
@@ -224,7 +224,7 @@ def test_a_field_that_no_answer_keeps_is_not_sent_from_the_store(name: str, kept
     """
     Somebody else wrote to the store. A server in front takes some of these for an order: to send a file of its own, say.
     """
-    planted = Result(201, metadata=((name, "/etc/passwd"), ("Location", "/things/7")), kept=kept)
+    planted = StoredResponse(201, metadata=((name, "/etc/passwd"), ("Location", "/things/7")), kept=kept)
     again = revive(planted, policy=Policy(), response_class=Response)
 
     assert (name in again.headers, "/things/7") == (False, again.headers["Location"])
@@ -235,7 +235,7 @@ def test_the_policy_of_now_says_which_fields_a_replay_carries() -> None:
     """
     A field that the policy names no longer is stored still, and not sent; one that it names again is sent again.
     """
-    stored = Result(200, metadata=(("X-Total", "7"), ("X-Page", "1"), ("x-total", "8")))
+    stored = StoredResponse(200, metadata=(("X-Total", "7"), ("X-Page", "1"), ("x-total", "8")))
     policies = (Policy(keep_headers=frozenset({"X-total"})), Policy())
 
     assert [["7", "8"], []] == [
@@ -246,18 +246,18 @@ def test_the_policy_of_now_says_which_fields_a_replay_carries() -> None:
 @pytest.mark.parametrize(
     "result",
     (
-        Result(0),
-        Result(100),
-        Result(101),
-        Result(199, kept=False),
-        Result(600),
-        Result(999, kept=False),
-        Result(204, body=b"HTTP/1.1 200 OK"),
-        Result(304, body=b"x"),
+        StoredResponse(0),
+        StoredResponse(100),
+        StoredResponse(101),
+        StoredResponse(199, kept=False),
+        StoredResponse(600),
+        StoredResponse(999, kept=False),
+        StoredResponse(204, body=b"HTTP/1.1 200 OK"),
+        StoredResponse(304, body=b"x"),
     ),
     ids=lambda result: f"{result.status} {len(result.body)}",
 )
-def test_what_no_server_may_send_is_not_sent_from_the_store(result: Result) -> None:
+def test_what_no_server_may_send_is_not_sent_from_the_store(result: StoredResponse) -> None:
     """
     An interim status keeps the client waiting, or switches protocols; a body where none may be is read as the next answer.
     """

@@ -10,7 +10,7 @@ from flask import Flask
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.events import ErasedRefused, RecordCorrupt
-from flask_idempotency.engine.model import CORRUPT, Payload, Record, Result, State
+from flask_idempotency.engine.model import CORRUPT, Record, State, StoredPayload, StoredResponse
 from tests.web.apps import World, new_world
 
 
@@ -37,7 +37,7 @@ def spoil(world: World, data: bytes) -> None:
     """Somebody has written to the store."""
     payload = kept(world).payload
     assert payload is not None
-    spoilt = Payload(data, payload.status, payload.success, payload.byte_size)
+    spoilt = StoredPayload(data, payload.status, payload.success, payload.byte_size)
     assert world.store.answers.replace(world.store.calls[-1].key, payload, spoilt)
 
 
@@ -45,8 +45,8 @@ def spoil(world: World, data: bytes) -> None:
 def splitting(monkeypatch: pytest.MonkeyPatch) -> None:
     """What opens from now on must not be sent: a header field would end early."""
 
-    def opened(self: EnvelopeCodec, *sealed: Any) -> Result:
-        return Result(201, metadata=(("Location", "/1\r\nSet-Cookie: admin=1"),))
+    def opened(self: EnvelopeCodec, *sealed: Any) -> StoredResponse:
+        return StoredResponse(201, metadata=(("Location", "/1\r\nSet-Cookie: admin=1"),))
 
     monkeypatch.setattr(EnvelopeCodec, "open", opened)
 
@@ -132,7 +132,7 @@ def test_what_was_done_is_not_run_again_although_views_may_run_without_a_store(
     """
     world = paid(on_store_down="allow")
 
-    def opened(self: EnvelopeCodec, *sealed: Any) -> Result:
+    def opened(self: EnvelopeCodec, *sealed: Any) -> StoredResponse:
         raise StoreUnavailable("no answer") if lost == "key" else CorruptRecord("damaged")
 
     monkeypatch.setattr(EnvelopeCodec, "open", opened)

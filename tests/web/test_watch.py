@@ -12,12 +12,12 @@ from flask import Flask
 
 from flask_idempotency import Idempotency
 from flask_idempotency.assembly import in_one_process
-from flask_idempotency.engine.capabilities import Entry
+from flask_idempotency.engine.capabilities import TaskReport
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import Event, JanitorMissing
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
-from flask_idempotency.web.janitor import Watch
+from flask_idempotency.web.janitor import JanitorMonitor
 
 EVERY = 30.0
 
@@ -34,7 +34,7 @@ class CountedBook:
         self.looks = 0
         self.error: Exception | None = None
 
-    def last(self) -> Mapping[str, Entry]:
+    def last(self) -> Mapping[str, TaskReport]:
         self.looks += 1
         if self.error is not None:
             raise self.error
@@ -55,7 +55,7 @@ class Watched:
 
     clock: FrozenClock
     book: CountedBook
-    watch: Watch
+    watch: JanitorMonitor
     told: list[Event] = field(default_factory=list)
 
     def look_after(self, seconds: float) -> int:
@@ -69,7 +69,7 @@ class Watched:
 def watched() -> Watched:
     clock = FrozenClock()
     book, told = CountedBook(MemoryStore(clock)), list[Event]()
-    return Watched(clock, book, Watch(book, told.append, every=EVERY, monotonic=clock), told)
+    return Watched(clock, book, JanitorMonitor(book, told.append, every=EVERY, monotonic=clock), told)
 
 
 def test_nothing_is_asked_before_two_intervals_are_over(watched: Watched) -> None:
@@ -154,7 +154,7 @@ def test_a_keyed_request_looks_when_it_ends_and_no_other(
     New, replayed or refused; the warning says what to do.
     """
     clock = FrozenClock()
-    monkeypatch.setattr(Watch.__init__, "__kwdefaults__", {"monotonic": clock})
+    monkeypatch.setattr(JanitorMonitor.__init__, "__kwdefaults__", {"monotonic": clock})
     store = Shared(MemoryStore(clock))
     app = an_app(store)
     looks = []
@@ -185,7 +185,7 @@ def test_where_no_janitor_can_come_or_is_expected_nobody_watches(
     A process's own memory is seen by no other, and some stores keep no book.
     """
     made: list[object] = []
-    monkeypatch.setattr(Watch, "look", made.append)
+    monkeypatch.setattr(JanitorMonitor, "look", made.append)
     app = an_app(store, **config)
     app.testing = True
     post(app, "k")

@@ -15,18 +15,18 @@ from flask_idempotency.engine.capabilities import (
     LONGEST_LOCK_SECONDS,
     Answer,
     DataKey,
-    Entry,
     Finding,
-    Found,
-    KeyShelf,
     Page,
-    Sheet,
+    RecordPage,
+    SeenRecord,
+    TaskReport,
+    TenantKeys,
     UnfinishedCounts,
     Verdict,
 )
-from flask_idempotency.engine.errors import DataKeyGone
+from flask_idempotency.engine.errors import DataKeyMissing
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ERASED, OnLapse, OverQuota, Payload, Record, State
+from flask_idempotency.engine.model import ERASED, OnExpiry, OverQuota, Record, State, StoredPayload
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, window_of
 from flask_idempotency.engine.recovery import LAPSED
 from flask_idempotency.engine.store import Clock, SteadyClock
@@ -34,7 +34,7 @@ from flask_idempotency.engine.store import Clock, SteadyClock
 # What the parts of a memory store share: the records, the time, and the lock that all of them take.
 
 
-class Room:
+class MemoryRecords:
     """Holds records and does nothing with them. Whoever reads or writes here holds the lock."""
 
     def __init__(self, clock: Clock) -> None:
@@ -63,10 +63,10 @@ def is_over(record: Record, now: float) -> bool:
 # Which chores were done, and clearing out what is over.
 
 
-class MemoryChores:
-    """Implements `chores.ChoreBook`."""
+class MemoryTaskLog:
+    """Implements `chores.TaskLog`."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: MemoryRecords) -> None:
         self._room = room
         self._noted: dict[str, tuple[float, str]] = {}
         self._held: dict[str, tuple[bytes, float]] = {}
@@ -79,10 +79,10 @@ class MemoryChores:
         with self._room.lock:
             self._noted[chore] = self._room.now(), report
 
-    def last(self) -> Mapping[str, Entry]:
+    def last(self) -> Mapping[str, TaskReport]:
         with self._room.lock:
             now = self._room.now()
-            return {chore: Entry(max(now - at, 0.0), report) for chore, (at, report) in self._noted.items()}
+            return {chore: TaskReport(max(now - at, 0.0), report) for chore, (at, report) in self._noted.items()}
 
     def take(self, chore: str, token: bytes, *, lease: float) -> bool:
         with self._room.lock:
@@ -102,7 +102,7 @@ class MemoryChores:
 class MemoryExpiry:
     """Implements `chores.Expiry`. Knows when each answer's life ends, so that nothing has to be looked through."""
 
-    def __init__(self, room: Room, *, put: Callable[[StorageKey, Record | None], None]) -> None:
+    def __init__(self, room: MemoryRecords, *, put: Callable[[StorageKey, Record | None], None]) -> None:
         self._room = room
         self._put = put
         self._ends: list[tuple[float, int, StorageKey]] = []
@@ -161,7 +161,7 @@ class _Books:
 class MemoryLedger:
     """Implements `upkeep.Ledger`."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: MemoryRecords) -> None:
         self._room = room
         self._books: dict[bytes, _Books] = {}
 
@@ -292,18 +292,18 @@ class _Tenant:
     erased_at: float | None = None
 
 
-class MemoryShelf:
+class MemoryDataKeys:
     """Implements `upkeep.DataKeys`."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: MemoryRecords) -> None:
         self._room = room
         self._store = secrets.token_bytes(16)
         self._tenants: dict[bytes, _Tenant] = {}
 
-    def shelf(self, tid: bytes) -> KeyShelf:
+    def shelf(self, tid: bytes) -> TenantKeys:
         with self._room.lock:
             tenant = self._of(tid)
-            return KeyShelf(self._store, tuple(self._as_of_now(tenant)), tenant.last)
+            return TenantKeys(self._store, tuple(self._as_of_now(tenant)), tenant.last)
 
     def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
         with self._room.lock:
@@ -347,15 +347,15 @@ class MemoryShelf:
 
     # What follows is called by the store, which holds the lock.
 
-    def check(self, tid: bytes, record: Record, payload: Payload) -> None:
-        """Raises `DataKeyGone` when this record may not be completed with this payload."""
+    def check(self, tid: bytes, record: Record, payload: StoredPayload) -> None:
+        """Raises `DataKeyMissing` when this record may not be completed with this payload."""
         if payload.sealed_by is None or payload.sealed_by.number == 0:
             return
         tenant = self._of(tid)
         if tenant.erased_at is not None and record.requested_at <= tenant.erased_at:
-            raise DataKeyGone("the tenant's answers were erased since the key was first used", erased=True)
+            raise DataKeyMissing("the tenant's answers were erased since the key was first used", erased=True)
         if payload.sealed_by.number not in tenant.keys or payload.sealed_by.number in tenant.closed:
-            raise DataKeyGone("there is no open data key of this number", erased=False)
+            raise DataKeyMissing("there is no open data key of this number", erased=False)
 
     def told(self, key: StorageKey, record: Record) -> Record:
         """This record, with what is known of the key that it was sealed with."""
@@ -376,10 +376,10 @@ class MemoryShelf:
         return self._tenants.setdefault(tid, _Tenant())
 
 
-class MemoryAnswers:
+class MemoryResponses:
     """Implements `upkeep.Answers`."""
 
-    def __init__(self, room: Room, shelf: MemoryShelf) -> None:
+    def __init__(self, room: MemoryRecords, shelf: MemoryDataKeys) -> None:
         self._room = room
         self._shelf = shelf
 
@@ -396,7 +396,7 @@ class MemoryAnswers:
             wanted = tuple(answer for answer in met if other_than is None or _kid(answer.record) != other_than)
             return Page(wanted, after=keys[limit - 1].rid if len(keys) > limit else None)
 
-    def replace(self, key: StorageKey, old: Payload, new: Payload) -> bool:
+    def replace(self, key: StorageKey, old: StoredPayload, new: StoredPayload) -> bool:
         with self._room.lock:
             record = self._room.live(key, self._room.now())
             if record is None or record.state is not State.COMPLETED or record.payload != old:
@@ -419,15 +419,15 @@ def _kid(record: Record) -> str:
     return "" if record.payload is None or record.payload.sealed_by is None else record.payload.sealed_by.kid
 
 
-class MemoryUnsettled:
+class MemoryRecovery:
     """Implements `unsettled.Unsettled`. `put` and `complete` are the store's own, which keep its ledger right."""
 
     def __init__(
         self,
-        room: Room,
+        room: MemoryRecords,
         *,
         put: Callable[[StorageKey, Record | None], None],
-        complete: Callable[[StorageKey, Record, Payload, float, float], None],
+        complete: Callable[[StorageKey, Record, StoredPayload, float, float], None],
         told: Callable[[StorageKey, Record, float], Record],
     ) -> None:
         self._room = room
@@ -437,21 +437,21 @@ class MemoryUnsettled:
         self._not_completed: dict[StorageKey, Record] = {}
         self._turns: dict[StorageKey, float] = {}
 
-    def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> Sheet:
+    def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
         return self._sheet(self._not_completed, lambda record, now: _is_stale(record, min(horizon, now)), after, limit)
 
-    def lapse(self, seen: Found, *, horizon: float) -> bool:
+    def lapse(self, seen: SeenRecord, *, horizon: float) -> bool:
         with self._room.lock:
             now = self._room.now()
             record = self._as_seen(seen, now)
-            if record is None or not _is_stale(record, min(horizon, now)) or record.on_lapse is OnLapse.TAKEOVER:
+            if record is None or not _is_stale(record, min(horizon, now)) or record.on_lapse is OnExpiry.TAKEOVER:
                 return False
             self._put(seen.key, replace(record, state=State.QUARANTINED, reason=LAPSED))
             return True
 
     def due(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
-    ) -> Sequence[Found]:
+    ) -> Sequence[SeenRecord]:
         with self._room.lock:
             now = self._room.now()
             quarantined = {
@@ -463,14 +463,14 @@ class MemoryUnsettled:
             come = (key for key in waiting if self._turns.get(key, -inf) <= min(horizon, now))
             taken = list(islice(come, limit))
             found = [
-                Found(key, self._told(key, record, now), asked=self._turns.get(key, -inf) > record.deadline)
+                SeenRecord(key, self._told(key, record, now), asked=self._turns.get(key, -inf) > record.deadline)
                 for key, record in ((key, quarantined[key]) for key in taken)
             ]
             for key in taken:
                 self._turns[key] = min(horizon, now) + min(max(now - quarantined[key].deadline, least), most)
             return found
 
-    def settle(self, seen: Found, *, token: bytes, payload: Payload, keep: float) -> bool:
+    def settle(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
         with self._room.lock:
             now = self._room.now()
             record = self._room.live(seen.key, now)
@@ -482,14 +482,14 @@ class MemoryUnsettled:
             self._complete(seen.key, replace(record, token=token), payload, keep, now)
             return True
 
-    def free(self, seen: Found) -> bool:
+    def free(self, seen: SeenRecord) -> bool:
         with self._room.lock:
             if self._as_seen(seen, self._room.now()) is None:
                 return False
             self._put(seen.key, None)
             return True
 
-    def walk(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> Sheet:
+    def walk(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
         records = self._room.records if state is State.COMPLETED else self._not_completed
         return self._sheet(
             records, lambda record, now: record.state is state and not is_over(record, now), after, limit, tid=tid
@@ -518,16 +518,16 @@ class MemoryUnsettled:
         limit: int,
         *,
         tid: bytes | None = None,
-    ) -> Sheet:
+    ) -> RecordPage:
         with self._room.lock:
             now = self._room.now()
             left = (key for key in records if key.rid > after)
             keys = heapq.nsmallest(limit + 1, left, key=lambda key: key.rid)
             met = ((key, records[key]) for key in keys[:limit] if tid in (None, key.tid))
-            found = tuple(Found(key, self._told(key, record, now)) for key, record in met if wanted(record, now))
-            return Sheet(found, after=keys[limit - 1].rid if len(keys) > limit else None)
+            found = tuple(SeenRecord(key, self._told(key, record, now)) for key, record in met if wanted(record, now))
+            return RecordPage(found, after=keys[limit - 1].rid if len(keys) > limit else None)
 
-    def _as_seen(self, seen: Found, now: float) -> Record | None:
+    def _as_seen(self, seen: SeenRecord, now: float) -> Record | None:
         record = self._room.live(seen.key, now)
         if record is None:
             return None

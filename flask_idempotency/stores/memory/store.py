@@ -16,11 +16,11 @@ from flask_idempotency.engine.model import (
     Grant,
     InFlight,
     Mismatched,
-    OnLapse,
-    Payload,
+    OnExpiry,
     Record,
     Replayed,
     State,
+    StoredPayload,
     Unknown,
 )
 from flask_idempotency.engine.quota import Quota, bucket_edge_ms, bucket_width_ms
@@ -28,14 +28,14 @@ from flask_idempotency.engine.recovery import LAPSED
 from flask_idempotency.engine.store import Clock, StoreOutcome, store_time
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.memory.admin import (
-    MemoryAnswers,
-    MemoryChores,
+    MemoryDataKeys,
     MemoryExpiry,
     MemoryHealth,
     MemoryLedger,
-    MemoryShelf,
-    MemoryUnsettled,
-    Room,
+    MemoryRecords,
+    MemoryRecovery,
+    MemoryResponses,
+    MemoryTaskLog,
 )
 
 # Two would do, one for the record that a claim adds and one to catch up; eight catches up sooner.
@@ -52,13 +52,13 @@ class MemoryStore:
     """
 
     def __init__(self, clock: Clock = store_time) -> None:
-        self._room = Room(clock)
+        self._room = MemoryRecords(clock)
         self.ledger = MemoryLedger(self._room)
-        self.data_keys = MemoryShelf(self._room)
-        self.answers = MemoryAnswers(self._room, self.data_keys)
-        self.unsettled = MemoryUnsettled(self._room, put=self._put, complete=self._complete, told=self._told)
+        self.data_keys = MemoryDataKeys(self._room)
+        self.answers = MemoryResponses(self._room, self.data_keys)
+        self.unsettled = MemoryRecovery(self._room, put=self._put, complete=self._complete, told=self._told)
         self.expiry = MemoryExpiry(self._room, put=self._put)
-        self.chores = MemoryChores(self._room)
+        self.chores = MemoryTaskLog(self._room)
         self.health = MemoryHealth()
         self._last_fence = 0
         self._given_up = OrderedDict[bytes, float]()
@@ -88,7 +88,7 @@ class MemoryStore:
                 return Claimed(_grant_of(record, now))
             if record.deadline > now:
                 return InFlight(retry_after=record.deadline - now)
-            if record.on_lapse is OnLapse.TAKEOVER:
+            if record.on_lapse is OnExpiry.TAKEOVER:
                 self._refuse_given_up(token)
                 return self._grant(request, token, now, seconds, before=record, counted=record.counted)
             return Unknown(self._quarantine(request.key, record, LAPSED))
@@ -105,9 +105,9 @@ class MemoryStore:
         with self._room.lock:
             record = self._unsettled(key, token, self._room.now())
             if record.state is State.PROCESSING:
-                self._put(key, replace(record, on_lapse=OnLapse.QUARANTINE))
+                self._put(key, replace(record, on_lapse=OnExpiry.QUARANTINE))
 
-    def complete(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> None:
+    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
         microseconds(keep)
         with self._room.lock:
             now = self._room.now()
@@ -135,13 +135,13 @@ class MemoryStore:
             record = self._room.live(key, now)
             return None if record is None else self._told(key, record, now)
 
-    def condemn(self, key: StorageKey, payload: Payload) -> None:
+    def condemn(self, key: StorageKey, payload: StoredPayload) -> None:
         with self._room.lock:
             record = self._room.live(key, self._room.now())
             if record is not None and record.state is State.COMPLETED and record.payload == payload:
                 self._quarantine(key, record, CORRUPT)
 
-    def _complete(self, key: StorageKey, record: Record, payload: Payload, keep: float, now: float) -> None:
+    def _complete(self, key: StorageKey, record: Record, payload: StoredPayload, keep: float, now: float) -> None:
         self.data_keys.check(key.tid, record, payload)
         seconds = _seconds(keep)
         # By a clock that was set back meanwhile it would end before it began.

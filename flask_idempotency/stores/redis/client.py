@@ -16,9 +16,16 @@ from redis.utils import HIREDIS_AVAILABLE
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import without_password
-from flask_idempotency.stores.redis.cluster import Cluster, RoutedLine
-from flask_idempotency.stores.redis.connection import RETRIES, BorrowedClusterLine, BorrowedLine, Line, OwnLine, words
-from flask_idempotency.stores.redis.urls import Address, Several, is_of_several, several
+from flask_idempotency.stores.redis.cluster import Cluster, ClusterConnection
+from flask_idempotency.stores.redis.connection import (
+    RETRIES,
+    ClientClusterConnection,
+    ClientConnection,
+    PooledConnection,
+    RedisConnection,
+    words,
+)
+from flask_idempotency.stores.redis.urls import Address, MultiHostUrl, is_of_several, several
 
 # A client that goes wherever Sentinels say that the primary is.
 
@@ -93,17 +100,17 @@ def make_cache_client(url: str) -> Any:
     return _from_url(url, setting="IDEMPOTENCY_REDIS_URL", times=times)
 
 
-def line_of(client: Any, *, owned: bool, retries: int = RETRIES) -> Line:
+def line_of(client: Any, *, owned: bool, retries: int = RETRIES) -> RedisConnection:
     """How to send commands to what this client knows. `retries` are for one that was made here."""
     if isinstance(client, Cluster):
-        return RoutedLine(client, retries=retries)
+        return ClusterConnection(client, retries=retries)
     if owned:
-        return OwnLine(client, retries=retries)
+        return PooledConnection(client, retries=retries)
     if not hasattr(client, "get_primaries"):
-        return BorrowedLine(client)
+        return ClientConnection(client)
     names = _library_of(client)
     elsewhere = names.AskError, names.TryAgainError, names.ClusterDownError, names.ConnectionError, names.TimeoutError
-    return BorrowedClusterLine(client, failure=names.ClusterError, elsewhere=elsewhere)
+    return ClientClusterConnection(client, failure=names.ClusterError, elsewhere=elsewhere)
 
 
 def _from_url(url: str, *, setting: str, times: dict[str, float]) -> Client:
@@ -128,7 +135,7 @@ def _from_url(url: str, *, setting: str, times: dict[str, float]) -> Client:
     return client
 
 
-def _of_several(named: Several, options: dict[str, Any]) -> Client:
+def _of_several(named: MultiHostUrl, options: dict[str, Any]) -> Client:
     options = options | parse_url(named.single)  # type: ignore[no-untyped-call]
     database = int(options.pop("db", 0))
     for name in ("host", "port", "connection_class"):

@@ -18,7 +18,7 @@ from flask_idempotency.stores.redis.connection import (
     RETRIES,
     UNREACHABLE,
     Command,
-    Patience,
+    RetryBudget,
     Tries,
     demoted,
     exchange,
@@ -253,7 +253,7 @@ _AWAY: Final = (redis.exceptions.AskError, redis.exceptions.TryAgainError, redis
 """MOVED is an ASK to redis-py. To nobody else: see `Cluster.moved`."""
 
 
-class RoutedLine:
+class ClusterConnection:
     """One round trip to one node for a command, or for all that one node keeps.
 
     Follows MOVED and ASK. A node that does not answer, or answers that it cannot, is asked again after a look at the
@@ -273,7 +273,7 @@ class RoutedLine:
     def in_a_row(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
         key = key_of(commands[0])
         self._cluster.refuse_silent(key)
-        patience = Patience(self._retries, tries)
+        patience = RetryBudget(self._retries, tries)
         redirections = 0
         asked: Node | None = None
         while True:
@@ -301,7 +301,7 @@ class RoutedLine:
     def together(self, commands: Sequence[Command]) -> list[Any]:
         told: dict[int, Any] = {}
         left = list(range(len(commands)))
-        patience = Patience(self._retries)
+        patience = RetryBudget(self._retries)
         while left:
             looks, lost = self._cluster.looks, list[tuple[Exception, Node | None]]()
             for node, some in self._by_node(commands, left, lost).items():
@@ -330,7 +330,7 @@ class RoutedLine:
             return {}
         return by_node
 
-    def _failed(self, patience: Patience, error: Exception, node: Node | None, looks: int) -> None:
+    def _failed(self, patience: RetryBudget, error: Exception, node: Node | None, looks: int) -> None:
         """Makes ready for another try, or raises."""
         try:
             patience.failed(error)

@@ -27,7 +27,7 @@ _BACKOFF: Final = ExponentialWithJitterBackoff(base=0.02, cap=0.2)
 UNREACHABLE: Final = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
 
-class Line(Protocol):
+class RedisConnection(Protocol):
     """Sends one command and returns what came back, in bytes. Repeats it when the answer was lost."""
 
     def __call__(self, *command: bytes | str, tries: Tries | None = None) -> Any: ...
@@ -61,7 +61,7 @@ class Tries:
         """Whether something of it was sent more than once: the first one may arrive yet."""
 
 
-class Patience:
+class RetryBudget:
     """How often one call may be tried. Our connections never repeat anything by themselves: that would multiply this."""
 
     def __init__(self, retries: int, tries: Tries | None = None) -> None:
@@ -86,7 +86,7 @@ class Patience:
         time.sleep(_BACKOFF.compute(self._tried))
 
 
-class OwnLine:
+class PooledConnection:
     """Commands packed and sent over a connection from the client's pool: `execute_command` without its instrumentation.
 
     The pool looks after forks, threads and reconnecting, and after a fail-over when it follows Sentinels.
@@ -106,7 +106,7 @@ class OwnLine:
         return self.in_a_row(commands) if commands else []
 
     def in_a_row(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
-        patience = Patience(self._retries, tries)
+        patience = RetryBudget(self._retries, tries)
         while True:
             try:
                 answers = exchange(self._pool, commands)
@@ -157,7 +157,7 @@ def demoted(answer: Any) -> bool:
     return "-READONLY " in told or "-MASTERDOWN " in told
 
 
-class BorrowedLine:
+class ClientConnection:
     """Commands through the application's own client, so that its retries, routing and instrumentation apply. It does not
     tell what it repeats."""
 
@@ -175,7 +175,7 @@ class BorrowedLine:
         return _piped(self._client, commands)
 
 
-class BorrowedClusterLine:
+class ClientClusterConnection:
     """The same through a Cluster's client. One that meets what it has not looked out for, such as a node that it does not
     know yet, raises errors of Python's: here they are `failure`, and the next call finds its way."""
 

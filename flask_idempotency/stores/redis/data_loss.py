@@ -17,14 +17,14 @@ from threading import Lock
 from time import monotonic
 from typing import Any, Final, Literal, TypeAlias
 
-from flask_idempotency.engine.capabilities import RISK, DataLossStatus, Loss
-from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, MemoryLost, StoreUnavailable
+from flask_idempotency.engine.capabilities import RISK, DataLoss, DataLossStatus
+from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, StoreDataLoss, StoreUnavailable
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.model import ClaimRequest, Grant
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.encoding import about_bytes
-from flask_idempotency.stores.redis.executor import Call, Server, corrupt, whole_number
+from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, corrupt, whole_number
 from flask_idempotency.stores.redis.scripts import Script
 
 # Whether a Redis lost anything when it was restarted.
@@ -53,7 +53,7 @@ _CLOCK_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class RestartProof:
     """What a Redis tells of its process."""
 
     process: str = ""
@@ -72,14 +72,14 @@ class Proof:
         return self.process.encode() if self.tells else b"?"
 
 
-def restart_proof(server: Server) -> Proof:
+def restart_proof(server: ScriptExecutor) -> RestartProof:
     """Ask a single Redis how it writes to its disk. Raises `StoreUnavailable` if it cannot be asked.
 
     A node of a Cluster is not asked: its partitions may be moved to another one.
     """
     nodes = server.primaries()
     if len(nodes) != 1 or nodes[0][1] is not None:
-        return Proof()
+        return RestartProof()
     client = server.client
     try:
         before = server.directly(client.info, "server")
@@ -87,13 +87,13 @@ def restart_proof(server: Server) -> Proof:
         told = server.directly(client.info)
     except server.errors.unavailable as error:
         if server.errors.will_not_tell(error):
-            return Proof(tells=False)
+            return RestartProof(tells=False)
         raise StoreUnavailable(f"Redis cannot decide ({type(error).__name__})") from error
     process = str(told.get("run_id") or "")
     # One process answered all three: an id never comes back.
     if not process or before.get("run_id") != process or not (_flushes(config, told) and _is_alone(told)):
-        return Proof(later=_is_set_up(config))
-    return Proof(
+        return RestartProof(later=_is_set_up(config))
+    return RestartProof(
         process, since_start=told.get("aof_last_rewrite_time_sec") == -1, uptime=float(told["uptime_in_seconds"])
     )
 
@@ -116,7 +116,7 @@ def _is_alone(told: Mapping[str, Any]) -> bool:
     return told.get("role") == "master" and copies == (0, 0) and not str(told.get("master_replid2")).strip("0")
 
 
-class Granted:
+class LastGrant:
     """The last fence that this process was granted in each partition, and how often memory had been lost before."""
 
     def __init__(self) -> None:
@@ -135,14 +135,14 @@ class Granted:
         return granted is not None and (era < granted[0] or (era == granted[0] and fence < granted[1]))
 
 
-_granted: dict[str, Granted] = {}
+_granted: dict[str, LastGrant] = {}
 _lock = Lock()
 
 
-def granted_in(server: str) -> Granted:
+def granted_in(server: str) -> LastGrant:
     """What this process was granted there, by all of its stores: an application that is made again has not forgotten."""
     with _lock:
-        return _granted.setdefault(server, Granted())
+        return _granted.setdefault(server, LastGrant())
 
 
 def place(client: Any) -> str:
@@ -167,15 +167,15 @@ ACKNOWLEDGED: Final = "acknowledged"
 _log = logging.getLogger("flask_idempotency")
 
 _TEXTS: Final = {
-    Loss.MISSING: "this Redis was emptied, or never made ready. If it is new, run `flask idempotency redis init`. If it held "
-    f"keys, {RISK}",
-    Loss.FOREIGN: "this Redis is another store than IDEMPOTENCY_STORE_ID names, or is laid out for another one",
-    Loss.CHANGED: f"this Redis was restarted, failed over or restored, and may have forgotten this key; {RISK}",
+    DataLoss.MISSING: "this Redis was emptied, or never made ready. If it is new, run `flask idempotency redis init`. If it "
+    f"held keys, {RISK}",
+    DataLoss.FOREIGN: "this Redis is another store than IDEMPOTENCY_STORE_ID names, or is laid out for another one",
+    DataLoss.CHANGED: f"this Redis was restarted, failed over or restored, and may have forgotten this key; {RISK}",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryRules:
+class RedisDataLossPolicy:
     """What becomes of keys that a Redis does not know, after it has lost its memory."""
 
     store_id: str | None = None
@@ -210,10 +210,10 @@ class _Part:
     """The process that kept it before a restart that nobody has judged. Else empty."""
 
 
-class RedisMemory:
+class RedisDataLoss:
     """Implements `memory.Memory`, and says for the store what a claim has to bring."""
 
-    def __init__(self, server: Server, rules: MemoryRules) -> None:
+    def __init__(self, server: ScriptExecutor, rules: RedisDataLossPolicy) -> None:
         self._server = server
         self.rules = rules
         after = str(round(rules.hold * 1000)) if rules.after_loss == "hold" else rules.after_loss
@@ -250,14 +250,14 @@ class RedisMemory:
         with suppress(IdempotencyError):
             self._parts()
 
-    def lost(self, loss: bytes, *, noticed: bool) -> MemoryLost:
+    def lost(self, loss: bytes, *, noticed: bool) -> StoreDataLoss:
         """Why a key was refused that is not known. The first to notice has all the other partitions looked at."""
         if noticed:
             # Each would count from its own first claim else, which may come days later. One that does not answer will.
             with suppress(IdempotencyError):
                 self._parts()
-        kind = Loss(loss.decode())
-        return MemoryLost(_TEXTS[kind], loss=kind.value, noticed=noticed)
+        kind = DataLoss(loss.decode())
+        return StoreDataLoss(_TEXTS[kind], loss=kind.value, noticed=noticed)
 
     def warn(self) -> None:
         """Log what keeps new keys from running, if anything does, in one line. Never fails: nobody is to be kept from
@@ -300,7 +300,7 @@ class RedisMemory:
         ids = {part.store_id for part in parts if part.store_id}
         lost = [part.lost for part in parts if part.lost is not None and self._kind(part) != FINE]
         now, since = max(part.now for part in parts), max(lost, default=None)
-        suffering = any(kinds[loss.value] for loss in Loss)
+        suffering = any(kinds[loss.value] for loss in DataLoss)
         return DataLossStatus(
             store_id=ids.pop() if len(ids) == 1 else None,
             parts=dict(kinds),
@@ -366,7 +366,7 @@ class RedisMemory:
         return [[text] * layout.PARTITIONS for text in arguments]
 
     def _refuse_others(self, parts: Sequence[_Part]) -> None:
-        if any(self._kind(part) == Loss.FOREIGN.value for part in parts):
+        if any(self._kind(part) == DataLoss.FOREIGN.value for part in parts):
             told = sorted({printable(part.layout) for part in parts if part.layout} - {self.rules.layout})
             raise ConfigurationError(
                 "This Redis was made ready for other settings: "
@@ -381,14 +381,14 @@ class RedisMemory:
 
     def _kind(self, part: _Part) -> str:
         if not part.store_id:
-            return Loss.MISSING.value
+            return DataLoss.MISSING.value
         if part.layout != self.rules.layout or self.rules.store_id not in (None, part.store_id):
-            return Loss.FOREIGN.value
+            return DataLoss.FOREIGN.value
         if part.lost is None:
             return FINE
         if part.open is not None and part.open >= part.lost:
             return ACKNOWLEDGED
-        return Loss.CHANGED.value
+        return DataLoss.CHANGED.value
 
     def _parts(self) -> list[_Part]:
         proof = restart_proof(self._server)
@@ -403,12 +403,12 @@ class RedisMemory:
         # Some process ran what it did not know, and named what it found empty as it had to.
         return [replace(part, store_id="") if part.store_id == UNNAMED else part for part in parts]
 
-    def _noticed(self, proof: Proof, verdict: str = "", before: str = "") -> list[_Part]:
+    def _noticed(self, proof: RestartProof, verdict: str = "", before: str = "") -> list[_Part]:
         return [
             _part(told) for told in self._everywhere(scripts.STORE_STATUS, *self._all(proof.process, verdict, before))
         ]
 
-    def _verdict(self, parts: Sequence[_Part], proof: Proof) -> tuple[str, str]:
+    def _verdict(self, parts: Sequence[_Part], proof: RestartProof) -> tuple[str, str]:
         """Whether a restart lost nothing, and which process was there before it. See lossless.py."""
         now, look = self._server.run(scripts.STORE_LOOK, (layout.memory_in(0),), b"?")
         milliseconds, _, told = look.partition(b" ")
@@ -427,7 +427,7 @@ class RedisMemory:
         )
         return ("whole" if whole else "lost"), before
 
-    def _note(self, proof: Proof) -> None:
+    def _note(self, proof: RestartProof) -> None:
         self._server.run(scripts.STORE_LOOK, (layout.memory_in(0),), proof.stamp)
         # Redis begins a rewrite of its file by itself: a look that falls into it is not the last one.
         again = proof.process or proof.later

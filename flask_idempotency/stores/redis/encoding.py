@@ -32,7 +32,16 @@ from typing import Final
 
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import TID_BYTES
-from flask_idempotency.engine.model import LARGEST_PAYLOAD, LATEST, About, OnLapse, Payload, Record, SealedBy, State
+from flask_idempotency.engine.model import (
+    LARGEST_PAYLOAD,
+    LATEST,
+    OnExpiry,
+    Record,
+    RequestInfo,
+    SealedBy,
+    State,
+    StoredPayload,
+)
 from flask_idempotency.engine.quota import bucket_width_ms
 from flask_idempotency.stores import microseconds
 
@@ -60,13 +69,13 @@ NUMBERS = {state: number for number, state in _STATES.items()}
 """Of states, as scripts are told of them."""
 
 
-def about_bytes(about: About) -> bytes:
+def about_bytes(about: RequestInfo) -> bytes:
     """As it stands in a record, its length before it. A text that is too long is cut, and ends in "…" then."""
     fields = b"".join(map(_text, _texts(about)))
     return len(fields).to_bytes(3, "big") + fields
 
 
-def payload_bytes(payload: Payload) -> bytes:
+def payload_bytes(payload: StoredPayload) -> bytes:
     """The part of a payload that scripts compare and do not read. Raises `ValueError` for one that does not fit."""
     if payload.sealed_by is None:
         return _length(payload.byte_size) + b"\0" + payload.data
@@ -132,7 +141,7 @@ def _encode(record: Record, tid: bytes) -> bytes:
             raise ValueError("a life that ends before it began does not fit")
     if max(requested + duration, deadline) > _LATEST_MS:
         raise ValueError("a time behind the year 9999 does not fit")
-    takeover = record.on_lapse is OnLapse.TAKEOVER
+    takeover = record.on_lapse is OnExpiry.TAKEOVER
     first = _FORMAT << 5 | NUMBERS[record.state] << 3 | takeover << 2 | success << 1 | record.counted
     about = about_bytes(record.about)
     header = _HEADER.pack(
@@ -183,7 +192,7 @@ def _decode(data: bytes, now: float) -> Record:
         int.from_bytes(fence, "big"),
         attempt,
         fingerprint,
-        OnLapse.TAKEOVER if first & 4 else OnLapse.QUARANTINE,
+        OnExpiry.TAKEOVER if first & 4 else OnExpiry.QUARANTINE,
         _about(data, tail),
         requested_ms / 1000,
         deadline,
@@ -195,19 +204,19 @@ def _decode(data: bytes, now: float) -> Record:
     )
 
 
-def _payload(data: bytes, at: int, status: int, success: bool) -> Payload:
+def _payload(data: bytes, at: int, status: int, success: bool) -> StoredPayload:
     byte_size, start = _read_length(data, at)
     if not data[start]:
-        return Payload(data[start + 1 :], status, success, byte_size)
+        return StoredPayload(data[start + 1 :], status, success, byte_size)
     number, start = _read_length(data, start)
     size, start = _read_length(data, start)
     end = start + size
     if size > KID_BYTES or end > len(data):
         raise CorruptRecord("the record in Redis is cut short, or the id of its key is too long")
-    return Payload(data[end:], status, success, byte_size, SealedBy(data[start:end].decode(), number - 1))
+    return StoredPayload(data[end:], status, success, byte_size, SealedBy(data[start:end].decode(), number - 1))
 
 
-def _about(data: bytes, end: int) -> About:
+def _about(data: bytes, end: int) -> RequestInfo:
     at = _HEADER.size
     texts = []
     for _ in range(4):
@@ -218,10 +227,10 @@ def _about(data: bytes, end: int) -> About:
         texts.append(data[start:at].decode("utf-8", "surrogatepass"))
     if at != end:
         raise CorruptRecord("the record in Redis is not put together as this release does it")
-    return About(*texts)
+    return RequestInfo(*texts)
 
 
-def _texts(about: About) -> tuple[str, str, str, str]:
+def _texts(about: RequestInfo) -> tuple[str, str, str, str]:
     return about.tenant, about.principal, about.method, about.operation
 
 
@@ -277,7 +286,7 @@ def _read_length(data: bytes, at: int) -> tuple[int, int]:
 _width_ms = lru_cache(maxsize=64)(bucket_width_ms)
 
 
-def completion(payload: Payload, *, keep: float) -> tuple[int, int, int, bytes, int, int]:
+def completion(payload: StoredPayload, *, keep: float) -> tuple[int, int, int, bytes, int, int]:
     """Arguments 4 to 9 of `complete.lua` and `resolve.lua`."""
     number = 0 if payload.sealed_by is None else payload.sealed_by.number
     facts = int(payload.success), payload.status, payload_bytes(payload), number

@@ -10,7 +10,7 @@ from flask_idempotency.engine.store import Clock
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.client import Errors, line_of
 from flask_idempotency.stores.redis.cluster import primaries
-from flask_idempotency.stores.redis.connection import RETRIES, UNREACHABLE, Argument, Command, Patience, Tries, words
+from flask_idempotency.stores.redis.connection import RETRIES, UNREACHABLE, Argument, Command, RetryBudget, Tries, words
 from flask_idempotency.stores.redis.scripts import Script
 
 # What replicas must have before a promise counts: WAIT, in the same round trip.
@@ -76,7 +76,7 @@ class Call(NamedTuple):
     arguments: Sequence[Argument] = ()
 
 
-class Server:
+class ScriptExecutor:
     """Runs scripts in Redis' own time, or a test's. Every method raises `StoreUnavailable` when Redis cannot decide.
 
     What is of another type than ours raises `CorruptRecord`.
@@ -153,7 +153,7 @@ class Server:
     def directly(self, ask: Callable[..., Any], *arguments: Any, node: Any = None, **options: Any) -> Any:
         """What this method of the client tells, of this node of a Cluster. Raises what the client's library raises."""
         where = {} if node is None else {"target_nodes": node}
-        patience = Patience(RETRIES if self._owned else 0)
+        patience = RetryBudget(RETRIES if self._owned else 0)
         while True:
             try:
                 return ask(*arguments, **where, **options)

@@ -26,7 +26,7 @@ _PAUSES: Final = 0.1, 5.0
 _log = logging.getLogger("flask_idempotency")
 
 
-class RedisBell:
+class RedisNotifier:
     """Implements `waiting.Bell`: one subscription for all who wait in this process, made when the first of them comes.
 
     It takes one connection of the client's. Redis keeps no message for who is not there: when the subscription is made,

@@ -9,7 +9,7 @@ from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, window_of
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.admin.data_keys import BATCH, Scan
-from flask_idempotency.stores.redis.executor import Server, corrupt, whole_number
+from flask_idempotency.stores.redis.executor import ScriptExecutor, corrupt, whole_number
 
 _TOTALS, _WINDOW, _LIMITS, _BUCKET = (layout.FIELDS[name].encode() for name in ("TOTALS", "WINDOW", "LIMITS", "BUCKET"))
 
@@ -22,7 +22,7 @@ _LONGEST_WINDOW = 1e10
 class RedisLedger:
     """Implements `upkeep.Ledger`."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ScriptExecutor) -> None:
         self._server = server
         self._scan = Scan(server)
 

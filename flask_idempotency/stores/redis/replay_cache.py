@@ -21,7 +21,7 @@ from flask_idempotency.stores.redis.admin.data_keys import Scan
 from flask_idempotency.stores.redis.client import Errors, line_of, make_cache_client
 from flask_idempotency.stores.redis.connection import words
 from flask_idempotency.stores.redis.encoding import decode, encode
-from flask_idempotency.stores.redis.executor import Server
+from flask_idempotency.stores.redis.executor import ScriptExecutor
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.tiered import Missed
 
@@ -36,7 +36,7 @@ LAST_PAUSE_SECONDS = 30.0
 _log = logging.getLogger("flask_idempotency")
 
 
-class Breaker:
+class CircuitBreaker:
     """Lets calls pass until one fails; from then on one at a time, after pauses that double, until one succeeds.
 
     Nobody ever waits here. A call that never reports back holds up nobody either: the next may try after the pause.
@@ -112,7 +112,7 @@ _ENDLESS = (1 << 52).to_bytes(7, "big")
 """Microseconds, by every clock in the future, and exact in Lua."""
 
 
-class RedisReplays:
+class RedisReplayCache:
     """A `ReplayCache` in Redis or Valkey, with any eviction policy, persistence or none.
 
     `server` is a URL or a ready-made client of redis-py or valkey-py. One made from a URL waits for tens of
@@ -128,9 +128,9 @@ class RedisReplays:
         self._errors = Errors(self._client)
         self._failures: tuple[type[Exception], ...] = (*self._errors.unavailable, StoreUnavailable)
         self._line = line_of(self._client, owned=self._owned, retries=0)
-        self._breaker = Breaker("The Redis that caches answers", monotonic=monotonic)
+        self._breaker = CircuitBreaker("The Redis that caches answers", monotonic=monotonic)
         self._refusing = False
-        self._scan = Scan(Server(self._client, owned=self._owned, clock=clock))
+        self._scan = Scan(ScriptExecutor(self._client, owned=self._owned, clock=clock))
 
     def close(self) -> None:
         """Close the connections of a client that was made from a URL. Another's client is left alone."""

@@ -15,24 +15,29 @@ from flask_idempotency.engine.model import (
     Grant,
     InFlight,
     Mismatched,
-    OnLapse,
+    OnExpiry,
     OverQuota,
-    Payload,
     Record,
     Replayed,
     State,
+    StoredPayload,
     Unknown,
 )
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome, store_time
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.admin.data_keys import RedisAnswers, RedisShelf, refused_for_want_of_a_key, told
+from flask_idempotency.stores.redis.admin.data_keys import (
+    RedisDataKeys,
+    RedisResponses,
+    refused_for_want_of_a_key,
+    told,
+)
 from flask_idempotency.stores.redis.admin.health import Eviction, RedisHealth
-from flask_idempotency.stores.redis.admin.janitor import RedisChores, RedisExpiry, RedisUnsettled
+from flask_idempotency.stores.redis.admin.janitor import RedisExpiry, RedisRecovery, RedisTaskLog
 from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.connection import Tries
-from flask_idempotency.stores.redis.data_loss import MemoryRules, RedisMemory
+from flask_idempotency.stores.redis.data_loss import RedisDataLoss, RedisDataLossPolicy
 from flask_idempotency.stores.redis.encoding import (
     FINGERPRINT_BYTES,
     TOKEN_BYTES,
@@ -43,8 +48,8 @@ from flask_idempotency.stores.redis.encoding import (
     reason_bytes,
     reason_of,
 )
-from flask_idempotency.stores.redis.executor import Server, corrupt
-from flask_idempotency.stores.redis.notifications import RedisBell
+from flask_idempotency.stores.redis.executor import ScriptExecutor, corrupt
+from flask_idempotency.stores.redis.notifications import RedisNotifier
 from flask_idempotency.stores.redis.quota import RedisLedger, limits_of
 from flask_idempotency.stores.redis.scripts import Script
 
@@ -71,23 +76,23 @@ class RedisStore:
     """
 
     def __init__(
-        self, server: Any, *, clock: Clock = store_time, rules: MemoryRules | None = None, replicas: int = 0
+        self, server: Any, *, clock: Clock = store_time, rules: RedisDataLossPolicy | None = None, replicas: int = 0
     ) -> None:
         self._owned = isinstance(server, str)
         self._client = make_client(server) if isinstance(server, str) else server
-        self._server = Server(self._client, owned=self._owned, clock=clock, replicas=replicas)
+        self._server = ScriptExecutor(self._client, owned=self._owned, clock=clock, replicas=replicas)
         self.replicas = replicas
         self._eviction = Eviction(self._server)
         self.ledger = RedisLedger(self._server)
-        self.data_keys = RedisShelf(self._server)
-        self.answers = RedisAnswers(self._server)
-        self.unsettled = RedisUnsettled(self._server, self.answers)
+        self.data_keys = RedisDataKeys(self._server)
+        self.answers = RedisResponses(self._server)
+        self.unsettled = RedisRecovery(self._server, self.answers)
         self.expiry = RedisExpiry()
-        self.chores = RedisChores(self._server)
-        self.memory = RedisMemory(self._server, rules or MemoryRules())
+        self.chores = RedisTaskLog(self._server)
+        self.memory = RedisDataLoss(self._server, rules or RedisDataLossPolicy())
         self.tenant_shards = self.memory.rules.shards
         self.health = RedisHealth(self._server)
-        self.bell = RedisBell(self._client.pubsub)
+        self.bell = RedisNotifier(self._client.pubsub)
 
     def check(self) -> None:
         """Raises `ConfigurationError` when this Redis may evict records.
@@ -122,7 +127,7 @@ class RedisStore:
             layout.name(keys),
             token,
             request.fingerprint,
-            (request.on_lapse is OnLapse.TAKEOVER) + 2 * request.awaited,
+            (request.on_lapse is OnExpiry.TAKEOVER) + 2 * request.awaited,
             request.key.tid + about_bytes(request.about),
             microseconds(lease),
             *self.memory.arguments(request),
@@ -167,7 +172,7 @@ class RedisStore:
     def mark(self, key: StorageKey, token: bytes) -> None:
         _settled(self._run(scripts.MARK_POINT_OF_NO_RETURN, key, token))
 
-    def complete(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> None:
+    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
         _settled(self._run(scripts.COMPLETE, key, token, *completion(payload, keep=keep)))
 
     def release(self, key: StorageKey, token: bytes) -> None:
@@ -188,7 +193,7 @@ class RedisStore:
         record = told(decode(data, now=now / 1_000_000), *erasure)
         return None if record.state is State.COMPLETED and record.remaining <= 0 else record
 
-    def condemn(self, key: StorageKey, payload: Payload) -> None:
+    def condemn(self, key: StorageKey, payload: StoredPayload) -> None:
         self._run(scripts.MARK_CORRUPT, key, b"", int(payload.success), payload.status, payload_bytes(payload))
 
     def _run(self, script: Script, key: StorageKey, *arguments: bytes | int) -> Any:

@@ -29,7 +29,7 @@ class Address(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
+class MultiHostUrl:
     """What such a URL names. Shown without what may hold a password."""
 
     kind: Kind
@@ -53,7 +53,7 @@ def is_of_several(url: str) -> bool:
     return url.partition(":")[0].lower() in ("redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
 
 
-def several(url: str) -> Several:
+def several(url: str) -> MultiHostUrl:
     """Raises `ValueError`, without a word of the URL, for one that cannot be read or leaves no doubt that it was mistyped."""
     form = _FORM.fullmatch(url)
     if form is None:
@@ -66,7 +66,7 @@ def several(url: str) -> Several:
         raise ValueError("a user where a path should be")
     names = tuple(unquote(part) for part in path.split("/") if part)
     addresses = tuple(_address(text, _PORTS[kind]) for text in hosts.split(","))
-    return Several(kind, scheme.lower() == "rediss", addresses, _path(kind, names), user, query)
+    return MultiHostUrl(kind, scheme.lower() == "rediss", addresses, _path(kind, names), user, query)
 
 
 def _path(kind: Kind, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from flask_idempotency.engine.model import (
     Grant,
     InFlight,
     Mismatched,
-    OnLapse,
+    OnExpiry,
     OverQuota,
     Replayed,
     Unknown,
@@ -45,7 +45,7 @@ RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ClaimQuery:
     """A claim as statements need it."""
 
     request: ClaimRequest
@@ -59,7 +59,7 @@ class Asked:
         """Whether no new key can be granted from afar: some limit is no higher than the margin below it."""
         return self.quota is not None and self.parameters["my_margin"] > 0 and is_narrow(self.quota)
 
-    def closely(self) -> Asked:
+    def closely(self) -> ClaimQuery:
         """The same, under the tenant's lock."""
         return replace(self, parameters={**self.parameters, "my_margin": 0})
 
@@ -77,14 +77,14 @@ class Move(Enum):
 
 def claim_query(
     request: ClaimRequest, token: bytes, *, lease: int, now: int | None, quota: Quota | None = None
-) -> Asked:
+) -> ClaimQuery:
     about = request.about
     parameters = {
         "my_record_id": request.key.rid,
         "my_tenant_id": request.key.tid,
         "my_token": token,
         "my_fingerprint": request.fingerprint,
-        "my_on_expiry": TAKEOVER if request.on_lapse is OnLapse.TAKEOVER else QUARANTINE,
+        "my_on_expiry": TAKEOVER if request.on_lapse is OnExpiry.TAKEOVER else QUARANTINE,
         "my_tenant": escape(about.tenant),
         "my_principal": escape(about.principal),
         "my_method": escape(about.method),
@@ -94,10 +94,10 @@ def claim_query(
         "now": now,
         **({} if quota is None else within(request.key, quota)),
     }
-    return Asked(request, token, lease, parameters, quota)
+    return ClaimQuery(request, token, lease, parameters, quota)
 
 
-def classify(row: Row, asked: Asked) -> StoreOutcome | Move:
+def classify(row: Row, asked: ClaimQuery) -> StoreOutcome | Move:
     """In the order that `Store.claim` promises, by the row and the time it was read at."""
     if row.absent:
         if row.token == asked.token and row.state == RELEASED:
@@ -119,7 +119,7 @@ def classify(row: Row, asked: Asked) -> StoreOutcome | Move:
 # Writing what a claim found to be due, if there still is no row, or the row still is what it found.
 
 
-class Moves:
+class ClaimWriter:
     """Compare-and-set on state, token and fence, with the condition once more by the server's clock."""
 
     def __init__(self, dialect: Dialect) -> None:
@@ -132,7 +132,7 @@ class Moves:
             self._insert_within = quota.insert_within(dialect)
             self._reclaim_within = quota.reclaim_within(dialect)
 
-    def insert(self, connection: Connection, asked: Asked, *, fence: int | None = None) -> StoreOutcome | None:
+    def insert(self, connection: Connection, asked: ClaimQuery, *, fence: int | None = None) -> StoreOutcome | None:
         """The first claim of a key that has no row. None: somebody else was faster, or it is not within the quota."""
         if self._within and asked.must_wait:
             return None
@@ -140,13 +140,13 @@ class Moves:
         granted = connection.execute(statement, {**asked.parameters, "my_fence": fence}).scalar_one_or_none()
         return None if granted is None else asked.granted(granted, attempt=1)
 
-    def apply(self, connection: Connection, row: Row, asked: Asked) -> StoreOutcome | None:
+    def apply(self, connection: Connection, row: Row, asked: ClaimQuery) -> StoreOutcome | None:
         """What this row means for who asks, written where that has to be. None as for `write`."""
         verdict = classify(row, asked)
         return self.write(connection, verdict, row, asked) if isinstance(verdict, Move) else verdict
 
     def write(
-        self, connection: Connection, move: Move, row: Row, asked: Asked, *, fence: int | None = None
+        self, connection: Connection, move: Move, row: Row, asked: ClaimQuery, *, fence: int | None = None
     ) -> StoreOutcome | None:
         """What came of it. None: somebody else was faster, or has the row locked, or a new key is not within the quota; nothing
         was written.
@@ -209,17 +209,17 @@ def _some_tries(connection: Connection, once: Once) -> StoreOutcome | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Crowded:
+class NearLimit:
     """There is room, but so little that only who has the tenant for itself can say for how many: `queue.wait_for_tenant`."""
 
     closely: Callable[[Connection], StoreOutcome]
     """Raises when somebody else has the tenant for a moment: that is no time to keep a connection."""
 
 
-class Gate:
+class QuotaGate:
     """PostgreSQL. Every way to take a key passes it, if it is a new one and there is a quota."""
 
-    def __init__(self, dialect: Dialect, writer: Moves) -> None:
+    def __init__(self, dialect: Dialect, writer: ClaimWriter) -> None:
         self._lock = quota.tenant_lock(dialect)
         self._read = statements.read(dialect)
         self._standing = quota.standing(dialect)
@@ -227,8 +227,8 @@ class Gate:
         self._writer = writer
 
     def claim(
-        self, connection: Connection, asked: Asked, from_afar: Callable[[], StoreOutcome | None]
-    ) -> StoreOutcome | Crowded:
+        self, connection: Connection, asked: ClaimQuery, from_afar: Callable[[], StoreOutcome | None]
+    ) -> StoreOutcome | NearLimit:
         """What came of it from afar; if that was nothing, whatever the reason, a refusal where there is no room at all."""
         try:
             outcome = from_afar()
@@ -242,11 +242,11 @@ class Gate:
         if outcome is not None:
             return outcome
         closely = asked.closely()
-        return Crowded(lambda again: self._in_transactions(again, closely, self._closely))
+        return NearLimit(lambda again: self._in_transactions(again, closely, self._closely))
 
     def claim_in_transactions(
-        self, connection: Connection, asked: Asked, once: Callable[[Connection, Asked], StoreOutcome | None]
-    ) -> StoreOutcome | Crowded:
+        self, connection: Connection, asked: ClaimQuery, once: Callable[[Connection, ClaimQuery], StoreOutcome | None]
+    ) -> StoreOutcome | NearLimit:
         """For strategies that work in short transactions: `once` in one of them, past the gate if there is a quota."""
 
         if asked.quota is not None:
@@ -254,7 +254,7 @@ class Gate:
         return self._in_transactions(connection, asked, once)
 
     def retry(
-        self, connection: Connection, asked: Asked, once: Callable[[Connection], StoreOutcome | None]
+        self, connection: Connection, asked: ClaimQuery, once: Callable[[Connection], StoreOutcome | None]
     ) -> StoreOutcome:
         """The first answer of `once`. A row that is being removed is waited for, briefly: then its key is a new one."""
         return retry_loop(
@@ -262,14 +262,14 @@ class Gate:
         )
 
     def _in_transactions(
-        self, connection: Connection, asked: Asked, once: Callable[[Connection, Asked], StoreOutcome | None]
+        self, connection: Connection, asked: ClaimQuery, once: Callable[[Connection, ClaimQuery], StoreOutcome | None]
     ) -> StoreOutcome:
         def in_one(alone: Connection) -> StoreOutcome | None:
             return in_transaction(alone, lambda inner: once(inner, asked))
 
         return self.retry(connection, asked, in_one)
 
-    def _refused(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
+    def _refused(self, connection: Connection, asked: ClaimQuery) -> StoreOutcome | None:
         """What is said without a lock: who floods a tenant that is full makes nobody wait. None: it is not full.
 
         What others have not committed yet is not seen, and would only make it fuller.
@@ -283,7 +283,7 @@ class Gate:
         row = None if found is None else row_of(found)
         return refused if row is None or row.absent else self._writer.apply(connection, row, asked)
 
-    def _closely(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
+    def _closely(self, connection: Connection, asked: ClaimQuery) -> StoreOutcome | None:
         connection.execute(self._lock, asked.parameters)
         # In statements of their own: what was committed while this one waited for the lock is seen by the next.
         outcome = self._writer.insert(connection, asked)
@@ -330,13 +330,13 @@ class Advisory:
     def __init__(self, dialect: Dialect) -> None:
         self._lock = statements.advisory_lock(dialect)
         self._read = statements.read(dialect)
-        self._writer = Moves(dialect)
-        self._gate = Gate(dialect, self._writer)
+        self._writer = ClaimWriter(dialect)
+        self._gate = QuotaGate(dialect, self._writer)
 
-    def claim(self, connection: Connection, asked: Asked) -> StoreOutcome | Crowded:
+    def claim(self, connection: Connection, asked: ClaimQuery) -> StoreOutcome | NearLimit:
         return self._gate.claim_in_transactions(connection, asked, self._once)
 
-    def _once(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
+    def _once(self, connection: Connection, asked: ClaimQuery) -> StoreOutcome | None:
         connection.execute(self._lock, {**asked.parameters, "my_number": number_of(asked.request.key.rid)})
         # In a statement of its own: the one that waited for the lock sees what was there before it waited.
         found = connection.execute(self._read, asked.parameters).one_or_none()
@@ -361,15 +361,15 @@ class Insert:
     def __init__(self, dialect: Dialect) -> None:
         self._claim_or_read = statements.claim_or_read(dialect)
         self._read = statements.read(dialect)
-        self._writer = Moves(dialect)
-        self._gate = Gate(dialect, self._writer)
+        self._writer = ClaimWriter(dialect)
+        self._gate = QuotaGate(dialect, self._writer)
 
-    def claim(self, connection: Connection, asked: Asked) -> StoreOutcome | Crowded:
+    def claim(self, connection: Connection, asked: ClaimQuery) -> StoreOutcome | NearLimit:
         if asked.quota is not None:
             return self._gate.claim(connection, asked, lambda: self._look_first(connection, asked))
         return self._gate.retry(connection, asked, lambda alone: self._once(alone, asked))
 
-    def _once(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
+    def _once(self, connection: Connection, asked: ClaimQuery) -> StoreOutcome | None:
         fence, *found = connection.execute(self._claim_or_read, asked.parameters).one()
         if fence is not None:
             return asked.granted(fence, attempt=1)
@@ -378,7 +378,7 @@ class Insert:
             return None
         return self._writer.apply(connection, row_of(found), asked)
 
-    def _look_first(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
+    def _look_first(self, connection: Connection, asked: ClaimQuery) -> StoreOutcome | None:
         """With a quota the statement that inserts is long, and a replay must not pay for having it planned."""
         found = connection.execute(self._read, asked.parameters).one_or_none()
         if found is None:
@@ -396,9 +396,9 @@ class InsertIntoFile:
         self._next_fence = statements.next_fence(dialect)
         self._standing = quota.standing(dialect)
         self._book = completion.book(dialect)
-        self._writer = Moves(dialect)
+        self._writer = ClaimWriter(dialect)
 
-    def claim(self, connection: Connection, asked: Asked) -> StoreOutcome:
+    def claim(self, connection: Connection, asked: ClaimQuery) -> StoreOutcome:
         row = self._look(connection, asked)
         verdict = None if row is None else classify(row, asked)
         if verdict is not None and not isinstance(verdict, Move):
@@ -406,11 +406,11 @@ class InsertIntoFile:
         with transaction(connection):
             return self._write(connection, asked)
 
-    def _look(self, connection: Connection, asked: Asked) -> Row | None:
+    def _look(self, connection: Connection, asked: ClaimQuery) -> Row | None:
         found = connection.execute(self._read, asked.parameters).one_or_none()
         return None if found is None else row_of(found)
 
-    def _write(self, connection: Connection, asked: Asked) -> StoreOutcome:
+    def _write(self, connection: Connection, asked: ClaimQuery) -> StoreOutcome:
         row = self._look(connection, asked)
         verdict = Move.RECLAIM if row is None else classify(row, asked)
         if not isinstance(verdict, Move):
@@ -423,7 +423,7 @@ class InsertIntoFile:
             return self._writer.insert(connection, asked, fence=risen) or InFlight(RETRY_SECONDS)
         return self._writer.write(connection, verdict, row, asked, fence=risen) or InFlight(RETRY_SECONDS)
 
-    def _admit(self, connection: Connection, asked: Asked) -> OverQuota | None:
+    def _admit(self, connection: Connection, asked: ClaimQuery) -> OverQuota | None:
         """Why this new key must not be granted; else it is counted. Nobody else writes meanwhile, so this is exact."""
         standing = checked(connection.execute(self._standing, asked.parameters).one())
         refused = refusal(standing)
@@ -435,7 +435,7 @@ class InsertIntoFile:
             connection.execute(self._book, {**asked.parameters, **counted})
         return refused
 
-    def _fence(self, connection: Connection, asked: Asked) -> int:
+    def _fence(self, connection: Connection, asked: ClaimQuery) -> int:
         fence: int = connection.execute(self._next_fence, asked.parameters).scalar_one()
         return fence
 
@@ -446,7 +446,7 @@ PAUSE_SECONDS: Final = (0.01, 0.04)
 """Between two looks. Of different lengths, so that processes which met once do not meet each time."""
 
 
-def wait_for_tenant(database: Database, tid: bytes, crowded: Crowded) -> StoreOutcome | None:
+def wait_for_tenant(database: Database, tid: bytes, crowded: NearLimit) -> StoreOutcome | None:
     """What comes of a claim that must have the tenant for itself. None: nobody could tell while it was good to wait.
 
     Of one tenant's claims one at a time has a connection for it, and gives that back again and again.
@@ -462,7 +462,7 @@ def wait_for_tenant(database: Database, tid: bytes, crowded: Crowded) -> StoreOu
     return None
 
 
-def _briefly(connection: Connection, crowded: Crowded) -> StoreOutcome | None:
+def _briefly(connection: Connection, crowded: NearLimit) -> StoreOutcome | None:
     try:
         return crowded.closely(connection)
     except DBAPIError as error:
@@ -485,20 +485,20 @@ class RowLock:
     def __init__(self, dialect: Dialect) -> None:
         self._read_locked = statements.read_locked(dialect)
         self._read = statements.read(dialect)
-        self._writer = Moves(dialect)
-        self._gate = Gate(dialect, self._writer)
+        self._writer = ClaimWriter(dialect)
+        self._gate = QuotaGate(dialect, self._writer)
 
-    def claim(self, connection: Connection, asked: Asked) -> StoreOutcome | Crowded:
+    def claim(self, connection: Connection, asked: ClaimQuery) -> StoreOutcome | NearLimit:
         return self._gate.claim_in_transactions(connection, asked, self._once)
 
-    def _once(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
+    def _once(self, connection: Connection, asked: ClaimQuery) -> StoreOutcome | None:
         found = connection.execute(self._read, asked.parameters).one_or_none()
         if found is None:
             return self._writer.insert(connection, asked)
         verdict = classify(row_of(found), asked)
         return self._locked(connection, asked) if isinstance(verdict, Move) else verdict
 
-    def _locked(self, connection: Connection, asked: Asked) -> StoreOutcome | None:
+    def _locked(self, connection: Connection, asked: ClaimQuery) -> StoreOutcome | None:
         """What is to be written is written under the row's lock. Who does not get it leaves that to whoever has it."""
         found = connection.execute(self._read_locked, asked.parameters).one_or_none()
         return None if found is None else self._writer.apply(connection, row_of(found), asked)
@@ -510,7 +510,7 @@ class RowLock:
 class Strategy(Protocol):
     """Takes a free key for one of all who ask, and tells the others what `classify` says."""
 
-    def claim(self, connection: Connection, asked: Asked) -> StoreOutcome | Crowded:
+    def claim(self, connection: Connection, asked: ClaimQuery) -> StoreOutcome | NearLimit:
         """Repeatable: the connection is fresh, and may be the second one."""
         ...
 

@@ -31,9 +31,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from flask_idempotency.engine.errors import DataKeyGone
+from flask_idempotency.engine.errors import DataKeyMissing
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import CORRUPT, Payload
+from flask_idempotency.engine.model import CORRUPT, StoredPayload
 from flask_idempotency.engine.quota import bucket_width_ms
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql.database import transaction
@@ -307,7 +307,7 @@ SHARDS: Final = 8
 (2,188 in a second, and 7,089 with eight: correctness.md, section 4)."""
 
 
-class Completing:
+class CompletionWriter:
     """Takes the form of the statement that this record needs, and the plain one until it turns out to need another."""
 
     def __init__(self, dialect: Dialect) -> None:
@@ -339,19 +339,19 @@ class Completing:
         return self._alone(connection, self._settle, parameters)
 
     def look_again(self, connection: Connection, parameters: dict[str, Any], standing: Any) -> None:
-        """Nothing was changed although the record is its owner's. Raises `DataKeyGone` when that is why."""
+        """Nothing was changed although the record is its owner's. Raises `DataKeyMissing` when that is why."""
         self.counts = self.counts or bool(standing.in_quota)
         self.refuse_without_key(connection, parameters)
 
     def refuse_without_key(self, connection: Connection, parameters: dict[str, Any]) -> None:
-        """Raises `DataKeyGone` when that is why nothing was changed, or would be."""
+        """Raises `DataKeyMissing` when that is why nothing was changed, or would be."""
         if not is_sealed(parameters):
             return
         found = connection.execute(self._sealing, parameters).one_or_none()
         if found is not None and found.erased:
-            raise DataKeyGone("the tenant's answers were erased since the key was first used", erased=True)
+            raise DataKeyMissing("the tenant's answers were erased since the key was first used", erased=True)
         if found is not None and not found.kept:
-            raise DataKeyGone("there is no open data key of this number", erased=False)
+            raise DataKeyMissing("there is no open data key of this number", erased=False)
 
     def _alone(self, connection: Connection, form: Callable[[bool, bool], Any], parameters: dict[str, Any]) -> bool:
         counted = self.counts
@@ -379,7 +379,7 @@ class Completing:
         return self._settling[form]
 
 
-def answer_of(key: StorageKey, payload: Payload, keep: float) -> dict[str, Any]:
+def answer_of(key: StorageKey, payload: StoredPayload, keep: float) -> dict[str, Any]:
     """The parameters of `completions.complete`, but for `my_record_id`, `my_token` and `now`."""
     return {
         **facts_of(payload, "my"),
@@ -389,7 +389,7 @@ def answer_of(key: StorageKey, payload: Payload, keep: float) -> dict[str, Any]:
     }
 
 
-def facts_of(payload: Payload, whose: str) -> dict[str, Any]:
+def facts_of(payload: StoredPayload, whose: str) -> dict[str, Any]:
     """A payload as columns: `my_…` of what is brought, `seen_…` of what is compared."""
     by = payload.sealed_by
     return {

@@ -369,7 +369,7 @@ event.listen(Pool, "connect", _remember)
 # In this process, one thread at a time for each tenant: the others wait here, and hold no connection.
 
 
-class Turnstile:
+class TenantLock:
     """Remembers only tenants that somebody is waiting for."""
 
     def __init__(self) -> None:
@@ -378,13 +378,13 @@ class Turnstile:
     def after_fork(self) -> None:
         """In a child: whoever was in here is not here to leave."""
         self._lock = threading.Lock()
-        self._crowds: dict[bytes, _Crowd] = {}
+        self._crowds: dict[bytes, _Queue] = {}
 
     @contextmanager
     def turn(self, tid: bytes, *, timeout: float) -> Iterator[bool]:
         """Nobody else has this tenant's until it is left. False: it was not free for so many seconds."""
         with self._lock:
-            crowd = self._crowds.setdefault(tid, _Crowd())
+            crowd = self._crowds.setdefault(tid, _Queue())
             crowd.size += 1
         try:
             mine = crowd.turn.acquire(timeout=timeout)
@@ -403,7 +403,7 @@ class Turnstile:
         return len(self._crowds)
 
 
-class _Crowd:
+class _Queue:
     def __init__(self) -> None:
         self.turn = threading.Lock()
         self.size = 0
@@ -431,7 +431,7 @@ class Database:
         self._lock = threading.Lock()
         self._engines: Engines | None = None
         self._opens_in_child = False
-        self.tenant_lock = Turnstile()
+        self.tenant_lock = TenantLock()
         """For who would keep a connection only to wait for others of the same tenant."""
         if not callable(bind):
             self._open()

@@ -11,12 +11,12 @@ from flask_idempotency.engine.model import (
     CORRUPT,
     LARGEST_PAYLOAD,
     LATEST,
-    About,
-    OnLapse,
-    Payload,
+    OnExpiry,
     Record,
+    RequestInfo,
     SealedBy,
     State,
+    StoredPayload,
 )
 from flask_idempotency.stores.sql.schema import (
     COMPLETED,
@@ -46,7 +46,7 @@ _STATES: Final = {
     FAILED: State.COMPLETED,
     QUARANTINED: State.QUARANTINED,
 }
-_RULES: Final = {TAKEOVER: OnLapse.TAKEOVER, QUARANTINE_ON_LAPSE: OnLapse.QUARANTINE}
+_RULES: Final = {TAKEOVER: OnExpiry.TAKEOVER, QUARANTINE_ON_LAPSE: OnExpiry.QUARANTINE}
 
 # PostgreSQL has no text with NUL, and no encoding has lone surrogates.
 _REFUSED = re.compile("[\0\ud800-\udfff␛]")
@@ -112,7 +112,7 @@ class Row(NamedTuple):
             attempt=self.attempt,
             fingerprint=self.fingerprint,
             on_lapse=_RULES[self.on_expiry],
-            about=About(*map(unescape, (self.tenant, self.principal, self.method, self.endpoint))),
+            about=RequestInfo(*map(unescape, (self.tenant, self.principal, self.method, self.endpoint))),
             requested_at=self.requested_at / 1_000_000,
             deadline=self._deadline / 1_000_000,
             remaining=self.left / 1_000_000,
@@ -123,7 +123,7 @@ class Row(NamedTuple):
             erased=bool(self.erased) and payload is not None,
         )
 
-    def _payload(self) -> Payload | None:
+    def _payload(self) -> StoredPayload | None:
         if self.response is None or self.status is None or self.response_size is None:
             return None
         sealed_by = (
@@ -132,7 +132,7 @@ class Row(NamedTuple):
             else SealedBy(self.wrapping_key_id, self.data_key_number)
         )
         success = self.state == COMPLETED if self.succeeded is None else bool(self.succeeded)
-        return Payload(self.response, self.status, success, self.response_size, sealed_by)
+        return StoredPayload(self.response, self.status, success, self.response_size, sealed_by)
 
 
 def row_of(columns: Sequence[Any]) -> Row:

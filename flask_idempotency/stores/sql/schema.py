@@ -359,7 +359,7 @@ _NAMELESS: Final = text("SELECT NOT EXISTS (SELECT 1 FROM idempotency_meta WHERE
 
 
 @dataclass(frozen=True, slots=True)
-class Lacks:
+class SchemaGaps:
     """What is missing, by name. False when nothing is."""
 
     tables: tuple[str, ...] = ()
@@ -382,12 +382,12 @@ class Lacks:
         return bool(self.tables or self.columns or self.indexes or self.sequences)
 
 
-def lacks(connection: Connection) -> Lacks:
+def lacks(connection: Connection) -> SchemaGaps:
     """Reads the catalogue only; what has another type or another predicate is not noticed."""
     catalogue = inspect(connection)
     tables = tuple(name for name in metadata.tables if not catalogue.has_table(name))
     sequences = _sequences(catalogue)
-    return Lacks(
+    return SchemaGaps(
         tables=tables,
         columns=tuple(_columns(catalogue, tables)),
         indexes=tuple(_indexes(catalogue, tables)),

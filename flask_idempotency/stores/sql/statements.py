@@ -71,7 +71,7 @@ _r = records.c
 
 
 def columns(*, without: str = "") -> list[ColumnElement[Any]]:
-    """Those of a `Row`, but for `now`: the stored ones, and whether its answer was erased with its tenant's data keys."""
+    """Those of a `PolicyRow`, but for `now`: the stored ones, and whether its answer was erased with its tenant's data keys."""
     t = tenants.c
     by_key = case(
         (_r.data_key_number.is_(None), _r.requested_at <= t.erased_at),
@@ -108,7 +108,7 @@ def others_update(dialect: Dialect, *conditions: ColumnElement[bool]) -> tuple[U
 
 
 def is_as_met() -> ColumnElement[bool]:
-    """Whether a row is the one that a `Found` tells of. Its state may be spelt in two ways when it is completed."""
+    """Whether a row is the one that a `SeenRecord` tells of. Its state may be spelt in two ways when it is completed."""
     states = (bindparam("seen_state", type_=String), bindparam("seen_other", type_=String))
     return and_(
         _r.state.in_(states),

@@ -11,27 +11,27 @@ from sqlalchemy.exc import DBAPIError
 
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, ClaimRequest, InFlight, Payload, Record
+from flask_idempotency.engine.model import Claimed, ClaimRequest, InFlight, Record, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome, store_time
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import statements
-from flask_idempotency.stores.sql.admin.data_keys import SqlAnswers, SqlDataKeys
+from flask_idempotency.stores.sql.admin.data_keys import SqlDataKeys, SqlResponses
 from flask_idempotency.stores.sql.admin.health import SqlHealth
-from flask_idempotency.stores.sql.admin.janitor import SqlChores, SqlExpiry, SqlUnsettled
+from flask_idempotency.stores.sql.admin.janitor import SqlExpiry, SqlRecovery, SqlTaskLog
 from flask_idempotency.stores.sql.admin.schema_check import SqlSchema
 from flask_idempotency.stores.sql.claiming import (
     RETRY_SECONDS,
-    Asked,
-    Crowded,
+    ClaimQuery,
     Move,
+    NearLimit,
     Strategy,
     claim_query,
     classify,
     strategy_of,
     wait_for_tenant,
 )
-from flask_idempotency.stores.sql.completion import Completing, answer_of
+from flask_idempotency.stores.sql.completion import CompletionWriter, answer_of
 from flask_idempotency.stores.sql.database import TRIES, Database
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
 from flask_idempotency.stores.sql.errors import is_lock_timeout
@@ -79,7 +79,7 @@ class Statements:
         self.release = statements.release(dialect)
         self.give_up = statements.give_up(dialect)
         self.hold = statements.hold(dialect)
-        self.completing = Completing(dialect)
+        self.completing = CompletionWriter(dialect)
 
 
 class SqlStore:
@@ -99,11 +99,11 @@ class SqlStore:
         self._low = False
         """Whether the last fence counts from one, and not from the clock."""
         self.data_keys = SqlDataKeys(database, now=self.now)
-        self.answers = SqlAnswers(database, lambda: self.statements.completing, now=self.now)
+        self.answers = SqlResponses(database, lambda: self.statements.completing, now=self.now)
         self.ledger = SqlLedger(database, now=self.now)
-        self.unsettled = SqlUnsettled(database, lambda: self.statements.completing, now=self.now)
+        self.unsettled = SqlRecovery(database, lambda: self.statements.completing, now=self.now)
         self.expiry = SqlExpiry(database, self.ledger, now=self.now)
-        self.chores = SqlChores(database, now=self.now)
+        self.chores = SqlTaskLog(database, now=self.now)
         self.health = SqlHealth(database, now=self.now)
         if database.known:
             self._ready()
@@ -144,7 +144,7 @@ class SqlStore:
         if quota is not None:
             statements.completing.counts = True
 
-        def claim(connection: Connection) -> StoreOutcome | Crowded:
+        def claim(connection: Connection) -> StoreOutcome | NearLimit:
             try:
                 return strategy.claim(connection, asked)
             except DBAPIError as error:
@@ -153,8 +153,8 @@ class SqlStore:
             return _at_least(connection, statements, asked)
 
         def claim_in_turn() -> StoreOutcome:
-            outcome: StoreOutcome | Crowded | None = self.database.run(claim)
-            if isinstance(outcome, Crowded):
+            outcome: StoreOutcome | NearLimit | None = self.database.run(claim)
+            if isinstance(outcome, NearLimit):
                 outcome = wait_for_tenant(self.database, request.key.tid, outcome)
             if outcome is None:
                 return self.database.run(lambda connection: _at_least(connection, statements, asked))
@@ -180,7 +180,7 @@ class SqlStore:
     def mark(self, key: StorageKey, token: bytes) -> None:
         self._send(self.statements.mark, self._brought(key, token), (QUARANTINED,))
 
-    def complete(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> None:
+    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
         completing = self.statements.completing
         self._write(
             completing.write_alone,
@@ -204,7 +204,7 @@ class SqlStore:
         row = row_of(found)
         return None if row.absent else row.record()
 
-    def condemn(self, key: StorageKey, payload: Payload) -> None:
+    def condemn(self, key: StorageKey, payload: StoredPayload) -> None:
         self.answers.condemn(key, payload)
 
     def now(self) -> int | None:
@@ -291,7 +291,7 @@ def _absent(found: Any) -> bool:
     return gone(found.state, found.expires_at, found.now)
 
 
-def _at_least(connection: Connection, statements: Statements, asked: Asked) -> StoreOutcome:
+def _at_least(connection: Connection, statements: Statements, asked: ClaimQuery) -> StoreOutcome:
     """What can be said without a lock: somebody holds one, and does not move."""
     found = connection.execute(statements.read, asked.parameters).one_or_none()
     if found is None and (connection.dialect.name == SQLITE or asked.quota is not None):

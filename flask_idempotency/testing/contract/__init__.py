@@ -9,9 +9,9 @@ The store must take its time from `clock`, a `FrozenClock` that stands still unl
 empty: every test works on keys of its own, and of tenants of its own. Times are compared to two milliseconds, the
 coarsest a store may count in.
 
-A store that can do more than that subclasses more: `DataKeysContract` when it keeps data keys, `AnswersContract` when it
-can be walked through, `LedgerContract` when it counts, `UnsettledContract` when others than owners may settle,
-`ExpiryContract` when it has to be cleared, `ChoreBookContract` when it knows its janitor. One that has data keys, a ledger
+A store that can do more than that subclasses more: `DataKeysContract` when it keeps data keys, `ResponsesContract` when it
+can be walked through, `LedgerContract` when it counts, `RecoveryContract` when others than owners may settle,
+`ExpiryContract` when it has to be cleared, `TaskLogContract` when it knows its janitor. One that has data keys, a ledger
 and unsettled records subclasses `SettledContract` too: what others settle is counted and sealed as what owners do.
 """
 
@@ -34,31 +34,33 @@ pytest.register_assert_rewrite(
     *(f"{__name__}.{part}" for part in ("settling_for_others", "surveying", "taking_turns")),
 )
 
-from flask_idempotency.testing.contract.claiming import Claiming, Fencing, GivingUp, Owning
+from flask_idempotency.testing.contract.claiming import Cancelling, Claiming, Fencing, Ownership
 from flask_idempotency.testing.contract.encryption import DataKeysContract, SettledLedger, SettledSecrets
-from flask_idempotency.testing.contract.inspection import AnswersContract, Surveying
-from flask_idempotency.testing.contract.leases import Keeping, Lapsing
-from flask_idempotency.testing.contract.maintenance import ChoreBookContract, ExpiryContract
+from flask_idempotency.testing.contract.inspection import Listing, ResponsesContract
+from flask_idempotency.testing.contract.leases import LeaseExpiry, Retention
+from flask_idempotency.testing.contract.maintenance import ExpiryContract, TaskLogContract
 from flask_idempotency.testing.contract.quota import Counting, Limiting
-from flask_idempotency.testing.contract.recovery import Reaping, TakingTurns
-from flask_idempotency.testing.contract.resolution import Freeing, SettlingForOthers
-from flask_idempotency.testing.contract.settling import Condemning, Settling
+from flask_idempotency.testing.contract.recovery import Reaping, ResolverQueue
+from flask_idempotency.testing.contract.resolution import ForceReleasing, Resolving
+from flask_idempotency.testing.contract.settling import MarkingCorrupt, Settling
 from flask_idempotency.testing.contract.stress import Modelled, Racing, Recounted
 from flask_idempotency.testing.doubles import FrozenClock
 
 __all__ = [
-    "AnswersContract",
-    "ChoreBookContract",
     "DataKeysContract",
     "ExpiryContract",
     "LedgerContract",
+    "RecoveryContract",
+    "ResponsesContract",
     "SettledContract",
     "StoreContract",
-    "UnsettledContract",
+    "TaskLogContract",
 ]
 
 
-class StoreContract(Claiming, Owning, Settling, Lapsing, Keeping, Fencing, Racing, Condemning, GivingUp, Modelled):
+class StoreContract(
+    Claiming, Ownership, Settling, LeaseExpiry, Retention, Fencing, Racing, MarkingCorrupt, Cancelling, Modelled
+):
     """The specification of `flask_idempotency.engine.store.Store`. Override `store`; the rest is here."""
 
     @pytest.fixture
@@ -74,7 +76,7 @@ class LedgerContract(Counting, Limiting, Recounted):
         return FrozenClock()
 
 
-class UnsettledContract(Reaping, TakingTurns, SettlingForOthers, Freeing, Surveying):
+class RecoveryContract(Reaping, ResolverQueue, Resolving, ForceReleasing, Listing):
     """The specification of `flask_idempotency.engine.capabilities.Unsettled`. Override `store`."""
 
     @pytest.fixture
@@ -83,7 +85,7 @@ class UnsettledContract(Reaping, TakingTurns, SettlingForOthers, Freeing, Survey
 
 
 class SettledContract(SettledLedger, SettledSecrets):
-    """What `Unsettled` owes to the ledger and to the data keys of a store that has them. Override `store`."""
+    """What `Recovery` owes to the ledger and to the data keys of a store that has them. Override `store`."""
 
     @pytest.fixture
     def clock(self) -> FrozenClock:

@@ -9,7 +9,7 @@ import pytest
 
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import About, InFlight, Mismatched, OnLapse, Replayed, State, Unknown
+from flask_idempotency.engine.model import InFlight, Mismatched, OnExpiry, Replayed, RequestInfo, State, Unknown
 from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract.support import (
     ABOUT,
@@ -46,8 +46,8 @@ class Claiming:
 
         assert (token, 1, near(LEASE)) == (grant.token, grant.attempt, grant.lease)
 
-    @pytest.mark.parametrize("on_lapse", list(OnLapse))
-    def test_a_granted_claim_can_be_read(self, store: Store, clock: FrozenClock, on_lapse: OnLapse) -> None:
+    @pytest.mark.parametrize("on_lapse", list(OnExpiry))
+    def test_a_granted_claim_can_be_read(self, store: Store, clock: FrozenClock, on_lapse: OnExpiry) -> None:
         """Everything the record was given, and a deadline on the store's clock."""
         key, token = a_key(), a_token()
         grant = granted(store.claim(a_request(key, on_lapse=on_lapse), token=token, lease=LEASE))
@@ -62,14 +62,14 @@ class Claiming:
     @pytest.mark.parametrize(
         "about",
         (
-            About(),
-            About(tenant="", principal="alice", method="", operation="x"),
-            About(tenant="a\0b", principal="{x}:*\r\n", method="Ü", operation="日本語 🦊"),
-            About(tenant="\udc80", principal="p" * 10_000, method="PATCH", operation="o" * 300),
+            RequestInfo(),
+            RequestInfo(tenant="", principal="alice", method="", operation="x"),
+            RequestInfo(tenant="a\0b", principal="{x}:*\r\n", method="Ü", operation="日本語 🦊"),
+            RequestInfo(tenant="\udc80", principal="p" * 10_000, method="PATCH", operation="o" * 300),
         ),
         ids=("empty", "partly", "hostile", "long"),
     )
-    def test_what_an_auditor_is_told_survives(self, store: Store, about: About) -> None:
+    def test_what_an_auditor_is_told_survives(self, store: Store, about: RequestInfo) -> None:
         """Tenants and principals are the application's own text, whatever it contains, before and after completion."""
         key, token = a_key(), a_token()
         store.claim(a_request(key, about=about), token=token, lease=LEASE)
@@ -111,9 +111,9 @@ class Claiming:
         assert (first.fence, 1, near(LEASE - 10)) == (again.fence, again.attempt, again.lease)
         assert before.deadline == found(store, key).deadline
 
-    @pytest.mark.parametrize("on_lapse", list(OnLapse))
+    @pytest.mark.parametrize("on_lapse", list(OnExpiry))
     def test_the_same_token_is_granted_again_after_its_lease(
-        self, store: Store, clock: FrozenClock, on_lapse: OnLapse
+        self, store: Store, clock: FrozenClock, on_lapse: OnExpiry
     ) -> None:
         """The lease gates only what others may do; nobody has done anything."""
         key, token = a_key(), a_token()
@@ -160,7 +160,9 @@ class Claiming:
         key = a_key()
         stand(store, clock, key, standing)
         before = found(store, key)
-        ask = a_request(key, fingerprint=fingerprint, on_lapse=OnLapse.TAKEOVER, about=About(principal="mallory"))
+        ask = a_request(
+            key, fingerprint=fingerprint, on_lapse=OnExpiry.TAKEOVER, about=RequestInfo(principal="mallory")
+        )
 
         second = store.claim(ask, token=a_token(), lease=600)
         third = store.claim(ask, token=a_token(), lease=600)
@@ -230,7 +232,7 @@ class Fencing:
         fences = []
         for _ in range(4):
             token = a_token()
-            ask = a_request(key, on_lapse=OnLapse.TAKEOVER)
+            ask = a_request(key, on_lapse=OnExpiry.TAKEOVER)
             fences.append(granted(store.claim(ask, token=token, lease=LEASE)).fence)
             match ended:
                 case "released":
@@ -249,7 +251,7 @@ class Fencing:
     def test_a_clock_set_back_does_not_free_a_key(self, store: Store, clock: FrozenClock) -> None:
         """The lease lasts longer then: late, not unsafe. The take-over still gets the higher fence."""
         key = a_key()
-        ask = a_request(key, on_lapse=OnLapse.TAKEOVER)
+        ask = a_request(key, on_lapse=OnExpiry.TAKEOVER)
         first = granted(store.claim(ask, token=a_token(), lease=LEASE))
         clock.advance(-86400)
         refused = store.claim(ask, token=a_token(), lease=LEASE)
@@ -268,7 +270,7 @@ class Fencing:
 # A claim whose reply never came is released, and may arrive after that.
 
 
-class GivingUp:
+class Cancelling:
     """Whoever asked with a token that was released has gone: a key granted to it would be nobody's until its lease ends."""
 
     def test_a_claim_that_comes_after_its_release_is_not_granted(self, store: Store) -> None:
@@ -336,7 +338,7 @@ WRITES = (_renew, _mark, _complete, _release, _hold)
 every_write = pytest.mark.parametrize("write", WRITES, ids=[write.__name__[1:] for write in WRITES])
 
 
-class Owning:
+class Ownership:
     """Every write after the claim carries its token, and only the record's own token writes."""
 
     @every_write
@@ -404,9 +406,9 @@ class Owning:
         key = a_key()
         first = stand(store, clock, key, "lapsed, takeover")
         second, third = a_token(), a_token()
-        granted(store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=second, lease=LEASE))
+        granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=second, lease=LEASE))
         store.release(key, second)
-        granted(store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=third, lease=LEASE))
+        granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=third, lease=LEASE))
 
         with pytest.raises(LeaseLost):
             write(store, key, first)

@@ -9,10 +9,10 @@ from typing import Protocol
 import pytest
 from hypothesis.stateful import rule
 
-from flask_idempotency.engine.capabilities import DataKey, DataKeys, Found
-from flask_idempotency.engine.errors import DataKeyGone, LeaseLost
+from flask_idempotency.engine.capabilities import DataKey, DataKeys, SeenRecord
+from flask_idempotency.engine.errors import DataKeyMissing, LeaseLost
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ERASED, OnLapse, Payload, Record, Replayed, SealedBy, State
+from flask_idempotency.engine.model import ERASED, OnExpiry, Record, Replayed, SealedBy, State, StoredPayload
 from flask_idempotency.engine.quota import Drift, Usage
 from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract.quota import EXTRA, LedgerStore, Tenant
@@ -31,7 +31,7 @@ from flask_idempotency.testing.contract.support import (
     OTHER_PAYLOAD,
     PAYLOAD,
     STANDINGS,
-    UnsettledStore,
+    RecoveryStore,
     a_key,
     a_request,
     a_token,
@@ -60,7 +60,7 @@ def add(store: DataKeyStore, tid: bytes, number: int = 1, kid: str = "2026-11") 
     return store.data_keys.add(tid, DataKey(number, kid, WRAPPED), store=shelf.store, after=shelf.last)
 
 
-def complete(store: DataKeyStore, key: StorageKey, payload: Payload = SEALED) -> None:
+def complete(store: DataKeyStore, key: StorageKey, payload: StoredPayload = SEALED) -> None:
     token = a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE))
     store.complete(key, token, payload, keep=KEEP)
@@ -146,7 +146,7 @@ class DataKeysContract:
         clock.advance(10)
         for number in (1, 7):
             store.data_keys.close(key.tid, number)
-        with pytest.raises(DataKeyGone) as refused:
+        with pytest.raises(DataKeyMissing) as refused:
             store.complete(key, token, SEALED, keep=KEEP)
         closed, still_open = store.data_keys.shelf(key.tid).keys
 
@@ -192,7 +192,7 @@ class DataKeysContract:
         key, token = a_key(), a_token()
         granted(store.claim(a_request(key), token=token, lease=LEASE))
         before = found(store, key)
-        with pytest.raises(DataKeyGone) as refused:
+        with pytest.raises(DataKeyMissing) as refused:
             store.complete(key, token, SEALED, keep=KEEP)
 
         assert (False, before) == (refused.value.erased, found(store, key))
@@ -222,7 +222,7 @@ class DataKeysContract:
 
     @pytest.mark.parametrize("payload", (SEALED, PAYLOAD), ids=("sealed", "plain"))
     def test_the_answers_of_an_erased_tenant_are_told_as_erased(
-        self, store: DataKeyStore, clock: FrozenClock, payload: Payload
+        self, store: DataKeyStore, clock: FrozenClock, payload: StoredPayload
     ) -> None:
         """At once and to everybody, plain ones too; and those of other tenants are not."""
         key, other = a_key(), a_key()
@@ -258,10 +258,10 @@ class DataKeysContract:
         clock.advance(1)
         add(store, key.tid, 2)
         for number in (1, 2):
-            with pytest.raises(DataKeyGone) as refused:
+            with pytest.raises(DataKeyMissing) as refused:
                 store.complete(key, token, replace(PAYLOAD, sealed_by=SealedBy("2026-11", number)), keep=KEEP)
             assert refused.value.erased
-        store.complete(key, token, Payload(b"", 201, True, 0, ERASED), keep=KEEP)
+        store.complete(key, token, StoredPayload(b"", 201, True, 0, ERASED), keep=KEEP)
 
         assert State.COMPLETED is found(store, key).state
 
@@ -302,7 +302,7 @@ class DataKeysContract:
 # What others than owners do to records is counted, and is sealed with keys that are there.
 
 
-class SystemStore(UnsettledStore, DataKeyStore, LedgerStore, Protocol):
+class SystemStore(RecoveryStore, DataKeyStore, LedgerStore, Protocol):
     """A store that counts, keeps data keys, and lets others settle."""
 
 
@@ -313,7 +313,7 @@ class SettledLedger:
     def tenant(self, store: SystemStore) -> Tenant:
         return Tenant(store)
 
-    def lapsed(self, tenant: Tenant, store: SystemStore, clock: FrozenClock) -> Found:
+    def lapsed(self, tenant: Tenant, store: SystemStore, clock: FrozenClock) -> SeenRecord:
         key, _ = tenant.claim()
         clock.advance(LEASE)
         return seen(store, key)
@@ -359,7 +359,7 @@ class SettledLedger:
     ) -> None:
         """Its record, its bytes and its place in flight are given back, once."""
         tenant.complete()
-        key, token = tenant.claim(on_lapse=OnLapse.TAKEOVER if standing == "lapsed, takeover" else OnLapse.QUARANTINE)
+        key, token = tenant.claim(on_lapse=OnExpiry.TAKEOVER if standing == "lapsed, takeover" else OnExpiry.QUARANTINE)
         if standing in ("completed", "condemned"):
             store.complete(key, token, PAYLOAD, keep=KEEP)
         if standing == "condemned":
@@ -415,13 +415,13 @@ class SettledMachine(LedgerMachine):
 
     def __init__(self, store: SystemStore, clock: FrozenClock) -> None:
         super().__init__(store, clock)
-        self.seen: dict[StorageKey, Found] = {}
+        self.seen: dict[StorageKey, SeenRecord] = {}
 
     @rule(key=keys)
     def look(self, key: int) -> None:
         record = self.store.read(self.keys[key])
         if record is not None:
-            self.seen[self.keys[key]] = Found(self.keys[key], record)
+            self.seen[self.keys[key]] = SeenRecord(self.keys[key], record)
 
     @rule(key=keys)
     def lapse(self, key: int) -> None:
@@ -431,7 +431,7 @@ class SettledMachine(LedgerMachine):
     @rule(key=keys, keep=recount_durations, size=sizes)
     def settle(self, key: int, keep: float, size: int) -> None:
         if seen := self.seen.get(self.keys[key]):
-            self.store.unsettled.settle(seen, token=a_token(), payload=Payload(b"by", 201, True, size), keep=keep)
+            self.store.unsettled.settle(seen, token=a_token(), payload=StoredPayload(b"by", 201, True, size), keep=keep)
 
     @rule(key=keys)
     def free(self, key: int) -> None:
@@ -474,7 +474,9 @@ class SettledSecrets:
         for number in (1, 2):
             self.refused(store, held, replace(PAYLOAD, sealed_by=SealedBy("2026-11", number)), erased=True)
 
-        assert store.unsettled.settle(held, token=a_token(), payload=Payload(b"", 201, True, 0, ERASED), keep=KEEP)
+        assert store.unsettled.settle(
+            held, token=a_token(), payload=StoredPayload(b"", 201, True, 0, ERASED), keep=KEEP
+        )
         assert State.COMPLETED is found(store, key).state
 
     def test_a_repeated_settlement_whose_key_has_gone_is_done(self, store: SystemStore, clock: FrozenClock) -> None:
@@ -496,8 +498,8 @@ class SettledSecrets:
 
         assert not store.unsettled.settle(held, token=a_token(), payload=SEALED, keep=KEEP)
 
-    def refused(self, store: SystemStore, held: Found, payload: Payload, *, erased: bool) -> None:
-        with pytest.raises(DataKeyGone) as why:
+    def refused(self, store: SystemStore, held: SeenRecord, payload: StoredPayload, *, erased: bool) -> None:
+        with pytest.raises(DataKeyMissing) as why:
             store.unsettled.settle(held, token=a_token(), payload=payload, keep=KEEP)
         assert erased is why.value.erased
         assert replace(held.record, remaining=0.0) == replace(found(store, held.key), remaining=0.0)

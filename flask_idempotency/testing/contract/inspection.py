@@ -8,10 +8,10 @@ from typing import Protocol
 
 import pytest
 
-from flask_idempotency.engine.capabilities import Answer, Answers, DataKey
-from flask_idempotency.engine.errors import DataKeyGone
+from flask_idempotency.engine.capabilities import Answer, DataKey, Responses
+from flask_idempotency.engine.errors import DataKeyMissing
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ERASED, Payload, SealedBy, State
+from flask_idempotency.engine.model import ERASED, SealedBy, State, StoredPayload
 from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract.encryption import DataKeyStore
 from flask_idempotency.testing.contract.support import (
@@ -20,8 +20,8 @@ from flask_idempotency.testing.contract.support import (
     OTHER_PAYLOAD,
     PAYLOAD,
     STANDINGS,
+    RecoveryStore,
     Standing,
-    UnsettledStore,
     a_key,
     a_request,
     a_token,
@@ -47,12 +47,12 @@ STATES: dict[Standing, State] = {
 }
 
 
-class Surveying:
+class Listing:
     """`walk` and `standing`. There may be others' records beside a test's own."""
 
     @pytest.mark.parametrize("standing", STANDINGS)
     def test_a_record_is_met_in_its_state_alone(
-        self, store: UnsettledStore, clock: FrozenClock, standing: Standing
+        self, store: RecoveryStore, clock: FrozenClock, standing: Standing
     ) -> None:
         """With its key and its record; the bytes of its answer may be left out."""
         stood_so, _ = stood(store, clock, standing)
@@ -62,7 +62,7 @@ class Surveying:
             met = {k: outline(r) for k, r in walked(store, state, tid=key.tid).items()}
             assert ({key: record} if state is STATES[standing] else {}) == met
 
-    def test_the_condemned_are_quarantined(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_the_condemned_are_quarantined(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """And an answer by another's hand is as good as any."""
         damaged, _ = condemned(store, clock)
         assert [damaged.key] == list(walked(store, State.QUARANTINED, tid=damaged.key.tid))
@@ -73,7 +73,7 @@ class Surveying:
 
     @pytest.mark.parametrize("state", list(State))
     @pytest.mark.parametrize("limit", (1, 3, 1000))
-    def test_every_record_is_met(self, store: UnsettledStore, clock: FrozenClock, state: State, limit: int) -> None:
+    def test_every_record_is_met(self, store: RecoveryStore, clock: FrozenClock, state: State, limit: int) -> None:
         """However long the sheets are, of this tenant and of no other; without a tenant, of all."""
         standings: dict[State, Standing] = {
             State.PROCESSING: "in flight",
@@ -88,7 +88,7 @@ class Surveying:
         assert keys == walked(store, state, limit=limit, tid=tid).keys()
         assert {*keys, other} <= walked(store, state).keys()
 
-    def test_what_is_there_throughout_is_met(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_what_is_there_throughout_is_met(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """While others leave, and more come."""
         tid = a_key().tid
         owners = {a_key(tid=tid): a_token() for _ in range(12)}
@@ -106,7 +106,7 @@ class Surveying:
 
         assert set(list(owners)[1::2]) <= met <= owners.keys()
 
-    def test_answers_whose_life_is_over_are_left_out(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_answers_whose_life_is_over_are_left_out(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Whether or not they have been removed."""
         answered, _ = stood(store, clock, "completed")
         clock.advance(KEEP - 0.125)
@@ -115,7 +115,7 @@ class Surveying:
 
         assert walked(store, State.COMPLETED, tid=answered.key.tid) == {}
 
-    def test_what_is_not_completed_is_counted(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_what_is_not_completed_is_counted(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """As it comes, changes, and goes."""
         lapsed, token = stood(store, clock, "lapsed, quarantine")
         counts = store.unsettled.standing()
@@ -139,7 +139,7 @@ class Surveying:
         assert (counts.in_flight, counts.lapsed - 1) == (now.in_flight, now.lapsed)
         assert counts.quarantined + 1 == now.quarantined
 
-    def test_a_janitor_moves_one_from_lapsed_to_quarantined(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_a_janitor_moves_one_from_lapsed_to_quarantined(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """And whoever settles it takes it from there."""
         lapsed, _ = stood(store, clock, "lapsed, quarantine")
         before = store.unsettled.standing()
@@ -151,7 +151,7 @@ class Surveying:
         assert store.unsettled.settle(seen(store, lapsed.key), token=a_token(), payload=PAYLOAD, keep=KEEP)
         assert before.quarantined == store.unsettled.standing().quarantined
 
-    def test_a_lease_that_ends_is_told_by_nobody(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_a_lease_that_ends_is_told_by_nobody(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """What was in flight has lapsed at that moment, with nothing written."""
         stood(store, clock, "in flight")
         before = store.unsettled.standing()
@@ -161,7 +161,7 @@ class Surveying:
         assert before.in_flight + before.lapsed == now.in_flight + now.lapsed
         assert now.lapsed > before.lapsed
 
-    def test_it_is_told_for_how_long(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_it_is_told_for_how_long(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """The one that has waited longest says it; others' may be older than a test's own."""
         noticed(store, clock)
         stood(store, clock, "lapsed, takeover")
@@ -177,7 +177,7 @@ class Surveying:
         assert later.lapsed_for == near(standing.lapsed_for + 10)
         assert later.quarantined_for == near(standing.quarantined_for + 10)
 
-    def test_no_time_is_told_of_none(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_no_time_is_told_of_none(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """And no quarantine has lasted for less than no time: one that is held begins before its lease is over."""
         stood(store, clock, "quarantined")
         standing = store.unsettled.standing()
@@ -190,21 +190,21 @@ class Surveying:
 # All answers of a store, for chores that seal them anew or look for a key that is still in use.
 
 
-class AnswerStore(DataKeyStore, Protocol):
+class ResponseStore(DataKeyStore, Protocol):
     """A store that can be walked through."""
 
     @property
-    def answers(self) -> Answers: ...
+    def answers(self) -> Responses: ...
 
 
-def with_keys(store: AnswerStore, tid: bytes, *kids: str) -> list[SealedBy]:
+def with_keys(store: ResponseStore, tid: bytes, *kids: str) -> list[SealedBy]:
     for number, kid in enumerate(kids, start=1):
         shelf = store.data_keys.shelf(tid)
         assert store.data_keys.add(tid, DataKey(number, kid, b"wrapped"), store=shelf.store, after=shelf.last)
     return [SealedBy(kid, number) for number, kid in enumerate(kids, start=1)]
 
 
-def complete(store: Store, key: StorageKey, by: SealedBy | None = None) -> Payload:
+def complete(store: Store, key: StorageKey, by: SealedBy | None = None) -> StoredPayload:
     token, payload = a_token(), replace(PAYLOAD, sealed_by=by)
     granted(store.claim(a_request(key), token=token, lease=LEASE))
     store.complete(key, token, payload, keep=KEEP)
@@ -212,12 +212,12 @@ def complete(store: Store, key: StorageKey, by: SealedBy | None = None) -> Paylo
 
 
 def met(
-    store: AnswerStore, *, limit: int = 1000, tid: bytes | None = None, other_than: str | None = None
+    store: ResponseStore, *, limit: int = 1000, tid: bytes | None = None, other_than: str | None = None
 ) -> list[Answer]:
     return list(_walked(store, limit, tid, other_than))
 
 
-def _walked(store: AnswerStore, limit: int, tid: bytes | None, other_than: str | None) -> Iterator[Answer]:
+def _walked(store: ResponseStore, limit: int, tid: bytes | None, other_than: str | None) -> Iterator[Answer]:
     after: bytes | None = b""
     while after is not None:
         page = store.answers.walk(after=after, limit=limit, tid=tid, other_than=other_than)
@@ -225,7 +225,7 @@ def _walked(store: AnswerStore, limit: int, tid: bytes | None, other_than: str |
         after = page.after
 
 
-class AnswersContract:
+class ResponsesContract:
     """The specification of `upkeep.Answers`. Override `store`."""
 
     @pytest.fixture
@@ -233,7 +233,7 @@ class AnswersContract:
         return FrozenClock()
 
     @pytest.mark.parametrize("limit", (1, 3, 1000))
-    def test_every_answer_is_met(self, store: AnswerStore, limit: int) -> None:
+    def test_every_answer_is_met(self, store: ResponseStore, limit: int) -> None:
         """With its key and its record, however long the pages are."""
         tid = a_key().tid
         keys = [a_key(tid=tid) for _ in range(7)]
@@ -245,7 +245,7 @@ class AnswersContract:
         assert {found(store, key).payload for key in keys} == {record.payload for record in answers.values()}
         assert {key: found(store, key).token for key in keys} == {key: each.token for key, each in answers.items()}
 
-    def test_what_has_no_answer_is_not_met(self, store: AnswerStore, clock: FrozenClock) -> None:
+    def test_what_has_no_answer_is_not_met(self, store: ResponseStore, clock: FrozenClock) -> None:
         """Claims in flight, quarantined ones, and answers whose life is over."""
         tid = a_key().tid
         complete(store, a_key(tid=tid))
@@ -255,7 +255,7 @@ class AnswersContract:
 
         assert met(store, tid=tid) == []
 
-    def test_only_those_are_met_that_were_asked_for(self, store: AnswerStore) -> None:
+    def test_only_those_are_met_that_were_asked_for(self, store: ResponseStore) -> None:
         """By tenant, and by the key that they are not sealed under; plain ones are under none."""
         tid, other = a_key().tid, a_key().tid
         old, new = with_keys(store, tid, "old", "new")
@@ -268,7 +268,7 @@ class AnswersContract:
         assert set(keys[:2]) == {answer.key for answer in met(store, tid=tid, other_than="new")}
         assert set(keys[:2]) <= {answer.key for answer in met(store, other_than="new")}
 
-    def test_a_payload_is_replaced_and_nothing_else(self, store: AnswerStore, clock: FrozenClock) -> None:
+    def test_a_payload_is_replaced_and_nothing_else(self, store: ResponseStore, clock: FrozenClock) -> None:
         """Its expiry least of all: an answer that is sealed anew must not live longer, or for ever."""
         key = a_key()
         old, new = with_keys(store, key.tid, "old", "new")
@@ -283,7 +283,7 @@ class AnswersContract:
         clock.advance(0.125)
         assert store.read(key) is None
 
-    def test_a_payload_that_is_not_there_is_not_replaced(self, store: AnswerStore, clock: FrozenClock) -> None:
+    def test_a_payload_that_is_not_there_is_not_replaced(self, store: ResponseStore, clock: FrozenClock) -> None:
         """Somebody was faster, or the key has gone into its next life."""
         key, flying = a_key(), a_key()
         payload = complete(store, key)
@@ -296,16 +296,16 @@ class AnswersContract:
         clock.advance(KEEP)
         assert not store.answers.replace(key, PAYLOAD, OTHER_PAYLOAD)
 
-    def test_a_payload_is_not_replaced_by_one_whose_key_is_gone(self, store: AnswerStore) -> None:
+    def test_a_payload_is_not_replaced_by_one_whose_key_is_gone(self, store: ResponseStore) -> None:
         """What could be read would be so no more."""
         key = a_key()
         payload = complete(store, key)
-        with pytest.raises(DataKeyGone):
+        with pytest.raises(DataKeyMissing):
             store.answers.replace(key, payload, replace(payload, sealed_by=SealedBy("new", 1)))
 
         assert payload == found(store, key).payload
 
-    def test_wiped_answers_are_not_counted(self, store: AnswerStore) -> None:
+    def test_wiped_answers_are_not_counted(self, store: ResponseStore) -> None:
         """Nothing is sealed in them, and nothing is plain."""
         key = a_key()
         (by,) = with_keys(store, key.tid, a_token().hex())
@@ -317,7 +317,7 @@ class AnswersContract:
         assert (wiped, True) == (found(store, key).payload, found(store, key).erased)
         assert (0, plain) == (store.answers.count().get(by.kid, 0), store.answers.count().get("", 0))
 
-    def test_answers_are_counted_by_the_key_of_the_ring(self, store: AnswerStore) -> None:
+    def test_answers_are_counted_by_the_key_of_the_ring(self, store: ResponseStore) -> None:
         """Plain ones under an empty id."""
         kid, key = a_token().hex(), a_key()
         (by,) = with_keys(store, key.tid, kid)

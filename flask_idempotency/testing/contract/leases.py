@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.model import About, InFlight, OnLapse, Replayed, State, Unknown
+from flask_idempotency.engine.model import InFlight, OnExpiry, Replayed, RequestInfo, State, Unknown
 from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract.support import (
     KEEP,
@@ -31,7 +31,7 @@ from flask_idempotency.testing.doubles import FrozenClock
 LONG = 400 * 86400.0
 
 
-class Keeping:
+class Retention:
     """COMPLETED is the only state that time ends, and the clock on the record decides when."""
 
     def test_an_expired_record_is_absent(self, store: Store, clock: FrozenClock) -> None:
@@ -110,11 +110,11 @@ class Keeping:
         assert State.QUARANTINED is found(store, key).state
 
 
-class Lapsing:
+class LeaseExpiry:
     """The record's own rule decides about it; renewing and marking are its owner's."""
 
-    @pytest.mark.parametrize("asked", list(OnLapse))
-    def test_a_lapsed_record_is_quarantined(self, store: Store, clock: FrozenClock, asked: OnLapse) -> None:
+    @pytest.mark.parametrize("asked", list(OnExpiry))
+    def test_a_lapsed_record_is_quarantined(self, store: Store, clock: FrozenClock, asked: OnExpiry) -> None:
         """
         Nobody knows what its owner did. The rule is the one written into the record: a retry from a newer release, with
         another policy, does not change what the first request was promised.
@@ -130,8 +130,8 @@ class Lapsing:
         assert (record.state, record.reason) == (State.QUARANTINED, "lease-expired")
         assert (token, before.fence, before.deadline) == (record.token, record.fence, record.deadline)
 
-    @pytest.mark.parametrize("asked", list(OnLapse))
-    def test_a_lapsed_record_is_taken_over(self, store: Store, clock: FrozenClock, asked: OnLapse) -> None:
+    @pytest.mark.parametrize("asked", list(OnExpiry))
+    def test_a_lapsed_record_is_taken_over(self, store: Store, clock: FrozenClock, asked: OnExpiry) -> None:
         """
         As the next attempt, with a higher fence. What may happen to the new attempt is for the new owner to say; when
         the key was first used is not.
@@ -139,7 +139,7 @@ class Lapsing:
         key, token = a_key(), a_token()
         stand(store, clock, key, "lapsed, takeover")
         before = found(store, key)
-        retry = a_request(key, on_lapse=asked, about=About(principal="alice", operation="payments.v2"))
+        retry = a_request(key, on_lapse=asked, about=RequestInfo(principal="alice", operation="payments.v2"))
 
         grant = granted(store.claim(retry, token=token, lease=2 * LEASE))
 
@@ -257,25 +257,25 @@ class Lapsing:
     def test_a_marked_record_is_never_taken_over(self, store: Store, clock: FrozenClock) -> None:
         """Past the point of no return only its owner, or a person, can say what happened."""
         key, token = a_key(), a_token()
-        granted(store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=token, lease=LEASE))
+        granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
         store.mark(key, token)
         clock.advance(LEASE + 1)
 
-        outcome = store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=a_token(), lease=LEASE)
+        outcome = store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE)
 
         assert Unknown("lease-expired") == outcome
 
     def test_marking_changes_nothing_else(self, store: Store, clock: FrozenClock) -> None:
         """The lease is neither shortened nor lengthened, and twice is once."""
         key, token = a_key(), a_token()
-        granted(store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=token, lease=LEASE))
+        granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
         before = found(store, key)
 
         store.mark(key, token)
         once = found(store, key)
         store.mark(key, token)
 
-        assert OnLapse.QUARANTINE is once.on_lapse
+        assert OnExpiry.QUARANTINE is once.on_lapse
         assert (before.state, before.deadline, before.fence) == (once.state, once.deadline, once.fence)
         assert once == found(store, key)
 
@@ -292,17 +292,17 @@ class Lapsing:
         """This is what keeps a worker that stalled just before its effect from having it beside its successor's."""
         key = a_key()
         token = stand(store, clock, key, "lapsed, takeover")
-        granted(store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=a_token(), lease=LEASE))
+        granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE))
 
         with pytest.raises(LeaseLost):
             store.mark(key, token)
 
-        assert OnLapse.TAKEOVER is found(store, key).on_lapse
+        assert OnExpiry.TAKEOVER is found(store, key).on_lapse
 
     def test_marking_what_is_quarantined_changes_nothing(self, store: Store) -> None:
         """It will not be taken over: what marking promises holds already."""
         key, token = a_key(), a_token()
-        granted(store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=token, lease=LEASE))
+        granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
         store.hold(key, token, "view-crashed")
         before = found(store, key)
 

@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from flask_idempotency.engine.capabilities import Found
+from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import OWNER_BYTES, StorageKey
-from flask_idempotency.engine.model import OnLapse, Replayed, State, Unknown
+from flask_idempotency.engine.model import OnExpiry, Replayed, State, Unknown
 from flask_idempotency.testing.contract.stress import ROUNDS, THREADS, at_once
 from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
     PAYLOAD,
+    RecoveryStore,
     Standing,
-    UnsettledStore,
     a_key,
     a_request,
     a_token,
@@ -42,13 +42,13 @@ class Reaping:
     """`stale` and `lapse`: whoever was faster has won, and an answer is never cast doubt on."""
 
     @pytest.mark.parametrize("standing", ("lapsed, takeover", "lapsed, quarantine"))
-    def test_a_lapsed_record_is_stale(self, store: UnsettledStore, clock: FrozenClock, standing: Standing) -> None:
+    def test_a_lapsed_record_is_stale(self, store: RecoveryStore, clock: FrozenClock, standing: Standing) -> None:
         """With its key and all that it says, whatever its rule."""
         lapsed, _ = stood(store, clock, standing)
 
         assert lapsed.record == stale(store, horizon=clock.now)[lapsed.key]
 
-    def test_what_is_settled_or_in_flight_is_not_stale(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_what_is_settled_or_in_flight_is_not_stale(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """The quarantined have been seen to already; an answer ends in its own way."""
         quarantined, _ = stood(store, clock, "quarantined")
         answered, _ = stood(store, clock, "completed")
@@ -60,14 +60,14 @@ class Reaping:
 
         assert not not_stale & stale(store, horizon=clock.now + LEASE - 1).keys()
 
-    def test_a_lease_that_ended_after_the_horizon_is_not_stale(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_a_lease_that_ended_after_the_horizon_is_not_stale(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """The store's clock may have been set forward: the janitor's own says what is over."""
         lapsed, _ = stood(store, clock, "lapsed, quarantine")
 
         assert lapsed.key not in stale(store, horizon=lapsed.record.deadline - 0.125)
         assert lapsed.key in stale(store, horizon=lapsed.record.deadline + 0.125)
 
-    def test_a_lease_that_has_not_ended_is_not_stale(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_a_lease_that_has_not_ended_is_not_stale(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Whatever the horizon: the janitor's clock may be the wrong one."""
         flying, _ = stood(store, clock, "in flight")
         clock.advance(LEASE - 0.125)
@@ -76,7 +76,7 @@ class Reaping:
         assert flying.key in stale(store, horizon=clock.now + AGES)
 
     @pytest.mark.parametrize("limit", (1, 3, 1000))
-    def test_every_stale_record_is_met(self, store: UnsettledStore, clock: FrozenClock, limit: int) -> None:
+    def test_every_stale_record_is_met(self, store: RecoveryStore, clock: FrozenClock, limit: int) -> None:
         """However long the sheets are, and however many leases ended in one moment."""
         keys = [a_key() for _ in range(7)]
         for key in keys:
@@ -85,7 +85,7 @@ class Reaping:
 
         assert set(keys) <= stale(store, horizon=clock.now, limit=limit).keys()
 
-    def test_what_stays_stale_is_met_although_others_do_not(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_what_stays_stale_is_met_although_others_do_not(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Sheets are taken while records come and go."""
         owners = {a_key(): a_token() for _ in range(12)}
         for key, token in owners.items():
@@ -104,7 +104,7 @@ class Reaping:
 
         assert set(list(owners)[1::2]) <= met
 
-    def test_a_lapsed_record_is_quarantined_as_it_is(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_a_lapsed_record_is_quarantined_as_it_is(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """With its token, its fence and its lease: the owner may yet come back. Retries hear that nobody knows."""
         lapsed, _ = stood(store, clock, "lapsed, quarantine")
 
@@ -113,7 +113,7 @@ class Reaping:
         assert lapsed.key not in stale(store, horizon=clock.now)
         assert Unknown("lease-expired") == store.claim(a_request(lapsed.key), token=a_token(), lease=LEASE)
 
-    def test_what_is_to_be_taken_over_is_not_quarantined(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_what_is_to_be_taken_over_is_not_quarantined(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """The next retry runs it: only that knows the request."""
         lapsed, _ = stood(store, clock, "lapsed, takeover")
 
@@ -122,7 +122,7 @@ class Reaping:
         assert granted(store.claim(a_request(lapsed.key), token=a_token(), lease=LEASE)).attempt == 2
 
     def test_a_lease_that_ended_after_the_horizon_does_not_lapse(
-        self, store: UnsettledStore, clock: FrozenClock
+        self, store: RecoveryStore, clock: FrozenClock
     ) -> None:
         """It was met by somebody whose horizon was another."""
         lapsed, _ = stood(store, clock, "lapsed, quarantine")
@@ -130,7 +130,7 @@ class Reaping:
         assert not store.unsettled.lapse(lapsed, horizon=lapsed.record.deadline - 0.125)
         assert lapsed.record == found(store, lapsed.key)
 
-    def test_a_lease_that_is_not_over_does_not_lapse(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_a_lease_that_is_not_over_does_not_lapse(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Whatever the horizon, and whoever saw it lapse before the store's clock was set back."""
         flying, _ = stood(store, clock, "in flight")
         lapsed, _ = stood(store, clock, "lapsed, quarantine")
@@ -142,7 +142,7 @@ class Reaping:
 
     @pytest.mark.parametrize("event", ("renewed", "taken over", "completed", "held", "lapsed", "freed", "begun anew"))
     def test_what_does_not_stand_as_it_was_seen_does_not_lapse(
-        self, store: UnsettledStore, clock: FrozenClock, event: str
+        self, store: RecoveryStore, clock: FrozenClock, event: str
     ) -> None:
         """Also when what is there by now has lapsed in its turn."""
         taken_over = event == "taken over"
@@ -163,7 +163,7 @@ class Reaping:
         assert not store.unsettled.lapse(lapsed, horizon=clock.now)
         assert before == store.read(lapsed.key)
 
-    def test_what_has_not_lapsed_cannot_be_lapsed(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_what_has_not_lapsed_cannot_be_lapsed(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """However it was seen: completed, condemned, held."""
         answered, _ = stood(store, clock, "completed")
         damaged, _ = condemned(store, clock)
@@ -172,10 +172,10 @@ class Reaping:
         for each in (answered, damaged, held):
             before = found(store, each.key)
 
-            assert not store.unsettled.lapse(Found(each.key, before), horizon=clock.now)
+            assert not store.unsettled.lapse(SeenRecord(each.key, before), horizon=clock.now)
             assert before == found(store, each.key)
 
-    def test_a_late_owner_may_still_say_what_it_has_done(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_a_late_owner_may_still_say_what_it_has_done(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """It was slow, not dead: its answer ends the quarantine, and is as good as ever."""
         lapsed, token = stood(store, clock, "lapsed, quarantine")
         assert store.unsettled.lapse(lapsed, horizon=clock.now)
@@ -186,7 +186,7 @@ class Reaping:
         assert not store.unsettled.lapse(lapsed, horizon=clock.now)
         assert found(store, lapsed.key).payload == PAYLOAD
 
-    def test_a_late_owner_may_still_say_that_nothing_was_done(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_a_late_owner_may_still_say_that_nothing_was_done(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """It alone knows."""
         lapsed, token = stood(store, clock, "lapsed, quarantine")
         assert store.unsettled.lapse(lapsed, horizon=clock.now)
@@ -194,7 +194,7 @@ class Reaping:
 
         assert store.read(lapsed.key) is None
 
-    def test_of_many_janitors_one_quarantines(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_of_many_janitors_one_quarantines(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """So that it is told once."""
         for _ in range(ROUNDS):
             lapsed, _ = stood(store, clock, "lapsed, quarantine")
@@ -202,37 +202,37 @@ class Reaping:
             done = at_once(*[lambda lapsed=lapsed: store.unsettled.lapse(lapsed, horizon=clock.now)] * THREADS)
             assert [each for each in done if each] == [True]
 
-    def test_a_janitor_and_a_late_owner_do_not_harm_each_other(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_a_janitor_and_a_late_owner_do_not_harm_each_other(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """In whatever order they come, the answer is there in the end."""
         for _ in range(ROUNDS):
             lapsed, token = stood(store, clock, "lapsed, quarantine")
 
-            def finish(lapsed: Found = lapsed, token: bytes = token) -> bool:
+            def finish(lapsed: SeenRecord = lapsed, token: bytes = token) -> bool:
                 store.complete(lapsed.key, token, PAYLOAD, keep=KEEP)
                 return True
 
-            def reap(lapsed: Found = lapsed) -> bool:
+            def reap(lapsed: SeenRecord = lapsed) -> bool:
                 store.unsettled.lapse(lapsed, horizon=clock.now)
                 return True
 
             assert at_once(finish, reap) == [True, True]
             assert (found(store, lapsed.key).state, found(store, lapsed.key).payload) == (State.COMPLETED, PAYLOAD)
 
-    def test_a_janitor_and_a_retry_do_not_both_decide(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_a_janitor_and_a_retry_do_not_both_decide(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """What is taken over is in flight; what is quarantined is not taken over."""
-        for on_lapse in OnLapse:
-            standing: Standing = "lapsed, takeover" if on_lapse is OnLapse.TAKEOVER else "lapsed, quarantine"
+        for on_lapse in OnExpiry:
+            standing: Standing = "lapsed, takeover" if on_lapse is OnExpiry.TAKEOVER else "lapsed, quarantine"
             lapsed, token = stood(store, clock, standing)
 
-            def retry(lapsed: Found = lapsed) -> object:
+            def retry(lapsed: SeenRecord = lapsed) -> object:
                 return store.claim(a_request(lapsed.key), token=a_token(), lease=LEASE)
 
-            def reap(lapsed: Found = lapsed) -> object:
+            def reap(lapsed: SeenRecord = lapsed) -> object:
                 return store.unsettled.lapse(lapsed, horizon=clock.now)
 
             at_once(retry, reap)
             record = found(store, lapsed.key)
-            if on_lapse is OnLapse.TAKEOVER:
+            if on_lapse is OnExpiry.TAKEOVER:
                 assert (record.state, record.attempt) == (State.PROCESSING, 2)
                 with pytest.raises(LeaseLost):
                     store.complete(lapsed.key, token, PAYLOAD, keep=KEEP)
@@ -245,16 +245,16 @@ class Reaping:
 LEAST, MOST = 10.0, 100.0
 
 
-def due(store: UnsettledStore, *, horizon: float, limit: int = 1000) -> list[Found]:
+def due(store: RecoveryStore, *, horizon: float, limit: int = 1000) -> list[SeenRecord]:
     """All whose turn it is: there may be others' beside a test's own."""
-    taken: list[Found] = []
+    taken: list[SeenRecord] = []
     while given := _given(store, horizon=horizon, limit=limit):
         assert len(given) <= limit
         taken += given
     return taken
 
 
-def _given(store: UnsettledStore, *, horizon: float, limit: int) -> Sequence[Found]:
+def _given(store: RecoveryStore, *, horizon: float, limit: int) -> Sequence[SeenRecord]:
     """As a janitor does: whoever is told that others were faster, time after time, asks once more."""
     for _ in range(9):
         with suppress(StoreUnavailable):
@@ -262,13 +262,11 @@ def _given(store: UnsettledStore, *, horizon: float, limit: int) -> Sequence[Fou
     raise AssertionError("nobody was ever told")
 
 
-class TakingTurns:
+class ResolverQueue:
     """`due`: nobody is asked twice at once about one key, and nobody is forgotten."""
 
     @pytest.mark.parametrize("how", ("held", "lapsed in a claim", "lapsed by a janitor", "condemned"))
-    def test_what_is_newly_quarantined_is_due_at_once(
-        self, store: UnsettledStore, clock: FrozenClock, how: str
-    ) -> None:
+    def test_what_is_newly_quarantined_is_due_at_once(self, store: RecoveryStore, clock: FrozenClock, how: str) -> None:
         """However it got there, and with all that is known of it."""
         match how:
             case "held":
@@ -286,7 +284,7 @@ class TakingTurns:
             outline(each.record) for each in due(store, horizon=clock.now) if each.key == quarantined.key
         ]
 
-    def test_the_pauses_double_between_the_least_and_the_most(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_the_pauses_double_between_the_least_and_the_most(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Each is as long as the key has been quarantined for, since the end of its lease."""
         quarantined, _ = noticed(store, clock)
         pauses = list[float]()
@@ -299,7 +297,7 @@ class TakingTurns:
 
         assert pauses == pytest.approx([10, 11, 22, 44, 88, 100, 100], abs=5)
 
-    def test_the_first_turn_is_told_from_the_others(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_the_first_turn_is_told_from_the_others(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Who is asked for the first time may be asked too early."""
         quarantined, _ = noticed(store, clock)
         turns = list[bool]()
@@ -310,7 +308,7 @@ class TakingTurns:
         assert turns == [False, True, True]
 
     def test_an_owner_that_was_heard_of_since_is_asked_about_for_the_first_time(
-        self, store: UnsettledStore, clock: FrozenClock
+        self, store: RecoveryStore, clock: FrozenClock
     ) -> None:
         """It lives, or has: what was said before is about the past."""
         key, token = a_key(), a_token()
@@ -324,7 +322,7 @@ class TakingTurns:
 
         assert [each.asked for each in due(store, horizon=clock.now) if each.key == key] == [False]
 
-    def test_only_those_are_given_that_are_meant(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_only_those_are_given_that_are_meant(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Two applications may share a store, and neither can ask about the other's. Their turns are not taken."""
         several = [noticed(store, clock)[0] for _ in range(4)]
         for ours in several[1:3]:
@@ -336,7 +334,7 @@ class TakingTurns:
         assert {several[0].key, several[3].key} == left & set(keys(several))
 
     def test_one_that_is_held_before_its_lease_is_over_waits_the_least(
-        self, store: UnsettledStore, clock: FrozenClock
+        self, store: RecoveryStore, clock: FrozenClock
     ) -> None:
         """It has been quarantined for no time at all."""
         held, _ = stood(store, clock, "quarantined")
@@ -346,7 +344,7 @@ class TakingTurns:
         clock.advance(0.25)
         assert held.key in keys(due(store, horizon=clock.now))
 
-    def test_a_turn_after_the_horizon_has_not_come(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_a_turn_after_the_horizon_has_not_come(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """A clock that was set forward brings everybody's turn at once, and the other side a crowd."""
         held, _ = stood(store, clock, "quarantined")
         began = clock.now
@@ -356,7 +354,7 @@ class TakingTurns:
         assert held.key not in keys(due(store, horizon=began + LEAST - 0.125))
         assert held.key in keys(due(store, horizon=began + LEAST + 0.125))
 
-    def test_a_turn_is_given_once(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_a_turn_is_given_once(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Whoever got it may have died: it comes again when its pause is over, and not before."""
         several = {stood(store, clock, "quarantined")[0].key for _ in range(5)}
         given = [key for key in keys(due(store, horizon=clock.now, limit=2)) if key in several]
@@ -364,7 +362,7 @@ class TakingTurns:
         assert (several, 5) == (set(given), len(given))
         assert not several & set(keys(due(store, horizon=clock.now)))
 
-    def test_of_many_who_ask_at_once_each_gets_others(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_of_many_who_ask_at_once_each_gets_others(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """No key is given to two, and none to nobody."""
         several = {stood(store, clock, "quarantined")[0].key for _ in range(20)}
         given = at_once(*[lambda: due(store, horizon=clock.now, limit=3)] * 8)
@@ -373,7 +371,7 @@ class TakingTurns:
         assert (several, len(several)) == (set(ours), len(ours))
 
     @pytest.mark.parametrize("how", ("by its owner", "by another", "freed", "released"))
-    def test_what_is_settled_is_not_due(self, store: UnsettledStore, clock: FrozenClock, how: str) -> None:
+    def test_what_is_settled_is_not_due(self, store: RecoveryStore, clock: FrozenClock, how: str) -> None:
         """Nobody is to be asked about it any more."""
         held, token = stood(store, clock, "quarantined")
         if how == "by its owner":
@@ -387,14 +385,14 @@ class TakingTurns:
 
         assert held.key not in keys(due(store, horizon=clock.now))
 
-    def test_what_is_not_quarantined_is_not_due(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_what_is_not_quarantined_is_not_due(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """A lapsed one is not until somebody has quarantined it."""
         others = [stood(store, clock, "lapsed, takeover"), stood(store, clock, "lapsed, quarantine")]
         others += [stood(store, clock, "in flight"), stood(store, clock, "completed")]
 
         assert not {each.key for each, _ in others} & set(keys(due(store, horizon=clock.now)))
 
-    def test_a_key_that_is_quarantined_anew_is_due_at_once(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_a_key_that_is_quarantined_anew_is_due_at_once(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """What is asked about is another attempt; that the last one had to wait is no reason."""
         freed, answered = (stood(store, clock, "quarantined") for _ in range(2))
         due(store, horizon=clock.now)
@@ -406,7 +404,7 @@ class TakingTurns:
 
         assert [each.key in given for each, _ in (freed, answered)] == [True, True]
 
-    def test_asking_changes_no_record(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_asking_changes_no_record(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """A turn is no lease: the owner, a person and a janitor may all settle it meanwhile."""
         held, token = stood(store, clock, "quarantined")
         due(store, horizon=clock.now)
@@ -416,5 +414,5 @@ class TakingTurns:
         assert State.COMPLETED is found(store, held.key).state
 
 
-def keys(given: Sequence[Found]) -> list[StorageKey]:
+def keys(given: Sequence[SeenRecord]) -> list[StorageKey]:
     return [each.key for each in given]

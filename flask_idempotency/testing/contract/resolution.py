@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from flask_idempotency.engine.capabilities import Found
+from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import OnLapse, Replayed, State
+from flask_idempotency.engine.model import OnExpiry, Replayed, State
 from flask_idempotency.testing.contract.stress import ROUNDS, THREADS, at_once
 from flask_idempotency.testing.contract.support import (
     KEEP,
@@ -20,8 +20,8 @@ from flask_idempotency.testing.contract.support import (
     OTHER_PAYLOAD,
     PAYLOAD,
     STANDINGS,
+    RecoveryStore,
     Standing,
-    UnsettledStore,
     a_key,
     a_request,
     a_token,
@@ -40,12 +40,12 @@ from flask_idempotency.testing.doubles import FrozenClock
 # A key may run again because somebody has said so.
 
 
-class Freeing:
+class ForceReleasing:
     """`free`: as if the key had never been used, but for the fence."""
 
     @pytest.mark.parametrize("standing", STANDINGS)
     def test_a_key_is_freed_whatever_state_it_is_in(
-        self, store: UnsettledStore, clock: FrozenClock, standing: Standing
+        self, store: RecoveryStore, clock: FrozenClock, standing: Standing
     ) -> None:
         """At once, for any request; and its fence rises."""
         seen, _ = stood(store, clock, standing)
@@ -56,7 +56,7 @@ class Freeing:
         grant = granted(store.claim(another, token=a_token(), lease=LEASE))
         assert (grant.attempt, grant.fence > seen.record.fence) == (1, True)
 
-    def test_a_condemned_key_is_freed(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_a_condemned_key_is_freed(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Nobody could open its answer; that its work was done is for whoever frees it to know."""
         damaged, _ = condemned(store, clock)
 
@@ -65,7 +65,7 @@ class Freeing:
         granted(store.claim(a_request(damaged.key), token=a_token(), lease=LEASE))
 
     @pytest.mark.parametrize("standing", STANDINGS)
-    def test_its_owner_has_lost_it(self, store: UnsettledStore, clock: FrozenClock, standing: Standing) -> None:
+    def test_its_owner_has_lost_it(self, store: RecoveryStore, clock: FrozenClock, standing: Standing) -> None:
         """It can neither complete nor keep what is not its own any more; and what comes after it stays untouched."""
         seen, late = stood(store, clock, standing)
         assert store.unsettled.free(seen)
@@ -87,26 +87,26 @@ class Freeing:
                 write()
         assert before == found(store, seen.key)
 
-    def test_what_is_free_is_not_freed(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_what_is_free_is_not_freed(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Again, after its answer's life, and when it was never there."""
         freed, _ = stood(store, clock, "quarantined")
         assert store.unsettled.free(freed)
         answered, _ = stood(store, clock, "completed")
         clock.advance(KEEP)
 
-        for each in (freed, answered, Found(a_key(), freed.record)):
+        for each in (freed, answered, SeenRecord(a_key(), freed.record)):
             assert not store.unsettled.free(each)
             assert store.read(each.key) is None
 
     @pytest.mark.parametrize("event", ("renewed", "taken over", "completed", "held", "begun anew"))
     def test_what_does_not_stand_as_it_was_seen_is_not_freed(
-        self, store: UnsettledStore, clock: FrozenClock, event: str
+        self, store: RecoveryStore, clock: FrozenClock, event: str
     ) -> None:
         """Whoever decided to free it did not know."""
         key, token = a_key(), a_token()
-        granted(store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=token, lease=LEASE))
+        granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
         clock.advance(LEASE)
-        lapsed = Found(key, found(store, key))
+        lapsed = SeenRecord(key, found(store, key))
         events: dict[str, Callable[[], object]] = {
             "renewed": lambda: store.renew(key, token, lease=LEASE),
             "taken over": lambda: granted(store.claim(a_request(key), token=a_token(), lease=LEASE)),
@@ -120,7 +120,7 @@ class Freeing:
         assert not store.unsettled.free(lapsed)
         assert before == found(store, key)
 
-    def test_another_claim_of_the_same_moment_is_not_freed(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_another_claim_of_the_same_moment_is_not_freed(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Its lease ends when that of the first would have: by the token alone are they told apart."""
         first, token = stood(store, clock, "in flight")
         begin_anew(store, first.key, token)
@@ -130,7 +130,7 @@ class Freeing:
         assert not store.unsettled.free(first)
         assert before == found(store, first.key)
 
-    def test_an_answer_that_was_stored_anew_is_not_freed(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_an_answer_that_was_stored_anew_is_not_freed(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Its key has run again since somebody saw the first."""
         answered, _ = stood(store, clock, "completed")
         clock.advance(KEEP)
@@ -140,7 +140,7 @@ class Freeing:
         assert not store.unsettled.free(answered)
         assert before == found(store, answered.key)
 
-    def test_a_key_is_freed_once(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_a_key_is_freed_once(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """By one of many, and what is claimed after it is nobody's to free who saw the last."""
         for _ in range(ROUNDS):
             held, _ = stood(store, clock, "quarantined")
@@ -148,7 +148,7 @@ class Freeing:
             done = at_once(*[lambda held=held: store.unsettled.free(held)] * THREADS)
             assert [each for each in done if each] == [True]
 
-    def test_an_answer_and_who_frees_its_key_do_not_both_win(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_an_answer_and_who_frees_its_key_do_not_both_win(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Either the answer is there and stays, or the key is free and its owner hears so."""
         for _ in range(ROUNDS):
             flying, token = stood(store, clock, "in flight")
@@ -160,18 +160,18 @@ class Freeing:
                     return False
                 return True
 
-            def free(flying: Found = flying) -> bool:
+            def free(flying: SeenRecord = flying) -> bool:
                 return store.unsettled.free(flying)
 
             finished, freed = at_once(finish, free)
             assert (True, finished) == (finished is not freed, store.read(flying.key) is not None)
 
 
-class SettlingForOthers:
+class Resolving:
     """`settle`: from now on this is the answer, and the owner hears so."""
 
     @pytest.mark.parametrize("how", ("held", "lapsed", "condemned"))
-    def test_what_is_quarantined_is_completed(self, store: UnsettledStore, clock: FrozenClock, how: str) -> None:
+    def test_what_is_quarantined_is_completed(self, store: RecoveryStore, clock: FrozenClock, how: str) -> None:
         """Under the fresh token, with the fence and the story it had; and its life begins now."""
         match how:
             case "held":
@@ -198,7 +198,7 @@ class SettlingForOthers:
         )
         assert Replayed(record) == store.claim(a_request(quarantined.key), token=a_token(), lease=LEASE)
 
-    def test_an_answer_by_another_ends_as_any_other(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_an_answer_by_another_ends_as_any_other(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Its key is free then."""
         held, _ = stood(store, clock, "quarantined")
         assert store.unsettled.settle(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
@@ -209,7 +209,7 @@ class SettlingForOthers:
         assert granted(store.claim(a_request(held.key), token=a_token(), lease=LEASE)).fence > held.record.fence
 
     @pytest.mark.parametrize("verb", ("complete", "renew", "release", "hold", "mark"))
-    def test_the_owner_has_lost_it(self, store: UnsettledStore, clock: FrozenClock, verb: str) -> None:
+    def test_the_owner_has_lost_it(self, store: RecoveryStore, clock: FrozenClock, verb: str) -> None:
         """It must not deliver another answer than everybody else gets, and changes nothing."""
         held, token = stood(store, clock, "quarantined")
         assert store.unsettled.settle(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
@@ -226,7 +226,7 @@ class SettlingForOthers:
 
         assert before == found(store, held.key)
 
-    def test_a_repeated_settlement_is_done(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_a_repeated_settlement_is_done(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """With the same token, after a lost reply. What was stored first stays, and lives no longer."""
         held, _ = stood(store, clock, "quarantined")
         token = a_token()
@@ -236,19 +236,19 @@ class SettlingForOthers:
         assert store.unsettled.settle(held, token=token, payload=OTHER_PAYLOAD, keep=10 * KEEP)
         assert before == found(store, held.key)
 
-    def test_a_second_settlement_is_refused(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_a_second_settlement_is_refused(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """By another token it is somebody else's: two resolvers may have heard different things."""
         held, _ = stood(store, clock, "quarantined")
         assert store.unsettled.settle(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
         before = found(store, held.key)
 
-        for each in (held, Found(held.key, before)):
+        for each in (held, SeenRecord(held.key, before)):
             assert not store.unsettled.settle(each, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
         assert before == found(store, held.key)
 
     @pytest.mark.parametrize("standing", ("in flight", "completed", "lapsed, takeover", "lapsed, quarantine"))
     def test_what_is_not_quarantined_is_not_settled(
-        self, store: UnsettledStore, clock: FrozenClock, standing: Standing
+        self, store: RecoveryStore, clock: FrozenClock, standing: Standing
     ) -> None:
         """Its owner may be at work, or is to be followed by a retry, or has said what came of it."""
         other, _ = stood(store, clock, standing)
@@ -258,7 +258,7 @@ class SettlingForOthers:
 
     @pytest.mark.parametrize("event", ("completed", "condemned", "released", "begun anew", "lapsed anew"))
     def test_what_does_not_stand_as_it_was_seen_is_not_settled(
-        self, store: UnsettledStore, clock: FrozenClock, event: str
+        self, store: RecoveryStore, clock: FrozenClock, event: str
     ) -> None:
         """Its owner was faster, or it is quite another claim: what was asked about is no more."""
         held, token = stood(store, clock, "quarantined")
@@ -277,7 +277,7 @@ class SettlingForOthers:
         assert not store.unsettled.settle(held, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
         assert before == store.read(held.key)
 
-    def test_what_was_seen_in_flight_is_not_settled(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_what_was_seen_in_flight_is_not_settled(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Though it is quarantined by now: whoever saw it has not seen that."""
         in_flight, token = stood(store, clock, "in flight")
         store.hold(in_flight.key, token, "view-crashed")
@@ -286,7 +286,7 @@ class SettlingForOthers:
         assert not store.unsettled.settle(in_flight, token=a_token(), payload=PAYLOAD, keep=KEEP)
         assert before == found(store, in_flight.key)
 
-    def test_an_answer_whose_life_is_over_is_not_settled(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_an_answer_whose_life_is_over_is_not_settled(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Nothing is there by then, and nothing comes of it."""
         held, token = stood(store, clock, "quarantined")
         store.complete(held.key, token, PAYLOAD, keep=KEEP)
@@ -297,7 +297,7 @@ class SettlingForOthers:
 
     @pytest.mark.parametrize("keep", (0.0, -1.0, math.inf, math.nan))
     def test_an_answer_by_another_without_an_end_is_refused(
-        self, store: UnsettledStore, clock: FrozenClock, keep: float
+        self, store: RecoveryStore, clock: FrozenClock, keep: float
     ) -> None:
         """As its owner's would be."""
         held, _ = stood(store, clock, "quarantined")
@@ -306,7 +306,7 @@ class SettlingForOthers:
 
         assert held.record == found(store, held.key)
 
-    def test_of_many_who_settle_one_does(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_of_many_who_settle_one_does(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Each with an answer of its own, of which one is everybody's."""
         for _ in range(ROUNDS):
             held, _ = stood(store, clock, "quarantined")
@@ -324,19 +324,19 @@ class SettlingForOthers:
                 answer for answer, settled in zip(answers, done, strict=True) if settled
             ]
 
-    def test_an_owner_and_another_do_not_both_settle(self, store: UnsettledStore, clock: FrozenClock) -> None:
+    def test_an_owner_and_another_do_not_both_settle(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Whoever was first has said what everybody hears, and the other hears that it was not."""
         for _ in range(ROUNDS):
             held, token = stood(store, clock, "quarantined")
 
-            def finish(held: Found = held, token: bytes = token) -> bool:
+            def finish(held: SeenRecord = held, token: bytes = token) -> bool:
                 try:
                     store.complete(held.key, token, PAYLOAD, keep=KEEP)
                 except LeaseLost:
                     return False
                 return True
 
-            def settle(held: Found = held) -> bool:
+            def settle(held: SeenRecord = held) -> bool:
                 return store.unsettled.settle(held, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
 
             finished, settled = at_once(finish, settle)

@@ -8,7 +8,16 @@ from dataclasses import replace
 import pytest
 
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.model import CORRUPT, Mismatched, OnLapse, Payload, Replayed, SealedBy, State, Unknown
+from flask_idempotency.engine.model import (
+    CORRUPT,
+    Mismatched,
+    OnExpiry,
+    Replayed,
+    SealedBy,
+    State,
+    StoredPayload,
+    Unknown,
+)
 from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract.support import (
     ABOUT,
@@ -34,7 +43,7 @@ from flask_idempotency.testing.doubles import FrozenClock
 LONG = 400 * 86400.0
 
 
-class Condemning:
+class MarkingCorrupt:
     """Whoever finds an answer damaged says which bytes were found: nothing else is condemned for them."""
 
     def test_a_condemned_record_is_quarantined_with_all_that_it_holds(self, store: Store, clock: FrozenClock) -> None:
@@ -100,7 +109,7 @@ class Condemning:
         ids=("another answer", "longer", "empty", "under a key"),
     )
     def test_another_payload_than_was_found_is_not_condemned(
-        self, store: Store, clock: FrozenClock, other: Payload
+        self, store: Store, clock: FrozenClock, other: StoredPayload
     ) -> None:
         """It may have been sealed anew since it was read, or the damage was in a cache."""
         key = a_key()
@@ -132,7 +141,7 @@ class Condemning:
     def test_the_facts_of_a_sealed_answer_are_told_as_they_were_given(self, store: Store, clock: FrozenClock) -> None:
         """Number 0 needs no data key; that it is told again decides which key opens it, or that none does."""
         key, token = a_key(), a_token()
-        payload = Payload(b"", 402, False, 0, SealedBy("", 0))
+        payload = StoredPayload(b"", 402, False, 0, SealedBy("", 0))
         store.claim(a_request(key), token=token, lease=LEASE)
         store.complete(key, token, payload, keep=KEEP)
 
@@ -140,11 +149,11 @@ class Condemning:
 
 
 PAYLOADS = {
-    "empty": Payload(data=b"", status=204, success=True, byte_size=0),
-    "zero": Payload(data=b"0", status=200, success=True, byte_size=1),
-    "every byte": Payload(data=bytes(range(256)) * 2, status=422, success=False, byte_size=512),
-    "ends in nothing": Payload(data=b"\r\n\0", status=302, success=True, byte_size=3),
-    "a mebibyte": Payload(data=bytes(range(256)) * 4096, status=200, success=True, byte_size=5_000_000_000),
+    "empty": StoredPayload(data=b"", status=204, success=True, byte_size=0),
+    "zero": StoredPayload(data=b"0", status=200, success=True, byte_size=1),
+    "every byte": StoredPayload(data=bytes(range(256)) * 2, status=422, success=False, byte_size=512),
+    "ends in nothing": StoredPayload(data=b"\r\n\0", status=302, success=True, byte_size=3),
+    "a mebibyte": StoredPayload(data=bytes(range(256)) * 4096, status=200, success=True, byte_size=5_000_000_000),
 }
 
 
@@ -152,7 +161,7 @@ class Settling:
     """What is stored is what came of the work; what is stored first stays."""
 
     @pytest.mark.parametrize("payload", list(PAYLOADS.values()), ids=list(PAYLOADS))
-    def test_a_result_is_replayed_unchanged(self, store: Store, payload: Payload) -> None:
+    def test_a_result_is_replayed_unchanged(self, store: Store, payload: StoredPayload) -> None:
         """Every byte of it, also when there are none: presence is a state, never truthiness."""
         key, token = a_key(), a_token()
         granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -297,7 +306,7 @@ class Settling:
     def test_a_held_claim_is_never_taken_over(self, store: Store, clock: FrozenClock) -> None:
         """Not even where a lapse would be: its owner has said that nobody knows, and time tells nothing new."""
         key = a_key()
-        ask = a_request(key, on_lapse=OnLapse.TAKEOVER)
+        ask = a_request(key, on_lapse=OnExpiry.TAKEOVER)
         token = granted(store.claim(ask, token=a_token(), lease=LEASE)).token
         store.hold(key, token, "view-crashed")
         clock.advance(LEASE + 1)

@@ -22,12 +22,12 @@ from flask_idempotency.engine.model import (
     Grant,
     InFlight,
     Mismatched,
-    OnLapse,
+    OnExpiry,
     OverQuota,
-    Payload,
     Record,
     Replayed,
     State,
+    StoredPayload,
     Unknown,
 )
 from flask_idempotency.engine.quota import Drift, Quota, Usage
@@ -55,7 +55,7 @@ MACHINE_STEPS = 30
 fingerprints = st.sampled_from((FINGERPRINT, OTHER_FINGERPRINT))
 machine_durations = st.integers(1, 40)
 payloads = st.builds(
-    Payload,
+    StoredPayload,
     data=st.binary(max_size=8),
     status=st.sampled_from((200, 204, 422)),
     success=st.booleans(),
@@ -71,10 +71,10 @@ class Row:
     token: bytes
     attempt: int
     fingerprint: bytes
-    on_lapse: OnLapse
+    on_lapse: OnExpiry
     first_seen: float
     deadline: float
-    payload: Payload | None = None
+    payload: StoredPayload | None = None
     reason: str = ""
 
 
@@ -94,7 +94,7 @@ class Model:
             self._row = None
         return self._row
 
-    def claim(self, token: bytes, fingerprint: bytes, on_lapse: OnLapse, lease: int) -> object:
+    def claim(self, token: bytes, fingerprint: bytes, on_lapse: OnExpiry, lease: int) -> object:
         now, row = self._clock.now, self.row
         fresh = Row(State.PROCESSING, token, 1, fingerprint, on_lapse, now, now + lease)
         if row is None:
@@ -110,7 +110,7 @@ class Model:
             return Claimed, row.attempt
         if row.deadline > now:
             return InFlight, row.deadline - now
-        if row.on_lapse is OnLapse.TAKEOVER:
+        if row.on_lapse is OnExpiry.TAKEOVER:
             self._row = replace(fresh, attempt=row.attempt + 1, first_seen=row.first_seen)
             return Claimed, row.attempt + 1
         self._row = replace(row, state=State.QUARANTINED, reason="lease-expired")
@@ -129,10 +129,10 @@ class Model:
         if row is None or row.token != token or row.state is State.COMPLETED:
             return True
         if row.state is State.PROCESSING:
-            self._row = replace(row, on_lapse=OnLapse.QUARANTINE)
+            self._row = replace(row, on_lapse=OnExpiry.QUARANTINE)
         return False
 
-    def complete(self, token: bytes, payload: Payload, keep: int) -> Lost:
+    def complete(self, token: bytes, payload: StoredPayload, keep: int) -> Lost:
         row = self.row
         if row is None or row.token != token:
             return True
@@ -182,9 +182,9 @@ class StoreMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: int) -> None:
         self.clock.advance(seconds)
 
-    @rule(token=tokens, fingerprint=fingerprints, on_lapse=st.sampled_from(OnLapse), lease=machine_durations)
-    def claim(self, token: bytes, fingerprint: bytes, on_lapse: OnLapse, lease: int) -> None:
-        # What becomes of a claim that was given up is not for a model without a past: see `GivingUp`.
+    @rule(token=tokens, fingerprint=fingerprints, on_lapse=st.sampled_from(OnExpiry), lease=machine_durations)
+    def claim(self, token: bytes, fingerprint: bytes, on_lapse: OnExpiry, lease: int) -> None:
+        # What becomes of a claim that was given up is not for a model without a past: see `Cancelling`.
         if token in self.released:
             return
         request = a_request(self.key, fingerprint=fingerprint, on_lapse=on_lapse)
@@ -211,7 +211,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.model.mark(token) == lost(lambda: self.store.mark(self.key, token))
 
     @rule(token=tokens, payload=payloads, keep=machine_durations)
-    def complete(self, token: bytes, payload: Payload, keep: int) -> None:
+    def complete(self, token: bytes, payload: StoredPayload, keep: int) -> None:
         expected = self.model.complete(token, payload, keep)
         assert expected == lost(lambda: self.store.complete(self.key, token, payload, keep=keep))
 
@@ -326,7 +326,7 @@ class Racing:
         for _ in range(ROUNDS):
             key = a_key()
             stand(store, clock, key, "lapsed, takeover")
-            ask = a_request(key, on_lapse=OnLapse.TAKEOVER)
+            ask = a_request(key, on_lapse=OnExpiry.TAKEOVER)
 
             outcomes = at_once(*[lambda ask=ask: store.claim(ask, token=a_token(), lease=LEASE)] * THREADS)
 
@@ -409,8 +409,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
-    @rule(key=keys, token=tokens, on_lapse=st.sampled_from(OnLapse), lease=recount_durations, quota=quotas)
-    def claim(self, key: int, token: int, on_lapse: OnLapse, lease: float, quota: Quota | None) -> None:
+    @rule(key=keys, token=tokens, on_lapse=st.sampled_from(OnExpiry), lease=recount_durations, quota=quotas)
+    def claim(self, key: int, token: int, on_lapse: OnExpiry, lease: float, quota: Quota | None) -> None:
         before, live = self.usage, self.store.read(self.keys[key])
         request = a_request(self.keys[key], on_lapse=on_lapse)
         outcome = self.store.claim(request, token=self.tokens[token], lease=lease, quota=quota)
@@ -428,7 +428,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(key=keys, token=tokens, keep=recount_durations, size=sizes)
     def complete(self, key: int, token: int, keep: float, size: int) -> None:
-        payload = Payload(b"paid", 201, True, size)
+        payload = StoredPayload(b"paid", 201, True, size)
         with suppress(LeaseLost):
             self.store.complete(self.keys[key], self.tokens[token], payload, keep=keep)
 
@@ -436,7 +436,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def release(self, key: int, token: int) -> None:
         with suppress(LeaseLost):
             self.store.release(self.keys[key], self.tokens[token])
-        # What becomes of a claim that was given up is not counted here: see `GivingUp`.
+        # What becomes of a claim that was given up is not counted here: see `Cancelling`.
         self.tokens[token] = a_token()
 
     @rule(key=keys, token=tokens)

@@ -9,9 +9,19 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import pytest
 
-from flask_idempotency.engine.capabilities import Found, Sheet, Unsettled
+from flask_idempotency.engine.capabilities import RecordPage, Recovery, SeenRecord
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import About, Claimed, ClaimRequest, Grant, OnLapse, Payload, Record, State, Unknown
+from flask_idempotency.engine.model import (
+    Claimed,
+    ClaimRequest,
+    Grant,
+    OnExpiry,
+    Record,
+    RequestInfo,
+    State,
+    StoredPayload,
+    Unknown,
+)
 from flask_idempotency.engine.store import Store, StoreOutcome
 from flask_idempotency.testing.doubles import FrozenClock
 
@@ -21,9 +31,9 @@ LEASE = 30.0
 KEEP = 3600.0
 FINGERPRINT = b"\x01" + b"f" * 16
 OTHER_FINGERPRINT = b"\x01" + b"F" * 16
-ABOUT = About(tenant="acme", principal="alice", method="POST", operation="payments.create")
-PAYLOAD = Payload(data=b'{"paid": true}', status=201, success=True, byte_size=31)
-OTHER_PAYLOAD = Payload(data=b'{"paid": "twice"}', status=500, success=False, byte_size=99)
+ABOUT = RequestInfo(tenant="acme", principal="alice", method="POST", operation="payments.create")
+PAYLOAD = StoredPayload(data=b'{"paid": true}', status=201, success=True, byte_size=31)
+OTHER_PAYLOAD = StoredPayload(data=b'{"paid": "twice"}', status=500, success=False, byte_size=99)
 
 Standing: TypeAlias = Literal["in flight", "completed", "quarantined", "lapsed, takeover", "lapsed, quarantine"]
 
@@ -40,8 +50,8 @@ def a_request(
     key: StorageKey,
     *,
     fingerprint: bytes = FINGERPRINT,
-    on_lapse: OnLapse = OnLapse.QUARANTINE,
-    about: About = ABOUT,
+    on_lapse: OnExpiry = OnExpiry.QUARANTINE,
+    about: RequestInfo = ABOUT,
 ) -> ClaimRequest:
     return ClaimRequest(key=key, fingerprint=fingerprint, on_lapse=on_lapse, about=about)
 
@@ -67,7 +77,7 @@ def near(seconds: float) -> Any:
 def stand(store: Store, clock: FrozenClock, key: StorageKey, standing: Standing) -> bytes:
     """Bring a fresh key's record to where it should stand. Returns its owner's token."""
     token = a_token()
-    on_lapse = OnLapse.TAKEOVER if standing == "lapsed, takeover" else OnLapse.QUARANTINE
+    on_lapse = OnExpiry.TAKEOVER if standing == "lapsed, takeover" else OnExpiry.QUARANTINE
     granted(store.claim(a_request(key, on_lapse=on_lapse), token=token, lease=LEASE))
     match standing:
         case "completed":
@@ -90,33 +100,33 @@ STANDINGS: tuple[Standing, ...] = (
 )
 
 
-class UnsettledStore(Store, Protocol):
+class RecoveryStore(Store, Protocol):
     """A store whose unsettled records can be found."""
 
     @property
-    def unsettled(self) -> Unsettled: ...
+    def unsettled(self) -> Recovery: ...
 
 
-def seen(store: Store, key: StorageKey) -> Found:
+def seen(store: Store, key: StorageKey) -> SeenRecord:
     """What somebody saw who looked at this key just now."""
-    return Found(key, found(store, key))
+    return SeenRecord(key, found(store, key))
 
 
-def stood(store: Store, clock: FrozenClock, standing: Standing) -> tuple[Found, bytes]:
+def stood(store: Store, clock: FrozenClock, standing: Standing) -> tuple[SeenRecord, bytes]:
     """A fresh key's record in this state, and its owner's token."""
     key = a_key()
     token = stand(store, clock, key, standing)
     return seen(store, key), token
 
 
-def condemned(store: Store, clock: FrozenClock) -> tuple[Found, bytes]:
+def condemned(store: Store, clock: FrozenClock) -> tuple[SeenRecord, bytes]:
     """A fresh key's record whose answer nobody can open."""
     answered, token = stood(store, clock, "completed")
     store.condemn(answered.key, PAYLOAD)
     return seen(store, answered.key), token
 
 
-def noticed(store: Store, clock: FrozenClock) -> tuple[Found, bytes]:
+def noticed(store: Store, clock: FrozenClock) -> tuple[SeenRecord, bytes]:
     """A record that a retry has quarantined after its lease."""
     lapsed, token = stood(store, clock, "lapsed, quarantine")
     assert isinstance(store.claim(a_request(lapsed.key), token=a_token(), lease=LEASE), Unknown)
@@ -134,7 +144,7 @@ def outline(record: Record) -> Record:
     return record if record.payload is None else replace(record, payload=replace(record.payload, data=b""))
 
 
-def met(sheets: Callable[[bytes], Sheet]) -> Iterator[Found]:
+def met(sheets: Callable[[bytes], RecordPage]) -> Iterator[SeenRecord]:
     """All that is on these sheets."""
     after: bytes | None = b""
     while after is not None:
@@ -143,7 +153,7 @@ def met(sheets: Callable[[bytes], Sheet]) -> Iterator[Found]:
         after = sheet.after
 
 
-def stale(store: UnsettledStore, *, horizon: float, limit: int = 1000) -> dict[StorageKey, Record]:
+def stale(store: RecoveryStore, *, horizon: float, limit: int = 1000) -> dict[StorageKey, Record]:
     """By key, for there may be others' beside a test's own."""
     return {
         each.key: each.record
@@ -152,7 +162,7 @@ def stale(store: UnsettledStore, *, horizon: float, limit: int = 1000) -> dict[S
 
 
 def walked(
-    store: UnsettledStore, state: State, *, limit: int = 1000, tid: bytes | None = None
+    store: RecoveryStore, state: State, *, limit: int = 1000, tid: bytes | None = None
 ) -> dict[StorageKey, Record]:
     return {
         each.key: each.record

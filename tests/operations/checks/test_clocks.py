@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from flask_idempotency.engine.capabilities import ChoreBook, Verdict
+from flask_idempotency.engine.capabilities import TaskLog, Verdict
 from flask_idempotency.operations.doctor import clock_skew, clock_step
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
@@ -19,7 +19,7 @@ def clock() -> FrozenClock:
 
 
 @pytest.fixture
-def book(clock: FrozenClock) -> ChoreBook:
+def book(clock: FrozenClock) -> TaskLog:
     return MemoryStore(clock=clock).chores
 
 
@@ -35,7 +35,7 @@ def looks(*times: float) -> Callable[[], float]:
     ((0.9, Verdict.FINE), (1.1, Verdict.ADVICE), (29.9, Verdict.ADVICE), (30.1, Verdict.FAULT), (86400, Verdict.FAULT)),
 )
 def test_clocks_that_are_apart_are_told_by_how_far(
-    apart: float, verdict: Verdict, ahead: int, book: ChoreBook, clock: FrozenClock
+    apart: float, verdict: Verdict, ahead: int, book: TaskLog, clock: FrozenClock
 ) -> None:
     """
     In either direction.
@@ -45,13 +45,13 @@ def test_clocks_that_are_apart_are_told_by_how_far(
     assert verdict is worst(clock_skew(book, host_clock=looks(host, host)))
 
 
-def test_it_says_which_of_the_two_is_ahead(book: ChoreBook, clock: FrozenClock) -> None:
+def test_it_says_which_of_the_two_is_ahead(book: TaskLog, clock: FrozenClock) -> None:
     said = [clock_skew(book, host_clock=looks(host, host))[0].text for host in (clock.now - 5, clock.now + 5)]
 
     assert [True, True] == ["5.0 s ahead of" in said[0], "5.0 s behind" in said[1]]
 
 
-def test_a_store_that_takes_long_to_answer_is_not_ahead(book: ChoreBook, clock: FrozenClock) -> None:
+def test_a_store_that_takes_long_to_answer_is_not_ahead(book: TaskLog, clock: FrozenClock) -> None:
     """
     Its clock was read at some moment of this call, and which one nobody knows.
     """
@@ -71,7 +71,7 @@ def test_a_store_that_takes_long_to_answer_is_not_ahead(book: ChoreBook, clock: 
         pytest.param("{", Verdict.FINE, id="nothing that can be read"),
     ),
 )
-def test_a_clock_that_was_set_is_told(report: str | None, verdict: Verdict, book: ChoreBook) -> None:
+def test_a_clock_that_was_set_is_told(report: str | None, verdict: Verdict, book: TaskLog) -> None:
     if report is not None:
         book.note("heartbeat", report)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flask_idempotency.engine.capabilities import Finding, Sheet, Verdict
-from flask_idempotency.engine.model import OnLapse
+from flask_idempotency.engine.capabilities import Finding, RecordPage, Verdict
+from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.operations.doctor import LOOKED_AT, PATIENCE_SECONDS, RETRIED_SECONDS, lapsed, quarantined
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
@@ -23,7 +23,7 @@ def store(clock: FrozenClock) -> MemoryStore:
     return MemoryStore(clock=clock)
 
 
-def claim(store: MemoryStore, on_lapse: OnLapse = OnLapse.QUARANTINE) -> None:
+def claim(store: MemoryStore, on_lapse: OnExpiry = OnExpiry.QUARANTINE) -> None:
     store.claim(a_request(a_key(), on_lapse=on_lapse), token=a_token(), lease=LEASE)
 
 
@@ -60,15 +60,15 @@ def looked(store: MemoryStore, clock: FrozenClock) -> list[Finding]:
 @pytest.mark.parametrize(
     ("on_lapse", "since", "verdict"),
     (
-        pytest.param(OnLapse.QUARANTINE, -1, Verdict.FINE, id="at work"),
-        pytest.param(OnLapse.QUARANTINE, PATIENCE_SECONDS - 1, Verdict.FINE, id="the janitor's turn is to come"),
-        pytest.param(OnLapse.QUARANTINE, PATIENCE_SECONDS + 1, Verdict.FAULT, id="no janitor came"),
-        pytest.param(OnLapse.TAKEOVER, RETRIED_SECONDS - 1, Verdict.FINE, id="a retry may come"),
-        pytest.param(OnLapse.TAKEOVER, RETRIED_SECONDS + 1, Verdict.ADVICE, id="no retry came"),
+        pytest.param(OnExpiry.QUARANTINE, -1, Verdict.FINE, id="at work"),
+        pytest.param(OnExpiry.QUARANTINE, PATIENCE_SECONDS - 1, Verdict.FINE, id="the janitor's turn is to come"),
+        pytest.param(OnExpiry.QUARANTINE, PATIENCE_SECONDS + 1, Verdict.FAULT, id="no janitor came"),
+        pytest.param(OnExpiry.TAKEOVER, RETRIED_SECONDS - 1, Verdict.FINE, id="a retry may come"),
+        pytest.param(OnExpiry.TAKEOVER, RETRIED_SECONDS + 1, Verdict.ADVICE, id="no retry came"),
     ),
 )
 def test_a_vanished_owner_is_somebodys_to_notice(
-    on_lapse: OnLapse, since: float, verdict: Verdict, store: MemoryStore, clock: FrozenClock
+    on_lapse: OnExpiry, since: float, verdict: Verdict, store: MemoryStore, clock: FrozenClock
 ) -> None:
     """
     A janitor's, by its rule, or the next retry's.
@@ -80,9 +80,9 @@ def test_a_vanished_owner_is_somebodys_to_notice(
 
 
 def test_both_kinds_are_told(store: MemoryStore, clock: FrozenClock) -> None:
-    claim(store, OnLapse.QUARANTINE)
-    claim(store, OnLapse.TAKEOVER)
-    claim(store, OnLapse.TAKEOVER)
+    claim(store, OnExpiry.QUARANTINE)
+    claim(store, OnExpiry.TAKEOVER)
+    claim(store, OnExpiry.TAKEOVER)
     clock.advance(LEASE + RETRIED_SECONDS + 1)
 
     found = looked(store, clock)
@@ -100,9 +100,9 @@ def test_a_store_of_many_sheets_is_looked_through_for_a_moment_only(
     """
     sheets: list[int] = []
 
-    def stale(*, horizon: float, after: bytes = b"", limit: int) -> Sheet:
+    def stale(*, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
         sheets.append(limit)
-        return Sheet((), after=b"more")
+        return RecordPage((), after=b"more")
 
     monkeypatch.setattr(store.unsettled, "stale", stale)
 

@@ -10,7 +10,7 @@ import redis
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.capabilities import Answer, DataKey
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import NOBODY, About, Payload, SealedBy
+from flask_idempotency.engine.model import NOBODY, RequestInfo, SealedBy, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.admin.data_keys import BATCH_BYTES, Scan
@@ -30,7 +30,7 @@ def walk(store: RedisStore, **which: Any) -> list[Answer]:
     return met
 
 
-def complete(store: RedisStore, key: StorageKey, payload: Payload = PAYLOAD) -> None:
+def complete(store: RedisStore, key: StorageKey, payload: StoredPayload = PAYLOAD) -> None:
     token = a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota()))
     store.complete(key, token, payload, keep=KEEP)
@@ -210,7 +210,7 @@ def test_an_answer_is_met_whatever_stands_before_it(store: RedisStore) -> None:
     """
     Long texts about the request, a key's long name, a size that scripts cannot count to.
     """
-    about = About(principal="p" * 70_000, tenant="t" * 70_000)
+    about = RequestInfo(principal="p" * 70_000, tenant="t" * 70_000)
     payloads = [replace(PAYLOAD, sealed_by=SealedBy(kid, 0)) for kid in ("", "k" * 255)]
     payloads += [PAYLOAD, replace(PAYLOAD, byte_size=2**53 + 1), replace(PAYLOAD, data=b"")]
     expected = {}

@@ -13,12 +13,12 @@ import pytest
 import redis
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.engine.capabilities import Found
+from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ClaimRequest, OnLapse, Unknown
+from flask_idempotency.engine.model import ClaimRequest, OnExpiry, Unknown
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.notifications import RedisBell
+from flask_idempotency.stores.redis.notifications import RedisNotifier
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
@@ -32,7 +32,7 @@ from tests.tooling.processes import DEADLINE_SECONDS, eventually
 IN_REDIS = [name for name in BACKENDS if name.startswith(tuple(f"{kind}-" for kind in REDIS_KINDS))]
 
 
-def awaited(key: StorageKey, *, on_lapse: OnLapse = OnLapse.QUARANTINE) -> ClaimRequest:
+def awaited(key: StorageKey, *, on_lapse: OnExpiry = OnExpiry.QUARANTINE) -> ClaimRequest:
     return replace(a_request(key, on_lapse=on_lapse), awaited=True)
 
 
@@ -51,7 +51,7 @@ class Ear:
 
 
 @contextmanager
-def waiting(bell: RedisBell, *keys: StorageKey) -> Iterator[Ear]:
+def waiting(bell: RedisNotifier, *keys: StorageKey) -> Iterator[Ear]:
     """Somebody who waits for these, and has been told that from now on they hear."""
     ear = Ear()
     with bell.hear(keys, ear.wake):
@@ -76,7 +76,7 @@ def test_whoever_waits_hears_of_a_settlement(backend: str, request: pytest.Fixtu
         store.bell.close()
 
 
-SETTLEMENTS: dict[str, Callable[[RedisStore, Found, FrozenClock], object]] = {
+SETTLEMENTS: dict[str, Callable[[RedisStore, SeenRecord, FrozenClock], object]] = {
     "complete": lambda store, seen, _: store.complete(seen.key, seen.record.token, PAYLOAD, keep=KEEP),
     "release": lambda store, seen, _: store.release(seen.key, seen.record.token),
     "hold": lambda store, seen, _: store.hold(seen.key, seen.record.token, "lost"),
@@ -86,12 +86,12 @@ SETTLEMENTS: dict[str, Callable[[RedisStore, Found, FrozenClock], object]] = {
 }
 
 
-def lapse(store: RedisStore, seen: Found, clock: FrozenClock) -> None:
+def lapse(store: RedisStore, seen: SeenRecord, clock: FrozenClock) -> None:
     clock.advance(LEASE + 1)
     assert store.unsettled.lapse(seen, horizon=clock.now)
 
 
-def claim_lapsed(store: RedisStore, seen: Found, clock: FrozenClock) -> None:
+def claim_lapsed(store: RedisStore, seen: SeenRecord, clock: FrozenClock) -> None:
     clock.advance(LEASE + 1)
     assert isinstance(store.claim(a_request(seen.key), token=a_token(), lease=LEASE), Unknown)
 
@@ -122,7 +122,7 @@ def test_a_key_is_named_once_when_it_is_settled(
     quota = Quota(records=5) if counted else None
     granted(store.claim(awaited(key), token=token, lease=LEASE, quota=quota))
 
-    SETTLEMENTS[how](store, Found(key, found(store, key)), clock)
+    SETTLEMENTS[how](store, SeenRecord(key, found(store, key)), clock)
 
     assert [layout.name(layout.keys(key))] == heard()
 
@@ -146,7 +146,7 @@ def test_a_claim_that_is_marked_and_renewed_is_awaited_still(
     What a claim has said holds until it is settled; and its answer is none the more successful for it.
     """
     key, token = a_key(), a_token()
-    granted(store.claim(awaited(key, on_lapse=OnLapse.TAKEOVER), token=token, lease=LEASE))
+    granted(store.claim(awaited(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
     store.mark(key, token)
     store.renew(key, token, lease=2 * LEASE)
     failed = replace(PAYLOAD, status=500, success=False)
@@ -163,7 +163,7 @@ def test_what_follows_a_take_over_is_as_the_new_claim_says(
     It is another process' claim, perhaps of a release that lets nobody wait.
     """
     key, token = a_key(), a_token()
-    granted(store.claim(awaited(key, on_lapse=OnLapse.TAKEOVER), token=a_token(), lease=LEASE))
+    granted(store.claim(awaited(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE))
     clock.advance(LEASE + 1)
     granted(store.claim(a_request(key), token=token, lease=LEASE))
     store.complete(key, token, PAYLOAD, keep=KEEP)
@@ -215,7 +215,7 @@ def test_it_is_given_up_when_nobody_has_waited_for_long(quiet_server: RedisServe
     Its thread and its connection go; whoever waits next has another.
     """
     with connect(quiet_server.url) as client:
-        bell, key = RedisBell(client.pubsub, idle_seconds=0.0), a_key()
+        bell, key = RedisNotifier(client.pubsub, idle_seconds=0.0), a_key()
         for _ in range(2):
             with waiting(bell, key):
                 pass
@@ -262,7 +262,7 @@ def test_a_server_that_fell_silent_is_noticed(start_redis: StartRedis, redis_kin
     """
     server, key = start_redis(redis_kind), a_key()
     with connect(server.url, socket_timeout=0.2) as client:
-        bell = RedisBell(client.pubsub, patience_seconds=0.0, idle_seconds=0.0)
+        bell = RedisNotifier(client.pubsub, patience_seconds=0.0, idle_seconds=0.0)
         with waiting(bell, key) as ear:
             server.pause()
             assert eventually(lambda: bell.deaf)

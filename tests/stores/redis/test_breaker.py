@@ -6,37 +6,37 @@ import logging
 
 import pytest
 
-from flask_idempotency.stores.redis.replay_cache import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, Breaker
+from flask_idempotency.stores.redis.replay_cache import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, CircuitBreaker
 from flask_idempotency.testing.doubles import FrozenClock
 
 MILLISECOND = 0.001
 
 
 @pytest.fixture
-def breaker(clock: FrozenClock) -> Breaker:
-    return Breaker("The server", monotonic=clock)
+def breaker(clock: FrozenClock) -> CircuitBreaker:
+    return CircuitBreaker("The server", monotonic=clock)
 
 
-def fail(breaker: Breaker) -> None:
+def fail(breaker: CircuitBreaker) -> None:
     turn = breaker.turn()
     assert turn is not None
     breaker.failed(turn, "TimeoutError")
 
 
-def succeed(breaker: Breaker) -> None:
+def succeed(breaker: CircuitBreaker) -> None:
     turn = breaker.turn()
     assert turn is not None
     breaker.succeeded(turn)
 
 
-def test_while_all_is_well_everybody_passes(breaker: Breaker) -> None:
+def test_while_all_is_well_everybody_passes(breaker: CircuitBreaker) -> None:
     """
     Any number at once.
     """
     assert None not in [breaker.turn() for _ in range(100)]
 
 
-def test_after_a_failure_nobody_calls_for_a_second(breaker: Breaker, clock: FrozenClock) -> None:
+def test_after_a_failure_nobody_calls_for_a_second(breaker: CircuitBreaker, clock: FrozenClock) -> None:
     """
     Not one, to its last moment.
     """
@@ -46,7 +46,7 @@ def test_after_a_failure_nobody_calls_for_a_second(breaker: Breaker, clock: Froz
     assert breaker.turn() is None
 
 
-def test_then_one_tries_and_the_others_do_not_wait(breaker: Breaker, clock: FrozenClock) -> None:
+def test_then_one_tries_and_the_others_do_not_wait(breaker: CircuitBreaker, clock: FrozenClock) -> None:
     """
     What was not there a second ago may still be away, and cost each of them a time-out.
     """
@@ -56,7 +56,7 @@ def test_then_one_tries_and_the_others_do_not_wait(breaker: Breaker, clock: Froz
     assert [breaker.turn() is None for _ in range(3)] == [False, True, True]
 
 
-def test_pauses_double_up_to_half_a_minute(breaker: Breaker, clock: FrozenClock) -> None:
+def test_pauses_double_up_to_half_a_minute(breaker: CircuitBreaker, clock: FrozenClock) -> None:
     """
     A server that is away for the night costs two time-outs a minute.
     """
@@ -72,7 +72,7 @@ def test_pauses_double_up_to_half_a_minute(breaker: Breaker, clock: FrozenClock)
     assert pauses == [1, 2, 4, 8, 16, LAST_PAUSE_SECONDS, LAST_PAUSE_SECONDS]
 
 
-def test_one_success_lets_everybody_pass(breaker: Breaker, clock: FrozenClock) -> None:
+def test_one_success_lets_everybody_pass(breaker: CircuitBreaker, clock: FrozenClock) -> None:
     """
     And the next failure begins with a short pause again.
     """
@@ -88,7 +88,7 @@ def test_one_success_lets_everybody_pass(breaker: Breaker, clock: FrozenClock) -
     assert breaker.turn() is not None
 
 
-def test_of_many_that_fail_together_one_counts(breaker: Breaker, clock: FrozenClock) -> None:
+def test_of_many_that_fail_together_one_counts(breaker: CircuitBreaker, clock: FrozenClock) -> None:
     """
     A hundred threads in one time-out are one outage of a second, not of half a minute.
     """
@@ -101,7 +101,7 @@ def test_of_many_that_fail_together_one_counts(breaker: Breaker, clock: FrozenCl
     assert breaker.turn() is not None
 
 
-def test_a_success_from_before_the_failure_proves_nothing(breaker: Breaker) -> None:
+def test_a_success_from_before_the_failure_proves_nothing(breaker: CircuitBreaker) -> None:
     """
     Its answer was under way when the server went.
     """
@@ -113,7 +113,7 @@ def test_a_success_from_before_the_failure_proves_nothing(breaker: Breaker) -> N
     assert breaker.turn() is None
 
 
-def test_whoever_tries_and_is_never_heard_of_again_blocks_nobody(breaker: Breaker, clock: FrozenClock) -> None:
+def test_whoever_tries_and_is_never_heard_of_again_blocks_nobody(breaker: CircuitBreaker, clock: FrozenClock) -> None:
     """
     Its worker was killed. The next one tries after as long as if it had failed.
     """
@@ -126,7 +126,7 @@ def test_whoever_tries_and_is_never_heard_of_again_blocks_nobody(breaker: Breake
 
 
 def test_coming_and_going_are_logged_once_each(
-    breaker: Breaker, clock: FrozenClock, caplog: pytest.LogCaptureFixture
+    breaker: CircuitBreaker, clock: FrozenClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """
     A warning with the kind of error, and that it is over.

@@ -20,7 +20,7 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.model import Claimed
 from flask_idempotency.stores.redis.client import CONNECT_SECONDS, REPLY_SECONDS, make_client
 from flask_idempotency.stores.redis.cluster import Cluster
-from flask_idempotency.stores.redis.connection import OwnLine
+from flask_idempotency.stores.redis.connection import PooledConnection
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.stores.redis.urls import several
 from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
@@ -279,7 +279,7 @@ def test_a_connection_with_an_unread_answer_is_never_used_again(
     that would be another customer's payment.
     """
     with make_client(redis_server.url) as client:
-        line = OwnLine(client)
+        line = PooledConnection(client)
         assert line("ECHO", "first") == b"first"
         connection = client.connection_pool.get_connection()
         client.connection_pool.release(connection)
@@ -301,7 +301,7 @@ def test_an_answer_that_is_an_error_does_not_cost_the_connection(redis_server: R
     The question was answered: nothing is left on the line.
     """
     with make_client(redis_server.url) as client:
-        line = OwnLine(client)
+        line = PooledConnection(client)
         before = line("CLIENT", "ID")
         with pytest.raises(redis.exceptions.NoScriptError):
             line("EVALSHA", "0" * 40, "0")

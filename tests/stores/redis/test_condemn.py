@@ -10,7 +10,7 @@ import redis
 
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import CORRUPT, OnLapse, Payload, State, Unknown
+from flask_idempotency.engine.model import CORRUPT, OnExpiry, State, StoredPayload, Unknown
 from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
@@ -131,7 +131,7 @@ def test_an_answer_without_time_and_status_is_one(
     """
     A consumer's result may have no status, and take less than a millisecond.
     """
-    key, token, bare = a_key(), a_token(), Payload(b"", 0, True, 0)
+    key, token, bare = a_key(), a_token(), StoredPayload(b"", 0, True, 0)
     granted(store.claim(a_request(key), token=token, lease=LEASE))
     store.complete(key, token, bare, keep=KEEP)
     store.condemn(key, bare)
@@ -186,7 +186,7 @@ def test_what_cannot_be_read_stays_for_ever(
 
     for _ in range(2):
         with pytest.raises(CorruptRecord):
-            store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=a_token(), lease=LEASE)
+            store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE)
         assert quarantined(redis_client, key)
         clock.advance(100 * 86_400)
     assert stored(redis_client, key) == data

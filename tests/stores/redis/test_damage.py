@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flask_idempotency.engine.capabilities import DataKey
-from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, MemoryLost, StoreUnavailable
+from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreDataLoss, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, Payload, SealedBy, State
+from flask_idempotency.engine.model import Claimed, SealedBy, State, StoredPayload
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.admin.janitor import Index
@@ -80,7 +80,7 @@ def test_a_damaged_record_is_never_granted_and_never_called_an_outage(
     for ask in (
         lambda: store.renew(key, token, lease=LEASE),
         lambda: store.mark(key, token),
-        lambda: store.complete(key, token, Payload(b"x", 200, True, 1), keep=KEEP),
+        lambda: store.complete(key, token, StoredPayload(b"x", 200, True, 1), keep=KEEP),
         lambda: store.hold(key, token, "lost"),
         lambda: store.release(key, token),
         lambda: store.read(key),
@@ -112,7 +112,7 @@ def test_what_is_damaged_beside_the_records_raises_nothing_of_pythons(
     assert store.data_keys.add(key.tid, DataKey(2, "k", b"wrapped"), store=shelf.store, after=1)
     store.ledger.limit(key.tid, QUOTA)
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=QUOTA))
-    store.complete(key, token, Payload(b"\x10bytes", 201, True, 300, SealedBy("k", 2)), keep=KEEP)
+    store.complete(key, token, StoredPayload(b"\x10bytes", 201, True, 300, SealedBy("k", 2)), keep=KEEP)
     stand(store, clock, a_key(tid=key.tid), "in flight")
     stand(store, clock, a_key(tid=key.tid), "quarantined")
     store.chores.note("heartbeat", '{"skew_ms": 1}')
@@ -135,9 +135,9 @@ def test_what_is_damaged_beside_the_records_raises_nothing_of_pythons(
         again = told(lambda: store.claim(a_request(key), token=a_token(), lease=LEASE))
         new = told(lambda: store.claim(a_request(a_key(tid=key.tid)), token=a_token(), lease=LEASE, quota=QUOTA))
 
-        assert not isinstance(again, Claimed | MemoryLost), (change, found)
+        assert not isinstance(again, Claimed | StoreDataLoss), (change, found)
         assert not isinstance(again, StoreUnavailable)
-        assert not isinstance(new, StoreUnavailable) or isinstance(new, MemoryLost), (place, odd, new)
+        assert not isinstance(new, StoreUnavailable) or isinstance(new, StoreDataLoss), (place, odd, new)
         if before is not None:
             redis_client.restore(name, 0, before, replace=True)
 

@@ -11,7 +11,7 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.capabilities import DataKey
-from flask_idempotency.engine.errors import CorruptRecord, DataKeyGone
+from flask_idempotency.engine.errors import CorruptRecord, DataKeyMissing
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import SealedBy
 from flask_idempotency.stores.redis import layout
@@ -71,7 +71,7 @@ def test_an_answer_from_before_the_flush_is_not_stored(store: RedisStore, redis_
     redis_client.delete(layout.data_keys(tid))
     key, token = claimed(store, tid)
 
-    with pytest.raises(DataKeyGone) as refused:
+    with pytest.raises(DataKeyMissing) as refused:
         store.complete(key, token, SEALED, keep=KEEP)
     assert not refused.value.erased
 

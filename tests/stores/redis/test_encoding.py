@@ -9,7 +9,7 @@ import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flask_idempotency.engine.model import ERASED, About, OnLapse, Payload, Record, SealedBy, State
+from flask_idempotency.engine.model import ERASED, OnExpiry, Record, RequestInfo, SealedBy, State, StoredPayload
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.encoding import ABOUT_TEXT_BYTES, decode, encode, tid_of
 from flask_idempotency.stores.redis.store import RedisStore
@@ -20,9 +20,9 @@ TID = bytes(range(16))
 
 texts = st.text(st.characters(), max_size=200)
 milliseconds = st.integers(0, 2**41).map(lambda ms: ms / 1000)
-abouts = st.builds(About, tenant=texts, principal=texts, method=texts, operation=texts)
+abouts = st.builds(RequestInfo, tenant=texts, principal=texts, method=texts, operation=texts)
 payloads = st.builds(
-    Payload,
+    StoredPayload,
     data=st.binary(max_size=300),
     status=st.integers(0, 65535),
     success=st.booleans(),
@@ -43,7 +43,7 @@ def records(draw: st.DrawFn) -> Record:
         fence=draw(st.integers(0, 2**56 - 1)),
         attempt=draw(st.integers(0, 255)),
         fingerprint=draw(st.binary(min_size=17, max_size=17)),
-        on_lapse=draw(st.sampled_from(OnLapse)),
+        on_lapse=draw(st.sampled_from(OnExpiry)),
         about=draw(abouts),
         requested_at=requested,
         deadline=lived if completed_at is None or state is not State.COMPLETED else round(completed_at + lived, 3),
@@ -61,13 +61,13 @@ A_RECORD = Record(
     fence=7,
     attempt=1,
     fingerprint=b"\1" * 17,
-    on_lapse=OnLapse.TAKEOVER,
-    about=About(),
+    on_lapse=OnExpiry.TAKEOVER,
+    about=RequestInfo(),
     requested_at=1000.0,
     deadline=2000.0,
     remaining=0.0,
     completed_at=1001.0,
-    payload=Payload(b"", 204, True, 0),
+    payload=StoredPayload(b"", 204, True, 0),
 )
 
 
@@ -122,12 +122,12 @@ def test_bytes_of_the_scripts_are_made_again(
         replace(A_RECORD, requested_at=float("nan")),
         replace(A_RECORD, completed_at=None),
         replace(A_RECORD, payload=None),
-        replace(A_RECORD, payload=Payload(b"", 65536, True, 0)),
-        replace(A_RECORD, payload=Payload(b"", 200, True, -1)),
-        replace(A_RECORD, about=About(principal="p" * (ABOUT_TEXT_BYTES + 1))),
-        replace(A_RECORD, payload=Payload(b"", 200, True, 0, SealedBy("k", -1))),
-        replace(A_RECORD, payload=Payload(b"", 200, True, 0, SealedBy("\ud800", 1))),
-        replace(A_RECORD, payload=Payload(b"", 200, True, 0, SealedBy("k" * 256, 1))),
+        replace(A_RECORD, payload=StoredPayload(b"", 65536, True, 0)),
+        replace(A_RECORD, payload=StoredPayload(b"", 200, True, -1)),
+        replace(A_RECORD, about=RequestInfo(principal="p" * (ABOUT_TEXT_BYTES + 1))),
+        replace(A_RECORD, payload=StoredPayload(b"", 200, True, 0, SealedBy("k", -1))),
+        replace(A_RECORD, payload=StoredPayload(b"", 200, True, 0, SealedBy("\ud800", 1))),
+        replace(A_RECORD, payload=StoredPayload(b"", 200, True, 0, SealedBy("k" * 256, 1))),
         replace(A_RECORD, deadline=253_402_300_800.0),
         replace(A_RECORD, state=State.QUARANTINED, reason="\ud800"),
         replace(A_RECORD, erased=True),

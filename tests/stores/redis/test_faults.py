@@ -13,7 +13,7 @@ import valkey
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, InFlight, OnLapse
+from flask_idempotency.engine.model import Claimed, InFlight, OnExpiry
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.client import REPLY_SECONDS
 from flask_idempotency.stores.redis.connection import RETRIES
@@ -92,7 +92,7 @@ def test_a_write_survives_a_broken_line(store: RedisStore, proxy: TcpProxy, verb
     """
     key, token, twin, twins = a_key(), a_token(), a_key(), a_token()
     for each, its in ((key, token), (twin, twins)):
-        granted(store.claim(a_request(each, on_lapse=OnLapse.TAKEOVER), token=its, lease=LEASE))
+        granted(store.claim(a_request(each, on_lapse=OnExpiry.TAKEOVER), token=its, lease=LEASE))
     before = proxy.requests
     lose(proxy, what)
 

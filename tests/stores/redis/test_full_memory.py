@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.engine.errors import MemoryLost
-from flask_idempotency.engine.model import Claimed, OnLapse, Replayed, Unknown
+from flask_idempotency.engine.errors import StoreDataLoss
+from flask_idempotency.engine.model import Claimed, OnExpiry, Replayed, Unknown
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
@@ -74,7 +74,7 @@ def test_a_claim_that_may_be_taken_over_is_not(
     store: RedisStore, clock: FrozenClock, hand_over: Loss, fill: Any
 ) -> None:
     key = a_key()
-    granted(claim(store, key, on_lapse=OnLapse.TAKEOVER))
+    granted(claim(store, key, on_lapse=OnExpiry.TAKEOVER))
     clock.advance(LEASE + 1)
     hand_over()
     fill()
@@ -93,7 +93,7 @@ def test_what_an_emptied_store_is_given_back_from_before_is_not_taken_over(
     kept = redis_client.dump(layout.keys(key)[0])
     redis_client.flushall()
     redis_client.restore(layout.keys(key)[0], 0, kept)
-    with closing(RedisStore(redis_server.url, clock=clock, rules=RULES)) as another, pytest.raises(MemoryLost):
+    with closing(RedisStore(redis_server.url, clock=clock, rules=RULES)) as another, pytest.raises(StoreDataLoss):
         claim(another, key)
     store.memory.acknowledge(forced=True)
 

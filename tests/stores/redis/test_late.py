@@ -11,7 +11,7 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.codec.envelope import EnvelopeCodec
-from flask_idempotency.engine.claim import Surroundings
+from flask_idempotency.engine.claim import Dependencies
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.events import Observers
@@ -19,7 +19,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.engine.model import Claimed, InFlight
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.waiting import WaitingRoom
+from flask_idempotency.engine.waiting import Waiters
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.connection import RETRIES
 from flask_idempotency.stores.redis.store import GIVEN_UP_MS, RedisStore
@@ -212,11 +212,11 @@ def test_a_key_that_was_asked_for_while_its_server_stood_still_is_free_when_it_g
 
 
 def engine_of(store: RedisStore) -> Engine:
-    around = Surroundings(
+    around = Dependencies(
         store=store,
         codec=EnvelopeCodec(),
         renewer=LeaseRenewer(),
-        waiting_room=WaitingRoom(2),
+        waiting_room=Waiters(2),
         observers=Observers([]),
     )
     return Engine(around)

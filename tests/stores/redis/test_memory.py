@@ -12,7 +12,7 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, StoreUnavailable
-from flask_idempotency.engine.model import InFlight, Mismatched, OnLapse, Replayed, State, Unknown
+from flask_idempotency.engine.model import InFlight, Mismatched, OnExpiry, Replayed, State, Unknown
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
@@ -235,7 +235,7 @@ def test_whoever_may_have_been_taken_over_in_what_was_forgotten_has_lost_its_cla
     """
     key = a_key()
     token = a_token()
-    granted(claim(store, key, token=token, on_lapse=OnLapse.TAKEOVER))
+    granted(claim(store, key, token=token, on_lapse=OnExpiry.TAKEOVER))
     hand_over()
     before = store.read(key)
     with pytest.raises(LeaseLost):
@@ -254,7 +254,7 @@ def test_what_was_completed_before_a_loss_may_be_completed_again(
     As after every lost reply.
     """
     key, token = a_key(), a_token()
-    granted(claim(store, key, token=token, on_lapse=OnLapse.TAKEOVER))
+    granted(claim(store, key, token=token, on_lapse=OnExpiry.TAKEOVER))
     store.complete(key, token, PAYLOAD, keep=KEEP)
     hand_over()
 
@@ -269,17 +269,17 @@ def test_a_point_of_no_return_is_not_passed_where_a_successor_may_be_forgotten(
     """
     key, later = a_key(), a_key()
     token = a_token()
-    granted(claim(store, key, token=token, on_lapse=OnLapse.TAKEOVER))
+    granted(claim(store, key, token=token, on_lapse=OnExpiry.TAKEOVER))
     hand_over()
     for _ in range(2):
         with pytest.raises(LeaseLost):
             store.mark(key, token)
         store.memory.acknowledge(forced=True)
     clock.advance(0.001)
-    granted(claim(store, later, token=token, on_lapse=OnLapse.TAKEOVER))
+    granted(claim(store, later, token=token, on_lapse=OnExpiry.TAKEOVER))
     store.mark(later, token)
 
-    assert OnLapse.QUARANTINE is found(store, later).on_lapse
+    assert OnExpiry.QUARANTINE is found(store, later).on_lapse
 
 
 def test_owners_are_waited_for(store: RedisStore, clock: FrozenClock, lose: Loss) -> None:

@@ -11,7 +11,7 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
-from flask_idempotency.engine.model import Claimed, OnLapse, OverQuota
+from flask_idempotency.engine.model import Claimed, OnExpiry, OverQuota
 from flask_idempotency.engine.quota import MAX_LIMIT, Drift, NewKeys, Quota, Usage
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.connection import RETRIES
@@ -72,7 +72,7 @@ def test_what_is_not_counted_writes_no_ledger(store: RedisStore, redis_client: r
     """
     Whatever becomes of it.
     """
-    for on_lapse in OnLapse:
+    for on_lapse in OnExpiry:
         key, token = a_key(), a_token()
         granted(store.claim(a_request(key, on_lapse=on_lapse), token=token, lease=LEASE))
         store.renew(key, token, lease=2 * LEASE)
@@ -236,7 +236,7 @@ def test_a_ledger_of_another_type_stops_before_the_first_write(
     """
     tid = a_key().tid
     (key, token), done = claim(store, tid), complete(store, tid)
-    lapsed, _ = claim(store, tid, on_lapse=OnLapse.TAKEOVER)
+    lapsed, _ = claim(store, tid, on_lapse=OnExpiry.TAKEOVER)
     clock.advance(LEASE)
     name = layout.keys(key)[which]
     redis_client.delete(name)
@@ -331,9 +331,9 @@ def test_a_crowd_of_unknown_answers_leaves_room_for_a_takeover(store: RedisStore
     """
     tid, key = a_key().tid, a_key()
     key = a_key(tid=tid)
-    granted(store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=a_token(), lease=LEASE, quota=PLENTY))
+    granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE, quota=PLENTY))
     clock.advance(LEASE)
-    again = store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=a_token(), lease=LEASE, quota=SHUT[0])
+    again = store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE, quota=SHUT[0])
 
     assert isinstance(again, Claimed)
     assert found(store, key).counted

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from example_app.demo.servers import RedisServer
 from flask_idempotency.codec.envelope import EnvelopeCodec, Zlib
 from flask_idempotency.engine.keys import Identity, Scope, StorageKey
-from flask_idempotency.engine.model import About, Claimed, OnLapse, Payload, Result
+from flask_idempotency.engine.model import Claimed, OnExpiry, RequestInfo, StoredPayload, StoredResponse
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.encoding import ABOUT_TEXT_BYTES, about_bytes, decode
 from flask_idempotency.stores.redis.store import RedisStore
@@ -47,7 +47,7 @@ def test_nothing_that_a_client_sent_is_in_a_key(store: RedisStore, redis_client:
     """
     key = Identity(b"s" * 32).storage_key(Scope("app", tenant=text, principal=text), client_key=text)
     token = a_token()
-    store.claim(a_request(key, about=About(tenant=text, principal=text)), token=token, lease=LEASE)
+    store.claim(a_request(key, about=RequestInfo(tenant=text, principal=text)), token=token, lease=LEASE)
     store.hold(key, token, "lost")
 
     keys = all_keys(redis_client)
@@ -196,7 +196,7 @@ def test_the_servers_own_time_decides(redis_server: RedisServer, redis_client: r
     assert earliest / 1e6 <= record.deadline - LEASE <= latest / 1e6 + 0.001
 
 
-def answer_of_two_kilobytes() -> Result:
+def answer_of_two_kilobytes() -> StoredResponse:
     """A page of payments as JSON: names repeat, identifiers and amounts do not."""
     chance = random.Random(7)
     payments: list[dict[str, object]] = []
@@ -211,7 +211,7 @@ def answer_of_two_kilobytes() -> Result:
                 "created_at": f"2026-11-{chance.randrange(1, 29):02d}T{chance.randrange(24):02d}:00:00Z",
             }
         )
-    return Result(
+    return StoredResponse(
         status=201, metadata=(("Content-Type", "application/json"), ("Location", "/payments/pay_81f0")), body=body
     )
 
@@ -223,9 +223,9 @@ def test_a_stored_answer_takes_little_memory(store: RedisStore, redis_client: re
     result = answer_of_two_kilobytes()
     data = EnvelopeCodec(compression=Zlib()).wrap(result)
     key, token = a_key(), a_token()
-    about = About(tenant="acme", principal="alice", method="POST", operation="payments.create")
+    about = RequestInfo(tenant="acme", principal="alice", method="POST", operation="payments.create")
     granted(store.claim(a_request(key, about=about), token=token, lease=LEASE))
-    store.complete(key, token, Payload(data, result.status, True, result.byte_size), keep=KEEP)
+    store.complete(key, token, StoredPayload(data, result.status, True, result.byte_size), keep=KEEP)
 
     usage = redis_client.memory_usage(layout.keys(key)[0])
 
@@ -239,8 +239,8 @@ def test_a_record_adds_little_to_its_payload(store: RedisStore, redis_client: re
     77 bytes of header, one that says that it is not sealed, and a length for each thing that may be long.
     """
     key, token = a_key(), a_token()
-    granted(store.claim(a_request(key, about=About()), token=token, lease=LEASE))
-    store.complete(key, token, Payload(b"x" * 100, 200, True, 100), keep=KEEP)
+    granted(store.claim(a_request(key, about=RequestInfo()), token=token, lease=LEASE))
+    store.complete(key, token, StoredPayload(b"x" * 100, 200, True, 100), keep=KEEP)
 
     assert redis_client.strlen(layout.keys(key)[0]) == 77 + 3 + 4 + 1 + 1 + 100
 
@@ -250,7 +250,7 @@ def test_whom_it_is_about_is_told_apart_from_the_rest(data: bytes, text: str) ->
     """
     Lengths stand before texts: no text can end one early.
     """
-    about = About(tenant=text, principal="p", method="", operation=text)
+    about = RequestInfo(tenant=text, principal="p", method="", operation=text)
     first = bytes([1 << 5 | 1 << 3])
 
     assert decode(first + bytes(76) + about_bytes(about) + data, now=0.0).about == about
@@ -262,7 +262,7 @@ def test_a_text_that_is_too_long_for_an_auditor_is_cut(store: RedisStore, letter
     A principal of twenty megabytes fails no payment. What is there of it ends between two letters, and says so.
     """
     key = a_key()
-    about = About(tenant="acme", principal=letter * (20_000_000 // len(letter.encode("utf-8", "surrogatepass"))))
+    about = RequestInfo(tenant="acme", principal=letter * (20_000_000 // len(letter.encode("utf-8", "surrogatepass"))))
     granted(store.claim(a_request(key, about=about), token=a_token(), lease=LEASE))
 
     told = found(store, key).about
@@ -277,7 +277,7 @@ def test_a_text_that_just_fits_is_kept_whole(size: int, cut: bool) -> None:
     """
     To the byte.
     """
-    data = bytes([1 << 5 | 1 << 3]) + bytes(76) + about_bytes(About(operation="o" * size))
+    data = bytes([1 << 5 | 1 << 3]) + bytes(76) + about_bytes(RequestInfo(operation="o" * size))
 
     assert (decode(data, now=0.0).about.operation != "o" * size) == cut
 
@@ -291,7 +291,7 @@ def test_attempts_are_counted_to_255(store: RedisStore, redis_client: redis.Redi
     redis_client.setrange(layout.keys(key)[0], 24, b"\xfe")
     attempts = []
     for _ in range(3):
-        outcome = store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=a_token(), lease=LEASE)
+        outcome = store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE)
         assert isinstance(outcome, Claimed)
         attempts.append(outcome.held.attempt)
         clock.advance(LEASE)

@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.model import OnLapse, Replayed, State, Unknown
+from flask_idempotency.engine.model import OnExpiry, Replayed, State, Unknown
 from flask_idempotency.stores.redis.client import make_client
-from flask_idempotency.stores.redis.connection import OwnLine
+from flask_idempotency.stores.redis.connection import PooledConnection
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import LEASE, PAYLOAD, a_key, a_request, a_token, found, granted, stand
@@ -39,7 +39,7 @@ def test_a_demoted_server_is_not_asked_again(start_redis: StartRedis, redis_kind
     """
     server = start_redis(redis_kind)
     with make_client(server.url) as client, redis.Redis.from_url(server.url) as operator:
-        pool, line = client.connection_pool, OwnLine(client)
+        pool, line = client.connection_pool, PooledConnection(client)
         idle, used = pool.get_connection(), pool.get_connection()
         pool.release(idle)
         pool.release(used)
@@ -57,7 +57,7 @@ def test_a_replica_without_its_primary_is_not_asked_again(start_redis: StartRedi
     """
     server = start_redis(redis_kind, "--replica-serve-stale-data", "no")
     with make_client(server.url) as client, redis.Redis.from_url(server.url) as operator:
-        pool, line = client.connection_pool, OwnLine(client)
+        pool, line = client.connection_pool, PooledConnection(client)
         used = pool.get_connection()
         pool.release(used)
         operator.replicaof("127.0.0.1", "1")
@@ -119,14 +119,14 @@ def test_a_full_server_still_takes_what_owners_write(full: tuple[RedisStore, red
     store, client = full
     keys = {verb: (a_key(), a_token()) for verb in WRITES}
     for key, token in keys.values():
-        granted(store.claim(a_request(key, on_lapse=OnLapse.TAKEOVER), token=token, lease=LEASE))
+        granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
     fill(client)
 
     for verb, (key, token) in keys.items():
         WRITES[verb](store, key, token)
 
     assert found(store, keys["renew"][0]).remaining == 2 * LEASE
-    assert found(store, keys["mark"][0]).on_lapse is OnLapse.QUARANTINE
+    assert found(store, keys["mark"][0]).on_lapse is OnExpiry.QUARANTINE
     assert found(store, keys["complete"][0]).payload == PAYLOAD
     assert store.read(keys["release"][0]) is None
     assert found(store, keys["hold"][0]).state is State.QUARANTINED

@@ -12,11 +12,11 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.model import About, Record, State
+from flask_idempotency.engine.model import Record, RequestInfo, State
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.client import CACHE_SECONDS, make_cache_client
 from flask_idempotency.stores.redis.encoding import ABOUT_TEXT_BYTES
-from flask_idempotency.stores.redis.replay_cache import LARGEST_BYTES, RedisReplays
+from flask_idempotency.stores.redis.replay_cache import LARGEST_BYTES, RedisReplayCache
 from flask_idempotency.stores.tiered import Missed
 from flask_idempotency.testing import FrozenClock, TcpProxy
 from flask_idempotency.testing.contract.support import KEEP, PAYLOAD, a_key
@@ -24,13 +24,13 @@ from tests.stores.cached import PATIENT, completed, filled, missed
 
 
 @pytest.fixture
-def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplays]:
-    cache = RedisReplays(redis_server.url + PATIENT, clock=clock)
+def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplayCache]:
+    cache = RedisReplayCache(redis_server.url + PATIENT, clock=clock)
     yield cache
     cache.close()
 
 
-def test_what_is_filled_in_is_found(cache: RedisReplays, clock: FrozenClock) -> None:
+def test_what_is_filled_in_is_found(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """
     The whole record, and how long it has to live.
     """
@@ -41,7 +41,7 @@ def test_what_is_filled_in_is_found(cache: RedisReplays, clock: FrozenClock) -> 
     assert replace(record, remaining=KEEP - 100) == cache.peek(key)
 
 
-def test_a_miss_tells_the_caches_time(cache: RedisReplays, clock: FrozenClock) -> None:
+def test_a_miss_tells_the_caches_time(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """
     Nobody else's clock can say when an answer has to go from here.
     """
@@ -52,7 +52,7 @@ def test_without_a_clock_the_servers_time_is_told(redis_server: RedisServer, red
     """
     As in production; and what is filled in by it is found.
     """
-    cache, key = RedisReplays(redis_server.url + PATIENT), a_key()
+    cache, key = RedisReplayCache(redis_server.url + PATIENT), a_key()
     try:
         before = redis_client.time()
         at = missed(cache, key)
@@ -68,7 +68,7 @@ def test_without_a_clock_the_servers_time_is_told(redis_server: RedisServer, red
 
 
 def test_the_clock_decides_and_not_the_keys_existence(
-    cache: RedisReplays, redis_client: redis.Redis, clock: FrozenClock
+    cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """
     Redis is late with throwing keys away, and a frozen one does not do it at all.
@@ -82,7 +82,7 @@ def test_the_clock_decides_and_not_the_keys_existence(
     assert redis_client.exists(layout.replay(key))
 
 
-def test_redis_throws_it_away_by_itself(cache: RedisReplays, redis_client: redis.Redis, clock: FrozenClock) -> None:
+def test_redis_throws_it_away_by_itself(cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock) -> None:
     """
     A cache that nobody sweeps must not grow for ever.
     """
@@ -91,7 +91,7 @@ def test_redis_throws_it_away_by_itself(cache: RedisReplays, redis_client: redis
     assert (KEEP - 60) * 1000 < redis_client.pttl(layout.replay(key)) <= KEEP * 1000
 
 
-def test_no_key_says_whose_it_is(cache: RedisReplays, redis_client: redis.Redis, clock: FrozenClock) -> None:
+def test_no_key_says_whose_it_is(cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock) -> None:
     """
     Its place is in the layout, beside the place that a record would have if this Redis were the store.
     """
@@ -102,7 +102,7 @@ def test_no_key_says_whose_it_is(cache: RedisReplays, redis_client: redis.Redis,
     assert layout.replay(key) == layout.keys(key)[0].replace(b":r:", b":c:")
 
 
-def test_what_arrives_late_has_lived_for_as_long(cache: RedisReplays, clock: FrozenClock) -> None:
+def test_what_arrives_late_has_lived_for_as_long(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """
     The system said how long before the fill set out. On its way it was held up; the record's end did not move.
     """
@@ -115,7 +115,7 @@ def test_what_arrives_late_has_lived_for_as_long(cache: RedisReplays, clock: Fro
 
 
 def test_what_arrives_after_its_end_is_not_filled_in(
-    cache: RedisReplays, clock: FrozenClock, caplog: pytest.LogCaptureFixture
+    cache: RedisReplayCache, clock: FrozenClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """
     By then the key may be in use again. Nothing is wrong with that, and nothing is said.
@@ -129,7 +129,9 @@ def test_what_arrives_after_its_end_is_not_filled_in(
     assert caplog.records == []
 
 
-def test_a_clock_that_is_set_back_does_not_lengthen_a_life_that_begins(cache: RedisReplays, clock: FrozenClock) -> None:
+def test_a_clock_that_is_set_back_does_not_lengthen_a_life_that_begins(
+    cache: RedisReplayCache, clock: FrozenClock
+) -> None:
     """
     Between the miss and the fill, as when a replica with another clock takes over.
     """
@@ -141,7 +143,7 @@ def test_a_clock_that_is_set_back_does_not_lengthen_a_life_that_begins(cache: Re
     assert record == cache.peek(key)
 
 
-def test_a_later_claims_answer_stays(cache: RedisReplays, clock: FrozenClock) -> None:
+def test_a_later_claims_answer_stays(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """
     Fences tell which is later, whichever arrives last.
     """
@@ -153,7 +155,7 @@ def test_a_later_claims_answer_stays(cache: RedisReplays, clock: FrozenClock) ->
 
 
 @pytest.mark.parametrize("fence", (2**41, 2**41 + 1))
-def test_an_earlier_claims_answer_is_replaced(cache: RedisReplays, clock: FrozenClock, fence: int) -> None:
+def test_an_earlier_claims_answer_is_replaced(cache: RedisReplayCache, clock: FrozenClock, fence: int) -> None:
     """
     And the same claim's, which is the same answer.
     """
@@ -163,7 +165,7 @@ def test_an_earlier_claims_answer_is_replaced(cache: RedisReplays, clock: Frozen
     assert record == cache.peek(key)
 
 
-def test_a_later_answer_that_has_ended_stands_in_nobodys_way(cache: RedisReplays, clock: FrozenClock) -> None:
+def test_a_later_answer_that_has_ended_stands_in_nobodys_way(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """
     Its fence counts for as long as it lives.
     """
@@ -175,7 +177,9 @@ def test_a_later_answer_that_has_ended_stands_in_nobodys_way(cache: RedisReplays
     assert record == cache.peek(key)
 
 
-def test_only_what_is_completed_is_cached(cache: RedisReplays, redis_client: redis.Redis, clock: FrozenClock) -> None:
+def test_only_what_is_completed_is_cached(
+    cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
     """
     A record in flight that was replayed from a cache would be in flight for ever.
     """
@@ -187,14 +191,14 @@ def test_only_what_is_completed_is_cached(cache: RedisReplays, redis_client: red
 
 
 def test_what_does_not_fit_is_left_to_the_system(
-    cache: RedisReplays, redis_client: redis.Redis, clock: FrozenClock
+    cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """
     A cached record equals the system's, or there is none.
     """
     at = int(clock.now * 1_000_000)
     for record in (
-        completed(clock, about=About(principal="p" * (ABOUT_TEXT_BYTES + 1))),
+        completed(clock, about=RequestInfo(principal="p" * (ABOUT_TEXT_BYTES + 1))),
         completed(clock, payload=replace(PAYLOAD, data=bytes(LARGEST_BYTES))),
         replace(completed(clock), attempt=256),
         replace(completed(clock), remaining=0.0),
@@ -209,7 +213,7 @@ def test_looking_and_filling_are_one_command_each(redis_server: RedisServer, clo
     Counted where they pass.
     """
     with TcpProxy(redis_server.port) as proxy:
-        cache, key = RedisReplays(f"redis://127.0.0.1:{proxy.port}/0{PATIENT}", clock=clock), a_key()
+        cache, key = RedisReplayCache(f"redis://127.0.0.1:{proxy.port}/0{PATIENT}", clock=clock), a_key()
         filled(cache, completed(clock))
         before = proxy.requests, proxy.chunks
         cache.fill(key, completed(clock), missed_at=missed(cache, key))
@@ -226,7 +230,7 @@ def test_a_client_of_the_applications_own_will_do(
     Also one that takes everything for text; and it is not closed.
     """
     with redis.Redis.from_url(redis_server.url, decode_responses=True) as client:
-        cache = RedisReplays(client, clock=clock)
+        cache = RedisReplayCache(client, clock=clock)
         filled(cache, completed(clock))
         held: Any = client.connection_pool.get_connection()
         cache.close()
@@ -260,6 +264,6 @@ def test_a_url_that_names_no_server_is_refused() -> None:
     Under the name of the setting that it comes from, and without its password.
     """
     with pytest.raises(ConfigurationError, match="IDEMPOTENCY_REDIS_URL") as raised:
-        RedisReplays("redis://:p4ss/w0rd@host")
+        RedisReplayCache("redis://:p4ss/w0rd@host")
 
     assert "p4ss" not in str(raised.value)

@@ -12,7 +12,7 @@ from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Record
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.replay_cache import REMEMBERED_MS, RedisReplays
+from flask_idempotency.stores.redis.replay_cache import REMEMBERED_MS, RedisReplayCache
 from flask_idempotency.stores.tiered import Missed
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import a_key
@@ -20,14 +20,14 @@ from tests.stores.cached import PATIENT, completed, filled, missed
 
 
 @pytest.fixture
-def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplays]:
-    cache = RedisReplays(redis_server.url + PATIENT, clock=clock)
+def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplayCache]:
+    cache = RedisReplayCache(redis_server.url + PATIENT, clock=clock)
     yield cache
     cache.close()
 
 
 def test_what_was_cached_of_an_erased_tenant_is_not_replayed(
-    cache: RedisReplays, redis_client: redis.Redis, clock: FrozenClock
+    cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """
     Nor is it there any more; and other tenants of the partition keep theirs.
@@ -43,7 +43,7 @@ def test_what_was_cached_of_an_erased_tenant_is_not_replayed(
 
 
 def test_what_is_on_its_way_when_a_tenant_is_erased_is_not_filled_in(
-    cache: RedisReplays, redis_client: redis.Redis, clock: FrozenClock
+    cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """
     The system has told it before. What it tells afterwards it knows to be good.
@@ -62,7 +62,7 @@ def test_what_is_on_its_way_when_a_tenant_is_erased_is_not_filled_in(
 
 
 def test_an_erasure_counts_for_entries_that_were_not_dropped(
-    cache: RedisReplays, redis_client: redis.Redis, clock: FrozenClock
+    cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """
     A restored snapshot, or one that came in between.
@@ -79,7 +79,7 @@ def test_an_erasure_counts_for_entries_that_were_not_dropped(
     assert isinstance(cache.peek(key), Record)
 
 
-def test_a_clock_that_is_set_back_takes_back_no_erasure(cache: RedisReplays, clock: FrozenClock) -> None:
+def test_a_clock_that_is_set_back_takes_back_no_erasure(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """
     A later one counts from the earlier one's time.
     """
@@ -95,7 +95,7 @@ def test_a_clock_that_is_set_back_takes_back_no_erasure(cache: RedisReplays, clo
 
 @pytest.mark.parametrize("text", ("nan", "", "later", "inf"))
 def test_an_erasure_that_cannot_be_read_is_not_none(
-    cache: RedisReplays, redis_client: redis.Redis, clock: FrozenClock, text: str
+    cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock, text: str
 ) -> None:
     """
     The system of record is asked instead.
@@ -107,7 +107,7 @@ def test_an_erasure_that_cannot_be_read_is_not_none(
 
 
 def test_an_erasure_is_remembered_for_as_long_as_answers_are_kept(
-    cache: RedisReplays, redis_client: redis.Redis
+    cache: RedisReplayCache, redis_client: redis.Redis
 ) -> None:
     """
     And not for ever.
@@ -119,7 +119,7 @@ def test_an_erasure_is_remembered_for_as_long_as_answers_are_kept(
 
 
 def test_an_answer_that_the_system_says_is_erased_is_not_kept(
-    cache: RedisReplays, redis_client: redis.Redis, clock: FrozenClock
+    cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """
     Told by the cache it would be no longer erased.
@@ -133,7 +133,7 @@ def test_a_cache_that_does_not_answer_has_erased_nothing() -> None:
     """
     Whoever asked for it must hear so.
     """
-    cache = RedisReplays("redis://127.0.0.1:1/0")
+    cache = RedisReplayCache("redis://127.0.0.1:1/0")
 
     assert not cache.erase(a_key().tid)
     assert not cache.erase(a_key().tid)

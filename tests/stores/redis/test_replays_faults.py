@@ -13,7 +13,7 @@ from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Record
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.replay_cache import RedisReplays
+from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
 from flask_idempotency.stores.tiered import Missed
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import PAYLOAD, a_key
@@ -22,8 +22,8 @@ from tests.stores.cached import PATIENT, completed, filled, missed
 
 
 @pytest.fixture
-def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplays]:
-    cache = RedisReplays(redis_server.url + PATIENT, clock=clock)
+def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplayCache]:
+    cache = RedisReplayCache(redis_server.url + PATIENT, clock=clock)
     yield cache
     cache.close()
 
@@ -36,7 +36,11 @@ def sealed(client: redis.Redis, key: StorageKey) -> bytes:
 
 @pytest.mark.parametrize("spoilt", ("a bit", "cut short", "the sum alone", "another key's", "of another type"))
 def test_what_cannot_be_read_is_dropped(
-    cache: RedisReplays, redis_client: redis.Redis, clock: FrozenClock, caplog: pytest.LogCaptureFixture, spoilt: str
+    cache: RedisReplayCache,
+    redis_client: redis.Redis,
+    clock: FrozenClock,
+    caplog: pytest.LogCaptureFixture,
+    spoilt: str,
 ) -> None:
     """
     In a cache it is as good as absent, because the system of record still decides. It is logged, without the key.
@@ -66,7 +70,7 @@ def test_what_cannot_be_read_is_dropped(
 
 @pytest.mark.parametrize("which", ("entry", "erasure"))
 def test_of_what_is_ours_nothing_is_dropped_beside_what_is_not(
-    cache: RedisReplays, redis_client: redis.Redis, clock: FrozenClock, which: str
+    cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock, which: str
 ) -> None:
     """
     What keeps late answers out goes on doing so.
@@ -87,7 +91,7 @@ def test_of_what_is_ours_nothing_is_dropped_beside_what_is_not(
 
 
 def test_an_answer_that_is_withdrawn_late_lets_nothing_in_that_was_withdrawn_since(
-    cache: RedisReplays, clock: FrozenClock
+    cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
     """
     The first one was stuck on its way, and its key was used again.
@@ -104,7 +108,7 @@ def test_an_answer_that_is_withdrawn_late_lets_nothing_in_that_was_withdrawn_sin
 
 
 def test_a_server_that_forgot_the_scripts_is_told_again(
-    cache: RedisReplays, redis_client: redis.Redis, clock: FrozenClock
+    cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """
     Restarted, it knows neither scripts nor answers.
@@ -123,7 +127,7 @@ def test_a_full_one_still_replays(
     It takes no more answers, which is said once until it does, and nobody leaves it alone for that.
     """
     server = start_redis(redis_kind, "--maxmemory-policy", "noeviction")
-    cache = RedisReplays(server.url + PATIENT, clock=clock)
+    cache = RedisReplayCache(server.url + PATIENT, clock=clock)
     record = completed(clock)
     key = filled(cache, record)
     with redis.Redis.from_url(server.url) as client:
@@ -146,7 +150,7 @@ def test_any_eviction_policy_will_do(start_redis: StartRedis, redis_kind: str, c
     What is evicted is asked of the system again.
     """
     server = start_redis(redis_kind, "--maxmemory-policy", "allkeys-lru", "--maxmemory", "3mb")
-    cache = RedisReplays(server.url + PATIENT, clock=clock)
+    cache = RedisReplayCache(server.url + PATIENT, clock=clock)
     large = completed(clock, payload=replace(PAYLOAD, data=bytes(100_000)))
     keys = [filled(cache, large) for _ in range(40)]
     found = [isinstance(cache.peek(key), Record) for key in keys]
@@ -166,7 +170,7 @@ def test_a_dead_server_is_no_error(
     url = server.url.replace("127.0.0.1", ":s3cret@127.0.0.1")
     with redis.Redis.from_url(server.url) as client:
         client.config_set("requirepass", "s3cret")
-    cache = RedisReplays(url + PATIENT, clock=clock, monotonic=ticking)
+    cache = RedisReplayCache(url + PATIENT, clock=clock, monotonic=ticking)
     key = filled(cache, completed(clock))
     server.kill()
 

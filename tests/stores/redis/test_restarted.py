@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.engine.model import InFlight, OnLapse, Replayed, State
+from flask_idempotency.engine.model import InFlight, OnExpiry, Replayed, State
 from flask_idempotency.stores.redis import data_loss, layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
@@ -120,7 +120,7 @@ def test_an_owner_goes_on_after_a_restart_that_loses_nothing(server: RedisServer
     Also where others could have taken over: nobody can have done so in what was forgotten, for nothing was.
     """
     mine, token = key(), a_token()
-    granted(claim(store, mine, token=token, on_lapse=OnLapse.TAKEOVER))
+    granted(claim(store, mine, token=token, on_lapse=OnExpiry.TAKEOVER))
     killed(server)
 
     WRITES[verb](store, mine, token)
@@ -129,10 +129,10 @@ def test_an_owner_goes_on_after_a_restart_that_loses_nothing(server: RedisServer
 def test_a_lapsed_claim_is_taken_over_after_it(server: RedisServer, store: RedisStore) -> None:
     theirs = key()
     with closing(RedisStore(server.url, rules=RULES)) as hasty:
-        granted(hasty.claim(replace(a_request(theirs), on_lapse=OnLapse.TAKEOVER), token=a_token(), lease=0.001))
+        granted(hasty.claim(replace(a_request(theirs), on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=0.001))
     killed(server)
 
-    assert 2 == granted(claim(store, theirs, on_lapse=OnLapse.TAKEOVER)).attempt
+    assert 2 == granted(claim(store, theirs, on_lapse=OnExpiry.TAKEOVER)).attempt
     assert State.PROCESSING is found(store, theirs).state
 
 

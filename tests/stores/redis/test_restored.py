@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from flask_idempotency.engine.capabilities import Found
+from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.model import Claimed, Grant, InFlight, Replayed, Unknown
 from flask_idempotency.engine.quota import Quota
@@ -139,7 +139,7 @@ def test_nothing_is_put_back_twice_that_somebody_has_freed(store: RedisStore, cl
     assert owner.restore()
     clock.advance(LEASE + 1)
     assert isinstance(claim(store, owner.key), Unknown)
-    assert store.unsettled.free(Found(owner.key, found(store, owner.key)))
+    assert store.unsettled.free(SeenRecord(owner.key, found(store, owner.key)))
 
     assert not owner.restore()
 

@@ -12,11 +12,11 @@ import fakeredis
 import pytest
 
 from flask_idempotency.engine.capabilities import DataKey
-from flask_idempotency.engine.model import TRANSITIONS, OnLapse, State
+from flask_idempotency.engine.model import TRANSITIONS, OnExpiry, State
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.executor import Call, Replication, Server
-from flask_idempotency.stores.redis.replay_cache import RedisReplays
+from flask_idempotency.stores.redis.executor import Call, Replication, ScriptExecutor
+from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import (
@@ -264,32 +264,34 @@ def test_a_script_reads_no_more_keys_and_arguments_than_its_header_lists(name: s
 def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[tuple[int, int]]]:
     """How many keys and arguments Python sends to each script."""
     sent: dict[str, set[tuple[int, int]]] = {}
-    run, run_all, run_cache = Server.run, Server.run_all, RedisReplays._run
+    run, run_all, run_cache = ScriptExecutor.run, ScriptExecutor.run_all, RedisReplayCache._run
 
     def note(script: scripts.Script, keys: Sequence[bytes], arguments: Sequence[Any]) -> None:
         # The time comes before them.
         sent.setdefault(script.name, set()).add((len(keys), 1 + len(arguments)))
 
-    def noted_run(self: Server, script: scripts.Script, keys: Sequence[bytes], *arguments: Any, **how: Any) -> Any:
+    def noted_run(
+        self: ScriptExecutor, script: scripts.Script, keys: Sequence[bytes], *arguments: Any, **how: Any
+    ) -> Any:
         note(script, keys, arguments)
         return run(self, script, keys, *arguments, **how)
 
-    def noted_all(self: Server, script: scripts.Script, calls: Sequence[Call]) -> Any:
+    def noted_all(self: ScriptExecutor, script: scripts.Script, calls: Sequence[Call]) -> Any:
         for call in calls:
             note(script, call.keys, call.arguments)
         return run_all(self, script, calls)
 
-    def noted_cache(self: RedisReplays, script: scripts.Script, names: Sequence[bytes], *arguments: Any) -> Any:
+    def noted_cache(self: RedisReplayCache, script: scripts.Script, names: Sequence[bytes], *arguments: Any) -> Any:
         note(script, names, arguments)
         return run_cache(self, script, names, *arguments)
 
-    monkeypatch.setattr(Server, "run", noted_run)
-    monkeypatch.setattr(Server, "run_all", noted_all)
-    monkeypatch.setattr(RedisReplays, "_run", noted_cache)
+    monkeypatch.setattr(ScriptExecutor, "run", noted_run)
+    monkeypatch.setattr(ScriptExecutor, "run_all", noted_all)
+    monkeypatch.setattr(RedisReplayCache, "_run", noted_cache)
     return sent
 
 
-def every_operation(store: RedisStore, cache: RedisReplays, clock: FrozenClock) -> None:
+def every_operation(store: RedisStore, cache: RedisReplayCache, clock: FrozenClock) -> None:
     key, token = a_key(), a_token()
     store.memory.initialise()
     store.memory.acknowledge()
@@ -338,7 +340,7 @@ def every_operation(store: RedisStore, cache: RedisReplays, clock: FrozenClock) 
     store.chores.take("reap", token, lease=LEASE)
     store.chores.give_back("reap", token)
     taken = a_key()
-    granted(store.claim(a_request(taken, on_lapse=OnLapse.TAKEOVER), token=a_token(), lease=LEASE))
+    granted(store.claim(a_request(taken, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE))
     keys = layout.keys(taken)
     store._server.run(scripts.MARK_CORRUPT, keys, layout.name(keys), b"unreadable")
 
@@ -348,7 +350,7 @@ def test_python_sends_as_many_keys_and_arguments_as_a_header_lists(sent: dict[st
     server = fakeredis.FakeServer()
     with (
         closing(RedisStore(fakeredis.FakeRedis(server=server), clock=clock)) as store,
-        closing(RedisReplays(fakeredis.FakeRedis(server=server), clock=clock)) as cache,
+        closing(RedisReplayCache(fakeredis.FakeRedis(server=server), clock=clock)) as cache,
     ):
         every_operation(store, cache, clock)
     touched, _ = Replication(1).row(layout.keys(a_key())[0], known=True)

@@ -15,8 +15,8 @@ from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.store import store_time
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.client import make_client
-from flask_idempotency.stores.redis.connection import OwnLine
-from flask_idempotency.stores.redis.executor import Call, Server
+from flask_idempotency.stores.redis.connection import PooledConnection
+from flask_idempotency.stores.redis.executor import Call, ScriptExecutor
 from flask_idempotency.testing import TcpProxy
 from tests.lab.redis import StartRedis, connect
 
@@ -31,13 +31,13 @@ WAYS: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.fixture(params=list(WAYS))
-def server(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator[Server]:
+def server(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator[ScriptExecutor]:
     with ExitStack() as ends:
         client = ends.enter_context(WAYS[request.param](redis_server.url))
-        yield Server(client, owned=request.param.startswith("own"), clock=store_time)
+        yield ScriptExecutor(client, owned=request.param.startswith("own"), clock=store_time)
 
 
-def test_each_answer_is_its_commands(server: Server, redis_client: redis.Redis) -> None:
+def test_each_answer_is_its_commands(server: ScriptExecutor, redis_client: redis.Redis) -> None:
     """
     In bytes, in their order; and none is none.
     """
@@ -47,7 +47,7 @@ def test_each_answer_is_its_commands(server: Server, redis_client: redis.Redis) 
     assert [] == server.ask_all([])
 
 
-def test_a_refusal_leaves_the_line_in_step(server: Server, redis_client: redis.Redis) -> None:
+def test_a_refusal_leaves_the_line_in_step(server: ScriptExecutor, redis_client: redis.Redis) -> None:
     """
     The answers behind it are read: the next one to ask gets its own.
     """
@@ -60,7 +60,7 @@ def test_a_refusal_leaves_the_line_in_step(server: Server, redis_client: redis.R
     assert [1, b"one"] == server.ask_all([("EXISTS", "list"), ("GET", "text")])
 
 
-def test_scripts_that_the_server_does_not_know_are_run_once(server: Server, redis_client: redis.Redis) -> None:
+def test_scripts_that_the_server_does_not_know_are_run_once(server: ScriptExecutor, redis_client: redis.Redis) -> None:
     """
     Each of them: those that were refused, and no others, are sent again in full.
     """
@@ -81,7 +81,7 @@ def test_many_commands_are_one_round_trip(redis_server: RedisServer) -> None:
     As far as they fit into one piece.
     """
     with TcpProxy(redis_server.port) as proxy, make_client(f"redis://127.0.0.1:{proxy.port}/0") as client:
-        server = Server(client, owned=True, clock=store_time)
+        server = ScriptExecutor(client, owned=True, clock=store_time)
         server.ask("GET", "a")
         before = proxy.chunks
         server.ask_all([("GET", "a")] * 100)
@@ -95,7 +95,7 @@ def test_a_demoted_server_is_not_asked_again(start_redis: StartRedis, redis_kind
     """
     demoted = start_redis(redis_kind)
     with make_client(demoted.url) as client, redis.Redis.from_url(demoted.url) as operator:
-        pool, line = client.connection_pool, OwnLine(client)
+        pool, line = client.connection_pool, PooledConnection(client)
         used = pool.get_connection()
         pool.release(used)
         operator.replicaof("127.0.0.1", "1")

@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.engine.capabilities import Sheet, UnfinishedCounts
+from flask_idempotency.engine.capabilities import RecordPage, UnfinishedCounts
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.model import OnLapse, State
+from flask_idempotency.engine.model import OnExpiry, State
 from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.admin.janitor import FREED_MS
@@ -51,7 +51,7 @@ def test_a_full_server_is_looked_after_all_the_same(
     """
     store, client = full
     tid = a_key().tid
-    for on_lapse in (OnLapse.QUARANTINE,) * 3 + (OnLapse.TAKEOVER,):
+    for on_lapse in (OnExpiry.QUARANTINE,) * 3 + (OnExpiry.TAKEOVER,):
         granted(store.claim(a_request(a_key(tid=tid), on_lapse=on_lapse), token=a_token(), lease=LEASE, quota=quota))
     answered, token = a_key(tid=tid), a_token()
     granted(store.claim(a_request(answered), token=token, lease=LEASE, quota=quota))
@@ -125,7 +125,7 @@ def test_a_broken_line_is_mended(
     expected: dict[str, object] = {
         "settle": True,
         "free": True,
-        "walk": Sheet((before,), None),
+        "walk": RecordPage((before,), None),
         "standing": UnfinishedCounts(quarantined=1, quarantined_for=0.0),
     }
     getattr(proxy, lose)()

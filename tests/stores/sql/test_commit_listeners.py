@@ -258,7 +258,7 @@ def test_a_lost_reply_is_told_apart(
 
 def test_a_tombstone_of_an_erased_tenant_runs_no_listener_twice(open_: OpenShop) -> None:
     """The data key goes away while the commit is under way: the answer is sealed again, and the commit goes on."""
-    from flask_idempotency.engine.errors import DataKeyGone
+    from flask_idempotency.engine.errors import DataKeyMissing
 
     shop = open_()
     paying(shop)
@@ -266,7 +266,7 @@ def test_a_tombstone_of_an_erased_tenant_runs_no_listener_twice(open_: OpenShop)
     on_the_scoped_session(shop, seen.append)
     transactions = shop.store.transactions
     complete = transactions.complete
-    gone = [DataKeyGone("erased", erased=True)]
+    gone = [DataKeyMissing("erased", erased=True)]
 
     def erased_first(*arguments: Any, **options: Any) -> Any:
         if gone:

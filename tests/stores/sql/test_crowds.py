@@ -11,7 +11,7 @@ from sqlalchemy import Connection, event, text
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.model import InFlight, OverQuota
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.stores.sql.database import Database, Turnstile
+from flask_idempotency.stores.sql.database import Database, TenantLock
 from flask_idempotency.stores.sql.quota import MARGIN
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import a_key, granted
@@ -96,7 +96,7 @@ def test_one_passes_and_one_is_told_to_come_again() -> None:
     """
     Tenants do not know of each other, and nobody is remembered who has gone.
     """
-    turnstile = Turnstile()
+    turnstile = TenantLock()
 
     with turnstile.turn(b"one", timeout=0) as first, turnstile.turn(b"two", timeout=0) as other:
         with turnstile.turn(b"one", timeout=0) as second:
@@ -110,7 +110,7 @@ def test_a_child_waits_for_no_thread_of_its_parent() -> None:
     """
     It was in there when its process was copied, and is not here to leave.
     """
-    turnstile = Turnstile()
+    turnstile = TenantLock()
 
     with turnstile.turn(b"one", timeout=0):
         turnstile.after_fork()

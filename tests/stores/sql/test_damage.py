@@ -13,7 +13,7 @@ from sqlalchemy import Table
 
 from flask_idempotency.engine.capabilities import DataKey
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, IdempotencyError, StoreUnavailable
-from flask_idempotency.engine.model import Claimed, Payload, SealedBy, State
+from flask_idempotency.engine.model import Claimed, SealedBy, State, StoredPayload
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.store import SqlStore
@@ -69,7 +69,7 @@ def test_a_damaged_row_raises_nothing_of_pythons(
         key, token = a_key(), a_token()
         granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota(records=1000)))
         if standing == "completed":
-            store.complete(key, token, Payload(b"\x10bytes", 201, True, 300), keep=KEEP)
+            store.complete(key, token, StoredPayload(b"\x10bytes", 201, True, 300), keep=KEEP)
         elif standing == "quarantined":
             store.hold(key, token, "view-crashed")
         set_to(records_url, table, column, odd)
@@ -138,7 +138,7 @@ def _fill(store: SqlStore, key: Any) -> None:
     store.ledger.limit(key.tid, Quota(records=100, bytes=10**6, in_flight=10, new_keys=NewKeys(100, 60)))
     token = a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota(records=100)))
-    store.complete(key, token, Payload(b"\x10bytes", 201, True, 300, SealedBy("k", 1)), keep=KEEP)
+    store.complete(key, token, StoredPayload(b"\x10bytes", 201, True, 300, SealedBy("k", 1)), keep=KEEP)
     store.chores.note("heartbeat", '{"skew_ms": 1}')
 
 

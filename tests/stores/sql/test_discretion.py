@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import Engine
 
-from flask_idempotency.engine.model import About, Payload
+from flask_idempotency.engine.model import RequestInfo, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
@@ -17,8 +17,8 @@ from tests.stores.sql.conftest import MakeEngine
 from tests.stores.sql.shops import OpenShop
 
 TOKEN = b"canary-token-16b"
-ABOUT = About(tenant="canary-tenant", principal="canary-principal", method="POST", operation="pay")
-PAYLOAD = Payload(data=b"canary-answer", status=201, success=True, byte_size=13)
+ABOUT = RequestInfo(tenant="canary-tenant", principal="canary-principal", method="POST", operation="pay")
+PAYLOAD = StoredPayload(data=b"canary-answer", status=201, success=True, byte_size=13)
 
 Bind = Callable[[str, MakeEngine], str | Engine]
 BINDS: dict[str, Bind] = {

@@ -7,7 +7,7 @@ from collections import Counter
 from sqlalchemy import select
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.stores.redis.replay_cache import RedisReplays
+from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
 from flask_idempotency.stores.sql.schema import meta
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.stores.tiered import TieredStore
@@ -46,7 +46,7 @@ def test_a_process_notes_its_cache_once_and_writes_only_where_nobody_has(
     """
     noted: list[list[str]] = []
     for _ in range(2):
-        system, cache = open_store(clock=clock), RedisReplays(redis_server.url, clock=clock)
+        system, cache = open_store(clock=clock), RedisReplayCache(redis_server.url, clock=clock)
         store = TieredStore(system, cache)
         with sent(system) as statements:
             for _ in range(2):

@@ -7,7 +7,7 @@ import pytest
 from flask_idempotency.engine.model import Replayed
 from flask_idempotency.engine.quota import Drift, Quota, bucket_edge_ms, bucket_width_ms
 from flask_idempotency.stores.sql import statements
-from flask_idempotency.stores.sql.claiming import Move, Moves, claim_query
+from flask_idempotency.stores.sql.claiming import ClaimWriter, Move, claim_query
 from flask_idempotency.stores.sql.dialects import POSTGRESQL
 from flask_idempotency.stores.sql.rows import row_of
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted, stand
@@ -59,6 +59,6 @@ def test_nobody_takes_over_what_was_over_before_it_began(
 
     with store.database.engine.connect() as connection:
         fence = None if dialect.name == POSTGRESQL else seen.fence + 1
-        assert Moves(dialect).write(connection, Move.RECLAIM, seen, asked, fence=fence) is None
+        assert ClaimWriter(dialect).write(connection, Move.RECLAIM, seen, asked, fence=fence) is None
 
     assert before == row(make_engine, key)

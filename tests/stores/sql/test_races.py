@@ -6,7 +6,7 @@ import multiprocessing
 
 import pytest
 
-from flask_idempotency.engine.model import Claimed, InFlight, OnLapse, Replayed
+from flask_idempotency.engine.model import Claimed, InFlight, OnExpiry, Replayed
 from flask_idempotency.testing.contract.stress import at_once
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, stand
 from flask_idempotency.testing.doubles import FrozenClock
@@ -50,7 +50,7 @@ def test_of_all_threads_exactly_one_takes_over(open_store: OpenStore, clock: Fro
     for _ in range(ROUNDS):
         key = a_key()
         stand(store, clock, key, "lapsed, takeover")
-        ask = a_request(key, on_lapse=OnLapse.TAKEOVER)
+        ask = a_request(key, on_lapse=OnExpiry.TAKEOVER)
 
         outcomes = at_once(*[lambda ask=ask: store.claim(ask, token=a_token(), lease=LEASE)] * THREADS)
 

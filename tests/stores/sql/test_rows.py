@@ -12,7 +12,7 @@ from sqlalchemy.schema import DropConstraint
 
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import CORRUPT, About, Unknown
+from flask_idempotency.engine.model import CORRUPT, RequestInfo, Unknown
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.rows import escape, unescape
 from flask_idempotency.stores.sql.schema import QUARANTINED, records
@@ -270,7 +270,7 @@ def test_a_key_that_is_used_again_keeps_nothing_of_before(
     store, key = open_store(), a_key()
     stand(store, clock, key, "completed")
     clock.advance(KEEP)
-    store.claim(a_request(key, about=About(operation="other")), token=a_token(), lease=LEASE)
+    store.claim(a_request(key, about=RequestInfo(operation="other")), token=a_token(), lease=LEASE)
 
     fresh = row(make_engine, key)
 

@@ -12,9 +12,9 @@ from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, Table,
 from sqlalchemy.orm import scoped_session, sessionmaker
 
 from flask_idempotency.engine.capabilities import DataKey
-from flask_idempotency.engine.errors import DataKeyGone, LeaseLost, StoreUnavailable
+from flask_idempotency.engine.errors import DataKeyMissing, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ERASED, Payload, Record, SealedBy, State
+from flask_idempotency.engine.model import ERASED, Record, SealedBy, State, StoredPayload
 from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.engine.store import Writing
 from flask_idempotency.stores.sql.database import Database
@@ -28,7 +28,7 @@ from tests.stores.sql.counting import sent
 payments = Table("payments", MetaData(), Column("id", Integer, primary_key=True), Column("amount", BigInteger))
 
 SEALED = replace(PAYLOAD, sealed_by=SealedBy("2026-11", 1))
-DONE = Payload(b"", PAYLOAD.status, PAYLOAD.success, 0, ERASED)
+DONE = StoredPayload(b"", PAYLOAD.status, PAYLOAD.success, 0, ERASED)
 ROOM = Quota(records=1000)
 
 
@@ -57,7 +57,7 @@ class Joint:
             return connection.execute(select(func.count()).select_from(payments)).scalar_one()
 
 
-def storing(*payloads: Payload) -> Writing:
+def storing(*payloads: StoredPayload) -> Writing:
     """What stores these payloads, and no others."""
     return lambda write: write(payloads)
 
@@ -98,7 +98,7 @@ def joint(open_joint: OpenJoint, request: pytest.FixtureRequest) -> Joint:
 
 @pytest.mark.parametrize("payload", (PAYLOAD, SEALED), ids=("plain", "sealed"))
 @pytest.mark.parametrize("quota", (None, ROOM), ids=("uncounted", "counted"))
-def test_rows_and_answer_are_there_together(joint: Joint, payload: Payload, quota: Quota | None) -> None:
+def test_rows_and_answer_are_there_together(joint: Joint, payload: StoredPayload, quota: Quota | None) -> None:
     """
     Sealed or not, counted or not.
     """
@@ -129,8 +129,8 @@ def test_a_lost_data_key_leaves_the_transaction_as_it_is(joint: Joint, keys: int
         add(joint.store, key.tid)
     transaction = joint.work(*used, quota=ROOM)
 
-    def writing(write: Callable[[Sequence[Payload]], None]) -> None:
-        with pytest.raises(DataKeyGone) as gone:
+    def writing(write: Callable[[Sequence[StoredPayload]], None]) -> None:
+        with pytest.raises(DataKeyMissing) as gone:
             write([SEALED] * keys)
         assert not gone.value.erased
         assert 0 == joint.payments()
@@ -160,8 +160,8 @@ def test_a_tenant_that_is_erased_meanwhile_keeps_its_rows_and_no_answer(
 
     erased: list[bool] = []
 
-    def writing(write: Callable[[Sequence[Payload]], None]) -> None:
-        with pytest.raises(DataKeyGone) as gone:
+    def writing(write: Callable[[Sequence[StoredPayload]], None]) -> None:
+        with pytest.raises(DataKeyMissing) as gone:
             write([SEALED])
         erased.append(gone.value.erased)
         write([DONE])
@@ -219,7 +219,7 @@ def test_who_knows_of_no_quota_counts_what_is_counted(open_joint: OpenJoint, clo
 
 
 @pytest.mark.parametrize("payload", (PAYLOAD, SEALED), ids=("plain", "sealed"))
-def test_to_store_a_sealed_answer_is_one_statement(open_joint: OpenJoint, payload: Payload) -> None:
+def test_to_store_a_sealed_answer_is_one_statement(open_joint: OpenJoint, payload: StoredPayload) -> None:
     """
     As a plain one is. Whether its key is there is looked at in the same.
     """
@@ -278,8 +278,8 @@ def test_a_response_that_cannot_be_sealed_again_commits_nothing(open_joint: Open
     joint, key = open_joint(), a_key()
     transaction = joint.work(key)
 
-    def writing(write: Callable[[Sequence[Payload]], None]) -> NoReturn:
-        with pytest.raises(DataKeyGone):
+    def writing(write: Callable[[Sequence[StoredPayload]], None]) -> NoReturn:
+        with pytest.raises(DataKeyMissing):
             write([SEALED])
         raise StoreUnavailable("no key can be had")
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, func, select, update
 
-from flask_idempotency.engine.capabilities import Found
+from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import State
@@ -173,7 +173,7 @@ def test_rows_that_cannot_be_read_keep_nobody_from_the_others(
     spoilt, fine = (stood(store, clock, "lapsed, quarantine" if how == "stale" else "quarantined")[0] for _ in range(2))
     spoil(make_engine, spoilt.key)
 
-    def found() -> Iterator[Found]:
+    def found() -> Iterator[SeenRecord]:
         after: bytes | None = b""
         while after is not None:
             if how == "due":
@@ -224,7 +224,7 @@ def test_a_person_hears_that_nobody_can_tell(
     elsewhere.execute(select(records.c.record_id).where(records.c.record_id == held.key.rid).with_for_update())
 
     settle = partial(store.unsettled.settle, token=a_token(), payload=PAYLOAD, keep=KEEP)
-    act: Callable[[Found], bool] = store.unsettled.free if verb == "free" else settle
+    act: Callable[[SeenRecord], bool] = store.unsettled.free if verb == "free" else settle
     with pytest.raises(StoreUnavailable):
         act(held)
 

@@ -17,7 +17,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Claimed, InFlight, Record, Replayed
 from flask_idempotency.engine.store import Store
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.redis.replay_cache import RedisReplays
+from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
 from flask_idempotency.stores.tiered import Missed, TieredStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
 from flask_idempotency.testing.contract.support import (
@@ -42,8 +42,8 @@ A_KEY = a_key()
 
 
 @pytest.fixture
-def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplays]:
-    cache = RedisReplays(redis_server.url + PATIENT, clock=clock)
+def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplayCache]:
+    cache = RedisReplayCache(redis_server.url + PATIENT, clock=clock)
     yield cache
     cache.close()
 
@@ -54,14 +54,14 @@ def system(clock: FrozenClock) -> FaultyStore:
 
 
 @pytest.fixture
-def store(system: FaultyStore, cache: RedisReplays) -> TieredStore:
+def store(system: FaultyStore, cache: RedisReplayCache) -> TieredStore:
     return TieredStore(system, cache)
 
 
 class HeldUp:
     """A cache whose fills arrive when the test says so."""
 
-    def __init__(self, cache: RedisReplays) -> None:
+    def __init__(self, cache: RedisReplayCache) -> None:
         self.peek = cache.peek
         self.forget = cache.forget
         self.withdraw = cache.withdraw
@@ -80,7 +80,7 @@ class HeldUp:
 @pytest.mark.parametrize("settled", (False, True), ids=("in flight again", "completed again"))
 @pytest.mark.parametrize("telling", (False, True), ids=("replayed", "completed"))
 def test_a_fill_that_arrives_in_the_keys_next_life_does_not_bring_back_the_old_answer(
-    cache: RedisReplays, clock: FrozenClock, settled: bool, telling: bool
+    cache: RedisReplayCache, clock: FrozenClock, settled: bool, telling: bool
 ) -> None:
     """
     It was stuck in front of a frozen server while the answer's life ended and the key was used again.
@@ -102,7 +102,9 @@ def test_a_fill_that_arrives_in_the_keys_next_life_does_not_bring_back_the_old_a
     assert Replayed(found(store, key)) == outcome if settled else isinstance(outcome, InFlight)
 
 
-def test_a_worker_killed_between_commit_and_fill_costs_one_more_look(cache: RedisReplays, clock: FrozenClock) -> None:
+def test_a_worker_killed_between_commit_and_fill_costs_one_more_look(
+    cache: RedisReplayCache, clock: FrozenClock
+) -> None:
     """
     The next request, in another process, replays from the system, and fills in what is missing.
     """
@@ -220,7 +222,7 @@ def test_a_frozen_server_is_waited_for_once_per_pause(clock: FrozenClock) -> Non
     """
     ticking = FrozenClock()
     with FrozenServer() as server:
-        cache = RedisReplays(server.url, clock=clock, monotonic=ticking)
+        cache = RedisReplayCache(server.url, clock=clock, monotonic=ticking)
         store, waited = TieredStore(MemoryStore(clock), cache), []
         for pause in (0, 1, 2, 4):
             ticking.advance(pause)
@@ -237,7 +239,7 @@ def test_a_stopped_server_does_no_harm_and_is_used_again(start_redis: StartRedis
     Stopped in the middle, by a debugger or by the host of its virtual machine, with an answer in it.
     """
     server, clock, ticking = start_redis(redis_kind), FrozenClock(), FrozenClock()
-    cache = RedisReplays(server.url, clock=clock, monotonic=ticking)
+    cache = RedisReplayCache(server.url, clock=clock, monotonic=ticking)
     system = FaultyStore(MemoryStore(clock))
     store, key = TieredStore(system, cache), a_key()
     stand(store, clock, key, "completed")
@@ -293,5 +295,5 @@ def test_whenever_it_strikes_the_story_is_the_same(
             with Weather.from_url(redis_server.url) as client:
                 client.flushall()
                 client.expect([*["fine"] * nth, fate], after=fate if lasting else "fine")
-                cache = RedisReplays(client, clock=clock, monotonic=count(step=60).__next__)
+                cache = RedisReplayCache(client, clock=clock, monotonic=count(step=60).__next__)
                 assert expected == story(TieredStore(system(clock), cache), clock), f"{fate} at command {nth}"

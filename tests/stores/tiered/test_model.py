@@ -13,11 +13,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import OnLapse, Payload, Record, Replayed
+from flask_idempotency.engine.model import OnExpiry, Record, Replayed, StoredPayload
 from flask_idempotency.engine.store import Store
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.replay_cache import RedisReplays
+from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
 from flask_idempotency.stores.tiered import TieredStore
 from flask_idempotency.testing.contract.support import FINGERPRINT, OTHER_FINGERPRINT, a_key, a_request, a_token
 from flask_idempotency.testing.doubles import FrozenClock
@@ -29,7 +29,7 @@ KEYS = a_key(), a_key()
 keys = st.sampled_from(KEYS)
 durations = st.integers(1, 40)
 payloads = st.builds(
-    Payload,
+    StoredPayload,
     data=st.binary(max_size=4),
     status=st.sampled_from((200, 422)),
     success=st.booleans(),
@@ -63,7 +63,7 @@ class TieredMachine(RuleBasedStateMachine):
     def new_process(self) -> None:
         """It remembers nothing of what the former one claimed."""
         # Whenever it is asked the time, every pause is over: no failure spares the next call from failing.
-        cache = RedisReplays(self.client, clock=self.clock, monotonic=count(step=60).__next__)
+        cache = RedisReplayCache(self.client, clock=self.clock, monotonic=count(step=60).__next__)
         self.store = TieredStore(self.system, cache)
 
     @rule(target=tokens)
@@ -97,10 +97,10 @@ class TieredMachine(RuleBasedStateMachine):
         key=keys,
         token=tokens,
         fingerprint=st.sampled_from((FINGERPRINT, FINGERPRINT, OTHER_FINGERPRINT)),
-        on_lapse=st.sampled_from(OnLapse),
+        on_lapse=st.sampled_from(OnExpiry),
         lease=durations,
     )
-    def claim(self, key: StorageKey, token: bytes, fingerprint: bytes, on_lapse: OnLapse, lease: int) -> None:
+    def claim(self, key: StorageKey, token: bytes, fingerprint: bytes, on_lapse: OnExpiry, lease: int) -> None:
         request = a_request(key, fingerprint=fingerprint, on_lapse=on_lapse)
         expected = self.alone.claim(request, token=token, lease=lease)
         told = self.store.claim(request, token=token, lease=lease)
@@ -111,18 +111,18 @@ class TieredMachine(RuleBasedStateMachine):
         assert expected == told
 
     @rule(key=keys, token=tokens, payload=payloads, keep=durations)
-    def complete(self, key: StorageKey, token: bytes, payload: Payload, keep: int) -> None:
+    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, keep: int) -> None:
         self.same(lambda store: store.complete(key, token, payload, keep=keep))
 
     @rule(key=keys, token=tokens, payload=payloads)
-    def complete_and_ask(self, key: StorageKey, token: bytes, payload: Payload) -> None:
+    def complete_and_ask(self, key: StorageKey, token: bytes, payload: StoredPayload) -> None:
         """The usual life: without it few records live for long enough to be cached."""
-        self.claim(key, token, FINGERPRINT, OnLapse.TAKEOVER, 30)
+        self.claim(key, token, FINGERPRINT, OnExpiry.TAKEOVER, 30)
         self.complete(key, token, payload, 30)
-        self.claim(key, token, FINGERPRINT, OnLapse.TAKEOVER, 30)
+        self.claim(key, token, FINGERPRINT, OnExpiry.TAKEOVER, 30)
 
     @rule(key=keys, token=tokens, payload=payloads, peeks=st.integers(1, 2))
-    def complete_and_freeze(self, key: StorageKey, token: bytes, payload: Payload, peeks: int) -> None:
+    def complete_and_freeze(self, key: StorageKey, token: bytes, payload: StoredPayload, peeks: int) -> None:
         """The same, with a server that stands still just as it is told the answer."""
         fates: list[Fate] = ["fine"] * peeks
         self.client.expect([*fates, "frozen"])
@@ -150,7 +150,7 @@ class TieredMachine(RuleBasedStateMachine):
         if not hasattr(self, "client"):
             return
         for key in KEYS:
-            cached, record = RedisReplays(self.onlooker, clock=self.clock).peek(key), self.alone.read(key)
+            cached, record = RedisReplayCache(self.onlooker, clock=self.clock).peek(key), self.alone.read(key)
             if isinstance(cached, Record):
                 assert record is not None
                 assert 0 < cached.remaining <= record.remaining

@@ -12,10 +12,10 @@ import redis
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, InFlight, Mismatched, Payload, Record, Replayed, Unknown
+from flask_idempotency.engine.model import Claimed, InFlight, Mismatched, Record, Replayed, StoredPayload, Unknown
 from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.redis.replay_cache import RedisReplays
+from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
 from flask_idempotency.stores.tiered import REMEMBERED_CLAIMS, TieredStore
 from flask_idempotency.testing import FaultyStore, FrozenClock, TcpProxy
 from flask_idempotency.testing.contract.support import (
@@ -38,8 +38,8 @@ MEETING_SECONDS = 30.0
 
 
 @pytest.fixture
-def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplays]:
-    cache = RedisReplays(redis_server.url + PATIENT, clock=clock)
+def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplayCache]:
+    cache = RedisReplayCache(redis_server.url + PATIENT, clock=clock)
     yield cache
     cache.close()
 
@@ -50,12 +50,12 @@ def system(clock: FrozenClock) -> FaultyStore:
 
 
 @pytest.fixture
-def store(system: FaultyStore, cache: RedisReplays) -> TieredStore:
+def store(system: FaultyStore, cache: RedisReplayCache) -> TieredStore:
     return TieredStore(system, cache)
 
 
 @pytest.fixture
-def telling(clock: FrozenClock, cache: RedisReplays) -> TieredStore:
+def telling(clock: FrozenClock, cache: RedisReplayCache) -> TieredStore:
     return TieredStore(TellingStore(clock), cache)
 
 
@@ -74,7 +74,7 @@ class NamedStore(TellingStore):
         return self.name
 
 
-def cached(cache: RedisReplays, key: StorageKey) -> bool:
+def cached(cache: RedisReplayCache, key: StorageKey) -> bool:
     return isinstance(cache.peek(key), Record)
 
 
@@ -114,7 +114,7 @@ def test_a_hot_replay_is_one_command_and_nothing_of_the_system(
     Counted where it passes; and so is the refusal of another request under the same key.
     """
     with TcpProxy(redis_server.port) as proxy:
-        cache = RedisReplays(f"redis://127.0.0.1:{proxy.port}/0{PATIENT}", clock=clock)
+        cache = RedisReplayCache(f"redis://127.0.0.1:{proxy.port}/0{PATIENT}", clock=clock)
         store, key = TieredStore(system, cache), a_key()
         stand(store, clock, key, "completed")
         first = store.claim(a_request(key), token=a_token(), lease=LEASE)
@@ -147,7 +147,7 @@ def test_what_is_not_completed_is_never_cached(
     assert redis_client.dbsize() == 0
 
 
-def test_reading_is_the_systems(store: TieredStore, clock: FrozenClock, cache: RedisReplays) -> None:
+def test_reading_is_the_systems(store: TieredStore, clock: FrozenClock, cache: RedisReplayCache) -> None:
     """
     Whoever waits or looks into a record wants to know how it stands, not how it stood.
     """
@@ -158,7 +158,7 @@ def test_reading_is_the_systems(store: TieredStore, clock: FrozenClock, cache: R
 
 
 def test_a_telling_system_has_its_answers_cached_at_once(
-    telling: TieredStore, cache: RedisReplays, clock: FrozenClock
+    telling: TieredStore, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
     """
     Without another statement: the first replay is hot already.
@@ -175,7 +175,7 @@ def test_a_telling_system_has_its_answers_cached_at_once(
 
 
 def test_repeating_a_completion_caches_what_was_stored_first(
-    telling: TieredStore, cache: RedisReplays, clock: FrozenClock
+    telling: TieredStore, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
     """
     Its reply was lost. Another answer that comes with the repetition is nobody's.
@@ -189,14 +189,14 @@ def test_repeating_a_completion_caches_what_was_stored_first(
     assert PAYLOAD == found(telling, key).payload
 
 
-def test_nothing_is_cached_before_the_system_has_committed(cache: RedisReplays, clock: FrozenClock) -> None:
+def test_nothing_is_cached_before_the_system_has_committed(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """
     However long the commit takes: an answer that is then rolled back must never have been replayed.
     """
     begun, commit = threading.Event(), threading.Event()
 
     class Slow(TellingStore):
-        def complete_and_tell(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> Record:
+        def complete_and_tell(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> Record:
             record = super().complete_and_tell(key, token, payload, keep=keep)
             begun.set()
             assert commit.wait(MEETING_SECONDS)
@@ -217,7 +217,7 @@ def test_nothing_is_cached_before_the_system_has_committed(cache: RedisReplays, 
 
 @pytest.mark.parametrize("error", (LeaseLost, StoreUnavailable))
 def test_what_the_system_did_not_take_is_not_cached(
-    cache: RedisReplays, clock: FrozenClock, redis_client: redis.Redis, error: type[Exception]
+    cache: RedisReplayCache, clock: FrozenClock, redis_client: redis.Redis, error: type[Exception]
 ) -> None:
     """
     The caller hears what the system said; and when the owner repeats it, it is cached then.
@@ -225,7 +225,7 @@ def test_what_the_system_did_not_take_is_not_cached(
     errors = [error("as this test asked")]
 
     class Refusing(TellingStore):
-        def complete_and_tell(self, key: StorageKey, token: bytes, payload: Payload, *, keep: float) -> Record:
+        def complete_and_tell(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> Record:
             if errors:
                 raise errors.pop()
             return super().complete_and_tell(key, token, payload, keep=keep)
@@ -242,7 +242,7 @@ def test_what_the_system_did_not_take_is_not_cached(
 
 
 def test_a_record_committed_elsewhere_is_cached_when_told(
-    store: TieredStore, system: FaultyStore, cache: RedisReplays, clock: FrozenClock
+    store: TieredStore, system: FaultyStore, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
     """
     In a transaction of the application, after the claim came through here.
@@ -258,7 +258,7 @@ def test_a_record_committed_elsewhere_is_cached_when_told(
 
 
 def test_what_this_process_did_not_claim_waits_for_its_first_replay(
-    store: TieredStore, system: FaultyStore, cache: RedisReplays, clock: FrozenClock
+    store: TieredStore, system: FaultyStore, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
     """
     Nobody here knows what the cache's clock said before the system was asked.
@@ -274,7 +274,7 @@ def test_what_this_process_did_not_claim_waits_for_its_first_replay(
 
 
 def test_a_commit_that_is_told_of_in_the_keys_next_life_is_not_cached(
-    store: TieredStore, system: FaultyStore, cache: RedisReplays, clock: FrozenClock
+    store: TieredStore, system: FaultyStore, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
     """
     The next owner's miss came after the question, and says nothing of this answer's end.
@@ -290,7 +290,7 @@ def test_a_commit_that_is_told_of_in_the_keys_next_life_is_not_cached(
     assert not cached(cache, key)
 
 
-def test_only_so_many_claims_are_remembered(telling: TieredStore, cache: RedisReplays, clock: FrozenClock) -> None:
+def test_only_so_many_claims_are_remembered(telling: TieredStore, cache: RedisReplayCache, clock: FrozenClock) -> None:
     """
     The oldest is forgotten: a process that never completes what it claims must not grow for ever.
     """
@@ -316,7 +316,7 @@ def test_settled_claims_are_not_remembered(telling: TieredStore, clock: FrozenCl
     assert not telling._missed
 
 
-def test_systems_that_share_a_cache_find_their_own_answers_only(cache: RedisReplays, clock: FrozenClock) -> None:
+def test_systems_that_share_a_cache_find_their_own_answers_only(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """
     The same key of the same tenant with the same secret: in the other system it is free.
     """
@@ -330,7 +330,7 @@ def test_systems_that_share_a_cache_find_their_own_answers_only(cache: RedisRepl
     assert isinstance(first.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
 
 
-def test_processes_of_one_system_share_their_answers(cache: RedisReplays, clock: FrozenClock) -> None:
+def test_processes_of_one_system_share_their_answers(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """
     What one has completed is hot in every other.
     """
@@ -344,7 +344,7 @@ def test_processes_of_one_system_share_their_answers(cache: RedisReplays, clock:
     assert isinstance(outcome, Replayed)
 
 
-def test_a_system_is_asked_for_its_identity_once(cache: RedisReplays, clock: FrozenClock) -> None:
+def test_a_system_is_asked_for_its_identity_once(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """
     A hot replay must not cost a question.
     """
@@ -360,7 +360,7 @@ def test_a_system_is_asked_for_its_identity_once(cache: RedisReplays, clock: Fro
 
 @pytest.mark.parametrize("error", (StoreUnavailable("it is down"), RuntimeError("s3cret")))
 def test_nobodys_answers_are_looked_for_while_it_is_not_known_whose(
-    cache: RedisReplays,
+    cache: RedisReplayCache,
     clock: FrozenClock,
     redis_client: redis.Redis,
     caplog: pytest.LogCaptureFixture,
@@ -393,7 +393,7 @@ class FrontedStore(NamedStore):
 
 
 def test_nothing_is_cached_while_hosts_that_know_no_cache_would_not_hear_of_it(
-    cache: RedisReplays, clock: FrozenClock, redis_client: redis.Redis
+    cache: RedisReplayCache, clock: FrozenClock, redis_client: redis.Redis
 ) -> None:
     """
     They could free a key whose answer is replayed on.
@@ -406,7 +406,7 @@ def test_nothing_is_cached_while_hosts_that_know_no_cache_would_not_hear_of_it(
     assert 0 == redis_client.dbsize()
 
 
-def test_a_system_that_is_down_is_not_waited_for_twice(cache: RedisReplays, clock: FrozenClock) -> None:
+def test_a_system_that_is_down_is_not_waited_for_twice(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """
     Each claim finds out by itself that it still is; the question is put again after one got an answer.
     """

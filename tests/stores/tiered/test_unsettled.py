@@ -8,12 +8,12 @@ import pytest
 import redis
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.engine.capabilities import Found
+from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import CORRUPT, Claimed, InFlight, Record, Replayed, Unknown
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.redis.replay_cache import RedisReplays
+from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
 from flask_idempotency.stores.tiered import TieredStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
 from flask_idempotency.testing.contract.support import (
@@ -45,8 +45,8 @@ class Looked(FaultyStore):
 
 
 @pytest.fixture
-def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplays]:
-    cache = RedisReplays(redis_server.url + PATIENT, clock=clock)
+def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplayCache]:
+    cache = RedisReplayCache(redis_server.url + PATIENT, clock=clock)
     yield cache
     cache.close()
 
@@ -57,11 +57,11 @@ def system(clock: FrozenClock) -> Looked:
 
 
 @pytest.fixture
-def store(system: Looked, cache: RedisReplays) -> TieredStore:
+def store(system: Looked, cache: RedisReplayCache) -> TieredStore:
     return TieredStore(system, cache)
 
 
-def cached(store: TieredStore, system: Looked, clock: FrozenClock) -> Found:
+def cached(store: TieredStore, system: Looked, clock: FrozenClock) -> SeenRecord:
     """An answer that the next replay would be given without asking the system."""
     key = a_key()
     stand(store, clock, key, "completed")
@@ -96,7 +96,7 @@ def test_an_answer_whose_key_was_freed_is_not_replayed(store: TieredStore, syste
 
 @pytest.mark.parametrize("again", (False, True), ids=("free", "in flight again"))
 def test_an_answer_on_its_way_to_the_cache_is_not_kept_once_its_key_was_freed(
-    cache: RedisReplays, system: Looked, clock: FrozenClock, again: bool
+    cache: RedisReplayCache, system: Looked, clock: FrozenClock, again: bool
 ) -> None:
     """
     Another process replayed it just before, and its fill was stuck on the way.
@@ -114,7 +114,7 @@ def test_an_answer_on_its_way_to_the_cache_is_not_kept_once_its_key_was_freed(
 
 
 def test_an_answer_in_the_place_of_a_condemned_one_is_what_is_replayed(
-    store: TieredStore, system: Looked, cache: RedisReplays, clock: FrozenClock
+    store: TieredStore, system: Looked, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
     """
     Also when the damaged one comes to the cache late, by a process that read it before it was condemned.
@@ -135,7 +135,7 @@ def test_an_answer_in_the_place_of_a_condemned_one_is_what_is_replayed(
 
 @pytest.mark.parametrize("meanwhile", ("condemned", "sealed anew"))
 def test_a_cache_that_is_to_forget_a_key_goes_on_keeping_out_what_was_withdrawn(
-    cache: RedisReplays, system: Looked, clock: FrozenClock, meanwhile: str
+    cache: RedisReplayCache, system: Looked, clock: FrozenClock, meanwhile: str
 ) -> None:
     """
     Others may find the answer damaged, or seal it anew, just before its key is freed.
@@ -157,7 +157,7 @@ def test_a_cache_that_is_to_forget_a_key_goes_on_keeping_out_what_was_withdrawn(
 
 
 def test_what_was_settled_anew_has_one_answer_whoever_condemns_the_old_one_once_more(
-    store: TieredStore, system: Looked, cache: RedisReplays, clock: FrozenClock
+    store: TieredStore, system: Looked, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
     """
     Where the cache is asked and where it is not.
@@ -246,7 +246,7 @@ class Unnamed(Looked):
         raise StoreUnavailable("down")
 
 
-def test_a_cache_that_may_not_be_asked_cannot_be_told(clock: FrozenClock, cache: RedisReplays) -> None:
+def test_a_cache_that_may_not_be_asked_cannot_be_told(clock: FrozenClock, cache: RedisReplayCache) -> None:
     """
     Nobody knows here what the key is called there, and other processes may.
     """
@@ -281,7 +281,9 @@ def test_what_the_system_does_for_its_janitor_the_whole_does(store: TieredStore,
     assert (system.expiry, system.chores) == (store.expiry, store.chores)
 
 
-def test_what_the_system_cannot_do_for_a_janitor_the_whole_cannot_do(clock: FrozenClock, cache: RedisReplays) -> None:
+def test_what_the_system_cannot_do_for_a_janitor_the_whole_cannot_do(
+    clock: FrozenClock, cache: RedisReplayCache
+) -> None:
     """
     And says so where it is put together.
     """

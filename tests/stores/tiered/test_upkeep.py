@@ -11,9 +11,9 @@ from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.capabilities import DataKey
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import CORRUPT, Payload, Record, Replayed, SealedBy, Unknown
+from flask_idempotency.engine.model import CORRUPT, Record, Replayed, SealedBy, StoredPayload, Unknown
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.redis.replay_cache import RedisReplays
+from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
 from flask_idempotency.stores.tiered import TieredStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
 from flask_idempotency.testing.contract.support import KEEP, LEASE, OTHER_PAYLOAD, PAYLOAD, a_key, a_request, a_token
@@ -32,8 +32,8 @@ class Counted(FaultyStore):
 
 
 @pytest.fixture
-def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplays]:
-    cache = RedisReplays(redis_server.url + PATIENT, clock=clock)
+def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplayCache]:
+    cache = RedisReplayCache(redis_server.url + PATIENT, clock=clock)
     yield cache
     cache.close()
 
@@ -44,11 +44,11 @@ def system(clock: FrozenClock) -> Counted:
 
 
 @pytest.fixture
-def store(system: Counted, cache: RedisReplays) -> TieredStore:
+def store(system: Counted, cache: RedisReplayCache) -> TieredStore:
     return TieredStore(system, cache)
 
 
-def cached(store: TieredStore, system: Counted, key: StorageKey, payload: Payload = SEALED) -> None:
+def cached(store: TieredStore, system: Counted, key: StorageKey, payload: StoredPayload = SEALED) -> None:
     """An answer that the next replay would be given without asking the system."""
     shelf = store.data_keys.shelf(key.tid)
     if shelf.last == 0:
@@ -69,7 +69,7 @@ def replayed(store: TieredStore, key: StorageKey) -> Record:
 
 @pytest.mark.parametrize("payload", (SEALED, PAYLOAD), ids=("sealed", "plain"))
 def test_an_erased_answer_is_not_replayed_out_of_the_cache(
-    store: TieredStore, system: Counted, payload: Payload
+    store: TieredStore, system: Counted, payload: StoredPayload
 ) -> None:
     """
     At once, and in no other tenant's way. What is told as erased is not cached either.
@@ -101,7 +101,7 @@ def test_an_erased_tenant_that_comes_back_is_cached_again(
 
 
 def test_what_was_told_as_erased_is_never_kept(
-    system: Counted, cache: RedisReplays, monkeypatch: pytest.MonkeyPatch
+    system: Counted, cache: RedisReplayCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
     Whatever cache it is: one that has forgotten that a tenant was erased must not be told anew what it had.
@@ -123,7 +123,7 @@ def test_what_was_told_as_erased_is_never_kept(
 class Broken:
     """A cache with a bug."""
 
-    def __init__(self, cache: RedisReplays) -> None:
+    def __init__(self, cache: RedisReplayCache) -> None:
         self.peek, self.fill, self.forget, self.withdraw = cache.peek, cache.fill, cache.forget, cache.withdraw
 
     def erase(self, tid: bytes) -> bool:
@@ -137,7 +137,7 @@ class Silent(Broken):
 
 @pytest.mark.parametrize("kind", (Broken, Silent))
 def test_a_cache_that_does_not_hear_of_it_does_not_keep_keys_from_being_destroyed(
-    kind: type[Broken], system: Counted, cache: RedisReplays
+    kind: type[Broken], system: Counted, cache: RedisReplayCache
 ) -> None:
     """
     The system says what is erased to whoever asks it; and whoever erases is told to do it again.
@@ -186,7 +186,7 @@ def test_an_answer_that_is_damaged_in_the_cache_alone_is_replayed_by_the_system(
     assert ["condemn", "claim"] == system.verbs()
 
 
-def test_what_the_system_cannot_do_the_whole_cannot_do(clock: FrozenClock, cache: RedisReplays) -> None:
+def test_what_the_system_cannot_do_the_whole_cannot_do(clock: FrozenClock, cache: RedisReplayCache) -> None:
     """
     And says so where it is put together, and not at the first request.
     """

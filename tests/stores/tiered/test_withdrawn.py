@@ -7,11 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from flask_idempotency.engine.capabilities import Found
+from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Claimed, Record, State
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.redis.replay_cache import RedisReplays
+from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
 from flask_idempotency.stores.tiered import TieredStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import KEEP, LEASE, OTHER_PAYLOAD, PAYLOAD, a_key, a_request, a_token
@@ -32,7 +32,7 @@ class WithdrawnMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         clock = FrozenClock()
         self.client = OneAtATime(server=fakeredis.FakeServer())
-        self.cache = RedisReplays(self.client, clock=clock)
+        self.cache = RedisReplayCache(self.client, clock=clock)
         self.system = MemoryStore(clock)
         self.slow = [HeldUp(self.cache) for _ in range(2)]
         self.hosts = [TieredStore(self.system, slow) for slow in self.slow]
@@ -62,10 +62,10 @@ class WithdrawnMachine(RuleBasedStateMachine):
         if record is None:
             return multiple()
         assert self.cache.withdraw(key, fence=record.fence)
-        return Found(key, record)
+        return SeenRecord(key, record)
 
     @rule(seen=consumes(halves), freed=st.booleans())
-    def settle(self, seen: Found, freed: bool) -> None:
+    def settle(self, seen: SeenRecord, freed: bool) -> None:
         if freed:
             self.system.unsettled.free(seen)
         elif seen.record.state is State.QUARANTINED:

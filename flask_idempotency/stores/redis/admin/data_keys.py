@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, Answer, DataKey, KeyShelf, Page
-from flask_idempotency.engine.errors import CorruptRecord, DataKeyGone
+from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, Answer, DataKey, Page, TenantKeys
+from flask_idempotency.engine.errors import CorruptRecord, DataKeyMissing
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ERASED, Payload, Record, State
+from flask_idempotency.engine.model import ERASED, Record, State, StoredPayload
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.encoding import LARGEST_BYTES, decode, payload_bytes, tid_of
-from flask_idempotency.stores.redis.executor import Server, corrupt, whole_number
+from flask_idempotency.stores.redis.executor import ScriptExecutor, corrupt, whole_number
 
 # All keys of one kind, wherever in a Cluster they are.
 
@@ -31,7 +31,7 @@ class Scan:
     primary has been replaced meanwhile, or slots have moved, some may be passed over.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ScriptExecutor) -> None:
         self._server = server
 
     def page(self, pattern: bytes, *, after: bytes, count: int) -> tuple[list[bytes], bytes | None]:
@@ -60,17 +60,17 @@ _LAST_KEY, _ERASURE, _DISABLED = (layout.FIELDS[name].encode() for name in ("LAS
 _log = logging.getLogger("flask_idempotency")
 
 
-class RedisShelf:
+class RedisDataKeys:
     """Implements `upkeep.DataKeys`."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ScriptExecutor) -> None:
         self._server = server
         self._scan = Scan(server)
 
-    def shelf(self, tid: bytes) -> KeyShelf:
+    def shelf(self, tid: bytes) -> TenantKeys:
         now, store, fields = self._look(tid)
         keys = tuple(_key(number, fields, now) for number in _numbers(fields))
-        return KeyShelf(store, keys, whole_number(fields.get(_LAST_KEY, b"0")))
+        return TenantKeys(store, keys, whole_number(fields.get(_LAST_KEY, b"0")))
 
     def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
         kid = key.kid.encode()
@@ -137,10 +137,10 @@ class RedisShelf:
         return now, store, dict(zip(told[::2], told[1::2], strict=True))
 
 
-class Erasures:
+class ErasureCache:
     """What the erasures of tenants mean for records, each looked up once."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ScriptExecutor) -> None:
         self._server = server
         self._known = dict[bytes, bytes | None]()
 
@@ -165,12 +165,12 @@ def told(record: Record, erasure: bytes | None) -> Record:
     return replace(record, erased=True) if erased else record
 
 
-def refused_for_want_of_a_key(answer: Any) -> DataKeyGone | None:
+def refused_for_want_of_a_key(answer: Any) -> DataKeyMissing | None:
     """What a script has said of the data key that a payload is sealed with, if that was in its way."""
     if answer == b"ERASED":
-        return DataKeyGone("the tenant's answers were erased since the key was first used", erased=True)
+        return DataKeyMissing("the tenant's answers were erased since the key was first used", erased=True)
     if answer == b"KEYLESS":
-        return DataKeyGone("there is no open data key of this number", erased=False)
+        return DataKeyMissing("there is no open data key of this number", erased=False)
     return None
 
 
@@ -203,14 +203,14 @@ BATCH_BYTES = 1 << 20
 """Read in one go: less than a millisecond of a server's time. A longer answer is read alone."""
 
 
-class RedisAnswers:
+class RedisResponses:
     """Implements `upkeep.Answers`.
 
     A walk is one of SCAN: where a primary is replaced meanwhile it may miss some. Whoever must not miss one counts
     afterwards, and walks again.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ScriptExecutor) -> None:
         self._server = server
         self._scan = Scan(server)
 
@@ -229,7 +229,7 @@ class RedisAnswers:
         answers = (glanced.answer for glanced in self._glanced(names))
         return Page(tuple(self._told(answer for answer in answers if _is_live(answer, tid))), after=following)
 
-    def replace(self, key: StorageKey, old: Payload, new: Payload) -> bool:
+    def replace(self, key: StorageKey, old: StoredPayload, new: StoredPayload) -> bool:
         keys = layout.keys(key)
         facts = (int(old.success), old.status, payload_bytes(old), int(new.success), new.status, payload_bytes(new))
         number = 0 if new.sealed_by is None else new.sealed_by.number
@@ -271,7 +271,7 @@ class RedisAnswers:
                     yield answer
 
     def _told(self, answers: Iterable[Answer]) -> Iterator[Answer]:
-        erasures = Erasures(self._server)
+        erasures = ErasureCache(self._server)
         for answer in answers:
             yield Answer(answer.key, erasures.told(answer.key.tid, answer.record))
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.stores.redis.cluster import NoCluster, primaries
-from flask_idempotency.stores.redis.executor import Server
+from flask_idempotency.stores.redis.executor import ScriptExecutor
 
 # Whether this Redis may forget records to make room. Nobody may claim on one that does.
 
@@ -28,7 +28,7 @@ class Eviction:
     would take a round trip per claim.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ScriptExecutor) -> None:
         self._server = server
         self._errors = server.errors
         self._reported = False
@@ -127,7 +127,7 @@ class _Look:
 class RedisHealth:
     """Implements `health.Health`. Of a Cluster, every primary is asked, and the worst is told of each check."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ScriptExecutor) -> None:
         self._server = server
 
     def findings(self) -> Sequence[Finding]:

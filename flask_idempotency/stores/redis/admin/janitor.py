@@ -8,24 +8,30 @@ from itertools import groupby
 from math import floor
 from typing import Any, Final
 
-from flask_idempotency.engine.capabilities import LONGEST_LOCK_SECONDS, Entry, Found, Sheet, UnfinishedCounts
+from flask_idempotency.engine.capabilities import (
+    LONGEST_LOCK_SECONDS,
+    RecordPage,
+    SeenRecord,
+    TaskReport,
+    UnfinishedCounts,
+)
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import StorageKey, new_token
-from flask_idempotency.engine.model import Payload, State
+from flask_idempotency.engine.model import State, StoredPayload
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.admin.data_keys import Erasures, RedisAnswers, refused_for_want_of_a_key
+from flask_idempotency.stores.redis.admin.data_keys import ErasureCache, RedisResponses, refused_for_want_of_a_key
 from flask_idempotency.stores.redis.encoding import NUMBERS, completion, decode, tid_of
-from flask_idempotency.stores.redis.executor import Call, Server, corrupt, whole_number
+from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, corrupt, whole_number
 from flask_idempotency.stores.redis.scripts import Script
 
 # Which chores were done, and why there is nothing to clear out.
 
 
-class RedisChores:
+class RedisTaskLog:
     """Implements `chores.ChoreBook`. A Redis that is full still writes it: what is done must be known then too."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ScriptExecutor) -> None:
         self._server = server
 
     def now(self) -> float:
@@ -34,7 +40,7 @@ class RedisChores:
     def note(self, chore: str, report: str) -> None:
         self._server.run(scripts.TASK_REPORT, (layout.NOTES,), chore.encode(), report.encode())
 
-    def last(self) -> Mapping[str, Entry]:
+    def last(self) -> Mapping[str, TaskReport]:
         now, told = self._server.run(scripts.TASK_REPORTS, (layout.NOTES,))
         notes = dict(zip(told[::2], told[1::2], strict=True))
         return {_name(chore): _entry(note, now) for chore, note in notes.items()}
@@ -60,10 +66,10 @@ class RedisExpiry:
         return 0
 
 
-def _entry(note: bytes, now: int) -> Entry:
+def _entry(note: bytes, now: int) -> TaskReport:
     at, _, report = note.partition(b" ")
     try:
-        return Entry(max(now - whole_number(at), 0) / 1_000_000, report.decode())
+        return TaskReport(max(now - whole_number(at), 0) / 1_000_000, report.decode())
     except UnicodeDecodeError as error:
         raise corrupt() from error
 
@@ -101,7 +107,7 @@ class Index:
     leave the index or the entry itself does. What stays, or moves towards the end, is met at least once.
     """
 
-    def __init__(self, server: Server, key: Callable[[int], bytes]) -> None:
+    def __init__(self, server: ScriptExecutor, key: Callable[[int], bytes]) -> None:
         self._server = server
         self._key = key
 
@@ -211,38 +217,38 @@ FREED_MS: Final = 600_000
 minutes."""
 
 
-class RedisUnsettled:
+class RedisRecovery:
     """Implements `unsettled.Unsettled`.
 
     What the indexes name and is not there, or has another state by now, is taken out of them on the way. Raises
     `CorruptRecord` where an index is of another type than ours: nobody can tell what is in flight there.
     """
 
-    def __init__(self, server: Server, answers: RedisAnswers) -> None:
+    def __init__(self, server: ScriptExecutor, answers: RedisResponses) -> None:
         self._server = server
         self._answers = answers
         self._in_flight = Index(server, in_flight)
         self._quarantined = Index(server, quarantined)
 
-    def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> Sheet:
+    def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
         entries, following = self._in_flight.page(after=after, limit=limit, upto=_ms(horizon))
 
-        def is_stale(found: Found) -> bool:
+        def is_stale(found: SeenRecord) -> bool:
             return found.record.remaining <= 0 and found.record.deadline <= horizon
 
-        return Sheet(tuple(filter(is_stale, self._met(State.PROCESSING, entries))), following)
+        return RecordPage(tuple(filter(is_stale, self._met(State.PROCESSING, entries))), following)
 
-    def lapse(self, seen: Found, *, horizon: float) -> bool:
+    def lapse(self, seen: SeenRecord, *, horizon: float) -> bool:
         facts = seen.record.token, _ms(seen.record.deadline), round(horizon * 1_000_000)
         return bool(self._run(scripts.QUARANTINE_EXPIRED, seen.key, *facts) == b"DONE")
 
     def due(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
-    ) -> Sequence[Found]:
+    ) -> Sequence[SeenRecord]:
         latest = _ms(min(horizon, self._server.now()))
         # Not less than the unit of a turn: the same one would come again at once.
         pauses = max(_ms(least), 1), max(_ms(most), 1)
-        due, others = list[Found](), set[IndexEntry]()
+        due, others = list[SeenRecord](), set[IndexEntry]()
         while len(due) < limit:
             # Those of others keep their turns, and so stand in the way of ours.
             wanted = limit - len(due) + len(others)
@@ -256,14 +262,14 @@ class RedisUnsettled:
                 break
         return due
 
-    def settle(self, seen: Found, *, token: bytes, payload: Payload, keep: float) -> bool:
+    def settle(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
         as_seen = seen.record.token, _ms(seen.record.deadline), NUMBERS[seen.record.state]
         answer = self._run(scripts.RESOLVE, seen.key, token, *completion(payload, keep=keep), *as_seen)
         if answer in (b"DONE", b"OTHER"):
             return bool(answer == b"DONE")
         raise refused_for_want_of_a_key(answer) or corrupt()
 
-    def free(self, seen: Found) -> bool:
+    def free(self, seen: SeenRecord) -> bool:
         record = seen.record
         facts = NUMBERS[record.state], record.token, _ms(record.deadline)
         keys = layout.keys(seen.key)
@@ -273,15 +279,15 @@ class RedisUnsettled:
         )
         return bool(told == b"DONE")
 
-    def walk(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> Sheet:
+    def walk(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
         if state is State.COMPLETED:
             page = self._answers.glance(after=after, limit=limit, tid=tid)
-            return Sheet(tuple(Found(answer.key, answer.record) for answer in page.answers), page.after)
+            return RecordPage(tuple(SeenRecord(answer.key, answer.record) for answer in page.answers), page.after)
         named = self._in_flight if state is State.PROCESSING else self._quarantined
         only = None if tid is None else layout.number(tid)
         entries, following = named.page(after=after, limit=limit, only=only)
         met = self._met(state, entries)
-        return Sheet(tuple(found for found in met if tid in (None, found.key.tid)), following)
+        return RecordPage(tuple(found for found in met if tid in (None, found.key.tid)), following)
 
     def standing(self) -> UnfinishedCounts:
         """Counts what the indexes name. Of what is quarantined every record's deadline is read as well: a millisecond
@@ -304,7 +310,7 @@ class RedisUnsettled:
             quarantined_for=quarantined_for / 1_000_000 if quarantined else None,
         )
 
-    def _turns(self, entries: Sequence[IndexEntry], told: Iterator[tuple[bytes, bytes, int]]) -> Iterator[Found]:
+    def _turns(self, entries: Sequence[IndexEntry], told: Iterator[tuple[bytes, bytes, int]]) -> Iterator[SeenRecord]:
         """Those that were given. The first turn of each is no later than the end of its lease, and all others are."""
         turns = {layout.record_in(entry.partition, entry.name): entry.score for entry in entries}
         for found in self._found(State.QUARANTINED, told):
@@ -316,7 +322,7 @@ class RedisUnsettled:
         told = self._server.run_all(scripts.OLDEST_QUARANTINED, [Call(_records(batch)) for batch in batches])
         return max(told, default=0)
 
-    def _met(self, state: State, entries: Sequence[IndexEntry]) -> Iterator[Found]:
+    def _met(self, state: State, entries: Sequence[IndexEntry]) -> Iterator[SeenRecord]:
         return self._found(state, self._ask(scripts.LIST_BY_STATE, entries, NUMBERS[state]))
 
     def _ask(
@@ -334,25 +340,25 @@ class RedisUnsettled:
         for call, (now, *told) in zip(calls, self._server.run_all(script, calls), strict=True):
             yield from ((key, data, now) for key, data in zip(call.keys[2:], told, strict=True))
 
-    def _found(self, state: State, told: Iterator[tuple[bytes, bytes, int]]) -> Iterator[Found]:
-        erasures = Erasures(self._server)
+    def _found(self, state: State, told: Iterator[tuple[bytes, bytes, int]]) -> Iterator[SeenRecord]:
+        erasures = ErasureCache(self._server)
         for key, data, now in told:
             found = _read(key, data, now) if data else None
             if found is not None and found.record.state is state:
-                yield Found(found.key, erasures.told(found.key.tid, found.record))
+                yield SeenRecord(found.key, erasures.told(found.key.tid, found.record))
 
     def _run(self, script: Script, key: StorageKey, *arguments: bytes | int) -> Any:
         keys = layout.keys(key)
         return self._server.run(script, keys, layout.name(keys), *arguments)
 
 
-def _read(key: bytes, data: bytes, now: int) -> Found | None:
+def _read(key: bytes, data: bytes, now: int) -> SeenRecord | None:
     try:
         record = decode(data, now=now / 1_000_000)
     except CorruptRecord:
         return None
     rid = layout.rid(key)
-    return None if rid is None else Found(StorageKey(rid, tid_of(data)), record)
+    return None if rid is None else SeenRecord(StorageKey(rid, tid_of(data)), record)
 
 
 def _batches(entries: Sequence[IndexEntry]) -> Iterator[list[IndexEntry]]:

@@ -28,12 +28,12 @@ from sqlalchemy import (
 from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
 
-from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, Answer, DataKey, KeyShelf, Page
+from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, Answer, DataKey, Page, TenantKeys
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Payload
+from flask_idempotency.engine.model import StoredPayload
 from flask_idempotency.stores.sql import completion
-from flask_idempotency.stores.sql.completion import Completing, entry, facts_of, is_sealed, shard_of
+from flask_idempotency.stores.sql.completion import CompletionWriter, entry, facts_of, is_sealed, shard_of
 from flask_idempotency.stores.sql.database import Database, transaction
 from flask_idempotency.stores.sql.dialects import Dialect
 from flask_idempotency.stores.sql.identity import IDENTITY_BYTES, identity, nameless, spelt
@@ -47,11 +47,11 @@ _LAST: Final = b"\xff" * 33
 """Behind every key there is: those have 32 bytes."""
 
 
-class SqlAnswers:
+class SqlResponses:
     """Implements `upkeep.Answers`, and quarantines what cannot be read. `now` as for `SqlDataKeys`."""
 
     def __init__(
-        self, database: Database, completing: Callable[[], Completing], *, now: Callable[[], int | None]
+        self, database: Database, completing: Callable[[], CompletionWriter], *, now: Callable[[], int | None]
     ) -> None:
         self._database = database
         self._completing = completing
@@ -75,7 +75,7 @@ class SqlAnswers:
         found, last = self._database.run_long(page)
         return Page(tuple(answer for row in found if (answer := _answer(row)) is not None), after=last)
 
-    def replace(self, key: StorageKey, old: Payload, new: Payload) -> bool:
+    def replace(self, key: StorageKey, old: StoredPayload, new: StoredPayload) -> bool:
         parameters = {**_seen(key, old, self._now()), **facts_of(new, "my")}
 
         def replace(connection: Connection) -> bool:
@@ -90,7 +90,7 @@ class SqlAnswers:
         found = self._database.run_long(lambda connection: connection.execute(self._sent.count_answers).all())
         return {row.wrapping_key_id: row.responses for row in found}
 
-    def condemn(self, key: StorageKey, payload: Payload) -> None:
+    def condemn(self, key: StorageKey, payload: StoredPayload) -> None:
         """As `Store.condemn` says."""
         parameters = _seen(key, payload, self._now())
 
@@ -161,7 +161,7 @@ class _SentResponse:
         self.book = completion.book(dialect)
 
 
-def _seen(key: StorageKey, payload: Payload, now: int | None) -> dict[str, Any]:
+def _seen(key: StorageKey, payload: StoredPayload, now: int | None) -> dict[str, Any]:
     return {"my_record_id": key.rid, "now": now, **facts_of(payload, "seen")}
 
 
@@ -286,7 +286,7 @@ class SqlDataKeys:
         self._database = database
         self._now = now
 
-    def shelf(self, tid: bytes) -> KeyShelf:
+    def shelf(self, tid: bytes) -> TenantKeys:
         parameters = {"my_tenant_id": tid, "now": self._now()}
         found = self._database.run(lambda connection: connection.execute(self._sent.shelf, parameters).all())
         if not found:
@@ -298,7 +298,7 @@ class SqlDataKeys:
         store, last = found[0].store, found[0].last
         if not isinstance(store, int) or not isinstance(last, int):
             raise CorruptRecord("the database's own number, or a tenant's last data key, cannot be read: restore it")
-        return KeyShelf(spelt(store), keys, last)
+        return TenantKeys(spelt(store), keys, last)
 
     def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
         if len(store) != IDENTITY_BYTES:

@@ -38,13 +38,19 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
 
-from flask_idempotency.engine.capabilities import LONGEST_LOCK_SECONDS, Entry, Found, Sheet, UnfinishedCounts
+from flask_idempotency.engine.capabilities import (
+    LONGEST_LOCK_SECONDS,
+    RecordPage,
+    SeenRecord,
+    TaskReport,
+    UnfinishedCounts,
+)
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.keys import OWNER_BYTES, StorageKey, new_token
-from flask_idempotency.engine.model import Payload, State
+from flask_idempotency.engine.model import State, StoredPayload
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import completion
-from flask_idempotency.stores.sql.completion import Completing, answer_of, entry, is_answer, shard_of
+from flask_idempotency.stores.sql.completion import CompletionWriter, answer_of, entry, is_answer, shard_of
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, in_microseconds
 from flask_idempotency.stores.sql.quota import SqlLedger
@@ -168,8 +174,8 @@ AT_ONCE_IN_A_FILE: Final = 200
 fiftieth."""
 
 
-class SqlChores:
-    """Implements `chores.ChoreBook`. `now` as for `SqlDataKeys`."""
+class SqlTaskLog:
+    """Implements `chores.TaskLog`. `now` as for `SqlDataKeys`."""
 
     def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
         self._database = database
@@ -184,12 +190,12 @@ class SqlChores:
         parameters = {"my_name": chore, "my_report": report, "now": self._now()}
         self._database.run(lambda connection: connection.execute(self._sent.note, parameters))
 
-    def last(self) -> Mapping[str, Entry]:
+    def last(self) -> Mapping[str, TaskReport]:
         parameters = {"now": self._now()}
         found = self._database.run(lambda connection: connection.execute(self._sent.last, parameters).all())
         if not all(isinstance(row.ago, int) and isinstance(row.report, str) for row in found):
             raise CorruptRecord("what the database holds of a janitor's last run cannot be read")
-        return {row.name: Entry(max(row.ago, 0) / 1_000_000, row.report) for row in found}
+        return {row.name: TaskReport(max(row.ago, 0) / 1_000_000, row.report) for row in found}
 
     def take(self, chore: str, token: bytes, *, lease: float) -> bool:
         parameters = {"my_name": chore, "my_locked_by": token, "lease": microseconds(lease), "now": self._now()}
@@ -429,34 +435,34 @@ _STATES: Final = {
 }
 
 
-class SqlUnsettled:
+class SqlRecovery:
     """Implements `unsettled.Unsettled`. `now` as for `SqlDataKeys`."""
 
     def __init__(
-        self, database: Database, completing: Callable[[], Completing], *, now: Callable[[], int | None]
+        self, database: Database, completing: Callable[[], CompletionWriter], *, now: Callable[[], int | None]
     ) -> None:
         self._database = database
         self._completing = completing
         self._now = now
 
-    def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> Sheet:
+    def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
         first, behind = int.from_bytes(after[:_TIME_BYTES], "big"), after[_TIME_BYTES:]
         asked = {"my_horizon": in_microseconds(horizon), "my_first": first, "my_after": behind, "my_limit": limit}
         found = self._all(self._sent.stale, asked)
         last = found[-1] if len(found) == limit else None
-        return Sheet(
+        return RecordPage(
             _readable(found),
             None if last is None else last.lease_expires_at.to_bytes(_TIME_BYTES, "big") + last.record_id,
         )
 
-    def lapse(self, seen: Found, *, horizon: float) -> bool:
+    def lapse(self, seen: SeenRecord, *, horizon: float) -> bool:
         asked = {**self._seen(seen), "my_horizon": in_microseconds(horizon)}
         lapse = self._sent.lapse
         return self._database.run(lambda connection: connection.execute(lapse, asked).one_or_none()) is not None
 
     def due(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
-    ) -> Sequence[Found]:
+    ) -> Sequence[SeenRecord]:
         pauses = {"least": microseconds(least), "most": microseconds(most)}
         asked = {"my_horizon": in_microseconds(horizon), "my_limit": limit, "my_owner": owner, **pauses}
         statement = self._sent.due if owner is None else self._sent.due_of_one
@@ -467,7 +473,7 @@ class SqlUnsettled:
             if found or len(taken) < limit:
                 return sorted(found, key=lambda each: each.record.deadline)
 
-    def settle(self, seen: Found, *, token: bytes, payload: Payload, keep: float) -> bool:
+    def settle(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
         brought = {"my_tenant_id": seen.key.tid, "my_token": token, **answer_of(seen.key, payload, keep)}
         parameters = {**self._seen(seen), **brought}
         completing = self._completing()
@@ -486,7 +492,7 @@ class SqlUnsettled:
 
         return self._database.run(settle)
 
-    def free(self, seen: Found) -> bool:
+    def free(self, seen: SeenRecord) -> bool:
         # A token of its own, so that a reply that was lost is not taken for somebody else's work.
         parameters = {**self._seen(seen), "my_tenant_id": seen.key.tid, "my_token": new_token()}
 
@@ -503,13 +509,13 @@ class SqlUnsettled:
 
         return self._database.run(free)
 
-    def walk(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> Sheet:
+    def walk(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
         asked = {"my_after": after, "my_limit": limit, "my_tenant_id": tid}
         if state is State.COMPLETED:
             return self._walk_completed(asked)
         statement = self._sent.walk_processing if state is State.PROCESSING else self._sent.walk_quarantined
         found = self._all(statement, asked)
-        return Sheet(_readable(found), found[-1].record_id if len(found) == limit else None)
+        return RecordPage(_readable(found), found[-1].record_id if len(found) == limit else None)
 
     def standing(self) -> UnfinishedCounts:
         (found,) = self._all(self._sent.standing, {})
@@ -521,7 +527,7 @@ class SqlUnsettled:
             quarantined_for=_seconds(found.quarantined_for),
         )
 
-    def _walk_completed(self, asked: dict[str, Any]) -> Sheet:
+    def _walk_completed(self, asked: dict[str, Any]) -> RecordPage:
         """Page by page of all that there is: most records are completed."""
 
         def page(connection: Connection) -> tuple[Sequence[Any], bytes | None]:
@@ -531,7 +537,7 @@ class SqlUnsettled:
             return connection.execute(self._sent.walk_completed, bounded).all(), last
 
         found, last = self._database.run(page)
-        return Sheet(_readable(found), after=last)
+        return RecordPage(_readable(found), after=last)
 
     def _free_and_book(self, connection: Connection, key: StorageKey, parameters: dict[str, Any]) -> bool:
         freed = connection.execute(self._sent.free, parameters).one_or_none()
@@ -547,7 +553,7 @@ class SqlUnsettled:
         parameters = {**asked, "now": self._now()}
         return self._database.run(lambda connection: connection.execute(statement, parameters).all())
 
-    def _seen(self, seen: Found) -> dict[str, Any]:
+    def _seen(self, seen: SeenRecord) -> dict[str, Any]:
         state, other = _STATES[seen.record.state]
         return {
             "my_record_id": seen.key.rid,
@@ -579,17 +585,17 @@ class _SentRecovery:
         self.book = completion.book(dialect)
 
 
-def _readable(found: Sequence[Any]) -> tuple[Found, ...]:
+def _readable(found: Sequence[Any]) -> tuple[SeenRecord, ...]:
     """Without those that are none of ours: a claim that meets one says so."""
     return tuple(each for row in found if (each := _found(row)) is not None)
 
 
-def _found(row: Any) -> Found | None:
+def _found(row: Any) -> SeenRecord | None:
     rid, tid, *columns = row
     # Of those that are given a turn.
     asked = bool(columns.pop()) if "asked" in row._fields else False
     try:
-        return Found(StorageKey(rid, tid), row_of(columns).record(), asked)
+        return SeenRecord(StorageKey(rid, tid), row_of(columns).record(), asked)
     except CorruptRecord:
         return None
 

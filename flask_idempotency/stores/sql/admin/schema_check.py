@@ -19,7 +19,7 @@ from flask_idempotency.stores.sql import errors, migrations
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.errors import error_text
 from flask_idempotency.stores.sql.migrations import LATEST, version
-from flask_idempotency.stores.sql.schema import FENCES, META, Lacks, lacks, metadata
+from flask_idempotency.stores.sql.schema import FENCES, META, SchemaGaps, lacks, metadata
 
 _UPGRADE: Final = "Run `flask idempotency db upgrade`"
 
@@ -110,7 +110,7 @@ def _tables(names: tuple[str, ...]) -> str:
     return f"The table {names[0]} is not in this database. {remedy}"
 
 
-def _parts(missing: Lacks) -> Iterator[str]:
+def _parts(missing: SchemaGaps) -> Iterator[str]:
     for column in missing.columns:
         # To add it would not bring back what was in it.
         yield (

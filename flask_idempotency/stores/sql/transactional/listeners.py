@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from flask_idempotency.stores.sql.dialects import SQLITE
 
 
-class Joined(Protocol):
+class JoinedSession(Protocol):
     """A claim's transaction, as far as it is told what happens to its session."""
 
     factory: Any
@@ -34,7 +34,7 @@ class Joined(Protocol):
     def after_rollback(self, session: Session) -> None: ...
 
 
-_joined: ContextVar[ref[Joined] | None] = ContextVar("flask_idempotency_joined", default=None)
+_joined: ContextVar[ref[JoinedSession] | None] = ContextVar("flask_idempotency_joined", default=None)
 """Weak: a worker thread's context outlives its requests, and must not remember the claim of one that went astray."""
 
 _COMMIT = re.compile(r"\s*(?:COMMIT|END)\b", re.IGNORECASE)
@@ -43,13 +43,13 @@ _factories: WeakSet[Any] = WeakSet()
 _engines: WeakSet[Engine] = WeakSet()
 
 
-def joined_here() -> Joined | None:
+def joined_here() -> JoinedSession | None:
     """The transaction that the code which runs here has joined."""
     joined = _joined.get()
     return None if joined is None else joined()
 
 
-def join_here(joined: Joined | None) -> None:
+def join_here(joined: JoinedSession | None) -> None:
     _joined.set(None if joined is None else ref(joined))
 
 
@@ -66,7 +66,7 @@ def listen(factory: Any, engine: Engine) -> None:
 
 
 def _watch_sessions(factory: Any) -> None:
-    def here() -> Joined | None:
+    def here() -> JoinedSession | None:
         joined = joined_here()
         return joined if joined is not None and joined.factory is factory else None
 

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session, scoped_session
 from flask_idempotency.engine.errors import ConfigurationError, LeaseLost
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Payload, Record
+from flask_idempotency.engine.model import Record, StoredPayload
 from flask_idempotency.engine.store import Clock, store_time
 from flask_idempotency.stores.sql.completion import answer_of, facts_of
 from flask_idempotency.stores.sql.database import Database, abandon_inherited, refuse_inherited, without_logging
@@ -146,14 +146,14 @@ class SessionTransactions:
         connection: Connection,
         key: StorageKey,
         token: bytes,
-        payload: Payload,
+        payload: StoredPayload,
         keep: float,
         *,
         checked: bool,
     ) -> Record | None:
         """Complete a record in this transaction, and tell what it is then if anybody wants to know.
 
-        Raises `LeaseLost` when it is no longer the token's, and `DataKeyGone` as `Store.complete` does, unless that
+        Raises `LeaseLost` when it is no longer the token's, and `DataKeyMissing` as `Store.complete` does, unless that
         was `checked` for all that are to be completed together: the first could not be taken back.
         """
         completing, tells = self._store.statements.completing, self._told is not None
@@ -167,16 +167,16 @@ class SessionTransactions:
         return completed_row(found, payload.data).record() if tells else None
 
     def refuse_without_keys(
-        self, connection: Connection, keys: Sequence[StorageKey], token: bytes, payloads: Sequence[Payload]
+        self, connection: Connection, keys: Sequence[StorageKey], token: bytes, payloads: Sequence[StoredPayload]
     ) -> None:
-        """Raises `DataKeyGone` when a record may not be completed with its payload, before any is."""
+        """Raises `DataKeyMissing` when a record may not be completed with its payload, before any is."""
         for key, payload in zip(keys, payloads, strict=True):
             brought = self._brought(key, token, **facts_of(payload, "my"))
             with without_logging(connection):
                 self._store.statements.completing.refuse_without_key(connection, brought)
 
     def _is_ours(self, connection: Connection, parameters: dict[str, Any]) -> bool:
-        """Whether it may be tried once more. Raises `DataKeyGone` when that is why nothing was changed."""
+        """Whether it may be tried once more. Raises `DataKeyMissing` when that is why nothing was changed."""
         standing = connection.execute(self._store.statements.standing, parameters).one_or_none()
         if standing is None or standing.token != parameters["my_token"]:
             return False

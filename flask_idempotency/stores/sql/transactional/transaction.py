@@ -20,18 +20,18 @@ from flask_idempotency.engine.errors import (
     StoreUnavailable,
 )
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Payload, Record, State
+from flask_idempotency.engine.model import Record, State, StoredPayload
 from flask_idempotency.engine.store import Writing
 from flask_idempotency.stores.sql.database import refuse_inherited
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.errors import is_refusal, is_retryable
 from flask_idempotency.stores.sql.statements import COMMITTED_EARLY
-from flask_idempotency.stores.sql.transactional.listeners import Joined, join_here, joined_here
+from flask_idempotency.stores.sql.transactional.listeners import JoinedSession, join_here, joined_here
 
 _log = logging.getLogger("flask_idempotency")
 
 
-class Records(Protocol):
+class SessionRecords(Protocol):
     """The store, as far as it writes in somebody else's transaction, and tells what came of that."""
 
     def session(self) -> Session: ...
@@ -43,14 +43,14 @@ class Records(Protocol):
         connection: Connection,
         key: StorageKey,
         token: bytes,
-        payload: Payload,
+        payload: StoredPayload,
         keep: float,
         *,
         checked: bool,
     ) -> Record | None: ...
 
     def refuse_without_keys(
-        self, connection: Connection, keys: Sequence[StorageKey], token: bytes, payloads: Sequence[Payload]
+        self, connection: Connection, keys: Sequence[StorageKey], token: bytes, payloads: Sequence[StoredPayload]
     ) -> None: ...
 
     def mark(self, connection: Connection, key: StorageKey, token: bytes) -> None: ...
@@ -75,7 +75,7 @@ class SessionTransaction:
 
     def __init__(
         self,
-        records: Records,
+        records: SessionRecords,
         keys: tuple[StorageKey, ...],
         token: bytes,
         *,
@@ -105,7 +105,7 @@ class SessionTransaction:
         """Whether the session has reported that commit as done."""
         self._connections: WeakSet[Connection] = WeakSet()
         self._pools: set[int] = set()
-        self._outer: Joined | None = joined_here()
+        self._outer: JoinedSession | None = joined_here()
 
     @property
     def committed_early(self) -> bool:
@@ -118,7 +118,7 @@ class SessionTransaction:
         session = self._records.session()
         completed: list[tuple[StorageKey, Record | None]] = []
 
-        def complete(payloads: Sequence[Payload]) -> None:
+        def complete(payloads: Sequence[StoredPayload]) -> None:
             connection = self._records.connection(session)
             several = len(self._keys) > 1
             if several:
