@@ -6,7 +6,7 @@
     python3 run.py check                      lint, format, types, the direction of imports and luacheck
     python3 run.py bench [arguments]          the benchmarks
     python3 run.py walk [stores] [--markdown] the functions of this package that one request crosses, in call order
-    python3 run.py mutants [names]            faults seeded in the code; a named test must notice each
+    python3 run.py mutants [names] [--since C] faults seeded in the code; a named test must notice each
     python3 run.py lock                       write requirements/*.txt from the pins in requirements.txt
     python3 run.py setup                      only prepare .venv, for every command
 

@@ -1,5 +1,5 @@
-"""Faults seeded in our own code, each of them noticed by a named test.
+"""Faults seeded in the package. A named test must notice each, or it guards less than it seems to.
 
-A test that no fault makes red guards nothing. `python3 run.py mutants` applies every fault of the catalogue, one at a
-time, to a private copy of the repository and runs the tests that must fail for it.
+`python3 run.py mutants` puts every fault of the catalogue, one at a time, into a private copy of the repository, and
+runs the tests that must fail then.
 """

@@ -1,32 +1,53 @@
-"""`python -m tests.mutants [names]`: the whole catalogue, or the faults whose names contain one of these."""
+"""`python3 run.py mutants [names] [--since COMMIT]`: the whole catalogue, or a part of it."""
 
 from __future__ import annotations
 
+import argparse
 import signal
+import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.mutants.catalogue import CATALOGUE
+from tests.mutants.catalogue import CATALOGUE, Mutant, sources
 from tests.mutants.copies import ROOT
 from tests.mutants.gate import Gate, workers
 
 
-def main(names: list[str]) -> int:
-    chosen = [mutant for mutant in CATALOGUE if not names or any(name in mutant.name for name in names)]
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="run.py mutants", description=__doc__)
+    parser.add_argument("names", nargs="*", help="only the faults whose names contain one of these")
+    parser.add_argument("--since", metavar="COMMIT", help="only the faults in files that changed since this commit")
+    options = parser.parse_args(arguments)
+    chosen = [mutant for mutant in CATALOGUE if not options.names or any(name in mutant.name for name in options.names)]
     if not chosen:
-        say(f"no fault of the catalogue is named like {' or '.join(names)}")
+        say(f"no fault of the catalogue is named like {' or '.join(options.names)}")
         return 2
-    # So that copies are put away also when run.py or CI ends this.
+    if options.since:
+        chosen = changed_since(options.since, chosen)
+    # pytest and its servers end with the gate.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="idempotency-mutants-") as folder:
         return Gate(ROOT, Path(folder), tell=say).judge(chosen, workers=workers())
 
 
+def changed_since(commit: str, mutants: Sequence[Mutant]) -> list[Mutant]:
+    """Return the mutants of changed files and with changed tests, and those whose place is not known any more."""
+    command = ["git", "diff", "--name-only", "--no-renames", commit]
+    changed = set(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines())
+    known, found = sources(ROOT), []
+    for mutant in mutants:
+        files = {str(path.relative_to(ROOT)) for path, _ in mutant.places(known)}
+        tests = {test.partition("::")[0] for test in mutant.killed_by}
+        if not files or (files | tests) & changed:
+            found.append(mutant)
+    return found
+
+
 def say(line: str) -> None:
-    # At once, for whoever reads it through a pipe.
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    # At once, because the output may go through a pipe.
+    print(line, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

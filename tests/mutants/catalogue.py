@@ -1,16 +1,95 @@
-"""All seeded faults, by the room that they are in. A new one is one more entry in one of these."""
+"""The seeded faults: where each is put, and the tests that must fail then. The entries are in the *.toml files beside this.
+
+[redis-completes-for-any-token]     the name, for the command line
+at = "complete.lua"                 only if the place is not unique: the file, or the function as Class.method
+replaced = "= owned(token)"         found exactly once in the package, wherever it moves
+by = "= true"                       stands there instead
+killed_by = "tests/…::test_…[…]"    a quick test, or a list of them; one that needs no server is best
+harm = "…"                          what would happen to a payment
+may_hang = true                     if a test that does not end has noticed the fault
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import ast
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Final, TypeAlias
 
-from tests.mutants.in_engine import IN_ENGINE
-from tests.mutants.in_memory import IN_MEMORY
-from tests.mutants.in_redis import IN_REDIS
-from tests.mutants.in_sql import IN_SQL
-from tests.mutants.in_tiered import IN_TIERED
-from tests.mutants.in_upkeep import IN_UPKEEP
-from tests.mutants.in_web import IN_WEB
-from tests.mutants.mutant import Mutant
+PACKAGE: Final = "flask_idempotency"
+TOLD: Final = "testing"
+"""The folder of the package that holds tests. No fault is put there."""
 
-CATALOGUE: Final[tuple[Mutant, ...]] = (*IN_REDIS, *IN_MEMORY, *IN_SQL, *IN_TIERED, *IN_ENGINE, *IN_WEB, *IN_UPKEEP)
+Sources: TypeAlias = Mapping[Path, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """One place of the package, and the text that is put there."""
+
+    name: str
+    replaced: str
+    by: str
+    killed_by: tuple[str, ...]
+    harm: str
+    at: str = ""
+    may_hang: bool = False
+
+    def places(self, sources: Sources) -> list[tuple[Path, int]]:
+        """Return the file and the offset of every place that fits."""
+        return [
+            (path, place)
+            for path, text in sources.items()
+            if self.replaced in text
+            for start, end in _spans(path, text, self.at)
+            for place in _found(text, self.replaced, start, end)
+        ]
+
+
+def sources(root: Path) -> Sources:
+    """Return the text of every file that may hold a fault."""
+    files = [path for path in sorted((root / PACKAGE).rglob("*")) if path.suffix in (".py", ".lua")]
+    return {path: path.read_text("utf-8") for path in files if TOLD not in path.relative_to(root).parts}
+
+
+def load(folder: Path) -> tuple[Mutant, ...]:
+    """Read the entries of a folder."""
+    found = []
+    for file in sorted(folder.glob("*.toml")):
+        for name, entry in tomllib.loads(file.read_text("utf-8")).items():
+            tests = entry.pop("killed_by")
+            found.append(Mutant(name=name, killed_by=(tests,) if isinstance(tests, str) else tuple(tests), **entry))
+    return tuple(found)
+
+
+def _found(text: str, wanted: str, start: int, end: int) -> Iterator[int]:
+    place = text.find(wanted, start, end)
+    while place >= 0:
+        yield place
+        place = text.find(wanted, place + 1, end)
+
+
+def _spans(path: Path, text: str, at: str) -> Iterator[tuple[int, int]]:
+    """Yield where a file or a function begins and ends."""
+    if at in ("", path.name):
+        yield 0, len(text)
+    elif path.suffix == ".py":
+        offsets = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
+        *classes, function = at.split(".")
+        within: list[ast.AST] = [ast.parse(text)]
+        for name in classes:
+            within = [
+                each
+                for outer in within
+                for each in ast.walk(outer)
+                if isinstance(each, ast.ClassDef) and each.name == name
+            ]
+        for node in (each for outer in within for each in ast.walk(outer)):
+            if isinstance(node, ast.FunctionDef) and node.name == function:
+                yield offsets[node.lineno - 1], offsets[node.end_lineno or node.lineno]
+
+
+CATALOGUE: Final = load(Path(__file__).parent)

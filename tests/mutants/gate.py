@@ -1,18 +1,18 @@
-"""Passes when every fault is noticed by the tests that are named for it, and by nothing else than a failure of theirs."""
+"""The gate passes if every fault makes one of the tests fail that are named for it. No other failure counts."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
+from tests.mutants.catalogue import Mutant, sources
 from tests.mutants.copies import Copy, Run, Verdict
-from tests.mutants.mutant import Mutant
 
 MUTANT_SECONDS: Final = 90.0
 """For tests that take a few: a machine may be busy."""
@@ -21,7 +21,7 @@ BASELINE_SECONDS: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`complaint` is empty for a fault that was noticed."""
+    """`complaint` is empty if a named test noticed the fault."""
 
     mutant: Mutant
     seconds: float
@@ -30,7 +30,7 @@ class Judgement:
 
 
 class Gate:
-    """Works in copies below `folder`, and leaves the repository alone."""
+    """Runs the tests in copies below `folder`, and changes no file of the repository."""
 
     def __init__(self, root: Path, folder: Path, *, tell: Callable[[str], object]) -> None:
         self._root = root
@@ -38,49 +38,36 @@ class Gate:
         self._tell = tell
 
     def judge(self, mutants: Sequence[Mutant], *, workers: int) -> int:
-        """The exit code: 0 when every fault was noticed."""
+        """Return the exit code: 0 if the named tests noticed every fault."""
         began = time.monotonic()
-        judged = [Judgement(mutant, 0.0, complaint) for mutant in mutants if (complaint := self._stale(mutant))]
-        stale = {judgement.mutant.name for judgement in judged}
-        fresh = [mutant for mutant in mutants if mutant.name not in stale]
+        known = sources(self._root)
+        places = {mutant: len(mutant.places(known)) for mutant in mutants}
+        judged = [Judgement(mutant, 0.0, _stale(found)) for mutant, found in places.items() if found != 1]
+        fresh = [mutant for mutant, found in places.items() if found == 1]
+        copies: list[Copy] = []
         with ThreadPoolExecutor(workers) as pool:
             try:
-                copies = list(pool.map(lambda n: Copy(self._root, self._folder / f"copy-{n}"), range(workers)))
-                if not self._sound(pool, copies, fresh):
+                copies += pool.map(lambda n: Copy(self._root, self._folder / f"copy-{n}"), range(workers))
+                if not self._passes_unchanged(pool, copies, fresh):
                     return 1
-                judged += self._noticed(pool, copies, fresh)
+                judged += self._tried(pool, copies, fresh)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
+                for copy in copies:
+                    copy.stop()
                 raise
         return self._summed_up(judged, time.monotonic() - began)
 
-    def _stale(self, mutant: Mutant) -> str:
-        file = self._root / mutant.file
-        places = mutant.places(file.read_text("utf-8")) if file.exists() else 0
-        if places == 1:
-            return ""
-        return (
-            f"is stale: its place is found {places} times in {mutant.file}, not once. "
-            "Say in the catalogue where the code that it breaks is now"
-        )
-
-    def _sound(self, pool: ThreadPoolExecutor, copies: Sequence[Copy], mutants: Sequence[Mutant]) -> bool:
-        """Whether all named tests pass while nothing is broken."""
+    def _passes_unchanged(self, pool: ThreadPoolExecutor, copies: Sequence[Copy], mutants: Sequence[Mutant]) -> bool:
         tests = sorted({test for mutant in mutants for test in mutant.killed_by})
-        shares = [tests[n :: len(copies)] for n in range(len(copies))]
+        shares = [(copy, share) for n, copy in enumerate(copies) if (share := tests[n :: len(copies)])]
+        runs = pool.map(lambda each: each[0].run(each[1], seconds=BASELINE_SECONDS, keep_bytecode=True), shares)
+        failed = [run for run in runs if run.verdict is not Verdict.PASSED]
+        for run in failed:
+            self._tell(f"{run.output}\nThe named tests do not pass on the code as it is ({run.verdict.value}).")
+        return not failed
 
-        def run(copy: Copy, share: Sequence[str]) -> Run:
-            if not share:
-                return Run(Verdict.PASSED, "")
-            return copy.run(share, seconds=BASELINE_SECONDS, keep_bytecode=True)
-
-        runs = list(pool.map(run, copies, shares))
-        for each in runs:
-            if each.verdict is not Verdict.PASSED:
-                self._tell(f"{each.output}\nThe named tests do not pass on the code as it is ({each.verdict.value}).")
-        return all(each.verdict is Verdict.PASSED for each in runs)
-
-    def _noticed(self, pool: ThreadPoolExecutor, copies: Sequence[Copy], mutants: Iterable[Mutant]) -> list[Judgement]:
+    def _tried(self, pool: ThreadPoolExecutor, copies: Sequence[Copy], mutants: Sequence[Mutant]) -> list[Judgement]:
         free: SimpleQueue[Copy] = SimpleQueue()
         for copy in copies:
             free.put(copy)
@@ -110,8 +97,12 @@ class Gate:
 
 
 def workers() -> int:
-    """As many as there are processors for this process."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _stale(places: int) -> str:
+    return f"is stale: the package has {places} places that fit, not one. Say in the catalogue how the code reads now"
 
 
 def _complaint(mutant: Mutant, run: Run) -> str:
@@ -119,9 +110,9 @@ def _complaint(mutant: Mutant, run: Run) -> str:
         case Verdict.FAILED:
             return ""
         case Verdict.HUNG:
-            return "" if mutant.may_hang else f"did not end within {MUTANT_SECONDS:g} s, which is not said to be a sign"
+            return "" if mutant.may_hang else f"did not end within {MUTANT_SECONDS:g} s, and the entry has no may_hang"
         case Verdict.PASSED:
-            return f"SURVIVES in {mutant.file}: no test that is named for it has failed"
+            return "SURVIVES: no test that is named for it failed"
         case Verdict.SKIPPED:
             return "was not tried: its test was skipped"
         case Verdict.BROKEN:

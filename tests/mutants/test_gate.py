@@ -1,4 +1,4 @@
-"""The gate passes for faults that a named test notices, and for nothing else."""
+"""The gate passes for a fault that a named test notices, and for no other."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants.catalogue import PACKAGE, Mutant
 from tests.mutants.gate import Gate
-from tests.mutants.mutant import Mutant
 
 CODE = "def pay(amount: int) -> int:\n    return amount\n"
 TESTS = """
 import pytest
-from till import pay
+from flask_idempotency.till import pay
 
 @pytest.fixture
 def paid():
@@ -35,7 +35,6 @@ def test_is_skipped():
 """
 NOTICED = Mutant(
     name="pays-double",
-    file="till.py",
     replaced="return amount",
     by="return 2 * amount",
     killed_by=("test_till.py::test_notices",),
@@ -46,15 +45,16 @@ NOTICED = Mutant(
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     folder = tmp_path / "repository"
-    folder.mkdir()
-    (folder / "till.py").write_text(CODE)
+    (folder / PACKAGE).mkdir(parents=True)
+    (folder / PACKAGE / "__init__.py").touch()
+    (folder / PACKAGE / "till.py").write_text(CODE)
     (folder / "test_till.py").write_text(TESTS)
     (folder / "pytest.ini").write_text("[pytest]\n")
     return folder
 
 
 def judged(repository: Path, tmp_path: Path, *mutants: Mutant) -> tuple[int, str]:
-    """The gate's exit code, and all that it has told."""
+    """Return the exit code of the gate, and its output."""
     told: list[str] = []
     code = Gate(repository, tmp_path, tell=told.append).judge(mutants, workers=2)
     return code, "\n".join(told)
@@ -62,20 +62,16 @@ def judged(repository: Path, tmp_path: Path, *mutants: Mutant) -> tuple[int, str
 
 @pytest.mark.slow
 def test_a_fault_that_is_noticed_passes_and_leaves_nothing_behind(repository: Path, tmp_path: Path) -> None:
-    """
-    Neither in the repository nor in the copy, where the next one is tried.
-    """
+    """Neither in the repository nor in the copy, where the next one is tried."""
     code, told = judged(repository, tmp_path, NOTICED, replace(NOTICED, name="pays-nothing", by="return 0"))
 
     assert (0, True) == (code, "2 faults, 2 noticed" in told)
-    assert {CODE} == {folder.joinpath("till.py").read_text() for folder in (repository, tmp_path / "copy-0")}
+    assert {CODE} == {(folder / PACKAGE / "till.py").read_text() for folder in (repository, tmp_path / "copy-0")}
 
 
 @pytest.mark.slow
-def test_whatever_is_not_noticed_by_a_failing_test_fails(repository: Path, tmp_path: Path) -> None:
-    """
-    A test that passes, one that cannot be set up, code that cannot be imported: none of these has noticed anything.
-    """
+def test_a_fault_that_no_failing_test_notices_fails_the_gate(repository: Path, tmp_path: Path) -> None:
+    """A test that passes, one that cannot be set up, code that cannot be imported: none of these has noticed anything."""
     survivor = replace(NOTICED, name="survivor", killed_by=("test_till.py::test_notices_nothing",))
     fixture = replace(NOTICED, name="fixture", killed_by=("test_till.py::test_cannot_be_set_up",))
     unimportable = replace(NOTICED, name="unimportable", by="return (")
@@ -83,16 +79,14 @@ def test_whatever_is_not_noticed_by_a_failing_test_fails(repository: Path, tmp_p
     code, told = judged(repository, tmp_path, survivor, fixture, unimportable)
 
     assert (1, True) == (code, "3 faults, 0 noticed" in told)
-    assert "survivor SURVIVES in till.py" in told
+    assert "survivor SURVIVES" in told
     assert "fixture was noticed by no test" in told
     assert "unimportable was noticed by no test" in told
 
 
 @pytest.mark.parametrize("replaced", ("return what", "amount"), ids=("nowhere", "twice"))
-def test_a_place_that_is_not_found_once_is_stale(repository: Path, tmp_path: Path, replaced: str) -> None:
-    """
-    The code has changed, and the fault would be another one, or none.
-    """
+def test_a_fault_whose_place_is_not_found_once_is_stale(repository: Path, tmp_path: Path, replaced: str) -> None:
+    """The code has changed, and the fault would be another one, or none."""
     code, told = judged(repository, tmp_path, replace(NOTICED, replaced=replaced))
 
     assert (1, True) == (code, "pays-double is stale" in told)
@@ -100,9 +94,7 @@ def test_a_place_that_is_not_found_once_is_stale(repository: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("test", ("test_is_skipped", "test_is_not_there"))
 def test_a_named_test_has_to_pass_first(repository: Path, tmp_path: Path, test: str) -> None:
-    """
-    One that was skipped would notice nothing; nor would one that is gone.
-    """
+    """One that was skipped would notice nothing; nor would one that is gone."""
     code, told = judged(repository, tmp_path, replace(NOTICED, killed_by=(f"test_till.py::{test}",)))
 
     assert (1, True) == (code, "do not pass on the code as it is" in told)
