@@ -44,7 +44,7 @@ def budgets_of(document: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def test_what_a_redis_pays_to_notice_a_loss_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ["as it is", "without the canary", "one replica waited for"] == cases_of(measured(capsys, "promises"))
+    assert ["as it is", "without the check", "one replica waited for"] == cases_of(measured(capsys, "promises"))
 
 
 def test_every_path_is_timed_in_every_application(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@
 -- Durable: no
 -- Transitions: none
 -- @include lib/time
--- @include lib/process
+-- @include lib/data_loss
 -- @include lib/write
 
 local now, name, token, fence, attempt, fingerprint, tid_and_info =

@@ -6,8 +6,7 @@
 -- Durable: no
 -- Transitions: none
 -- @include lib/time
--- @include lib/process
--- @layout LAYOUT ACKED_LOSS
+-- @include lib/data_loss
 
 local now, id, layout, seen = time_now(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV[4])
 

@@ -5,8 +5,7 @@
 -- Returns: 'DONE' | 'OTHER'
 -- Durable: no
 -- Transitions: none
--- @include lib/process
--- @layout LAYOUT ACKED_LOSS
+-- @include lib/data_loss
 
 local id, layout = ARGV[2], ARGV[3]
 

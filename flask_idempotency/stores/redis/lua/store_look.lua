@@ -7,7 +7,7 @@
 -- Transitions: none
 -- @include lib/time
 -- @include lib/process
--- @layout LAST_LOOK
+-- @layout STORE_ID PROCESS REPLICATION_ID LAST_LOOK
 
 local now, lossless = time_now(ARGV[1]), ARGV[2]
 

@@ -10,8 +10,7 @@
 -- Durable: no
 -- Transitions: none
 -- @include lib/time
--- @include lib/process
--- @layout LAYOUT ACKED_LOSS LOSSLESS
+-- @include lib/data_loss
 
 local now, lossless, verdict, before = time_now(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 

@@ -1,8 +1,42 @@
--- Decides whether this Redis still has the records that it was given. Only a claim of an unknown key needs to know.
+-- Decides whether this Redis still has the records that it was given, and notes it if not.
 -- @include lib/process
--- @layout LAYOUT ACKED_LOSS LOSSLESS
+-- @layout STORE_ID LAYOUT PROCESS REPLICATION_ID FENCE LOST_AT ACKED_LOSS FENCE_AT_LOSS LOSSLESS
 
--- Return kind, noticed, lost_at, fence_at_loss and fence:
+-- A worker that runs unknown keys gives this name to a partition that it finds empty. To other workers it is no name.
+local UNNAMED = 'unnamed'
+
+-- Note that the partition lost data. Return when, in ms; the last fence that it may have granted before; and whether the
+-- note is written.
+--
+-- The time is later than each loss and each claim before it, even if the clock was set back. A full Redis may refuse the
+-- note. The loss counts all the same, and the next claim notes it.
+local function note_loss(partition, process, replication_id, remembered, now)
+  local last_fence = tonumber(remembered.fence) or 0
+  local lost_at = math.max(math.floor(now / 1000), (tonumber(remembered.lost_at) or 0) + 1, math.floor(last_fence / 1000))
+  if not remembered.named then
+    -- The counter of fences is gone. Each claim that is left has a lower fence than this, and each later claim a higher.
+    last_fence = math.max(last_fence, now)
+  end
+  local written = redis.pcall(
+    'HSET', partition,
+    PROCESS, process, REPLICATION_ID, replication_id,
+    LOST_AT, string.format('%.0f', lost_at), FENCE_AT_LOSS, string.format('%.0f', last_fence)
+  )
+  if type(written) == 'table' then
+    return lost_at, last_fence, false
+  end
+  if not remembered.named then
+    redis.call('HSET', partition, FENCE, string.format('%.0f', last_fence))
+  end
+  return lost_at, last_fence, true
+end
+
+-- Return whether a partition with this store id belongs to no store, as a worker that expects `expected` sees it.
+local function is_unclaimed(store_id, expected)
+  return not store_id or (store_id == UNNAMED and expected ~= UNNAMED)
+end
+
+-- Return whether a claim of an unknown key may run: kind, noticed, lost_at, fence_at_loss and fence:
 --   kind is nil if the key may run, or 'missing', 'foreign' or 'changed', or 'doubt': a client must judge a restart first,
 --   noticed is 1 if this call noted the loss, else 0,
 --   lost_at is when the last loss was noted, in ms, nil if never,

@@ -1,7 +1,7 @@
 -- What the worker that holds a claim may do to its record, whatever the state of the server.
 -- @include lib/record
 -- @include lib/process
--- @layout LOSSLESS
+-- @layout STORE_ID PROCESS REPLICATION_ID FENCE_AT_LOSS LOSSLESS
 
 -- Return whether another worker may have taken this record over, in data that was lost since; and whether only a client can
 -- tell, because it must judge a restart first: see store_status.
