@@ -343,7 +343,7 @@ def test_a_server_that_promises_nothing_is_not_asked_again(
     with closing(RedisStore(server.url, rules=RULES)) as store:
         store.memory.initialise()
         asked = list[str]()
-        monkeypatch.setattr(data_loss, "proof", lambda _: asked.append("asked"))
+        monkeypatch.setattr(data_loss, "restart_proof", lambda _: asked.append("asked"))
         granted(claim(store, key()))
 
         assert [] == asked
