@@ -24,8 +24,8 @@ STRATEGIES: Final = ("row_lock", "advisory")
 RIGS: Final = frozenset({"cluster_rig", "cluster_rigs", "sentinel_rig", "sentinel_rigs", "clusters"})
 POOLERS: Final = frozenset({"pgbouncer", "pgbouncer_url", "start_pgbouncer"})
 
-SLOW_FOLDERS: Final = ("e2e", "lab")
-"""Their tests start servers and applications in processes."""
+SLOW_FOLDERS: Final = ("e2e", "lab", "benchmarks")
+"""Their tests start servers and applications in processes, or measure."""
 
 
 def is_further(value: object) -> bool:

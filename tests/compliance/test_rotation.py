@@ -8,10 +8,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from flask_idempotency.engine.events import ErasedRefused, RecordCorrupt
 from flask_idempotency.engine.model import State
 from tests.compliance.conftest import Bank, new_bank
 from tests.compliance.vaults import Vault
+
+pytestmark = pytest.mark.slow
 
 OLD, NEW = ("old:" + base64.b64encode(b"o" * 32).decode(), "new:" + base64.b64encode(b"n" * 32).decode())
 KNOWN, READERS = 24, 3

@@ -24,6 +24,8 @@ from flask_idempotency.web.janitor import janitor_of
 from tests.example_app.conftest import Customer, MakeApp, on_records
 from tests.example_app.crashing_worker import FROZEN, ask
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 WORKER_SECONDS = 60
 

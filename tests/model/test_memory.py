@@ -103,6 +103,7 @@ NEEDED_TOGETHER: dict[tuple[str, str], Protocol] = {
 """Two rules of which either would do. Both are kept: one is the store's, and one is the owner's."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", sorted(ROWS))
 def test_nothing_runs_twice_when_a_store_forgets(row: str) -> None:
     """

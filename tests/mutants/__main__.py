@@ -1,8 +1,9 @@
-"""`python3 run.py mutants [names] [--since COMMIT]`: the whole catalogue, or a part of it."""
+"""`python3 run.py mutants [names] [--since COMMIT] [--at-most N]`: the whole catalogue, or a part of it."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="run.py mutants", description=__doc__)
     parser.add_argument("names", nargs="*", help="only the faults whose names contain one of these")
     parser.add_argument("--since", metavar="COMMIT", help="only the faults in files that changed since this commit")
+    parser.add_argument("--at-most", type=int, metavar="N", help="only N of them, which differ from commit to commit")
     options = parser.parse_args(arguments)
     chosen = [mutant for mutant in CATALOGUE if not options.names or any(name in mutant.name for name in options.names)]
     if not chosen:
@@ -26,6 +28,8 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     if options.since:
         chosen = changed_since(options.since, chosen)
+    if options.at_most is not None:
+        chosen = sample(chosen, options.at_most)
     # pytest and its servers end with the gate.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="idempotency-mutants-") as folder:
@@ -43,6 +47,13 @@ def changed_since(commit: str, mutants: Sequence[Mutant]) -> list[Mutant]:
         if not files or (files | tests) & changed:
             found.append(mutant)
     return found
+
+
+def sample(mutants: Sequence[Mutant], size: int) -> list[Mutant]:
+    """Return as many of these mutants, the same ones whenever this commit is tested."""
+    command = ["git", "rev-parse", "HEAD"]
+    commit = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True).stdout
+    return sorted(mutants, key=lambda mutant: hashlib.sha256((commit + mutant.name).encode()).digest())[:size]
 
 
 def say(line: str) -> None:

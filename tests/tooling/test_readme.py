@@ -16,6 +16,8 @@ from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.policy import Decision, Policy
 from tests.tooling.wheels import EmptyEnvironment
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -33,6 +33,8 @@ from tests.stores.forgetting import RULES, claim, refused
 from tests.stores.owners import WRITES
 from tests.tooling.processes import eventually
 
+pytestmark = pytest.mark.slow
+
 ALWAYS = ("--appendonly", "yes", "--appendfsync", "always")
 TENANT = a_key().tid
 

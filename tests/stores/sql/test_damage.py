@@ -21,6 +21,8 @@ from flask_idempotency.testing.contract.support import KEEP, LEASE, a_key, a_req
 from flask_idempotency.testing.doubles import FrozenClock
 from tests.stores.sql.conftest import OpenStore, on_sqlite
 
+pytestmark = pytest.mark.slow
+
 ODD: dict[str, Any] = {
     "nothing": None,
     "largest": 2**63 - 1,
