@@ -1,4 +1,4 @@
-"""The example application, with a database of its own for every test."""
+"""The example application, with a new database for every test."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sqlite_url(tmp_path: Path) -> str:
 
 @pytest.fixture(params=("sqlite_url", "postgres_url"))
 def database(request: pytest.FixtureRequest) -> str:
-    """The URL of an empty database. Asking for this runs the test on each kind."""
+    """The URL of an empty database. A test that takes this fixture runs on each kind."""
     url: str = request.getfixturevalue(request.param)
     return url
 
@@ -42,7 +42,7 @@ def make_app(tmp_path: Path, sqlite_url: str) -> MakeApp:
         settings = {
             "TESTING": True,
             "SQLALCHEMY_DATABASE_URI": sqlite_url,
-            # Nothing is left open between requests, and so nothing at the end.
+            # No connection stays open between requests, so none at the end.
             "SQLALCHEMY_ENGINE_OPTIONS": {"poolclass": NullPool},
             "DEMO_SIMULATE": True,
             "DEMO_WITNESS": str(tmp_path / "witness.sqlite3"),
@@ -60,7 +60,7 @@ def app(make_app: MakeApp) -> Flask:
 
 
 class Customer:
-    """Talks to the service as somebody who has a token."""
+    """A client of the service with a token."""
 
     def __init__(self, app: Flask) -> None:
         self.http = app.test_client()
@@ -90,7 +90,7 @@ class Customer:
 
 
 def on_records(app: Flask, statement: str) -> None:
-    """What only time or an accident does to records: `UPDATE idempotency_records SET lease_expires_at = 0`."""
+    """Change records as only time or an accident does: `UPDATE idempotency_records SET lease_expires_at = 0`."""
     with app.app_context(), db.engine.begin() as connection:
         connection.execute(text(statement))
 

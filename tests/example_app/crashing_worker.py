@@ -1,4 +1,4 @@
-"""A worker that gets one request, and does not live to answer it; or freezes before it writes, until a SIGCONT.
+"""A worker that gets one request and is killed before its response, or freezes before it writes, until a SIGCONT.
 
 python -m tests.example_app.crashing_worker CONFIG BLUEPRINT MOMENT
 """

@@ -53,7 +53,7 @@ def test_invoice_replaced(customer: Customer) -> None:
 
 
 def test_a_second_run_writes_no_invoice_over_a_later_one(app: Flask, customer: Customer) -> None:
-    """The store has forgotten the first request, and another one has replaced the invoice since. The marker has not."""
+    """The store has lost the record, and another request has replaced the invoice. The marker is still there."""
     path = f"/api/invoices/{invoice(customer).get_json()['id']}"
 
     def put(key: str, amount: int) -> TestResponse:
@@ -74,7 +74,7 @@ def test_a_second_run_writes_no_invoice_over_a_later_one(app: Flask, customer: C
 def test_a_key_that_ended_and_comes_with_other_contents_is_told_that_nothing_was_written(
     app: Flask, customer: Customer, method: str
 ) -> None:
-    """Records end after a day and markers stay. A 201 with the new amount would tell of an invoice that nothing has written."""
+    """Records expire after a day and markers stay. A 201 with the new amount would name an invoice that does not exist."""
     path = f"/api/invoices/{invoice(customer).get_json()['id']}" if method == "PUT" else "/api/invoices"
     sent = [(key, {**INVOICE, "amount": amount}) for key, amount in (("key-2", 1), ("key-2", 2))]
 

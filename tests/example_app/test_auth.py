@@ -13,8 +13,10 @@ SOMETHING = {"account": "acc_1", "amount": 1, "currency": "EUR"}
     (("GET", "/payments"), ("POST", "/payments"), ("POST", "/gateway/charges"), ("POST", "/api/invoices")),
 )
 @pytest.mark.parametrize("bearer", (None, "tok_mallory", ""))
-def test_nobody_without_a_known_token(customer: Customer, method: str, path: str, bearer: str | None) -> None:
-    """A request without one of the tokens gets a 401 problem that says how to ask."""
+def test_a_request_without_a_known_token_is_refused(
+    customer: Customer, method: str, path: str, bearer: str | None
+) -> None:
+    """A request without a token gets a 401 problem that says which header to send."""
     answer = customer.send(method, path, "key-1", SOMETHING, bearer=bearer)
 
     assert (401, "application/problem+json") == (answer.status_code, answer.mimetype)
@@ -23,14 +25,14 @@ def test_nobody_without_a_known_token(customer: Customer, method: str, path: str
 
 @pytest.mark.parametrize("credentials", ("Basic dG9rX2FsaWNlOg==", "Token tok_alice", "tok_alice", "Bearer", "Basic !"))
 def test_other_credentials_are_not_a_token(customer: Customer, credentials: str) -> None:
-    """A token sent in any other way is refused, and not an error of ours."""
+    """The service refuses a token in any other form with 401, not with 500."""
     answer = customer.http.get("/payments", headers={"Authorization": credentials})
 
     assert 401 == answer.status_code
 
 
 def test_a_stored_answer_is_not_shown_to_a_stranger(customer: Customer) -> None:
-    """Whoever has the key but no token does not get the answer."""
+    """A client with the key but without a token does not get the response."""
     customer.pay("key-1")
 
     answer = customer.send("POST", "/payments", "key-1", SOMETHING, bearer=None)
@@ -46,7 +48,7 @@ def namesake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("bearer", ("tok_bob", "tok_carol", "tok_namesake"))
-def test_same_key_of_somebody_else(customer: Customer, bearer: str) -> None:
+def test_same_key_of_another_principal_is_another_payment(customer: Customer, bearer: str) -> None:
     """The same key of a colleague, or of another company, names another payment."""
     alices = customer.pay("key-1")
 

@@ -1,4 +1,4 @@
-"""Workers that are really killed, on either side of the commit, on each kind of database."""
+"""Workers are killed before and after the commit, on each kind of database."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def frozen(app: Flask, blueprint: str) -> Iterator[Frozen]:
 
 
 def crash(app: Flask, blueprint: str, moment: str) -> None:
-    """The request is sent to a worker, which is killed; its lease is over."""
+    """Send the request to a worker that is killed, and let its lease expire."""
     worker = subprocess.run(
         command(app, blueprint, moment),
         cwd=ROOT,
@@ -106,7 +106,7 @@ def test_payment(app: Flask, moment: str, left: int, replayed: str | None, execu
 
 @pytest.mark.parametrize(("moment", "left"), (("before_commit", 0), ("after_commit", 1)))
 def test_plain_view(app: Flask, moment: str, left: int) -> None:
-    """Nobody knows what a view did that commits by itself: its retry is refused, and there is one charge at most."""
+    """The outcome of a view that commits by itself is unknown: the retry is refused, and there is one charge at most."""
     crash(app, "gateway", moment)
 
     answer = ask(Customer(app), "gateway", moment)
@@ -135,8 +135,8 @@ def test_view_with_a_marker(app: Flask, moment: str, left: int) -> None:
 @pytest.mark.parametrize(
     ("moment", "status", "left"), (("before_commit", 409, 0), ("after_commit", 201, 1)), ids=("not made", "made")
 )
-def test_plain_view_that_can_be_asked_about(app: Flask, moment: str, status: int, left: int) -> None:
-    """The janitor finds the charge, and the retry gets it. That there is none yet proves nothing: its worker may be frozen."""
+def test_plain_view_with_a_resolver(app: Flask, moment: str, status: int, left: int) -> None:
+    """The janitor finds the charge, and the retry gets it. A missing charge proves nothing: the worker may be frozen."""
     crash(app, "gateway", moment)
     report = janitor_of(app).run("reap", Batcher())
 
@@ -151,10 +151,10 @@ LONG_AGO = 24 * 60 * 60 * 1_000_000
 
 
 def a_day_later(app: Flask) -> None:
-    """The worker was silent, and the resolver was last asked, a day ago."""
+    """Move the last sign of the worker, and the last call of the resolver, a day back."""
     for column in ("requested_at", "lease_expires_at"):
         on_records(app, f"UPDATE idempotency_records SET {column} = {column} - {LONG_AGO}")  # noqa: S608
-    # 0: it was never asked. A turn after the end of the lease counts as one.
+    # 0: the janitor has not called the resolver yet. A turn after the end of the lease counts as one.
     on_records(app, "UPDATE idempotency_records SET resolver_due_at = lease_expires_at + 2 WHERE resolver_due_at > 0")
 
 
@@ -181,7 +181,7 @@ def test_a_frozen_worker_charges_nothing_that_was_ruled_out(app: Flask) -> None:
 
 
 def test_a_worker_that_thaws_behind_the_retry_charges_nothing(app: Flask) -> None:
-    """The retry charged under the same reference. The thawed worker delivers the answer of the retry."""
+    """The retry charged under the same reference. The thawed worker sends the response of the retry."""
     with frozen(app, "gateway") as worker:
         a_day_later(app)
         reaped(app)
@@ -229,7 +229,7 @@ def test_a_second_attempt_that_vanished_is_ruled_out_too(app: Flask) -> None:
 def test_a_charge_whose_transaction_is_open_cannot_be_ruled_out(
     make_app: MakeApp, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that froze between its INSERT and its COMMIT holds the row: nobody knows yet, and then the charge is there."""
+    """A worker that froze between its INSERT and its COMMIT holds the row: the outcome is open, then the charge is there."""
     monkeypatch.setattr(gateway, "LOCK_MS", 50)
     app = make_app(SQLALCHEMY_DATABASE_URI=postgres_url)
     charge = {"id": "gch_1", "tenant": "acme", "account_id": "acc_1", "amount": 1050, "currency": "EUR"}
@@ -246,13 +246,13 @@ def test_a_charge_whose_transaction_is_open_cannot_be_ruled_out(
 
 
 def test_a_charge_without_a_key_needs_no_marker(app: Flask) -> None:
-    """Nothing can be asked about it, and two of them are two."""
+    """The janitor cannot resolve it, and two requests are two charges."""
     assert [201, 201] == [ask(Customer(app), "gateway", None, key=None).status_code for _ in range(2)]
     assert 2 == rows(app)
 
 
 def test_a_key_that_is_used_again_after_its_record_has_ended(app: Flask) -> None:
-    """The marker is still there. The same charge is found, and another one is refused rather than said to be made."""
+    """The marker is still there. The view finds the same charge, and refuses another one."""
     customer = Customer(app)
     first = ask(customer, "gateway", None)
     on_records(app, "DELETE FROM idempotency_records")

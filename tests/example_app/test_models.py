@@ -17,7 +17,7 @@ from example_app.models import db
 from flask_idempotency import ConfigurationError
 from tests.example_app.conftest import Customer, MakeApp
 
-NOBODY_LISTENS = "redis://127.0.0.1:1/0"
+CLOSED_PORT = "redis://127.0.0.1:1/0"
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ NOBODY_LISTENS = "redis://127.0.0.1:1/0"
     ),
 )
 def test_spelling(given: str, expected: str) -> None:
-    """PostgreSQL's usual names mean the driver that is installed; who names a driver gets that one."""
+    """The usual names of PostgreSQL mean the installed driver. A URL that names a driver keeps it."""
     assert expected == models.database_url(given)
 
 
@@ -54,24 +54,24 @@ def test_database_url(make_app: MakeApp, postgres_url: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("name", ("IDEMPOTENCY_REDIS_URL", "FLASK_IDEMPOTENCY_REDIS_URL"))
 def test_a_cache_that_is_gone(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """IDEMPOTENCY_REDIS_URL puts a cache in front, and nothing depends on it."""
-    monkeypatch.setenv(name, NOBODY_LISTENS)
+    """IDEMPOTENCY_REDIS_URL puts a cache in front, and the service works without it."""
+    monkeypatch.setenv(name, CLOSED_PORT)
     app = make_app()
     customer = Customer(app)
 
-    assert NOBODY_LISTENS == app.config["IDEMPOTENCY_REDIS_URL"]
+    assert CLOSED_PORT == app.config["IDEMPOTENCY_REDIS_URL"]
     assert [201, 201] == [customer.pay("key-1").status_code for _ in range(2)]
     assert 1 == len(customer.payments())
 
 
 def test_records_elsewhere(make_app: MakeApp) -> None:
-    """Payments cannot be committed together with a record in Redis or memory, and that is said, with the remedy."""
+    """A payment cannot commit together with a record in Redis or memory. The error names the remedy."""
     with pytest.raises(ConfigurationError, match=r"configure\('payments'\).*flask-sqlalchemy://"):
         make_app(IDEMPOTENCY_STORE="memory://")
 
 
 def test_workers_start_at_once(make_app: MakeApp, database: str) -> None:
-    """Each makes the tables that are not there, and none trips over another."""
+    """Each worker creates the missing tables, and none fails because of another."""
     barrier = Barrier(4)
 
     def start(_: int) -> Customer:

@@ -23,7 +23,7 @@ def test_create(customer: Customer) -> None:
 
 
 def test_retry(customer: Customer) -> None:
-    """The same request again gets the same answer, and there is one payment."""
+    """The same request again gets the same response, and there is one payment."""
     first = customer.pay("key-1")
 
     again = customer.pay("key-1")
@@ -34,7 +34,7 @@ def test_retry(customer: Customer) -> None:
 
 
 def test_two_keys_are_two_payments(customer: Customer) -> None:
-    """Who means two payments uses two keys."""
+    """Two keys make two payments."""
     customer.pay("key-1")
     customer.pay("key-2")
 
@@ -79,7 +79,7 @@ def test_changed_payload(customer: Customer) -> None:
     ),
 )
 def test_invalid_input(customer: Customer, changes: dict[str, Any], field: str) -> None:
-    """What is wrong with the input is told by field, as a problem, and nothing is paid."""
+    """A problem names the invalid fields, and there is no payment."""
     answer = customer.pay(**changes)
 
     assert (400, "application/problem+json") == (answer.status_code, answer.mimetype)
@@ -141,7 +141,7 @@ def test_other_errors_are_problems(customer: Customer, method: str, path: str, s
 
 
 def test_405_says_what_is_allowed(customer: Customer) -> None:
-    """Headers that belong to an error survive its translation."""
+    """A problem keeps the headers of its error."""
     answer = customer.send("PUT", "/payments")
 
     assert {"GET", "HEAD", "OPTIONS", "POST"} == set(answer.headers["Allow"].split(", "))
@@ -151,7 +151,7 @@ def test_405_says_what_is_allowed(customer: Customer) -> None:
 def test_failing_around_the_commit(
     make_app: MakeApp, database: str, monkeypatch: pytest.MonkeyPatch, moment: str, statuses: list[int]
 ) -> None:
-    """What fails before the commit leaves nothing, and the retry pays; what fails after it changes nothing any more."""
+    """An error before the commit leaves no payment, and the retry pays. An error after the commit changes nothing."""
 
     def fail() -> None:
         raise RuntimeError("as if the worker broke here")
@@ -166,7 +166,7 @@ def test_failing_around_the_commit(
 
 
 def test_no_view_commits(app: Flask) -> None:
-    """The library does: nothing is reported as committed early."""
+    """The library commits, and reports no early commit."""
     told: list[Event] = []
 
     def listen(sender: Flask, event: Event) -> None:

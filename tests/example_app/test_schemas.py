@@ -96,7 +96,7 @@ def send(
     media_type: str = "application/json",
     key: str | None = None,
 ) -> TestResponse:
-    """Under a key of its own, if none is given."""
+    """Send a request, with a new key if none is given."""
     key = key or uuid4().hex
     headers = {"Authorization": "Bearer tok_alice", "Idempotency-Key": key, "X-Idempotency-Key": key}
     return app.test_client().open(path, method=method, data=data, content_type=media_type, headers=headers)
@@ -112,7 +112,7 @@ def rows(app: Flask) -> int:
 
 @pytest.fixture
 def production(make_app: MakeApp) -> Flask:
-    """Errors are answered and not raised, as in production."""
+    """The app turns errors into responses, as in production."""
     return make_app(TESTING=False)
 
 
@@ -125,7 +125,7 @@ def assert_refused(answer: TestResponse, *names: str, shape: str = "") -> None:
 
 @pytest.mark.parametrize("path", NAMED)
 def test_malformed_body_is_refused(production: Flask, path: str) -> None:
-    """The retry is told the same."""
+    """The retry gets the same response."""
     for shape, data in BODIES.items():
         for _ in range(2):
             assert_refused(send(production, path, data, key=shape.replace(" ", "-")), shape=shape)
@@ -146,7 +146,7 @@ def test_malformed_member_is_refused(production: Flask, path: str, member: str) 
 
 @pytest.mark.parametrize("name", ["timestamp", "trace_id"])
 def test_ignored_member_of_a_gateway_charge_is_checked(production: Flask, name: str) -> None:
-    """What the fingerprint leaves out is input like any other."""
+    """The schema checks a field that the fingerprint ignores."""
     for value in ("[" * 5000, "[" * 5000 + "]" * 5000, '"' + "x" * 2000 + '"', r'"\ud800"', r'"\u0000"', "true", "NaN"):
         assert_refused(send(production, "/gateway/charges", body("account_id", **{name: value.encode()})), shape=value)
     assert 0 == rows(production)
@@ -192,7 +192,7 @@ FIELDS = [
 
 
 def test_malformed_charge_is_refused(production: Flask) -> None:
-    """In Stripe's words, as everything there."""
+    """The error has the form of Stripe."""
     for changes in FIELDS:
         answer = send(production, "/v1/charges", {"amount": "1050", "currency": "usd", **changes}, media_type=FORM)
         assert 400 == answer.status_code, (changes, answer.text)

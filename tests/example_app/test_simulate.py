@@ -33,7 +33,7 @@ def test_switch(monkeypatch: pytest.MonkeyPatch, value: str, on: bool) -> None:
 
 
 def test_executions(customer: Customer) -> None:
-    """The first answer says 1, a replay and a refusal still say 1, and reading runs no business code at all."""
+    """The first response says 1, a replay and a refusal still say 1, and reading runs no business code."""
     answers = [customer.pay("key-1"), customer.pay("key-1"), customer.pay("key-1", amount=1), customer.pay("key-2")]
 
     assert ["1", "1", "1", "1"] == [answer.headers["X-Executions"] for answer in answers]
@@ -123,7 +123,7 @@ def test_crash(make_app: MakeApp, database: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_crash_in_a_view_that_commits(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the commit is made, that is where it strikes, and only once."""
+    """The crash strikes at the commit, in the view or in the library, and only once."""
     found: list[int] = []
     monkeypatch.setattr("example_app.simulate.os.kill", lambda pid, number: found.append(number))
     body = {"account_id": "acc_1", "amount": 1, "currency": "EUR", "simulate": {"crash": "after_commit"}}
@@ -149,7 +149,7 @@ def test_crash_in_a_view_that_commits(customer: Customer, monkeypatch: pytest.Mo
     ),
 )
 def test_wishes_have_limits(customer: Customer, wish: Any) -> None:
-    """A wish that is not on the list is refused before anything runs."""
+    """The service refuses an unknown wish before any business code runs."""
     answer = customer.pay("key-1", simulate=wish)
 
     assert (400, ["simulate"]) == (answer.status_code, list(answer.get_json()["errors"]))

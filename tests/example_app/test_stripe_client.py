@@ -73,7 +73,7 @@ def header(made: stripe.Charge, name: str) -> str | None:
 
 
 def test_charge(server: Server) -> None:
-    """The client reads our answer as a charge, sent under a key that it made up by itself."""
+    """The client reads our response as a charge. It sent a key that it generated."""
     made = charge(server.url)
 
     assert ("charge", 500, "eur", "succeeded") == (made.object, made.amount, made.currency, made.status)
@@ -96,7 +96,7 @@ def test_lost_reply(server: Server, wire: LossyWire) -> None:
 
 
 def test_every_reply_lost(server: Server, wire: LossyWire) -> None:
-    """When the client gives up, the same key tells it later what became of the charge."""
+    """After the client gave up, the same key gets the response of the charge later."""
     for _ in range(3):
         wire.lose_next_reply()
     with pytest.raises(stripe.APIConnectionError):
@@ -121,7 +121,7 @@ def test_server_error_before_the_view(server: Server, status: int) -> None:
 
 
 def test_key_reused(server: Server) -> None:
-    """The same key for another amount raises the client's own IdempotencyError, at once and without a retry."""
+    """The same key for another amount raises the client's IdempotencyError without a retry."""
     charge(server.url, key="order-1")
 
     with pytest.raises(stripe.IdempotencyError) as caught:
@@ -132,7 +132,7 @@ def test_key_reused(server: Server) -> None:
 
 
 def test_same_key_of_another_account(server: Server) -> None:
-    """Keys belong to whoever sends them, for Stripe's client too."""
+    """Keys belong to their principal, for Stripe's client too."""
     alices = charge(server.url, key="order-1")
     carols = charge(server.url, key="order-1", bearer="tok_carol")
 
@@ -147,7 +147,7 @@ def test_same_key_of_another_account(server: Server) -> None:
     ),
 )
 def test_errors(server: Server, changes: dict[str, Any], bearer: str, error: type[stripe.StripeError]) -> None:
-    """Our errors are the ones that the client has classes for."""
+    """Each error of ours has a class in the client."""
     with pytest.raises(error):
         charge(server.url, bearer=bearer, **changes)
 

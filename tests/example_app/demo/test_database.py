@@ -12,14 +12,14 @@ from example_app.demo.database import NoDatabase, tour_database
 
 class TestTourDatabase:
     def test_sqlite(self, tmp_path: Path) -> None:
-        """A file in the folder that goes with the demo."""
+        """The tour uses a file in the folder of the demo."""
         for given in (None, ""):
             with tour_database(given, folder=tmp_path) as url:
                 assert f"sqlite:///{tmp_path / 'shop.sqlite3'}" == url
 
     @pytest.mark.parametrize("spelled", ("postgres:", "postgresql:", "postgresql+psycopg:"))
     def test_schema_of_its_own(self, postgres_url: str, tmp_path: Path, spelled: str) -> None:
-        """In a database that others use the tour touches nothing of theirs, and nothing of it stays."""
+        """In a shared database the tour touches no other table, and leaves none."""
         engine = create_engine(postgres_url)
         with engine.begin() as connection:
             connection.execute(text("CREATE TABLE payments (theirs integer)"))
@@ -38,7 +38,7 @@ class TestTourDatabase:
         engine.dispose()
 
     def test_options_are_kept(self, postgres_url: str, tmp_path: Path) -> None:
-        """What else DATABASE_URL asks of its connections still holds."""
+        """The tour keeps the other options of DATABASE_URL."""
         with tour_database(f"{postgres_url}?options=-cwork_mem%3D9MB", folder=tmp_path) as url:
             engine = create_engine(url)
             with engine.connect() as connection:
@@ -55,7 +55,7 @@ class TestTourDatabase:
         ),
     )
     def test_refusals(self, tmp_path: Path, given: str, words: str) -> None:
-        """What cannot be is said in one line, without the password."""
+        """The message is one line, without the password."""
         with pytest.raises(NoDatabase, match=words) as caught, tour_database(given, folder=tmp_path):
             pass
 
@@ -63,7 +63,7 @@ class TestTourDatabase:
         assert "\n" not in str(caught.value)
 
     def test_role_without_the_right(self, postgres_url: str, tmp_path: Path) -> None:
-        """A role that may not make schemas is told so, and nothing is written into somebody else's."""
+        """The message says that the role may not create schemas. The tour writes into no other schema."""
         engine = create_engine(postgres_url)
         with engine.begin() as connection:
             connection.execute(text("DO $$BEGIN CREATE ROLE guest LOGIN; EXCEPTION WHEN duplicate_object THEN END$$"))

@@ -32,7 +32,7 @@ def port() -> int:
 
 @contextmanager
 def demo(*arguments: str, temporary: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A running demo whose temporary files are below this folder; killed with its whole session if it outlives us."""
+    """Run a demo with its temporary files in this folder, and kill it at the end."""
     process = subprocess.Popen(
         [sys.executable, "-m", "example_app.demo", *arguments],
         cwd=ROOT,
@@ -60,14 +60,14 @@ def findings(output: str) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(DEMO_SECONDS + 20)
 def test_tour(port: int, tmp_path: Path) -> None:
-    """`--exit` plays the whole tour, every promise is kept, and nothing is left on the disk."""
+    """`--exit` plays the whole tour, the service keeps every promise, and no file is left."""
     play_the_tour(port, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(DEMO_SECONDS + 20)
 def test_tour_on_postgresql(port: int, tmp_path: Path, postgres_url: str) -> None:
-    """The same tour with DATABASE_URL, by the name that hosting services give it; nothing is left there either."""
+    """The same tour with DATABASE_URL, in the spelling of hosting services. It leaves no schema."""
     before = schemas(postgres_url)
 
     play_the_tour(port, tmp_path, DATABASE_URL=postgres_url.replace("postgresql+psycopg:", "postgres:"))
@@ -129,7 +129,7 @@ def test_serves_on(port: int, tmp_path: Path) -> None:
 @pytest.mark.timeout(DEMO_SECONDS + 20)
 @pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM))
 def test_interrupted(port: int, tmp_path: Path, number: signal.Signals) -> None:
-    """Whatever signal ends it in mid-tour: its servers are gone, its folders removed, and it does not claim success."""
+    """A signal in the middle of the tour ends its servers, removes its folders, and gives exit code 1."""
     with demo("--port", str(port), temporary=tmp_path) as process:
         assert process.stdout is not None
         assert any("first request" in line for line in process.stdout)
@@ -154,7 +154,7 @@ def test_killed(port: int, tmp_path: Path) -> None:
 
 
 def test_port_in_use(tmp_path: Path) -> None:
-    """A taken port is said so in one line that tells the way out, before anything is started."""
+    """If the port is taken, one line names the remedy, before the demo starts a process."""
     with closing(socket.socket()) as holder, closing(socket.socket()):
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -169,7 +169,7 @@ def test_port_in_use(tmp_path: Path) -> None:
 
 
 def test_no_database(port: int, tmp_path: Path) -> None:
-    """A DATABASE_URL that leads nowhere is said so in one line, and nothing stays running."""
+    """If DATABASE_URL leads nowhere, one line says so, and no process stays."""
     nowhere = "postgresql://127.0.0.1:1/name"
     with demo("--exit", "--port", str(port), temporary=tmp_path, DATABASE_URL=nowhere) as process:
         output, errors = process.communicate(timeout=DEMO_SECONDS)

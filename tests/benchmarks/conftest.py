@@ -1,0 +1,34 @@
+"""The server of a run, and what its JSON document holds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import main
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import RedisServers
+
+PATHS = ["GET", "POST, no key", "first", "replay", "conflict", "mismatch"]
+
+
+@pytest.fixture
+def url(redis_servers: RedisServers) -> str:
+    return redis_servers.get(REDIS_KINDS[0]).url
+
+
+def measured(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main([*arguments, "--rounds", "1", "--requests", "2", "--json"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def cases_of(document: dict[str, Any]) -> list[str]:
+    return [row["case"] for section in document["sections"] for row in section["rows"]]
+
+
+def budgets_of(document: dict[str, Any]) -> dict[str, list[str]]:
+    rows = [row for section in document["sections"] for row in section["rows"] if row["verdicts"]]
+    return {row["case"]: [verdict["budget"] for verdict in row["verdicts"]] for row in rows}

@@ -1,0 +1,23 @@
+"""The cost of optional features is measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.benchmarks.conftest import budgets_of, cases_of, measured
+
+
+def test_what_a_redis_pays_to_notice_a_loss_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ["as it is", "without the check", "one replica waited for"] == cases_of(measured(capsys, "promises"))
+
+
+def test_what_compliance_costs_is_measured(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Encryption for small and large answers, quotas, and a tenant beside one that floods."""
+    document = measured(capsys, "compliance", "--redis-url", url)
+    cases = cases_of(document)
+    sizes = [f"{path}, {size}" for size in ("2 KB", "256 KB") for path in ("first", "replay")]
+
+    for settings in ("as it comes", "no compression", "encrypted", "with quotas", "both"):
+        assert {f"{settings}: {size}" for size in sizes} <= set(cases)
+    assert {"with quotas: over quota", "encrypted, 2 KB", "encrypted, 256 KB"} <= set(cases)
+    assert {"memory": ["p99 within 10 %"], "Redis": ["p99 within 10 %"]} == budgets_of(document)
