@@ -27,7 +27,7 @@ from flask_idempotency.stores.redis.admin import data_keys, janitor
 from flask_idempotency.stores.redis.encoding import decode, encode, payload_bytes
 from flask_idempotency.stores.redis.executor import whole_number
 from flask_idempotency.stores.sql.claiming import claim_query, classify
-from flask_idempotency.stores.sql.rows import Row, row_of
+from flask_idempotency.stores.sql.rows import Row, is_gone, row_of
 from flask_idempotency.testing.contract.support import a_key, a_request, a_token
 from flask_idempotency.web.problems import refusal
 from tests.damage import Watched, damaged
@@ -307,7 +307,7 @@ def test_a_damaged_row_is_a_record_or_damage(name: str, changed: dict[str, Any])
         return
 
     assert verdict is not None
-    if not row.absent:
+    if not is_gone(row):
         refusal(Mismatched(first_seen=row.requested_at / 1_000_000))
     if found is not None:
         assert max(found.requested_at, found.deadline) <= LATEST

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Final
 
@@ -308,35 +307,56 @@ SHARDS: Final = 8
 
 
 class CompletionWriter:
-    """Takes the form of the statement that this record needs, and the plain one until it turns out to need another."""
+    """Completes records. Takes the form of the statement that a record needs, and the plain one until that is not enough."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._made: dict[tuple[bool, bool, bool], Any] = {}
-        self._settling: dict[tuple[bool, bool], Any] = {}
+        self._made: dict[tuple[bool, bool, bool, bool], Any] = {}
         self._book = book(dialect)
         self._sealing = sealing(dialect)
         self.counts = False
         """Whether there are quotas here. False costs a counted record one statement more, and nothing else."""
 
     def write(
-        self, connection: Connection, parameters: dict[str, Any], *, tells: bool = False, checked: bool = False
+        self,
+        connection: Connection,
+        parameters: dict[str, Any],
+        *,
+        alone: bool = True,
+        resolving: bool = False,
+        tells: bool = False,
+        checked: bool = False,
     ) -> Any | None:
-        """In the transaction that the connection is in. None: nothing was changed.
+        """Complete a record. None: nothing was changed.
 
-        `checked`: `refuse_without_key` was asked a moment ago, and need not be again.
+        `alone`: the connection commits each statement by itself; else this is part of its transaction. `resolving`: in the
+        owner's place, and `parameters` say which record was met. `tells`: return the row but for its response. `checked`:
+        `refuse_without_key` was called a moment ago.
         """
-        counted = self.counts
-        statement = self._complete(is_sealed(parameters) and not checked, counted, tells)
-        return self._send(connection, statement, parameters, counted=counted)
-
-    def write_alone(self, connection: Connection, parameters: dict[str, Any]) -> bool:
-        """On a connection that commits each statement by itself."""
-        return self._alone(connection, self._complete, parameters)
-
-    def settle_alone(self, connection: Connection, parameters: dict[str, Any]) -> bool:
-        """The same in the owner's place: `parameters` say besides which record was met."""
-        return self._alone(connection, self._settle, parameters)
+        counted, in_file = self.counts, self._dialect.name == SQLITE
+        sealed = bool(parameters["my_data_key_number"]) and not checked
+        statement = self._made.get((resolving, sealed, counted, tells))
+        if statement is None:
+            # Two threads may both do this at first: what they make is the same.
+            if resolving:
+                statement = settle(self._dialect, sealed=sealed, counted=counted)
+            else:
+                statement = complete(self._dialect, sealed=sealed, counted=counted, tells=tells)
+            self._made[resolving, sealed, counted, tells] = statement
+        if not (counted and in_file):
+            return connection.execute(statement, parameters).one_or_none()
+        with transaction(connection) if alone else nullcontext():
+            found = connection.execute(statement, parameters).one_or_none()
+            if found is not None and found.in_quota:
+                booked = entry(
+                    kind=RESPONSES,
+                    bucket_end=found.expires_at,
+                    window_length=0,
+                    records=1,
+                    stored=found.response_size,
+                )
+                connection.execute(self._book, {**parameters, **booked})
+        return found
 
     def look_again(self, connection: Connection, parameters: dict[str, Any], standing: Any) -> None:
         """Nothing was changed although the record is its owner's. Raises `DataKeyMissing` when that is why."""
@@ -353,37 +373,12 @@ class CompletionWriter:
         if found is not None and not found.kept:
             raise DataKeyMissing("there is no open data key of this number", erased=False)
 
-    def _alone(self, connection: Connection, form: Callable[[bool, bool], Any], parameters: dict[str, Any]) -> bool:
-        counted = self.counts
-        statement = form(is_sealed(parameters), counted)
-        with transaction(connection) if counted and self._dialect.name == SQLITE else nullcontext():
-            return self._send(connection, statement, parameters, counted=counted) is not None
-
-    def _send(self, connection: Connection, statement: Any, parameters: dict[str, Any], *, counted: bool) -> Any | None:
-        found = connection.execute(statement, parameters).one_or_none()
-        if found is not None and counted and self._dialect.name == SQLITE and found.in_quota:
-            connection.execute(self._book, {**parameters, **_entry(found)})
-        return found
-
-    def _complete(self, sealed: bool, counted: bool, tells: bool = False) -> Any:
-        form = sealed, counted, tells
-        if form not in self._made:
-            # Two threads may both do this at first: what they make is the same.
-            self._made[form] = complete(self._dialect, sealed=sealed, counted=counted, tells=tells)
-        return self._made[form]
-
-    def _settle(self, sealed: bool, counted: bool) -> Any:
-        form = sealed, counted
-        if form not in self._settling:
-            self._settling[form] = settle(self._dialect, sealed=sealed, counted=counted)
-        return self._settling[form]
-
 
 def answer_of(key: StorageKey, payload: StoredPayload, keep: float) -> dict[str, Any]:
     """The parameters of `completions.complete`, but for `my_record_id`, `my_token` and `now`."""
     return {
         **facts_of(payload, "my"),
-        "my_shard": shard_of(key),
+        "my_shard": key.rid[0] % SHARDS,
         "keep": microseconds(keep),
         "width": bucket_width_ms(keep) * 1000,
     }
@@ -420,7 +415,3 @@ def entry(*, kind: str, bucket_end: int, window_length: int, records: int, store
         "my_records": records,
         "my_bytes": stored,
     }
-
-
-def _entry(found: Any) -> dict[str, Any]:
-    return entry(kind=RESPONSES, bucket_end=found.expires_at, window_length=0, records=1, stored=found.response_size)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
 from sqlalchemy import URL, Connection, Engine, Pool, QueuePool, StaticPool, create_engine, event, make_url
@@ -413,6 +413,7 @@ TRIES: Final = 5
 """Times that a statement is sent while the database says that others were faster."""
 
 AnswerT = TypeVar("AnswerT")
+ArgumentTs = TypeVarTuple("ArgumentTs")
 
 
 class Database:
@@ -457,31 +458,33 @@ class Database:
     def dialect(self) -> Dialect:
         return self._open().dialect
 
-    def run(self, work: Callable[[Connection], AnswerT]) -> AnswerT:
-        """What `work` returns, given a connection. Done again when others were faster, or the connection was stale.
+    def run(
+        self, work: Callable[[Connection, *ArgumentTs], AnswerT], *arguments: *ArgumentTs, long: bool = False
+    ) -> AnswerT:
+        """Return `work(connection, *arguments)`. Repeat it after a serialization conflict, and on a stale connection.
 
-        So it must be repeatable, as every operation on a record is by its token. Raises `StoreUnavailable` when the
-        database cannot decide, and `ConfigurationError` when it lacks our tables.
+        So it must be repeatable, as every operation on a record is by its token. Pass `long` for tasks that read whole
+        tables: connections for records give up on what takes so long. Raise `StoreUnavailable` if the database cannot
+        decide, and `ConfigurationError` if it lacks our tables.
         """
-        return self._run(work, lambda: self.engine)
-
-    def run_long(self, work: Callable[[Connection], AnswerT]) -> AnswerT:
-        """The same for chores that read whole tables: connections for records give up on what takes so long."""
-        return self._run(work, lambda: hide_parameters(self.base.execution_options(isolation_level="AUTOCOMMIT")))
-
-    def _run(self, work: Callable[[Connection], AnswerT], engine: Callable[[], Engine]) -> AnswerT:
         failed: DBAPIError | None = None
         for _ in range(TRIES):
             try:
-                with engine().connect() as connection:
-                    return work(connection)
+                engines = self._open()
+                engine = engines.records
+                if long:
+                    engine = hide_parameters(engines.base.execution_options(isolation_level="AUTOCOMMIT"))
+                with engine.connect() as connection:
+                    return work(connection, *arguments)
             except DBAPIError as error:
                 if not _may_be_repeated(error, failed):
                     _give_up(error)
                 failed = error
             except SQLAlchemyError as error:
                 _give_up(error)
-        raise StoreUnavailable("others were faster, time after time") from failed
+        raise StoreUnavailable(
+            f"the database refused {TRIES} tries, each for a conflict with another worker"
+        ) from failed
 
     def close(self) -> None:
         """Close the connections for records. The application's own are left alone."""

@@ -358,7 +358,7 @@ class SqlLedger:
         self._database.run(lambda connection: connection.execute(self._sent.set_limits, parameters).one())
 
     def tenants(self) -> Sequence[bytes]:
-        found = self._database.run_long(lambda connection: connection.execute(self._sent.tenants).scalars().all())
+        found = self._database.run(lambda connection: connection.execute(self._sent.tenants).scalars().all(), long=True)
         return tuple(found)
 
     def reconcile(self, tid: bytes) -> Drift:
@@ -385,14 +385,16 @@ class SqlLedger:
                     connection.execute(self._sent.book, {**parameters, "my_shard": 0, **mended})
             return Drift(sum(row.records for row in found), sum(row.bytes for row in found))
 
-        return self._database.run_long(reconcile)
+        return self._database.run(reconcile, long=True)
 
     def sweep(self, *, limit: int = SWEPT, horizon: float | None = None) -> int:
         """Forget up to so many entries that are over, and were by this horizon, and say how many it were. Nobody counts
         them any more."""
         by = None if horizon is None else in_microseconds(horizon)
         parameters = {"my_limit": limit, "my_horizon": by, "now": self._now()}
-        return self._database.run_long(lambda connection: connection.execute(self._sent.sweep, parameters).rowcount)
+        return self._database.run(
+            lambda connection: connection.execute(self._sent.sweep, parameters).rowcount, long=True
+        )
 
     @cached_property
     def _sent(self) -> _Sent:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import sqlalchemy
@@ -13,7 +12,7 @@ from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnava
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Claimed, ClaimRequest, InFlight, Record, StoredPayload
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.store import Clock, StoreOutcome, store_time
+from flask_idempotency.engine.store import Clock, StoreOutcome
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import statements
 from flask_idempotency.stores.sql.admin.data_keys import SqlDataKeys, SqlResponses
@@ -41,34 +40,31 @@ from flask_idempotency.stores.sql.rows import (
     FINGERPRINT_BYTES,
     TOKEN_BYTES,
     check_standing,
-    condemned,
     escape,
-    gone,
+    is_condemned,
+    is_gone,
     row_of,
 )
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINED, SEEDED, meta
 from flask_idempotency.stores.sql.statements import ONE
 
-# Whether answers of this database may be in a cache: every host must know, also one that has none.
-
 _NAME: Final[ColumnElement[str]] = literal_column("'cached_since'")
 
 
 def noted(_: Dialect) -> Select[Any]:
-    """1 where some host has ever noted that it puts answers into a cache, else 0."""
+    """Select 1 if any host has noted that it caches responses of this database, else 0. Every host must know."""
     return select(func.count()).select_from(meta).where(meta.c.name == _NAME)
 
 
 def note(dialect: Dialect) -> Insert:
-    """Some host does from now on. Whoever noted it first is right."""
+    """Note that a host caches responses from now on. The first note counts."""
     source = select(_NAME, dialect.now).where(ONE == ONE).suffix_with("ON CONFLICT (name) DO NOTHING")
     return sqlalchemy.insert(meta).from_select(["name", "value"], source)
 
 
-# What the store itself sends, built once.
-
-
 class Statements:
+    """What the store itself sends. Built once for each store, so that SQLAlchemy compiles each statement once."""
+
     def __init__(self, dialect: Dialect) -> None:
         self.read = statements.read(dialect)
         self.standing = statements.standing(dialect)
@@ -86,16 +82,17 @@ class SqlStore:
     """Keeps the contract for as long as the database keeps what it has committed.
 
     Replays, conflicts and mismatches are one statement, and so is every write of an owner. `strategy` says how a free
-    key is taken: `insert` (the default), `row_lock` or `advisory`; all of them may be at work at once.
+    key is taken: `insert` (the default), `row_lock` or `advisory`; workers of all three may run side by side. Without a
+    `clock` the server's time counts: pass one in tests.
     """
 
-    def __init__(self, database: Database, *, strategy: str = "insert", clock: Clock = store_time) -> None:
+    def __init__(self, database: Database, *, strategy: str = "insert", clock: Clock | None = None) -> None:
         self.database = database
         self._strategy_name = strategy
         self._clock = clock
-        self._statements: Statements | None = None
-        self._strategy: Strategy | None = None
+        self._built: tuple[Statements, Strategy] | None = None
         self._prepared = False
+        """Whether this process has added what a migration tool does not write."""
         self._low = False
         """Whether the last fence counts from one, and not from the clock."""
         self.data_keys = SqlDataKeys(database, now=self.now)
@@ -110,7 +107,7 @@ class SqlStore:
 
     @property
     def statements(self) -> Statements:
-        return self._ready()[0]
+        return (self._built or self._ready())[0]
 
     @property
     def schema(self) -> SqlSchema:
@@ -139,61 +136,51 @@ class SqlStore:
     def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
         if len(token) != TOKEN_BYTES or len(request.fingerprint) != FINGERPRINT_BYTES:
             raise ValueError(f"a token has {TOKEN_BYTES} bytes and a fingerprint {FINGERPRINT_BYTES}")
-        asked = claim_query(request, token, lease=microseconds(lease), now=self.now(), quota=quota)
-        statements, strategy = self._ready()
+        query = claim_query(request, token, lease=microseconds(lease), now=self.now(), quota=quota)
+        statements, strategy = self._built or self._ready()
         if quota is not None:
             statements.completing.counts = True
-
-        def claim(connection: Connection) -> StoreOutcome | NearLimit:
-            try:
-                return strategy.claim(connection, asked)
-            except DBAPIError as error:
-                if not is_lock_timeout(error):
-                    raise
-            return _at_least(connection, statements, asked)
-
-        def claim_in_turn() -> StoreOutcome:
-            outcome: StoreOutcome | NearLimit | None = self.database.run(claim)
-            if isinstance(outcome, NearLimit):
-                outcome = wait_for_tenant(self.database, request.key.tid, outcome)
-            if outcome is None:
-                return self.database.run(lambda connection: _at_least(connection, statements, asked))
-            return outcome
-
         if not self._prepared:
-            # Twice at most, by two threads that are first: it changes nothing the second time.
+            # Two threads that are first may both do this: it changes nothing the second time.
             self.database.run(prepare)
             self._prepared = True
         try:
-            outcome = claim_in_turn()
+            outcome: StoreOutcome | NearLimit | None = self.database.run(self._claim, strategy, query)
+            if isinstance(outcome, NearLimit):
+                outcome = wait_for_tenant(self.database, outcome)
+            if outcome is None:
+                outcome = self.database.run(self._claim_without_lock, query)
         except CorruptRecord:
             self.answers.distrust(request.key)
             raise
         if isinstance(outcome, Claimed):
-            self._watch_fences(outcome.held.fence)
+            low = outcome.held.fence < SEEDED
+            if low and not self._low and self.database.dialect.name == POSTGRESQL:
+                # The sequence started again under this process: have the next claim prepare the database again. One
+                # time only, until fences are high again: not every role may set the sequence.
+                self._prepared = False
+            self._low = low
         return outcome
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
-        done = (QUARANTINED, COMPLETED, FAILED)
-        self._send(self.statements.renew, self._brought(key, token, lease=microseconds(lease)), done)
+        parameters = self.parameters(key, token, lease=microseconds(lease))
+        self.database.run(self._write, self.statements.renew, parameters, (QUARANTINED, COMPLETED, FAILED), None)
 
     def mark(self, key: StorageKey, token: bytes) -> None:
-        self._send(self.statements.mark, self._brought(key, token), (QUARANTINED,))
+        parameters = self.parameters(key, token)
+        self.database.run(self._write, self.statements.mark, parameters, (QUARANTINED,), None)
 
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
-        completing = self.statements.completing
-        self._write(
-            completing.write_alone,
-            self._brought(key, token, **answer_of(key, payload, keep)),
-            (COMPLETED, FAILED),
-            otherwise=completing.look_again,
-        )
+        parameters = self.parameters(key, token, **answer_of(key, payload, keep))
+        self.database.run(self._write, None, parameters, (COMPLETED, FAILED), None)
 
     def release(self, key: StorageKey, token: bytes) -> None:
-        self._send(self.statements.release, self._brought(key, token), (), absent=self.statements.give_up)
+        statements = self.statements
+        self.database.run(self._write, statements.release, self.parameters(key, token), (), statements.give_up)
 
     def hold(self, key: StorageKey, token: bytes, reason: str) -> None:
-        self._send(self.statements.hold, self._brought(key, token, my_reason=escape(reason)), (QUARANTINED,))
+        parameters = self.parameters(key, token, my_reason=escape(reason))
+        self.database.run(self._write, self.statements.hold, parameters, (QUARANTINED,), None)
 
     def read(self, key: StorageKey) -> Record | None:
         parameters = {"my_record_id": key.rid, "now": self.now()}
@@ -202,100 +189,88 @@ class SqlStore:
         if found is None:
             return None
         row = row_of(found)
-        return None if row.absent else row.record()
+        return None if is_gone(row) else row.record()
 
     def condemn(self, key: StorageKey, payload: StoredPayload) -> None:
         self.answers.condemn(key, payload)
 
     def now(self) -> int | None:
-        """What time a test says it is, in microseconds. None leaves it to the server."""
-        told = self._clock()
-        return None if told is None else round(told * 1_000_000)
-
-    def _brought(self, key: StorageKey, token: bytes, **brought: Any) -> dict[str, Any]:
-        return {"my_record_id": key.rid, "my_tenant_id": key.tid, "my_token": token, "now": self.now(), **brought}
-
-    def _watch_fences(self, fence: int) -> None:
-        """Have the next claim prepare the database again if its sequence has begun anew under this process.
-
-        Once, until fences are high again: not every role may set the sequence.
-        """
-        low = fence < SEEDED and self.database.dialect.name == POSTGRESQL
-        if low and not self._low:
-            self._prepared = False
-        self._low = low
+        """Return a test's time, in microseconds. None leaves it to the server."""
+        seconds = None if self._clock is None else self._clock()
+        return None if seconds is None else round(seconds * 1_000_000)
 
     def _ready(self) -> tuple[Statements, Strategy]:
-        # Two threads may both do this at first: what they make is the same.
-        if self._statements is None or self._strategy is None:
-            self._strategy = strategy_of(self._strategy_name, self.database.dialect)
-            self._statements = Statements(self.database.dialect)
-        return self._statements, self._strategy
+        if self._built is None:
+            # Two threads may both do this at first: what they make is the same.
+            dialect = self.database.dialect
+            self._built = Statements(dialect), strategy_of(self._strategy_name, dialect)
+        return self._built
 
-    def _send(
-        self, statement: Any, parameters: dict[str, Any], done: tuple[str, ...], *, absent: Any | None = None
-    ) -> None:
-        def write(connection: Connection, parameters: dict[str, Any]) -> bool:
-            return connection.execute(statement, parameters).one_or_none() is not None
+    def _claim(self, connection: Connection, strategy: Strategy, query: ClaimQuery) -> StoreOutcome | NearLimit:
+        try:
+            return strategy.claim(connection, query)
+        except DBAPIError as error:
+            if not is_lock_timeout(error):
+                raise
+        return self._claim_without_lock(connection, query)
 
-        self._write(write, parameters, done, absent=absent)
+    def _claim_without_lock(self, connection: Connection, query: ClaimQuery) -> StoreOutcome:
+        """Return what the row alone says. Another worker holds a lock, and does not move."""
+        found = connection.execute(self.statements.read, query.parameters).one_or_none()
+        if found is None and (connection.dialect.name == SQLITE or query.quota is not None):
+            # That lock is on the whole file, or on the tenant: its worker need not be at this key.
+            raise StoreUnavailable("another worker has been writing to the database for too long")
+        outcome = Move.RECLAIM if found is None else classify(row_of(found), query)
+        return InFlight(RETRY_SECONDS) if isinstance(outcome, Move) else outcome
+
+    def parameters(self, key: StorageKey, token: bytes, **more: Any) -> dict[str, Any]:
+        """Return what every write of an owner passes, and `more`."""
+        return {"my_record_id": key.rid, "my_tenant_id": key.tid, "my_token": token, "now": self.now(), **more}
 
     def _write(
         self,
-        write: Callable[[Connection, dict[str, Any]], bool],
+        connection: Connection,
+        statement: Any | None,
         parameters: dict[str, Any],
         done: tuple[str, ...],
-        *,
-        absent: Any | None = None,
-        otherwise: Callable[[Connection, dict[str, Any], Any], None] = lambda *_: None,
+        absent: Any | None,
     ) -> None:
-        """An owner's write. Where it changed nothing, a second statement tells why: in a state of `done` it is done.
+        """Send an owner's write: this statement, or without one that which completes the record.
 
-        With `absent` it is done where nobody has the key; that statement is sent where it never had a row. `otherwise` is
-        called where nothing stood in its way, before it is tried again.
+        Where it changed no row, a second statement tells why: in a state of `done` it is done. With `absent` it is done
+        where the key is free, too; that statement is sent where the key never had a row.
         """
-
-        def work(connection: Connection) -> None:
-            for _ in range(TRIES):
-                if write(connection, parameters):
+        statements = (self._built or self._ready())[0]
+        completing = statements.completing
+        for _ in range(TRIES):
+            if statement is None:
+                written = completing.write(connection, parameters)
+            else:
+                written = connection.execute(statement, parameters).one_or_none()
+            if written is not None:
+                return
+            found = connection.execute(statements.standing, parameters).one_or_none()
+            if found is None and absent is not None:
+                if connection.execute(absent, parameters).one_or_none() is not None:
                     return
-                found = connection.execute(self.statements.standing, parameters).one_or_none()
-                if found is None and absent is not None:
-                    if connection.execute(absent, parameters).one_or_none() is not None:
-                        return
-                    continue
-                if _is_settled(found, parameters["my_token"], done, absent_is_done=absent is not None):
-                    return
-                otherwise(connection, parameters, found)
-            raise StoreUnavailable("the row was another one at every look")
-
-        self.database.run(work)
+                continue
+            if _is_settled(found, parameters["my_token"], done, absent_is_done=absent is not None):
+                return
+            if statement is None:
+                completing.look_again(connection, parameters, found)
+        raise StoreUnavailable(f"the row changed between read and write {TRIES} times")
 
 
 def _is_settled(found: Any | None, token: bytes, done: tuple[str, ...], *, absent_is_done: bool) -> bool:
-    """Whether nothing is left to be done. Raises `LeaseLost` where it cannot be done any more."""
-    if found is None or _absent(found):
+    """Return True if this write is already applied. Raise `LeaseLost` if the token lost the record."""
+    if found is not None:
+        check_standing(found)
+    if found is None or is_gone(found):
         if absent_is_done:
             return True
         raise LeaseLost("the record is gone")
     if found.token != token:
-        raise LeaseLost("the record belongs to somebody else")
-    completed = found.state in (COMPLETED, FAILED) or condemned(found.state, found.reason, answered=found.answered)
-    if completed and COMPLETED not in done:
+        raise LeaseLost("the record belongs to another worker")
+    if COMPLETED not in done and (found.state in (COMPLETED, FAILED) or is_condemned(found)):
         raise LeaseLost("the record is completed")
     return found.state in done
-
-
-def _absent(found: Any) -> bool:
-    check_standing(found.state, found.token, found.completed_at, found.expires_at)
-    return gone(found.state, found.expires_at, found.now)
-
-
-def _at_least(connection: Connection, statements: Statements, asked: ClaimQuery) -> StoreOutcome:
-    """What can be said without a lock: somebody holds one, and does not move."""
-    found = connection.execute(statements.read, asked.parameters).one_or_none()
-    if found is None and (connection.dialect.name == SQLITE or asked.quota is not None):
-        # That lock is everybody's, or the whole tenant's: whoever holds it need not be at this key.
-        raise StoreUnavailable("somebody else has been writing to the database for too long")
-    verdict = Move.RECLAIM if found is None else classify(row_of(found), asked)
-    return InFlight(RETRY_SECONDS) if isinstance(verdict, Move) else verdict

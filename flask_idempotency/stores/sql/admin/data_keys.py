@@ -72,7 +72,7 @@ class SqlResponses:
             return connection.execute(self._sent.page, {**asked, "my_until": last or _LAST}).all(), last
 
         # Not the connections for records: a page of large answers may take its time.
-        found, last = self._database.run_long(page)
+        found, last = self._database.run(page, long=True)
         return Page(tuple(answer for row in found if (answer := _answer(row)) is not None), after=last)
 
     def replace(self, key: StorageKey, old: StoredPayload, new: StoredPayload) -> bool:
@@ -87,7 +87,7 @@ class SqlResponses:
         return self._database.run(replace)
 
     def count(self) -> Mapping[str, int]:
-        found = self._database.run_long(lambda connection: connection.execute(self._sent.count_answers).all())
+        found = self._database.run(lambda connection: connection.execute(self._sent.count_answers).all(), long=True)
         return {row.wrapping_key_id: row.responses for row in found}
 
     def condemn(self, key: StorageKey, payload: StoredPayload) -> None:
@@ -332,7 +332,9 @@ class SqlDataKeys:
 
     def others(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
         parameters = {"my_wrapping_key_id": kid, "now": self._now()}
-        found = self._database.run_long(lambda connection: connection.execute(self._sent.other_keys, parameters).all())
+        found = self._database.run(
+            lambda connection: connection.execute(self._sent.other_keys, parameters).all(), long=True
+        )
         return list(_readable(found))
 
     def destroy(self, tid: bytes) -> int:
@@ -348,7 +350,7 @@ class SqlDataKeys:
         return self._database.run(destroy)
 
     def count(self) -> Mapping[str, int]:
-        found = self._database.run_long(lambda connection: connection.execute(self._sent.count_keys).all())
+        found = self._database.run(lambda connection: connection.execute(self._sent.count_keys).all(), long=True)
         return {row.wrapping_key_id: row.keys_ for row in found}
 
     def _execute(self, statement: Any, tid: bytes, number: int) -> None:

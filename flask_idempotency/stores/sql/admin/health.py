@@ -273,7 +273,7 @@ class SqlHealth:
 
     def _found(self, check: str, look: Look) -> Finding:
         try:
-            return self._database.run_long(look)
+            return self._database.run(look, long=True)
         except ConfigurationError:
             return Finding(
                 check,

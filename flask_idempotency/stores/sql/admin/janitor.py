@@ -480,7 +480,7 @@ class SqlRecovery:
 
         def settle(connection: Connection) -> bool:
             for _ in range(TRIES):
-                if completing.settle_alone(connection, parameters):
+                if completing.write(connection, parameters, resolving=True) is not None:
                     return True
                 found = connection.execute(self._sent.glance, parameters).one_or_none()
                 if found is not None and found.token == token:
@@ -488,7 +488,7 @@ class SqlRecovery:
                 if found is None or found.state != QUARANTINED or not found.unchanged:
                     return False
                 completing.look_again(connection, parameters, found)
-            raise StoreUnavailable("the row was another one at every look")
+            raise StoreUnavailable(f"the row changed between read and write {TRIES} times")
 
         return self._database.run(settle)
 

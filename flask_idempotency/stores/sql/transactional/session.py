@@ -23,11 +23,11 @@ from flask_idempotency.engine.errors import ConfigurationError, LeaseLost
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Record, StoredPayload
-from flask_idempotency.engine.store import Clock, store_time
+from flask_idempotency.engine.store import Clock
 from flask_idempotency.stores.sql.completion import answer_of, facts_of
 from flask_idempotency.stores.sql.database import Database, abandon_inherited, refuse_inherited, without_logging
 from flask_idempotency.stores.sql.dialects import SQLITE
-from flask_idempotency.stores.sql.rows import completed_row, condemned
+from flask_idempotency.stores.sql.rows import completed_row, is_condemned
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, PROCESSING, QUARANTINED
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.stores.sql.transactional.listeners import join_here, joined_here, listen
@@ -49,12 +49,9 @@ class SessionTransactions:
         self,
         sessions: Callable[[], scoped_session[Any]],
         store: SqlStore,
-        *,
-        clock: Clock = store_time,
     ) -> None:
         self._sessions = sessions
         self._store = store
-        self._clock = clock
         self._told: Callable[[StorageKey, Record], None] | None = None
         self._reported: set[str] = set()
         self._snapshots: dict[str, bool] = {}
@@ -157,11 +154,11 @@ class SessionTransactions:
         was `checked` for all that are to be completed together: the first could not be taken back.
         """
         completing, tells = self._store.statements.completing, self._told is not None
-        parameters = self._brought(key, token, **answer_of(key, payload, keep))
+        parameters = self._store.parameters(key, token, **answer_of(key, payload, keep))
         with without_logging(connection):
-            found = completing.write(connection, parameters, tells=tells, checked=checked)
+            found = completing.write(connection, parameters, alone=False, tells=tells, checked=checked)
             if found is None and self._is_ours(connection, parameters):
-                found = completing.write(connection, parameters, tells=tells, checked=checked)
+                found = completing.write(connection, parameters, alone=False, tells=tells, checked=checked)
         if found is None:
             raise LeaseLost("the record belongs to somebody else, or is gone")
         return completed_row(found, payload.data).record() if tells else None
@@ -171,7 +168,7 @@ class SessionTransactions:
     ) -> None:
         """Raises `DataKeyMissing` when a record may not be completed with its payload, before any is."""
         for key, payload in zip(keys, payloads, strict=True):
-            brought = self._brought(key, token, **facts_of(payload, "my"))
+            brought = self._store.parameters(key, token, **facts_of(payload, "my"))
             with without_logging(connection):
                 self._store.statements.completing.refuse_without_key(connection, brought)
 
@@ -187,12 +184,12 @@ class SessionTransactions:
 
     def mark(self, connection: Connection, key: StorageKey, token: bytes) -> None:
         """Mark a record in this transaction. Raises `LeaseLost` when it is no longer the token's to be marked."""
-        parameters = self._brought(key, token)
+        parameters = self._store.parameters(key, token)
         with without_logging(connection):
             if connection.execute(self._store.statements.mark_early, parameters).one_or_none() is not None:
                 return
             standing = connection.execute(self._store.statements.standing, parameters).one_or_none()
-        if standing is None or standing.token != token or standing.state != QUARANTINED or _is_condemned(standing):
+        if standing is None or standing.token != token or standing.state != QUARANTINED or is_condemned(standing):
             raise LeaseLost("the record belongs to somebody else, or is settled")
 
     def is_base(self, engine: Engine) -> bool:
@@ -223,7 +220,7 @@ class SessionTransactions:
 
     def is_completed(self, key: StorageKey, token: bytes) -> bool:
         """Whether this token has completed the record, though its life may be over by now, or nobody can read it."""
-        parameters = {"my_record_id": key.rid, "now": self._now()}
+        parameters = {"my_record_id": key.rid, "now": self._store.now()}
         statement = self._store.statements.standing
         found = self._store.database.run(lambda connection: connection.execute(statement, parameters).one_or_none())
         if found is None or found.token != token:
@@ -248,13 +245,6 @@ class SessionTransactions:
         refuse_inherited(connection)
         return connection
 
-    def _brought(self, key: StorageKey, token: bytes, **brought: Any) -> dict[str, Any]:
-        return {"my_record_id": key.rid, "my_tenant_id": key.tid, "my_token": token, "now": self._now(), **brought}
-
-    def _now(self) -> int | None:
-        told = self._clock()
-        return None if told is None else round(told * 1_000_000)
-
     def _report(self, operation: str) -> None:
         """Once for each operation."""
         if operation not in self._reported:
@@ -265,10 +255,6 @@ class SessionTransactions:
                 "flush() to see generated values): the rows are committed together with the answer.",
                 operation,
             )
-
-
-def _is_condemned(standing: Any) -> bool:
-    return condemned(standing.state, standing.reason, answered=standing.answered)
 
 
 # The SQL store of an application whose own rows are in the same database, and can be committed with its records.
@@ -286,7 +272,7 @@ class TransactionalSqlStore(SqlStore):
         *,
         sessions: Callable[[], scoped_session[Any]],
         strategy: str = "insert",
-        clock: Clock = store_time,
+        clock: Clock | None = None,
     ) -> None:
         super().__init__(database, strategy=strategy, clock=clock)
-        self.transactions = SessionTransactions(sessions, self, clock=clock)
+        self.transactions = SessionTransactions(sessions, self)
