@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.mutants.catalogue import CATALOGUE, Mutant, sources
+from tests.mutants.catalogue import CATALOGUE, FILES, Mutant, parse, sources
 from tests.mutants.copies import ROOT
 from tests.mutants.gate import Gate, workers
 
@@ -37,14 +37,15 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def changed_since(commit: str, mutants: Sequence[Mutant]) -> list[Mutant]:
-    """Return the mutants of changed files and with changed tests, and those whose place is not known any more."""
-    command = ["git", "diff", "--name-only", "--no-renames", commit]
-    changed = set(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines())
+    """Return the mutants whose entry, file or test is not as it was in that commit."""
+    changed = set(git("diff", "--name-only", "--no-renames", commit).splitlines())
+    entries = git("ls-tree", "-r", "--name-only", commit, *(str(file.relative_to(ROOT)) for file in FILES)).splitlines()
+    before = {mutant for file in entries for mutant in parse(git("show", f"{commit}:{file}"))}
     known, found = sources(ROOT), []
     for mutant in mutants:
         files = {str(path.relative_to(ROOT)) for path, _ in mutant.places(known)}
         tests = {test.partition("::")[0] for test in mutant.killed_by}
-        if not files or (files | tests) & changed:
+        if mutant not in before or (files | tests) & changed:
             found.append(mutant)
     return found
 
@@ -54,6 +55,10 @@ def sample(mutants: Sequence[Mutant], size: int) -> list[Mutant]:
     command = ["git", "rev-parse", "HEAD"]
     commit = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True).stdout
     return sorted(mutants, key=lambda mutant: hashlib.sha256((commit + mutant.name).encode()).digest())[:size]
+
+
+def git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
 def say(line: str) -> None:

@@ -55,14 +55,11 @@ def sources(root: Path) -> Sources:
     return {path: path.read_text("utf-8") for path in files if TOLD not in path.relative_to(root).parts}
 
 
-def load(folder: Path) -> tuple[Mutant, ...]:
-    """Read the entries of a folder."""
-    found = []
-    for file in sorted(folder.glob("*.toml")):
-        for name, entry in tomllib.loads(file.read_text("utf-8")).items():
-            tests = entry.pop("killed_by")
-            found.append(Mutant(name=name, killed_by=(tests,) if isinstance(tests, str) else tuple(tests), **entry))
-    return tuple(found)
+def parse(toml: str) -> Iterator[Mutant]:
+    """Yield the entries of a file."""
+    for name, entry in tomllib.loads(toml).items():
+        tests = entry.pop("killed_by")
+        yield Mutant(name=name, killed_by=(tests,) if isinstance(tests, str) else tuple(tests), **entry)
 
 
 def _found(text: str, wanted: str, start: int, end: int) -> Iterator[int]:
@@ -92,4 +89,5 @@ def _spans(path: Path, text: str, at: str) -> Iterator[tuple[int, int]]:
                 yield offsets[node.lineno - 1], offsets[node.end_lineno or node.lineno]
 
 
-CATALOGUE: Final = load(Path(__file__).parent)
+FILES: Final = sorted(Path(__file__).parent.glob("*.toml"))
+CATALOGUE: Final = tuple(mutant for file in FILES for mutant in parse(file.read_text("utf-8")))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from tests.mutants.__main__ import changed_since
-from tests.mutants.catalogue import CATALOGUE, Mutant, sources
+from tests.mutants.catalogue import CATALOGUE, Mutant, parse, sources
 from tests.mutants.copies import ROOT
 
 
@@ -53,8 +54,43 @@ def test_a_place_is_within_the_named_function(at: str, lines: list[int]) -> None
     assert [text.count("\n", 0, place) + 1 for _, place in places] == lines
 
 
-def test_a_change_chooses_the_faults_of_its_files() -> None:
-    assert changed_since("HEAD", [CATALOGUE[0]]) in ([], [CATALOGUE[0]])
+@pytest.fixture
+def commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A repository of one commit: two functions, a test of each, and the catalogue."""
+    texts = {"flask_idempotency/a.py": "A = 1\n", "flask_idempotency/b.py": "B = 1\n", "test_a.py": "", "test_b.py": ""}
+    entries = [
+        f'[{name}]\nreplaced = "{name.upper()} = 1"\nby = "0"\nkilled_by = "test_{name}.py"\nharm = ""\n'
+        for name in "ab"
+    ]
+    for file, text in {**texts, "mutants.toml": "".join(entries)}.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    monkeypatch.setattr("tests.mutants.__main__.ROOT", tmp_path)
+    monkeypatch.setattr("tests.mutants.__main__.FILES", [tmp_path / "mutants.toml"])
+    me = ["-c", "user.name=m", "-c", "user.email=m@example.org"]
+    for words in (["init", "-q"], ["add", "-A"], [*me, "commit", "-qm", "first"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    return "HEAD"
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "chosen"),
+    (
+        ("flask_idempotency/a.py", ("A = 1", "A = 1  # once"), ["a"]),
+        ("test_b.py", ("", "assert True"), ["b"]),
+        ("mutants.toml", ('by = "0"', 'by = "2"'), ["a", "b"]),
+        ("flask_idempotency/a.py", ("", ""), []),
+    ),
+)
+def test_since_a_commit_chooses_the_faults_that_it_concerns(
+    commit: str, tmp_path: Path, file: str, change: tuple[str, str], chosen: list[str]
+) -> None:
+    path = tmp_path / file
+    path.write_text(path.read_text().replace(*change) if change[0] else change[1] + path.read_text())
+
+    mutants = list(parse((tmp_path / "mutants.toml").read_text()))
+
+    assert [mutant.name for mutant in changed_since(commit, mutants)] == chosen
 
 
 def exists(node_id: str) -> bool:
