@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,6 +45,18 @@ class RedisServers:
 def connect(url: str, **options: Any) -> redis.Redis:
     """A client that tries once: redis-py's ten silent retries would hide what a test is about."""
     return redis.Redis.from_url(url, **{"retry": Retry(NoBackoff(), 0), "socket_timeout": 5, **options})
+
+
+def follow(replica: Any, primary: Any, *, port: int) -> None:
+    """Make a server the replica of another one, and return when it has loaded all of it.
+
+    WAIT alone returns too early: the primary counts a replica that still loads.
+    """
+    replica.replicaof("127.0.0.1", str(port))
+    while replica.info("replication")["master_link_status"] != "up":
+        time.sleep(0.005)
+    while int(primary.execute_command("WAIT", 1, 1000)) < 1:
+        pass
 
 
 class StartRedis(Protocol):

@@ -13,7 +13,7 @@ from flask_idempotency.engine.model import InFlight
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.support import a_key, granted
 from tests.lab.programs import REDIS_KINDS
-from tests.lab.redis import StartRedis
+from tests.lab.redis import StartRedis, follow
 from tests.stores.forgetting import RULES, claim, refused
 
 
@@ -55,12 +55,10 @@ def test_a_first_replica_is_no_loss(start_redis: StartRedis, kind: str) -> None:
     The line of replication is another one from then on, and begins anew.
     """
     primary, replica = start_redis(kind), start_redis(kind)
-    with closing(RedisStore(primary.url, rules=RULES)) as store, redis.Redis.from_url(replica.url) as client:
+    with closing(RedisStore(primary.url, rules=RULES)) as store:
         store.memory.initialise()
-        client.replicaof("127.0.0.1", primary.port)
-        with redis.Redis.from_url(primary.url) as asked:
-            while int(asked.execute_command("WAIT", 1, 1000)) < 1:
-                pass
+        with redis.Redis.from_url(replica.url) as client, redis.Redis.from_url(primary.url) as followed:
+            follow(client, followed, port=primary.port)
 
         granted(claim(store))
 
@@ -75,9 +73,7 @@ def test_a_primary_that_was_one_before_has_lost_what_came_between(start_redis: S
         store.memory.initialise()
         with redis.Redis.from_url(first.url) as one, redis.Redis.from_url(second.url) as two:
             for promoted, demoted, port in ((two, one, first.port), (one, two, second.port)):
-                promoted.replicaof("127.0.0.1", port)
-                while int(demoted.execute_command("WAIT", 1, 1000)) < 1:
-                    pass
+                follow(promoted, demoted, port=port)
                 promoted.replicaof("NO", "ONE")
 
         assert "changed" == refused(store).loss

@@ -28,7 +28,7 @@ from flask_idempotency.testing.contract.support import (
     stand,
 )
 from tests.lab.programs import REDIS_KINDS
-from tests.lab.redis import StartRedis, connect
+from tests.lab.redis import StartRedis, connect, follow
 from tests.stores.forgetting import RULES, claim, refused
 from tests.stores.owners import WRITES
 from tests.tooling.processes import eventually
@@ -297,10 +297,8 @@ def test_a_server_that_had_a_replica_is_looked_at(
     The replica may be started in its place, with what it had received.
     """
     replica = start_redis()
-    with redis.Redis.from_url(replica.url) as client, connect(server.url) as asked:
-        client.replicaof("127.0.0.1", server.port)
-        while int(asked.execute_command("WAIT", 1, 1000)) < 1:
-            pass
+    with redis.Redis.from_url(replica.url) as client, connect(server.url) as followed:
+        follow(client, followed, port=server.port)
         store.memory._next_look = 0.0
         granted(claim(store, key()))
     killed(server)
