@@ -14,10 +14,10 @@ from pathlib import Path
 
 from benchmarks import walk
 from docs.commands import page as cli
-from flask_idempotency.engine.events import Event, facts_of, name_of
+from flask_idempotency.engine.events import Event, facts_of, kinds, name_of
 from flask_idempotency.engine.model import TRANSITIONS, State
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.logs import LINES, LOGGER, Line
+from flask_idempotency.logs import LOGGER
 from flask_idempotency.metrics import COUNTED, FAMILIES, GAUGES, Family, Uncounted
 from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
 from flask_idempotency.settings.profiles import PROFILES
@@ -158,10 +158,10 @@ def _listed(names: Sequence[str]) -> str:
 def events() -> str:
     """Where each event is heard of: as a signal, in the log, and as a metric; and every metric."""
     rows = [
-        (f"`{kind.__name__}`", f"`{signal.name}`", f"`{name_of(kind)}`", _levels(LINES[kind]), _counted(kind))
+        (f"`{kind.__name__}`", f"`{signal.name}`", f"`{name_of(kind)}`", _levels(kind), _counted(kind))
         for kind, signal in SIGNALS.items()
     ]
-    sentences = [(f"`{name_of(kind)}`", line.sentence, _facts(kind)) for kind, line in LINES.items()]
+    sentences = [(f"`{name_of(kind)}`", kind.SENTENCE, _facts(kind)) for kind in kinds()]
     counted = [
         (f"`{family.exposed}`", _kind(family), _labels(family.labels), family.help) for family in FAMILIES.values()
     ]
@@ -185,9 +185,8 @@ def events() -> str:
     )
 
 
-def _levels(line: Line) -> str:
-    levels = line.levels or ((line.level,) if isinstance(line.level, int) else ())
-    return " or ".join(logging.getLevelName(level) for level in levels)
+def _levels(kind: type[Event]) -> str:
+    return " or ".join(logging.getLevelName(level) for level in kind.LEVELS)
 
 
 def _counted(kind: type[Event]) -> str:

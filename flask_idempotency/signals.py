@@ -1,7 +1,7 @@
-"""Blinker signals: one for every event. A receiver gets the application as sender and the event as `event`.
+"""One Blinker signal for every event, such as `signals.completed`: the sender is the application, `event` the event.
 
-Signals are sent after the fact and cannot change it: what a receiver raises is logged and passed over, because a
-payment must not fail for the sake of its metrics. Receivers run in the request's thread, or in the lease thread for
+A signal is sent after the fact and cannot change it. What a receiver raises is logged and passed over, because a
+payment must not fail with its metrics. Receivers run in the thread of the request, or in the lease thread for
 renewals and repeated writes; keep them quick.
 """
 
@@ -14,53 +14,35 @@ from types import MappingProxyType
 from blinker import NamedSignal, Namespace
 from flask import Flask
 
-from flask_idempotency.engine import events
 from flask_idempotency.engine.events import Event, Observer, kinds, name_of
 
 _namespace = Namespace()
 
-
 SIGNALS: Mapping[type[Event], NamedSignal] = MappingProxyType(
     {kind: _namespace.signal(f"idempotency-{name_of(kind)}", kind.__doc__) for kind in kinds()}
 )
-"""Every event and its signal, for whoever wants to connect to all of them."""
+"""Every event and its signal, if you want to connect to all of them."""
 
-claim_granted = SIGNALS[events.ClaimGranted]
-replay_served = SIGNALS[events.ReplayServed]
-conflict_refused = SIGNALS[events.ConflictRefused]
-mismatch_refused = SIGNALS[events.MismatchRefused]
-unknown_refused = SIGNALS[events.UnknownRefused]
-quota_refused = SIGNALS[events.QuotaRefused]
-erased_refused = SIGNALS[events.ErasedRefused]
-refused_after_data_loss = SIGNALS[events.RefusedAfterDataLoss]
-data_loss_detected = SIGNALS[events.DataLossDetected]
-claim_restored = SIGNALS[events.ClaimRestored]
-completed = SIGNALS[events.Completed]
-released = SIGNALS[events.Released]
-quarantined = SIGNALS[events.Quarantined]
-committed_early = SIGNALS[events.CommittedEarly]
-lease_expired = SIGNALS[events.LeaseExpired]
-renewal_failed = SIGNALS[events.RenewalFailed]
-max_runtime_exceeded = SIGNALS[events.MaxRuntimeExceeded]
-completion_retrying = SIGNALS[events.CompletionRetrying]
-completion_failed = SIGNALS[events.CompletionFailed]
-store_failed = SIGNALS[events.StoreFailed]
-record_corrupt = SIGNALS[events.RecordCorrupt]
-replay_forbidden = SIGNALS[events.ReplayForbidden]
-reaped = SIGNALS[events.Reaped]
-resolved = SIGNALS[events.Resolved]
-resolver_asked = SIGNALS[events.ResolverAsked]
-tenant_erased = SIGNALS[events.TenantErased]
-responses_sealed = SIGNALS[events.ResponsesSealed]
-quota_set = SIGNALS[events.QuotaSet]
-store_initialised = SIGNALS[events.StoreInitialised]
-data_loss_acknowledged = SIGNALS[events.DataLossAcknowledged]
-task_run = SIGNALS[events.TaskRun]
-janitor_missing = SIGNALS[events.JanitorMissing]
+_BY_NAME = {name_of(kind).replace("-", "_"): signal for kind, signal in SIGNALS.items()}
+
+
+def __getattr__(name: str) -> NamedSignal:
+    """Return the signal of this name: the name of its event in snake case, such as `claim_granted`."""
+    try:
+        return _BY_NAME[name]
+    except KeyError:
+        raise AttributeError(f"There is no signal {name!r} in {__name__}; there are {', '.join(_BY_NAME)}.") from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_BY_NAME})
 
 
 def sender_for(app: Flask) -> Observer:
-    """An observer that sends each event as its signal, in this application's name. Does not keep the app alive."""
+    """Return an observer that sends each event as its signal, with this application as sender.
+
+    It keeps no reference to the application, so that you can drop one.
+    """
     weak = weakref.ref(app)
 
     def send(event: Event) -> None:

@@ -5,26 +5,30 @@ from __future__ import annotations
 import gc
 import weakref
 
-from blinker import NamedSignal
+import pytest
 from flask import Flask
 
 from flask_idempotency import signals
 from flask_idempotency.engine import events
-from flask_idempotency.engine.events import Event, Released, kinds
+from flask_idempotency.engine.events import Event, Released, kinds, name_of
 
 
-def test_every_event_has_a_signal_with_a_contract() -> None:
-    """A new event cannot be forgotten, and each signal says what it tells."""
-    public = {value for value in vars(signals).values() if isinstance(value, NamedSignal)}
+def test_every_event_has_a_documented_signal_of_its_name() -> None:
+    for kind in kinds():
+        signal = getattr(signals, name_of(kind).replace("-", "_"))
 
-    assert set(signals.SIGNALS.values()) == public
-    assert all(signal.__doc__ for signal in public)
+        assert signals.SIGNALS[kind] is signal
+        assert signal.__doc__ == kind.__doc__
+        assert name_of(kind).replace("-", "_") in dir(signals)
 
 
-def test_every_event_is_there_once() -> None:
-    """
-    `slots=True` makes a class anew, and the one that it replaces may still be about: its events are never sent.
-    """
+def test_an_unknown_signal_is_an_error_that_names_the_signals() -> None:
+    with pytest.raises(AttributeError, match=r"no signal 'finished' .*claim_granted, .*"):
+        _ = signals.finished
+
+
+def test_every_event_is_listed_once() -> None:
+    """`slots=True` replaces a class, and the replaced one may still be alive: no code sends its events."""
     names = [kind.__name__ for kind in kinds()]
 
     assert len(names) == len(set(names))
@@ -32,8 +36,7 @@ def test_every_event_is_there_once() -> None:
     assert all(getattr(events, kind.__name__) is kind for kind in kinds())
 
 
-def test_an_event_is_sent_in_the_applications_name() -> None:
-    """Receivers can tell two applications apart."""
+def test_the_sender_of_a_signal_is_the_application() -> None:
     app, other = Flask("app"), Flask("other")
     seen: list[tuple[object, Event]] = []
 
@@ -48,8 +51,7 @@ def test_an_event_is_sent_in_the_applications_name() -> None:
     assert [(app, event)] == seen
 
 
-def test_the_sender_does_not_keep_its_application_alive() -> None:
-    """An application that is dropped is collected; what happens later is told to nobody."""
+def test_a_sender_does_not_keep_its_application_alive() -> None:
     app = Flask("app")
     weak = weakref.ref(app)
     send = signals.sender_for(app)

@@ -1,4 +1,8 @@
-"""What happened, told to whoever listens: signals, metrics, logs. No key, principal, token or body is ever in one."""
+"""Every event of the library, with its log level and its sentence, and the observers that receive it.
+
+To add an event, write its class here and say in `metrics.py` what it counts for. Signals, log lines and the
+reference pages follow from the class. No event holds a key, a principal, a token or a body.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +10,48 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 _log = logging.getLogger("flask_idempotency")
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something happened to a key. `record` is a short keyed hash: it tells two keys apart and leads back to neither."""
+    """An event of one key. `record` is a short keyed hash: it tells two keys apart and leads back to neither."""
+
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.INFO,)
+    """Every level at which the log may write this event, lowest first."""
+
+    SENTENCE: ClassVar[str]
+    """The first words of its log line. They never vary, so that you can count lines by them."""
 
     record: str
     operation: str
 
+    def level(self) -> int:
+        """Return the log level of this event, one of `LEVELS`."""
+        return self.LEVELS[0]
+
 
 @dataclass(frozen=True, slots=True)
 class ClaimGranted(Event):
-    """A request won its key and will run. `attempt` above 1: it took the key over from an owner that vanished."""
+    """A request claimed its key and will run. `attempt` above 1: it took over from a worker whose lease expired."""
+
+    LEVELS = (logging.DEBUG, logging.INFO)
+    SENTENCE = "A request claimed its key."
 
     fence: int
     attempt: int
 
+    def level(self) -> int:
+        return logging.INFO if self.attempt > 1 else logging.DEBUG
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayServed(Event):
-    """A stored answer was given again. `kept` is False when only its tombstone was left."""
+    """The client got the stored response again. `kept` is False if the store had only its tombstone."""
+
+    SENTENCE = "The client got the stored response again."
 
     status: int
     kept: bool
@@ -37,58 +59,80 @@ class ReplayServed(Event):
 
 @dataclass(frozen=True, slots=True)
 class ConflictRefused(Event):
-    """The same request was still running. `waited` is how long this one waited for it, in seconds."""
+    """The same request was still running. `waited` is how many seconds the retry waited for it."""
+
+    SENTENCE = "A retry was refused: the first request is still running."
 
     waited: float
 
 
 @dataclass(frozen=True, slots=True)
 class MismatchRefused(Event):
-    """The key was used again for another request."""
+    """The client used the key of another request."""
+
+    SENTENCE = "A request was refused: its key belongs to another request."
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownRefused(Event):
-    """A retry met a quarantined record. `reason` is the code that the record carries."""
+    """A retry met a quarantined record. `reason` is the code in the record."""
+
+    SENTENCE = "A retry was refused: the outcome of the first request is unknown."
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaRefused(Event):
-    """The tenant has as much as it may. `limit` says of what: `records`, `bytes`, `in-flight` or `new-keys`."""
+    """The tenant has reached a limit. `limit` is `records`, `bytes`, `in-flight` or `new-keys`."""
+
+    SENTENCE = "A request was refused: its tenant has reached a limit."
 
     limit: str
 
 
 @dataclass(frozen=True, slots=True)
 class ErasedRefused(Event):
-    """A retry met an answer that was erased with its tenant's data key. It was refused, never run."""
+    """A retry met a response that was erased with its tenant's data key. The retry was refused and did not run."""
+
+    SENTENCE = "A retry was refused: the response was erased."
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedAfterDataLoss(Event):
-    """A key was refused that the store does not know, because it has lost its memory: `loss` says how (`memory.Loss`)."""
+    """The store does not know this key and has lost data, so the request was refused. `loss` is a `DataLoss` value."""
+
+    SENTENCE = "A request was refused: the store may have lost its record."
 
     loss: str
 
 
 @dataclass(frozen=True, slots=True)
 class DataLossDetected(Event):
-    """A request, or the janitor, was the first to notice that the store has lost its memory. `loss` says how
-    (`memory.Loss`)."""
+    """A request or the janitor was the first to find that the store lost data. `loss` is a `DataLoss` value."""
+
+    LEVELS = (logging.ERROR,)
+    SENTENCE = (
+        "The store may have lost records, and new keys get 503. Find out why (`flask idempotency redis status`), then run "
+        "`flask idempotency redis ack`: requests whose records were lost may run a second time."
+    )
 
     loss: str
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimRestored(Event):
-    """An owner has put back its claim, which the store had forgotten."""
+    """A worker restored its claim, which the store had lost."""
+
+    LEVELS = (logging.WARNING,)
+    SENTENCE = "A worker restored its claim, which the store had lost."
 
 
 @dataclass(frozen=True, slots=True)
 class Completed(Event):
-    """A result is durable. `kept` is False for a tombstone; `byte_size` is what the store was given."""
+    """The store saved a response. `kept` is False for a tombstone; `byte_size` is the size of what the store got."""
+
+    SENTENCE = "The store saved a response."
 
     status: int
     kept: bool
@@ -97,87 +141,133 @@ class Completed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Released(Event):
-    """The key may run again. `reason` says why: a short code such as `status-503`."""
+    """The next request with this key may run. `reason` is a short code such as `status-503`."""
+
+    SENTENCE = "A key was released: the next request may run."
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantined(Event):
-    """The owner could not tell what happened, so nobody may run the key again until it is settled."""
+    """The worker does not know the outcome. The key does not run again until you or a resolver resolve it."""
+
+    LEVELS = (logging.WARNING,)
+    SENTENCE = "A key is quarantined: the outcome of its request is unknown."
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedEarly(Event):
-    """A transactional view has committed by itself, before its answer was known. From there on a vanished worker leaves
-    an unknown outcome: at most once, and no longer exactly once."""
+    """A transactional view committed before its response was known.
+
+    From there on, a worker that vanishes leaves an unknown outcome: at most once, and no longer exactly once.
+    """
+
+    LEVELS = (logging.WARNING,)
+    SENTENCE = "A transactional view committed before its response was known."
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseExpired(Event):
-    """An owner learnt that its claim is no longer its own. Its answer is not delivered."""
+    """A worker found that it had lost its claim. Its response is not sent."""
+
+    LEVELS = (logging.WARNING,)
+    SENTENCE = "A worker lost its claim before its work ended."
 
 
 @dataclass(frozen=True, slots=True)
 class RenewalFailed(Event):
-    """A lease could not be renewed this time; it is tried again. `error` is the exception's class name."""
+    """A lease renewal failed; the worker retries it. `error` is the class name of the exception."""
+
+    LEVELS = (logging.INFO, logging.WARNING)
+    SENTENCE = "A lease renewal failed and will be retried."
 
     error: str
+
+    def level(self) -> int:
+        # An outage is logged once for all claims; any other error is a surprise.
+        return logging.INFO if self.error == "StoreUnavailable" else logging.WARNING
 
 
 @dataclass(frozen=True, slots=True)
 class MaxRuntimeExceeded(Event):
-    """A view has run longer than `max_runtime`: its lease is renewed no more, and will lapse while it goes on."""
+    """A view ran longer than `max_runtime`. The worker renews its lease no longer, so it expires while the view runs."""
+
+    LEVELS = (logging.WARNING,)
+    SENTENCE = "A view ran longer than max_runtime: its lease is no longer renewed."
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionRetrying(Event):
-    """The work is done and its caller answered, but the store did not take the result. It is tried again."""
+    """The work is done and the client has its response, but the store did not save it. The worker retries."""
+
+    LEVELS = (logging.WARNING,)
+    SENTENCE = "The store did not save a response: the write will be retried."
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionFailed(Event):
-    """A result that the store did not take was given up; the record stays claimed until it lapses."""
+    """The worker stopped its retries: the store did not save a response. The record stays claimed until it expires."""
+
+    LEVELS = (logging.ERROR,)
+    SENTENCE = "The store did not save a response in time: the retries have stopped."
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFailed(Event):
-    """The store could not decide a claim. `unprotected`: the policy let the request run all the same."""
+    """The store could not decide a claim. `unprotected`: the policy let the request run anyway."""
+
+    LEVELS = (logging.INFO, logging.WARNING)
+    SENTENCE = "The store could not decide a claim."
 
     error: str
     unprotected: bool
 
+    def level(self) -> int:
+        # `web/guard.py` reports an outage once; a line for each refusal must not bury the rest of the log.
+        return logging.WARNING if self.unprotected else logging.INFO
+
 
 @dataclass(frozen=True, slots=True)
 class RecordCorrupt(Event):
-    """A stored record could not be read, or its answer not be opened. The retry was refused, never run, and the record is
-    quarantined."""
+    """A stored record or its response is unreadable. The retry was refused; the record is quarantined."""
+
+    LEVELS = (logging.ERROR,)
+    SENTENCE = "A stored record is unreadable."
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayForbidden(Event):
-    """The replay guard refused this caller a stored answer. The record is kept."""
+    """The replay guard refused this client a stored response. The record is kept."""
+
+    SENTENCE = "The replay guard of the application refused a replay."
 
 
 @dataclass(frozen=True, slots=True)
 class Reaped(Event):
-    """A janitor found a claim whose lease was over, and quarantined it as its rule says."""
+    """The janitor found a claim with an expired lease and quarantined it, as its policy demands."""
+
+    LEVELS = (logging.WARNING,)
+    SENTENCE = "The janitor quarantined a claim: its lease had expired."
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved(Event):
-    """Somebody else than its owner has settled a key: an audit event.
+    """An operator or a resolver resolved a key: an audit event.
 
-    `verb` is `completed`, `released` or `reopened`; `was` the state it was in before, and `forced` whether a warning was
-    overruled. `actor` says who: `resolver`, or the operator as the command was told; `reason` why, in their words. `certain`
-    is False when the store did not say whether it has done it: it may have, and may not.
+    `verb` is `completed`, `released` or `reopened`; `was` is the state before; `forced`: a warning was overruled.
+    `actor` is `resolver`, or the operator as named to the command; `reason` is their text. `certain` is False if the
+    store did not confirm the change: it may have made it.
     """
+
+    LEVELS = (logging.WARNING,)
+    SENTENCE = "A key was resolved by an operator or a resolver; or may have been, if not `certain`."
 
     verb: str
     was: str
@@ -189,18 +279,22 @@ class Resolved(Event):
 
 @dataclass(frozen=True, slots=True)
 class ResolverAsked(Event):
-    """A resolver was asked what became of a key, and did not settle it. `answer` is `still-unknown`, or the class name of
-    the exception that it raised."""
+    """A resolver ran for a key and did not resolve it. `answer` is `still-unknown`, or the class name of its exception."""
+
+    SENTENCE = "A resolver did not resolve a key."
 
     answer: str
 
 
 @dataclass(frozen=True, slots=True)
 class TenantErased(Event):
-    """The answers of a tenant were erased by hand: an audit event about no single key. `tenant` is its pseudonym.
+    """An operator erased the responses of a tenant: an audit event of no single key. `tenant` is its pseudonym.
 
-    `finished` is False when nobody can tell whether all of them are.
+    `finished` is False if it is unknown whether all are erased.
     """
+
+    LEVELS = (logging.WARNING,)
+    SENTENCE = "An operator erased the responses of a tenant."
 
     tenant: str
     actor: str
@@ -212,10 +306,13 @@ class TenantErased(Event):
 
 @dataclass(frozen=True, slots=True)
 class ResponsesSealed(Event):
-    """Plain answers were sealed by hand: an audit event about no single key.
+    """An operator sealed plain responses: an audit event of no single key.
 
-    `sealed` says how many. `finished` is False when the command broke off.
+    `sealed` is how many. `finished` is False if the command stopped before the end.
     """
+
+    LEVELS = (logging.WARNING,)
+    SENTENCE = "An operator sealed plain responses."
 
     actor: str
     reason: str
@@ -225,7 +322,10 @@ class ResponsesSealed(Event):
 
 @dataclass(frozen=True, slots=True)
 class QuotaSet(Event):
-    """The limits of a tenant were set by hand: an audit event about no single key. `tenant` is its pseudonym."""
+    """An operator set the limits of a tenant: an audit event of no single key. `tenant` is its pseudonym."""
+
+    LEVELS = (logging.WARNING,)
+    SENTENCE = "An operator set the limits of a tenant."
 
     tenant: str
     actor: str
@@ -235,7 +335,10 @@ class QuotaSet(Event):
 
 @dataclass(frozen=True, slots=True)
 class StoreInitialised(Event):
-    """A store that can lose its memory was made ready by hand, so that keys run in it: an audit event about no single key."""
+    """An operator initialised a store that can lose data, so that keys run in it: an audit event of no single key."""
+
+    LEVELS = (logging.WARNING,)
+    SENTENCE = "An operator initialised a store."
 
     actor: str
     reason: str
@@ -244,11 +347,14 @@ class StoreInitialised(Event):
 
 @dataclass(frozen=True, slots=True)
 class DataLossAcknowledged(Event):
-    """Keys that a store may have forgotten run again, by hand: an audit event about no single key.
+    """An operator let keys run again that the store may have lost: an audit event of no single key.
 
-    `parts` says how many parts of the store stood how before. `forced`: owners that survived had time left to put their
-    claims back. `finished` is False when nobody can tell whether it was done.
+    `parts` counts the parts of the store by their status before. `forced`: surviving workers had time left to restore
+    their claims. `finished` is False if the store did not confirm it.
     """
+
+    LEVELS = (logging.WARNING,)
+    SENTENCE = "An operator let keys run again that the store may have lost; or tried to, if not `finished`."
 
     actor: str
     reason: str
@@ -259,20 +365,35 @@ class DataLossAcknowledged(Event):
 
 @dataclass(frozen=True, slots=True)
 class TaskRun(Event):
-    """A chore has run: about no single key, and `operation` is its name. `counts` are its report's numbers, by name.
+    """A janitor task ran: an event of no single key. `operation` is its name, `counts` the numbers of its report.
 
-    `finished` is False when its budget ended first, or an error did: then `error` is the exception's class name.
+    `finished` is False if its budget or an error ended it; `error` is the class name of the exception.
     """
+
+    LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING)
+    SENTENCE = "A janitor task ran."
 
     seconds: float
     counts: Mapping[str, int]
     finished: bool
     error: str = ""
 
+    def level(self) -> int:
+        if self.error:
+            return logging.WARNING
+        return logging.INFO if any(self.counts.values()) or not self.finished else logging.DEBUG
+
 
 @dataclass(frozen=True, slots=True)
 class JanitorMissing(Event):
-    """No janitor has reported for two intervals: about no single key. Told once by each process, until one reports again."""
+    """No janitor has reported for two intervals: an event of no single key. Each process sends it once, until the next
+    report."""
+
+    LEVELS = (logging.WARNING,)
+    SENTENCE = (
+        "No janitor has reported for two intervals. Run `celery -A flask_idempotency.janitor worker -B`, or let cron run "
+        "`flask idempotency reap` and `expire` and set IDEMPOTENCY_HEARTBEAT_EVERY to their interval (None: no warning)."
+    )
 
     seconds: float
 
@@ -281,25 +402,25 @@ Observer: TypeAlias = Callable[[Event], None]
 
 
 def kinds() -> tuple[type[Event], ...]:
-    """Every event that there is, in the order of this file."""
-    # By name: until it is collected, the class that `slots=True` has replaced is a subclass too.
+    """Return every event class, in the order of this file."""
+    # By name: `slots=True` replaces a class, and the replaced one stays a subclass until it is collected.
     return tuple(
         kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
     )
 
 
 def name_of(kind: type[Event]) -> str:
-    """What an event is called where classes have no place: `claim-granted`."""
+    """Return the name of an event in signals and logs: `claim-granted`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower()
 
 
 def facts_of(kind: type[Event]) -> tuple[str, ...]:
-    """The names of what this event tells besides `record` and `operation`."""
+    """Return the names of the fields of this event, without `record` and `operation`."""
     return tuple(name for name in kind.__dataclass_fields__ if name not in Event.__dataclass_fields__)
 
 
 class Observers:
-    """Tells every observer, and lets none of them break a payment: what one raises is logged and passed over."""
+    """Pass each event to every observer. Log what an observer raises and go on: it must not break a payment."""
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers = tuple(observers)
