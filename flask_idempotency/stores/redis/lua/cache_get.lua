@@ -1,4 +1,4 @@
--- Read a cached response, if it has not expired and its tenant was not erased since. Writes nothing.
+-- Read a cached response, if it has not expired and its tenant was not erased since. Read-only.
 --
 -- KEYS: 1 cache entry, 2 erasure of its tenant
 -- ARGV: 1 now

@@ -63,7 +63,7 @@ if (bytes and not record) or (live and record.state == QUARANTINED) then
   return { 'CORRUPT' }
 end
 -- The response has expired, but Redis would keep it for longer than complete.lua set, or for ever: a flipped bit in the
--- deadline or the state. It ends when Redis drops it. A test's clock proves nothing here.
+-- deadline or the state. It ends when Redis drops it. With a test's clock the two times do not compare.
 if record and not live and ARGV[1] == '' then
   local ttl = redis.call('PTTL', KEYS[1])
   if ttl == -1 or ttl > AFTERLIFE + 5000 then

@@ -1,4 +1,4 @@
--- Count the records of a partition that are not completed. Writes nothing.
+-- Count the records of a partition that are not completed. Read-only.
 --
 -- KEYS: 1 in_flight, 2 quarantine
 -- ARGV: 1 now

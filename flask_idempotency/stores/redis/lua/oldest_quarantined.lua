@@ -1,4 +1,4 @@
--- Return how long ago the first lease of these quarantined records ended. Writes nothing.
+-- Return how long ago the first lease of these quarantined records ended. Read-only.
 --
 -- KEYS: records...
 -- ARGV: 1 now

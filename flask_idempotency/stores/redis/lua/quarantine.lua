@@ -1,4 +1,4 @@
--- Quarantine a record because its worker says so.
+-- Quarantine a record because its worker does not know the outcome.
 --
 -- KEYS: 1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfinished, 6 tenant_quota, 7 tenant_keys
 -- ARGV: 1 now, 2 name, 3 token, 4 reason with its length before it

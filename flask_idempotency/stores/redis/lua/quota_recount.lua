@@ -1,4 +1,4 @@
--- Find the completed records that a tenant's quota must count. Writes nothing.
+-- Find the completed records that a tenant's quota must count. Read-only.
 --
 -- KEYS: records of its partition...
 -- ARGV: 1 now, 2 tid

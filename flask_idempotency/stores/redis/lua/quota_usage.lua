@@ -1,4 +1,4 @@
--- Read what a tenant has, and the limits that an operator set for it. Writes nothing.
+-- Read what a tenant has, and the limits that an operator set for it. Read-only.
 --
 -- KEYS: 1 tenant_unfinished, 2 tenant_quota
 -- ARGV: 1 now

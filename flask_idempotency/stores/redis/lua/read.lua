@@ -1,4 +1,4 @@
--- Read a record, the time, and when its tenant was erased, in one step. Writes nothing.
+-- Read a record, the time, and when its tenant was erased, in one step. Read-only.
 --
 -- KEYS: 1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfinished, 6 tenant_quota, 7 tenant_keys
 -- ARGV: 1 now

@@ -1,4 +1,4 @@
--- Read the completed ones of some records, without their payloads. Writes nothing.
+-- Read the completed ones of some records, without their payloads. Read-only.
 --
 -- KEYS: records...
 -- ARGV: 1 now

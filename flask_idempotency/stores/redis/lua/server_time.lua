@@ -1,4 +1,4 @@
--- Return the time in microseconds. Writes nothing.
+-- Return the time in microseconds. Read-only.
 --
 -- KEYS: 1 task reports: of a Cluster, the node that holds them counts
 -- ARGV: 1 now

@@ -1,4 +1,4 @@
--- Read the last report of each task, and the time. Writes nothing.
+-- Read the last report of each task, and the time. Read-only.
 --
 -- KEYS: 1 task reports
 -- ARGV: 1 now

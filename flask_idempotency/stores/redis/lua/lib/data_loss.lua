@@ -72,7 +72,7 @@ local function data_loss_of(partition, expected, layout, rule, skew, made_at, no
   elseif (expected ~= '' and memory[2] ~= expected) or memory[3] ~= layout then
     kind = 'foreign'
   elseif changed and rule ~= 'run' and memory[9] and memory[9] == memory[4] then
-    -- This may be a restart that lost nothing. A client judges it, and store_status then accepts it or notes a loss.
+    -- This may be a restart that lost no write. A client judges it, and store_status then accepts it or notes a loss.
     return 'doubt'
   elseif changed then
     lost_at, fence_at_loss, is_written = note_loss(partition, process, replication_id, remembered, now)
@@ -83,8 +83,8 @@ local function data_loss_of(partition, expected, layout, rule, skew, made_at, no
   if not kind and lost_at and rule ~= 'run' then
     local now_ms, held = math.floor(now / 1000), tonumber(rule)
     local acknowledged = acked and acked >= lost_at
-    -- A key that the client made after the loss cannot have run before, unless a cut-off primary served it. A time in the
-    -- future proves nothing.
+    -- A key that the client made after the loss cannot have run before, unless a cut-off primary served it. Do not
+    -- trust a time in the future.
     local later = made_at and made_at > lost_at + skew and made_at <= now_ms + skew
     if not (acknowledged or later or (held and now_ms >= lost_at + held)) then
       kind = 'changed'

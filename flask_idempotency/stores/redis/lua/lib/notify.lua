@@ -2,7 +2,7 @@
 -- @include lib/record
 -- @layout CHANNEL
 
--- While a record is in flight, its success bit says that the claim allowed other requests to wait.
+-- While a record is in flight, its success bit means that the claim allowed other requests to wait.
 local function has_waiters(record)
   return record.state == PROCESSING and math.floor(string.byte(record.bytes, 1) / 2) % 2 == 1
 end

@@ -18,7 +18,7 @@ local function is_past_window(field, text, now)
 end
 
 -- Return the totals without the buckets that have ended, and the fields of these buckets and of windows that have ended.
--- This writes nothing, because a refusal must not. It reads all fields only if a bucket has ended, or if the claim adds a
+-- Read-only, because a refusal must not write. It reads all fields only if a bucket has ended, or if the claim adds a
 -- field for a window.
 local function sweep(tenant_quota, totals, adds_window, now)
   if not adds_window and (totals.lowest == 0 or totals.lowest * 1000 > now) then
@@ -41,9 +41,9 @@ local function sweep(tenant_quota, totals, adds_window, now)
   return left, ended
 end
 
--- Return the limits in force: texts of digits, nil for no limit. `own` is what the operator set for this tenant, `asked` what
--- the application sent. Return nil if the tenant's own limits cannot be read.
-local function limits_of(own, asked)
+-- Return the limits in force: texts of digits, nil for no limit. `own` is what the operator set for this tenant, `defaults`
+-- what the application sent. Return nil if the tenant's own limits cannot be read.
+local function limits_of(own, defaults)
   if own then
     local records, bytes, in_flight, count, length = string.match(own, '^(%d*),(%d*),(%d*),(%d*),(%d*),')
     if not records or (count ~= '' and (tonumber(length) or 0) < 1) then
@@ -53,11 +53,11 @@ local function limits_of(own, asked)
   end
   local limits = {}
   for i = 1, 4 do
-    local text = own and own[i] ~= '' and own[i] or asked[i]
+    local text = own and own[i] ~= '' and own[i] or defaults[i]
     limits[i] = text ~= '' and text or nil
   end
   -- The number of new keys and the length of their window are one limit.
-  limits[5] = own and own[4] ~= '' and own[5] or asked[5]
+  limits[5] = own and own[4] ~= '' and own[5] or defaults[5]
   return limits
 end
 
@@ -76,10 +76,10 @@ local function read_window(tenant_quota, length, now)
   }
 end
 
--- Return a tenant's limits and usage as a new key needs them, nil if they cannot be read. This writes nothing.
-local function read_quota(tenant_quota, tenant_unfinished, asked, now)
+-- Return a tenant's limits and usage as a new key needs them, nil if they cannot be read. Read-only.
+local function read_quota(tenant_quota, tenant_unfinished, defaults, now)
   local found = redis.call('HMGET', tenant_quota, TOTALS, LIMITS)
-  local totals, limits = parse_totals(found[1]), limits_of(found[2], asked)
+  local totals, limits = parse_totals(found[1]), limits_of(found[2], defaults)
   if not totals or not limits then
     return nil
   end

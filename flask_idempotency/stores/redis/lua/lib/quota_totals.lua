@@ -29,7 +29,7 @@ local function bucket_end_of(field)
   return bucket_end and tonumber(bucket_end)
 end
 
--- Read what one more record, or one less, changes. This writes nothing, so that a wrong type fails before the first write.
+-- Read what one more record, or one less, changes. Read-only, so that a wrong type fails before the first write.
 local function read_usage(tenant_quota, bucket_end)
   local field = BUCKET .. decimal(bucket_end)
   local found = redis.call('HMGET', tenant_quota, TOTALS, field)
