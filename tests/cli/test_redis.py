@@ -20,7 +20,8 @@ from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.data_loss import RedisDataLoss
 from flask_idempotency.web.doctor import examination_of
 from tests.lab.programs import REDIS_KINDS
-from tests.lab.redis import RedisServers, StartRedis, connect
+from tests.lab.redis import RedisServers, StartRedis, connect, is_written
+from tests.tooling.processes import eventually
 from tests.web.apps import World, new_world
 from tests.web.cases import WHY, refusal, said
 from tests.web.cases import run as run_any
@@ -184,6 +185,8 @@ def test_after_a_restart_old_answers_are_given_and_new_keys_wait_for_somebody(
     world = world_on(server.url, loss_hold=SOON)
     run(world, "init")
     assert 201 == paid(world)
+    with connect(server.url) as client:
+        assert eventually(lambda: is_written(client))
     server.kill()
     server.restart()
 

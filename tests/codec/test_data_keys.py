@@ -83,7 +83,7 @@ def test_many_threads_make_one_key(shelf: Shelf) -> None:
     All that ask at the same moment get the one that was added, and no other is on the shelf.
     """
     threads = 16
-    barrier = threading.Barrier(threads, timeout=30)
+    barrier = threading.Barrier(threads, timeout=60)
     rings = [ring_on(shelf) for _ in range(4)]  # four processes of four threads
 
     def ask(index: int) -> UnwrappedKey:
@@ -102,7 +102,7 @@ def test_of_all_that_find_none_one_makes_the_key(shelf: Shelf) -> None:
     Eight processes have seen an empty shelf before any of them adds a key; seven look again and use the eighth's.
     """
     processes = 8
-    barrier = threading.Barrier(processes, timeout=30)
+    barrier = threading.Barrier(processes, timeout=60)
 
     def together(found: TenantKeys) -> TenantKeys:
         if not found.keys:

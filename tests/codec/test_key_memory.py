@@ -170,7 +170,7 @@ def test_a_child_is_not_locked_out(shelf: Shelf) -> None:
     with ring._memory._lock:
         child = os.fork()
         if child == 0:  # pragma: no cover - in another process
-            free = ring._memory._lock.acquire(timeout=5) and 1 == ring.for_sealing(TENANT).number
+            free = ring._memory._lock.acquire(timeout=60) and 1 == ring.for_sealing(TENANT).number
             os._exit(0 if free else 1)
         _, status = os.waitpid(child, 0)
 

@@ -91,7 +91,7 @@ def test_the_second_of_two_clicks_waits_for_the_first(names: Names, monkeypatch:
     class Posts(list[Any]):
         def append(self, post: Any) -> None:
             begun.set()
-            assert go.wait(10)
+            assert go.wait(60)
             super().append(post)
 
     posts = names["posts"] = Posts()
@@ -100,9 +100,9 @@ def test_the_second_of_two_clicks_waits_for_the_first(names: Names, monkeypatch:
     twins = {**shown(twin.get("/posts")), "idempotency_key": fields["idempotency_key"]}
     with ThreadPoolExecutor(2) as clicks:
         first = clicks.submit(send, client, fields, "hello")
-        assert begun.wait(10)
+        assert begun.wait(60)
         second = clicks.submit(send, twin, twins, "hello")
-        waited = waiting.wait(10)
+        waited = waiting.wait(60)
         go.set()
         answers = [first.result(), second.result()]
 

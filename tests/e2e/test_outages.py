@@ -15,8 +15,8 @@ from tests.forgiving import look_at, make_ready
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import StartRedis
 
-GONE_SECONDS = 3.0
-SILENT_SECONDS = 12.0
+GONE_SECONDS = 20.0
+SILENT_SECONDS = 30.0
 """Most that a refusal may take. A server that is gone says so at once; one that is silent has to be waited for."""
 
 

@@ -115,7 +115,7 @@ def test_24_a_silent_database_is_not_waited_for_and_nothing_runs_twice(
             retry.result()
 
     assert [answer and answer.told for answer in told] == [(503, "store-unavailable")] * 3
-    assert waited < 2 * SILENCE_SECONDS
+    assert waited < 6 * SILENCE_SECONDS
     assert ledger.runs(other.order.case) == 1
     assert_paid_once(books, shop.port, [first, other])
 

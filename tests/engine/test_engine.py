@@ -184,10 +184,10 @@ class TestWaiting:
         outcomes: list[object] = []
         waiter = threading.Thread(target=lambda: outcomes.append(house.claim(in_flight="wait", wait=3600.0)))
         waiter.start()
-        assert looked.wait(10)
+        assert looked.wait(60)
 
         claim.complete(DONE)
-        waiter.join(10)
+        waiter.join(60)
 
         assert isinstance(outcomes[0], Replayed)
         assert DONE == outcomes[0].answer.result
@@ -217,7 +217,7 @@ class TestWaiting:
         outcomes: list[object] = []
 
         def wait() -> None:
-            barrier.wait(10)
+            barrier.wait(60)
             outcome = house.claim(in_flight="wait", wait=3600.0)
             outcomes.append(outcome)
             if isinstance(outcome, Claimed):
@@ -226,10 +226,10 @@ class TestWaiting:
         waiters = [threading.Thread(target=wait) for _ in range(2)]
         for waiter in waiters:
             waiter.start()
-        barrier.wait(10)
+        barrier.wait(60)
         claim.release("test")
         for waiter in waiters:
-            waiter.join(10)
+            waiter.join(60)
 
         assert ["Claimed", "Replayed"] == sorted(type(outcome).__name__ for outcome in outcomes)
 

@@ -28,7 +28,7 @@ class Tended:
 
 renewer, mine, theirs = LeaseRenewer(), Tended(), Tended()
 renewer.watch(mine, after=0)
-assert mine.seen.wait(10)
+assert mine.seen.wait(60)
 renewer.watch(mine, after=0.8)
 # A fork below Python copies the interpreter's lock as it is. The lease thread must be asleep then, and not wait for the lock.
 threading.Event().wait(0.2)
@@ -37,7 +37,7 @@ child = fork()
 if child == 0:
     mine.seen.clear()
     renewer.watch(theirs, after=0)
-    os._exit(0 if theirs.seen.wait(10) and not mine.seen.wait(1) else 1)
+    os._exit(0 if theirs.seen.wait(60) and not mine.seen.wait(1) else 1)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
@@ -92,7 +92,7 @@ def test_a_second_thread_waits_until_the_first_has_called_all() -> None:
     class Slow(Part):
         def forget(self) -> None:
             begun.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
             super().forget()
 
     slow = Slow(told, "slow")
@@ -103,11 +103,11 @@ def test_a_second_thread_waits_until_the_first_has_called_all() -> None:
 
     threads = [threading.Thread(target=forks.notice), threading.Thread(target=second)]
     threads[0].start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     threads[1].start()
     go_on.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
 
     assert told == [slow.name, "second"]
 

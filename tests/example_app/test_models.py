@@ -75,7 +75,7 @@ def test_workers_start_at_once(make_app: MakeApp, database: str) -> None:
     barrier = Barrier(4)
 
     def start(_: int) -> Customer:
-        barrier.wait(10)
+        barrier.wait(60)
         return Customer(make_app(SQLALCHEMY_DATABASE_URI=database))
 
     with ThreadPoolExecutor(4) as threads:

@@ -29,7 +29,7 @@ from tests.lab.programs import missing
 from tests.tooling.processes import eventually
 
 # A server that recovers from a crash reads its log first, and two cores are shared by many tests.
-START_SECONDS = 30.0
+START_SECONDS = 120.0
 STOP_SECONDS = 10.0
 # The user that owns nothing: neither PostgreSQL nor PgBouncer runs as root.
 NOBODY = 65534

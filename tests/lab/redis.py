@@ -59,6 +59,12 @@ def follow(replica: Any, primary: Any, *, port: int) -> None:
         pass
 
 
+def is_written(client: redis.Redis) -> bool:
+    """Return True if a kill cannot lose a write. With `everysec` Redis postpones writes while the disk is busy."""
+    persistence: Any = client.info("persistence")
+    return bool(persistence["aof_buffer_length"] == 0)
+
+
 class StartRedis(Protocol):
     def __call__(
         self, kind: str = ..., *arguments: str, environment: Mapping[str, str] | None = ...

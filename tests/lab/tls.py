@@ -35,7 +35,7 @@ class TlsFront:
         self._closing = asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
         self._thread.start()
-        if not self._listening.wait(timeout=10):
+        if not self._listening.wait(timeout=60):
             raise RuntimeError("the TLS front did not start listening")
 
     @property
@@ -44,7 +44,7 @@ class TlsFront:
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=60)
         self._loop.close()
 
     def __enter__(self) -> Self:

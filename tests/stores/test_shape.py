@@ -63,7 +63,7 @@ def test_processes_that_note_at_once_lose_nothing(make_kept: MakeStore, clock: F
     barrier = Barrier(len(shapes))
 
     def start(mine: IdentityShape) -> None:
-        barrier.wait(30)
+        barrier.wait(60)
         for _ in range(200):
             if look(book, mine, note=True).noted:
                 return

@@ -329,14 +329,14 @@ def test_many_processes_that_start_at_once_note_all_shapes() -> None:
     barrier = Barrier(len(worlds))
 
     def start(world: World) -> None:
-        barrier.wait(10)
+        barrier.wait(60)
         world.post(headers=USER)
 
     threads = [Thread(target=start, args=(world,)) for world in worlds]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     for world in worlds:  # one that found the others at it notes the next time
         shop(world).clock.advance(1)
 

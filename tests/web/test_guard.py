@@ -102,15 +102,15 @@ def test_a_duplicate_of_a_running_request_is_409_with_what_is_left_of_the_lease(
     @world.view()
     def pay() -> str:
         entered.set()
-        assert go_on.wait(timeout=10)
+        assert go_on.wait(timeout=60)
         return "paid"
 
     thread = threading.Thread(target=world.post)
     thread.start()
-    assert entered.wait(timeout=10)
+    assert entered.wait(timeout=60)
     refused = [world.post() for _ in range(2)]
     go_on.set()
-    thread.join(timeout=10)
+    thread.join(timeout=60)
 
     assert [(409, "in-flight")] * 2 == [code(response) for response in refused]
     assert all(int(response.headers["Retry-After"]) >= 1 for response in refused)

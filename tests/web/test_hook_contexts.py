@@ -56,7 +56,7 @@ def test_p64_a_copied_context_that_is_popped_leaves_the_claim_alone(how: str) ->
         else:
             thread = threading.Thread(target=run)
             thread.start()
-            thread.join(timeout=10)
+            thread.join(timeout=60)
         assert ["claim"] == world.store.verbs()
         assert current_claim
         return "paid"
@@ -337,17 +337,17 @@ def test_p77_a_worker_whose_successor_is_still_running_says_so() -> None:
     def pay() -> str:
         if current_claim.attempt == 2:
             entered.set()
-            assert go_on.wait(timeout=10)
+            assert go_on.wait(timeout=60)
             return "from B"
         world.clock.advance(31)
         successors.append(threading.Thread(target=world.post))
         successors[0].start()
-        assert entered.wait(timeout=10)
+        assert entered.wait(timeout=60)
         return "from A"
 
     slow = world.post()
     go_on.set()
-    successors[0].join(timeout=10)
+    successors[0].join(timeout=60)
 
     assert (409, "in-flight") == (slow.status_code, slow.json["code"])  # type: ignore[index]
     assert "Retry-After" in slow.headers

@@ -13,8 +13,9 @@ from flask_idempotency.engine.model import InFlight
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.support import a_key, granted
 from tests.lab.programs import REDIS_KINDS
-from tests.lab.redis import StartRedis, follow
+from tests.lab.redis import StartRedis, connect, follow, is_written
 from tests.stores.forgetting import RULES, claim, refused
+from tests.tooling.processes import eventually
 
 
 def test_a_redis_that_keeps_its_process_to_itself_is_told(redis_server: RedisServer, redis_client: Any) -> None:
@@ -42,6 +43,8 @@ def test_a_restart_is_noticed_though_nothing_is_lost(start_redis: StartRedis, ki
         store.memory.initialise()
         key = a_key()
         granted(claim(store, key))
+        with connect(server.url) as client:
+            assert eventually(lambda: is_written(client))
         server.kill()
         server.restart()
 

@@ -20,7 +20,7 @@ from tests.lab.cluster import Clusters
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers, StartRedis
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 GOOD = "--appendonly", "yes", "--appendfsync", "always", "--maxmemory", "1gb"
 CHECKS = ["eviction", "persistence", "persistence-errors", "memory", "replication"]
 

