@@ -14,6 +14,8 @@ from tests.compliance.conftest import Bank
 from tests.compliance.vaults import Change
 from tests.lab.redis import connect
 
+pytestmark = pytest.mark.slow
+
 
 def of(payload: StoredPayload | None) -> StoredPayload:
     assert payload is not None

@@ -127,6 +127,7 @@ def test_nor_where_more_can_happen_at_once(row: str) -> None:
     assert ("", ()) == (found.violation, found.trace)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", sorted(NEEDED))
 def test_no_rule_can_be_left_out(rule: str) -> None:
     """

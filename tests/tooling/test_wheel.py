@@ -11,6 +11,8 @@ import pytest
 
 from tests.tooling.wheels import PACKAGES, EmptyEnvironment, sources
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

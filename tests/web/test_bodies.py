@@ -510,6 +510,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ("multipart", "raw", "json", "form"))
 def test_hundred_megabytes_take_less_than_five_of_memory(kind: str) -> None:
     """

@@ -97,6 +97,7 @@ def test_a_damaged_record_is_never_granted_and_never_called_an_outage(
 PLACES = ("memory", "ledger", "data keys", "notes", "lock", "in flight", "quarantined", "unsettled")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: odd[:9].decode("latin-1") or "nothing")
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_damaged_beside_the_records_raises_nothing_of_pythons(

@@ -17,6 +17,8 @@ from tests.lab.redis import StartRedis, connect, follow, is_written
 from tests.stores.forgetting import RULES, claim, refused
 from tests.tooling.processes import eventually
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_redis_that_keeps_its_process_to_itself_is_told(redis_server: RedisServer, redis_client: Any) -> None:
     """

@@ -27,6 +27,8 @@ from tests.lab.redis import StartRedis
 from tests.stores.owners import WRITES
 from tests.tooling.processes import eventually
 
+pytestmark = pytest.mark.slow
+
 PROMISED = [verb for verb in WRITES if verb != "renew"]
 """A renewal that is lost ends a lease early, and nothing else."""
 

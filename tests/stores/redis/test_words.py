@@ -16,6 +16,8 @@ from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, 
 from tests.forgiving import make_ready, redis_store
 from tests.lab.redis import connect
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -467,6 +467,7 @@ def test_a_pool_that_is_used_up_is_an_outage(make_engine: MakeEngine, records_ur
     store.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_is_an_outage_until_it_is_back(start_postgres: StartPostgres) -> None:
     """
     Killed, it is an outage at once. Restarted, the next call works, and what was granted is known.
@@ -524,6 +525,7 @@ def test_a_server_that_accepts_and_says_nothing_is_an_outage(monkeypatch: pytest
         store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_shares_no_connection(records_url: str) -> None:
     """

@@ -138,6 +138,7 @@ def test_an_index_that_was_never_finished(store: SqlStore, make_engine: MakeEngi
     assert (Verdict.FAULT, "Run REINDEX INDEX CONCURRENTLY idempotency_expiry.") == (indexes.verdict, indexes.remedy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ("fsync", "full_page_writes"))
 def test_a_server_that_may_lose_what_it_acknowledged(start_postgres: StartPostgres, opened: Open, setting: str) -> None:
     """
@@ -278,6 +279,7 @@ def test_stricter_isolation_is_advised_against(
     assert Verdict.ADVICE is found(open_store(), "isolation").verdict
 
 
+@pytest.mark.slow
 @on_postgresql
 def test_dead_rows_that_nobody_clears(
     store: SqlStore, clock: FrozenClock, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
