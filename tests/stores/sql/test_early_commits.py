@@ -25,11 +25,11 @@ class TestEarlyCommits:
         @shop.view()
         def pay() -> str:
             if not seen:
-                seen.append((shop.payments(), shop.record().on_lapse))
+                seen.append((shop.payments(), shop.record().on_expiry))
             shop.pay()
             shop.db.session.commit()
             if len(seen) == 1:
-                seen.append((shop.payments(), shop.record().on_lapse))
+                seen.append((shop.payments(), shop.record().on_expiry))
             return "paid"
 
         with caplog.at_level(logging.WARNING, "flask_idempotency"):
