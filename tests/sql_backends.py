@@ -6,6 +6,7 @@ contract would spend more time on that than on what they are about. What a new o
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -80,7 +81,7 @@ class SqlDatabases:
 
     def get(self, isolation: str) -> str:
         if isolation not in self._made:
-            name = f"contract_{len(self._made)}"
+            name = f"contract_{uuid.uuid4().hex}"
             self._server.create_database(name)
             make_tables(self._server.url(name))
             engine = create_engine(self._server.url(name), isolation_level="AUTOCOMMIT")

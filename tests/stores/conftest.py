@@ -1,4 +1,4 @@
-"""Lends the tests of this folder the stores in `tests/backends.py`, and a Redis store whose time stands still."""
+"""A Redis store whose time stands still, and a check of every command that a test sends."""
 
 from __future__ import annotations
 
@@ -12,19 +12,7 @@ from flask_idempotency.stores.redis import cluster, connection
 from flask_idempotency.stores.redis.executor import ScriptExecutor
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
-from tests.backends import make_kept, make_owned, make_reached, make_store, make_system
 from tests.forgiving import redis_store
-from tests.sql_backends import sql_databases, sql_stores
-
-__all__ = [
-    "make_kept",
-    "make_owned",
-    "make_reached",
-    "make_store",
-    "make_system",
-    "sql_databases",
-    "sql_stores",
-]
 
 
 @pytest.fixture

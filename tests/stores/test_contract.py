@@ -18,7 +18,10 @@ from flask_idempotency.testing.contract.quota import Counting, Limiting
 from flask_idempotency.testing.contract.settling import Settling
 from flask_idempotency.testing.contract.stress import Modelled, Racing, Recounted
 from flask_idempotency.testing.doubles import FrozenClock
-from tests.backends import MakeStore
+from tests.backends import MakeStore, make_kept, make_owned, make_reached, make_store, make_system
+from tests.sql_backends import sql_databases, sql_stores
+
+__all__ = ["make_kept", "make_owned", "make_reached", "make_store", "make_system", "sql_databases", "sql_stores"]
 
 
 class TestStores(StoreContract):

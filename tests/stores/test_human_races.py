@@ -18,7 +18,10 @@ from flask_idempotency.engine.recovery import Settler
 from flask_idempotency.operations import AuditNote, Case, complete, doubts, release
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
-from tests.backends import MakeStore
+from tests.backends import MakeStore, make_kept
+from tests.sql_backends import sql_databases, sql_stores
+
+__all__ = ["make_kept", "sql_databases", "sql_stores"]
 
 ROUNDS = 12
 MEETING_SECONDS = 30.0

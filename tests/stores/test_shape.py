@@ -14,7 +14,10 @@ from flask_idempotency.engine.keys import Identity
 from flask_idempotency.operations.identity import LOADER, NOTED_EVERY_SECONDS, IdentityShape, look, shape_of
 from flask_idempotency.stores.memory.store import MemoryStore
 from flask_idempotency.testing.doubles import FrozenClock
-from tests.backends import MakeStore
+from tests.backends import MakeStore, make_kept
+from tests.sql_backends import sql_databases, sql_stores
+
+__all__ = ["make_kept", "sql_databases", "sql_stores"]
 
 KEEP = 86400.0
 
