@@ -155,7 +155,7 @@ def _server(url: str | None, cores: Cores) -> Iterator[tuple[redis.Redis, str]]:
 
 def _make_ready(url: str) -> None:
     with closing(RedisStore(url)) as store:
-        store.memory.initialise()
+        store.data_loss.initialise()
 
 
 if __name__ == "__main__":

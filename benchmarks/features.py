@@ -218,7 +218,7 @@ def data_loss_section(cores: Cores, *, rounds: int, requests: int) -> Section:
             follower.replicaof("127.0.0.1", primary.port)
         store = running.enter_context(closing(RedisStore(primary.url)))
         waiting = running.enter_context(closing(RedisStore(primary.url, replicas=1)))
-        store.memory.initialise()
+        store.data_loss.initialise()
         while not client.execute_command("WAIT", 1, 1000):
             pass
         cases = {"as it is": store, "without the check": store, "one replica waited for": waiting}

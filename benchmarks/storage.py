@@ -151,7 +151,7 @@ def fill(url: str, keys: int) -> tuple[int, int]:
     payload = EnvelopeCodec().seal(StoredResponse(201, body=ANSWER), _UNBOUND)
     for number in range(keys):
         key, token = identity.storage_key(scope, str(number)), os.urandom(16)
-        request = ClaimRequest(key=key, fingerprint=os.urandom(SIZE), on_lapse=OnExpiry.QUARANTINE)
+        request = ClaimRequest(key=key, fingerprint=os.urandom(SIZE), on_expiry=OnExpiry.QUARANTINE)
         assert isinstance(store.claim(request, token=token, lease=30, quota=QUOTA), Claimed)
         store.complete(key, token, payload, keep=KEEP_SECONDS)
     store.close()
@@ -170,7 +170,7 @@ def _redis_claims(store: Store) -> list[float]:
     taken = []
     for _ in range(CLAIMS_A_ROUND):
         key, token = identity.storage_key(scope, str(uuid4())), os.urandom(16)
-        request = ClaimRequest(key=key, fingerprint=os.urandom(SIZE), on_lapse=OnExpiry.QUARANTINE)
+        request = ClaimRequest(key=key, fingerprint=os.urandom(SIZE), on_expiry=OnExpiry.QUARANTINE)
         began = perf_counter_ns()
         outcome = store.claim(request, token=token, lease=30, quota=QUOTA)
         taken.append((perf_counter_ns() - began) / 1000)
@@ -379,12 +379,12 @@ def _janitor(url: str, cores: Cores) -> Iterator[_Janitor]:
 def _run(pipe: Pipe, url: str, cores: Cores) -> None:
     pin(0, cores.load)
     store = SqlStore(SqlDatabase(url))
-    store.chores.now()
+    store.task_log.now()
     pipe.send("ready")
     while (seconds := pipe.recv()) is not None:
         drain = Batcher(batch=BATCHES["expire"], budget=seconds, rate=_default_rate())
         began = time.monotonic()
-        did = expire(store.expiry, horizon=store.chores.now(), drain=drain)
+        did = expire(store.expiry, horizon=store.task_log.now(), drain=drain)
         pipe.send(_Batch(did.removed, time.monotonic() - began, did.finished))
     store.close()
 

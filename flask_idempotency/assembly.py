@@ -47,7 +47,7 @@ from flask_idempotency.stores.tiered import CachedRecovery
 from flask_idempotency.stores.timed import TimedStore, Timing
 
 _FACTORY = re.compile(r"[\w.]+:\w+")
-_PORT = ("claim", "renew", "mark", "complete", "release", "hold", "read", "condemn")
+_PORT = ("claim", "renew", "mark_point_of_no_return", "complete", "release", "quarantine", "read", "mark_corrupt")
 _REDIS_SCHEMES = frozenset(
     {"redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"}
 )
@@ -74,14 +74,14 @@ class Services:
     schema: Schema | None = None
     ledger: Ledger | None = None
     data_keys: DataKeys | None = None
-    answers: Responses | None = None
-    unsettled: Recovery | None = None
+    responses: Responses | None = None
+    recovery: Recovery | None = None
     expiry: Expiry | None = None
     chores: TaskLog | None = None
     book: TaskLog | None = None
     """Where `chores` are written, with those of all applications that share the store."""
     health: Health | None = None
-    memory: DataLossDetector | None = None
+    data_loss: DataLossDetector | None = None
     fronted: KnowsCache | None = None
     """Of a store before which a cache may stand, whether or not these settings name one."""
 
@@ -125,25 +125,25 @@ def build(
         codec=codec,
         renewer=LeaseRenewer(),
         repeater=LeaseRenewer(),
-        waiting_room=Waiters(settings.max_waiters, bell=store.bell if isinstance(store, Announces) else None),
+        waiters=Waiters(settings.max_waiters, notifier=store.notifier if isinstance(store, Announces) else None),
         observers=observers,
         transactions=transactions,
-        memory=store.memory if isinstance(store, DetectsDataLoss) else None,
+        data_loss=store.data_loss if isinstance(store, DetectsDataLoss) else None,
     )
-    book = store.chores if isinstance(store, KeepsTaskLog) else None
+    book = store.task_log if isinstance(store, KeepsTaskLog) else None
     return Services(
         Engine(around),
         codec,
         schema=getattr(system, "schema", None),
         ledger=store.ledger if isinstance(store, Counts) else None,
         data_keys=data_keys,
-        answers=store.answers if isinstance(store, ShowsResponses) else None,
-        unsettled=_unsettled(store, system),
+        responses=store.responses if isinstance(store, ShowsResponses) else None,
+        recovery=_unsettled(store, system),
         expiry=store.expiry if isinstance(store, Expires) else None,
         chores=None if book is None else OwnTaskLog(book, owner=owner_mark(settings.namespace)),
         book=book,
         health=store.health if isinstance(store, KnowsItsHealth) else None,
-        memory=around.memory,
+        data_loss=around.data_loss,
         fronted=system if isinstance(system, KnowsCache) else None,
     )
 
@@ -169,8 +169,8 @@ def _unsettled(store: Store, system: Store) -> Recovery | None:
     if not isinstance(store, SupportsRecovery):
         return None
     if store is not system or not isinstance(system, KnowsCache):
-        return store.unsettled
-    return CachedRecovery(store.unsettled, lambda key, fence: not system.has_cache())
+        return store.recovery
+    return CachedRecovery(store.recovery, lambda key, fence: not system.has_cache())
 
 
 def _codec(settings: Settings, data_keys: DataKeys | None, *, store: str) -> Codec:
@@ -190,7 +190,7 @@ def _codec(settings: Settings, data_keys: DataKeys | None, *, store: str) -> Cod
     )
 
 
-def in_one_process(settings: Settings) -> bool:
+def is_process_local(settings: Settings) -> bool:
     """Whether no other process can see the records: they are in this one's memory."""
     return isinstance(settings.store, MemoryStore) or urlsplit(str(settings.store)).scheme == "memory"
 
@@ -237,7 +237,7 @@ def _memory_rules(settings: Settings) -> dict[str, Any]:
     return {
         "store_id": settings.store_id,
         "after_loss": settings.after_loss,
-        "hold": settings.loss_hold,
+        "grace": settings.loss_hold,
         "clock_skew": settings.key_clock_skew,
         "shards": settings.tenant_shards,
     }

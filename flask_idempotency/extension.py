@@ -25,7 +25,7 @@ from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.recovery import Resolution, UnknownOutcome
 from flask_idempotency.engine.store import Schema
 from flask_idempotency.logs import log_of
-from flask_idempotency.settings import Settings, in_one_line, load_override, load_settings
+from flask_idempotency.settings import Settings, load_override, load_settings, summary
 from flask_idempotency.signals import sender_for
 from flask_idempotency.web.callbacks import Callbacks, check_counted
 from flask_idempotency.web.current_claim import idempotency_field
@@ -178,7 +178,7 @@ class Idempotency:
         if settings.of_application:
             # Also where the guard is switched off: migrations are written there as well.
             declare_tables(app)
-        _log.info("%s: %s", app.name, in_one_line(settings, quota_loader=self._loaders.quota is not None))
+        _log.info("%s: %s", app.name, summary(settings, quota_loader=self._loaders.quota is not None))
         if state.schema is not None and state.hooks is not None and not _look_at(state.schema):
             # Flask-SQLAlchemy is set up after us: whatever is wrong is said at the first request.
             state.hooks.at_first = partial(_look_at, state.schema)

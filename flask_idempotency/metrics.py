@@ -306,8 +306,8 @@ def gauges_of(app: Flask) -> Gauges:
 
 def _ask(built: Services) -> Reading:
     try:
-        standing = None if built.unsettled is None else built.unsettled.standing()
-        last = {} if built.chores is None else built.chores.last()
+        standing = None if built.recovery is None else built.recovery.counts()
+        last = {} if built.chores is None else built.chores.reports()
     except Exception:  # noqa: BLE001 - whatever it is, the other metrics are to be scraped
         return Reading(up=False)
     return Reading(up=True, standing=standing, last=last)

@@ -18,4 +18,4 @@ def book_of(app: Flask) -> TaskLog:
 
 def book_in(store: Any, namespace: str) -> TaskLog:
     """The same before there is an application."""
-    return OwnTaskLog(store.chores, owner=owner_mark(namespace))
+    return OwnTaskLog(store.task_log, owner=owner_mark(namespace))

@@ -22,10 +22,10 @@ def make_ready(url: str) -> None:
     """What whoever sets up a new Redis does once: harmless for one that is ready or away, and for what is no Redis."""
     if url.startswith(("redis", "unix")):
         with closing(RedisStore(url)) as store, suppress(StoreUnavailable):
-            store.memory.initialise()
+            store.data_loss.initialise()
 
 
 def look_at(url: str) -> None:
     """What an operator does after a Redis was away, who knows that it has lost nothing."""
     with closing(RedisStore(url)) as store:
-        store.memory.acknowledge(forced=True)
+        store.data_loss.acknowledge(forced=True)

@@ -24,7 +24,7 @@ from flask_idempotency.engine.model import State
 from flask_idempotency.engine.recovery import Settler
 from flask_idempotency.operations import AuditNote, RecordView, shown
 from flask_idempotency.operations import Refused as Refused
-from flask_idempotency.operations.records import span
+from flask_idempotency.operations.records import format_duration
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.janitor import policy_of, settler_of
 from flask_idempotency.web.policies import Policies
@@ -70,7 +70,7 @@ def policies() -> Policies:
 
 def unsettled() -> Recovery:
     """The records of this application's store by state."""
-    found = built().unsettled
+    found = built().recovery
     if found is None:
         raise Refused("The store of this application cannot be searched: it has no `unsettled`.")
     return found
@@ -118,8 +118,8 @@ def tids(tenant: str | None) -> list[bytes]:
 
 def check_layout() -> None:
     """Raises `Refused` where the settings of this host look for a tenant where the store does not keep it."""
-    memory = built().memory
-    if memory is not None and DataLoss.FOREIGN.value in memory.standing().losses:
+    memory = built().data_loss
+    if memory is not None and DataLoss.FOREIGN.value in memory.status().losses:
         raise Refused(
             "This Redis is another one than IDEMPOTENCY_STORE_ID names, or was made for another IDEMPOTENCY_TENANT_SHARDS: "
             "little of the tenant would be found. Nothing was changed. `flask idempotency redis status` says more."
@@ -215,7 +215,7 @@ def _one_line(context: click.Context, parameter: click.Parameter, value: str) ->
 
 
 @contextmanager
-def dots(what: str) -> Iterator[Callable[[int], object]]:
+def show_progress(what: str) -> Iterator[Callable[[int], object]]:
     """A dot on a terminal for every page, so that a person sees it going on."""
     if not sys.stderr.isatty():
         yield lambda touched: None
@@ -236,12 +236,12 @@ def clean(text: str | None) -> str:
 
 
 def ago(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{span(seconds)} ago"
+    return "-" if seconds is None else f"{format_duration(seconds)} ago"
 
 
 def show_of(found: SeenRecord) -> RecordView:
     """What may be told of this record."""
-    return shown(found, policy_of(policies(), found.record.about), identity().label(found.key))
+    return shown(found, policy_of(policies(), found.record.info), identity().label(found.key))
 
 
 def paragraph(told: RecordView) -> str:
@@ -265,7 +265,11 @@ def _owner(told: RecordView) -> list[tuple[str, str]]:
     if told.owner is None:
         return []
     lease = "not over yet" if told.lease_ended_ago is None else f"ended {ago(told.lease_ended_ago)}"
-    lives = f"may be at work for another {span(told.owner.may_live_for)}" if told.owner.may_live_for else "not at work"
+    lives = (
+        f"may be at work for another {format_duration(told.owner.may_live_for)}"
+        if told.owner.may_live_for
+        else "not at work"
+    )
     then = "; then taken over by a retry" if told.on_lapse == "takeover" else "; then quarantined"
     return [
         ("lease", lease if told.state == State.QUARANTINED.value else lease + then),

@@ -18,10 +18,10 @@ from flask_idempotency.cli.context import (
     UNKNOWN,
     as_json_option,
     built,
-    dots,
     giving_up,
     say,
     settings,
+    show_progress,
     tell,
     word_of,
     word_options,
@@ -36,8 +36,8 @@ from flask_idempotency.operations import AuditNote
 from flask_idempotency.operations.doctor import DoctorReport
 from flask_idempotency.operations.records import Refused
 from flask_idempotency.settings import Settings
-from flask_idempotency.web.doctor import examination_of
-from flask_idempotency.web.janitor import drain_of, hurried, janitor_of
+from flask_idempotency.web.doctor import run_checks
+from flask_idempotency.web.janitor import drain_of, janitor_of, with_budget
 
 _BUSY: Final = "Somebody else is at it just now, or was, and was killed less than its budget ago. Nothing was done."
 _UNFINISHED: Final = "Its budget ended before it was finished: run it again."
@@ -66,8 +66,8 @@ def _run(told: _TaskCommand, budget: float, *, as_json: bool) -> None:
         janitor = janitor_of(current_app._get_current_object())  # type: ignore[attr-defined]
         if told.chore not in janitor.chores:
             raise Refused(told.refusal(parts, chosen))
-        with dots(told.what) as progress:
-            drain = hurried(drain_of(told.chore, chosen), budget=budget, told=progress)
+        with show_progress(told.what) as progress:
+            drain = with_budget(drain_of(told.chore, chosen), budget=budget, told=progress)
             report = janitor.run(told.chore, drain)
     say(json.dumps(_task_object(report)) if as_json else _task_text(told, report))
     if report is not None and not told.in_order(report):
@@ -138,7 +138,7 @@ def _reconciled(report: ReconcileReport) -> list[str]:
 def _no_rotation(parts: Services, chosen: Settings) -> str:
     if chosen.encryption == "off":
         return "Encryption is off, so nothing is sealed anew: set IDEMPOTENCY_ENCRYPTION to on."
-    if parts.answers is None or parts.data_keys is None:
+    if parts.responses is None or parts.data_keys is None:
         return "The answers of this store cannot be walked through, so they cannot be sealed anew."
     return "There is no key ring: set IDEMPOTENCY_KEY_RING."
 
@@ -264,7 +264,7 @@ def doctor_command(as_json: bool, worker_timeout: float | None, proxy_timeout: f
     """
     with giving_up(as_json=as_json):
         built()
-        examination = examination_of(
+        examination = run_checks(
             current_app._get_current_object(),  # type: ignore[attr-defined]
             worker_timeout=worker_timeout,
             proxy_timeout=proxy_timeout,
@@ -336,9 +336,9 @@ def seal_command(yes: bool, actor: str, reason: str, as_json: bool) -> None:
             raise Refused(_OFF)
         if chosen.encryption == "required":
             raise Refused(_REQUIRED)
-        if parts.answers is None or chosen.key_ring is None:
+        if parts.responses is None or chosen.key_ring is None:
             raise Refused("This store cannot list its answers, so they cannot be sealed.")
-        plain = parts.answers.count().get("", 0)
+        plain = parts.responses.count().get("", 0)
         if plain and not yes:
             say(_WARNING.format(plain=plain), err=True)
             click.confirm("Seal them?", abort=True, err=True)
@@ -354,7 +354,7 @@ def seal_command(yes: bool, actor: str, reason: str, as_json: bool) -> None:
 def _sealed(word: AuditNote) -> SealReport:
     """Seal them, and tell the audit event even if the run breaks off."""
     parts, chosen, sealed, finished = built(), settings(), 0, False
-    if parts.answers is None or chosen.key_ring is None:
+    if parts.responses is None or chosen.key_ring is None:
         raise AssertionError("checked before")
 
     def count(so_far: int) -> None:
@@ -363,9 +363,9 @@ def _sealed(word: AuditNote) -> SealReport:
 
     owner = owner_mark(chosen.namespace)
     try:
-        with dots("answers") as progress:
+        with show_progress("answers") as progress:
             drain = Batcher(batch=500, budget=float("inf"), told=progress)
-            report = seal_plain(parts.answers, parts.codec, chosen.key_ring, drain=drain, owner=owner, told=count)
+            report = seal_plain(parts.responses, parts.codec, chosen.key_ring, drain=drain, owner=owner, told=count)
         finished = True
     finally:
         tell(ResponsesSealed("", "", actor=word.actor, reason=word.reason, sealed=sealed, finished=finished))

@@ -27,8 +27,8 @@ from flask_idempotency.cli.context import (
 from flask_idempotency.engine.errors import InvalidKey
 from flask_idempotency.engine.keys import Scope, StorageKey, owner_mark, parse_key
 from flask_idempotency.engine.model import Record, RequestInfo, State
-from flask_idempotency.engine.recovery import as_of
-from flask_idempotency.operations import SHORT, Case, Refused, by_handle, by_key, by_short, handle_of, with_twins
+from flask_idempotency.engine.recovery import clamp_clock
+from flask_idempotency.operations import SHORT, Case, Refused, by_handle, by_key, by_short, handle_of, with_rotated
 from flask_idempotency.web.principals import identifies
 
 STDIN: Final = "-"
@@ -104,7 +104,7 @@ def case_of(named: RecordOptions, *, whole: bool) -> Case:
         if not whole or told or case.first.record.state is State.COMPLETED:
             return case
         # No command knows the former name: it takes a request to tell. The record under it has the same token.
-        return with_twins(case, searched, read, every_tids(named.whose))
+        return with_rotated(case, searched, read, every_tids(named.whose))
     if named.principal is not None or named.anonymous or named.endpoint is not None:
         raise click.UsageError("--principal, --anonymous and --endpoint go with --key.")
     handle = (named.handle or "").lower()
@@ -115,12 +115,12 @@ def case_of(named: RecordOptions, *, whole: bool) -> Case:
         raise Refused("This record is another application's in the same store: settle it there, by its own FLASK_APP.")
     if named.tenant is not None or named.no_tenant:
         theirs = every_tids(named.whose)
-        about = case.first.record.about.tenant
+        about = case.first.record.info.tenant
         if not any(case.first.key.tid in parts for parts in theirs) or not _is_spelled(about, named.whose):
             raise Refused("This record is not of that tenant.")
     else:
-        theirs = every_tids(case.first.record.about.tenant or None)
-    return with_twins(case, searched, read, theirs) if whole else case
+        theirs = every_tids(case.first.record.info.tenant or None)
+    return with_rotated(case, searched, read, theirs) if whole else case
 
 
 def _may_be(named: RecordOptions, about: RequestInfo) -> bool:
@@ -152,7 +152,7 @@ def _concerned(named: RecordOptions) -> list[bytes | None]:
 def read(key: StorageKey) -> Record | None:
     """How this key stands, by the store's clock or by this host's, whichever is earlier."""
     record = built().engine.read(key)
-    return None if record is None else as_of(record, time.time())
+    return None if record is None else clamp_clock(record, time.time())
 
 
 def _by_key(named: RecordOptions) -> Iterator[Case]:
@@ -169,7 +169,7 @@ def _by_key(named: RecordOptions) -> Iterator[Case]:
         own = cases[0].found if cases else ()
         # One use under both names is settled together, as under several secrets. Others may have the former name too.
         tokens = {each.record.token for each in own}
-        twins = [each for each in before if (each.record.token in tokens if own else _may_be(named, each.record.about))]
+        twins = [each for each in before if (each.record.token in tokens if own else _may_be(named, each.record.info))]
         found = {each.key: each for each in (*twins, *own)}
         if found:
             yield Case(tuple(found.values()))
@@ -197,14 +197,14 @@ def _client_key(typed: str) -> str:
 
 
 def _one(cases: list[Case], named: RecordOptions) -> Case:
-    meant = [case for case in cases if named.endpoint in (None, case.first.record.about.operation)]
+    meant = [case for case in cases if named.endpoint in (None, case.first.record.info.operation)]
     if len(meant) == 1:
         return meant[0]
     if meant:
-        each = "; ".join(f"{clean(case.first.record.about.operation)}: {handle_of(case.first.key)}" for case in meant)
+        each = "; ".join(f"{clean(case.first.record.info.operation)}: {handle_of(case.first.key)}" for case in meant)
         raise Refused(f"This key was used for several endpoints. Say --endpoint, or name one by its handle: {each}.")
     if cases:
-        other = clean(cases[0].first.record.about.operation)
+        other = clean(cases[0].first.record.info.operation)
         raise Refused(f"This key was used for another endpoint, {other}: name that, or leave --endpoint out.")
     raise Refused(
         "There is no record of this key under any secret in use: it was never used, was "

@@ -35,8 +35,8 @@ from flask_idempotency.operations import (
     alive,
     check_quarantined,
     complete,
-    doubts,
     release,
+    release_warnings,
     reopen,
     way_out,
 )
@@ -143,7 +143,7 @@ def resolve_command(
         case = case_of(named, whole=True)
         check_quarantined(case)
         _check_cache(case)
-        policy = policy_of(policies(), case.first.record.about)
+        policy = policy_of(policies(), case.first.record.info)
         match verdict:
             case "never":
                 done, forced = _freed(case, force=force, yes=yes, actor=actor, reason=reason)
@@ -191,10 +191,10 @@ def _check_cache(case: Case) -> None:
 
 
 def _freed(case: Case, *, force: bool, yes: bool, actor: str, reason: str) -> tuple[ResolveReport, bool]:
-    about = case.first.record.about
+    about = case.first.record.info
     policy = policy_of(policies(), about)
     known = about.operation in current_app.view_functions
-    against = doubts(case, policy, known=known)
+    against = release_warnings(case, policy, known=known)
     if against and not force:
         raise Refused(" ".join([*against, "Nothing was changed.", way_out(case, policy, known=known)]))
     _ask(case, policy, "Let its next retry run?", yes=yes, against=against)

@@ -40,7 +40,7 @@ from flask_idempotency.engine.model import OnExpiry, State
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.operations import RecordFilter, RecordView, Stats, listed, stats
 from flask_idempotency.operations.identity import IdentityChange, look
-from flask_idempotency.operations.records import Refused, span
+from flask_idempotency.operations.records import Refused, format_duration
 from flask_idempotency.web.janitor import shape_in
 from flask_idempotency.web.policies import Policies, PolicySource
 
@@ -121,7 +121,7 @@ def _rows(rules: Policies) -> Iterator[PolicyRow]:
 
 def abandoned(policy: Policy) -> str:
     """What becomes of a key whose worker has vanished."""
-    if policy.on_lapse is OnExpiry.QUARANTINE:
+    if policy.on_expiry is OnExpiry.QUARANTINE:
         return "quarantined"
     return "taken over, or quarantined past its point" if policy.effects == "marked" else "taken over"
 
@@ -158,8 +158,8 @@ def _as_line(row: PolicyRow) -> tuple[str, ...]:
         "yes" if policy.required else "no",
         policy.effects,
         abandoned(policy),
-        span(policy.keep),
-        span(policy.lease),
+        format_duration(policy.keep),
+        format_duration(policy.lease),
         policy.profile,
         "yes" if row.resolver else "-",
         _scope(row),
@@ -197,7 +197,7 @@ def _as_object(row: PolicyRow) -> dict[str, object]:
         "deferred": resolved.deferred,
         "faults": list(resolved.faults),
         "resolver": row.resolver,
-        "abandoned": row.policy.on_lapse.value,
+        "abandoned": row.policy.on_expiry.value,
         "failed": failed(row.policy),
         "policy": values,
     }
@@ -341,7 +341,7 @@ def _line(told: RecordView) -> tuple[str, ...]:
         str(told.attempt),
         ago(told.first_used_ago),
         ago(told.lease_ended_ago),
-        "-" if told.owner is None else f"{span(told.owner.last_seen_ago)} ago",
+        "-" if told.owner is None else f"{format_duration(told.owner.last_seen_ago)} ago",
         clean(told.reason),
     )
 
@@ -361,7 +361,7 @@ def stats_command(quick: bool, as_json: bool) -> None:
             say("Counting the completed records; --quick leaves them out.", err=True)
         told = stats(
             found,
-            answers=None if quick else parts.answers,
+            answers=None if quick else parts.responses,
             data_keys=parts.data_keys,
             ledger=parts.ledger,
             chores=parts.chores,
@@ -380,7 +380,10 @@ def _stats_text(told: Stats, *, quick: bool) -> list[str]:
         return [*lines, "No chore was ever reported: is there a janitor, or a cron job?"]
     return [
         *lines,
-        *(f"{clean(chore)}: {span(run.ago)} ago{_did(run.did)}" for chore, run in sorted(told.chores.items())),
+        *(
+            f"{clean(chore)}: {format_duration(run.ago)} ago{_did(run.did)}"
+            for chore, run in sorted(told.chores.items())
+        ),
     ]
 
 
@@ -404,7 +407,7 @@ def _count(name: str, count: int | None, otherwise: str = "not known") -> str:
 
 
 def _since(seconds: float | None) -> str:
-    return "" if seconds is None else f", the oldest for {span(seconds)}"
+    return "" if seconds is None else f", the oldest for {format_duration(seconds)}"
 
 
 def _did(did: Mapping[str, Any]) -> str:

@@ -41,7 +41,7 @@ from flask_idempotency.operations import (
     keys_status,
     memory_status,
 )
-from flask_idempotency.operations.records import Refused, moment, span
+from flask_idempotency.operations.records import Refused, format_duration, moment
 
 # `flask idempotency db …`
 
@@ -128,9 +128,9 @@ def status(as_json: bool) -> None:
         parts, ring = built(), settings().key_ring
         if ring is None:
             raise Refused("There is no key ring: set IDEMPOTENCY_KEY_RING.")
-        if parts.answers is None or parts.data_keys is None:
+        if parts.responses is None or parts.data_keys is None:
             raise Refused("The store of this application keeps no data keys, so nothing is sealed in it.")
-        report = keys_status(ring, parts.answers, parts.data_keys)
+        report = keys_status(ring, parts.responses, parts.data_keys)
     say(json.dumps(_key_object(report)) if as_json else _key_text(report))
     if not report.in_order:
         raise SystemExit(NOT_IN_ORDER)
@@ -180,7 +180,7 @@ def init(actor: str, reason: str, as_json: bool) -> None:
     """
     with giving_up(as_json=as_json):
         memory = _memory()
-        done = initialise(memory, built().unsettled)
+        done = initialise(memory, built().recovery)
         named = memory.rules.store_id is not None
     if done.anew:
         word = word_of(actor, reason)
@@ -241,7 +241,7 @@ def ack(force: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
 
 
 def _memory() -> DataLossDetector:
-    memory = built().memory
+    memory = built().data_loss
     if memory is None:
         raise Refused(_ELSEWHERE)
     return memory
@@ -284,9 +284,9 @@ def _redis_text(status: DataLossReport, expected: str | None) -> str:
         ("new keys", "run" if status.new_keys_run else "get 503 `memory-lost`"),
     ]
     if standing.since is not None:
-        lines.append(("last loss", f"{moment(standing.since)}, {span(standing.now - standing.since)} ago"))
+        lines.append(("last loss", f"{moment(standing.since)}, {format_duration(standing.now - standing.since)} ago"))
     if status.wait is not None:
-        lines.append(("ack", f"in {span(status.wait)}" if status.wait else "now"))
+        lines.append(("ack", f"in {format_duration(status.wait)}" if status.wait else "now"))
     lines.append(("restarts", "noticed" if standing.notices_restarts else _NOTICES_NOTHING))
     told = [f"{name + ':':<10} {text}" for name, text in lines]
     return "\n".join([*told, "", status.text, *([status.remedy] if status.remedy else [])])

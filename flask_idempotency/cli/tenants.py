@@ -15,12 +15,12 @@ from flask_idempotency.cli.context import (
     built,
     check_layout,
     chosen,
-    dots,
     giving_up,
     policies,
     pseudonym,
     say,
     settings,
+    show_progress,
     state,
     table,
     tell,
@@ -133,7 +133,7 @@ def _check(whom: Sequence[bytes], *, shred: bool) -> None:
     parts = built()
     if parts.data_keys is None:
         raise Refused("The store of this application keeps no data keys, so nothing in it can be erased.")
-    if not shred and parts.answers is None:
+    if not shred and parts.responses is None:
         raise Refused("The answers of this store cannot be walked through, so they cannot be wiped. See --shred.")
     if shred and settings().key_ring is None and not holds_sealed(parts.data_keys, whom):
         raise Refused(
@@ -164,17 +164,17 @@ class _Erasing:
         parts = built()
         if parts.data_keys is not None:
             self._data_keys = shred_keys(parts.data_keys, whom)
-        if shred or parts.answers is None:
+        if shred or parts.responses is None:
             return PurgeReport(self._data_keys)
         # Counted first: what is completed after this was erased before, and is met on the walk or is among these.
-        running = None if parts.unsettled is None else still_open(parts.unsettled, whom)
-        with dots("answers") as told:
+        running = None if parts.recovery is None else still_open(parts.recovery, whom)
+        with show_progress("answers") as told:
             drain = Batcher(batch=500, budget=float("inf"), told=told)
-            wipe(parts.answers, whom, drain=drain, told=self._count)
+            wipe(parts.responses, whom, drain=drain, told=self._count)
         condemned = None
-        if parts.unsettled is not None:
+        if parts.recovery is not None:
             rules = policies()
-            condemned = wipe_condemned(parts.unsettled, whom, keep_of=lambda about: policy_of(rules, about).keep)
+            condemned = wipe_condemned(parts.recovery, whom, keep_of=lambda about: policy_of(rules, about).keep)
             self._wiped += condemned
         return PurgeReport(self._data_keys, self._wiped, condemned, running)
 

@@ -208,7 +208,7 @@ class DataKeyring:
 
     def _found_or_made(self, tid: bytes, kid: str) -> UnwrappedKey:
         for _ in range(TRIES):
-            shelf = self._shelf.shelf(tid)
+            shelf = self._shelf.read_keys(tid)
             usable = [key for key in shelf.keys if key.kid == kid and key.closed_for is None]
             newest = max(usable, key=lambda key: key.number, default=None)
             if newest is not None:
@@ -237,7 +237,7 @@ class DataKeyring:
     def _look_up(self, tid: bytes, by: SealedBy) -> UnwrappedKey:
         if by.number < 1 or not KID.fullmatch(by.kid):
             raise CorruptRecord("the answer does not say which key opens it")
-        since, shelf = self._memory.now(), self._shelf.shelf(tid)
+        since, shelf = self._memory.now(), self._shelf.read_keys(tid)
         found = next((key for key in shelf.keys if key.number == by.number), None)
         if found is None:
             raise CorruptRecord(

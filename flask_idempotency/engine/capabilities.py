@@ -61,15 +61,15 @@ class TaskLog(Protocol):
         """Seconds since the epoch, by the store's clock."""
         ...
 
-    def note(self, chore: str, report: str) -> None:
+    def report(self, chore: str, report: str) -> None:
         """Write down that this chore has run just now, over what was written before."""
         ...
 
-    def last(self) -> Mapping[str, TaskReport]:
+    def reports(self) -> Mapping[str, TaskReport]:
         """What was last written of each chore."""
         ...
 
-    def take(self, chore: str, token: bytes, *, lease: float) -> bool:
+    def lock(self, chore: str, token: bytes, *, lease: float) -> bool:
         """Whether this chore is the caller's for `lease` seconds. With the same token it is so again, for as long.
 
         Nothing's correctness may hang on it: a lock saves work, and no more. It is over when the lease is; and one that is
@@ -77,7 +77,7 @@ class TaskLog(Protocol):
         """
         ...
 
-    def give_back(self, chore: str, token: bytes) -> None:
+    def unlock(self, chore: str, token: bytes) -> None:
         """Let the next one have it at once. Harmless when it is somebody else's."""
         ...
 
@@ -96,18 +96,18 @@ class OwnTaskLog:
     def now(self) -> float:
         return self._book.now()
 
-    def note(self, chore: str, report: str) -> None:
-        self._book.note(chore + self._whose, report)
+    def report(self, chore: str, report: str) -> None:
+        self._book.report(chore + self._whose, report)
 
-    def last(self) -> Mapping[str, TaskReport]:
-        noted = self._book.last().items()
+    def reports(self) -> Mapping[str, TaskReport]:
+        noted = self._book.reports().items()
         return {name.removesuffix(self._whose): entry for name, entry in noted if name.endswith(self._whose)}
 
-    def take(self, chore: str, token: bytes, *, lease: float) -> bool:
-        return self._book.take(chore + self._whose, token, lease=lease)
+    def lock(self, chore: str, token: bytes, *, lease: float) -> bool:
+        return self._book.lock(chore + self._whose, token, lease=lease)
 
-    def give_back(self, chore: str, token: bytes) -> None:
-        self._book.give_back(chore + self._whose, token)
+    def unlock(self, chore: str, token: bytes) -> None:
+        self._book.unlock(chore + self._whose, token)
 
 
 class Expiry(Protocol):
@@ -128,7 +128,7 @@ class KeepsTaskLog(Protocol):
     """A store that remembers which chores were done."""
 
     @property
-    def chores(self) -> TaskLog: ...
+    def task_log(self) -> TaskLog: ...
 
 
 @runtime_checkable
@@ -266,7 +266,7 @@ class DataLossPolicy(Protocol):
         ...
 
     @property
-    def hold(self) -> float:
+    def grace(self) -> float:
         """For how many seconds owners that survived may put their claims back before anybody acknowledges."""
         ...
 
@@ -277,7 +277,7 @@ class DataLossDetector(Protocol):
     @property
     def rules(self) -> DataLossPolicy: ...
 
-    def restore(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
+    def restore_claim(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
         """Put a claim back that the store has forgotten. True: it is this token's again, in progress.
 
         Only if the record is absent, and the store has lost its memory since the claim was granted, which was asked for
@@ -301,7 +301,7 @@ class DataLossDetector(Protocol):
         """
         ...
 
-    def standing(self) -> DataLossStatus:
+    def status(self) -> DataLossStatus:
         """How every part stands. Losses that nobody has noticed so far are, by this."""
         ...
 
@@ -311,7 +311,7 @@ class DetectsDataLoss(Protocol):
     """A store that can lose its memory, and says so."""
 
     @property
-    def memory(self) -> DataLossDetector: ...
+    def data_loss(self) -> DataLossDetector: ...
 
 
 # Records whose owners may be gone: how to find them, and what may become of them by another's hand.
@@ -359,7 +359,7 @@ class Recovery(Protocol):
     store's clock. Every method raises `StoreUnavailable` when the store cannot answer; repeating it is harmless.
     """
 
-    def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
+    def expired_leases(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
         """PROCESSING records whose lease was over by this horizon, and is over now. Those that cannot be read are left out.
 
         About `limit` are looked at for one sheet, so it may be empty and not the last. One that is stale from the first
@@ -367,14 +367,14 @@ class Recovery(Protocol):
         """
         ...
 
-    def lapse(self, seen: SeenRecord, *, horizon: float) -> bool:
+    def quarantine_expired(self, seen: SeenRecord, *, horizon: float) -> bool:
         """Quarantine this record, with the reason `lease-expired`, if it stands as it was seen and its rule says so.
 
         False: it does not, or its lease was not over by this horizon, or is not over now, or its rule is to be taken over.
         """
         ...
 
-    def due(
+    def next_for_resolver(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
     ) -> Sequence[SeenRecord]:
         """Quarantined records whose turn it is to be asked about. Each is given to one caller, and then has to wait.
@@ -389,7 +389,7 @@ class Recovery(Protocol):
         """
         ...
 
-    def settle(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
+    def resolve(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
         """Complete this record in its owner's place, if it is quarantined and stands as it was seen.
 
         `token` is a fresh one: the owner learns that it has lost its claim, and is told this answer. Otherwise as
@@ -398,14 +398,14 @@ class Recovery(Protocol):
         """
         ...
 
-    def free(self, seen: SeenRecord) -> bool:
+    def force_release(self, seen: SeenRecord) -> bool:
         """The key may run again, whatever state its record is in, if it stands as it was seen.
 
         Whether that is wise is not asked here. False: something else is there by now, and stays, or nothing is.
         """
         ...
 
-    def walk(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
+    def scan(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
         """Every record in this state, of this tenant if one is named. The answers may be left out of their payloads.
 
         As with `stale`, a sheet may be empty and not the last; what is there throughout is met at least once. Completed
@@ -413,7 +413,7 @@ class Recovery(Protocol):
         """
         ...
 
-    def standing(self) -> UnfinishedCounts:
+    def counts(self) -> UnfinishedCounts:
         """How many records are not completed. Quick."""
         ...
 
@@ -423,7 +423,7 @@ class SupportsRecovery(Protocol):
     """A store whose unsettled records can be found and settled by others than their owners."""
 
     @property
-    def unsettled(self) -> Recovery: ...
+    def recovery(self) -> Recovery: ...
 
 
 PAGE: Final = 200
@@ -438,7 +438,7 @@ def every(unsettled: Recovery, state: State, *, tids: Iterable[bytes | None] = (
     for tid in tids:
         after: bytes | None = b""
         while after is not None:
-            sheet = unsettled.walk(state, after=after, limit=PAGE, tid=tid)
+            sheet = unsettled.scan(state, after=after, limit=PAGE, tid=tid)
             yield from sheet.found
             after = sheet.after
 
@@ -480,7 +480,7 @@ class DataKeys(Protocol):
     Every method raises `StoreUnavailable` when the store cannot answer.
     """
 
-    def shelf(self, tid: bytes) -> TenantKeys:
+    def read_keys(self, tid: bytes) -> TenantKeys:
         """This tenant's data keys. Those that were destroyed are not among them."""
         ...
 
@@ -491,7 +491,7 @@ class DataKeys(Protocol):
         """
         ...
 
-    def close(self, tid: bytes, number: int) -> None:
+    def disable(self, tid: bytes, number: int) -> None:
         """From now on no answer is stored that this key has sealed: `DataKeyMissing`, as if it were not there.
 
         Whatever is on its way at this moment may still arrive, so it is not retired at once. Harmless when repeated: it
@@ -499,15 +499,15 @@ class DataKeys(Protocol):
         """
         ...
 
-    def retire(self, tid: bytes, number: int) -> None:
+    def delete(self, tid: bytes, number: int) -> None:
         """Forget a closed key that no record is sealed with any more. Harmless when it has gone; an open one stays."""
         ...
 
-    def others(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
+    def wrapped_by_other(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
         """Every tenant's data keys, by `tid`, that other keys of the ring wrap than this one."""
         ...
 
-    def destroy(self, tid: bytes) -> int:
+    def shred(self, tid: bytes) -> int:
         """Erase the answers of this tenant: every data key it has is gone when this returns, and how many that were.
 
         From now on records that are completed are told as `erased`, whether they were sealed or not; and none whose key
@@ -543,7 +543,7 @@ class Responses(Protocol):
     over.
     """
 
-    def walk(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
+    def scan(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
         """Those of this tenant, if one is named; and not those sealed under this key of the ring.
 
         About `limit` records are looked at for one page, so a page may be empty and not the last.
@@ -606,7 +606,7 @@ class ShowsResponses(Protocol):
     """A store that can be walked through."""
 
     @property
-    def answers(self) -> Responses: ...
+    def responses(self) -> Responses: ...
 
 
 @runtime_checkable

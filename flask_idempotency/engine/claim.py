@@ -43,7 +43,7 @@ class Held:
     granted: tuple[tuple[ClaimRequest, Grant], ...]
     token: bytes = field(repr=False)
     policy: Policy
-    on_lapse: OnExpiry
+    on_expiry: OnExpiry
     record: str
     operation: str
 
@@ -148,11 +148,11 @@ class Dependencies:
     store: Store
     codec: Codec
     renewer: LeaseRenewer
-    waiting_room: Waiters
+    waiters: Waiters
     observers: Observers
     transactions: Transactions | None = None
     """Present when the store keeps its records in the database of the application's own session."""
-    memory: DataLossDetector | None = None
+    data_loss: DataLossDetector | None = None
     """Present when the store may forget."""
     monotonic: Callable[[], float] = time.monotonic
     repeater: LeaseRenewer | None = None
@@ -176,7 +176,7 @@ class Claim:
 
     def __init__(self, held: Held, grant: Grant, around: Dependencies, *, asked_at: float) -> None:
         self._held = held
-        self._around = around
+        self._deps = around
         self._asked_at = asked_at
         self._past_point = False
         self._settling = False
@@ -190,17 +190,17 @@ class Claim:
     def prepare(self) -> None:
         """Have at hand what storing the result needs. Raises `StoreUnavailable` before the work, and not after it."""
         for key in self._held.keys:
-            self._around.codec.prepare(key)
+            self._deps.codec.prepare(key)
 
     def keep_alive(self) -> None:
         """Have the lease renewed until the claim is settled, or has run for `max_runtime`."""
-        self._around.renewer.watch(self, after=self._held.policy.lease / 3)
+        self._deps.renewer.add(self, after=self._held.policy.lease / 3)
 
     def join(self, transactions: Transactions) -> None:
         """From here on the work's rows are committed with the record, or not at all."""
         held = self._held
         self._transaction = transactions.join(
-            held.keys, held.token, operation=held.operation, told=lambda: self._tell(CommittedEarly(*self._who))
+            held.keys, held.token, operation=held.operation, told=lambda: self._publish(CommittedEarly(*self._who))
         )
 
     @property
@@ -234,11 +234,11 @@ class Claim:
         Durable when it returns. Raises `LeaseLost` when another attempt has taken over, and `StoreUnavailable` when the
         store could not be told: in both cases let the exception end the view *before* the effect.
         """
-        if self._held.on_lapse is OnExpiry.TAKEOVER and not self._past_point:
+        if self._held.on_expiry is OnExpiry.TAKEOVER and not self._past_point:
             if self._transaction is not None:
                 self._transaction.before_mark()
             for key in self._held.keys:
-                self._around.store.mark(key, self._held.token)
+                self._deps.store.mark_point_of_no_return(key, self._held.token)
         self._past_point = True
 
     def is_retryable(self, error: BaseException | None) -> bool:
@@ -254,46 +254,46 @@ class Claim:
 
         The rows of transactional work are committed with it, or rolled back before it if it is to be kept without them.
         """
-        store, token, keep = self._around.store, self._held.token, self._held.policy.keep
-        sealing = Sealing(self._around.codec, self._held.bindings, result)
+        store, token, keep = self._deps.store, self._held.token, self._held.policy.keep
+        sealing = Sealing(self._deps.codec, self._held.bindings, result)
         if self._transaction is not None and with_rows:
             self._commit(self._transaction, sealing)
         else:
             write = sealing.writing(lambda key, payload: store.complete(key, token, payload, keep=keep))
-            self._settle(Settlement(self._remembered(write), lambda: self._completed(sealing)))
+            self._settle(Settlement(self._restoring(write), lambda: self._completed(sealing)))
 
     def release(self, reason: str) -> None:
         """Nothing happened that must not happen twice: the key may run again."""
         self._settle(Settlement(self._give_back, lambda: Released(*self._who, reason=reason)))
 
-    def hold(self, reason: str) -> None:
+    def quarantine(self, reason: str) -> None:
         """Nobody can tell what happened: quarantine the key until somebody settles it."""
-        store, token = self._around.store, self._held.token
-        write = self._remembered(lambda key: store.hold(key, token, reason))
+        store, token = self._deps.store, self._held.token
+        write = self._restoring(lambda key: store.quarantine(key, token, reason))
         self._settle(Settlement(write, lambda: Quarantined(*self._who, reason=reason)))
 
-    def give_back(self) -> None:
+    def release_unstarted(self) -> None:
         """The work was not begun, and will not be: whatever of the claim was granted is free again."""
         try:
             self._write(Settlement(self._free, holds_on=False))
         except Exception:  # noqa: BLE001 - the caller is owed the refusal that it was given
-            self.abandon(spare=False)
+            self.release_later(droppable=False)
 
-    def abandon(self, *, spare: bool = True) -> None:
+    def release_later(self, *, droppable: bool = True) -> None:
         """The same, but as soon as the store answers. `spare`: it never said whether anything was granted."""
-        self._pending, self._pending_since = Settlement(self._free, holds_on=False), self._around.monotonic()
-        self._around.repeats.watch(self, after=RETRY_SECONDS, spare=spare)
+        self._pending, self._pending_since = Settlement(self._free, holds_on=False), self._deps.monotonic()
+        self._deps.repeats.add(self, after=RETRY_SECONDS, droppable=droppable)
 
-    def tend(self) -> float | None:
+    def run(self) -> float | None:
         """Renew the lease, or repeat a settlement that the store has not taken yet. Called by the renewer's thread."""
-        now, limit = self._around.monotonic(), self._held.policy.max_runtime
+        now, limit = self._deps.monotonic(), self._held.policy.max_runtime
         if self._pending is not None:
             self._repeat(self._pending, last=now - self._pending_since > limit)
             return None
         if self._settling:
             return None
         if now - self._asked_at > limit:
-            self._tell(MaxRuntimeExceeded(*self._who))
+            self._publish(MaxRuntimeExceeded(*self._who))
             return None
         return self._renew()
 
@@ -303,13 +303,13 @@ class Claim:
         except LeaseLost:
             if not self._settling:
                 self._lost = True
-                self._tell(LeaseExpired(*self._who))
+                self._publish(LeaseExpired(*self._who))
             return None
         except StoreUnavailable as error:
-            self._tell(RenewalFailed(*self._who, error=type(error).__name__))
+            self._publish(RenewalFailed(*self._who, error=type(error).__name__))
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the next renewal must come before the lease ends
-            self._tell(RenewalFailed(*self._who, error=type(error).__name__))
+            self._publish(RenewalFailed(*self._who, error=type(error).__name__))
         return self._held.policy.lease / 3
 
     def _stay_alive(self) -> None:
@@ -318,12 +318,12 @@ class Claim:
             self._prolong()
 
     def _prolong(self) -> None:
-        store, token, lease = self._around.store, self._held.token, self._held.policy.lease
-        renew = self._remembered(lambda key: store.renew(key, token, lease=lease))
+        store, token, lease = self._deps.store, self._held.token, self._held.policy.lease
+        renew = self._restoring(lambda key: store.renew(key, token, lease=lease))
         for key in self._held.keys:
             renew(key)
 
-    def _remembered(self, write: Callable[[StorageKey], None]) -> Callable[[StorageKey], None]:
+    def _restoring(self, write: Callable[[StorageKey], None]) -> Callable[[StorageKey], None]:
         """The same write, once more where the store had forgotten the claim and has it back."""
 
         def again(key: StorageKey) -> None:
@@ -337,14 +337,14 @@ class Claim:
         return again
 
     def _restored(self, key: StorageKey) -> bool:
-        memory, held = self._around.memory, self._held
-        if memory is None or (held.on_lapse is OnExpiry.TAKEOVER and not self._past_point):
+        memory, held = self._deps.data_loss, self._held
+        if memory is None or (held.on_expiry is OnExpiry.TAKEOVER and not self._past_point):
             return False
         request, grant = next(pair for pair in held.granted if pair[0].key == key)
-        age = self._around.monotonic() - self._asked_at
-        if not memory.restore(request, grant, lease=held.policy.lease, age=age):
+        age = self._deps.monotonic() - self._asked_at
+        if not memory.restore_claim(request, grant, lease=held.policy.lease, age=age):
             return False
-        self._tell(ClaimRestored(*self._who))
+        self._publish(ClaimRestored(*self._who))
         return True
 
     def _commit(self, transaction: Transaction, sealing: Sealing) -> None:
@@ -355,38 +355,38 @@ class Claim:
             )
         except LeaseLost:
             transaction.roll_back()
-            self._tell(LeaseExpired(*self._who))
+            self._publish(LeaseExpired(*self._who))
             raise
         except NotCommitted:
             kind = Quarantined if self.past_point else Released
-            self._tell(kind(*self._who, reason=NOT_COMMITTED))
+            self._publish(kind(*self._who, reason=NOT_COMMITTED))
             raise
         except StoreUnavailable as error:
             # Unless the commit itself was refused or lost, nobody has rolled anything back.
             transaction.roll_back()
             # Safe either way: what was committed after all is completed, and cannot be undone.
-            self._pending, self._pending_since = Settlement(self._undo), self._around.monotonic()
-            self._around.repeats.watch(self, after=RETRY_SECONDS)
-            self._tell(CompletionRetrying(*self._who, error=type(error).__name__))
+            self._pending, self._pending_since = Settlement(self._undo), self._deps.monotonic()
+            self._deps.repeats.add(self, after=RETRY_SECONDS)
+            self._publish(CompletionRetrying(*self._who, error=type(error).__name__))
             raise
         except Exception:
             transaction.roll_back()
             raise
         finally:
             transaction.leave()
-            self._around.waiting_room.wake(self.key)
-        self._tell(self._completed(sealing))
+            self._deps.waiters.notify(self.key)
+        self._publish(self._completed(sealing))
 
     def _undo(self, key: StorageKey) -> None:
         """Settle the record of work that was not committed. Raises `LeaseLost` where it was committed after all."""
         if self.past_point:
-            self._around.store.hold(key, self._held.token, NOT_COMMITTED)
+            self._deps.store.quarantine(key, self._held.token, NOT_COMMITTED)
         else:
             self._give_back(key)
 
     def _begin_to_settle(self) -> None:
         self._settling = True
-        self._around.renewer.forget(self)
+        self._deps.renewer.remove(self)
         if self._lost:
             # Known before the store was asked, and true even if it does not answer now.
             raise LeaseLost("the lease was found lost when it was to be renewed")
@@ -400,9 +400,9 @@ class Claim:
         try:
             self._write(settlement)
         except StoreUnavailable as error:
-            self._pending, self._pending_since = settlement, self._around.monotonic()
-            self._around.repeats.watch(self, after=RETRY_SECONDS)
-            self._tell(CompletionRetrying(*self._who, error=type(error).__name__))
+            self._pending, self._pending_since = settlement, self._deps.monotonic()
+            self._deps.repeats.add(self, after=RETRY_SECONDS)
+            self._publish(CompletionRetrying(*self._who, error=type(error).__name__))
 
     def _repeat(self, settlement: Settlement, *, last: bool) -> None:
         try:
@@ -414,9 +414,9 @@ class Claim:
                 if settlement.holds_on:
                     self._stay_alive()
                 raise
-            self._tell(CompletionFailed(*self._who, error=type(error).__name__))
+            self._publish(CompletionFailed(*self._who, error=type(error).__name__))
         except Exception as error:  # noqa: BLE001 - a record that cannot be read will not be readable next time either
-            self._tell(CompletionFailed(*self._who, error=type(error).__name__))
+            self._publish(CompletionFailed(*self._who, error=type(error).__name__))
         self._pending = None
 
     def _write(self, settlement: Settlement) -> None:
@@ -425,15 +425,15 @@ class Claim:
             for key in reversed(self._held.keys):
                 settlement.write(key)
         except LeaseLost:
-            self._tell(LeaseExpired(*self._who))
+            self._publish(LeaseExpired(*self._who))
             raise
         finally:
-            self._around.waiting_room.wake(self.key)
+            self._deps.waiters.notify(self.key)
         if settlement.event is not None:
-            self._tell(settlement.event())
+            self._publish(settlement.event())
 
     def _give_back(self, key: StorageKey) -> None:
-        self._around.store.release(key, self._held.token)
+        self._deps.store.release(key, self._held.token)
 
     def _free(self, key: StorageKey) -> None:
         # Not ours, so never granted: there is nothing to give back, and nothing was lost.
@@ -447,5 +447,5 @@ class Claim:
     def _who(self) -> tuple[str, str]:
         return self._held.record, self._held.operation
 
-    def _tell(self, event: Event) -> None:
-        self._around.observers(event)
+    def _publish(self, event: Event) -> None:
+        self._deps.observers(event)

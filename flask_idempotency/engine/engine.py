@@ -79,7 +79,7 @@ class Engine:
     """Decides what becomes of a keyed request. Holds no state of any request: two threads share nothing through it."""
 
     def __init__(self, around: Dependencies) -> None:
-        self._around = around
+        self._deps = around
         self.transactions = around.transactions
 
     def claim(
@@ -110,12 +110,12 @@ class Engine:
         if policy.in_flight == "wait":
             outcome, waited = self._wait(asking, outcome, refused)
         if isinstance(outcome, InFlight):
-            self._around.observers(ConflictRefused(request.key.label, request.about.operation, waited=waited))
+            self._deps.observers(ConflictRefused(request.key.label, request.info.operation, waited=waited))
         return outcome
 
     def successor(self, claim: Claim) -> Outcome:
         """What to answer for a claim that was lost: the stored answer, or how the key stands now. Never a new claim."""
-        record = self._around.store.read(claim.key)
+        record = self._deps.store.read(claim.key)
         match record:
             case Record(fingerprint=other) if other != claim.fingerprint:
                 # The store has forgotten this claim, and somebody used the key for another request.
@@ -129,42 +129,42 @@ class Engine:
 
     def read(self, key: StorageKey) -> Record | None:
         """How this key stands, for people who look at it. Raises `CorruptRecord` for a record that cannot be read."""
-        return self._around.store.read(key)
+        return self._deps.store.read(key)
 
-    def condemn(self, replay: Replay, *, label: str) -> None:
+    def mark_corrupt(self, replay: Replay, *, label: str) -> None:
         """Whoever was to give this answer again found that it cannot be given: quarantine its record, and tell."""
-        self._around.observers(RecordCorrupt(label, replay.record.about.operation))
+        self._deps.observers(RecordCorrupt(label, replay.record.info.operation))
         self._condemn(replay.key, replay.record)
 
     def _ask(self, asking: _Asking) -> tuple[Outcome, ClaimRequest]:
         """One classification, under every secret in use, and which of these requests decided it."""
         # Downstream keys come from the oldest: see `Claim.oldest_key`.
         token = new_token(asking.requests[-1].key.mark, several=len(asking.requests) > 1)
-        asked_at = self._around.monotonic()
+        asked_at = self._deps.monotonic()
         granted: list[Grant] = []
         for request in reversed(asking.requests):
             quota = self._quota(request, asking)
             try:
-                outcome = self._around.store.claim(request, token=token, lease=asking.policy.lease, quota=quota)
+                outcome = self._deps.store.claim(request, token=token, lease=asking.policy.lease, quota=quota)
             except CorruptRecord:
                 # It was read, so it was not granted.
                 if granted:
-                    self._claim(asking, granted, token, asked_at).give_back()
-                self._around.observers(RecordCorrupt(asking.requests[0].key.label, request.about.operation))
+                    self._claim(asking, granted, token, asked_at).release_unstarted()
+                self._deps.observers(RecordCorrupt(asking.requests[0].key.label, request.info.operation))
                 raise
             except StoreDataLoss as error:
                 # It was not granted: the store does not know it, and says that it should.
                 if granted:
-                    self._claim(asking, granted, token, asked_at).give_back()
+                    self._claim(asking, granted, token, asked_at).release_unstarted()
                 self._lost(request, error, label=asking.requests[0].key.label)
                 raise
             except BaseException:
                 # It may have been granted all the same, and its work will not be begun.
-                self._claim(asking, [*granted, _NOTHING], token, asked_at).abandon()
+                self._claim(asking, [*granted, _NOTHING], token, asked_at).release_later()
                 raise
             if not isinstance(outcome, Claimed):
                 if granted:
-                    self._claim(asking, granted, token, asked_at).give_back()
+                    self._claim(asking, granted, token, asked_at).release_unstarted()
                 return self._refusal(outcome, request, label=asking.requests[0].key.label), request
             granted.append(outcome.held)
         claim = self._claim(asking, granted, token, asked_at)
@@ -172,17 +172,17 @@ class Engine:
         return Claimed(self._won(claim, asking)), asking.requests[0]
 
     def _lost(self, request: ClaimRequest, error: StoreDataLoss, *, label: str) -> None:
-        who = label, request.about.operation
+        who = label, request.info.operation
         if error.noticed:
-            self._around.observers(DataLossDetected(*who, loss=error.loss))
-        self._around.observers(RefusedAfterDataLoss(*who, loss=error.loss))
+            self._deps.observers(DataLossDetected(*who, loss=error.loss))
+        self._deps.observers(RefusedAfterDataLoss(*who, loss=error.loss))
 
     def _quota(self, request: ClaimRequest, asking: _Asking) -> Quota | None:
         """While secrets rotate: what is known under the newest one is no new key under the older either."""
         newest = asking.requests[0].key
-        if not request.counted:
+        if not request.in_quota:
             return None
-        if asking.quota is None or request.key == newest or self._around.store.read(newest) is None:
+        if asking.quota is None or request.key == newest or self._deps.store.read(newest) is None:
             return asking.quota
         return None
 
@@ -197,20 +197,20 @@ class Engine:
             claim.prepare()
         except BaseException as error:
             if fresh:
-                claim.give_back()
+                claim.release_unstarted()
             if isinstance(error, StoreUnavailable) and not isinstance(error, KeyProviderUnavailable):
                 raise KeyProviderUnavailable(str(error)) from error
             raise
 
     def _won(self, claim: Claim, asking: _Asking) -> Claim:
         request = asking.requests[0]
-        who = request.key.label, request.about.operation
+        who = request.key.label, request.info.operation
         try:
-            self._around.observers(ClaimGranted(*who, fence=claim.fence, attempt=claim.attempt))
+            self._deps.observers(ClaimGranted(*who, fence=claim.fence, attempt=claim.attempt))
             if asking.policy.effects == "transactional" and self.transactions is not None:
                 claim.join(self.transactions)
         except BaseException:
-            claim.give_back()
+            claim.release_unstarted()
             raise
         claim.keep_alive()
         return claim
@@ -226,28 +226,28 @@ class Engine:
             granted=granted,
             token=token,
             policy=asking.policy,
-            on_lapse=newest.on_lapse,
+            on_expiry=newest.on_expiry,
             record=newest.key.label,
-            operation=newest.about.operation,
+            operation=newest.info.operation,
         )
         grant = max(grants, key=lambda grant: grant.fence)
-        return Claim(held, grant, self._around, asked_at=asked_at)
+        return Claim(held, grant, self._deps, asked_at=asked_at)
 
     def _refusal(self, outcome: StoreOutcome, request: ClaimRequest, *, label: str) -> Outcome:
-        who = label, request.about.operation
+        who = label, request.info.operation
         match outcome:
             case Replayed(record):
                 return self._replayed(record, request.key, label=label)
             case Mismatched():
-                self._around.observers(MismatchRefused(*who))
+                self._deps.observers(MismatchRefused(*who))
                 return outcome
             case Unknown(reason):
                 if reason == CORRUPT:
                     raise CorruptRecord("the record was quarantined when it could not be read")
-                self._around.observers(UnknownRefused(*who, reason=reason))
+                self._deps.observers(UnknownRefused(*who, reason=reason))
                 return outcome
             case OverQuota(limit):
-                self._around.observers(QuotaRefused(*who, limit=limit))
+                self._deps.observers(QuotaRefused(*who, limit=limit))
                 return outcome
             case InFlight():
                 return outcome
@@ -257,12 +257,12 @@ class Engine:
                 assert_never(unexpected)
 
     def _replayed(self, record: Record, key: StorageKey, *, label: str = "") -> Outcome:
-        who = label or key.label, record.about.operation
+        who = label or key.label, record.info.operation
         try:
             try:
                 return self._opened(record, key) or self._erased(who)
             except CorruptRecord as error:
-                self._around.observers(RecordCorrupt(*who))
+                self._deps.observers(RecordCorrupt(*who))
                 return self._looked_again(record, key, who, error)
         except StoreUnavailable as error:
             # Whoever may go on without a store must hear that this was done already.
@@ -271,7 +271,7 @@ class Engine:
     def _looked_again(self, record: Record, key: StorageKey, who: tuple[str, str], error: CorruptRecord) -> Outcome:
         """What cannot be opened may not be what the store holds, or no longer: a cache was damaged, the answer was sealed
         anew, its tenant was erased. If it is, nobody shall be given it, and nobody run it again."""
-        store = self._around.store
+        store = self._deps.store
         fresh = store.read(key)
         if fresh is not None and fresh.state is State.COMPLETED and fresh.token == record.token:
             if fresh.erased:
@@ -285,10 +285,10 @@ class Engine:
 
     def _condemn(self, key: StorageKey, record: Record) -> None:
         if record.payload is not None:
-            self._around.store.condemn(key, record.payload)
+            self._deps.store.mark_corrupt(key, record.payload)
 
     def _erased(self, who: tuple[str, str]) -> Erased:
-        self._around.observers(ErasedRefused(*who))
+        self._deps.observers(ErasedRefused(*who))
         return Erased()
 
     def _opened(self, record: Record, key: StorageKey) -> Replayed[Replay] | None:
@@ -299,25 +299,25 @@ class Engine:
         if record.erased or payload.sealed_by == ERASED:
             return None
         binding = SealContext(key, record.token, record.fence, record.fingerprint)
-        return Replayed(Replay(record, self._around.codec.open(payload, binding), key))
+        return Replayed(Replay(record, self._deps.codec.open(payload, binding), key))
 
     def _wait(self, asking: _Asking, outcome: Outcome, refused: ClaimRequest) -> tuple[Outcome, float]:
         """Look, never write, until the key is settled or the time is up; then ask again, as anybody else would.
 
         A store that stops answering is looked at again: the work is being done elsewhere, and its answer will be there.
         """
-        began = self._around.monotonic()
+        began = self._deps.monotonic()
         newest, forgotten, failed = asking.requests[0], False, False
-        with self._around.waiting_room.seat(*(request.key for request in asking.requests)) as settled:
+        with self._deps.waiters.slot(*(request.key for request in asking.requests)) as settled:
             if settled is None:
                 return outcome, 0.0
             poll = FIRST_POLL_SECONDS
-            while (left := began + asking.policy.wait - self._around.monotonic()) > 0:
+            while (left := began + asking.policy.wait - self._deps.monotonic()) > 0:
                 settled.wait(min(poll, left))
                 settled.clear()
                 poll = min(poll * random.uniform(1.3, 1.7), LAST_POLL_SECONDS)  # noqa: S311 - spreads a herd, hides nothing
                 try:
-                    record = self._around.store.read(refused.key)
+                    record = self._deps.store.read(refused.key)
                     if record is None and forgotten:
                         continue
                     if record is not None and record.state is State.PROCESSING and record.remaining > 0:
@@ -329,10 +329,10 @@ class Engine:
                     forgotten = True
                 except StoreUnavailable as error:
                     if not failed:
-                        who = newest.key.label, newest.about.operation
-                        self._around.observers(StoreFailed(*who, error=type(error).__name__, unprotected=False))
+                        who = newest.key.label, newest.info.operation
+                        self._deps.observers(StoreFailed(*who, error=type(error).__name__, unprotected=False))
                     failed = True
                 else:
                     if not isinstance(outcome, InFlight):
                         break
-        return outcome, self._around.monotonic() - began
+        return outcome, self._deps.monotonic() - began

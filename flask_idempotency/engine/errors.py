@@ -96,6 +96,6 @@ class NotCommitted(IdempotencyError):
     `again`: the refusal was about other transactions and not about this one, so the same request may succeed.
     """
 
-    def __init__(self, text: str, *, again: bool) -> None:
+    def __init__(self, text: str, *, retryable: bool) -> None:
         super().__init__(text)
-        self.again = again
+        self.retryable = retryable

@@ -26,7 +26,7 @@ _ULID: Final = re.compile(r"([0-7][0-9A-HJKMNP-TV-Z]{9})[0-9A-HJKMNP-TV-Z]{16}",
 _CROCKFORD: Final = {letter: value for value, letter in enumerate("0123456789ABCDEFGHJKMNPQRSTVWXYZ")}
 
 
-def born(client_key: str) -> float | None:
+def key_timestamp(client_key: str) -> float | None:
     """Seconds since the epoch, by the client's clock: of a UUID of version 7 or a ULID. None for any other key.
 
     Another key may look like one by chance, and then say any time from 1970 to the year 10889.

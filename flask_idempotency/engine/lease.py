@@ -18,7 +18,7 @@ RETRY_SECONDS = 0.5
 FAILED_SECONDS = 5.0
 """How soon one that failed in another way is tried again: such failures seldom pass by themselves."""
 
-SPARE_LIMIT = 1024
+DROPPABLE_LIMIT = 1024
 """Most *spare* claims watched before new ones are turned away, so that a long outage cannot fill the memory."""
 
 
@@ -28,7 +28,7 @@ _log = logging.getLogger("flask_idempotency")
 class Renewable(Protocol):
     """Something that must be looked after now and then."""
 
-    def tend(self) -> float | None:
+    def run(self) -> float | None:
         """Do what is due. Seconds until the next time, or None when there will be none.
 
         Raises `StoreUnavailable` to be asked again soon.
@@ -48,31 +48,31 @@ class LeaseRenewer:
     def _start_empty(self) -> None:
         self._due: dict[Renewable, float] = {}
         self._unanswered: weakref.WeakSet[Renewable] = weakref.WeakSet()
-        self._spare: weakref.WeakSet[Renewable] = weakref.WeakSet()
+        self._droppable: weakref.WeakSet[Renewable] = weakref.WeakSet()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._planned = float("inf")
         self._not_before = float("-inf")
 
-    def watch(self, tended: Renewable, *, after: float, spare: bool = False) -> None:
+    def add(self, renewable: Renewable, *, after: float, droppable: bool = False) -> None:
         """Tend this `after` seconds from now, and then as often as it says. `spare`: only if there is room."""
         notice()
         with self._changed:
-            if spare:
-                if len(self._spare) >= SPARE_LIMIT:
+            if droppable:
+                if len(self._droppable) >= DROPPABLE_LIMIT:
                     return
-                self._spare.add(tended)
+                self._droppable.add(renewable)
             due = self._monotonic() + after
-            self._due[tended] = due
+            self._due[renewable] = due
             if self._threaded and (self._thread is None or not self._thread.is_alive()):
                 self._start()
             elif due < self._planned:
                 self._changed.notify()
 
-    def forget(self, tended: Renewable) -> None:
+    def remove(self, renewable: Renewable) -> None:
         """Stop looking after this one. Harmless when it is not watched."""
         with self._changed:
-            self._due.pop(tended, None)
+            self._due.pop(renewable, None)
 
     def tick(self) -> None:
         """Tend everything that is due: what the store did not answer for the last time comes last, and one more failure
@@ -80,36 +80,36 @@ class LeaseRenewer:
 
         Whatever else one of them raises is its own affair: logged, tried again later, and no reason to let others lapse.
         """
-        for tended, due in sorted(self._take_due(), key=lambda pair: pair[0] in self._unanswered):
+        for renewable, due in sorted(self._take_due(), key=lambda pair: pair[0] in self._unanswered):
             after: float | None = FAILED_SECONDS
             try:
-                after = tended.tend()
+                after = renewable.run()
             except StoreUnavailable:
-                self._put_back(tended, due, RETRY_SECONDS)
+                self._put_back(renewable, due, RETRY_SECONDS)
                 self._not_before = self._monotonic() + RETRY_SECONDS
-                if tended in self._unanswered:
+                if renewable in self._unanswered:
                     break
-                self._unanswered.add(tended)
+                self._unanswered.add(renewable)
                 continue
             except Exception:  # noqa: BLE001 - a store may raise anything, and this thread serves them all
                 _log.exception("a claim could not be looked after; it is tried again")
-            self._unanswered.discard(tended)
-            self._put_back(tended, due, after)
+            self._unanswered.discard(renewable)
+            self._put_back(renewable, due, after)
 
     def _take_due(self) -> list[tuple[Renewable, float]]:
         now = self._monotonic()
         with self._changed:
             return sorted(((t, due) for t, due in self._due.items() if due <= now), key=lambda pair: pair[1])
 
-    def _put_back(self, tended: Renewable, due: float, after: float | None) -> None:
+    def _put_back(self, renewable: Renewable, due: float, after: float | None) -> None:
         with self._changed:
-            if self._due.get(tended) != due:
+            if self._due.get(renewable) != due:
                 return  # settled meanwhile, or watched anew for another purpose
             if after is None:
-                del self._due[tended]
-                self._spare.discard(tended)
+                del self._due[renewable]
+                self._droppable.discard(renewable)
             else:
-                self._due[tended] = self._monotonic() + after
+                self._due[renewable] = self._monotonic() + after
 
     def _start(self) -> None:
         arguments = weakref.ref(self), self._changed

@@ -117,10 +117,13 @@ TRANSITIONS: Mapping[tuple[State | None, str], tuple[State | None, str]] = Mappi
             State.PROCESSING,
             "lease over and the record says takeover; fence and attempt rise",
         ),
-        (State.PROCESSING, "lapse"): (State.QUARANTINED, "lease over and the record says quarantine"),
+        (State.PROCESSING, "quarantine_expired"): (State.QUARANTINED, "lease over and the record says quarantine"),
         (State.PROCESSING, "renew"): (State.PROCESSING, "owner's token; the lease is never shortened"),
-        (State.PROCESSING, "mark"): (State.PROCESSING, "owner's token; from here on a lapse quarantines"),
-        (State.PROCESSING, "hold"): (State.QUARANTINED, "owner's token"),
+        (State.PROCESSING, "mark_point_of_no_return"): (
+            State.PROCESSING,
+            "owner's token; from here on a lapse quarantines",
+        ),
+        (State.PROCESSING, "quarantine"): (State.QUARANTINED, "owner's token"),
         (State.PROCESSING, "complete"): (State.COMPLETED, "owner's token, also after the lease has run out"),
         (State.PROCESSING, "release"): (None, "owner's token; the key may run again"),
         (State.QUARANTINED, "complete"): (State.COMPLETED, "the late owner's token"),
@@ -128,14 +131,14 @@ TRANSITIONS: Mapping[tuple[State | None, str], tuple[State | None, str]] = Mappi
             None,
             "the late owner's token, unless there is an answer: it alone knows that nothing happened",
         ),
-        (State.QUARANTINED, "settle"): (
+        (State.QUARANTINED, "resolve"): (
             State.COMPLETED,
             "a resolver or a person, by a fresh token: the late owner has lost it",
         ),
-        (State.PROCESSING, "free"): (None, "a person, by force while its owner may live"),
-        (State.QUARANTINED, "free"): (None, "a resolver that says it never happened, or a person"),
-        (State.COMPLETED, "free"): (None, "a person, by force: the work will be done again"),
-        (State.COMPLETED, "condemn"): (State.QUARANTINED, "whoever finds that its answer cannot be opened"),
+        (State.PROCESSING, "force_release"): (None, "a person, by force while its owner may live"),
+        (State.QUARANTINED, "force_release"): (None, "a resolver that says it never happened, or a person"),
+        (State.COMPLETED, "force_release"): (None, "a person, by force: the work will be done again"),
+        (State.COMPLETED, "mark_corrupt"): (State.QUARANTINED, "whoever finds that its answer cannot be opened"),
         (State.COMPLETED, "expire"): (None, "time; COMPLETED is the only state that time ends"),
     }
 )
@@ -197,8 +200,8 @@ class Record:
     fence: int
     attempt: int
     fingerprint: bytes = field(repr=False)
-    on_lapse: OnExpiry
-    about: RequestInfo
+    on_expiry: OnExpiry
+    info: RequestInfo
     requested_at: float
     deadline: float
     """End of the lease while PROCESSING or QUARANTINED, of the answer's life when COMPLETED. Always there."""
@@ -208,7 +211,7 @@ class Record:
     payload: StoredPayload | None = None
     reason: str = ""
     """Why it is quarantined: a short code such as `lease-expired`."""
-    counted: bool = False
+    in_quota: bool = False
     """Whether it is in its tenant's ledger."""
     erased: bool = False
     """Whether the data key that would open its answer was destroyed, by the store's word when it told this."""
@@ -223,13 +226,13 @@ class ClaimRequest:
 
     key: StorageKey
     fingerprint: bytes = field(repr=False)
-    on_lapse: OnExpiry
-    about: RequestInfo = NOBODY
-    awaited: bool = False
+    on_expiry: OnExpiry
+    info: RequestInfo = NOBODY
+    notify_on_completion: bool = False
     """Whether duplicates may wait for its answer: a store that can shall tell them when the key is settled."""
-    born: float | None = None
+    key_timestamp: float | None = None
     """When the client made its key, in seconds since the epoch by the client's clock, if the key says so."""
-    counted: bool = True
+    in_quota: bool = True
     """Whether a quota applies to this name of the key."""
 
 

@@ -65,7 +65,7 @@ class Policy:
     scope: Literal["key", "operation"] = "key"
 
     @property
-    def on_lapse(self) -> OnExpiry:
+    def on_expiry(self) -> OnExpiry:
         """What a claim writes into its record for the case that its owner vanishes."""
         match self.on_abandoned:
             case "takeover":

@@ -25,7 +25,7 @@ LAPSED: Final = "lease-expired"
 """The reason of a quarantine that nobody's word has led to: the lease ended, and the owner was silent."""
 
 
-def as_of(record: Record, horizon: float) -> Record:
+def clamp_clock(record: Record, horizon: float) -> Record:
     """This record by the earlier of two clocks: the store's, and `horizon` (seconds since the epoch).
 
     A clock that was set forward makes every owner look long gone. Answers have the store's time, and no other.
@@ -35,12 +35,12 @@ def as_of(record: Record, horizon: float) -> Record:
     return replace(record, remaining=max(record.remaining, record.deadline - horizon))
 
 
-def last_seen(record: Record, *, lease: float) -> float:
+def idle_seconds(record: Record, *, lease: float) -> float:
     """Seconds since the owner claimed or renewed, if it did so for `lease` seconds. Never below 0."""
     return max(lease - record.remaining, 0.0)
 
 
-def may_live_for(record: Record, *, max_runtime: float) -> float:
+def max_remaining(record: Record, *, max_runtime: float) -> float:
     """For how many more seconds the owner, or what it has sent, may be at work: 0 when it has settled the record.
 
     An owner that was renewed until a moment ago may be frozen, or cut off from the store, and may come back. After
@@ -66,10 +66,10 @@ def releasable_in(record: Record, policy: Policy) -> float:
     Only if the claim was made under the rule that the policy has now. Otherwise as `may_live_for`.
     """
     wait = policy.max_runtime
-    if policy.effects in ("deduplicated", "transactional") and record.on_lapse is policy.on_lapse:
+    if policy.effects in ("deduplicated", "transactional") and record.on_expiry is policy.on_expiry:
         # The end of the lease is in the record. Its beginning is not.
         wait = min(wait, (SILENT_LEASES - 1) * policy.lease)
-    return may_live_for(record, max_runtime=wait)
+    return max_remaining(record, max_runtime=wait)
 
 
 # What an application can say about an outcome that nobody knows.
@@ -138,10 +138,10 @@ class Settler:
         """
         return self._complete(seen, result, keep, verb="completed", actor=actor, reason=reason)
 
-    def free(self, seen: SeenRecord, *, actor: str, reason: str, forced: bool = False) -> bool:
+    def force_release(self, seen: SeenRecord, *, actor: str, reason: str, forced: bool = False) -> bool:
         """The key may run again. Whoever calls this has made sure that its work was not done, and is not being done."""
-        told = partial(self._tell, seen, verb="released", actor=actor, reason=reason, forced=forced)
-        return _heard(lambda: self._unsettled.free(seen), told)
+        told = partial(self._publish, seen, verb="released", actor=actor, reason=reason, forced=forced)
+        return _heard(lambda: self._unsettled.force_release(seen), told)
 
     def reopen(self, seen: SeenRecord, *, keep: float, actor: str, reason: str) -> bool:
         """A record that was quarantined because nobody could open its answer is completed again, now that somebody can.
@@ -162,23 +162,23 @@ class Settler:
     ) -> bool:
         token = successor(seen.record.token)
         binding = SealContext(seen.key, token, seen.record.fence, seen.record.fingerprint)
-        told = partial(self._tell, seen, verb=verb, actor=actor, reason=reason)
+        told = partial(self._publish, seen, verb=verb, actor=actor, reason=reason)
         settled = False
 
         def store(key: StorageKey, payload: StoredPayload) -> None:
             nonlocal settled
-            settled = _heard(lambda: self._unsettled.settle(seen, token=token, payload=payload, keep=keep), told)
+            settled = _heard(lambda: self._unsettled.resolve(seen, token=token, payload=payload, keep=keep), told)
 
         Sealing(self._codec, [binding], result).writing(store)(seen.key)
         return settled
 
-    def _tell(
+    def _publish(
         self, seen: SeenRecord, *, verb: str, actor: str, reason: str, forced: bool = False, certain: bool = True
     ) -> None:
         self._observers(
             Resolved(
                 self._label(seen.key),
-                seen.record.about.operation,
+                seen.record.info.operation,
                 verb=verb,
                 was=seen.record.state.value,
                 actor=actor,

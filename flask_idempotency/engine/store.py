@@ -100,7 +100,7 @@ class Store(Protocol):
         """
         ...
 
-    def mark(self, key: StorageKey, token: bytes) -> None:
+    def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
         """From now on a lapse quarantines this record; nobody will take it over. Durable when it returns.
 
         One that is quarantined already stays as it is. One that is completed, or was condemned since, raises `LeaseLost`.
@@ -129,7 +129,7 @@ class Store(Protocol):
         """
         ...
 
-    def hold(self, key: StorageKey, token: bytes, reason: str) -> None:
+    def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
         """Quarantine the record: its owner does not know what happened either. The token stays good for `complete`.
 
         One that is quarantined already keeps its first reason. One that is completed, or was condemned since, raises
@@ -141,7 +141,7 @@ class Store(Protocol):
         """The record as it stands, or None when absent or expired. Never writes."""
         ...
 
-    def condemn(self, key: StorageKey, payload: StoredPayload) -> None:
+    def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
         """Quarantine a completed record that holds this very payload, because nobody can open it.
 
         Its reason is `record.CORRUPT`, its payload and its token stay, and time ends it no more. It was completed: its

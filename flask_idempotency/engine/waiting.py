@@ -10,14 +10,14 @@ from typing import Protocol, runtime_checkable
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import StorageKey
 
-SEATS_PER_KEY = 2
+SLOTS_PER_KEY = 2
 """More duplicates of one key than this get their refusal at once: they would only keep others from waiting."""
 
 
 class Notifier(Protocol):
     """Rings where somebody waits for a key that was settled in another process. It may miss one: nobody may rely on it."""
 
-    def hear(self, keys: Sequence[StorageKey], wake: Callable[[], object]) -> AbstractContextManager[None]:
+    def subscribe(self, keys: Sequence[StorageKey], wake: Callable[[], object]) -> AbstractContextManager[None]:
         """While inside, `wake` is called soon after one of these is settled, and whenever that may have been missed.
 
         From whatever thread, and more than once. Neither waits for a store nor raises what one says.
@@ -30,7 +30,7 @@ class Announces(Protocol):
     """A store that tells when a key was settled that was claimed as `awaited`."""
 
     @property
-    def bell(self) -> Notifier: ...
+    def notifier(self) -> Notifier: ...
 
 
 class Waiters:
@@ -42,20 +42,20 @@ class Waiters:
     else, its own owner's calls back to this service included.
     """
 
-    def __init__(self, seats: int, *, bell: Notifier | None = None) -> None:
-        self._seats = seats
-        self._bell = bell
+    def __init__(self, slots: int, *, notifier: Notifier | None = None) -> None:
+        self._slots = slots
+        self._notifier = notifier
         self._start_empty()
         after_fork(self._start_empty)
 
     def _start_empty(self) -> None:
         """In a child too: the parent's threads that wait are not here to leave."""
-        self._free = self._seats
+        self._free = self._slots
         self._lock = threading.Lock()
-        self._seated: dict[StorageKey, list[threading.Event]] = {}
+        self._waiting: dict[StorageKey, list[threading.Event]] = {}
 
     @contextmanager
-    def seat(self, key: StorageKey, *former: StorageKey) -> Iterator[threading.Event | None]:
+    def slot(self, key: StorageKey, *former: StorageKey) -> Iterator[threading.Event | None]:
         """An event that is set when the key is settled, or None when there is no seat.
 
         `former` is what it is called under older secrets: whoever has claimed it may know only one of them.
@@ -65,34 +65,34 @@ class Waiters:
             yield None
             return
         try:
-            with nullcontext() if self._bell is None else self._bell.hear((key, *former), event.set):
+            with nullcontext() if self._notifier is None else self._notifier.subscribe((key, *former), event.set):
                 yield event
         finally:
             self._leave(key, event)
 
-    def wake(self, key: StorageKey) -> None:
+    def notify(self, key: StorageKey) -> None:
         """The key was settled: whoever waits for it should look."""
-        if not self._seated:
+        if not self._waiting:
             return
         with self._lock:
-            for event in self._seated.get(key, ()):
+            for event in self._waiting.get(key, ()):
                 event.set()
 
     def _sit(self, key: StorageKey) -> threading.Event | None:
         with self._lock:
-            seated = self._seated.get(key, [])
-            if self._free <= 0 or len(seated) >= SEATS_PER_KEY:
+            seated = self._waiting.get(key, [])
+            if self._free <= 0 or len(seated) >= SLOTS_PER_KEY:
                 return None
             self._free -= 1
             event = threading.Event()
-            self._seated[key] = [*seated, event]
+            self._waiting[key] = [*seated, event]
             return event
 
     def _leave(self, key: StorageKey, event: threading.Event) -> None:
         with self._lock:
             self._free += 1
-            left = [other for other in self._seated[key] if other is not event]
+            left = [other for other in self._waiting[key] if other is not event]
             if left:
-                self._seated[key] = left
+                self._waiting[key] = left
             else:
-                del self._seated[key]
+                del self._waiting[key]

@@ -205,7 +205,7 @@ class Janitor:
         token = secrets.token_bytes(16)
         began = drain.monotonic()
         try:
-            if self._book is not None and not self._book.take(chore, token, lease=drain.budget + LOCK_SECONDS):
+            if self._book is not None and not self._book.lock(chore, token, lease=drain.budget + LOCK_SECONDS):
                 return None
             return self._done(chore, work, drain, token, began)
         except Exception as error:
@@ -229,14 +229,14 @@ class Janitor:
         counts = {name: count for name, count in asdict(report).items() if name != "finished"}
         if self._book is not None:
             told = {**counts, "finished": report.finished, "seconds": round(seconds, 3)}
-            self._book.note(chore, json.dumps(told, separators=(",", ":")))
+            self._book.report(chore, json.dumps(told, separators=(",", ":")))
         self._observers(TaskRun("", chore, seconds, counts=counts, finished=report.finished))
 
     def _give_back(self, chore: Chore, token: bytes) -> None:
         if self._book is None:
             return
         try:
-            self._book.give_back(chore, token)
+            self._book.unlock(chore, token)
         except StoreUnavailable as error:
             _log.warning("the lock of %s was not given back, and will run out (%s)", chore, type(error).__name__)
 

@@ -28,8 +28,8 @@ from flask_idempotency.engine.recovery import (
     Settler,
     StillUnknown,
     UnknownOutcome,
-    as_of,
-    may_live_for,
+    clamp_clock,
+    max_remaining,
 )
 from flask_idempotency.maintenance.janitor import Batcher, BatchResult
 
@@ -105,24 +105,24 @@ def reap(
 
     def quarantine(limit: int) -> BatchResult:
         nonlocal cursor
-        sheet = unsettled.stale(horizon=horizon, after=cursor or b"", limit=limit)
+        sheet = unsettled.expired_leases(horizon=horizon, after=cursor or b"", limit=limit)
         for found in sheet.found:
-            if found.record.on_lapse is OnExpiry.TAKEOVER:
+            if found.record.on_expiry is OnExpiry.TAKEOVER:
                 continue
-            if unsettled.lapse(found, horizon=horizon):
+            if unsettled.quarantine_expired(found, horizon=horizon):
                 counts["quarantined"] += 1
-                observers(Reaped(label(found.key), found.record.about.operation))
+                observers(Reaped(label(found.key), found.record.info.operation))
             else:
                 counts["overtaken"] += 1
         # At the end: a step that fails is repeated, and these are met again.
-        counts["waiting"] += sum(found.record.on_lapse is OnExpiry.TAKEOVER for found in sheet.found)
+        counts["waiting"] += sum(found.record.on_expiry is OnExpiry.TAKEOVER for found in sheet.found)
         cursor = sheet.after
         return BatchResult(len(sheet.found), more=cursor is not None)
 
     def ask(limit: int) -> BatchResult:
         if asking is None:
             return BatchResult(0, more=False)
-        due = unsettled.due(
+        due = unsettled.next_for_resolver(
             horizon=horizon,
             least=asking.first_pause,
             most=LAST_PAUSE_SECONDS,
@@ -130,7 +130,7 @@ def reap(
             owner=asking.owner,
         )
         for found in due:
-            resolver = asking.resolvers.get(found.record.about.operation)
+            resolver = asking.resolvers.get(found.record.info.operation)
             if resolver is not None:
                 counts["asked"] += 1
                 counts[_resolved(found, resolver, asking, observers, label, horizon=horizon)] += 1
@@ -159,10 +159,10 @@ def _resolved(
     """Which of a report's counts this was."""
 
     def unsettled(answer: str) -> None:
-        observers(ResolverAsked(label(found.key), found.record.about.operation, answer=answer))
+        observers(ResolverAsked(label(found.key), found.record.info.operation, answer=answer))
 
     def failed(error: Exception, why: str) -> str:
-        _log.error("the resolver of %s failed, or said what cannot be: %s", found.record.about.operation, why)
+        _log.error("the resolver of %s failed, or said what cannot be: %s", found.record.info.operation, why)
         unsettled(type(error).__name__)
         return "failed"
 
@@ -172,7 +172,7 @@ def _resolved(
         # By its class, unless it is ours: other services' clients may quote what they were to do, and for whom.
         return failed(error, str(error) if isinstance(error, ConfigurationError) else type(error).__name__)
     try:
-        policy = asking.policy_of(found.record.about)
+        policy = asking.policy_of(found.record.info)
         settled = _settle(found, resolution, policy, asking.settler, horizon=horizon)
     except (KeyProviderUnavailable, NotApplied) as error:
         # It may be one tenant's keys alone, or one answer's cache: the others, whose turn it is as well, are not to wait.
@@ -198,14 +198,14 @@ def _settle(found: SeenRecord, resolution: Resolution, policy: Policy, settler: 
                 raise ConfigurationError(
                     "a resolver said NeverHappened() of work that was done: its record holds an answer"
                 )
-            if may_live_for(as_of(found.record, horizon), max_runtime=policy.max_runtime) > 0:
+            if max_remaining(clamp_clock(found.record, horizon), max_runtime=policy.max_runtime) > 0:
                 # The other side has not heard of it yet, and the owner may be about to ask.
                 return "unknown"
             if found.record.reason == LAPSED and not found.asked:
                 # Leases that end all at once may have been ended by a clock that was set right. By the next turn an owner
                 # that lives has renewed its own.
                 return "unknown"
-            return "released" if settler.free(found, **why) else "overtaken"
+            return "released" if settler.force_release(found, **why) else "overtaken"
         case StillUnknown():
             return "unknown"
         case unexpected:  # of an application's own function

@@ -48,7 +48,7 @@ def wipe(
 
     def step(limit: int) -> BatchResult:
         nonlocal cursor
-        page = answers.walk(after=cursor, limit=limit, tid=tenants[0])
+        page = answers.scan(after=cursor, limit=limit, tid=tenants[0])
         for answer in page.answers:
             payload = answer.record.payload
             if payload is None or not answer.record.erased:
@@ -74,8 +74,8 @@ def wipe_condemned(unsettled: Recovery, tids: Sequence[bytes], *, keep_of: Calla
     for found in every(unsettled, State.QUARANTINED, tids=tids):
         payload = found.record.payload
         if payload is not None:
-            keep = keep_of(found.record.about)
-            count += unsettled.settle(found, token=successor(found.record.token), payload=wiped(payload), keep=keep)
+            keep = keep_of(found.record.info)
+            count += unsettled.resolve(found, token=successor(found.record.token), payload=wiped(payload), keep=keep)
     return count
 
 
@@ -194,12 +194,12 @@ def rotate(
     when the codec does not encrypt: it would store in clear what is sealed.
     """
     newest = ring.newest
-    old = data_keys.others(newest)
+    old = data_keys.wrapped_by_other(newest)
     counts: Counter[str] = Counter()
 
     def close(tid: bytes, key: DataKey) -> None:
         if key.closed_for is None:
-            data_keys.close(tid, key.number)
+            data_keys.disable(tid, key.number)
             counts["closed"] += 1
 
     for tid, key in old:
@@ -211,7 +211,7 @@ def rotate(
 
     def step(limit: int) -> BatchResult:
         nonlocal cursor
-        page = answers.walk(after=cursor or b"", limit=limit, other_than=newest)
+        page = answers.scan(after=cursor or b"", limit=limit, other_than=newest)
         for answer in page.answers:
             if not answer.record.token.startswith(owner):
                 used.update(_used_by(answer))
@@ -232,7 +232,7 @@ def rotate(
             if (tid, key.number) in used:
                 continue
             if key.closed_for is not None and key.closed_for >= grace:
-                data_keys.retire(tid, key.number)
+                data_keys.delete(tid, key.number)
                 counts["retired"] += 1
             if key.kid not in ring.kids():
                 # Of a ring that is not ours, or no more: whoever still seals with it makes another.
@@ -266,7 +266,7 @@ def seal_plain(
 
     def step(limit: int) -> BatchResult:
         nonlocal cursor
-        page = answers.walk(after=cursor or b"", limit=limit, other_than=newest)
+        page = answers.scan(after=cursor or b"", limit=limit, other_than=newest)
         for answer in page.answers:
             payload = answer.record.payload
             if payload is None or payload.sealed_by is not None or not answer.record.token.startswith(owner):

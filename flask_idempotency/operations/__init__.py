@@ -39,14 +39,14 @@ from flask_idempotency.operations.records import (
     by_short,
     check_quarantined,
     complete,
-    doubts,
     handle_of,
     listed,
     release,
+    release_warnings,
     reopen,
     shown,
     way_out,
-    with_twins,
+    with_rotated,
 )
 
 __all__ = [
@@ -75,7 +75,6 @@ __all__ = [
     "complete",
     "db_check",
     "db_upgrade",
-    "doubts",
     "handle_of",
     "holds_sealed",
     "initialise",
@@ -85,10 +84,11 @@ __all__ = [
     "quota_set",
     "quota_show",
     "release",
+    "release_warnings",
     "reopen",
     "shown",
     "shred",
     "stats",
     "way_out",
-    "with_twins",
+    "with_rotated",
 ]

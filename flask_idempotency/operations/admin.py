@@ -24,14 +24,14 @@ from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.quota import Quota, Usage
 from flask_idempotency.engine.store import Schema
 from flask_idempotency.operations.identity import IdentityChange
-from flask_idempotency.operations.records import Refused, span
+from flask_idempotency.operations.records import Refused, format_duration
 
 # Making a tenant's answers unreadable.
 
 
 def holds_sealed(data_keys: DataKeys, tids: Iterable[bytes]) -> bool:
     """Whether anything was ever encrypted for this tenant, whatever the settings say of what is stored from now on."""
-    return any(data_keys.shelf(tid).last for tid in tids)
+    return any(data_keys.read_keys(tid).last for tid in tids)
 
 
 def shred(data_keys: DataKeys, tids: Iterable[bytes]) -> int:
@@ -42,7 +42,7 @@ def shred(data_keys: DataKeys, tids: Iterable[bytes]) -> int:
     destroyed, failures = 0, []
     for tid in tids:
         try:
-            destroyed += data_keys.destroy(tid)
+            destroyed += data_keys.shred(tid)
         except StoreUnavailable as error:
             failures.append(error)
     if failures:
@@ -150,7 +150,7 @@ class Initialised:
 
 def memory_status(memory: DataLossDetector) -> DataLossReport:
     """How this store stands, and what to do."""
-    standing, rules = memory.standing(), memory.rules
+    standing, rules = memory.status(), memory.rules
     runs = standing.runs_unknown(rules.after_loss)
     losses = standing.losses
     if DataLoss.FOREIGN.value in losses:
@@ -194,7 +194,7 @@ def _missing(standing: DataLossStatus) -> tuple[str, str]:
 
 def _changed(standing: DataLossStatus, *, after_loss: str, runs: bool) -> tuple[str, str]:
     changed, parts = standing.parts[DataLoss.CHANGED.value], sum(standing.parts.values())
-    since = span(standing.now - (standing.since or standing.now))
+    since = format_duration(standing.now - (standing.since or standing.now))
     text = (
         f"{since} ago it was noticed that another process keeps {changed} of its {parts} parts: it was restarted, failed "
         "over or restored, and what was written last may be gone."
@@ -207,7 +207,7 @@ def _changed(standing: DataLossStatus, *, after_loss: str, runs: bool) -> tuple[
 
 def initialise(memory: DataLossDetector, unsettled: Recovery | None) -> Initialised:
     """Make a new store ready. Raises `Refused` for one that was ready before, or is in use, and has lost its memory."""
-    before = memory.standing()
+    before = memory.status()
     if before.store_id is None and not before.parts.keys() - {DataLoss.MISSING.value} and _in_use(unsettled):
         raise Refused(
             "Claims of requests are in this Redis, so it is not new: it was emptied, and their owners have put them back; or "
@@ -222,7 +222,7 @@ def initialise(memory: DataLossDetector, unsettled: Recovery | None) -> Initiali
 def _in_use(unsettled: Recovery | None) -> bool:
     if unsettled is None:
         return False
-    standing = unsettled.standing()
+    standing = unsettled.counts()
     return bool(standing.in_flight or standing.lapsed or standing.quarantined)
 
 
@@ -333,13 +333,13 @@ def stats(
     Raises `StoreUnavailable` when it does not answer.
     """
     return Stats(
-        standing=unsettled.standing(),
+        standing=unsettled.counts(),
         completed=None if answers is None else sum(answers.count().values()),
         data_keys=None if data_keys is None else sum(data_keys.count().values()),
         tenants=None if ledger is None else len(ledger.tenants()),
         chores=None
         if chores is None
-        else {chore: LastRun(entry.ago, entry.facts()) for chore, entry in chores.last().items()},
+        else {chore: LastRun(entry.ago, entry.facts()) for chore, entry in chores.reports().items()},
         identity=identity,
     )
 

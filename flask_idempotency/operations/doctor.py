@@ -23,7 +23,7 @@ from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.operations.admin import KeysReport, memory_status
-from flask_idempotency.operations.records import span
+from flask_idempotency.operations.records import format_duration
 
 # The checks of `doctor`. Each is a function that looks, changes nothing, and says what it found.
 #
@@ -60,7 +60,7 @@ def clock_skew(book: TaskLog, *, host_clock: Callable[[], float] = time.time) ->
 
 def clock_step(book: TaskLog) -> list[Finding]:
     """Whether the last two heartbeats have seen the clocks move against each other."""
-    stepped = _stepped_seconds(book.last().get("heartbeat"))
+    stepped = _stepped_seconds(book.reports().get("heartbeat"))
     if stepped is None:
         return [Finding("clock-step", Verdict.FINE, "No heartbeat has compared the clocks yet.")]
     if abs(stepped) <= NOTICED_SECONDS:
@@ -255,7 +255,7 @@ def after_loss(memory: DataLossDetector, endpoints: Iterable[Endpoint], *, lenie
 def _unnamed(memory: DataLossDetector, rules: DataLossPolicy) -> list[Finding]:
     if rules.store_id is not None:
         return []
-    store_id = memory.standing().store_id
+    store_id = memory.status().store_id
     text = "Any store would do: that of another environment knows none of the keys, and would run all of them again."
     remedy = (
         f"Set IDEMPOTENCY_STORE_ID to {store_id}."
@@ -266,12 +266,12 @@ def _unnamed(memory: DataLossDetector, rules: DataLossPolicy) -> list[Finding]:
 
 
 def _hasty(rules: DataLossPolicy, endpoints: Iterable[Endpoint]) -> list[Finding]:
-    late = [each for each in endpoints if each.policy.lease > rules.hold]
+    late = [each for each in endpoints if each.policy.lease > rules.grace]
     if not late:
         return []
     lease = max(each.policy.lease for each in late)
     text = (
-        f"After a loss new keys may run again within {rules.hold:g} s, and owners that survived have until the end of their "
+        f"After a loss new keys may run again within {rules.grace:g} s, and owners that survived have until the end of their "
         f"leases to put their claims back, up to {lease:g} s. So it is for {some(each.name for each in late)}."
     )
     # Where a person says when, they can be told to wait for longer.
@@ -382,9 +382,12 @@ def janitor(last: Mapping[str, TaskReport], *, heartbeat_every: float | None) ->
     if silence is None:
         return [Finding("janitor", Verdict.FAULT, "No janitor has ever reported to this store.", _START)]
     if silence > 2 * heartbeat_every:
-        text = f"No janitor has reported for {span(silence)}, and one is expected every {span(heartbeat_every)}."
+        text = (
+            f"No janitor has reported for {format_duration(silence)}, and one is expected every "
+            f"{format_duration(heartbeat_every)}."
+        )
         return [Finding("janitor", Verdict.FAULT, text, _START)]
-    return [Finding("janitor", Verdict.FINE, f"A janitor reported {span(silence)} ago.")]
+    return [Finding("janitor", Verdict.FINE, f"A janitor reported {format_duration(silence)} ago.")]
 
 
 def chores(last: Mapping[str, TaskReport], *, every: Mapping[str, float], patience: float) -> list[Finding]:
@@ -401,10 +404,13 @@ def chores(last: Mapping[str, TaskReport], *, every: Mapping[str, float], patien
         )
         if entry is None:
             if seconds <= SOON_SECONDS and last:
-                text = f"The chore {chore} is due every {span(seconds)}, and was never done."
+                text = f"The chore {chore} is due every {format_duration(seconds)}, and was never done."
                 found.append(Finding("chores", Verdict.ADVICE, text, remedy))
         elif entry.ago > max(MISSED * seconds, patience):
-            text = f"The chore {chore} is due every {span(seconds)}, and was last done {span(entry.ago)} ago."
+            text = (
+                f"The chore {chore} is due every {format_duration(seconds)}, and was last done "
+                f"{format_duration(entry.ago)} ago."
+            )
             found.append(Finding("chores", Verdict.FAULT, text, remedy))
     return found or [Finding("chores", Verdict.FINE, "Every chore that was done once has had its turns since.")]
 
@@ -438,11 +444,12 @@ _SHEET: Final = 200
 
 def quarantined(unsettled: Recovery) -> list[Finding]:
     """Whether somebody's outcome is unknown, and since when."""
-    standing = unsettled.standing()
+    standing = unsettled.counts()
     if not standing.quarantined:
         return [Finding("quarantined", Verdict.FINE, "No key is quarantined.")]
     text = (
-        f"{_keys(standing.quarantined)} quarantined, the first for {span(standing.quarantined_for or 0.0)}: nobody knows what "
+        f"{_keys(standing.quarantined)} quarantined, the first for "
+        f"{format_duration(standing.quarantined_for or 0.0)}: nobody knows what "
         "became of the work, and retries are refused until a resolver or a person settles it."
     )
     remedy = (
@@ -456,9 +463,9 @@ def lapsed(unsettled: Recovery, *, now: float) -> list[Finding]:
     """Whether claims of vanished owners are left where they are. `now` is the store's."""
     overdue, forgotten, looked, after = 0, 0, 0, b""
     while looked < LOOKED_AT:
-        sheet = unsettled.stale(horizon=now - PATIENCE_SECONDS, after=after, limit=_SHEET)
+        sheet = unsettled.expired_leases(horizon=now - PATIENCE_SECONDS, after=after, limit=_SHEET)
         for found in sheet.found:
-            if found.record.on_lapse is OnExpiry.QUARANTINE:
+            if found.record.on_expiry is OnExpiry.QUARANTINE:
                 overdue += 1
             elif found.record.remaining < -RETRIED_SECONDS:
                 forgotten += 1
@@ -469,7 +476,8 @@ def lapsed(unsettled: Recovery, *, now: float) -> list[Finding]:
     findings = []
     if overdue:
         text = (
-            f"{_keys(overdue)} without an owner for more than {span(PATIENCE_SECONDS)}, and no janitor has quarantined them: "
+            f"{_keys(overdue)} without an owner for more than {format_duration(PATIENCE_SECONDS)}, and no "
+            "janitor has quarantined them: "
             "no resolver is asked, and nobody is told, until a retry comes."
         )
         remedy = "Run `flask idempotency reap`, and see that a janitor does so from now on."
@@ -477,7 +485,7 @@ def lapsed(unsettled: Recovery, *, now: float) -> list[Finding]:
     if forgotten:
         text = (
             f"{_keys(forgotten)} waiting to be taken over by a retry that has not come for more than "
-            f"{span(RETRIED_SECONDS)}: nobody can tell whether the work was done, and nothing but a retry ends this."
+            f"{format_duration(RETRIED_SECONDS)}: nobody can tell whether the work was done, and nothing but a retry ends this."
         )
         remedy = (
             "Look with `flask idempotency list --state processing`, and free what nobody will retry with "

@@ -156,7 +156,7 @@ def look(book: TaskLog, shape: IdentityShape, *, note: bool, httpauth: bool = Fa
     Raises `StoreUnavailable` when the store does not answer. Of several that note at once one does, and the others do
     the next time.
     """
-    noted = book.last()
+    noted = book.reports()
     now, seen = _read(noted.get(_PREFIX + shape.application)) or (book.now(), ())
     mine = next((each for each in seen if each.shape == shape), None)
     lately = mine is not None and now - mine.last < NOTED_EVERY_SECONDS and mine.shape.httpauth >= httpauth
@@ -336,10 +336,10 @@ def _setting(before: tuple[str, ...]) -> str:
 def _note(book: TaskLog, shape: IdentityShape) -> bool:
     """Add this shape to the history, or note that it is still in use. False: another process is at it."""
     name, token = _PREFIX + shape.application, secrets.token_bytes(16)
-    if not book.take(name, token, lease=_LOCK_SECONDS):
+    if not book.lock(name, token, lease=_LOCK_SECONDS):
         return False
     try:
-        now, seen = _read(book.last().get(name)) or (book.now(), ())
+        now, seen = _read(book.reports().get(name)) or (book.now(), ())
         kept = [
             each for each in seen if each.shape != shape and each.last + each.shape.keep > now - NOTED_EVERY_SECONDS
         ]
@@ -347,9 +347,9 @@ def _note(book: TaskLog, shape: IdentityShape) -> bool:
         since = now if now - mine.last > _PAUSE_SECONDS else mine.since
         shape = replace(shape, httpauth=shape.httpauth or mine.shape.httpauth)
         kept = sorted(kept, key=lambda each: each.last)[1 - _MOST :]
-        book.note(name, _written(now, [*kept, SeenShape(shape, mine.first, since, now)]))
+        book.report(name, _written(now, [*kept, SeenShape(shape, mine.first, since, now)]))
     finally:
-        book.give_back(name, token)
+        book.unlock(name, token)
     return True
 
 

@@ -16,7 +16,7 @@ from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError
 from flask_idempotency.engine.keys import TID_BYTES, Identity, Scope, StorageKey
 from flask_idempotency.engine.model import ERASED, Record, State, StoredResponse
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.recovery import Settler, last_seen, may_live_for, releasable_in
+from flask_idempotency.engine.recovery import Settler, idle_seconds, max_remaining, releasable_in
 
 # Saying no.
 
@@ -30,7 +30,7 @@ class Refused(IdempotencyError):
 _UNITS: Final = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration in its two largest units: `14 min 48 s`. What is below a second is `0 s`."""
     left = int(max(seconds, 0.0))
     parts: list[tuple[int, str]] = []
@@ -121,7 +121,7 @@ def key_of(handle: str) -> StorageKey:
 def shown(found: SeenRecord, policy: Policy, label: str) -> RecordView:
     """What may be told of this record, whose endpoint has this policy."""
     record = found.record
-    about, now = record.about, _now(record)
+    about, now = record.info, _now(record)
     unsettled = record.state is not State.COMPLETED
     return RecordView(
         handle=handle_of(found.key),
@@ -136,7 +136,7 @@ def shown(found: SeenRecord, policy: Policy, label: str) -> RecordView:
         requested_at=moment(record.requested_at),
         first_used_ago=age(record),
         lease_ended_ago=round(-record.remaining, 3) if unsettled and record.remaining <= 0 else None,
-        on_lapse=record.on_lapse.value,
+        on_lapse=record.on_expiry.value,
         reason=record.reason,
         owner=_owner(record, policy) if unsettled else None,
         completed_at=None if record.completed_at is None else moment(record.completed_at),
@@ -162,7 +162,7 @@ class RecordFilter:
     endpoint: str | None = None
 
     def wants(self, record: Record) -> bool:
-        return age(record) >= self.older_than and self.endpoint in (None, record.about.operation)
+        return age(record) >= self.older_than and self.endpoint in (None, record.info.operation)
 
 
 def listed(unsettled: Recovery, wanted: RecordFilter, *, one_of_each: bool = True) -> Iterator[SeenRecord]:
@@ -183,8 +183,8 @@ def _now(record: Record) -> float:
 
 
 def _owner(record: Record, policy: Policy) -> OwnerView:
-    lives = may_live_for(record, max_runtime=policy.max_runtime)
-    return OwnerView(round(last_seen(record, lease=policy.lease), 3), round(lives, 3))
+    lives = max_remaining(record, max_runtime=policy.max_runtime)
+    return OwnerView(round(idle_seconds(record, lease=policy.lease), 3), round(lives, 3))
 
 
 def _answer(record: Record) -> ResponseView | None:
@@ -282,7 +282,7 @@ def by_short(unsettled: Recovery, identities: Sequence[Identity], short: str, *,
     )
 
 
-def with_twins(case: Case, unsettled: Recovery, read: Read, theirs: Sequence[Sequence[bytes]]) -> Case:
+def with_rotated(case: Case, unsettled: Recovery, read: Read, theirs: Sequence[Sequence[bytes]]) -> Case:
     """The same, with the records of the same use under other secrets.
 
     `theirs` are the ids of its tenant's parts under each secret, the newest first.
@@ -332,7 +332,7 @@ class ResolveReport:
     left: int
 
 
-def doubts(case: Case, policy: Policy, *, known: bool = True) -> list[str]:
+def release_warnings(case: Case, policy: Policy, *, known: bool = True) -> list[str]:
     """Why this key should not run again, one sentence each. Empty: it was not done, as far as we know, and nobody is at it.
 
     `known`: the application has the endpoint that the key was used for, so the policy's `max_runtime` is what its views have.
@@ -346,7 +346,7 @@ def doubts(case: Case, policy: Policy, *, known: bool = True) -> list[str]:
             "Its work was done: the record holds an answer that nobody could open. Released, the next retry does it once "
             "more. See `resolve --reopen` and `resolve --happened`."
         )
-    if not known and any(may_live_for(found.record, max_runtime=inf) == inf for found in case.found):
+    if not known and any(max_remaining(found.record, max_runtime=inf) == inf for found in case.found):
         return [*said, _NOBODY_KNOWS]
     # An owner that counts as gone does not speak against it, though it may be frozen: a second run does no harm there.
     lives = [living for found in case.found if seconds > 0 and (living := alive(found.record, policy)) is not None]
@@ -369,19 +369,22 @@ def way_out(case: Case, policy: Policy, *, known: bool = True) -> str:
 
 def alive(record: Record, policy: Policy) -> str | None:
     """When the owner was last seen, and until when it may be at work. None: it is not, or has said that it cannot tell."""
-    lives = may_live_for(record, max_runtime=policy.max_runtime)
+    lives = max_remaining(record, max_runtime=policy.max_runtime)
     if lives <= 0:
         return None
     until = moment(record.deadline - record.remaining + lives)
     return (
-        f"Its owner may still be at work: it was last seen {span(last_seen(record, lease=policy.lease))} ago, and may go on "
-        f"for {span(lives)}, until {until}."
+        "Its owner may still be at work: it was last seen "
+        f"{format_duration(idle_seconds(record, lease=policy.lease))} ago, and may go on "
+        f"for {format_duration(lives)}, until {until}."
     )
 
 
 def release(settler: Settler, case: Case, word: AuditNote, *, forced: bool) -> ResolveReport:
     """The key may run again. `forced`: there were doubts, and somebody has overruled them."""
-    return _each(case.found, lambda found: settler.free(found, actor=word.actor, reason=word.reason, forced=forced))
+    return _each(
+        case.found, lambda found: settler.force_release(found, actor=word.actor, reason=word.reason, forced=forced)
+    )
 
 
 def complete(settler: Settler, case: Case, result: StoredResponse, word: AuditNote, *, keep: float) -> ResolveReport:

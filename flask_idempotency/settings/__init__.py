@@ -4,6 +4,6 @@ One schema describes every policy keyword. `Idempotency(…)`, `configure(…)`,
 through it, so that a value means the same wherever it is written, and `docs/` renders its reference from it.
 """
 
-from flask_idempotency.settings.loading import Settings, derived_secret, in_one_line, load_override, load_settings
+from flask_idempotency.settings.loading import Settings, derived_secret, load_override, load_settings, summary
 
-__all__ = ["Settings", "derived_secret", "in_one_line", "load_override", "load_settings"]
+__all__ = ["Settings", "derived_secret", "load_override", "load_settings", "summary"]

@@ -486,7 +486,7 @@ def _flat(messages: Any) -> list[str]:
 # What is on, in one line for the log of whoever starts the application. No secret, and no URL: one may hold a password.
 
 
-def in_one_line(settings: Settings, *, quota_loader: bool) -> str:
+def summary(settings: Settings, *, quota_loader: bool) -> str:
     """Which store, what is encrypted under which key, how people are named, and what is limited and compressed."""
     if not settings.enabled:
         return "switched off by IDEMPOTENCY_ENABLED"

@@ -86,30 +86,30 @@ class CachedRecovery:
         self._unsettled = unsettled
         self._withdraw = withdraw
 
-    def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
-        return self._unsettled.stale(horizon=horizon, after=after, limit=limit)
+    def expired_leases(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
+        return self._unsettled.expired_leases(horizon=horizon, after=after, limit=limit)
 
-    def lapse(self, seen: SeenRecord, *, horizon: float) -> bool:
-        return self._unsettled.lapse(seen, horizon=horizon)
+    def quarantine_expired(self, seen: SeenRecord, *, horizon: float) -> bool:
+        return self._unsettled.quarantine_expired(seen, horizon=horizon)
 
-    def due(
+    def next_for_resolver(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
     ) -> Sequence[SeenRecord]:
-        return self._unsettled.due(horizon=horizon, least=least, most=most, limit=limit, owner=owner)
+        return self._unsettled.next_for_resolver(horizon=horizon, least=least, most=most, limit=limit, owner=owner)
 
-    def settle(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
+    def resolve(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
         self._forget(seen)
-        return self._unsettled.settle(seen, token=token, payload=payload, keep=keep)
+        return self._unsettled.resolve(seen, token=token, payload=payload, keep=keep)
 
-    def free(self, seen: SeenRecord) -> bool:
+    def force_release(self, seen: SeenRecord) -> bool:
         self._forget(seen)
-        return self._unsettled.free(seen)
+        return self._unsettled.force_release(seen)
 
-    def walk(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
-        return self._unsettled.walk(state, after=after, limit=limit, tid=tid)
+    def scan(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
+        return self._unsettled.scan(state, after=after, limit=limit, tid=tid)
 
-    def standing(self) -> UnfinishedCounts:
-        return self._unsettled.standing()
+    def counts(self) -> UnfinishedCounts:
+        return self._unsettled.counts()
 
     def _forget(self, seen: SeenRecord) -> None:
         # Before the system changes: what is withdrawn in vain is cached again when its tombstone is gone, after 90 days, and
@@ -142,23 +142,23 @@ class CachedDataKeys:
         self._keys = keys
         self._cache = cache
 
-    def shelf(self, tid: bytes) -> TenantKeys:
-        return self._keys.shelf(tid)
+    def read_keys(self, tid: bytes) -> TenantKeys:
+        return self._keys.read_keys(tid)
 
     def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
         return self._keys.add(tid, key, store=store, after=after)
 
-    def close(self, tid: bytes, number: int) -> None:
-        self._keys.close(tid, number)
+    def disable(self, tid: bytes, number: int) -> None:
+        self._keys.disable(tid, number)
 
-    def retire(self, tid: bytes, number: int) -> None:
-        self._keys.retire(tid, number)
+    def delete(self, tid: bytes, number: int) -> None:
+        self._keys.delete(tid, number)
 
-    def others(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
-        return self._keys.others(kid)
+    def wrapped_by_other(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
+        return self._keys.wrapped_by_other(kid)
 
-    def destroy(self, tid: bytes) -> int:
-        gone = self._keys.destroy(tid)
+    def shred(self, tid: bytes) -> int:
+        gone = self._keys.shred(tid)
         # Afterwards, so that nothing is filled in between that was told before.
         if not self._erased(tid):
             raise StoreUnavailable(
@@ -186,8 +186,8 @@ class CachedResponses:
         self._answers = answers
         self._forget = forget
 
-    def walk(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
-        return self._answers.walk(after=after, limit=limit, tid=tid, other_than=other_than)
+    def scan(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
+        return self._answers.scan(after=after, limit=limit, tid=tid, other_than=other_than)
 
     def replace(self, key: StorageKey, old: StoredPayload, new: StoredPayload) -> bool:
         replaced = self._answers.replace(key, old, new)
@@ -223,11 +223,11 @@ class Identified(Protocol):
 class ReplayCache(Protocol):
     """Keeps answers that a system of record has committed, and may forget any of them at any time."""
 
-    def peek(self, key: StorageKey) -> Record | Missed:
+    def get(self, key: StorageKey) -> Record | Missed:
         """The completed record of this key, if it is here and its life has not ended."""
         ...
 
-    def fill(self, key: StorageKey, record: Record, *, missed_at: int) -> None:
+    def put(self, key: StorageKey, record: Record, *, missed_at: int) -> None:
         """Keep a completed record until `record.remaining` seconds after `missed_at`.
 
         `missed_at` is what `Missed.at` said *before* the system told what remains. So the record has gone from here
@@ -239,7 +239,7 @@ class ReplayCache(Protocol):
         """Drop what is kept for this key."""
         ...
 
-    def withdraw(self, key: StorageKey, *, fence: int) -> bool:
+    def invalidate(self, key: StorageKey, *, fence: int) -> bool:
         """From now on nothing is replayed of what this key was answered under this fence, or a lower one.
 
         Nor is what a system of record has told until now, and is still on its way to be kept. False: it did not answer.
@@ -275,12 +275,12 @@ class TieredStore:
     """
 
     data_keys: DataKeys
-    answers: Responses
+    responses: Responses
     ledger: Ledger
-    unsettled: Recovery
+    recovery: Recovery
     expiry: Expiry
-    chores: TaskLog
-    bell: Notifier
+    task_log: TaskLog
+    notifier: Notifier
     """As the system has them; one that it has not, this has not either."""
     health: Health
 
@@ -289,17 +289,17 @@ class TieredStore:
         if isinstance(system, KeepsDataKeys):
             self.data_keys = CachedDataKeys(system.data_keys, cache)
         if isinstance(system, ShowsResponses):
-            self.answers = CachedResponses(system.answers, self._forget)
+            self.responses = CachedResponses(system.responses, self._forget)
         if isinstance(system, Counts):
             self.ledger = system.ledger
         if isinstance(system, SupportsRecovery):
-            self.unsettled = CachedRecovery(system.unsettled, self._withdraw)
+            self.recovery = CachedRecovery(system.recovery, self._withdraw)
         if isinstance(system, Expires):
             self.expiry = system.expiry
         if isinstance(system, KeepsTaskLog):
-            self.chores = system.chores
+            self.task_log = system.task_log
         if isinstance(system, Announces):
-            self.bell = system.bell
+            self.notifier = system.notifier
         health = system.health if isinstance(system, KnowsItsHealth) else None
         self.health = CachedHealth(health, self._cache_answers)
         self._telling = system if isinstance(system, Telling) else None
@@ -330,8 +330,8 @@ class TieredStore:
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
         self._system.renew(key, token, lease=lease)
 
-    def mark(self, key: StorageKey, token: bytes) -> None:
-        self._system.mark(key, token)
+    def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
+        self._system.mark_point_of_no_return(key, token)
 
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
         if self._telling is None:
@@ -353,19 +353,19 @@ class TieredStore:
         self._system.release(key, token)
         self._missed.pop(key.rid + token, None)
 
-    def hold(self, key: StorageKey, token: bytes, reason: str) -> None:
-        self._system.hold(key, token, reason)
+    def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
+        self._system.quarantine(key, token, reason)
 
     def read(self, key: StorageKey) -> Record | None:
         return self._system.read(key)
 
-    def condemn(self, key: StorageKey, payload: StoredPayload) -> None:
+    def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
         # The damage may be the cache's alone; the system compares, and knows.
         self._forget(key)
-        self._system.condemn(key, payload)
+        self._system.mark_corrupt(key, payload)
 
     def _cache_answers(self, key: StorageKey) -> bool:
-        found = self._cache.peek(key)
+        found = self._cache.get(key)
         return isinstance(found, Record) or found.at is not None
 
     def _peek(self, key: StorageKey) -> Record | Missed:
@@ -373,7 +373,7 @@ class TieredStore:
         if place is None:
             return Missed()
         try:
-            return self._cache.peek(place)
+            return self._cache.get(place)
         except Exception:  # noqa: BLE001 - whatever it is, the system of record can do without
             _log.exception("The cache of answers failed: the system of record is asked")
             return Missed()
@@ -383,7 +383,7 @@ class TieredStore:
         if place is None:
             return
         try:
-            self._cache.fill(place, record, missed_at=missed_at)
+            self._cache.put(place, record, missed_at=missed_at)
         except Exception:  # noqa: BLE001 - the record is committed, and its owner must hear so
             _log.exception("The cache of answers failed: the system of record will be asked again")
 
@@ -401,7 +401,7 @@ class TieredStore:
         if place is None:
             return False
         try:
-            return self._cache.withdraw(place, fence=fence)
+            return self._cache.invalidate(place, fence=fence)
         except Exception:  # noqa: BLE001 - whoever asked hears that the cache did not
             _log.exception("The cache of answers failed")
             return False

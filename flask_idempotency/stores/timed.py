@@ -12,7 +12,9 @@ from flask_idempotency.engine.model import Claimed, ClaimRequest, Record, Replay
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
 
-Call: TypeAlias = Literal["claim", "renew", "mark", "complete", "release", "hold", "read", "condemn"]
+Call: TypeAlias = Literal[
+    "claim", "renew", "mark_point_of_no_return", "complete", "release", "quarantine", "read", "mark_corrupt"
+]
 Ending: TypeAlias = Literal["done", "granted", "replayed", "refused", "lost", "unavailable", "failed"]
 """How a call ended. Claims are granted, replayed or refused; what else went well is done."""
 
@@ -53,8 +55,8 @@ class TimedStore:
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
         self._timed("renew", lambda: self._store.renew(key, token, lease=lease))
 
-    def mark(self, key: StorageKey, token: bytes) -> None:
-        self._timed("mark", lambda: self._store.mark(key, token))
+    def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
+        self._timed("mark_point_of_no_return", lambda: self._store.mark_point_of_no_return(key, token))
 
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
         self._timed("complete", lambda: self._store.complete(key, token, payload, keep=keep))
@@ -62,14 +64,14 @@ class TimedStore:
     def release(self, key: StorageKey, token: bytes) -> None:
         self._timed("release", lambda: self._store.release(key, token))
 
-    def hold(self, key: StorageKey, token: bytes, reason: str) -> None:
-        self._timed("hold", lambda: self._store.hold(key, token, reason))
+    def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
+        self._timed("quarantine", lambda: self._store.quarantine(key, token, reason))
 
     def read(self, key: StorageKey) -> Record | None:
         return self._timed("read", lambda: self._store.read(key))
 
-    def condemn(self, key: StorageKey, payload: StoredPayload) -> None:
-        self._timed("condemn", lambda: self._store.condemn(key, payload))
+    def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
+        self._timed("mark_corrupt", lambda: self._store.mark_corrupt(key, payload))
 
     def _timed(
         self, call: Call, ask: Callable[[], AnswerT], ending_of: Callable[[Any], Ending] = lambda answer: "done"

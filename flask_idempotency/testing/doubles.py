@@ -113,7 +113,9 @@ class Points:
 
 
 AnswerT = TypeVar("AnswerT")
-Verb: TypeAlias = Literal["claim", "renew", "mark", "complete", "release", "hold", "read", "condemn"]
+Verb: TypeAlias = Literal[
+    "claim", "renew", "mark_point_of_no_return", "complete", "release", "quarantine", "read", "mark_corrupt"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +172,8 @@ class FaultyStore:
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
         self._pass(Call("renew", key, token), lambda: self._store.renew(key, token, lease=lease))
 
-    def mark(self, key: StorageKey, token: bytes) -> None:
-        self._pass(Call("mark", key, token), lambda: self._store.mark(key, token))
+    def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
+        self._pass(Call("mark_point_of_no_return", key, token), lambda: self._store.mark_point_of_no_return(key, token))
 
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
         self._pass(Call("complete", key, token), lambda: self._store.complete(key, token, payload, keep=keep))
@@ -179,14 +181,14 @@ class FaultyStore:
     def release(self, key: StorageKey, token: bytes) -> None:
         self._pass(Call("release", key, token), lambda: self._store.release(key, token))
 
-    def hold(self, key: StorageKey, token: bytes, reason: str) -> None:
-        self._pass(Call("hold", key, token), lambda: self._store.hold(key, token, reason))
+    def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
+        self._pass(Call("quarantine", key, token), lambda: self._store.quarantine(key, token, reason))
 
     def read(self, key: StorageKey) -> Record | None:
         return self._pass(Call("read", key, None), lambda: self._store.read(key))
 
-    def condemn(self, key: StorageKey, payload: StoredPayload) -> None:
-        self._pass(Call("condemn", key, None), lambda: self._store.condemn(key, payload))
+    def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
+        self._pass(Call("mark_corrupt", key, None), lambda: self._store.mark_corrupt(key, payload))
 
     def _pass(self, call: Call, ask: Callable[[], AnswerT]) -> AnswerT:
         lost = self._note(call)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from flask import Flask
 
-from flask_idempotency.assembly import Services, in_one_process
+from flask_idempotency.assembly import Services, is_process_local
 from flask_idempotency.engine.capabilities import DataLossDetector, Finding, Verdict
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import StorageKey
@@ -147,7 +147,7 @@ def _fine(text: str) -> Finding:
     return Finding("autogenerate", Verdict.FINE, text)
 
 
-def examination_of(
+def run_checks(
     app: Flask,
     *,
     worker_timeout: float | None = None,
@@ -177,7 +177,7 @@ def examination_of(
             lambda: doctor.proxy_timeout(endpoints(), seconds=_first(proxy_timeout, settings.proxy_timeout)),
         ),
         Check("lease", lambda: doctor.lease(endpoints())),
-        *_of_memory(built.memory, endpoints, lenient=app.debug or app.testing),
+        *_of_memory(built.data_loss, endpoints, lenient=app.debug or app.testing),
         Check("autogenerate", lambda: autogenerate(app, built.schema), asks_store=True),
         Check("policies", lambda: _policies(state.policies)),
         Check("resolvers", lambda: _resolvers(app, state.loaders, endpoints())),
@@ -212,24 +212,24 @@ def _of_store(
     else:
         yield asking("clock-skew", lambda: doctor.clock_skew(book))
         yield asking("clock-step", lambda: doctor.clock_step(book))
-        if in_one_process(settings):
+        if is_process_local(settings):
             alone = "No janitor is expected: no other process could see these records."
             yield Check("janitor", lambda: [Finding("janitor", Verdict.FINE, alone)])
         else:
-            yield asking("janitor", lambda: doctor.janitor(book.last(), heartbeat_every=settings.heartbeat_every))
-        if settings.heartbeat_every is not None and not in_one_process(settings):
+            yield asking("janitor", lambda: doctor.janitor(book.reports(), heartbeat_every=settings.heartbeat_every))
+        if settings.heartbeat_every is not None and not is_process_local(settings):
             every = partial(_intervals, app, built, settings, loaders, policies)
             patience = 2 * settings.heartbeat_every
-            yield asking("chores", lambda: doctor.chores(book.last(), every=every(), patience=patience))
-            yield asking("backlog", lambda: doctor.backlog(book.last()))
-    if (unsettled := built.unsettled) is None:
+            yield asking("chores", lambda: doctor.chores(book.reports(), every=every(), patience=patience))
+            yield asking("backlog", lambda: doctor.backlog(book.reports()))
+    if (unsettled := built.recovery) is None:
         for name in ("quarantined", "lapsed"):
             yield asking(name, partial(lambda name: [_cannot(name, "unsettled")], name))
     else:
         yield asking("quarantined", lambda: doctor.quarantined(unsettled))
         if book is not None:
             yield asking("lapsed", lambda: doctor.lapsed(unsettled, now=book.now()))
-    ring, answers, data_keys = settings.key_ring, built.answers, built.data_keys
+    ring, answers, data_keys = settings.key_ring, built.responses, built.data_keys
     if ring is not None and answers is not None and data_keys is not None:
         required = settings.encryption == "required"
         yield Check("newest-key", lambda: doctor.newest_key(ring))
@@ -274,7 +274,7 @@ def _endpoints(policies: Policies) -> list[Endpoint]:
 
 
 def _store_kind(settings: Settings, *, lenient: bool) -> list[Finding]:
-    if in_one_process(settings) and not lenient:
+    if is_process_local(settings) and not lenient:
         text = (
             "Keys are in the memory of one process: every other process, and this one after a restart, runs them again."
         )
@@ -381,7 +381,7 @@ def _resolvers(app: Flask, loaders: Callbacks, endpoints: Iterable[Endpoint]) ->
     asking = [
         each.name
         for each in endpoints
-        if (each.policy.on_lapse is OnExpiry.QUARANTINE or each.policy.effects == "marked")
+        if (each.policy.on_expiry is OnExpiry.QUARANTINE or each.policy.effects == "marked")
         and each.name not in loaders.resolvers
     ]
     if asking:

@@ -15,7 +15,7 @@ from flask import Flask, Request
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.wrappers import Response
 
-from flask_idempotency.assembly import in_one_process
+from flask_idempotency.assembly import is_process_local
 from flask_idempotency.engine.engine import Engine, Outcome, Replay
 from flask_idempotency.engine.errors import (
     CorruptRecord,
@@ -30,7 +30,7 @@ from flask_idempotency.engine.errors import (
     StoreUnavailable,
 )
 from flask_idempotency.engine.events import MismatchRefused, Observers, ReplayForbidden, ReplayServed, StoreFailed
-from flask_idempotency.engine.keys import Identity, Scope, born, one_key, parse_key
+from flask_idempotency.engine.keys import Identity, Scope, key_timestamp, one_key, parse_key
 from flask_idempotency.engine.model import (
     Claimed,
     ClaimRequest,
@@ -172,7 +172,7 @@ class Asking:
         identities, former = self._desk.identities, self._desk.settings.former_identity
         about = RequestInfo(self._named(visit.tenant), self._named(visit.principal), request.method, operation)
         visit.body = read_body(request, most=policy.max_request_body)
-        born_at, awaited = born(visit.client_key), policy.in_flight == "wait"
+        born_at, awaited = key_timestamp(visit.client_key), policy.in_flight == "wait"
         # Asked each time: an application may set them after the extension was set up.
         by_host = self._app.url_map.host_matching or self._app.subdomain_matching
         csrf_field = self._app.config.get("WTF_CSRF_FIELD_NAME") or CSRF_FIELD
@@ -181,10 +181,10 @@ class Asking:
             ClaimRequest(
                 identity.storage_key(scope, visit.client_key),
                 fingerprint,
-                policy.on_lapse,
+                policy.on_expiry,
                 about,
                 awaited,
-                born=born_at,
+                key_timestamp=born_at,
             )
             for identity, fingerprint in zip(identities, asked, strict=True)
         ]
@@ -201,7 +201,7 @@ class Asking:
                         key=replace(identity.storage_key(before, visit.client_key), mark=request.key.mark),
                         # Others of today may have that tenant's name as well, and would be counted there together. Under
                         # the same tenant and namespace it is the same ledger, and the key is counted there already.
-                        counted=tenant == scope.tenant and before.namespace != scope.namespace,
+                        in_quota=tenant == scope.tenant and before.namespace != scope.namespace,
                     )
                     for identity, request in zip(identities, requests, strict=True)
                 ]
@@ -249,7 +249,7 @@ class Asking:
 
     def _command(self, requests: list[ClaimRequest], visit: RequestState) -> str:
         """The command that frees this key, for the developer who is looking at it. Only in debug mode: it names the record."""
-        if in_one_process(self._desk.settings):
+        if is_process_local(self._desk.settings):
             return "In debug mode: the records are in this process's memory, so a restart frees the key."
         for request in reversed(requests):
             try:
@@ -295,7 +295,7 @@ class Asking:
     def _anothers(self, visit: RequestState, record: Record) -> bool:
         """Whether this record was made by another caller than this one, as it is named now or was before."""
         before = visit.former
-        names = (record.about.tenant, visit.tenant, before[0]), (record.about.principal, visit.principal, before[1])
+        names = (record.info.tenant, visit.tenant, before[0]), (record.info.principal, visit.principal, before[1])
         return any(stored not in self._spellings(*known) for stored, *known in names)
 
     def _spellings(self, *names: str | None) -> set[str]:
@@ -320,7 +320,7 @@ class Asking:
 
     def _condemn(self, visit: RequestState, replay: Replay) -> None:
         try:
-            self._desk.engine.condemn(replay, label=visit.record)
+            self._desk.engine.mark_corrupt(replay, label=visit.record)
         except StoreUnavailable as error:
             # The next retry will find it out again.
             _log.warning("a record that cannot be read could not be quarantined (%s)", type(error).__name__)
@@ -435,7 +435,7 @@ class Rows:
             self._put_over(visit, response, problem)
 
     def _put_over(self, visit: RequestState, response: Response, problem: Problem) -> None:
-        self._answers.problem(problem, visit.policy).put_over(response, lost=visit.capture)
+        self._answers.problem(problem, visit.policy).replace_response(response, lost=visit.capture)
 
 
 def _nothing() -> None:
@@ -454,11 +454,11 @@ class Guard:
         self.rows = Rows(desk, self._answers)
         self._asking = Asking(app, desk, self._answers)
         self._quarantines = QuarantineLog()
-        self.orphans: Orphans = deque()
+        self.abandoned_streams: Orphans = deque()
 
     def enter(self, visit: RequestState, request: Request) -> Response | None:
         """The answer to give in the view's place, or None: the view is to run."""
-        self.hear_orphans()
+        self.settle_abandoned()
         if not self._desk.settings.enabled:
             visit.phase = Phase.UNKEYED
         answer = self._asking.ask(visit, request) if self._desk.settings.enabled else None
@@ -484,19 +484,19 @@ class Guard:
         if visit.answer is None:
             return None
         visit.phase = Phase.ANSWERED
-        return visit.answer.afresh()
+        return visit.answer.rebuild()
 
     def captured(self, visit: RequestState, response: Response) -> None:
         """The answer as the view and its `after_this_request` functions leave it, before any other hook has touched it."""
         visit.status = response.status_code
         if visit.phase is Phase.ANSWERED and visit.answer is not None:
-            visit.answer.put_over(response)
+            visit.answer.replace_response(response)
         elif visit.phase is Phase.UNPROTECTED:
             response.headers[UNPROTECTED[0]] = UNPROTECTED[1]
         elif visit.phase is Phase.CLAIMED:
             self._capture(visit, response)
 
-    def finished(self, visit: RequestState, response: Response) -> None:
+    def finish(self, visit: RequestState, response: Response) -> None:
         """All hooks have run and the session is saved: settle, or put another answer over one that is not ours to give."""
         if visit.capture is None:
             if transactional(visit):
@@ -540,7 +540,7 @@ class Guard:
             if transactional(visit) and visit.decision is not Decision.KEEP:
                 self.rows.rolled_back(visit, response, failed)
 
-    def interrupted(self, visit: RequestState, error: BaseException | None) -> None:
+    def abandon(self, visit: RequestState, error: BaseException | None) -> None:
         """The request ended without an answer of the view's: it was propagated, torn down, or a later hook failed.
 
         Without an error either, nothing tells whether the view was entered: Flask says nothing between our last hook and
@@ -564,7 +564,9 @@ class Guard:
             earlier.mute()
             earlier.close()
         visit.end = visit.result = None
-        taken = capture(response, visit.policy, on_end=partial(self._stream_ended, visit), orphans=self.orphans)
+        taken = capture(
+            response, visit.policy, on_end=partial(self._stream_ended, visit), orphans=self.abandoned_streams
+        )
         visit.tee = None if taken.tee is None else weakref.ref(taken.tee)
         visit.capture = taken.without_tee()
 
@@ -595,11 +597,11 @@ class Guard:
         settle = self._settle if end is StreamEnd.EXHAUSTED else self._settle_quietly
         settle(visit, decision, result, reason=reason)
 
-    def hear_orphans(self, *, most: int = 100) -> None:
+    def settle_abandoned(self, *, most: int = 100) -> None:
         """Settle streams that were dropped without being closed. Their destructors could not: see `Tee.__del__`."""
-        for _ in range(min(most, len(self.orphans))):
+        for _ in range(min(most, len(self.abandoned_streams))):
             try:
-                ended = self.orphans.popleft()
+                ended = self.abandoned_streams.popleft()
             except IndexError:  # another thread was faster
                 return
             ended()
@@ -630,7 +632,7 @@ class Guard:
                 case Decision.RELEASE:
                     visit.claim.release(reason)
                 case Decision.QUARANTINE:
-                    visit.claim.hold(reason)
+                    visit.claim.quarantine(reason)
                     if visit.unstated:
                         self._quarantines.quarantined(visit, reason)
                 case unexpected:
@@ -659,4 +661,4 @@ class Guard:
             answer = self._asking.answer(visit, self._desk.engine.successor(visit.claim))
         except (StoreUnavailable, CorruptRecord) as error:
             answer = self._answers.problem(failure(error), visit.policy)
-        answer.put_over(response, lost=visit.capture)
+        answer.replace_response(response, lost=visit.capture)

@@ -36,10 +36,10 @@ from flask_idempotency.web.request_state import (
     RequestState,
     context,
     context_id,
+    environ_key,
     only_flashes_changed,
     session_is_modified,
     session_values,
-    slot,
     visit_of,
 )
 
@@ -55,7 +55,7 @@ class Hooks:
         self._policies = desk.policies
         self._enabled = desk.settings.enabled
         self._guard = Guard(app, desk)
-        self._slot = slot(app)
+        self._slot = environ_key(app)
         self._tail = LastHook(app.before_request_funcs, self._slot, self.tail, newest_only=True)
         self._capture = LastHook(app.after_request_funcs, self._slot, self.capture)
         self._teardown = LastHook(app.teardown_request_funcs, self._slot, self.teardown)
@@ -175,14 +175,14 @@ class Hooks:
     def finish(self, sender: Flask, response: Response, **_: Any) -> None:
         """All hooks have succeeded and the session is saved: only now is the answer final."""
         if (
-            self._guard.orphans
+            self._guard.abandoned_streams
         ):  # of any request, for those with a key may be rare; one, for each may wait for the store
-            self._guard.hear_orphans(most=1)
+            self._guard.settle_abandoned(most=1)
         visit = self._visit()
         if visit is None:
             return
         if visit.phase is Phase.CLAIMED and visit.context == context_id():
-            self._guard.finished(visit, response)
+            self._guard.finish(visit, response)
             if visit.sets_cookie and visit.decision is Decision.KEEP:
                 self._warn_once(
                     visit,
@@ -210,7 +210,7 @@ class Hooks:
     def teardown(self, visit: RequestState, error: BaseException | None) -> None:
         """Settle what nothing else has settled. Runs twice for some streams, and for every popped copy of the context."""
         if visit.phase is Phase.CLAIMED and visit.context == context_id():
-            self._guard.interrupted(visit, error)
+            self._guard.abandon(visit, error)
         elif visit.phase is Phase.DONE and visit.policy.effects == "transactional":
             self._guard.rows.left_over(visit)
         if visit.unclaimed is not None and visit.context == context_id():

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from flask import Flask
 
-from flask_idempotency.assembly import Services, identities, in_one_process
+from flask_idempotency.assembly import Services, identities, is_process_local
 from flask_idempotency.engine.capabilities import SeenRecord, TaskLog
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import DataLossDetected, Event, JanitorMissing
@@ -114,7 +114,7 @@ def _ask(
     with app.app_context():
         said = app.ensure_sync(resolver)(unknown)
         if isinstance(said, Happened) and not isinstance(said.answer, StoredResponse):
-            return Happened(result_of(app, said.answer, policy_of(policies, unknown.record.about)))
+            return Happened(result_of(app, said.answer, policy_of(policies, unknown.record.info)))
         resolution: Resolution = said
         return resolution
 
@@ -164,9 +164,9 @@ def janitor_of(app: Flask, *, host_clock: Callable[[], float] = time.time) -> Ja
 
 def settler_of(built: Services, settings: Settings, observers: Callable[[Event], None]) -> Settler | None:
     """What settles keys in their owners' place. None: nobody can find them in this store."""
-    if built.unsettled is None:
+    if built.recovery is None:
         return None
-    return Settler(built.unsettled, built.codec, observers, label=identities(settings)[0].label)
+    return Settler(built.recovery, built.codec, observers, label=identities(settings)[0].label)
 
 
 def work_of(
@@ -181,7 +181,7 @@ def work_of(
     work: dict[Chore, Work] = {}
     owner = owner_mark(settings.namespace)
     settler = settler_of(built, settings, observers)
-    if built.unsettled is not None and settler is not None:
+    if built.recovery is not None and settler is not None:
         every = identities(settings)
         asking = ResolverContext(
             resolvers=callable_resolvers(app, loaders.resolvers, policies),
@@ -192,7 +192,7 @@ def work_of(
             # Leases are renewed every third of themselves.
             first_pause=max([FIRST_PAUSE_SECONDS, *(lease / 2 for lease in _leases(policies, loaders.resolvers))]),
         )
-        unsettled, label = built.unsettled, every[0].label
+        unsettled, label = built.recovery, every[0].label
 
         def reaping(horizon: float, drain: Batcher) -> ReapReport:
             # Where something is forgotten, somebody may be at work whom no record names: a resolver would find nothing yet.
@@ -203,10 +203,10 @@ def work_of(
     if built.expiry is not None:
         expiry = built.expiry
         work["expire"] = lambda horizon, drain: expire(expiry, horizon=horizon, drain=drain)
-    answers, data_keys, ring = built.answers, built.data_keys, settings.key_ring
+    answers, data_keys, ring = built.responses, built.data_keys, settings.key_ring
     if settings.encryption != "off" and answers is not None and data_keys is not None and ring is not None:
         work["rotate"] = lambda horizon, drain: rotate(
-            answers, data_keys, built.codec, ring, drain=drain, unsettled=built.unsettled, owner=owner
+            answers, data_keys, built.codec, ring, drain=drain, unsettled=built.recovery, owner=owner
         )
     ledger = built.ledger
     if ledger is not None and (settings.quota is not None or loaders.quota is not None):
@@ -215,7 +215,7 @@ def work_of(
         book = built.chores
 
         def beat(horizon: float, drain: Batcher) -> HeartbeatReport:
-            return heartbeat(book.last(), store_now=book.now(), host_now=time.time())
+            return heartbeat(book.reports(), store_now=book.now(), host_now=time.time())
 
         work["heartbeat"] = beat
     return work
@@ -223,10 +223,10 @@ def work_of(
 
 def _remembers(built: Services, observers: Callable[[Event], None]) -> bool:
     """Whether the store has all that it promised, or somebody has looked at what it has not. Tells a loss that is new."""
-    memory = built.memory
+    memory = built.data_loss
     if memory is None:
         return True
-    standing = memory.standing()
+    standing = memory.status()
     remembers = standing.runs_unknown(memory.rules.after_loss)
     if standing.noticed and standing.gravest is not None and not remembers:
         observers(DataLossDetected("", "reap", loss=standing.gravest.value))
@@ -240,7 +240,7 @@ def _leases(policies: Policies, endpoints: Iterable[str]) -> Iterator[float]:
             yield policies.resolve(endpoint, method).policy.lease
 
 
-def hurried(drain: Batcher, *, budget: float, told: Callable[[int], object]) -> Batcher:
+def with_budget(drain: Batcher, *, budget: float, told: Callable[[int], object]) -> Batcher:
     """The same pace for somebody who watches, says how long it may take, and hears how far it is."""
     return replace(drain, budget=budget, told=told)
 
@@ -253,7 +253,7 @@ _log = logging.getLogger("flask_idempotency")
 
 def watch_of(built: Services, settings: Settings, observers: Callable[[Event], None]) -> JanitorMonitor | None:
     """None where no janitor is expected, where nothing tells whether one came, and where none can see the records."""
-    if built.chores is None or settings.heartbeat_every is None or in_one_process(settings):
+    if built.chores is None or settings.heartbeat_every is None or is_process_local(settings):
         return None
     return JanitorMonitor(built.chores, observers, every=settings.heartbeat_every)
 
@@ -262,7 +262,7 @@ def shape_watch_of(
     app: Flask, built: Services, settings: Settings, loaders: Callbacks, policies: Policies
 ) -> IdentityMonitor | None:
     """None where the store cannot remember the shape of identity, and where it is forgotten with this process."""
-    if built.book is None or in_one_process(settings):
+    if built.book is None or is_process_local(settings):
         return None
     return IdentityMonitor(built.book, partial(shape_in, app, settings, loaders, policies))
 
@@ -353,7 +353,7 @@ class JanitorMonitor:
 
     def _ask(self, *, watched: float) -> None:
         try:
-            silence = min((entry.ago for entry in self._book.last().values()), default=None)
+            silence = min((entry.ago for entry in self._book.reports().values()), default=None)
         except Exception as error:  # noqa: BLE001 - the answer is given, and nothing may spoil it
             _log.debug("whether a janitor comes is not known (%s)", type(error).__name__)
             return

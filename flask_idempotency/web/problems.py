@@ -480,7 +480,7 @@ def failure(error: IdempotencyError) -> Problem:
             return Problem("store-unavailable", retry_after=STORE_RETRY_SECONDS)
         case CorruptRecord():
             return Problem("record-corrupt")
-        case NotCommitted(again=True):
+        case NotCommitted(retryable=True):
             return Problem("transaction-conflict", retry_after=CONFLICT_RETRY_SECONDS)
         case NotCommitted():
             return Problem("not-committed")

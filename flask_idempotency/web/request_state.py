@@ -121,7 +121,7 @@ class RequestState:
         return f"<Visit {self.operation} {self.phase.value} {self.record}>"
 
 
-def slot(app: object) -> str:
+def environ_key(app: object) -> str:
     """Name the attribute of a `Request` that holds this application's visit."""
     return f"flask_idempotency.{id(app):x}"
 
@@ -188,7 +188,7 @@ def current_visit() -> RequestState | None:
     if not has_request_context():
         return None
     here = context.get()
-    return visit_of(here.request, slot(here.app))
+    return visit_of(here.request, environ_key(here.app))
 
 
 # What becomes of a visit's claim, by its policy and by how its work ended.
@@ -229,7 +229,7 @@ def with_rows(visit: RequestState, *, status: int, error: BaseException | None) 
 
 def vanished(visit: RequestState) -> Decision:
     """A worker that is being killed knows as little of the outcome as one that is gone."""
-    return Decision.RELEASE if visit.policy.on_lapse is OnExpiry.TAKEOVER else Decision.QUARANTINE
+    return Decision.RELEASE if visit.policy.on_expiry is OnExpiry.TAKEOVER else Decision.QUARANTINE
 
 
 def past_point(visit: RequestState) -> bool:

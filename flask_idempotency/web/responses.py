@@ -300,7 +300,7 @@ def revive(
     return response
 
 
-def restore(response: Response, answer: Response, *, policy: Policy, lost: CapturedResponse | None = None) -> None:
+def overlay(response: Response, answer: Response, *, policy: Policy, lost: CapturedResponse | None = None) -> None:
     """Put another answer over this response, in place, and keep what hooks have added to it.
 
     For a replay at the capture point, and for a claim found to be lost after all hooks have run. Of the answer that
@@ -425,18 +425,18 @@ class Answer:
     def __init__(self, build: Callable[[], Response], policy: Policy) -> None:
         self._build = build
         self._policy = policy
-        self.afresh()
+        self.rebuild()
 
-    def afresh(self) -> Response:
+    def rebuild(self) -> Response:
         """The answer once more: others may have changed the last response, or have sent it."""
         self.response = self._build()
         self._as_built = _looks(self.response)
         return self.response
 
-    def put_over(self, response: Response, *, lost: CapturedResponse | None = None) -> None:
+    def replace_response(self, response: Response, *, lost: CapturedResponse | None = None) -> None:
         """Make this response say what this answer says, unless it still is this very answer."""
         if response is not self.response or _looks(response) != self._as_built:
-            restore(response, self._build(), policy=self._policy, lost=lost)
+            overlay(response, self._build(), policy=self._policy, lost=lost)
 
 
 class Answers:

@@ -201,7 +201,7 @@ def test_a_chore_by_hand_is_written_down_and_told(chore: str) -> None:
     world = shop({"new": NEW}, quota_records=5)
 
     assert 0 == run(world, chore).exit_code
-    assert [chore] == list(book_of(world.app).last())
+    assert [chore] == list(book_of(world.app).reports())
     assert [chore] == [event.operation for event in world.told(TaskRun) if isinstance(event, TaskRun)]
 
 
@@ -211,13 +211,13 @@ def test_a_chore_that_somebody_is_at_is_left_to_them(chore: str) -> None:
     Which is in order: cron may come while the janitor is at work.
     """
     world = shop({"new": NEW}, quota_records=5)
-    assert book_of(world.app).take(chore, b"another", lease=60)
+    assert book_of(world.app).lock(chore, b"another", lease=60)
     told = run(world, chore)
 
     assert (0, True) == (told.exit_code, told.output.startswith("Somebody else is at it just now"))
     assert {"busy": True} == object_of(run(world, chore, "--json"))
-    assert ({}, []) == (book_of(world.app).last(), world.told(TaskRun))
-    book_of(world.app).give_back(chore, b"another")
+    assert ({}, []) == (book_of(world.app).reports(), world.told(TaskRun))
+    book_of(world.app).unlock(chore, b"another")
     assert not object_of(run(world, chore, "--json"))["busy"]
 
 
@@ -229,13 +229,13 @@ def test_a_chore_that_is_killed_keeps_the_others_out_no_longer_than_its_budget(
     Its lock ends a minute after it. One without an end would be no lock but a halt.
     """
     world, leases = cases.shop(), list[float]()
-    take = type(world.store.chores).take
+    take = type(world.store.task_log).lock
 
     def taken(self: Any, chore: str, token: bytes, *, lease: float) -> bool:
         leases.append(lease)
         return take(self, chore, token, lease=lease)
 
-    monkeypatch.setattr(type(world.store.chores), "take", taken)
+    monkeypatch.setattr(type(world.store.task_log), "lock", taken)
 
     assert (0, [lease]) == (run(world, "reap", *budget).exit_code, leases)
 
@@ -264,7 +264,9 @@ def test_a_chore_whose_budget_ended_says_so() -> None:
     world.clock.advance(24 * 3600)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli_chores, "hurried", lambda drain, budget, told: replace(drain, batch=1, budget=0.0, told=told))
+        patch.setattr(
+            cli_chores, "with_budget", lambda drain, budget, told: replace(drain, batch=1, budget=0.0, told=told)
+        )
         told = [run(world, "expire"), run(world, "expire", "--json")]
 
     assert (0, True) == (told[0].exit_code, "Its budget ended before it was finished: run it again." in told[0].output)
@@ -302,7 +304,7 @@ def test_a_store_that_is_away_is_exit_code_2(chore: str, monkeypatch: pytest.Mon
         raise StoreUnavailable("no answer")
 
     store = world.store
-    for port, method in ((store.unsettled, "stale"), (store.expiry, "sweep"), (store.answers, "walk")):
+    for port, method in ((store.recovery, "expired_leases"), (store.expiry, "sweep"), (store.responses, "scan")):
         monkeypatch.setattr(type(port), method, down)
 
     assert (2, {"error": "no answer"}) == ((told := run(world, chore, "--json")).exit_code, object_of(told))

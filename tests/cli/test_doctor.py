@@ -83,7 +83,7 @@ def test_a_store_that_does_not_answer_exits_with_2(monkeypatch: pytest.MonkeyPat
     def away() -> None:
         raise StoreUnavailable("it is away")
 
-    monkeypatch.setattr(store.chores, "now", away)
+    monkeypatch.setattr(store.task_log, "now", away)
 
     told = run(app, *QUIET)
 

@@ -25,7 +25,7 @@ MODES: tuple[dict[str, Any], ...] = ({}, {"encryption": "on", "key_ring": RING})
 
 def readable(world: World) -> list[bytes]:
     """What is left in the store of anybody's answers."""
-    page = world.store.answers.walk(limit=100)
+    page = world.store.responses.scan(limit=100)
     return [
         answer.record.payload.data for answer in page.answers if answer.record.payload and answer.record.payload.data
     ]
@@ -108,7 +108,7 @@ def test_an_answer_that_nobody_could_open_is_wiped_too() -> None:
     found = record(world)
     assert found is not None
     assert found.payload is not None
-    world.store.condemn(key_of(world), found.payload)
+    world.store.mark_corrupt(key_of(world), found.payload)
 
     assert (1, 1) == ((told := said(run(world, *PURGE, "--json")))["wiped"], told["condemned"])
     after = record(world)
@@ -148,7 +148,7 @@ def test_a_run_that_breaks_off_is_told_and_the_next_one_goes_on(monkeypatch: pyt
     world = shop()
     for number in range(3):
         paid(world, str(number))
-    replace, left = type(world.store.answers).replace, [1]
+    replace, left = type(world.store.responses).replace, [1]
 
     def failing(*arguments: Any) -> bool:
         if not left:
@@ -157,7 +157,7 @@ def test_a_run_that_breaks_off_is_told_and_the_next_one_goes_on(monkeypatch: pyt
         return replace(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(world.store.answers), "replace", failing)
+        patch.setattr(type(world.store.responses), "replace", failing)
         told = run(world, *PURGE)
 
     (event,) = world.told(TenantErased)
@@ -178,7 +178,7 @@ def test_a_store_that_cannot_be_searched_says_what_stays() -> None:
 
         def __init__(self) -> None:
             super().__init__(MemoryStore())
-            del self.unsettled
+            del self.recovery
 
     world = shop(store=Unsearched())
     paid(world)
@@ -199,7 +199,7 @@ def test_a_store_whose_answers_cannot_be_walked_through_is_refused() -> None:
 
         def __init__(self) -> None:
             super().__init__(MemoryStore())
-            del self.answers
+            del self.responses
 
     world = shop(store=Unwalked())
     paid(world)
@@ -226,5 +226,5 @@ def test_it_wipes_what_is_in_a_database(tmp_path: Path) -> None:
 
     assert (2, 0) == (told["wiped"], told["condemned"])
     assert [410, 410] == [paid(world, key).status_code for key in ("k", "b")]
-    answers = world.app.extensions["idempotency"].built.answers
-    assert [b"", b""] == [answer.record.payload.data for answer in answers.walk(limit=9).answers]
+    answers = world.app.extensions["idempotency"].built.responses
+    assert [b"", b""] == [answer.record.payload.data for answer in answers.scan(limit=9).answers]

@@ -190,5 +190,5 @@ def test_the_verb_needs_no_flask() -> None:
     store = MemoryStore()
 
     assert KeysReport((KeyStatus("a", 0, 0, newest=True, known=True),), 0) == keys_status(
-        load_ring({"a": OLD}), store.answers, store.data_keys
+        load_ring({"a": OLD}), store.responses, store.data_keys
     )

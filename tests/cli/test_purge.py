@@ -240,7 +240,7 @@ def test_a_store_that_is_down_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) ->
     def down(*_: Any) -> int:
         raise StoreUnavailable("no answer")
 
-    monkeypatch.setattr(type(world.store.data_keys), "destroy", down)
+    monkeypatch.setattr(type(world.store.data_keys), "shred", down)
 
     assert (2, "Error: no answer\n") == ((told := run(world, *SHRED)).exit_code, told.stderr)
 
@@ -251,14 +251,14 @@ def test_a_cache_that_did_not_hear_is_exit_code_2_and_the_remedy_works(monkeypat
     """
     before = shop()
     world = shop(store=before.store, secret=["new", "s"])
-    destroy = type(world.store.data_keys).destroy
+    destroy = type(world.store.data_keys).shred
 
     def unheard(self: Any, tid: bytes) -> int:
         destroy(self, tid)
         raise StoreUnavailable("The data keys are destroyed, and the cache did not hear of it: repeat this.")
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(world.store.data_keys), "destroy", unheard)
+        patched.setattr(type(world.store.data_keys), "shred", unheard)
         told = run(world, *SHRED)
 
     assert 2 == told.exit_code

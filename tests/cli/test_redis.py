@@ -18,7 +18,7 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import DataLossAcknowledged, StoreInitialised
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.data_loss import RedisDataLoss
-from flask_idempotency.web.doctor import examination_of
+from flask_idempotency.web.doctor import run_checks
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers, StartRedis, connect, is_written
 from tests.tooling.processes import eventually
@@ -303,7 +303,7 @@ def test_a_redis_that_has_forgotten_can_still_be_looked_into(world: World, clien
     assert [0, 0] == [run_any(world, *each).exit_code for each in (("stats",), ("list", "--state", "quarantined"))]
     assert 1 == run_any(world, "doctor").exit_code
     with world.app.app_context():
-        found = {each.check: each for each in examination_of(world.app, environ={}).findings}
+        found = {each.check: each for each in run_checks(world.app, environ={}).findings}
     assert (Verdict.FAULT, Verdict.ADVICE) == (found["canary"].verdict, found["after-loss"].verdict)
 
 

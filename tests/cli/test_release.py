@@ -178,7 +178,7 @@ def condemned(world: World) -> None:
     found = record(world)
     assert found is not None
     assert found.payload is not None
-    world.store.condemn(key_of(world), found.payload)
+    world.store.mark_corrupt(key_of(world), found.payload)
 
 
 def test_what_was_done_and_cannot_be_opened_is_refused() -> None:
@@ -209,8 +209,8 @@ def test_of_an_endpoint_that_is_not_there_nobody_knows_for_how_long_its_views_ru
     vanished(world, endpoint=endpoint)
     world.clock.advance(10 * GONE)
     if quarantined:
-        (found,) = world.store.unsettled.stale(horizon=world.clock.now, limit=10).found
-        assert world.store.unsettled.lapse(found, horizon=world.clock.now)
+        (found,) = world.store.recovery.expired_leases(horizon=world.clock.now, limit=10).found
+        assert world.store.recovery.quarantine_expired(found, horizon=world.clock.now)
     never = ("resolve", *ALICES, "--never-happened", *WHY, "--yes")
 
     for command in (RELEASE, never) if quarantined and doubtful else (RELEASE,):
@@ -405,7 +405,7 @@ def test_while_secrets_rotate_an_owner_that_took_the_first_keeps_all() -> None:
     paid(world, Fail="yes")
     world.clock.advance(LEASE)
     states = _all_states(world)
-    free = type(world.store.unsettled).free
+    free = type(world.store.recovery).force_release
     asked = []
 
     def late(self: Any, seen: Any) -> bool:
@@ -413,7 +413,7 @@ def test_while_secrets_rotate_an_owner_that_took_the_first_keeps_all() -> None:
         return free(self, replace(seen, record=replace(seen.record, token=bytes(16))))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(world.store.unsettled), "free", late)
+        patch.setattr(type(world.store.recovery), "force_release", late)
         assert "Nothing was changed" in refusal(run(world, *RELEASE))
 
     oldest = handle_of(_keys(world)[0])
@@ -454,7 +454,7 @@ def test_a_store_that_does_not_answer_is_exit_code_2(monkeypatch: pytest.MonkeyP
     def down(*_: Any) -> bool:
         raise StoreUnavailable("no answer")
 
-    monkeypatch.setattr(type(world.store.unsettled), "free", down)
+    monkeypatch.setattr(type(world.store.recovery), "force_release", down)
 
     assert (2, "Error: no answer\n") == ((told := run(world, *RELEASE)).exit_code, told.stderr)
     assert [False] == [event.certain for event in world.told(Resolved) if isinstance(event, Resolved)]

@@ -36,7 +36,7 @@ def seal(world: World, *more: str, typed: str | None = None) -> Result:
 
 
 def plain_records(world: World) -> int:
-    return world.store.answers.count().get("", 0)
+    return world.store.responses.count().get("", 0)
 
 
 def test_answers_of_the_time_before_encryption_are_sealed_and_replayed() -> None:
@@ -46,7 +46,7 @@ def test_answers_of_the_time_before_encryption_are_sealed_and_replayed() -> None
     told = seal(world, "--yes")
 
     assert (0, "Sealed: 2.\n") == (told.exit_code, told.output)
-    assert {"old": 2} == world.store.answers.count()
+    assert {"old": 2} == world.store.responses.count()
     assert [ResponsesSealed("", "", actor="ops", reason="encryption is new", sealed=2, finished=True)] == world.told(
         ResponsesSealed
     )
@@ -124,7 +124,7 @@ def test_what_was_sealed_before_the_store_failed_is_told(monkeypatch: pytest.Mon
     before = shop("off")
     before.post(key="a"), before.post(key="b")
     world = shop("on", before=before)
-    write, calls = type(world.store.answers).replace, list[int]()
+    write, calls = type(world.store.responses).replace, list[int]()
 
     def failing(self: Any, *arguments: Any) -> bool:
         calls.append(1)
@@ -132,7 +132,7 @@ def test_what_was_sealed_before_the_store_failed_is_told(monkeypatch: pytest.Mon
             raise StoreUnavailable("no answer")
         return write(self, *arguments)
 
-    monkeypatch.setattr(type(world.store.answers), "replace", failing)
+    monkeypatch.setattr(type(world.store.responses), "replace", failing)
     told = seal(world, "--yes", "--json")
     (event,) = world.told(ResponsesSealed)
 

@@ -59,7 +59,7 @@ def test_machines_get_numbers() -> None:
 
 def test_quickly_it_does_not_count_what_may_be_millions(monkeypatch: pytest.MonkeyPatch) -> None:
     world = shop()
-    monkeypatch.setattr(type(world.store.answers), "count", _never)
+    monkeypatch.setattr(type(world.store.responses), "count", _never)
 
     assert "completed: not counted" in run(world, "stats", "--quick").output
     assert said(run(world, "stats", "--quick", "--json"))["completed"] is None
@@ -77,8 +77,8 @@ def test_it_says_when_each_chore_was_last_done_and_what_it_did() -> None:
     vanished(world)
     world.clock.advance(LEASE + 1)
     assert 0 == run(world, "reap").exit_code
-    book_of(world.app).note("expire", '{"removed":0,"shrunk":0,"finished":false,"seconds":1.5}')
-    book_of(world.app).note("sweep", "\x1b[2J")
+    book_of(world.app).report("expire", '{"removed":0,"shrunk":0,"finished":false,"seconds":1.5}')
+    book_of(world.app).report("sweep", "\x1b[2J")
     world.clock.advance(75)
 
     assert [
@@ -108,7 +108,7 @@ def test_what_a_store_cannot_tell_is_not_known() -> None:
         def __init__(self) -> None:
             store = MemoryStore()
             super().__init__(store)
-            self.unsettled = store.unsettled
+            self.recovery = store.recovery
 
     world = new_world(Flask("tests.web.app"), store=Poor())  # type: ignore[arg-type]
     told = run(world, "stats").output
@@ -123,6 +123,6 @@ def test_a_store_that_does_not_answer_is_exit_code_2(monkeypatch: pytest.MonkeyP
     def down(*_: Any) -> Any:
         raise StoreUnavailable("no answer")
 
-    monkeypatch.setattr(type(world.store.unsettled), "standing", down)
+    monkeypatch.setattr(type(world.store.recovery), "counts", down)
 
     assert (2, "Error: no answer\n") == ((told := run(world, "stats")).exit_code, told.stderr)

@@ -77,7 +77,7 @@ def test_a_purge_leaves_nothing_readable_and_nothing_runs_again(world: World) ->
     assert (410, 1) == (paid(world).status_code, len(world.runs))
     state = world.app.extensions["idempotency"]
     tid = Identity(b"s").tenant_id(state.settings.namespace, "acme")
-    assert {b""} == {payload.data for payload in _payloads(state.built.answers, tid)}
+    assert {b""} == {payload.data for payload in _payloads(state.built.responses, tid)}
 
 
 @pytest.mark.parametrize("condemned", (False, True), ids=("answered", "condemned"))
@@ -93,24 +93,24 @@ def test_a_host_that_does_not_know_the_cache_leaves_its_answers_alone(
     commands = [("release", *ALICES, *WHY, "--yes"), ("release", *ALICES, *WHY, "--yes", "--force")]
     if condemned:
         built = web.app.extensions["idempotency"].built
-        (answer,) = built.unsettled.walk(State.COMPLETED, limit=10).found
+        (answer,) = built.recovery.scan(State.COMPLETED, limit=10).found
         store = SqlStore(Database(database))
         payload = found(store, answer.key).payload
         assert payload is not None
-        store.condemn(answer.key, payload)
+        store.mark_corrupt(answer.key, payload)
         store.close()
         happened = ("--happened", "--status", "202")
         commands += [
             ("resolve", *ALICES, verdict, *rest, *WHY, "--yes")
             for verdict, *rest in (happened, ("--reopen",), ("--never-happened", "--force"))
         ]
-    before = admin.app.extensions["idempotency"].built.unsettled.standing().quarantined
+    before = admin.app.extensions["idempotency"].built.recovery.counts().quarantined
 
     for command in commands:
         told = refusal(run(admin, *command))
         assert "IDEMPOTENCY_REDIS_URL is not set here" in told
         assert "Nothing was changed." in told
-    assert before == admin.app.extensions["idempotency"].built.unsettled.standing().quarantined
+    assert before == admin.app.extensions["idempotency"].built.recovery.counts().quarantined
     other = ("--key", "other", *ALICES[2:])
     assert 0 == run(admin, "release", *other, *WHY, "--yes", "--force").exit_code
     assert 0 == run(web, *commands[1]).exit_code
@@ -131,7 +131,7 @@ def test_where_no_host_has_ever_had_a_cache_an_answer_can_be_released(tmp_path: 
 def _payloads(answers: Any, tid: bytes) -> Iterator[Any]:
     after: bytes | None = b""
     while after is not None:
-        page = answers.walk(after=after, limit=100, tid=tid)
+        page = answers.scan(after=after, limit=100, tid=tid)
         yield from (answer.record.payload for answer in page.answers)
         after = page.after
 
@@ -173,13 +173,13 @@ def test_a_janitor_that_does_not_know_the_cache_settles_nothing_that_holds_an_an
     database, cache = f"sqlite:///{tmp_path / 'records.db'}", redis_servers.get(REDIS_KINDS[0]).url
     web, janitor = world_on(database, redis_url=cache), world_on(database)
     assert 201 == paid(web).status_code
-    unsettled = janitor.app.extensions["idempotency"].built.unsettled
-    (answer,) = unsettled.walk(State.COMPLETED, limit=10).found
+    unsettled = janitor.app.extensions["idempotency"].built.recovery
+    (answer,) = unsettled.scan(State.COMPLETED, limit=10).found
 
     with pytest.raises(NotApplied, match="IDEMPOTENCY_REDIS_URL"):
-        unsettled.free(answer)
+        unsettled.force_release(answer)
     assert "true" == paid(web).headers["Idempotency-Replayed"]
-    assert web.app.extensions["idempotency"].built.unsettled.free(answer)
+    assert web.app.extensions["idempotency"].built.recovery.force_release(answer)
 
 
 def test_another_applications_key_is_settled_by_that_one_alone() -> None:

@@ -29,11 +29,11 @@ class Shelf:
     changed: Callable[[TenantKeys], TenantKeys] = as_it_is
     refuses: int = 0
 
-    def shelf(self, tid: bytes) -> TenantKeys:
+    def read_keys(self, tid: bytes) -> TenantKeys:
         self.looks += 1
         if self.error is not None:
             raise self.error
-        return self.changed(self.inner.shelf(tid))
+        return self.changed(self.inner.read_keys(tid))
 
     def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
         if self.refuses:
@@ -41,17 +41,17 @@ class Shelf:
             return False
         return self.inner.add(tid, key, store=store, after=after)
 
-    def close(self, tid: bytes, number: int) -> None:
-        self.inner.close(tid, number)
+    def disable(self, tid: bytes, number: int) -> None:
+        self.inner.disable(tid, number)
 
-    def retire(self, tid: bytes, number: int) -> None:
-        self.inner.retire(tid, number)
+    def delete(self, tid: bytes, number: int) -> None:
+        self.inner.delete(tid, number)
 
-    def others(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
-        return self.inner.others(kid)
+    def wrapped_by_other(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
+        return self.inner.wrapped_by_other(kid)
 
-    def destroy(self, tid: bytes) -> int:
-        return self.inner.destroy(tid)
+    def shred(self, tid: bytes) -> int:
+        return self.inner.shred(tid)
 
     def count(self) -> Mapping[str, int]:
         return self.inner.count()

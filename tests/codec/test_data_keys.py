@@ -28,7 +28,7 @@ def test_the_first_key_of_a_tenant_is_made(shelf: Shelf) -> None:
     Each tenant has its own, under the newest key of the ring; what the store has of it is wrapped.
     """
     ours, theirs = (ring_on(shelf).for_sealing(tid) for tid in (TENANT, OTHER_TENANT))
-    stored = shelf.inner.shelf(TENANT).keys[0]
+    stored = shelf.inner.read_keys(TENANT).keys[0]
 
     assert (1, "new", 32) == (ours.number, ours.kid, len(ours.key))
     assert ours.key != theirs.key
@@ -61,7 +61,7 @@ def test_the_highest_number_seals(shelf: Shelf) -> None:
     An operator who adds a key means it to be used.
     """
     first = ring_on(shelf).for_sealing(TENANT)
-    made = ring_on(shelf)._made(TENANT, "new", shelf.inner.shelf(TENANT))
+    made = ring_on(shelf)._made(TENANT, "new", shelf.inner.read_keys(TENANT))
     assert shelf.add(TENANT, DataKey(2, "new", made.wrapped), store=first.store, after=1)
 
     assert made == ring_on(shelf).for_sealing(TENANT)
@@ -72,7 +72,7 @@ def test_closed_keys_open_and_do_not_seal(shelf: Shelf) -> None:
     A store would not take what they seal: a new one is made, and what they sealed still opens.
     """
     first = ring_on(shelf).for_sealing(TENANT)
-    shelf.inner.close(TENANT, 1)
+    shelf.inner.disable(TENANT, 1)
 
     assert 2 == ring_on(shelf).for_sealing(TENANT).number
     assert first == ring_on(shelf).for_opening(TENANT, SealedBy("new", 1))
@@ -94,7 +94,7 @@ def test_many_threads_make_one_key(shelf: Shelf) -> None:
         keys = list(pool.map(ask, range(threads)))
 
     assert 1 == len({key.key for key in keys})
-    assert [1] == [key.number for key in shelf.inner.shelf(TENANT).keys]
+    assert [1] == [key.number for key in shelf.inner.read_keys(TENANT).keys]
 
 
 def test_of_all_that_find_none_one_makes_the_key(shelf: Shelf) -> None:
@@ -114,7 +114,7 @@ def test_of_all_that_find_none_one_makes_the_key(shelf: Shelf) -> None:
         keys = list(pool.map(lambda _: ring_on(shelf).for_sealing(TENANT), range(processes)))
 
     assert 1 == len({key.key for key in keys})
-    assert [1] == [key.number for key in shelf.inner.shelf(TENANT).keys]
+    assert [1] == [key.number for key in shelf.inner.read_keys(TENANT).keys]
     assert 2 * processes - 1 == shelf.looks
 
 
@@ -136,7 +136,7 @@ def test_numbers_go_on_from_the_last_that_was_given(shelf: Shelf) -> None:
     """
     ring = ring_on(shelf)
     ring.for_sealing(TENANT)
-    shelf.inner.destroy(TENANT)
+    shelf.inner.shred(TENANT)
     ring.forget(TENANT)
 
     assert 2 == ring.for_sealing(TENANT).number
@@ -175,7 +175,7 @@ def test_a_provider_that_garbles_keys_is_found_out(shelf: Shelf) -> None:
 
     with pytest.raises(StoreUnavailable, match="trusted"):
         ring_on(shelf, Garbling()).for_sealing(TENANT)
-    assert () == shelf.inner.shelf(TENANT).keys
+    assert () == shelf.inner.read_keys(TENANT).keys
 
 
 @pytest.mark.parametrize("answer", (b"", b"short", None, "text" * 8))
@@ -229,7 +229,7 @@ def test_a_shelf_that_was_tampered_with_opens_nothing(shelf: Shelf, change: Call
     """
     ring_on(shelf).for_sealing(TENANT)
     shelf.changed = change
-    record = change(shelf.inner.shelf(TENANT)).keys or shelf.inner.shelf(TENANT).keys
+    record = change(shelf.inner.read_keys(TENANT)).keys or shelf.inner.read_keys(TENANT).keys
 
     with pytest.raises(CorruptRecord):
         ring_on(shelf).for_opening(TENANT, SealedBy(record[0].kid, record[0].number))
@@ -240,7 +240,7 @@ def test_a_key_of_another_tenant_does_not_serve(shelf: Shelf) -> None:
     Though it has the same number and is wrapped by the same key.
     """
     ring_on(shelf).for_sealing(TENANT)
-    theirs = shelf.inner.shelf(TENANT)
+    theirs = shelf.inner.read_keys(TENANT)
     shelf.changed = lambda _: theirs
 
     with pytest.raises(CorruptRecord):
@@ -280,7 +280,7 @@ def test_nothing_secret_is_shown(shelf: Shelf) -> None:
     ring = ring_on(shelf)
     key = ring.for_sealing(TENANT)
 
-    shown = "".join(map(repr, (key, ring, ring._memory, shelf.inner.shelf(TENANT))))
+    shown = "".join(map(repr, (key, ring, ring._memory, shelf.inner.read_keys(TENANT))))
     assert not any(repr(secret)[2:-1] in shown for secret in (key.key, key.wrapped, NEW, OLD))
     assert "UnwrappedKey(kid='new', number=1)" == repr(key)
     assert keyring().for_sealing(TENANT).key != key.key

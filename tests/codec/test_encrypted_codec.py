@@ -68,7 +68,7 @@ def test_answers_from_when_encryption_was_on_still_open() -> None:
 
     assert RESULT == off.open(sealed, BINDING)
     assert PLAIN.seal(RESULT, BINDING) == off.seal(RESULT, BINDING)
-    assert () == shelf.shelf(OTHER_TENANT).keys
+    assert () == shelf.read_keys(OTHER_TENANT).keys
     with pytest.raises(CorruptRecord, match="IDEMPOTENCY_KEY_RING"):
         PLAIN.open(sealed, BINDING)
 
@@ -144,7 +144,7 @@ def test_a_forgotten_key_seals_no_more() -> None:
     shelf = MemoryStore().data_keys
     sealing = codec(shelf)
     sealing.seal(RESULT, BINDING)
-    shelf.destroy(TENANT)
+    shelf.shred(TENANT)
     assert SealedBy("new", 1) == sealing.seal(RESULT, BINDING).sealed_by
 
     sealing.forget(KEY)
@@ -158,7 +158,7 @@ def test_a_destroyed_key_opens_nothing_anywhere_it_is_not_remembered() -> None:
     """
     shelf = MemoryStore().data_keys
     sealed = codec(shelf).seal(RESULT, BINDING)
-    shelf.destroy(TENANT)
+    shelf.shred(TENANT)
 
     with pytest.raises(CorruptRecord, match="data key 1"):
         codec(shelf).open(sealed, BINDING)
@@ -201,7 +201,7 @@ def test_a_store_that_lost_its_data_keys_gets_an_answer_that_it_can_keep() -> No
     store = MemoryStore()
     sealing = codec(store.data_keys)
     sealing.prepare(KEY)
-    store.data_keys.close(TENANT, 1)
+    store.data_keys.disable(TENANT, 1)
     token = b"token-of-owner.."
     claimed = store.claim(ClaimRequest(KEY, BINDING.fingerprint, OnExpiry.TAKEOVER), token=token, lease=30)
     assert isinstance(claimed, Claimed)

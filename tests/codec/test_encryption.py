@@ -172,8 +172,8 @@ def test_an_answer_of_another_store_does_not_open() -> None:
     """
     here, there = MemoryStore().data_keys, MemoryStore().data_keys
     sealed = codec(there).seal(RESULT, BINDING)
-    copied = there.shelf(TENANT).keys[0]
-    assert here.add(TENANT, copied, store=here.shelf(TENANT).store, after=0)
+    copied = there.read_keys(TENANT).keys[0]
+    assert here.add(TENANT, copied, store=here.read_keys(TENANT).store, after=0)
 
     assert_corrupt(sealed, opened_by=codec(here))
 
@@ -265,7 +265,7 @@ def test_the_key_of_a_record_is_derived_as_the_standard_says() -> None:
     sealed = codec(shelf).seal(RESULT, BINDING)
     info = encode(b"flask_idempotency/record-key/1", KEY.rid, b"17", BINDING.token)
     bound = encode(
-        *(b"flask_idempotency/answer/2", b"\x21", shelf.shelf(TENANT).store, TENANT, KEY.rid, b"17", BINDING.token),
+        *(b"flask_idempotency/answer/2", b"\x21", shelf.read_keys(TENANT).store, TENANT, KEY.rid, b"17", BINDING.token),
         *(b"completed", BINDING.fingerprint, b"new", b"1", b"201", b"\1", str(RESULT.byte_size).encode()),
     )
     key = hmac.digest(data_key.key, info + b"\1", "sha256")
@@ -284,7 +284,7 @@ def test_nothing_secret_is_said(caplog: pytest.LogCaptureFixture) -> None:
     canary = StoredResponse(201, "", (("X-Canary", "canary-header"),), b"canary-body")
     sealed = sealing.seal(canary, BINDING)
     key = data_keys.for_sealing(TENANT)
-    told = [*map(repr, (sealing, data_keys, sealed, BINDING, key, RING, canary, shelf.shelf(TENANT)))]
+    told = [*map(repr, (sealing, data_keys, sealed, BINDING, key, RING, canary, shelf.read_keys(TENANT)))]
     for payload, binding in (
         *((payload, BINDING) for payload in PAYLOADS.values()),
         *((sealed, binding) for binding in BINDINGS.values()),

@@ -36,7 +36,7 @@ class Bank:
 
     @property
     def store(self) -> Store:
-        store: Store = self.app.extensions["idempotency"].engine._around.store
+        store: Store = self.app.extensions["idempotency"].engine._deps.store
         return store
 
     def pay(self, key: str = "k", **headers: str) -> TestResponse:

@@ -74,7 +74,7 @@ def go_everywhere(bank: Bank) -> dict[str, TestResponse]:
     answers["damaged"] = pay(bank, KEY + "-damaged")
     answers["quarantined"] = pay(bank, KEY + "-damaged")
     assert isinstance(bank.store, KeepsDataKeys)
-    bank.store.data_keys.destroy(flying.tid)
+    bank.store.data_keys.shred(flying.tid)
     answers["erased"] = pay(bank)
     answers["over quota"] = pay(bank, KEY + "-one-too-many")
     return answers

@@ -75,7 +75,7 @@ class Member:
             case 1:
                 store.renew(key, token, lease=0.2)
             case 2:
-                store.hold(key, token, "for a while")
+                store.quarantine(key, token, "for a while")
             case 3:
                 # The same request once more, as a client library sends it after a lost reply.
                 store.claim(request, token=token, lease=0.2, quota=self._quota)

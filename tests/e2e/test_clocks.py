@@ -184,7 +184,7 @@ def test_40_time_ends_nothing_that_is_not_completed(place: Place, step: float) -
     tokens = {each: a_token() for each in (flying, unknown)}
     for each, token in tokens.items():
         granted(place.store.claim(a_request(each), token=token, lease=LEASE))
-    place.store.hold(unknown, tokens[unknown], "view-crashed")
+    place.store.quarantine(unknown, tokens[unknown], "view-crashed")
     place.set_ahead(step)
     till.sweep()
     till.sweep()

@@ -21,7 +21,7 @@ from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.model import State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Settler
-from flask_idempotency.operations import AuditNote, Case, ResolveReport, doubts, release
+from flask_idempotency.operations import AuditNote, Case, ResolveReport, release, release_warnings
 from flask_idempotency.sql import fenced
 from flask_idempotency.web.janitor import settler_of
 from tests.e2e.conftest import Serve
@@ -67,8 +67,8 @@ def released_by_force(store: Any, app: Any) -> int:
     state = app.extensions["idempotency"]
     settler = settler_of(state.built, state.settings, state.observers)
     assert settler is not None
-    found = store.unsettled.walk(State.QUARANTINED, limit=100).found
-    return sum(settler.free(each, actor="operator", reason="they said so", forced=True) for each in found)
+    found = store.recovery.scan(State.QUARANTINED, limit=100).found
+    return sum(settler.force_release(each, actor="operator", reason="they said so", forced=True) for each in found)
 
 
 def test_limit_a_release_by_force_while_the_owner_lives_runs_a_plain_view_twice(
@@ -122,16 +122,16 @@ def test_a_deduplicated_key_is_released_without_force_once_its_owner_is_silent(
             while not reached(case := seen(store)):
                 assert time.monotonic() < deadline
                 _paces.wait(PAUSE_SECONDS)
-                doubtful.append(bool(doubts(case, policy)))
+                doubtful.append(bool(release_warnings(case, policy)))
             return case
 
         doubtful: list[bool] = []
         until(lambda case: case.first.record.deadline > begun.first.record.deadline + 4 * LEASE)
         assert set(doubtful) == {True}
         pause(worker)
-        silent = until(lambda case: not doubts(case, policy))
+        silent = until(lambda case: not release_warnings(case, policy))
         assert silent.first.record.remaining <= -2 * LEASE
-        settler = Settler(store.unsettled, EnvelopeCodec(), lambda event: None, label=lambda key: "label")
+        settler = Settler(store.recovery, EnvelopeCodec(), lambda event: None, label=lambda key: "label")
         assert ResolveReport(1, left=0) == release(
             settler, silent, AuditNote("operator", "its host is gone"), forced=False
         )
@@ -148,7 +148,7 @@ def test_a_deduplicated_key_is_released_without_force_once_its_owner_is_silent(
 
 def seen(store: Any) -> Case:
     """The only key in progress, as a person meets it."""
-    (found,) = store.unsettled.walk(State.PROCESSING, limit=100).found
+    (found,) = store.recovery.scan(State.PROCESSING, limit=100).found
     return Case((found,))
 
 

@@ -225,7 +225,7 @@ def test_36_37_every_key_is_settled_once_and_truthfully(
 
     with closing(cast("Any", build_store(url))) as store:
         janitor = janitor_of(looked_after(**{**told, "store": store}))
-        assert UnfinishedCounts() == store.unsettled.standing()
+        assert UnfinishedCounts() == store.recovery.counts()
         assert ReapReport() == run(janitor, "reap")
         recount = run(janitor, "reconcile")
         assert (0, 0) == (recount.drifted, recount.busy)

@@ -113,7 +113,7 @@ def _runs(crowd: subprocess.Popen[str]) -> bool:
 def _recounted(store: Any, tid: bytes) -> Usage:
     """From the records alone, each read by its name."""
     found = [store.read(key_of(tid, name)) for name in range(KEYS)]
-    records = [record for record in found if record is not None and record.counted]
+    records = [record for record in found if record is not None and record.in_quota]
     return Usage(
         records=len(records),
         bytes=sum(record.payload.byte_size for record in records if record.state is State.COMPLETED),

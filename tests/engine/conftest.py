@@ -66,8 +66,8 @@ class House:
         return ClaimRequest(
             key=name.storage_key(Scope("shop", "acme", "alice"), key),
             fingerprint=b"\1" + name.fingerprint(body)[:16],
-            on_lapse=(policy or self.policy).on_lapse,
-            about=RequestInfo("acme", "alice", "POST", "pay"),
+            on_expiry=(policy or self.policy).on_expiry,
+            info=RequestInfo("acme", "alice", "POST", "pay"),
         )
 
     def claim(self, request: ClaimRequest | None = None, *former: ClaimRequest, **policy: Any) -> Outcome:
@@ -114,7 +114,7 @@ def house() -> House:
         store=store,
         codec=EnvelopeCodec(),
         renewer=renewer,
-        waiting_room=Waiters(4),
+        waiters=Waiters(4),
         observers=Observers([events.append]),
         monotonic=clock,
     )

@@ -34,7 +34,7 @@ def test_renewal_ends_at_max_runtime(house: House) -> None:
     assert isinstance(house.claim(), Unknown)
 
 
-@pytest.mark.parametrize("settle", ["complete", "release", "hold"])
+@pytest.mark.parametrize("settle", ["complete", "release", "quarantine"])
 def test_renewal_ends_with_the_claim(house: House, settle: str) -> None:
     """Whatever ends it."""
     claim = house.won()
@@ -212,7 +212,7 @@ def test_a_delayed_settlement_is_made_once(house: House) -> None:
     claim.complete(DONE)
     house.store.down.clear()
 
-    claim.tend()
+    claim.run()
     house.pass_time(100)
 
     assert 1 == house.told().count("Completed")
@@ -254,14 +254,14 @@ def test_the_point_of_no_return_costs_nothing_where_it_changes_nothing(house: Ho
     """A plain claim is quarantined anyway; passing the point twice is passing it once."""
     plain = house.won()
     plain.point_of_no_return()
-    assert "mark" not in house.store.calls
+    assert "mark_point_of_no_return" not in house.store.calls
     assert plain.past_point
 
     marked = house.won(house.request("other", policy=merge(house.policy, {"effects": "marked"})), effects="marked")
     marked.point_of_no_return()
     marked.point_of_no_return()
 
-    assert 1 == house.store.calls.count("mark")
+    assert 1 == house.store.calls.count("mark_point_of_no_return")
 
 
 def test_a_superseded_owner_cannot_pass_the_point(house: House) -> None:
@@ -279,7 +279,7 @@ def test_a_superseded_owner_cannot_pass_the_point(house: House) -> None:
 def test_a_point_that_the_store_was_not_told_of_is_not_passed(house: House) -> None:
     """No effect without the mark: the view must end here."""
     claim = house.won(effects="marked")
-    house.store.down |= {"mark"}
+    house.store.down |= {"mark_point_of_no_return"}
 
     with pytest.raises(StoreUnavailable):
         claim.point_of_no_return()
@@ -316,7 +316,7 @@ def test_what_cannot_be_stored_leaves_a_tombstone(house: House) -> None:
 def test_a_held_claim_can_still_be_completed_by_its_owner(house: House) -> None:
     """The token stays good: a late answer heals a quarantine."""
     claim = house.won()
-    claim.hold("effect-unknown")
+    claim.quarantine("effect-unknown")
     assert Unknown("effect-unknown") == house.claim()
 
     claim.complete(DONE)
@@ -331,7 +331,7 @@ def test_what_the_record_says_for_the_case_of_a_lapse_is_frozen_at_the_claim(hou
 
     assert isinstance(house.claim(effects="marked"), Unknown)
     record = house.store.read(house.key)
-    assert (State.QUARANTINED, OnExpiry.QUARANTINE) == (record.state, record.on_lapse)
+    assert (State.QUARANTINED, OnExpiry.QUARANTINE) == (record.state, record.on_expiry)
 
 
 def test_an_observer_that_fails_breaks_nothing(house: House, caplog: pytest.LogCaptureFixture) -> None:

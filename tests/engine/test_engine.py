@@ -236,7 +236,7 @@ class TestWaiting:
     def test_without_a_seat_the_duplicate_is_refused_at_once(self, house: House) -> None:
         """Waiters hold threads; there are few."""
         house.won()
-        with house.around.waiting_room.seat(house.key), house.around.waiting_room.seat(house.key):
+        with house.around.waiters.slot(house.key), house.around.waiters.slot(house.key):
             house.store.calls.clear()
 
             assert isinstance(house.claim(in_flight="wait", wait=3600.0), InFlight)

@@ -34,7 +34,7 @@ class Memory:
         self._house.store._store = MemoryStore(clock=self._house.clock)
         self.forgotten = True
 
-    def restore(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
+    def restore_claim(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
         self.brought.append((request, lease, age))
         if self.down:
             raise StoreUnavailable("down")
@@ -49,14 +49,14 @@ class Memory:
     def acknowledge(self, *, forced: bool = False, seen: DataLossStatus | None = None) -> DataLossStatus:
         raise NotImplementedError
 
-    def standing(self) -> DataLossStatus:
+    def status(self) -> DataLossStatus:
         raise NotImplementedError
 
 
 @pytest.fixture
 def memory(house: House) -> Memory:
     memory = Memory(house)
-    house.around = replace(house.around, memory=memory)
+    house.around = replace(house.around, data_loss=memory)
     house.engine = Engine(house.around)
     return memory
 
@@ -65,7 +65,7 @@ def told(house: House) -> int:
     return house.told().count(ClaimRestored.__name__)
 
 
-@pytest.mark.parametrize("verb", ("renew", "complete", "hold"))
+@pytest.mark.parametrize("verb", ("renew", "complete", "quarantine"))
 def test_an_owner_puts_back_what_was_forgotten(house: House, memory: Memory, verb: str) -> None:
     """
     And then does what it was about to do. It says how long ago it asked for the claim.
@@ -78,10 +78,10 @@ def test_an_owner_puts_back_what_was_forgotten(house: House, memory: Memory, ver
             house.renewer.tick()
         case "complete":
             claim.complete(RESULT)
-        case "hold":
-            claim.hold("view-crashed")
+        case "quarantine":
+            claim.quarantine("view-crashed")
 
-    states = {"renew": State.PROCESSING, "complete": State.COMPLETED, "hold": State.QUARANTINED}
+    states = {"renew": State.PROCESSING, "complete": State.COMPLETED, "quarantine": State.QUARANTINED}
     record = house.engine.read(house.key)
     assert record is not None
     assert (states[verb], 1) == (record.state, told(house))

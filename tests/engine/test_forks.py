@@ -20,23 +20,23 @@ import ctypes, os, sys, threading
 from flask_idempotency.engine import forks
 from flask_idempotency.engine.lease import LeaseRenewer
 
-class Tended:
+class Renewable:
     def __init__(self):
         self.seen = threading.Event()
-    def tend(self):
+    def run(self):
         self.seen.set()
 
-renewer, mine, theirs = LeaseRenewer(), Tended(), Tended()
-renewer.watch(mine, after=0)
+renewer, mine, theirs = LeaseRenewer(), Renewable(), Renewable()
+renewer.add(mine, after=0)
 assert mine.seen.wait(60)
-renewer.watch(mine, after=0.8)
+renewer.add(mine, after=0.8)
 # A fork below Python copies the interpreter's lock as it is. The lease thread must be asleep then, and not wait for the lock.
 threading.Event().wait(0.2)
 fork = os.fork if sys.argv[1] == "python" else ctypes.PyDLL(None).fork
 child = fork()
 if child == 0:
     mine.seen.clear()
-    renewer.watch(theirs, after=0)
+    renewer.add(theirs, after=0)
     os._exit(0 if theirs.seen.wait(60) and not mine.seen.wait(1) else 1)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
-from flask_idempotency.engine.lease import FAILED_SECONDS, RETRY_SECONDS, SPARE_LIMIT, LeaseRenewer
+from flask_idempotency.engine.lease import DROPPABLE_LIMIT, FAILED_SECONDS, RETRY_SECONDS, LeaseRenewer
 
 
 class Time:
@@ -31,7 +31,7 @@ class Patient:
         self.answer = answer
         self.tended = 0
 
-    def tend(self) -> float | None:
+    def run(self) -> float | None:
         self.tended += 1
         return self.answer()
 
@@ -57,7 +57,7 @@ def renewer(time: Time) -> LeaseRenewer:
 def test_tends_when_due_and_not_before(renewer: LeaseRenewer, time: Time) -> None:
     """A lease of 30 s is renewed every 10 s."""
     patient = Patient()
-    renewer.watch(patient, after=10.0)
+    renewer.add(patient, after=10.0)
 
     for _ in range(35):
         time.now += 1
@@ -69,9 +69,9 @@ def test_tends_when_due_and_not_before(renewer: LeaseRenewer, time: Time) -> Non
 def test_forgets_what_is_settled_and_what_says_it_is_done(renewer: LeaseRenewer, time: Time) -> None:
     """Nothing keeps a claim alive that has ended."""
     settled, done = Patient(), Patient(lambda: None)
-    renewer.watch(settled, after=1.0)
-    renewer.watch(done, after=1.0)
-    renewer.forget(settled)
+    renewer.add(settled, after=1.0)
+    renewer.add(done, after=1.0)
+    renewer.remove(settled)
 
     for _ in range(5):
         time.now += 10
@@ -83,7 +83,7 @@ def test_forgets_what_is_settled_and_what_says_it_is_done(renewer: LeaseRenewer,
 def test_p11_a_failing_store_is_asked_again_soon(renewer: LeaseRenewer, time: Time) -> None:
     """One failed renewal neither ends the renewing nor waits for a third of the lease."""
     patient = Patient(unavailable)
-    renewer.watch(patient, after=10.0)
+    renewer.add(patient, after=10.0)
     time.now += 10
     renewer.tick()
     patient.answer = lambda: 10.0
@@ -98,7 +98,7 @@ def test_claims_of_a_node_that_is_gone_keep_nobody_waiting(renewer: LeaseRenewer
     """Each attempt at it may take seconds: those that failed come last, and one more failure among them ends the round."""
     broken, healthy = [Patient(unavailable) for _ in range(5)], Patient()
     for number, each in enumerate((*broken, healthy)):
-        renewer.watch(each, after=1.0 + number)
+        renewer.add(each, after=1.0 + number)
     time.now += 10
     renewer.tick()
     assert ([1] * 5, 1) == ([each.tended for each in broken], healthy.tended)
@@ -111,11 +111,11 @@ def test_claims_of_a_node_that_is_gone_keep_nobody_waiting(renewer: LeaseRenewer
 
 def test_live_claims_take_no_room_from_abandoned_ones(renewer: LeaseRenewer) -> None:
     """However many are watched: one whose reply was lost is given up all the same."""
-    for _ in range(SPARE_LIMIT):
-        renewer.watch(Patient(), after=100.0)
+    for _ in range(DROPPABLE_LIMIT):
+        renewer.add(Patient(), after=100.0)
     alive = [Patient() for _ in range(3)]
     for each in alive:
-        renewer.watch(each, after=0.0, spare=True)
+        renewer.add(each, after=0.0, droppable=True)
     renewer.tick()
 
     assert [1, 1, 1] == [each.tended for each in alive]
@@ -130,8 +130,8 @@ def test_one_that_raises_anything_does_not_stop_the_rest(
         raise CorruptRecord("odd")
 
     broken, healthy = Patient(odd), Patient()
-    renewer.watch(broken, after=1.0)
-    renewer.watch(healthy, after=2.0)
+    renewer.add(broken, after=1.0)
+    renewer.add(healthy, after=2.0)
 
     time.now += 5
     renewer.tick()
@@ -148,10 +148,10 @@ def test_what_is_watched_anew_while_it_is_tended_stays_watched(renewer: LeaseRen
     patient = Patient()
 
     def settled_meanwhile() -> None:
-        renewer.watch(patient, after=0.5)
+        renewer.add(patient, after=0.5)
 
     patient.answer = settled_meanwhile
-    renewer.watch(patient, after=1.0)
+    renewer.add(patient, after=1.0)
     time.now += 1
     renewer.tick()
 
@@ -165,22 +165,22 @@ def test_a_thread_that_cannot_be_started_is_started_with_the_next_claim(
     renewer, tended = LeaseRenewer(), threading.Event()
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", unstartable)
-        renewer.watch(Patient(), after=3600.0)
+        renewer.add(Patient(), after=3600.0)
     assert "no thread can be started" in caplog.text
 
-    renewer.watch(Patient(lambda: tended.set()), after=0.0)
+    renewer.add(Patient(lambda: tended.set()), after=0.0)
 
     assert tended.wait(60)
 
 
 def test_spare_work_is_turned_away_when_there_is_too_much(renewer: LeaseRenewer) -> None:
     """A long outage cannot fill the memory with claims to give back; live claims are always watched."""
-    for _ in range(SPARE_LIMIT):
-        renewer.watch(Patient(), after=1.0, spare=True)
+    for _ in range(DROPPABLE_LIMIT):
+        renewer.add(Patient(), after=1.0, droppable=True)
     spare, live = Patient(), Patient()
 
-    renewer.watch(spare, after=1.0, spare=True)
-    renewer.watch(live, after=1.0)
+    renewer.add(spare, after=1.0, droppable=True)
+    renewer.add(live, after=1.0)
 
     assert spare not in renewer._due
     assert live in renewer._due
@@ -190,9 +190,9 @@ def test_the_thread_tends_without_being_told() -> None:
     """The real thread, the real clock: what is due at once is tended at once, also when an earlier one arrives."""
     tended = threading.Event()
     renewer = LeaseRenewer()
-    renewer.watch(Patient(), after=3600.0)
+    renewer.add(Patient(), after=3600.0)
 
-    renewer.watch(Patient(lambda: tended.set()), after=0.0)
+    renewer.add(Patient(lambda: tended.set()), after=0.0)
 
     assert tended.wait(60)
 
@@ -200,7 +200,7 @@ def test_the_thread_tends_without_being_told() -> None:
 def test_a_dropped_renewer_is_collected() -> None:
     """The thread does not keep an application alive that nobody uses any more."""
     renewer = LeaseRenewer()
-    renewer.watch(Patient(), after=3600.0)
+    renewer.add(Patient(), after=3600.0)
     thread = renewer._thread
     weak = weakref.ref(renewer)
 
@@ -215,7 +215,7 @@ def test_a_dropped_renewer_is_collected() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_forked_child_does_not_renew_its_parents_claims(renewer: LeaseRenewer, time: Time) -> None:
     """A preloading server forks its workers: a claim whose owner is another process is not the child's to keep."""
-    renewer.watch(Patient(), after=1.0)
+    renewer.add(Patient(), after=1.0)
 
     pid = os.fork()
     if pid == 0:

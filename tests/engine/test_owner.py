@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from flask_idempotency.engine.model import CORRUPT, NOBODY, OnExpiry, Record, State
-from flask_idempotency.engine.recovery import LAPSED, as_of, last_seen, may_live_for
+from flask_idempotency.engine.recovery import LAPSED, clamp_clock, idle_seconds, max_remaining
 from flask_idempotency.testing.contract.support import FINGERPRINT, PAYLOAD
 
 NOW = 1_800_000_000.0
@@ -22,8 +22,8 @@ def record(state: State, *, remaining: float, reason: str = "") -> Record:
         fence=1,
         attempt=1,
         fingerprint=FINGERPRINT,
-        on_lapse=OnExpiry.QUARANTINE,
-        about=NOBODY,
+        on_expiry=OnExpiry.QUARANTINE,
+        info=NOBODY,
         requested_at=NOW - 100,
         deadline=NOW + remaining,
         remaining=remaining,
@@ -32,7 +32,7 @@ def record(state: State, *, remaining: float, reason: str = "") -> Record:
 
 
 def may_live(record: Record) -> float:
-    return may_live_for(record, max_runtime=MAX_RUNTIME)
+    return max_remaining(record, max_runtime=MAX_RUNTIME)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_an_owner_was_last_seen_when_it_claimed_or_renewed(remaining: float, sec
     """
     For as long as a lease is; a longer one than is known of was given just now.
     """
-    assert seconds == last_seen(record(State.PROCESSING, remaining=remaining), lease=LEASE)
+    assert seconds == idle_seconds(record(State.PROCESSING, remaining=remaining), lease=LEASE)
 
 
 @pytest.mark.parametrize(("remaining", "seconds"), ((30.0, 930.0), (10.0, 910.0), (-10.0, 890.0), (-899.0, 1.0)))
@@ -90,8 +90,8 @@ def test_a_clock_that_was_set_forward_declares_no_owner_dead() -> None:
     claimed = replace(record(State.QUARANTINED, remaining=-2 * 86400.0, reason=LAPSED), deadline=NOW + LEASE)
 
     assert may_live(claimed) == 0.0
-    seen = as_of(claimed, NOW + 10)
-    assert last_seen(seen, lease=LEASE) == 10.0
+    seen = clamp_clock(claimed, NOW + 10)
+    assert idle_seconds(seen, lease=LEASE) == 10.0
     assert may_live(seen) == LEASE - 10 + MAX_RUNTIME
 
 
@@ -101,7 +101,7 @@ def test_a_horizon_that_is_ahead_says_nothing() -> None:
     """
     claimed = record(State.PROCESSING, remaining=20.0)
 
-    assert claimed == as_of(claimed, NOW + 1e6)
+    assert claimed == clamp_clock(claimed, NOW + 1e6)
 
 
 def test_the_life_of_an_answer_has_one_clock() -> None:
@@ -110,4 +110,4 @@ def test_the_life_of_an_answer_has_one_clock() -> None:
     """
     answered = record(State.COMPLETED, remaining=-1.0)
 
-    assert answered == as_of(answered, NOW - 1e6)
+    assert answered == clamp_clock(answered, NOW - 1e6)

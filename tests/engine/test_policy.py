@@ -131,7 +131,7 @@ def test_effects_decide_what_a_vanished_worker_leaves(
     effects: str, on_abandoned: str | None, expected: OnExpiry
 ) -> None:
     """A plain effect is taken over only where somebody wrote so in so many words."""
-    assert expected == merge(Policy(), {"effects": effects, "on_abandoned": on_abandoned}).on_lapse
+    assert expected == merge(Policy(), {"effects": effects, "on_abandoned": on_abandoned}).on_expiry
 
 
 def test_the_innermost_layer_that_names_a_value_decides() -> None:

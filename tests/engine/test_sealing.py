@@ -217,7 +217,7 @@ def test_an_erased_answer_is_an_outcome_of_its_own(house: House, keys: Keys) -> 
     Neither a replay nor a miss; and it is told.
     """
     house.won().complete(PAID)
-    house.store._store.data_keys.destroy(house.key.tid)
+    house.store._store.data_keys.shred(house.key.tid)
 
     assert Erased() == house.claim()
     assert "ErasedRefused" == house.told()[-1]

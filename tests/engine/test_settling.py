@@ -61,7 +61,7 @@ class Desk:
         keys = DataKeyring(ring, self.store.data_keys, monotonic=lambda: self.clock.now)
         self.codec = EncryptedCodec(EnvelopeCodec(compression=None), keys)
         self.settler = Settler(
-            self.store.unsettled,
+            self.store.recovery,
             self.codec,
             Observers([self.events.append]),
             label=lambda key: key.rid.hex()[:8],
@@ -75,7 +75,7 @@ class Desk:
 
     def held(self) -> tuple[SeenRecord, bytes]:
         key, token, _ = self.claim()
-        self.store.hold(key, token, "view-crashed")
+        self.store.quarantine(key, token, "view-crashed")
         return self.seen(key), token
 
     def answered(self) -> tuple[SeenRecord, bytes]:
@@ -87,7 +87,7 @@ class Desk:
         """Whoever could not open its answer has said so."""
         answered, token = self.answered()
         assert answered.record.payload is not None
-        self.store.condemn(answered.key, answered.record.payload)
+        self.store.mark_corrupt(answered.key, answered.record.payload)
         return self.seen(answered.key), token
 
     def seen(self, key: StorageKey) -> SeenRecord:
@@ -169,8 +169,8 @@ def test_an_answer_whose_key_was_closed_meanwhile_is_sealed_anew(desk: Desk) -> 
     """
     held, _ = desk.held()
     desk.codec.seal(PAID, desk.binding(held.key))
-    last = desk.store.data_keys.shelf(held.key.tid).last
-    desk.store.data_keys.close(held.key.tid, last)
+    last = desk.store.data_keys.read_keys(held.key.tid).last
+    desk.store.data_keys.disable(held.key.tid, last)
 
     assert desk.settler.complete(held, PAID, keep=KEEP, **WHY)
     by = desk.payload(held.key).sealed_by
@@ -184,7 +184,7 @@ def test_of_an_erased_tenant_only_that_it_was_done_is_stored(desk: Desk) -> None
     """
     held, _ = desk.held()
     desk.codec.seal(PAID, desk.binding(held.key))
-    desk.store.data_keys.destroy(held.key.tid)
+    desk.store.data_keys.shred(held.key.tid)
 
     assert desk.settler.complete(held, PAID, keep=KEEP, **WHY)
     assert (b"", ERASED, 201) == (
@@ -202,14 +202,14 @@ def test_who_was_not_first_changes_nothing_and_tells_nothing(desk: Desk, verb: s
     """
     seen, token = desk.condemned() if verb == "reopen" else desk.held()
     if verb == "reopen":
-        desk.settler.free(seen, **WHY)
+        desk.settler.force_release(seen, **WHY)
         desk.events.clear()
     else:
         desk.store.complete(seen.key, token, desk.codec.seal(PAID, desk.binding(seen.key)), keep=KEEP)
     before = desk.store.read(seen.key)
     done = {
         "complete": lambda: desk.settler.complete(seen, OTHER, keep=KEEP, **WHY),
-        "free": lambda: desk.settler.free(seen, **WHY),
+        "free": lambda: desk.settler.force_release(seen, **WHY),
         "reopen": lambda: desk.settler.reopen(seen, keep=KEEP, **WHY),
     }
 
@@ -224,7 +224,7 @@ def test_a_freed_key_runs_again_and_is_told(desk: Desk, forced: bool) -> None:
     """
     held, _ = desk.held()
 
-    assert desk.settler.free(held, forced=forced, **WHY)
+    assert desk.settler.force_release(held, forced=forced, **WHY)
     assert desk.store.read(held.key) is None
     assert [desk.told(held, "released", forced=forced)] == desk.events
 
@@ -260,8 +260,8 @@ def test_damage_is_not_reopened(desk: Desk) -> None:
     """
     answered, _ = desk.answered()
     spoilt = replace(desk.payload(answered.key), data=desk.payload(answered.key).data[::-1])
-    desk.store.answers.replace(answered.key, desk.payload(answered.key), spoilt)
-    desk.store.condemn(answered.key, spoilt)
+    desk.store.responses.replace(answered.key, desk.payload(answered.key), spoilt)
+    desk.store.mark_corrupt(answered.key, spoilt)
     damaged = desk.seen(answered.key)
     with pytest.raises(CorruptRecord):
         desk.settler.reopen(damaged, keep=KEEP, **WHY)
@@ -284,11 +284,11 @@ def test_an_erased_answer_is_not_reopened(desk: Desk) -> None:
     Whether by a key that is gone or by what says that it is.
     """
     damaged, _ = desk.condemned()
-    desk.store.data_keys.destroy(damaged.key.tid)
+    desk.store.data_keys.shred(damaged.key.tid)
     key, token, _ = desk.claim()
     wiped = StoredPayload(b"", 201, True, 0, ERASED)
     desk.store.complete(key, token, wiped, keep=KEEP)
-    desk.store.condemn(key, wiped)
+    desk.store.mark_corrupt(key, wiped)
 
     for seen in (desk.seen(damaged.key), desk.seen(key)):
         with pytest.raises(CorruptRecord):
@@ -309,12 +309,12 @@ def test_a_store_that_does_not_answer_is_said_to(
     def away(*arguments: Any, **options: Any) -> bool:
         raise error
 
-    for verb in ("settle", "free"):
-        monkeypatch.setattr(desk.store.unsettled, verb, away)
+    for verb in ("resolve", "force_release"):
+        monkeypatch.setattr(desk.store.recovery, verb, away)
     with pytest.raises(type(error)):
         desk.settler.complete(held, PAID, keep=KEEP, **WHY)
     with pytest.raises(type(error)):
-        desk.settler.free(held, forced=True, **WHY)
+        desk.settler.force_release(held, forced=True, **WHY)
 
     told = desk.told(held, "completed"), desk.told(held, "released", forced=True)
     assert [replace(event, certain=False) for event in told] == desk.events
@@ -332,11 +332,11 @@ def test_what_was_certainly_not_done_is_not_told(
     def refuse(*arguments: Any, **options: Any) -> bool:
         raise error
 
-    for verb in ("settle", "free"):
-        monkeypatch.setattr(desk.store.unsettled, verb, refuse)
+    for verb in ("resolve", "force_release"):
+        monkeypatch.setattr(desk.store.recovery, verb, refuse)
     with pytest.raises(type(error)):
         desk.settler.complete(held, PAID, keep=KEEP, **WHY)
     with pytest.raises(type(error)):
-        desk.settler.free(held, **WHY)
+        desk.settler.force_release(held, **WHY)
 
     assert desk.events == []

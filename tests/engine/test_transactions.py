@@ -66,7 +66,7 @@ class Book:
         self.log.append("leave")
 
     def is_retryable(self, error: BaseException) -> bool:
-        return isinstance(error, NotCommitted) and error.again
+        return isinstance(error, NotCommitted) and error.retryable
 
     def settle(self, writing: Writing, *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
         self.log.append("settle")
@@ -136,12 +136,12 @@ def test_every_key_of_a_rotation_is_in_the_transaction(house: House, book: Book)
     assert State.COMPLETED is house.store.read(old.key).state
 
 
-@pytest.mark.parametrize("end", ["release", "hold", "complete without rows"])
+@pytest.mark.parametrize("end", ["release", "quarantine", "complete without rows"])
 def test_rows_are_rolled_back_before_the_key_is_settled_otherwise(house: House, book: Book, end: str) -> None:
     """Whoever is given the key next must not find them."""
     claim = house.won()
     at_settlement: list[list[str]] = []
-    for verb in ("release", "hold", "complete"):
+    for verb in ("release", "quarantine", "complete"):
         original = getattr(house.store._store, verb)
 
         def noted(*args: object, original: Callable[..., None] = original, **kwargs: object) -> None:
@@ -153,8 +153,8 @@ def test_rows_are_rolled_back_before_the_key_is_settled_otherwise(house: House, 
     match end:
         case "release":
             claim.release("status-503")
-        case "hold":
-            claim.hold("view-crashed")
+        case "quarantine":
+            claim.quarantine("view-crashed")
         case _:
             claim.complete(StoredResponse(status=402), with_rows=False)
 
@@ -164,7 +164,7 @@ def test_rows_are_rolled_back_before_the_key_is_settled_otherwise(house: House, 
 def test_a_refused_commit_frees_the_key(house: House, book: Book) -> None:
     """Nothing of the work is left, so the retry runs; the caller is told with an exception, never with the answer."""
     claim = house.won()
-    book.refusal = NotCommitted("a deferred constraint", again=False)
+    book.refusal = NotCommitted("a deferred constraint", retryable=False)
 
     with pytest.raises(NotCommitted):
         claim.complete(PAID)
@@ -223,7 +223,7 @@ def test_work_that_committed_early_is_never_released(house: House, book: Book) -
     assert book.told is not None
     book.committed_early = True
     book.told()
-    book.refusal = NotCommitted("refused", again=True)
+    book.refusal = NotCommitted("refused", retryable=True)
 
     with pytest.raises(NotCommitted):
         claim.complete(PAID)
@@ -279,7 +279,7 @@ def test_a_session_that_cannot_be_joined_costs_nobody_the_key(house: House, book
 
 def test_only_a_transactional_claim_is_asked_whether_to_try_again(house: House, book: Book) -> None:
     """And only of an error that there was."""
-    conflict = NotCommitted("deadlock", again=True)
+    conflict = NotCommitted("deadlock", retryable=True)
     joined: Claim = house.won()
     plain: Claim = house.won(house.request("other"), effects="plain")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.waiting import SEATS_PER_KEY, Waiters
+from flask_idempotency.engine.waiting import SLOTS_PER_KEY, Waiters
 
 A = StorageKey(b"a" * 32, b"t" * 32)
 B = StorageKey(b"b" * 32, b"t" * 32)
@@ -17,30 +17,30 @@ def test_no_more_waiters_than_seats() -> None:
     """Waiters hold threads; those past the bound are refused, and a seat that is left can be taken again."""
     room = Waiters(2)
     with ExitStack() as stack:
-        first = room.seat(A)
+        first = room.slot(A)
         assert first.__enter__() is not None
-        assert stack.enter_context(room.seat(B)) is not None
-        assert stack.enter_context(room.seat(C)) is None
+        assert stack.enter_context(room.slot(B)) is not None
+        assert stack.enter_context(room.slot(C)) is None
         first.__exit__(None, None, None)
-        assert stack.enter_context(room.seat(C)) is not None
+        assert stack.enter_context(room.slot(C)) is not None
 
 
 def test_one_key_cannot_take_every_seat() -> None:
     """The duplicates of one key leave seats for those of others."""
-    room = Waiters(SEATS_PER_KEY + 2)
+    room = Waiters(SLOTS_PER_KEY + 2)
     with ExitStack() as stack:
-        for _ in range(SEATS_PER_KEY):
-            assert stack.enter_context(room.seat(A)) is not None
+        for _ in range(SLOTS_PER_KEY):
+            assert stack.enter_context(room.slot(A)) is not None
 
-        assert stack.enter_context(room.seat(A)) is None
-        assert stack.enter_context(room.seat(B)) is not None
+        assert stack.enter_context(room.slot(A)) is None
+        assert stack.enter_context(room.slot(B)) is not None
 
 
 def test_settling_a_key_wakes_its_waiters_and_nobody_else() -> None:
     """Different keys never wait for each other (P-20)."""
     room = Waiters(4)
-    with room.seat(A) as of_a, room.seat(B) as of_b:
-        room.wake(A)
+    with room.slot(A) as of_a, room.slot(B) as of_b:
+        room.notify(A)
 
         assert of_a is not None
         assert of_b is not None
@@ -51,12 +51,12 @@ def test_a_seat_is_given_back_when_its_waiter_fails() -> None:
     """An exception while waiting does not cost the process a seat for ever."""
     room = Waiters(1)
     try:
-        with room.seat(A):
+        with room.slot(A):
             raise ValueError
     except ValueError:
         pass
 
-    with room.seat(A) as seat:
+    with room.slot(A) as seat:
         assert seat is not None
 
 
@@ -67,7 +67,7 @@ class ToyBell:
         self.hearing: list[tuple[Sequence[StorageKey], Callable[[], object]]] = []
 
     @contextmanager
-    def hear(self, keys: Sequence[StorageKey], wake: Callable[[], object]) -> Iterator[None]:
+    def subscribe(self, keys: Sequence[StorageKey], wake: Callable[[], object]) -> Iterator[None]:
         self.hearing.append((keys, wake))
         yield
         self.hearing.remove((keys, wake))
@@ -76,8 +76,8 @@ class ToyBell:
 def test_whoever_has_a_seat_hears_the_stores_bell() -> None:
     """Under every name that the key has, for as long as they sit; whoever has none hears nothing."""
     bell = ToyBell()
-    room = Waiters(1, bell=bell)
-    with room.seat(A, B) as seat, room.seat(C):
+    room = Waiters(1, notifier=bell)
+    with room.slot(A, B) as seat, room.slot(C):
         [(keys, wake)] = bell.hearing
         wake()
 

@@ -84,7 +84,7 @@ def test_it_sweeps(arrangement: str, request: pytest.FixtureRequest, hire_crew: 
         )
 
     assert eventually(lambda: found(store, first).state is State.QUARANTINED)
-    assert eventually(lambda: {"reap", "expire", "heartbeat"} <= book_in(store, "shop").last().keys())
+    assert eventually(lambda: {"reap", "expire", "heartbeat"} <= book_in(store, "shop").reports().keys())
     if not isinstance(store, RedisStore):  # which ends records by itself
         assert eventually(lambda: rows(arranged.store) == 1)
     second = abandoned(store)

@@ -224,10 +224,10 @@ def test_a_chore_that_somebody_else_is_at_says_so() -> None:
     """
     store, celery_app = MemoryStore(), a_celery()
     register(celery_app, a_flask(store))
-    book_in(store, "shop").take("expire", b"somebody else's", lease=60)
+    book_in(store, "shop").lock("expire", b"somebody else's", lease=60)
 
     assert BUSY == run(celery_app, "expire")
-    assert {} == book_in(store, "shop").last()
+    assert {} == book_in(store, "shop").reports()
 
 
 def test_a_store_that_is_away_costs_one_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def test_a_store_that_is_away_costs_one_line(caplog: pytest.LogCaptureFixture, m
     def away(*arguments: object, **options: object) -> bool:
         raise StoreUnavailable("nobody answers") from TimeoutError()
 
-    monkeypatch.setattr(store.chores, "take", away)
+    monkeypatch.setattr(store.task_log, "lock", away)
     with caplog.at_level(logging.WARNING, logger="flask_idempotency"):
         assert UNANSWERED == run(celery_app, "reap")
 

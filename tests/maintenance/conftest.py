@@ -72,7 +72,9 @@ class Office:
         """Somebody else wrote to the store."""
         record = found(self.store, key)
         assert record.payload is not None
-        assert self.store.answers.replace(key, record.payload, replace(record.payload, data=record.payload.data[::-1]))
+        assert self.store.responses.replace(
+            key, record.payload, replace(record.payload, data=record.payload.data[::-1])
+        )
         return found(self.store, key)
 
     def kid(self, key: StorageKey) -> str | None:
@@ -81,7 +83,7 @@ class Office:
 
     def rotate(self, *, batch: int = 2, grace: float = 0.0) -> RotateReport:
         return rotate(
-            self.store.answers, self.store.data_keys, self.codec, self.ring, drain=Batcher(batch), grace=grace
+            self.store.responses, self.store.data_keys, self.codec, self.ring, drain=Batcher(batch), grace=grace
         )
 
 

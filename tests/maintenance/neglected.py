@@ -43,17 +43,17 @@ def janitor_of(
     asking = ResolverContext(
         resolvers={ABOUT.operation: said},
         policy_of=lambda about: Policy(lease=LEASE, keep=KEEP),
-        settler=Settler(looked.unsettled, EnvelopeCodec(compression=None), observers, label=label),
+        settler=Settler(looked.recovery, EnvelopeCodec(compression=None), observers, label=label),
         downstream=lambda found, name: name,
     )
     return Janitor(
         {
             "reap": lambda horizon, drain: reap(
-                looked.unsettled, horizon=horizon, drain=drain, observers=observers, label=label, asking=asking
+                looked.recovery, horizon=horizon, drain=drain, observers=observers, label=label, asking=asking
             ),
             "expire": lambda horizon, drain: expire(looked.expiry, horizon=horizon, drain=drain),
         },
-        book=store.chores if locked else None,
+        book=store.task_log if locked else None,
         observers=observers,
         host_clock=clock,
     )
@@ -84,7 +84,7 @@ class Neglected:
         held = list[StorageKey]()
         for _ in range(size):
             key, token = tenant.claim()
-            store.hold(key, token, "view-crashed")
+            store.quarantine(key, token, "view-crashed")
             held.append(key)
         before = {key: store.read(key) for key in (*living, *lapsed, *waiting, *held)}
         return Neglected(store, tenant, over, living, lapsed, waiting, held, before)

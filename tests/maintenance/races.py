@@ -31,12 +31,12 @@ SCRIPTS = (
     ("complete",),
     ("renew", "complete"),
     ("renew", "renew", "complete"),
-    ("mark", "complete"),
-    ("hold",),
-    ("hold", "complete"),
+    ("mark_point_of_no_return", "complete"),
+    ("quarantine",),
+    ("quarantine", "complete"),
     ("release",),
-    ("hold", "release"),
-    ("mark",),
+    ("quarantine", "release"),
+    ("mark_point_of_no_return",),
     (),
 )
 """What owners do until they are done, or vanish."""
@@ -65,7 +65,7 @@ class Diary:
     """What everybody was told about one key."""
 
     key: StorageKey
-    on_lapse: OnExpiry
+    on_expiry: OnExpiry
     granted: int = 0
     acknowledged: list[int] = field(default_factory=list)
     """Statuses of answers that somebody was told are stored."""
@@ -138,16 +138,16 @@ class Round:
         asking = ResolverContext(
             resolvers={ABOUT.operation: resolver},
             policy_of=lambda about: Policy(lease=LEASE, keep=KEEP),
-            settler=Settler(self.store.unsettled, EnvelopeCodec(), observers, label=label),
+            settler=Settler(self.store.recovery, EnvelopeCodec(), observers, label=label),
             downstream=lambda found, name: name,
         )
-        reap(self.store.unsettled, horizon=self.clock(), drain=drain, observers=observers, label=label, asking=asking)
+        reap(self.store.recovery, horizon=self.clock(), drain=drain, observers=observers, label=label, asking=asking)
         self.clock.pass_some(chance)
         expire(self.store.expiry, horizon=self.clock(), drain=drain)
 
     def claim(self, diary: Diary, token: bytes, chance: random.Random) -> bool:
         self.clock.pass_some(chance)
-        request = a_request(diary.key, on_lapse=diary.on_lapse)
+        request = a_request(diary.key, on_lapse=diary.on_expiry)
         outcome = self.store.claim(request, token=token, lease=LEASE, quota=PLENTY)
         if not isinstance(outcome, Claimed):
             return False
@@ -171,10 +171,10 @@ class Round:
                         diary.released += 1
                 case "renew":
                     store.renew(key, token, lease=LEASE)
-                case "mark":
-                    store.mark(key, token)
+                case "mark_point_of_no_return":
+                    store.mark_point_of_no_return(key, token)
                 case _:
-                    store.hold(key, token, "view-crashed")
+                    store.quarantine(key, token, "view-crashed")
         except LeaseLost:
             return False
         return True
@@ -209,7 +209,7 @@ def _faults(diary: Diary, reaped: int, freed: int, settled: int) -> list[str]:
         "an answer is quarantined": answer is not None and state is not State.COMPLETED,
         "a record has vanished": record is None and diary.released + freed == 0,
         "a lapse was told twice": reaped > diary.granted,
-        "it ran again": diary.on_lapse is OnExpiry.QUARANTINE and diary.granted > 1 + diary.released + freed,
+        "it ran again": diary.on_expiry is OnExpiry.QUARANTINE and diary.granted > 1 + diary.released + freed,
     }
     return [fault for fault, there in found.items() if there]
 

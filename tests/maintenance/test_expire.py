@@ -34,7 +34,7 @@ def test_answers_whose_life_is_over_are_removed(clock: FrozenClock) -> None:
         stand(store, clock, a_key(), "completed")
     damaged = a_key()
     stand(store, clock, damaged, "completed")
-    store.condemn(damaged, PAYLOAD)
+    store.mark_corrupt(damaged, PAYLOAD)
     clock.advance(KEEP)
     stand(store, clock, kept[0], "completed")
     stand(store, clock, kept[1], "in flight")

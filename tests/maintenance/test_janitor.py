@@ -52,16 +52,16 @@ class House:
     def janitor(self, work: Mapping[Chore, Work] | None = None, *, book: Any = None) -> Janitor:
         return Janitor(
             work or {"expire": works()},
-            book=book or self.store.chores,
+            book=book or self.store.task_log,
             observers=Observers([self.events.append]),
             host_clock=lambda: self.host_clock(),
         )
 
     def last(self, chore: Chore = "expire") -> TaskReport:
-        return self.store.chores.last()[chore]
+        return self.store.task_log.reports()[chore]
 
     def is_free(self, chore: Chore = "expire") -> bool:
-        return self.store.chores.take(chore, a_token(), lease=1.0)
+        return self.store.task_log.lock(chore, a_token(), lease=1.0)
 
 
 @pytest.fixture
@@ -145,11 +145,11 @@ def test_a_janitor_that_was_killed_holds_its_chore_for_its_budget_and_a_minute(
             self._book = book
 
         def __getattr__(self, name: str) -> Any:
-            return (lambda *arguments: None) if name == "give_back" else getattr(self._book, name)
+            return (lambda *arguments: None) if name == "unlock" else getattr(self._book, name)
 
     drain = Batcher(budget=300.0)
     with pytest.raises(Killed):
-        house.janitor({"expire": fails(Killed())}, book=Dead(house.store.chores)).run("expire", drain)
+        house.janitor({"expire": fails(Killed())}, book=Dead(house.store.task_log)).run("expire", drain)
     clock.advance(300 + LOCK_SECONDS - 0.125)
     assert house.janitor().run("expire", drain) is None
     clock.advance(0.125)
@@ -165,7 +165,7 @@ def test_a_chore_that_failed_is_free_at_once(house: House, error: BaseException)
         house.janitor({"expire": fails(error)}).run("expire", still())
 
     assert house.is_free()
-    assert {} == house.store.chores.last()
+    assert {} == house.store.task_log.reports()
 
 
 def test_a_chore_that_failed_is_told_by_the_name_of_its_error(house: House) -> None:
@@ -194,13 +194,13 @@ class Away:
         raise StoreUnavailable("down")
 
 
-@pytest.mark.parametrize("verb", ("take", "now", "note"))
+@pytest.mark.parametrize("verb", ("lock", "now", "report"))
 def test_a_store_that_is_away_is_told_wherever_it_was_asked(house: House, verb: str) -> None:
     """
     A janitor that fails in silence looks like one that works.
     """
     with pytest.raises(StoreUnavailable):
-        house.janitor(book=Away(house.store.chores, verb)).run("expire", still())
+        house.janitor(book=Away(house.store.task_log, verb)).run("expire", still())
 
     assert ["StoreUnavailable"] == [getattr(event, "error", "") for event in house.events]
     assert house.is_free()
@@ -210,7 +210,7 @@ def test_a_lock_that_cannot_be_given_back_spoils_nothing(house: House, caplog: p
     """
     What was done is done, and the lock runs out.
     """
-    assert Swept(7) == house.janitor(book=Away(house.store.chores, "give_back")).run("expire", still())
+    assert Swept(7) == house.janitor(book=Away(house.store.task_log, "unlock")).run("expire", still())
     assert "was not given back" in caplog.text
     assert not house.is_free()
 
@@ -261,7 +261,7 @@ def test_a_stores_clock_that_was_set_forward_ends_nothing(house: House, clock: F
         {
             "expire": lambda horizon, drain: expire(store.expiry, horizon=horizon, drain=drain),
             "reap": lambda horizon, drain: reap(
-                store.unsettled, horizon=horizon, drain=drain, observers=house.events.append, label=label
+                store.recovery, horizon=horizon, drain=drain, observers=house.events.append, label=label
             ),
         }
     )

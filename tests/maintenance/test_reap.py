@@ -91,17 +91,17 @@ class Meanwhile:
     """What a store finds stale, and something that happens before anybody acts on it."""
 
     def __init__(self, store: MemoryStore, happens: Callable[[StorageKey], object]) -> None:
-        self._unsettled = store.unsettled
+        self._unsettled = store.recovery
         self._happens = happens
 
-    def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
-        sheet = self._unsettled.stale(horizon=horizon, after=after, limit=limit)
+    def expired_leases(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
+        sheet = self._unsettled.expired_leases(horizon=horizon, after=after, limit=limit)
         for found in sheet.found:
             self._happens(found.key)
         return sheet
 
-    def lapse(self, seen: SeenRecord, *, horizon: float) -> bool:
-        return self._unsettled.lapse(seen, horizon=horizon)
+    def quarantine_expired(self, seen: SeenRecord, *, horizon: float) -> bool:
+        return self._unsettled.quarantine_expired(seen, horizon=horizon)
 
 
 @pytest.mark.parametrize("event", ("completed", "renewed", "released", "held"))
@@ -115,10 +115,10 @@ def test_an_owner_that_was_faster_is_counted_as_such(yard: Yard, clock: FrozenCl
         "completed": lambda key: store.complete(key, token, PAYLOAD, keep=KEEP),
         "renewed": lambda key: store.renew(key, token, lease=LEASE),
         "released": lambda key: store.release(key, token),
-        "held": lambda key: store.hold(key, token, "view-crashed"),
+        "held": lambda key: store.quarantine(key, token, "view-crashed"),
     }
     late = Yard(store, clock)
-    late.store = type("", (), {"unsettled": Meanwhile(store, events[event])})()
+    late.store = type("", (), {"recovery": Meanwhile(store, events[event])})()
 
     assert ReapReport(overtaken=1) == late.reap()
     assert late.events == []
@@ -130,7 +130,7 @@ class Failing:
     """A store that does not answer now and then, before or after it has done what it was asked."""
 
     def __init__(self, store: MemoryStore, *, verb: str, nth: int, reply: bool = False) -> None:
-        self._unsettled, self._verb, self._nth, self._reply = store.unsettled, verb, nth, reply
+        self._unsettled, self._verb, self._nth, self._reply = store.recovery, verb, nth, reply
         self.calls = 0
 
     def __getattr__(self, name: str) -> Callable[..., object]:
@@ -148,7 +148,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("reply", (False, True), ids=("request", "reply"))
-@pytest.mark.parametrize("verb", ("stale", "lapse"))
+@pytest.mark.parametrize("verb", ("expired_leases", "quarantine_expired"))
 @pytest.mark.parametrize("nth", (1, 2))
 def test_a_store_that_fails_once_is_asked_again(
     yard: Yard, clock: FrozenClock, verb: str, nth: int, reply: bool
@@ -160,10 +160,10 @@ def test_a_store_that_fails_once_is_asked_again(
     waiting = [yard.claim(on_lapse=OnExpiry.TAKEOVER)[0] for _ in range(10)]
     clock.advance(LEASE)
     store = yard.store
-    yard.store = type("", (), {"unsettled": Failing(store, verb=verb, nth=nth, reply=reply)})()
+    yard.store = type("", (), {"recovery": Failing(store, verb=verb, nth=nth, reply=reply)})()
     report = yard.reap(drain=still(20))
     yard.store = store
-    untold = verb == "lapse" and reply
+    untold = verb == "quarantine_expired" and reply
 
     assert {State.QUARANTINED} == {yard.read(key).state for key in keys}
     assert (40 - untold, len(waiting), 1) == (report.quarantined, report.waiting, report.shrunk)
@@ -179,7 +179,7 @@ def test_what_was_done_before_the_store_went_away_stays_done(yard: Yard, clock: 
         yard.claim()
     clock.advance(LEASE)
     store = yard.store
-    yard.store = type("", (), {"unsettled": Failing(store, verb="lapse", nth=4)})()
+    yard.store = type("", (), {"recovery": Failing(store, verb="quarantine_expired", nth=4)})()
     with pytest.raises(StoreUnavailable):
         yard.reap(drain=still(8))
     yard.store = store
@@ -211,7 +211,8 @@ def test_without_resolvers_nobody_is_asked(yard: Yard) -> None:
     yard.reap()
 
     assert [key] == [
-        found.key for found in yard.store.unsettled.due(horizon=yard.clock.now, least=30, most=3600, limit=10)
+        found.key
+        for found in yard.store.recovery.next_for_resolver(horizon=yard.clock.now, least=30, most=3600, limit=10)
     ]
 
 

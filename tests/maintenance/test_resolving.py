@@ -153,7 +153,7 @@ def test_never_of_what_has_been_done(yard: Yard, clock: FrozenClock, caplog: pyt
     """
     key, token = yard.claim()
     yard.store.complete(key, token, PAYLOAD, keep=KEEP)
-    yard.store.condemn(key, PAYLOAD)
+    yard.store.mark_corrupt(key, PAYLOAD)
     clock.advance(10 * POLICY.max_runtime)
     yard.says = (lambda unknown: NeverHappened(),)
 
@@ -169,7 +169,7 @@ def test_a_resolver_may_know_the_answer_that_nobody_can_open(yard: Yard) -> None
     """
     key, token = yard.claim()
     yard.store.complete(key, token, PAYLOAD, keep=KEEP)
-    yard.store.condemn(key, PAYLOAD)
+    yard.store.mark_corrupt(key, PAYLOAD)
     yard.says = (lambda unknown: Happened(PAID),)
 
     assert ReapReport(asked=1, completed=1) == yard.reap()
@@ -374,13 +374,13 @@ def test_a_store_that_goes_away_while_an_answer_is_stored_ends_the_run_at_last(y
 
     class Silent:
         def __getattr__(self, name: str) -> Any:
-            return getattr(store.unsettled, name)
+            return getattr(store.recovery, name)
 
-        def settle(self, *arguments: Any, **options: Any) -> bool:
+        def resolve(self, *arguments: Any, **options: Any) -> bool:
             raise StoreUnavailable("down")
 
     yard.says = (lambda unknown: Happened(PAID),)
-    yard.store = type("", (), {"unsettled": Silent()})()
+    yard.store = type("", (), {"recovery": Silent()})()
     with pytest.raises(StoreUnavailable):
         yard.reap(drain=still(10))
 

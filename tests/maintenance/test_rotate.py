@@ -37,7 +37,7 @@ def test_every_answer_is_sealed_under_the_newest_key_and_reads_as_before(office:
     report = office.rotate()
 
     assert (5, 5, 0, 0) == (report.resealed, report.closed, report.passed_over, report.unreadable)
-    assert {"2026": 5} == office.store.answers.count()
+    assert {"2026": 5} == office.store.responses.count()
     office.turn(("2026",))
     assert [b"%d" % number for number in range(5)] == [office.opened(key).body for key in keys]
 
@@ -99,28 +99,28 @@ def test_plain_answers_are_sealed_by_their_own_command_only(office: Office) -> N
     office.turn(("2026", "2025"))
     before = found(office.store, old)
     counted: list[int] = []
-    report = seal_plain(office.store.answers, office.codec, office.ring, drain=Batcher(2), told=counted.append)
+    report = seal_plain(office.store.responses, office.codec, office.ring, drain=Batcher(2), told=counted.append)
 
     assert SealReport(sealed=3) == report
     assert [1, 2, 3] == counted
     assert [("2026", ANSWER)] * 3 == [(office.kid(key), office.opened(key)) for key in plain]
     assert before == found(office.store, old)
-    assert SealReport() == seal_plain(office.store.answers, office.codec, office.ring, drain=Batcher(2))
+    assert SealReport() == seal_plain(office.store.responses, office.codec, office.ring, drain=Batcher(2))
 
 
 def test_sealing_leaves_erased_damaged_and_foreign_plain_answers_alone(office: Office) -> None:
     office.turn(None)
     ours, damaged, erased, theirs = (office.answer() for _ in range(4))
     office.damage(damaged)
-    office.store.data_keys.destroy(erased.tid)
+    office.store.data_keys.shred(erased.tid)
     office.turn(("2025",))
     owner = found(office.store, ours).token[:OWNER_BYTES]
     untouched = [found(office.store, key) for key in (damaged, erased, theirs)]
     for key in (damaged, erased):
         assert owner != found(office.store, key).token[:OWNER_BYTES]
     reports = [
-        seal_plain(office.store.answers, office.codec, office.ring, drain=Batcher(), owner=owner),
-        seal_plain(office.store.answers, office.codec, office.ring, drain=Batcher()),
+        seal_plain(office.store.responses, office.codec, office.ring, drain=Batcher(), owner=owner),
+        seal_plain(office.store.responses, office.codec, office.ring, drain=Batcher()),
     ]
 
     assert [SealReport(sealed=1), SealReport(sealed=1, passed_over=1, unreadable=1)] == reports
@@ -135,7 +135,7 @@ def test_nothing_plain_is_sealed_where_encryption_is_required(office: Office) ->
     key = office.answer()
     before = found(office.store, key)
     office.turn(("2025",), required=True)
-    report = seal_plain(office.store.answers, office.codec, office.ring, drain=Batcher())
+    report = seal_plain(office.store.responses, office.codec, office.ring, drain=Batcher())
 
     assert (SealReport(unreadable=1), before) == (report, found(office.store, key))
 
@@ -148,7 +148,7 @@ def test_old_data_keys_go_only_when_nothing_can_be_on_its_way_any_more(office: O
     office.turn(("2026", "2025"))
     assert (1, 0) == (office.rotate(grace=GRACE_SECONDS).closed, office.rotate(grace=GRACE_SECONDS).retired)
     office.clock.advance(GRACE_SECONDS - 1)
-    assert (0, 2) == (office.rotate(grace=GRACE_SECONDS).retired, len(office.store.data_keys.shelf(key.tid).keys))
+    assert (0, 2) == (office.rotate(grace=GRACE_SECONDS).retired, len(office.store.data_keys.read_keys(key.tid).keys))
     office.clock.advance(1)
     assert 1 == office.rotate(grace=GRACE_SECONDS).retired
     assert {"2026": 1} == office.store.data_keys.count()
@@ -201,14 +201,14 @@ def test_an_answer_that_somebody_else_changes_meanwhile_is_left_to_them(office: 
         def open(self, payload: StoredPayload, binding: SealContext) -> StoredResponse:
             result = office.codec.open(payload, binding)
             if binding.key == gone:
-                office.store.data_keys.destroy(gone.tid)
+                office.store.data_keys.shred(gone.tid)
             elif payload.sealed_by is not None and payload.sealed_by.kid == "2025":
                 again = office.codec.seal(replace(result, body=b"newer"), binding)
-                office.store.answers.replace(anew, payload, again)
+                office.store.responses.replace(anew, payload, again)
             return result
 
     slow: Codec = Slow()
-    report = rotate(office.store.answers, office.store.data_keys, slow, office.ring, drain=Batcher(), grace=0.0)
+    report = rotate(office.store.responses, office.store.data_keys, slow, office.ring, drain=Batcher(), grace=0.0)
 
     assert (0, 2) == (report.resealed, report.passed_over)
     assert (True, b"newer") == (found(office.store, gone).erased, office.opened(anew).body)
@@ -223,7 +223,7 @@ def test_erased_answers_are_wiped(office: Office, kids: tuple[str, ...] | None) 
     office.turn(kids)
     key = office.answer(quota=Quota())
     before = office.store.ledger.usage(key.tid)
-    office.store.data_keys.destroy(key.tid)
+    office.store.data_keys.shred(key.tid)
     office.turn(("2026", "2025"))
     reports = [office.rotate() for _ in range(2)]
     after = found(office.store, key)
@@ -231,7 +231,7 @@ def test_erased_answers_are_wiped(office: Office, kids: tuple[str, ...] | None) 
     assert [(0, 1, 0, 0), (0, 0, 1, 0)] == [(r.resealed, r.wiped, r.passed_over, r.unreadable) for r in reports]
     assert after.payload is not None
     assert (b"", ERASED, True) == (after.payload.data, after.payload.sealed_by, after.erased)
-    assert (before, {}) == (office.store.ledger.usage(key.tid), dict(office.store.answers.count()))
+    assert (before, {}) == (office.store.ledger.usage(key.tid), dict(office.store.responses.count()))
 
 
 def test_no_replay_fails_while_it_runs(office: Office) -> None:
@@ -269,7 +269,7 @@ def test_one_tenants_damaged_keys_keep_nobody_elses_answers_from_being_sealed(of
     """
     damaged, fine = office.answer(), [office.answer() for _ in range(3)]
     office.turn(("2026", "2025"))
-    shelf = office.store.data_keys.shelf(damaged.tid)
+    shelf = office.store.data_keys.read_keys(damaged.tid)
     broken = DataKey(shelf.last + 1, "2026", b"damaged")
     office.store.data_keys.add(damaged.tid, broken, store=shelf.store, after=shelf.last)
     report = office.rotate()
@@ -301,7 +301,7 @@ def test_a_key_service_that_is_away_is_not_asked_for_every_tenant(office: Office
             raise KeyProviderUnavailable("away")
 
     with pytest.raises(KeyProviderUnavailable, match="away"):
-        rotate(office.store.answers, office.store.data_keys, Away(), office.ring, drain=Batcher())
+        rotate(office.store.responses, office.store.data_keys, Away(), office.ring, drain=Batcher())
     assert MOST_BLOCKED == len(asked)
 
 
@@ -348,9 +348,13 @@ def test_a_run_that_was_killed_is_finished_by_the_next(office: Office) -> None:
 
     with pytest.raises(StoreUnavailable):
         rotate(
-            office.store.answers, office.store.data_keys, office.codec, office.ring, drain=Batcher(batch=2, told=killed)
+            office.store.responses,
+            office.store.data_keys,
+            office.codec,
+            office.ring,
+            drain=Batcher(batch=2, told=killed),
         )
-    assert {"2025": 4, "2026": 2} == office.store.answers.count()
+    assert {"2025": 4, "2026": 2} == office.store.responses.count()
     assert [ANSWER] * 6 == [office.opened(key) for key in keys]
 
     assert 4 == office.rotate().resealed
@@ -366,7 +370,13 @@ def test_another_applications_answers_are_left_alone(office: Office) -> None:
     office.turn(("2026", "2025"))
 
     report = rotate(
-        office.store.answers, office.store.data_keys, office.codec, office.ring, drain=Batcher(), owner=owner, grace=0.0
+        office.store.responses,
+        office.store.data_keys,
+        office.codec,
+        office.ring,
+        drain=Batcher(),
+        owner=owner,
+        grace=0.0,
     )
     assert (1, 0, 0) == (report.resealed, report.unreadable, report.retired)
     assert before == found(office.store, theirs)
@@ -396,16 +406,16 @@ def test_the_data_key_of_an_answer_that_nobody_could_open_stays(office: Office) 
     office.turn(("2026",))
     payload = found(office.store, key).payload
     assert payload is not None
-    office.store.condemn(key, payload)
+    office.store.mark_corrupt(key, payload)
 
     for _ in range(3):
         report = rotate(
-            office.store.answers,
+            office.store.responses,
             office.store.data_keys,
             office.codec,
             office.ring,
             drain=Batcher(),
-            unsettled=office.store.unsettled,
+            unsettled=office.store.recovery,
             grace=0.0,
         )
         assert (0, 0) == (report.closed, report.retired)

@@ -45,9 +45,9 @@ def test_plain_answers_and_sealed_ones_are_wiped_and_nobody_elses(office: Office
     keys += [office.answer(ANSWER, key=a_key(tid=TID)) for _ in range(2)]
     before = [found(office.store, key) for key in keys]
     other = plain(office.store, OTHER)
-    office.store.data_keys.destroy(TID)
+    office.store.data_keys.shred(TID)
 
-    assert WipeReport(wiped=5) == wipe(office.store.answers, [TID], drain=FAST)
+    assert WipeReport(wiped=5) == wipe(office.store.responses, [TID], drain=FAST)
     after = [found(office.store, key) for key in keys]
     assert all(wiped(record.payload) and record.erased for record in after)
     assert [(r.deadline, r.payload and r.payload.status) for r in before] == [
@@ -62,18 +62,18 @@ def test_a_tenant_is_wiped_under_all_that_stands_for_it(office: Office) -> None:
     """
     keys = [plain(office.store, tid) for tid in (TID, OTHER)]
     for tid in (TID, OTHER):
-        office.store.data_keys.destroy(tid)
+        office.store.data_keys.shred(tid)
 
-    assert 2 == wipe(office.store.answers, [TID, OTHER], drain=FAST).wiped
+    assert 2 == wipe(office.store.responses, [TID, OTHER], drain=FAST).wiped
     assert all(wiped(found(office.store, key).payload) for key in keys)
 
 
 def test_it_can_be_repeated(office: Office) -> None:
     plain(office.store)
-    office.store.data_keys.destroy(TID)
+    office.store.data_keys.shred(TID)
 
     assert [WipeReport(wiped=1), WipeReport(passed_over=1)] == [
-        wipe(office.store.answers, [TID], drain=FAST) for _ in range(2)
+        wipe(office.store.responses, [TID], drain=FAST) for _ in range(2)
     ]
 
 
@@ -81,11 +81,11 @@ def test_what_was_first_used_after_the_erasing_is_left_alone(office: Office) -> 
     """
     A tenant may come back at once.
     """
-    office.store.data_keys.destroy(TID)
+    office.store.data_keys.shred(TID)
     office.clock.advance(1)
     key = plain(office.store)
 
-    assert WipeReport() == wipe(office.store.answers, [TID], drain=FAST)
+    assert WipeReport() == wipe(office.store.responses, [TID], drain=FAST)
     assert PAYLOAD == found(office.store, key).payload
 
 
@@ -95,14 +95,14 @@ def test_what_is_done_before_the_store_goes_away_stays_and_is_told(office: Offic
     """
     for _ in range(5):
         plain(office.store)
-    office.store.data_keys.destroy(TID)
-    walk, walks, told = office.store.answers.walk, list[bytes](), list[int]()
+    office.store.data_keys.shred(TID)
+    walk, walks, told = office.store.responses.scan, list[bytes](), list[int]()
 
     class Failing:
-        replace = office.store.answers.replace
-        count = office.store.answers.count
+        replace = office.store.responses.replace
+        count = office.store.responses.count
 
-        def walk(self, *, after: bytes = b"", **options: Any) -> Page:
+        def scan(self, *, after: bytes = b"", **options: Any) -> Page:
             walks.append(after)
             if len(walks) > 2:
                 raise StoreUnavailable("gone")
@@ -111,8 +111,8 @@ def test_what_is_done_before_the_store_goes_away_stays_and_is_told(office: Offic
     with pytest.raises(StoreUnavailable):
         wipe(Failing(), [TID], drain=FAST, told=told.append)
 
-    rest = wipe(office.store.answers, [TID], drain=FAST).wiped
-    assert (5, 0) == (told[-1] + rest, wipe(office.store.answers, [TID], drain=FAST).wiped)
+    rest = wipe(office.store.responses, [TID], drain=FAST).wiped
+    assert (5, 0) == (told[-1] + rest, wipe(office.store.responses, [TID], drain=FAST).wiped)
     assert 0 < rest < 5
 
 
@@ -123,13 +123,13 @@ def test_an_answer_that_nobody_could_open_is_wiped_and_done(office: Office) -> N
     key = plain(office.store)
     payload = found(office.store, key).payload
     assert payload is not None
-    office.store.condemn(key, payload)
-    office.store.data_keys.destroy(TID)
+    office.store.mark_corrupt(key, payload)
+    office.store.data_keys.shred(TID)
 
-    assert 1 == wipe_condemned(office.store.unsettled, [TID], keep_of=lambda about: 60.0)
+    assert 1 == wipe_condemned(office.store.recovery, [TID], keep_of=lambda about: 60.0)
     after = found(office.store, key)
     assert (State.COMPLETED, True, 60.0) == (after.state, wiped(after.payload), after.remaining)
-    assert 0 == wipe_condemned(office.store.unsettled, [TID], keep_of=lambda about: 60.0)
+    assert 0 == wipe_condemned(office.store.recovery, [TID], keep_of=lambda about: 60.0)
 
 
 def test_a_quarantined_key_without_an_answer_is_not_made_a_done_one(office: Office) -> None:
@@ -137,10 +137,10 @@ def test_a_quarantined_key_without_an_answer_is_not_made_a_done_one(office: Offi
     Nobody knows whether its work was done.
     """
     key, token = running(office.store)
-    office.store.hold(key, token, "view-crashed")
+    office.store.quarantine(key, token, "view-crashed")
     before = found(office.store, key)
 
-    assert 0 == wipe_condemned(office.store.unsettled, [TID], keep_of=lambda about: 60.0)
+    assert 0 == wipe_condemned(office.store.recovery, [TID], keep_of=lambda about: 60.0)
     assert before == found(office.store, key)
 
 
@@ -150,19 +150,19 @@ def test_what_has_no_answer_yet_is_counted(office: Office) -> None:
     """
     running(office.store), running(office.store, OTHER), plain(office.store)
     key, token = running(office.store)
-    office.store.hold(key, token, "view-crashed")
+    office.store.quarantine(key, token, "view-crashed")
 
-    assert (2, 1) == (still_open(office.store.unsettled, [TID]), still_open(office.store.unsettled, [OTHER]))
+    assert (2, 1) == (still_open(office.store.recovery, [TID]), still_open(office.store.recovery, [OTHER]))
 
 
 def test_a_late_plain_answer_is_given_to_nobody_and_wiped_by_the_next_run(office: Office) -> None:
     key, token = running(office.store)
-    office.store.data_keys.destroy(TID)
-    assert WipeReport() == wipe(office.store.answers, [TID], drain=FAST)
+    office.store.data_keys.shred(TID)
+    assert WipeReport() == wipe(office.store.responses, [TID], drain=FAST)
     office.store.complete(key, token, PAYLOAD, keep=KEEP)
 
     assert found(office.store, key).erased
-    assert 1 == wipe(office.store.answers, [TID], drain=FAST).wiped
+    assert 1 == wipe(office.store.responses, [TID], drain=FAST).wiped
     assert wiped(found(office.store, key).payload)
     with pytest.raises(LeaseLost):
         office.store.release(key, token)

@@ -31,7 +31,7 @@ class Told:
 
 class Telling:
     def __init__(self, store: Any) -> None:
-        self.unsettled, self.expiry = Told(store.unsettled), Told(store.expiry)
+        self.recovery, self.expiry = Told(store.recovery), Told(store.expiry)
 
 
 def _say(line: str) -> None:

@@ -54,7 +54,7 @@ class Yard:
     def held(self) -> tuple[StorageKey, bytes]:
         """Quarantined by its owner's word."""
         key, token = self.claim()
-        self.store.hold(key, token, "view-crashed")
+        self.store.quarantine(key, token, "view-crashed")
         return key, token
 
     def vanished(self, *, ago: float = 1.0, on_lapse: OnExpiry = OnExpiry.QUARANTINE) -> tuple[StorageKey, bytes]:
@@ -69,7 +69,7 @@ class Yard:
         return said
 
     def settler(self) -> Settler:
-        return Settler(self.store.unsettled, self.codec, Observers([self.events.append]), label=label)
+        return Settler(self.store.recovery, self.codec, Observers([self.events.append]), label=label)
 
     def asking(self) -> ResolverContext:
         return ResolverContext(
@@ -81,7 +81,7 @@ class Yard:
 
     def reap(self, *, horizon: float | None = None, drain: Batcher | None = None) -> ReapReport:
         return reap(
-            self.store.unsettled,
+            self.store.recovery,
             horizon=self.clock.now if horizon is None else horizon,
             drain=drain or still(),
             observers=Observers([self.events.append]),

@@ -30,7 +30,7 @@ class Store(MemoryStore):
         super().__init__(clock=clock)
         self.asked = 0
         self.down = False
-        real = self.unsettled.standing
+        real = self.recovery.counts
 
         def standing() -> UnfinishedCounts:
             self.asked += 1
@@ -38,7 +38,7 @@ class Store(MemoryStore):
                 raise StoreUnavailable("away")
             return real()
 
-        self.unsettled.standing = standing  # type: ignore[method-assign]
+        self.recovery.counts = standing  # type: ignore[method-assign]
 
     def stand(self, *, lease: float, on_lapse: OnExpiry = OnExpiry.QUARANTINE) -> tuple[Any, bytes]:
         key, token = a_key(), a_token()
@@ -76,12 +76,12 @@ def test_a_scrape_tells_what_is_unsettled_and_since_when(store: Store, clock: Fr
     And when each chore was last done, and what the clocks said.
     """
     app = shop(store)
-    store.hold(*store.stand(lease=10), "test")
+    store.quarantine(*store.stand(lease=10), "test")
     store.stand(lease=20)
     store.stand(lease=500)
-    book_in(store, "shop").note("heartbeat", '{"skew_ms":-1500,"stepped_ms":0}')
+    book_in(store, "shop").report("heartbeat", '{"skew_ms":-1500,"stepped_ms":0}')
     clock.advance(60)
-    book_in(store, "shop").note("reap", "{}")
+    book_in(store, "shop").report("reap", "{}")
     clock.advance(1)
 
     assert {
@@ -106,8 +106,8 @@ def test_a_store_where_all_is_settled_says_0_and_not_nothing(store: Store) -> No
 
 
 def test_a_heartbeat_of_another_release_is_passed_over(store: Store) -> None:
-    book_in(store, "shop").note("heartbeat", "[1]")
-    book_in(store, "shop").note("a-chore-of-tomorrow", "{}")
+    book_in(store, "shop").report("heartbeat", "[1]")
+    book_in(store, "shop").report("a-chore-of-tomorrow", "{}")
 
     app = shop(store)  # held, or it may be gone before the scrape
     read_now = read(gauges_of(app))
@@ -144,7 +144,7 @@ def test_scrapes_at_the_same_moment_are_one_question_too(store: Store, monkeypat
     The others wait for what the first is told.
     """
     gauges = gauges_of(app := shop(store))
-    second, real = threading.Event(), store.unsettled.standing
+    second, real = threading.Event(), store.recovery.counts
 
     def standing() -> UnfinishedCounts:
         if store.asked:
@@ -154,7 +154,7 @@ def test_scrapes_at_the_same_moment_are_one_question_too(store: Store, monkeypat
         finally:
             second.wait(0.2)  # for one that must not come
 
-    monkeypatch.setattr(store.unsettled, "standing", standing)
+    monkeypatch.setattr(store.recovery, "counts", standing)
     threads = [threading.Thread(target=read, args=(gauges,)) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -183,8 +183,13 @@ def test_a_store_that_can_tell_nothing_is_up_and_says_no_more(store: Store) -> N
     """
 
     class Bare:
-        claim, renew, mark, complete = store.claim, store.renew, store.mark, store.complete
-        release, hold, read, condemn = store.release, store.hold, store.read, store.condemn
+        claim, renew, mark_point_of_no_return, complete = (
+            store.claim,
+            store.renew,
+            store.mark_point_of_no_return,
+            store.complete,
+        )
+        release, quarantine, read, mark_corrupt = store.release, store.quarantine, store.read, store.mark_corrupt
 
     app = shop(Bare())
     assert {("store_up",): 1.0} == read(gauges_of(app))

@@ -81,7 +81,7 @@ def test_an_application_that_is_not_measured_is_as_if_this_were_not_there() -> N
 
     built = state(world).built
     assert built is not None
-    assert built.engine._around.store is world.store
+    assert built.engine._deps.store is world.store
     assert 2 == len(state(world).observers._observers)  # the log, and signals
     assert value("claims_total", "unmeasured", kind="first") is None
 
@@ -100,8 +100,8 @@ def test_what_the_store_can_do_besides_is_found_behind_the_clock() -> None:
 
     built = state(world).built
     assert built is not None
-    assert isinstance(built.engine._around.store, TimedStore)
-    assert None not in (built.ledger, built.data_keys, built.answers, built.unsettled, built.chores, built.health)
+    assert isinstance(built.engine._deps.store, TimedStore)
+    assert None not in (built.ledger, built.data_keys, built.responses, built.recovery, built.chores, built.health)
 
 
 def test_a_transactional_application_is_measured_too(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class KeptStore(Store, Protocol):
     """A store that can be looked after."""
 
     @property
-    def unsettled(self) -> Recovery: ...
+    def recovery(self) -> Recovery: ...
 
     @property
     def expiry(self) -> Expiry: ...
@@ -132,9 +132,14 @@ class OwnersMachine(RuleBasedStateMachine):
         )
 
     @rule(place=places, owner=owners, weather=weather)
-    def mark(self, place: int, owner: bytes, weather: Weather) -> None:
+    def mark_point_of_no_return(self, place: int, owner: bytes, weather: Weather) -> None:
         key = self.keys[place]
-        self.write("mark", weather, lambda: self.line.mark(key, owner), lambda: self.reference.mark(key, owner))
+        self.write(
+            "mark_point_of_no_return",
+            weather,
+            lambda: self.line.mark_point_of_no_return(key, owner),
+            lambda: self.reference.mark_point_of_no_return(key, owner),
+        )
 
     @rule(place=places, owner=owners, payload=payloads, keep=durations, weather=weather)
     def complete(self, place: int, owner: bytes, payload: StoredPayload, keep: int, weather: Weather) -> None:
@@ -159,10 +164,13 @@ class OwnersMachine(RuleBasedStateMachine):
             self.just_released = (key, owner) if mine else None
 
     @rule(place=places, owner=owners, reason=st.sampled_from(("lost", "crashed")), weather=weather)
-    def hold(self, place: int, owner: bytes, reason: str, weather: Weather) -> None:
+    def quarantine(self, place: int, owner: bytes, reason: str, weather: Weather) -> None:
         key = self.keys[place]
         self.write(
-            "hold", weather, lambda: self.line.hold(key, owner, reason), lambda: self.reference.hold(key, owner, reason)
+            "quarantine",
+            weather,
+            lambda: self.line.quarantine(key, owner, reason),
+            lambda: self.reference.quarantine(key, owner, reason),
         )
 
     # Lives as they are lived: left to chance few keys would come so far.
@@ -178,7 +186,7 @@ class OwnersMachine(RuleBasedStateMachine):
         record = self.store.read(key)
         if record is not None:
             self.reference.free(key, (record.state, record.token, round(record.deadline)))
-            self.store.unsettled.free(SeenRecord(key, record))
+            self.store.recovery.force_release(SeenRecord(key, record))
 
     @rule(
         place=places,
@@ -216,8 +224,8 @@ class OwnersMachine(RuleBasedStateMachine):
         owner = self.begin(place, owner, fresh=fresh)
         self.claim(place, owner, FINGERPRINT, OnExpiry.QUARANTINE, lease, "fine")
         if then == "hold":
-            self.hold(place, owner, "lost", "fine")
-            self.hold(place, owner, "lost again", "fine")
+            self.quarantine(place, owner, "lost", "fine")
+            self.quarantine(place, owner, "lost again", "fine")
             return
         self.release(place, owner, "reply lost")
         self.claim(place, owner, FINGERPRINT, OnExpiry.QUARANTINE, lease, "fine")
@@ -235,7 +243,7 @@ class OwnersMachine(RuleBasedStateMachine):
         owner = self.begin(place, owner, fresh=fresh)
         self.claim(place, owner, FINGERPRINT, on_lapse, lease, "fine")
         if marks:
-            self.mark(place, owner, "fine")
+            self.mark_point_of_no_return(place, owner, "fine")
         self.time_passes(lease - 1 or 1)
         self.claim(place, a_token(), FINGERPRINT, on_lapse, lease, "fine")
         self.time_passes(1)
@@ -350,7 +358,7 @@ class OwnersMachine(RuleBasedStateMachine):
 
 def _facts(record: Record) -> tuple[object, ...]:
     whose = record.token, record.attempt, record.fingerprint
-    return record.state, *whose, record.on_lapse, record.reason, record.payload
+    return record.state, *whose, record.on_expiry, record.reason, record.payload
 
 
 def _facts_of(row: Row) -> tuple[object, ...]:

@@ -25,7 +25,7 @@ class ReferenceMachine(OwnersMachine):
     sights = Bundle("sights")
 
     @rule(place=places, fresh=fresh, owner=owners, other=payloads, weather=weather, right=st.booleans())
-    def condemn(
+    def mark_corrupt(
         self, place: int, fresh: bool, owner: bytes, other: StoredPayload, weather: Weather, right: bool
     ) -> None:
         if fresh:
@@ -37,10 +37,10 @@ class ReferenceMachine(OwnersMachine):
         payload = row.payload if right and row is not None and row.payload is not None else other
 
         def condemned() -> bool:
-            self.reference.condemn(key, payload)
+            self.reference.mark_corrupt(key, payload)
             return True
 
-        self.write("condemn", weather, lambda: self.line.condemn(key, payload), condemned)
+        self.write("mark_corrupt", weather, lambda: self.line.mark_corrupt(key, payload), condemned)
 
     @rule(target=sights, place=places)
     def look(self, place: int) -> Any:
@@ -53,7 +53,7 @@ class ReferenceMachine(OwnersMachine):
         horizon = int(self.clock.now) + ahead
         for _ in range(times):
             expected = self.reference.lapse(found.key, _seen(found), horizon)
-            assert expected == self.store.unsettled.lapse(found, horizon=horizon)
+            assert expected == self.store.recovery.quarantine_expired(found, horizon=horizon)
             self.just_released = None
 
     @rule(found=sights, payload=payloads, keep=durations, times=st.integers(1, 2))
@@ -61,12 +61,12 @@ class ReferenceMachine(OwnersMachine):
         token = a_token()
         for _ in range(times):
             expected = self.reference.settle(found.key, _seen(found), token, payload, keep)
-            assert expected == self.store.unsettled.settle(found, token=token, payload=payload, keep=keep)
+            assert expected == self.store.recovery.resolve(found, token=token, payload=payload, keep=keep)
             self.just_released = None
 
     @rule(found=sights)
     def free(self, found: SeenRecord) -> None:
-        assert self.reference.free(found.key, _seen(found)) == self.store.unsettled.free(found)
+        assert self.reference.free(found.key, _seen(found)) == self.store.recovery.force_release(found)
         self.just_released = None
 
     @rule(
@@ -106,7 +106,7 @@ class ReferenceMachine(OwnersMachine):
             case "renew":
                 self.renew(place, owner, 35, "fine")
             case "hold":
-                self.hold(place, owner, "lost", "fine")
+                self.quarantine(place, owner, "lost", "fine")
             case "complete":
                 self.complete(place, owner, payload, 30, "fine")
             case "anew":
@@ -132,7 +132,7 @@ class ReferenceMachine(OwnersMachine):
         if record is not None:
             self.lapse(SeenRecord(self.keys[place], record), ahead, 1)
         horizon = int(self.clock.now) + ahead
-        unsettled = self.store.unsettled
+        unsettled = self.store.recovery
         reap(unsettled, horizon=horizon, drain=Batcher(), observers=lambda _: None, label=lambda key: key.label)
         self.reference.reap(horizon)
         self.just_released = None

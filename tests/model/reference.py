@@ -82,7 +82,7 @@ class Reference:
     def claim(self, request: ClaimRequest, token: bytes, lease: int) -> Told:
         row = self.row(request.key)
         granted = Row(
-            State.PROCESSING, token, 1, request.fingerprint, request.on_lapse, self.now, deadline=self.now + lease
+            State.PROCESSING, token, 1, request.fingerprint, request.on_expiry, self.now, deadline=self.now + lease
         )
         if row is None:
             self._rows[request.key] = granted
@@ -119,7 +119,7 @@ class Reference:
             self._rows[key] = replace(row, deadline=max(row.deadline, self.now + lease))
         return True
 
-    def mark(self, key: StorageKey, token: bytes) -> bool:
+    def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> bool:
         row = self._unanswered(key, token)
         if row is not None and row.state is State.PROCESSING:
             self._rows[key] = replace(row, on_lapse=OnExpiry.QUARANTINE)
@@ -139,13 +139,13 @@ class Reference:
             del self._rows[key]
         return row is not None
 
-    def hold(self, key: StorageKey, token: bytes, reason: str) -> bool:
+    def quarantine(self, key: StorageKey, token: bytes, reason: str) -> bool:
         row = self._unanswered(key, token)
         if row is not None and row.state is State.PROCESSING:
             self._rows[key] = replace(row, state=State.QUARANTINED, reason=reason)
         return row is not None
 
-    def condemn(self, key: StorageKey, payload: StoredPayload) -> None:
+    def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
         row = self.row(key)
         if row is not None and row.state is State.COMPLETED and row.payload == payload:
             self._rows[key] = replace(row, state=State.QUARANTINED, reason=CORRUPT, deadline=UNSAID)

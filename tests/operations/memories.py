@@ -19,7 +19,7 @@ class Told:
 
     store_id: str | None = "shop"
     after_loss: str = "refuse"
-    hold: float = 100.0
+    grace: float = 100.0
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Kept:
     refusal: str = ""
     asked: list[Any] = field(default_factory=list)
 
-    def standing(self) -> DataLossStatus:
+    def status(self) -> DataLossStatus:
         return self.how
 
     def initialise(self) -> str:
@@ -41,7 +41,7 @@ class Kept:
         self._done(("acknowledge", forced))
         return self.how
 
-    def restore(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
+    def restore_claim(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
         raise NotImplementedError
 
     def _done(self, what: object) -> str:

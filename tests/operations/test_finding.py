@@ -7,7 +7,7 @@ import pytest
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.keys import Identity, Scope, new_token
 from flask_idempotency.engine.model import ClaimRequest, OnExpiry
-from flask_idempotency.operations import Case, with_twins
+from flask_idempotency.operations import Case, with_rotated
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 
@@ -27,6 +27,6 @@ def test_of_two_records_of_one_use_the_one_under_the_oldest_secret_decides(named
     assert record is not None
     theirs = [who.tenant_ids("shop", "acme") for who in secrets]
 
-    case = with_twins(Case((SeenRecord(keys[named], record),)), store.unsettled, store.read, theirs)
+    case = with_rotated(Case((SeenRecord(keys[named], record),)), store.recovery, store.read, theirs)
 
     assert [keys[1], keys[0]] == [found.key for found in case.found]

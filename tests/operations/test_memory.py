@@ -143,7 +143,7 @@ def test_only_who_means_to_go_before_the_time_does(forced: bool) -> None:
 
 @pytest.mark.parametrize(("how", "anew"), ((MISSING, True), (FINE, False)))
 def test_a_store_is_made_ready_once(how: DataLossStatus, anew: bool) -> None:
-    assert anew is initialise(Kept(how), MemoryStore().unsettled).anew
+    assert anew is initialise(Kept(how), MemoryStore().recovery).anew
 
 
 @pytest.mark.parametrize("records", (Records(in_flight=1), Records(lapsed=1), Records(quarantined=1)))
@@ -152,11 +152,11 @@ def test_a_store_with_claims_in_it_is_not_new(records: Records, monkeypatch: pyt
     Owners that survived have put them back: it was emptied. One that is ready may have as many as it likes.
     """
     store = MemoryStore()
-    monkeypatch.setattr(store.unsettled, "standing", lambda: records)
+    monkeypatch.setattr(store.recovery, "counts", lambda: records)
     emptied = Kept(MISSING)
 
     with pytest.raises(Refused, match=r"not new.*redis ack"):
-        initialise(emptied, store.unsettled)
+        initialise(emptied, store.recovery)
 
     assert [] == emptied.asked
-    assert not initialise(Kept(FINE), store.unsettled).anew
+    assert not initialise(Kept(FINE), store.recovery).anew

@@ -18,13 +18,13 @@ from flask_idempotency.operations import (
     ResolveReport,
     alive,
     complete,
-    doubts,
     handle_of,
     release,
+    release_warnings,
     reopen,
     way_out,
 )
-from flask_idempotency.operations.records import key_of, moment, span
+from flask_idempotency.operations.records import format_duration, key_of, moment
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import KEEP, LEASE, Standing, a_key, found, stand
@@ -40,7 +40,7 @@ class Desk:
         self.store = MemoryStore(clock=self.clock)
         self.key = a_key()
         self.token = stand(self.store, self.clock, self.key, standing)
-        self.settler = Settler(self.store.unsettled, EnvelopeCodec(), lambda event: None, label=lambda key: "label")
+        self.settler = Settler(self.store.recovery, EnvelopeCodec(), lambda event: None, label=lambda key: "label")
 
     @property
     def case(self) -> Case:
@@ -84,9 +84,9 @@ def test_there_are_doubts_of_whatever_was_done_or_may_go_on(standing: Standing, 
     """
     desk = Desk(standing)
 
-    assert doubts(desk.case, Policy())
+    assert release_warnings(desk.case, Policy())
     desk.clock.advance(LEASE)
-    assert doubtful is bool(doubts(desk.case, Policy()))
+    assert doubtful is bool(release_warnings(desk.case, Policy()))
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_of_an_endpoint_that_is_not_known_no_silent_owner_is_ever_gone(standing:
     desk = Desk(standing)
     desk.clock.advance(1e6)
 
-    assert [] == doubts(desk.case, Policy())
-    assert int(doubtful) == len(doubts(desk.case, Policy(), known=False))
+    assert [] == release_warnings(desk.case, Policy())
+    assert int(doubtful) == len(release_warnings(desk.case, Policy(), known=False))
 
 
 def test_an_owner_may_live_until_its_runtime_is_over() -> None:
@@ -153,7 +153,7 @@ def test_a_handle_leads_back_to_its_record_and_to_nothing_else() -> None:
     ),
 )
 def test_a_duration_is_written_in_its_two_largest_units(seconds: float, spelled: str) -> None:
-    assert spelled == span(seconds)
+    assert spelled == format_duration(seconds)
 
 
 def test_a_time_is_written_in_utc() -> None:
@@ -173,10 +173,10 @@ def test_where_a_second_run_does_no_harm_three_silent_leases_are_enough(effects:
     desk.clock.now = desk.case.first.record.deadline
     desk.store.renew(desk.key, desk.token, lease=LEASE)
     desk.clock.advance(3 * LEASE - 0.5)
-    assert doubts(desk.case, policy)
+    assert release_warnings(desk.case, policy)
     desk.clock.advance(0.5)
 
-    assert bool(doubts(desk.case, policy)) is (effects not in SAFE)
+    assert bool(release_warnings(desk.case, policy)) is (effects not in SAFE)
     assert alive(desk.case.first.record, policy) is not None
 
 
@@ -189,7 +189,7 @@ def test_an_owner_that_renews_never_counts_as_gone(effects: Any) -> None:
     for _ in range(20):
         desk.store.renew(desk.key, desk.token, lease=LEASE)
         desk.clock.advance(LEASE / 3)
-        assert doubts(desk.case, policy)
+        assert release_warnings(desk.case, policy)
 
 
 @pytest.mark.parametrize("effects", SAFE)
@@ -201,8 +201,8 @@ def test_a_claim_under_another_rule_waits_for_the_whole_runtime(effects: Any) ->
     desk.clock.advance(100 * LEASE)
     patient = Policy(lease=LEASE, effects=effects, on_abandoned="quarantine", max_runtime=1000 * LEASE)
 
-    assert doubts(desk.case, Policy(lease=LEASE, effects=effects, max_runtime=1000 * LEASE))
-    assert [] == doubts(desk.case, patient)
+    assert release_warnings(desk.case, Policy(lease=LEASE, effects=effects, max_runtime=1000 * LEASE))
+    assert [] == release_warnings(desk.case, patient)
 
 
 def test_the_runtime_is_the_most_that_is_waited_for() -> None:
@@ -210,7 +210,7 @@ def test_the_runtime_is_the_most_that_is_waited_for() -> None:
     policy = Policy(lease=LEASE, max_runtime=LEASE, effects="deduplicated")
     desk.clock.now = desk.case.first.record.deadline + LEASE
 
-    assert [] == doubts(desk.case, policy)
+    assert [] == release_warnings(desk.case, policy)
 
 
 def test_the_way_out_names_the_seconds_and_the_word() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.settings import Settings, in_one_line, load_settings
+from flask_idempotency.settings import Settings, load_settings, summary
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 
@@ -222,7 +222,7 @@ def test_one_line_says_what_is_on(settings: dict[str, Any], loader: bool, line: 
     """
     Without a secret in it, and without a URL.
     """
-    assert line == in_one_line(load(**settings), quota_loader=loader)
+    assert line == summary(load(**settings), quota_loader=loader)
 
 
 def test_a_key_service_that_is_down_does_not_keep_the_application_from_starting() -> None:
@@ -240,6 +240,6 @@ def test_a_key_service_that_is_down_does_not_keep_the_application_from_starting(
         def kids(self) -> list[str]:
             return ["a"]
 
-    line = in_one_line(load(**{**WHOLE, "key_ring": Down()}), quota_loader=False)
+    line = summary(load(**{**WHOLE, "key_ring": Down()}), quota_loader=False)
 
     assert "encryption required, the key ring does not answer (OSError)" in line

@@ -230,9 +230,9 @@ def test_no_profile_takes_abandoned_plain_work_over(name: str) -> None:
     """
     `effects` decide, or the application in so many words.
     """
-    assert OnExpiry.QUARANTINE is under(name).on_lapse
-    assert OnExpiry.TAKEOVER is under(name, effects="deduplicated").on_lapse
-    assert OnExpiry.TAKEOVER is under(name, on_abandoned="takeover").on_lapse
+    assert OnExpiry.QUARANTINE is under(name).on_expiry
+    assert OnExpiry.TAKEOVER is under(name, effects="deduplicated").on_expiry
+    assert OnExpiry.TAKEOVER is under(name, on_abandoned="takeover").on_expiry
 
 
 @pytest.mark.parametrize(

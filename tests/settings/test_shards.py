@@ -12,7 +12,7 @@ from flask import Flask
 from flask_idempotency import ConfigurationError, Idempotency
 from flask_idempotency.assembly import identities
 from flask_idempotency.engine.quota import NewKeys, Quota
-from flask_idempotency.settings import in_one_line
+from flask_idempotency.settings import summary
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from flask_idempotency.stores.redis.store import RedisStore
@@ -25,7 +25,7 @@ def test_a_tenant_has_one_part_unless_somebody_says_otherwise(settings: dict[str
 
     assert shards == loaded.tenant_shards
     assert [shards] == [len(identity.tenant_ids("shop", "acme")) for identity in identities(loaded)]
-    assert (shards > 1) == ("with each tenant in 256 parts" in in_one_line(loaded, quota_loader=False))
+    assert (shards > 1) == ("with each tenant in 256 parts" in summary(loaded, quota_loader=False))
 
 
 @pytest.mark.parametrize("value", (0, -1, 257, 1.5, "4", True))

@@ -23,8 +23,8 @@ def completed(
         fence=fence,
         attempt=1,
         fingerprint=FINGERPRINT,
-        on_lapse=OnExpiry.QUARANTINE,
-        about=about,
+        on_expiry=OnExpiry.QUARANTINE,
+        info=about,
         requested_at=clock.now - 10,
         deadline=clock.now + KEEP,
         remaining=KEEP,
@@ -35,7 +35,7 @@ def completed(
 
 def missed(cache: RedisReplayCache, key: StorageKey) -> int:
     """When this key was looked for in vain, by the cache's clock."""
-    match cache.peek(key):
+    match cache.get(key):
         case Missed(at=int(at)):
             return at
         case found:
@@ -44,6 +44,6 @@ def missed(cache: RedisReplayCache, key: StorageKey) -> int:
 
 def filled(cache: RedisReplayCache, record: Record) -> StorageKey:
     key = a_key()
-    cache.fill(key, record, missed_at=missed(cache, key))
-    assert record == cache.peek(key)
+    cache.put(key, record, missed_at=missed(cache, key))
+    assert record == cache.get(key)
     return key

@@ -20,7 +20,7 @@ from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
 
 SKEW, HOLD = 5.0, 60.0
-RULES = RedisDataLossPolicy(hold=HOLD, clock_skew=SKEW)
+RULES = RedisDataLossPolicy(grace=HOLD, clock_skew=SKEW)
 ANOTHER = {b"process": b"0" * 40, b"replication_id": b"0" * 40}
 """Of a process that is not the one that keeps the memory."""
 
@@ -31,7 +31,7 @@ Loss = Callable[[], None]
 def ready_store(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisStore]:
     """Made ready in time: no claim is as old as that."""
     with closing(RedisStore(redis_server.url, clock=clock, rules=RULES)) as store:
-        store.memory.initialise()
+        store.data_loss.initialise()
         clock.advance(1)
         yield store
 

@@ -12,8 +12,8 @@ Call = Callable[[RedisStore, StorageKey, bytes], object]
 
 WRITES: dict[str, Call] = {
     "renew": lambda store, key, token: store.renew(key, token, lease=2 * LEASE),
-    "mark": lambda store, key, token: store.mark(key, token),
+    "mark_point_of_no_return": lambda store, key, token: store.mark_point_of_no_return(key, token),
     "complete": lambda store, key, token: store.complete(key, token, PAYLOAD, keep=KEEP),
     "release": lambda store, key, token: store.release(key, token),
-    "hold": lambda store, key, token: store.hold(key, token, "lost"),
+    "quarantine": lambda store, key, token: store.quarantine(key, token, "lost"),
 }

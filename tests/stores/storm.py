@@ -43,7 +43,7 @@ def main(url: str) -> int:
             with suppress(Interrupted):  # after each a connection is made again, and greets
                 assert isinstance(store.claim(a_request(key), token=token, lease=LEASE), Claimed)
                 store.complete(key, token, PAYLOAD, keep=KEEP)
-                store.unsettled.standing()
+                store.recovery.counts()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     store.close()

@@ -15,7 +15,7 @@ from flask_idempotency.engine.events import Event, Resolved
 from flask_idempotency.engine.model import OnExpiry, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Settler
-from flask_idempotency.operations import AuditNote, Case, complete, doubts, release
+from flask_idempotency.operations import AuditNote, Case, complete, release, release_warnings
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
 from tests.backends import MakeStore, make_kept
@@ -37,7 +37,7 @@ class Race:
         self.events: list[Event] = []
         self.key, self.token = a_key(), a_token()
         granted(store.claim(a_request(self.key, on_lapse=on_lapse), token=self.token, lease=LEASE))
-        self.settler = Settler(store.unsettled, EnvelopeCodec(), self.events.append, label=lambda key: "label")
+        self.settler = Settler(store.recovery, EnvelopeCodec(), self.events.append, label=lambda key: "label")
 
     def seen(self) -> Case:
         return Case((SeenRecord(self.key, found(self.store, self.key)),))
@@ -102,7 +102,7 @@ def test_44_what_a_person_says_or_what_the_owner_says_stays(store: Any) -> None:
 
 
 def _race_of_answers(race: Race) -> None:
-    race.store.hold(race.key, race.token, "view-crashed")
+    race.store.quarantine(race.key, race.token, "view-crashed")
     case = race.seen()
 
     def person() -> bool:
@@ -129,7 +129,7 @@ def test_44_a_key_is_released_or_completed_and_never_both(store: Any) -> None:
 
 
 def _race_of_release_and_answer(race: Race) -> None:
-    race.store.hold(race.key, race.token, "view-crashed")
+    race.store.quarantine(race.key, race.token, "view-crashed")
     case = race.seen()
 
     def person() -> bool:
@@ -184,10 +184,10 @@ def test_44_a_silent_owner_that_comes_back_is_not_released_behind_its_back(store
 
 def _race_of_release_without_force(race: Race, clock: FrozenClock, policy: Policy) -> None:
     clock.advance(3 * LEASE - 0.5)
-    assert doubts(race.seen(), policy)
+    assert release_warnings(race.seen(), policy)
     clock.advance(0.5)
     case = race.seen()
-    assert [] == doubts(case, policy)
+    assert [] == release_warnings(case, policy)
 
     def person() -> bool:
         return bool(release(race.settler, case, WORD, forced=False).settled)
@@ -197,7 +197,7 @@ def _race_of_release_without_force(race: Race, clock: FrozenClock, policy: Polic
     assert 1 == first + second + renewed
     assert renewed == (race.store.read(race.key) is not None)
     if renewed:
-        assert doubts(race.seen(), policy)
+        assert release_warnings(race.seen(), policy)
     assert renewed == race.owner_completes()
 
 
@@ -206,7 +206,7 @@ def test_44_two_people_who_say_different_things_are_not_both_believed(store: Any
     Nor is a resolver beside a person.
     """
     race = Race(store)
-    store.hold(race.key, race.token, "view-crashed")
+    store.quarantine(race.key, race.token, "view-crashed")
     case = race.seen()
     told = at_once(
         *(

@@ -32,7 +32,7 @@ def test_a_change_is_noticed_until_keep_is_over(make_kept: MakeStore, clock: Fro
     By the store's clock, with the `keep` of the former shape.
     """
     # Other tests of this process use the same database, by the same clock.
-    book, name = make_kept(clock).chores, token_hex()  # type: ignore[attr-defined]
+    book, name = make_kept(clock).task_log, token_hex()  # type: ignore[attr-defined]
     look(book, shape(name, name, keep=100_000.0), note=True)
     began = look(book, shape(name, name), note=False).now
     clock.advance(60)
@@ -49,19 +49,19 @@ def test_a_change_is_noticed_until_keep_is_over(make_kept: MakeStore, clock: Fro
 
 
 def test_looking_without_noting_changes_nothing(make_kept: MakeStore, clock: FrozenClock) -> None:
-    book = make_kept(clock).chores  # type: ignore[attr-defined]
+    book = make_kept(clock).task_log  # type: ignore[attr-defined]
     look(book, shape("shop 1"), note=True)
-    before = {name: entry.report for name, entry in book.last().items()}
+    before = {name: entry.report for name, entry in book.reports().items()}
 
     assert look(book, shape("shop 1", tenant=True), note=False).changes
-    assert before == {name: entry.report for name, entry in book.last().items()}
+    assert before == {name: entry.report for name, entry in book.reports().items()}
 
 
 def test_processes_that_note_at_once_lose_nothing(make_kept: MakeStore, clock: FrozenClock) -> None:
     """
     One notes at a time. One that found another at it looks again.
     """
-    book = make_kept(clock).chores  # type: ignore[attr-defined]
+    book = make_kept(clock).task_log  # type: ignore[attr-defined]
     shapes = [shape("shop 2", f"secret {number}", tenant=number % 2 == 0) for number in range(6)]
     barrier = Barrier(len(shapes))
 
@@ -90,15 +90,15 @@ def test_a_damaged_history_counts_as_none(clock: FrozenClock, at: str, number: s
     """
     It is in the store, where others may write. `doctor` and `stats` read it, and a new history replaces it.
     """
-    book, mine = MemoryStore(clock=clock).chores, shape("shop")
+    book, mine = MemoryStore(clock=clock).task_log, shape("shop")
     look(book, shape("shop", "former"), note=True)
     assert 1 == len(look(book, mine, note=False).changes)
-    (name,) = book.last()
+    (name,) = book.reports()
     report, count = re.subn(
-        rf'"{at}":([0-9.]+|null|{{[^}}]*}})', lambda _: f'"{at}":{number}', book.last()[name].report
+        rf'"{at}":([0-9.]+|null|{{[^}}]*}})', lambda _: f'"{at}":{number}', book.reports()[name].report
     )
     assert count
-    book.note(name, report)
+    book.report(name, report)
 
     assert () == look(book, mine, note=False).changes
     assert look(book, mine, note=True).noted

@@ -66,27 +66,27 @@ def test_every_call_is_told_once_with_how_it_ended_and_how_long_it_took() -> Non
     store.claim(a_request(key), token=token, lease=LEASE)
     store.claim(a_request(key), token=a_token(), lease=LEASE)
     store.renew(key, token, lease=LEASE)
-    store.mark(key, token)
+    store.mark_point_of_no_return(key, token)
     store.read(key)
     store.complete(key, token, PAYLOAD, keep=KEEP)
     store.claim(a_request(key), token=a_token(), lease=LEASE)
-    store.condemn(key, PAYLOAD)
+    store.mark_corrupt(key, PAYLOAD)
     other, mine = a_key(), a_token()
     store.claim(a_request(other), token=mine, lease=LEASE)
-    store.hold(other, mine, "test")
+    store.quarantine(other, mine, "test")
     store.release(other, mine)
 
     assert [
         ("claim", "granted", 1.0),
         ("claim", "refused", 1.0),
         ("renew", "done", 1.0),
-        ("mark", "done", 1.0),
+        ("mark_point_of_no_return", "done", 1.0),
         ("read", "done", 1.0),
         ("complete", "done", 1.0),
         ("claim", "replayed", 1.0),
-        ("condemn", "done", 1.0),
+        ("mark_corrupt", "done", 1.0),
         ("claim", "granted", 1.0),
-        ("hold", "done", 1.0),
+        ("quarantine", "done", 1.0),
         ("release", "done", 1.0),
     ] == watch.told
 

@@ -29,7 +29,7 @@ def sheets(page: Callable[[bytes], RecordPage]) -> Iterator[RecordPage]:
 
 
 def stale(store: RedisStore, *, limit: int = 1000, horizon: float = 1e10) -> list[RecordPage]:
-    return list(sheets(lambda after: store.unsettled.stale(horizon=horizon, after=after, limit=limit)))
+    return list(sheets(lambda after: store.recovery.expired_leases(horizon=horizon, after=after, limit=limit)))
 
 
 def keys(met: list[RecordPage]) -> list[StorageKey]:
@@ -47,7 +47,7 @@ def indexed(client: redis.Redis, key: StorageKey) -> list[bool]:
 
 
 def walked(store: RedisStore, state: State) -> list[StorageKey]:
-    return keys(list(sheets(lambda after: store.unsettled.walk(state, after=after, limit=10))))
+    return keys(list(sheets(lambda after: store.recovery.scan(state, after=after, limit=10))))
 
 
 def lapsed(store: RedisStore, clock: FrozenClock, *keys: StorageKey, **how: Any) -> None:

@@ -31,10 +31,10 @@ class FaultyMemory(FaultyStore):
         super().__init__(store)
         self.ledger = store.ledger
         self.data_keys = store.data_keys
-        self.answers = store.answers
-        self.unsettled = store.unsettled
+        self.responses = store.responses
+        self.recovery = store.recovery
         self.expiry = store.expiry
-        self.chores = store.chores
+        self.task_log = store.task_log
 
 
 @dataclass
@@ -78,7 +78,7 @@ class World:
 
     def settled(self) -> list[str]:
         """The verbs that ended claims, in order."""
-        return [verb for verb in self.store.verbs() if verb in ("complete", "release", "hold")]
+        return [verb for verb in self.store.verbs() if verb in ("complete", "release", "quarantine")]
 
 
 def who() -> str | None:

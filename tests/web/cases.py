@@ -77,7 +77,7 @@ def vanished(
     storage_key = key_of(world, key, **scope)
     token = new_token(storage_key.mark)
     about = RequestInfo("acme", "alice", "POST", endpoint)
-    asked = ClaimRequest(storage_key, fingerprint=bytes(32), on_lapse=on_lapse, about=about)
+    asked = ClaimRequest(storage_key, fingerprint=bytes(32), on_expiry=on_lapse, info=about)
     assert isinstance(world.store.claim(asked, token=token, lease=LEASE), Claimed)
     return storage_key, token
 
@@ -86,8 +86,8 @@ def lapsed(world: World, key: str = "k", *, after: float = LEASE + 1) -> tuple[S
     """The same, and it is quarantined when its lease has been over."""
     owned = vanished(world, key)
     world.clock.advance(after)
-    found = world.store.unsettled.stale(horizon=world.clock.now, limit=10).found
-    assert all(world.store.unsettled.lapse(each, horizon=world.clock.now) for each in found)
+    found = world.store.recovery.expired_leases(horizon=world.clock.now, limit=10).found
+    assert all(world.store.recovery.quarantine_expired(each, horizon=world.clock.now) for each in found)
     return owned
 
 

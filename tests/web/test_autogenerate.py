@@ -22,7 +22,7 @@ from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.migrations.runner import upgrade
 from flask_idempotency.stores.sql.schema import include_in
-from flask_idempotency.web.doctor import examination_of
+from flask_idempotency.web.doctor import run_checks
 
 FAULT, UNKNOWN, FINE = Verdict.FAULT, Verdict.UNKNOWN, Verdict.FINE
 Open = Callable[..., tuple[Flask, SQLAlchemy]]
@@ -58,7 +58,7 @@ def open_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
                 (tmp_path / "migrations").mkdir()
                 (tmp_path / "migrations" / "env.py").write_text(env)
             Idempotency(app, store=store or url)
-            built = app.extensions["idempotency"].built.engine._around.store
+            built = app.extensions["idempotency"].built.engine._deps.store
             ends.callback(getattr(built, "close", lambda: None))
             with app.app_context():
                 ends.callback(db.engine.dispose)
@@ -69,7 +69,7 @@ def open_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
 
 def found(app: Flask) -> list[Finding]:
     with app.app_context():
-        return [each for each in examination_of(app, environ={}).findings if each.check == "autogenerate"]
+        return [each for each in run_checks(app, environ={}).findings if each.check == "autogenerate"]
 
 
 def verdict(app: Flask) -> Verdict:

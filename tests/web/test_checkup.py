@@ -20,7 +20,7 @@ from flask_idempotency.operations.doctor import DoctorReport
 from flask_idempotency.settings import derived_secret
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
-from flask_idempotency.web.doctor import examination_of
+from flask_idempotency.web.doctor import run_checks
 from tests.books import book_in
 from tests.operations.checks.judging import worst
 
@@ -61,7 +61,7 @@ def test_a_secret_that_is_secret_key_is_said_to_be_so() -> None:
 
 def examined(app: Flask, environ: Mapping[str, str] | None = None, **timeouts: float) -> DoctorReport:
     with app.app_context():
-        return examination_of(app, environ=environ or {}, **timeouts)
+        return run_checks(app, environ=environ or {}, **timeouts)
 
 
 def found(app: Flask, check: str, environ: Mapping[str, str] | None = None, **timeouts: float) -> list[Finding]:
@@ -199,7 +199,7 @@ def of_function(**settings: Any) -> Flask:
 
 def test_a_janitor_that_never_came_is_missed(shared: Store) -> None:
     before = found(of_function(), "janitor")
-    book_in(shared, "shop").note("heartbeat", "{}")
+    book_in(shared, "shop").report("heartbeat", "{}")
 
     assert [FAULT, FINE] == [worst(before), worst(found(of_function(), "janitor"))]
 
@@ -208,7 +208,7 @@ def test_a_chore_is_missed_where_there_is_work_for_it(shared: Store) -> None:
     """
     Nobody rotates where nothing is encrypted, and nobody recounts where there are no quotas.
     """
-    book_in(shared, "shop").note("heartbeat", "{}")
+    book_in(shared, "shop").report("heartbeat", "{}")
 
     said = found(of_function(reconcile_every=10, rotate_every=10), "chores")
     counted = found(of_function(reconcile_every=10, quota_records=5), "chores")
@@ -220,15 +220,15 @@ def test_a_chore_is_missed_where_there_is_work_for_it(shared: Store) -> None:
 
 
 def test_a_janitor_that_cannot_start_is_the_resolvers_fault_alone(shared: Store) -> None:
-    book_in(shared, "shop").note("heartbeat", "{}")
+    book_in(shared, "shop").report("heartbeat", "{}")
     app = of_function(setup=misnamed)
 
     assert [FINE, FAULT] == [worst(found(app, check)) for check in ("chores", "resolvers")]
 
 
 def test_a_backlog_and_a_clock_that_was_set_are_told(shared: Store) -> None:
-    book_in(shared, "shop").note("expire", json.dumps({"removed": 1, "finished": False}))
-    book_in(shared, "shop").note("heartbeat", json.dumps({"skew_ms": 0, "stepped_ms": 60_000, "finished": True}))
+    book_in(shared, "shop").report("expire", json.dumps({"removed": 1, "finished": False}))
+    book_in(shared, "shop").report("heartbeat", json.dumps({"skew_ms": 0, "stepped_ms": 60_000, "finished": True}))
     app = of_function()
 
     assert [ADVICE, FAULT] == [worst(found(app, check)) for check in ("backlog", "clock-step")]
@@ -250,8 +250,13 @@ def test_a_store_that_can_do_nothing_besides_is_unknown_and_not_broken() -> None
     whole = MemoryStore()
 
     class Bare:
-        claim, renew, mark, complete = whole.claim, whole.renew, whole.mark, whole.complete
-        release, hold, read, condemn = whole.release, whole.hold, whole.read, whole.condemn
+        claim, renew, mark_point_of_no_return, complete = (
+            whole.claim,
+            whole.renew,
+            whole.mark_point_of_no_return,
+            whole.complete,
+        )
+        release, quarantine, read, mark_corrupt = whole.release, whole.quarantine, whole.read, whole.mark_corrupt
 
     said = examined(shop(store=Bare()))
 
@@ -270,7 +275,7 @@ def test_a_store_that_is_away_is_told_once(monkeypatch: pytest.MonkeyPatch) -> N
     def away(*arguments: object) -> float:
         raise StoreUnavailable("it is away")
 
-    monkeypatch.setattr(store.chores, "now", away)
+    monkeypatch.setattr(store.task_log, "now", away)
 
     said = examined(app)
 

@@ -78,11 +78,11 @@ def test_names_times_and_attempts_are_not_bound_and_a_guard_sees_them_forged() -
         seen.append(record)
         return True
 
-    forged = changed(memory, about=RequestInfo("other", "mallory", "GET", "refund"), requested_at=1.0, attempt=99)
+    forged = changed(memory, info=RequestInfo("other", "mallory", "GET", "refund"), requested_at=1.0, attempt=99)
 
     assert (True, [1]) == (is_replay(world.post()), world.runs)
     (record,) = seen
-    assert (forged.about, 1.0, 99) == (record.about, record.requested_at, record.attempt)
+    assert (forged.info, 1.0, 99) == (record.info, record.requested_at, record.attempt)
 
 
 def test_the_end_of_a_life_is_not_bound_and_a_key_whose_life_is_over_is_new() -> None:

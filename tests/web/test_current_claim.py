@@ -100,7 +100,7 @@ def test_the_point_of_no_return_is_durable_when_it_returns() -> None:
         for _ in range(2):
             record = world.record()
             assert record is not None
-            marks.append(record.on_lapse)
+            marks.append(record.on_expiry)
             current_claim.point_of_no_return()
         return "paid"
 
@@ -133,14 +133,14 @@ def test_a_point_of_no_return_that_cannot_be_made_durable_ends_the_view(policy: 
 
     @world.view()
     def pay() -> str:
-        world.store.lose_request("mark")
+        world.store.lose_request("mark_point_of_no_return")
         current_claim.point_of_no_return()
         world.runs.append("effect")
         return "paid"
 
     assert 500 == world.post().status_code
     assert [] == world.runs
-    assert "hold" not in world.store.verbs()
+    assert "quarantine" not in world.store.verbs()
 
 
 def test_a_downstream_key_is_the_same_for_every_attempt_and_another_for_every_name() -> None:

@@ -115,7 +115,7 @@ def test_names_are_in_clear_unless_they_are_hashed(mode: str) -> None:
 
     record = world.record()
     assert record is not None
-    names = (record.about.tenant, record.about.principal)
+    names = (record.info.tenant, record.info.principal)
     identity = Identity(LONG.encode())
     hashed = (identity.pseudonym("acme"), identity.pseudonym("alice"))
     assert (hashed if mode == "required" else ("acme", "alice")) == names
@@ -147,7 +147,7 @@ def test_nobody_is_not_hashed_into_somebody() -> None:
 
     record = world.record()
     assert record is not None
-    assert ("", "") == (record.about.tenant, record.about.principal)
+    assert ("", "") == (record.info.tenant, record.info.principal)
 
 
 def test_a_store_that_keeps_no_data_keys_is_refused() -> None:
@@ -220,7 +220,7 @@ def test_erased_answers_are_410_and_new_keys_are_sealed_anew() -> None:
     """
     world = shop()
     world.post(key="before")
-    world.store.data_keys.destroy(world.store.calls[-1].key.tid)
+    world.store.data_keys.shred(world.store.calls[-1].key.tid)
     world.clock.advance(1)
 
     answers = [world.post(key=key) for key in ("before", "after", "after")]

@@ -110,7 +110,7 @@ def test_a_decision_that_is_left_to_the_rules_is_the_rules(caplog: pytest.LogCap
     world.view()(lambda: ("no", 500))
     world.post()
 
-    assert ["hold"] == world.settled()
+    assert ["quarantine"] == world.settled()
     assert 1 == len(warnings(caplog))
     assert Decision.KEEP is Policy(keep_statuses=frozenset({500})).stated(response=None, status=500, error=None)
 

@@ -17,7 +17,7 @@ from flask_idempotency.engine.model import State
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.operations import handle_of
 from flask_idempotency.operations.identity import APART_SECONDS, NOTED_EVERY_SECONDS
-from flask_idempotency.web.doctor import examination_of
+from flask_idempotency.web.doctor import run_checks
 from tests.web.apps import World, is_replay, new_world
 
 DAY = 86400.0
@@ -67,7 +67,7 @@ def told(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
 
 def doctor(world: World) -> list[tuple[str, str]]:
     with world.app.app_context():
-        found = examination_of(world.app, environ={}).findings
+        found = run_checks(world.app, environ={}).findings
     return [(each.verdict.value, each.text + " " + each.remedy) for each in found if each.check == "identity"]
 
 
@@ -263,14 +263,14 @@ def test_nothing_is_asked_of_the_store_after_the_first_request(monkeypatch: pyte
     """
     world = shop()
     asked: list[str] = []
-    book = world.store.chores
-    last = book.last
+    book = world.store.task_log
+    last = book.reports
 
     def counting() -> Any:
         asked.append("last")
         return last()
 
-    monkeypatch.setattr(book, "last", counting)
+    monkeypatch.setattr(book, "reports", counting)
     world.app.get("/")(lambda: "a page")
     world.client().get("/")
     world.post(key=None)
@@ -290,7 +290,7 @@ def test_a_store_that_does_not_answer_spoils_nothing(monkeypatch: pytest.MonkeyP
     def fail() -> Any:
         raise ConnectionError("away")
 
-    monkeypatch.setattr(world.store.chores, "last", fail)
+    monkeypatch.setattr(world.store.task_log, "reports", fail)
     assert 201 == world.post().status_code
 
 
@@ -301,20 +301,20 @@ def test_a_history_that_cannot_be_read_is_none(report: str) -> None:
     """
     world = shop()
     world.post()
-    (name,) = [name for name in world.store.chores.last() if name.startswith("identity:")]
-    world.store.chores.note(name, report)
+    (name,) = [name for name in world.store.task_log.reports() if name.startswith("identity:")]
+    world.store.task_log.report(name, report)
 
     again = shop(world)
     assert 201 == again.post(key="2").status_code
     assert "fine" == doctor(again)[0][0]
-    assert world.store.chores.last()[name].report != report
+    assert world.store.task_log.reports()[name].report != report
 
 
 def test_nothing_that_is_noted_names_anybody_or_anything() -> None:
     world = shop(tenants=True, users=True, namespace="canary", name="canary", secret=["canary"])
     world.post(headers={"X-User": "canary", "X-Tenant": "canary"})
 
-    noted = {name: entry.report for name, entry in world.store.chores.last().items()}
+    noted = {name: entry.report for name, entry in world.store.task_log.reports().items()}
     assert any(name.startswith("identity:") for name in noted)
     assert "canary" not in str(noted)
     assert all(len(name) <= 40 and len(report) <= 4000 for name, report in noted.items())
@@ -340,7 +340,7 @@ def test_many_processes_that_start_at_once_note_all_shapes() -> None:
     for world in worlds:  # one that found the others at it notes the next time
         shop(world).clock.advance(1)
 
-    (report,) = [e.report for n, e in first.store.chores.last().items() if n.startswith("identity:")]
+    (report,) = [e.report for n, e in first.store.task_log.reports().items() if n.startswith("identity:")]
     assert 1 <= report.count('"shape"') <= 4
 
 

@@ -207,7 +207,7 @@ def test_the_replay_guard_may_refuse_a_replay_and_the_record_is_kept(verdict: An
 
     @world.idempotency.replay_guard
     def allowed(record: Any) -> bool:
-        assert (record.state, record.about.principal) == (State.COMPLETED, "alice")
+        assert (record.state, record.info.principal) == (State.COMPLETED, "alice")
         return verdicts.pop()
 
     world.post()
@@ -254,10 +254,10 @@ def test_principals_and_tenants_have_key_spaces_of_their_own() -> None:
     record = world.record()
     assert record is not None
     assert ("globex", "bob", "POST", "pay") == (
-        record.about.tenant,
-        record.about.principal,
-        record.about.method,
-        record.about.operation,
+        record.info.tenant,
+        record.info.principal,
+        record.info.method,
+        record.info.operation,
     )
 
 

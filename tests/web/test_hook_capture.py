@@ -260,7 +260,7 @@ def test_p28_a_failing_after_request_hook_leaves_nothing_completed(scope: str, e
 
     assert 500 == world.post("/pay").status_code
     if effects == "plain":
-        assert ["hold"] == world.settled()
+        assert ["quarantine"] == world.settled()
         assert (409, [1]) == (world.post("/pay").status_code, world.runs)
     else:
         assert ["release"] == world.settled()
@@ -288,7 +288,7 @@ def test_p28_a_hook_that_turns_an_answer_into_a_500_leaves_nothing_completed() -
 
 
 @pytest.mark.parametrize("status", (409, 429, 500, 503, 307))
-@pytest.mark.parametrize(("effects", "settled"), (("plain", "hold"), ("deduplicated", "release")))
+@pytest.mark.parametrize(("effects", "settled"), (("plain", "quarantine"), ("deduplicated", "release")))
 def test_p28_what_a_hook_says_over_a_success_does_not_mean_that_nothing_happened(
     status: int, effects: str, settled: str
 ) -> None:
@@ -336,7 +336,7 @@ def test_p28_a_hook_that_aborts_after_the_view_has_failed(late: str, page: int) 
         return response
 
     assert page == world.post().status_code
-    assert "hold" == world.settled()[-1]
+    assert "quarantine" == world.settled()[-1]
     assert (409, [1]) == (world.post().status_code, world.runs)
 
 
@@ -409,7 +409,7 @@ def test_p30_another_extensions_failing_teardown_does_not_keep_a_crash_from_bein
     with pytest.raises(LookupError):
         world.post()
 
-    assert ["hold"] == world.settled()
+    assert ["quarantine"] == world.settled()
 
 
 @pytest.mark.parametrize("verb", ("complete", "release"))

@@ -104,7 +104,7 @@ def test_p65_a_nested_request_that_finishes_does_not_settle_the_outer_one() -> N
         return response
 
     assert 500 == world.post("/outer").status_code
-    assert ["hold"] == world.settled()
+    assert ["quarantine"] == world.settled()
 
 
 def test_p65_a_view_that_returns_another_guarded_app_as_its_response() -> None:
@@ -165,7 +165,7 @@ def test_p68_a_preserved_context_does_not_delay_completion() -> None:
     assert ["complete"] == world.settled()
 
 
-@pytest.mark.parametrize(("effects", "settled"), (("deduplicated", "release"), ("plain", "hold")))
+@pytest.mark.parametrize(("effects", "settled"), (("deduplicated", "release"), ("plain", "quarantine")))
 def test_p69_a_context_pushed_by_hand_settles_as_a_vanished_worker_would(effects: str, settled: str) -> None:
     """
     As tests do: test_request_context and preprocess_request, and no answer. Flask does not tell whether a view was

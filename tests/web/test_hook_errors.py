@@ -72,7 +72,7 @@ def test_p36_an_unhandled_exception_of_a_plain_view_quarantines_whoever_it_propa
         raise ValueError("crash")
 
     assert post_through(world) in (500, None)
-    assert ["hold"] == world.settled()
+    assert ["quarantine"] == world.settled()
     assert (409, "outcome-unknown") == (world.post().status_code, world.post().json["code"])  # type: ignore[index]
     assert 1 == len(world.runs)
 
@@ -133,7 +133,7 @@ def test_an_exception_past_the_point_of_no_return_quarantines(config: str) -> No
 
     post_through(world)
 
-    assert ["hold"] == world.settled()
+    assert ["quarantine"] == world.settled()
     assert 409 == world.post().status_code
 
 
@@ -144,13 +144,13 @@ GOING: tuple[type[BaseException], ...] = (SystemExit, KeyboardInterrupt, Generat
 @pytest.mark.parametrize(
     ("policy", "settled"),
     (
-        ({}, "hold"),
+        ({}, "quarantine"),
         ({"effects": "marked"}, "release"),
         ({"effects": "deduplicated"}, "release"),
         ({"on_abandoned": "takeover"}, "release"),
-        ({"profile": "x-idempotency", "header": KEY}, "hold"),
+        ({"profile": "x-idempotency", "header": KEY}, "quarantine"),
         ({"profile": "x-idempotency", "header": KEY, "effects": "deduplicated"}, "release"),
-        ({"effects": "deduplicated", "on_abandoned": "quarantine"}, "hold"),
+        ({"effects": "deduplicated", "on_abandoned": "quarantine"}, "quarantine"),
     ),
 )
 def test_p37_an_interrupted_worker_leaves_what_a_vanished_one_would(
@@ -185,7 +185,7 @@ def test_p37_an_interrupted_worker_past_the_point_of_no_return_quarantines() -> 
     with pytest.raises(SystemExit):
         world.post()
 
-    assert ["hold"] == world.settled()
+    assert ["quarantine"] == world.settled()
     assert "worker-interrupted" == world.told(Quarantined)[0].reason  # type: ignore[attr-defined]
 
 
@@ -198,7 +198,7 @@ def test_p38_a_view_that_returns_nonsense_has_run(returned: Any) -> None:
     world.view()(lambda: returned)
 
     assert 500 == world.post().status_code
-    assert ["hold"] == world.settled()
+    assert ["quarantine"] == world.settled()
 
 
 def test_p38_an_error_handler_that_raises_leaves_no_answer() -> None:
@@ -214,11 +214,12 @@ def test_p38_an_error_handler_that_raises_leaves_no_answer() -> None:
     world.view()(lambda: abort(422))
 
     assert 500 == world.post().status_code
-    assert ["hold"] == world.settled()
+    assert ["quarantine"] == world.settled()
 
 
 @pytest.mark.parametrize(
-    ("status", "settled"), ((200, "complete"), (422, "complete"), (500, "hold"), (502, "hold"), (503, "release"))
+    ("status", "settled"),
+    ((200, "complete"), (422, "complete"), (500, "quarantine"), (502, "quarantine"), (503, "release")),
 )
 def test_p39_what_an_error_handler_makes_of_an_exception_is_judged_by_its_status(status: int, settled: str) -> None:
     """
@@ -261,7 +262,7 @@ def test_p40_flask_restx_abort_is_stored_although_it_signals_an_exception() -> N
 
 
 @pytest.mark.parametrize("status", (200, 302, 500))
-@pytest.mark.parametrize(("past_point", "settled"), ((False, "release"), (True, "hold")))
+@pytest.mark.parametrize(("past_point", "settled"), ((False, "release"), (True, "quarantine")))
 def test_p39_an_unhandled_error_is_one_whatever_page_is_shown_for_it(
     status: int, past_point: bool, settled: str
 ) -> None:
@@ -295,7 +296,7 @@ def test_an_error_hidden_from_teardown_functions_is_judged_as_an_error() -> None
     with contextlib.suppress(ValueError):
         world.post()
 
-    assert ["hold"] == world.settled()
+    assert ["quarantine"] == world.settled()
 
 
 def test_p40_an_exception_that_flask_restx_has_a_handler_for_is_judged_by_its_status() -> None:
@@ -376,9 +377,9 @@ def test_p42_a_307_to_another_endpoint_with_the_same_key_works_twice() -> None:
         ({}, 201, "complete"),
         ({}, 404, "complete"),
         ({}, 409, "release"),
-        ({}, 500, "hold"),
-        ({}, 502, "hold"),
-        ({}, 504, "hold"),
+        ({}, 500, "quarantine"),
+        ({}, 502, "quarantine"),
+        ({}, 504, "quarantine"),
         ({}, 501, "release"),
         ({}, 503, "release"),
         ({"effects": "deduplicated"}, 500, "release"),
@@ -392,17 +393,17 @@ def test_p42_a_307_to_another_endpoint_with_the_same_key_works_twice() -> None:
         ({"profile": "stripe", "release_statuses": [500]}, 500, "release"),
         ({"profile": "stripe", "release_statuses": [422]}, 422, "release"),
         ({"profile": "x-idempotency", "header": KEY}, 500, "complete"),
-        ({"profile": "x-idempotency", "header": KEY, "on_error": "quarantine"}, 500, "hold"),
+        ({"profile": "x-idempotency", "header": KEY, "on_error": "quarantine"}, 500, "quarantine"),
         ({"profile": "playbook"}, 500, "release"),
         ({"profile": "playbook", "keep_statuses": [500]}, 500, "complete"),
         ({"keep_statuses": [409]}, 409, "complete"),
         ({"release_statuses": [201]}, 201, "release"),
-        ({"on_error": "quarantine"}, 503, "hold"),
+        ({"on_error": "quarantine"}, 503, "quarantine"),
         ({"on_error": "keep"}, 503, "complete"),
-        ({"decide": lambda response, error: "quarantine"}, 201, "hold"),
+        ({"decide": lambda response, error: "quarantine"}, 201, "quarantine"),
         ({"decide": lambda response, error: response.headers.get("X-Settle")}, 201, "release"),
-        ({"decide": lambda response, error: 1 / 0}, 201, "hold"),
-        ({"decide": lambda response, error: "nonsense"}, 201, "hold"),
+        ({"decide": lambda response, error: 1 / 0}, 201, "quarantine"),
+        ({"decide": lambda response, error: "nonsense"}, 201, "quarantine"),
     ),
 )
 def test_the_outcome_policy_decides_by_status_or_by_function(policy: dict[str, Any], status: int, settled: str) -> None:

@@ -96,11 +96,11 @@ def test_p49_a_server_that_never_iterates_leaves_a_tombstone() -> None:
 @pytest.mark.parametrize(
     ("policy", "settled"),
     (
-        ({}, "hold"),
+        ({}, "quarantine"),
         ({"effects": "deduplicated"}, "release"),
         ({"on_error": "release"}, "release"),
         ({"on_error": "keep"}, "complete"),
-        ({"on_error": "quarantine"}, "hold"),
+        ({"on_error": "quarantine"}, "quarantine"),
     ),
 )
 def test_p49_a_generator_that_fails_is_an_unhandled_exception(policy: dict[str, Any], settled: str) -> None:
@@ -117,7 +117,7 @@ def test_p49_a_generator_that_fails_is_an_unhandled_exception(policy: dict[str, 
     assert all(not event.kept for event in world.told(Completed))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("effects", "settled"), (("plain", "hold"), ("deduplicated", "release")))
+@pytest.mark.parametrize(("effects", "settled"), (("plain", "quarantine"), ("deduplicated", "release")))
 def test_p49_a_worker_killed_in_the_middle_of_a_stream_leaves_what_a_vanished_one_would(
     effects: str, settled: str
 ) -> None:
@@ -332,5 +332,5 @@ def test_a_hook_that_fails_after_a_stream_was_captured_settles_by_the_failure() 
         return response
 
     assert 500 == world.post().status_code
-    assert ["hold"] == world.settled()
+    assert ["quarantine"] == world.settled()
     assert source.closed

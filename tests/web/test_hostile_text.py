@@ -69,7 +69,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
 
 def planted(world: World) -> None:
     state = world.app.extensions["idempotency"]
-    who, store = identities(state.settings)[0], state.built.engine._around.store
+    who, store = identities(state.settings)[0], state.built.engine._deps.store
     about = RequestInfo(tenant=ORDERS, principal=ORDERS, method="PO\x1bST"[:6], operation=ORDERS)
     for number, hold in enumerate((False, True)):
         key = who.storage_key(Scope(state.settings.namespace, tenant=ORDERS, principal=ORDERS), str(number))
@@ -77,7 +77,7 @@ def planted(world: World) -> None:
         asked = a_request(key, about=about)
         granted(store.claim(replace(asked), token=token[:16], lease=30.0))
         if hold:
-            store.hold(key, token[:16], ORDERS)
+            store.quarantine(key, token[:16], ORDERS)
 
 
 COMMANDS = (

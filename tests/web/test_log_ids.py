@@ -95,7 +95,7 @@ def test_an_id_of_several_records_is_refused_with_all_of_them(monkeypatch: pytes
     monkeypatch.setattr(Identity, "_label", lambda self, rid: "abcd1234")
 
     with pytest.raises(Refused, match="2 records have this id") as raised:
-        by_short(store.unsettled, [Identity(b"s")], "abcd1234", tids=[None])
+        by_short(store.recovery, [Identity(b"s")], "abcd1234", tids=[None])
     assert all(handle_of(key) in str(raised.value) for key in keys)
 
 
@@ -111,11 +111,11 @@ def test_what_would_take_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         stand(store, clock, a_key(), "completed")
     label = Identity(b"s").label(key)
     monkeypatch.setattr(records, "MOST_LOOKED_AT", 3)
-    assert handle_of(key) == by_short(store.unsettled, [Identity(b"s")], label, tids=[None])
+    assert handle_of(key) == by_short(store.recovery, [Identity(b"s")], label, tids=[None])
     monkeypatch.setattr(records, "MOST_LOOKED_AT", 2)
 
     with pytest.raises(Refused, match="too many to look for"):
-        by_short(store.unsettled, [Identity(b"s")], label, tids=[None])
+        by_short(store.recovery, [Identity(b"s")], label, tids=[None])
 
 
 def test_what_was_typed_is_never_repeated() -> None:

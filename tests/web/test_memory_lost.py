@@ -77,7 +77,7 @@ def test_the_store_is_told_when_a_key_was_made(key: str, born: float | None) -> 
     world = a_world()
     world.post(key=key)
 
-    assert [born] == [request.born for request in world.store.asked]  # type: ignore[attr-defined]
+    assert [born] == [request.key_timestamp for request in world.store.asked]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("in_flight", "awaited"), (("wait", True), ("reject", False)))
@@ -85,4 +85,4 @@ def test_the_store_is_told_whether_duplicates_wait(in_flight: str, awaited: bool
     world = a_world(in_flight=in_flight)
     world.post()
 
-    assert [awaited] == [request.awaited for request in world.store.asked]  # type: ignore[attr-defined]
+    assert [awaited] == [request.notify_on_completion for request in world.store.asked]  # type: ignore[attr-defined]

@@ -253,7 +253,7 @@ def test_nothing_is_counted_where_no_quota_is() -> None:
 
     record = world.record()
     assert record is not None
-    assert (False, Usage()) == (record.counted, usage(world))
+    assert (False, Usage()) == (record.in_quota, usage(world))
 
 
 def test_a_loader_alone_has_everything_counted() -> None:
@@ -267,7 +267,7 @@ def test_a_loader_alone_has_everything_counted() -> None:
 
     record = world.record()
     assert record is not None
-    assert (True, 1) == (record.counted, usage(world).records)
+    assert (True, 1) == (record.in_quota, usage(world).records)
 
 
 def test_a_loader_may_be_async() -> None:

@@ -167,7 +167,7 @@ def test_a_resolver_is_shown_the_record_and_no_body() -> None:
 
     world = unknown(says)
     reap(world)
-    about = seen[0].record.about
+    about = seen[0].record.info
 
     assert ("POST", "pay", "alice") == (about.method, about.operation, about.principal)
     assert not any(secret in repr(seen[0]) for secret in ("alice", "charge"))
@@ -369,4 +369,4 @@ def test_each_application_has_a_janitor_of_its_own() -> None:
     Idempotency(shop, store=billing.store, secret="shared-9f2c47d1e8b35a60")
     reap(billing)
 
-    assert (["reap"], []) == (list(book_of(billing.app).last()), list(book_of(shop).last()))
+    assert (["reap"], []) == (list(book_of(billing.app).reports()), list(book_of(shop).reports()))

@@ -62,7 +62,7 @@ def test_a_resolver_is_asked_when_somebody_has_looked(
     hand_over()
     refused(store)
     if acknowledged:
-        store.memory.acknowledge(forced=True)
+        store.data_loss.acknowledge(forced=True)
     for _ in range(2):
         reap(world, clock)
 

@@ -15,7 +15,7 @@ from flask_idempotency.engine.policy import Policy
 from flask_idempotency.settings.options import DOCS_URL
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.web.problems import refusal, render
-from flask_idempotency.web.responses import CapturedResponse, StreamEnd, capture, restore, revive
+from flask_idempotency.web.responses import CapturedResponse, StreamEnd, capture, overlay, revive
 
 STORED = StoredResponse(
     201,
@@ -75,7 +75,7 @@ class Losing:
             return response
 
         def lose(response: Response) -> Response:
-            restore(response, answer(), policy=Policy(), lost=self.captured[0])
+            overlay(response, answer(), policy=Policy(), lost=self.captured[0])
             return response
 
         for hook in (lose, *reversed(hooks), snap):
@@ -149,7 +149,7 @@ def test_a_stream_that_a_hook_has_wrapped_is_closed_and_not_heard() -> None:
 
 def test_a_stream_that_was_never_captured_is_closed_as_well() -> None:
     stream = Closing()
-    restore(Response(stream), theirs(), policy=Policy())
+    overlay(Response(stream), theirs(), policy=Policy())
 
     assert stream.closed
 
@@ -194,7 +194,7 @@ def test_a_replay_keeps_what_was_added_to_it_for_this_request() -> None:
 
     @app.after_request
     def again(response: Response) -> Response:
-        restore(response, theirs(), policy=Policy())
+        overlay(response, theirs(), policy=Policy())
         return response
 
     response = app.test_client().post("/")

@@ -204,7 +204,7 @@ def test_another_number_of_parts_runs_nothing_again(shop: Shop) -> None:
     Keys would be looked for where they are not. So what is not found by chance is refused, and no purge passes for whole.
     """
     world, *others = (shop.world(shards=shards, after_loss="refuse") for shards in (PARTS, 1, 2 * PARTS))
-    memory = built(world).memory
+    memory = built(world).data_loss
     assert memory is not None
     memory.initialise()
     assert [201] * 20 == paid(world)

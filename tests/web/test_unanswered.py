@@ -11,7 +11,7 @@ from flask_idempotency.engine.events import Quarantined
 from tests.web.apps import KEY, World, new_world
 
 POLICIES: tuple[tuple[dict[str, Any], str], ...] = (
-    ({}, "hold"),
+    ({}, "quarantine"),
     ({"effects": "deduplicated"}, "release"),
     ({"on_abandoned": "takeover"}, "release"),
 )
@@ -70,7 +70,7 @@ def test_a_view_that_was_dispatched_by_hand_may_have_paid(policy: dict[str, Any]
         world.app.dispatch_request()
 
     assert ([1], [settled]) == (world.runs, world.settled())
-    if settled == "hold":
+    if settled == "quarantine":
         assert ["unanswered"] == [event.reason for event in world.told(Quarantined)]  # type: ignore[attr-defined]
 
 
@@ -121,4 +121,4 @@ def test_an_error_that_was_reported_is_no_excuse_to_release_when_no_answer_was_s
         return "paid"
 
     world.post()
-    assert ["hold"] == world.settled()
+    assert ["quarantine"] == world.settled()

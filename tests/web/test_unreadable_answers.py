@@ -38,7 +38,7 @@ def spoil(world: World, data: bytes) -> None:
     payload = kept(world).payload
     assert payload is not None
     spoilt = StoredPayload(data, payload.status, payload.success, payload.byte_size)
-    assert world.store.answers.replace(world.store.calls[-1].key, payload, spoilt)
+    assert world.store.responses.replace(world.store.calls[-1].key, payload, spoilt)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_an_erased_answer_is_410_and_never_run() -> None:
     Whether it was sealed or not; each time, and told.
     """
     world = paid()
-    world.store.data_keys.destroy(world.store.calls[-1].key.tid)
+    world.store.data_keys.shred(world.store.calls[-1].key.tid)
 
     answers = [world.post() for _ in range(2)]
 
@@ -115,7 +115,7 @@ def test_a_store_that_is_gone_by_then_changes_nothing_for_the_caller(splitting: 
     The answer is still damaged, and the next retry will find it out again.
     """
     world = paid(on_store_down="allow")
-    world.store.lose_request("condemn")
+    world.store.lose_request("mark_corrupt")
 
     answer = world.post()
 
@@ -123,7 +123,7 @@ def test_a_store_that_is_gone_by_then_changes_nothing_for_the_caller(splitting: 
     assert ([1], State.COMPLETED) == (world.runs, kept(world).state)
 
 
-@pytest.mark.parametrize("lost", ("key", "condemn", "read"))
+@pytest.mark.parametrize("lost", ("key", "mark_corrupt", "read"))
 def test_what_was_done_is_not_run_again_although_views_may_run_without_a_store(
     lost: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

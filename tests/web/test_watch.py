@@ -11,7 +11,7 @@ import pytest
 from flask import Flask
 
 from flask_idempotency import Idempotency
-from flask_idempotency.assembly import in_one_process
+from flask_idempotency.assembly import is_process_local
 from flask_idempotency.engine.capabilities import TaskReport
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import Event, JanitorMissing
@@ -26,19 +26,19 @@ class CountedBook:
     """A chore book that counts how often it is looked into, and may be out of reach."""
 
     def __init__(self, store: MemoryStore) -> None:
-        self._book = store.chores
-        self.note = store.chores.note
-        self.now = store.chores.now
-        self.take = store.chores.take
-        self.give_back = store.chores.give_back
+        self._book = store.task_log
+        self.report = store.task_log.report
+        self.now = store.task_log.now
+        self.lock = store.task_log.lock
+        self.unlock = store.task_log.unlock
         self.looks = 0
         self.error: Exception | None = None
 
-    def last(self) -> Mapping[str, TaskReport]:
+    def reports(self) -> Mapping[str, TaskReport]:
         self.looks += 1
         if self.error is not None:
             raise self.error
-        return self._book.last()
+        return self._book.reports()
 
 
 class Shared(FaultyStore):
@@ -46,7 +46,7 @@ class Shared(FaultyStore):
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
-        self.chores = CountedBook(store)
+        self.task_log = CountedBook(store)
 
 
 @dataclass
@@ -98,7 +98,7 @@ def test_any_chore_says_that_somebody_comes(watched: Watched, chore: str) -> Non
     """
     watched.look_after(0)
     watched.clock.advance(1)
-    watched.book.note(chore, "{}")
+    watched.book.report(chore, "{}")
 
     assert 0 == watched.look_after(60)
 
@@ -109,7 +109,7 @@ def test_a_silence_after_a_report_is_told_anew(watched: Watched) -> None:
     """
     watched.look_after(0)
     first = watched.look_after(61)
-    watched.book.note("reap", "{}")
+    watched.book.report("reap", "{}")
     back = watched.look_after(60)
     again = watched.look_after(60)
 
@@ -160,7 +160,7 @@ def test_a_keyed_request_looks_when_it_ends_and_no_other(
     looks = []
     for key in ("a", None, "b", None, "b", "not\tone"):
         post(app, key)
-        looks.append(store.chores.looks)
+        looks.append(store.task_log.looks)
         clock.advance(61)
 
     # The first one has looked at the shape of identity besides, and noted it.
@@ -199,4 +199,4 @@ def test_what_is_in_one_process_is_told_by_its_store() -> None:
     """
     states = [an_app(store).extensions["idempotency"] for store in ("memory://", MemoryStore(), Shared(MemoryStore()))]
 
-    assert [True, True, False] == [in_one_process(state.settings) for state in states]
+    assert [True, True, False] == [is_process_local(state.settings) for state in states]

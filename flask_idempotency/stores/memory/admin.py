@@ -75,16 +75,16 @@ class MemoryTaskLog:
         with self._room.lock:
             return self._room.now()
 
-    def note(self, chore: str, report: str) -> None:
+    def report(self, chore: str, report: str) -> None:
         with self._room.lock:
             self._noted[chore] = self._room.now(), report
 
-    def last(self) -> Mapping[str, TaskReport]:
+    def reports(self) -> Mapping[str, TaskReport]:
         with self._room.lock:
             now = self._room.now()
             return {chore: TaskReport(max(now - at, 0.0), report) for chore, (at, report) in self._noted.items()}
 
-    def take(self, chore: str, token: bytes, *, lease: float) -> bool:
+    def lock(self, chore: str, token: bytes, *, lease: float) -> bool:
         with self._room.lock:
             now = self._room.now()
             holder, until = self._held.get(chore, (token, now))
@@ -93,7 +93,7 @@ class MemoryTaskLog:
             self._held[chore] = token, now + lease
             return True
 
-    def give_back(self, chore: str, token: bytes) -> None:
+    def unlock(self, chore: str, token: bytes) -> None:
         with self._room.lock:
             if self._held.get(chore, (b"", 0.0))[0] == token:
                 del self._held[chore]
@@ -195,7 +195,7 @@ class MemoryLedger:
             unsettled, buckets = 0, dict[float, tuple[int, int]]()
             running = set()
             for key, record in self._room.of_tenant(tid, now):
-                if not record.counted:
+                if not record.in_quota:
                     continue
                 if record.state is State.COMPLETED:
                     count, size = buckets.get(record.deadline, (0, 0))
@@ -300,7 +300,7 @@ class MemoryDataKeys:
         self._store = secrets.token_bytes(16)
         self._tenants: dict[bytes, _Tenant] = {}
 
-    def shelf(self, tid: bytes) -> TenantKeys:
+    def read_keys(self, tid: bytes) -> TenantKeys:
         with self._room.lock:
             tenant = self._of(tid)
             return TenantKeys(self._store, tuple(self._as_of_now(tenant)), tenant.last)
@@ -314,25 +314,25 @@ class MemoryDataKeys:
             tenant.last = key.number
             return True
 
-    def close(self, tid: bytes, number: int) -> None:
+    def disable(self, tid: bytes, number: int) -> None:
         with self._room.lock:
             tenant = self._of(tid)
             if number in tenant.keys:
                 tenant.closed.setdefault(number, self._room.now())
 
-    def retire(self, tid: bytes, number: int) -> None:
+    def delete(self, tid: bytes, number: int) -> None:
         with self._room.lock:
             tenant = self._of(tid)
             if tenant.closed.pop(number, None) is not None:
                 del tenant.keys[number]
 
-    def others(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
+    def wrapped_by_other(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
         with self._room.lock:
             return [
                 (tid, key) for tid, each in self._tenants.items() for key in self._as_of_now(each) if key.kid != kid
             ]
 
-    def destroy(self, tid: bytes) -> int:
+    def shred(self, tid: bytes) -> int:
         with self._room.lock:
             tenant = self._of(tid)
             gone = len(tenant.keys)
@@ -383,7 +383,7 @@ class MemoryResponses:
         self._room = room
         self._shelf = shelf
 
-    def walk(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
+    def scan(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
         with self._room.lock:
             now = self._room.now()
             keys = sorted((key for key in self._room.records if key.rid > after), key=lambda key: key.rid)[: limit + 1]
@@ -437,19 +437,19 @@ class MemoryRecovery:
         self._not_completed: dict[StorageKey, Record] = {}
         self._turns: dict[StorageKey, float] = {}
 
-    def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
+    def expired_leases(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
         return self._sheet(self._not_completed, lambda record, now: _is_stale(record, min(horizon, now)), after, limit)
 
-    def lapse(self, seen: SeenRecord, *, horizon: float) -> bool:
+    def quarantine_expired(self, seen: SeenRecord, *, horizon: float) -> bool:
         with self._room.lock:
             now = self._room.now()
             record = self._as_seen(seen, now)
-            if record is None or not _is_stale(record, min(horizon, now)) or record.on_lapse is OnExpiry.TAKEOVER:
+            if record is None or not _is_stale(record, min(horizon, now)) or record.on_expiry is OnExpiry.TAKEOVER:
                 return False
             self._put(seen.key, replace(record, state=State.QUARANTINED, reason=LAPSED))
             return True
 
-    def due(
+    def next_for_resolver(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
     ) -> Sequence[SeenRecord]:
         with self._room.lock:
@@ -470,7 +470,7 @@ class MemoryRecovery:
                 self._turns[key] = min(horizon, now) + min(max(now - quarantined[key].deadline, least), most)
             return found
 
-    def settle(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
+    def resolve(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
         with self._room.lock:
             now = self._room.now()
             record = self._room.live(seen.key, now)
@@ -482,20 +482,20 @@ class MemoryRecovery:
             self._complete(seen.key, replace(record, token=token), payload, keep, now)
             return True
 
-    def free(self, seen: SeenRecord) -> bool:
+    def force_release(self, seen: SeenRecord) -> bool:
         with self._room.lock:
             if self._as_seen(seen, self._room.now()) is None:
                 return False
             self._put(seen.key, None)
             return True
 
-    def walk(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
+    def scan(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
         records = self._room.records if state is State.COMPLETED else self._not_completed
         return self._sheet(
             records, lambda record, now: record.state is state and not is_over(record, now), after, limit, tid=tid
         )
 
-    def standing(self) -> UnfinishedCounts:
+    def counts(self) -> UnfinishedCounts:
         with self._room.lock:
             now = self._room.now()
             records = self._not_completed.values()

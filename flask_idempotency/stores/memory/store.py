@@ -55,10 +55,10 @@ class MemoryStore:
         self._room = MemoryRecords(clock)
         self.ledger = MemoryLedger(self._room)
         self.data_keys = MemoryDataKeys(self._room)
-        self.answers = MemoryResponses(self._room, self.data_keys)
-        self.unsettled = MemoryRecovery(self._room, put=self._put, complete=self._complete, told=self._told)
+        self.responses = MemoryResponses(self._room, self.data_keys)
+        self.recovery = MemoryRecovery(self._room, put=self._put, complete=self._complete, told=self._told)
         self.expiry = MemoryExpiry(self._room, put=self._put)
-        self.chores = MemoryTaskLog(self._room)
+        self.task_log = MemoryTaskLog(self._room)
         self.health = MemoryHealth()
         self._last_fence = 0
         self._given_up = OrderedDict[bytes, float]()
@@ -88,9 +88,9 @@ class MemoryStore:
                 return Claimed(_grant_of(record, now))
             if record.deadline > now:
                 return InFlight(retry_after=record.deadline - now)
-            if record.on_lapse is OnExpiry.TAKEOVER:
+            if record.on_expiry is OnExpiry.TAKEOVER:
                 self._refuse_given_up(token)
-                return self._grant(request, token, now, seconds, before=record, counted=record.counted)
+                return self._grant(request, token, now, seconds, before=record, counted=record.in_quota)
             return Unknown(self._quarantine(request.key, record, LAPSED))
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
@@ -101,11 +101,11 @@ class MemoryStore:
             if record.state is State.PROCESSING or record.reason == LAPSED:
                 self._put(key, replace(record, deadline=max(record.deadline, now + seconds)))
 
-    def mark(self, key: StorageKey, token: bytes) -> None:
+    def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
         with self._room.lock:
             record = self._unsettled(key, token, self._room.now())
             if record.state is State.PROCESSING:
-                self._put(key, replace(record, on_lapse=OnExpiry.QUARANTINE))
+                self._put(key, replace(record, on_expiry=OnExpiry.QUARANTINE))
 
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
         microseconds(keep)
@@ -123,7 +123,7 @@ class MemoryStore:
                 self._put(key, None)
             self._give_up(token, now)
 
-    def hold(self, key: StorageKey, token: bytes, reason: str) -> None:
+    def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
         with self._room.lock:
             record = self._unsettled(key, token, self._room.now())
             if record.state is State.PROCESSING:
@@ -135,7 +135,7 @@ class MemoryStore:
             record = self._room.live(key, now)
             return None if record is None else self._told(key, record, now)
 
-    def condemn(self, key: StorageKey, payload: StoredPayload) -> None:
+    def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
         with self._room.lock:
             record = self._room.live(key, self._room.now())
             if record is not None and record.state is State.COMPLETED and record.payload == payload:
@@ -146,7 +146,7 @@ class MemoryStore:
         seconds = _seconds(keep)
         # By a clock that was set back meanwhile it would end before it began.
         begins = max(now, record.requested_at)
-        deadline = _edge(begins, seconds) if record.counted else begins + seconds
+        deadline = _edge(begins, seconds) if record.in_quota else begins + seconds
         completed = replace(
             record, state=State.COMPLETED, deadline=deadline, completed_at=begins, payload=payload, reason=""
         )
@@ -203,12 +203,12 @@ class MemoryStore:
             fence=self._last_fence,
             attempt=1 if before is None else before.attempt + 1,
             fingerprint=request.fingerprint,
-            on_lapse=request.on_lapse,
-            about=request.about,
+            on_expiry=request.on_expiry,
+            info=request.info,
             requested_at=now if before is None else before.requested_at,
             deadline=now + lease,
             remaining=lease,
-            counted=counted,
+            in_quota=counted,
         )
         self._put(request.key, record)
         return Claimed(_grant_of(record, now))
@@ -220,13 +220,13 @@ class MemoryStore:
     def _put(self, key: StorageKey, record: Record | None) -> None:
         """The one place where a record changes, so that neither the ledger nor who looks after it can miss it."""
         before = self._room.records.pop(key, None)
-        if before is not None and before.counted:
+        if before is not None and before.in_quota:
             self.ledger.left(key, before)
         if record is not None:
             self._room.records[key] = record
-            if record.counted:
+            if record.in_quota:
                 self.ledger.entered(key, record)
-        self.unsettled.moved(key, record)
+        self.recovery.moved(key, record)
 
     def _told(self, key: StorageKey, record: Record, now: float) -> Record:
         return self.data_keys.told(key, replace(record, remaining=record.deadline - now))

@@ -265,12 +265,12 @@ class ClusterConnection:
         self._retries = retries
 
     def __call__(self, *command: bytes | str, tries: Tries | None = None) -> Any:
-        (told,) = self.in_a_row([command], tries=tries)
+        (told,) = self.pipeline_one_node([command], tries=tries)
         if isinstance(told, Exception):
             raise told
         return told
 
-    def in_a_row(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
+    def pipeline_one_node(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
         key = key_of(commands[0])
         self._cluster.refuse_silent(key)
         patience = RetryBudget(self._retries, tries)
@@ -298,7 +298,7 @@ class ClusterConnection:
             else:
                 return answers
 
-    def together(self, commands: Sequence[Command]) -> list[Any]:
+    def pipeline(self, commands: Sequence[Command]) -> list[Any]:
         told: dict[int, Any] = {}
         left = list(range(len(commands)))
         patience = RetryBudget(self._retries)
@@ -312,7 +312,7 @@ class ClusterConnection:
                     continue
                 for at, answer in zip(some, answers, strict=True):
                     away = isinstance(answer, _AWAY) or demoted(answer)
-                    told[at] = self.in_a_row([commands[at]])[0] if away else answer
+                    told[at] = self.pipeline_one_node([commands[at]])[0] if away else answer
             left = [at for at in left if at not in told]
             if lost:
                 self._failed(patience, *lost[0], looks)

@@ -32,14 +32,14 @@ class RedisConnection(Protocol):
 
     def __call__(self, *command: bytes | str, tries: Tries | None = None) -> Any: ...
 
-    def together(self, commands: Sequence[Command]) -> list[Any]:
+    def pipeline(self, commands: Sequence[Command]) -> list[Any]:
         """Sends several in one go and returns what came back of each; what the server refused is there as an exception.
 
         They are not one step: others' come in between, and some may be done when this raises.
         """
         ...
 
-    def in_a_row(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
+    def pipeline_one_node(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
         """As `together`, all of them over one connection, to whoever keeps the key of the first."""
         ...
 
@@ -97,15 +97,15 @@ class PooledConnection:
         self._retries = retries
 
     def __call__(self, *command: bytes | str, tries: Tries | None = None) -> Any:
-        (told,) = self.in_a_row([command], tries=tries)
+        (told,) = self.pipeline_one_node([command], tries=tries)
         if isinstance(told, Exception):
             raise told
         return told
 
-    def together(self, commands: Sequence[Command]) -> list[Any]:
-        return self.in_a_row(commands) if commands else []
+    def pipeline(self, commands: Sequence[Command]) -> list[Any]:
+        return self.pipeline_one_node(commands) if commands else []
 
-    def in_a_row(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
+    def pipeline_one_node(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
         patience = RetryBudget(self._retries, tries)
         while True:
             try:
@@ -168,10 +168,10 @@ class ClientConnection:
         # With decode_responses=True a client would take a record for text. This asks for the bytes.
         return self._client.execute_command(*command, NEVER_DECODE=True)
 
-    def together(self, commands: Sequence[Command]) -> list[Any]:
+    def pipeline(self, commands: Sequence[Command]) -> list[Any]:
         return _piped(self._client, commands)
 
-    def in_a_row(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
+    def pipeline_one_node(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
         return _piped(self._client, commands)
 
 
@@ -188,11 +188,11 @@ class ClientClusterConnection:
         with self._sorted_out():
             return self._client.execute_command(*command, NEVER_DECODE=True)
 
-    def together(self, commands: Sequence[Command]) -> list[Any]:
+    def pipeline(self, commands: Sequence[Command]) -> list[Any]:
         with self._sorted_out():
             return _piped(self._client, commands)
 
-    def in_a_row(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
+    def pipeline_one_node(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
         with self._sorted_out():
             told = self._at_keeper(commands)
             if told is not None:

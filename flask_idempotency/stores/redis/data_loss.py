@@ -181,7 +181,7 @@ class RedisDataLossPolicy:
     store_id: str | None = None
     """None: any store will do."""
     after_loss: AfterLoss = "refuse"
-    hold: float = 60.0
+    grace: float = 60.0
     """For how many seconds owners that survived may put their claims back before anybody lets unknown keys run again."""
     clock_skew: float | None = 5.0
     """How far clients' clocks may be off, in seconds: a key made later than a loss by more than this is not older. None:
@@ -216,7 +216,7 @@ class RedisDataLoss:
     def __init__(self, server: ScriptExecutor, rules: RedisDataLossPolicy) -> None:
         self._server = server
         self.rules = rules
-        after = str(round(rules.hold * 1000)) if rules.after_loss == "hold" else rules.after_loss
+        after = str(round(rules.grace * 1000)) if rules.after_loss == "hold" else rules.after_loss
         told = rules.store_id or "", rules.layout, after, str(round((rules.clock_skew or 0) * 1000))
         self._expected = tuple(text.encode() for text in told)
         self._granted = granted_in(place(server.client))
@@ -224,7 +224,7 @@ class RedisDataLoss:
 
     def arguments(self, request: ClaimRequest) -> tuple[bytes | int, ...]:
         """What the claim of a key that is unknown is judged by."""
-        born = None if self.rules.clock_skew is None else request.born
+        born = None if self.rules.clock_skew is None else request.key_timestamp
         return *self._expected, b"" if born is None else int(born * 1000)
 
     def granted(self, request: ClaimRequest, grant: Grant) -> None:
@@ -265,7 +265,7 @@ class RedisDataLoss:
         if self.rules.after_loss == "run":
             return
         try:
-            standing = self.standing()
+            standing = self.status()
         except IdempotencyError as error:
             _log.warning("Redis does not tell what it remembers (%s)", type(error).__name__)
             self.look_soon()
@@ -273,7 +273,7 @@ class RedisDataLoss:
         if standing.gravest is not None and not standing.runs_unknown(self.rules.after_loss):
             _log.error("Requests with a new key get 503: %s.", _TEXTS[standing.gravest])
 
-    def restore(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
+    def restore_claim(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
         keys = layout.keys(request.key)
         answer = self._server.run(
             scripts.RESTORE_CLAIM,
@@ -283,7 +283,7 @@ class RedisDataLoss:
             grant.fence,
             grant.attempt,
             request.fingerprint,
-            request.key.tid + about_bytes(request.about),
+            request.key.tid + about_bytes(request.info),
             microseconds(lease),
             round(age * 1_000_000),
             grant.era,
@@ -292,7 +292,7 @@ class RedisDataLoss:
             raise corrupt()
         return bool(answer == b"DONE")
 
-    def standing(self) -> DataLossStatus:
+    def status(self) -> DataLossStatus:
         return self._standing(self._parts())
 
     def _standing(self, parts: Sequence[_Part]) -> DataLossStatus:
@@ -306,7 +306,7 @@ class RedisDataLoss:
             parts=dict(kinds),
             since=since,
             now=now,
-            may_be_acknowledged_at=(now if since is None else since + self.rules.hold) if suffering else None,
+            may_be_acknowledged_at=(now if since is None else since + self.rules.grace) if suffering else None,
             notices_restarts=all(part.process for part in parts),
             noticed=any(part.noticed for part in parts),
             losses_so_far=tuple(part.lost for part in parts),

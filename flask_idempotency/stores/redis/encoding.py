@@ -118,7 +118,7 @@ def encode(record: Record, *, tid: bytes) -> bytes:
     """
     sizes = len(record.token), len(record.fingerprint), len(tid)
     fits = sizes == (TOKEN_BYTES, FINGERPRINT_BYTES, TID_BYTES) and not record.erased
-    if not fits or any(len(text.encode("utf-8", "surrogatepass")) > ABOUT_TEXT_BYTES for text in _texts(record.about)):
+    if not fits or any(len(text.encode("utf-8", "surrogatepass")) > ABOUT_TEXT_BYTES for text in _texts(record.info)):
         raise ValueError("a token, a fingerprint, a tenant or a text does not fit, or that it was erased")
     try:
         return _encode(record, tid)
@@ -141,9 +141,9 @@ def _encode(record: Record, tid: bytes) -> bytes:
             raise ValueError("a life that ends before it began does not fit")
     if max(requested + duration, deadline) > _LATEST_MS:
         raise ValueError("a time behind the year 9999 does not fit")
-    takeover = record.on_lapse is OnExpiry.TAKEOVER
-    first = _FORMAT << 5 | NUMBERS[record.state] << 3 | takeover << 2 | success << 1 | record.counted
-    about = about_bytes(record.about)
+    takeover = record.on_expiry is OnExpiry.TAKEOVER
+    first = _FORMAT << 5 | NUMBERS[record.state] << 3 | takeover << 2 | success << 1 | record.in_quota
+    about = about_bytes(record.info)
     header = _HEADER.pack(
         first,
         record.token,

@@ -169,10 +169,10 @@ class ScriptExecutor:
         """What this script returns, once as many replicas have its effect as must."""
         try:
             row = [("EVALSHA", script.sha, *rest), *self.replication.row(key, known=True)]
-            told = self._line.in_a_row(row, tries=tries)
+            told = self._line.pipeline_one_node(row, tries=tries)
             if any(isinstance(answer, self.errors.no_script) for answer in told):
                 row = [("EVAL", script.text, *rest), *self.replication.row(key, known=False)]
-                told = self._line.in_a_row(row, tries=tries)
+                told = self._line.pipeline_one_node(row, tries=tries)
         except self.errors.unavailable as error:
             raise self._told(error) from error
         answer: Any
@@ -190,7 +190,7 @@ class ScriptExecutor:
         if not commands:
             return []
         try:
-            return self._line.together(commands)
+            return self._line.pipeline(commands)
         except self.errors.unavailable as error:
             raise self._told(error) from error
 

@@ -55,7 +55,7 @@ class RedisNotifier:
         self.deaf = self._is_closed = False
 
     @contextmanager
-    def hear(self, keys: Sequence[StorageKey], wake: Callable[[], object]) -> Iterator[None]:
+    def subscribe(self, keys: Sequence[StorageKey], wake: Callable[[], object]) -> Iterator[None]:
         notice()
         names = [layout.name(layout.keys(key)) for key in keys]
         with self._lock:

@@ -137,7 +137,7 @@ class RedisReplayCache:
         if self._owned:
             self._client.close()
 
-    def peek(self, key: StorageKey) -> Record | Missed:
+    def get(self, key: StorageKey) -> Record | Missed:
         names = layout.replay(key), layout.erasure(key.tid)
         match self._guarded(self._look, names):
             case [int(now)]:
@@ -155,7 +155,7 @@ class RedisReplayCache:
             case _:
                 return Missed()
 
-    def fill(self, key: StorageKey, record: Record, *, missed_at: int) -> None:
+    def put(self, key: StorageKey, record: Record, *, missed_at: int) -> None:
         try:
             sealed, left = _sealed(key, record), microseconds(record.remaining)
         except ValueError:
@@ -169,7 +169,7 @@ class RedisReplayCache:
         # Whoever withdrew an answer did so for good.
         self._guarded(self._drop, (layout.replay(key), layout.erasure(key.tid)))
 
-    def withdraw(self, key: StorageKey, *, fence: int) -> bool:
+    def invalidate(self, key: StorageKey, *, fence: int) -> bool:
         """From now on nothing is replayed of what this key was answered under this fence, or a lower one.
 
         Nor is what a system of record has told until now, and is still on its way to be kept. False: it did not answer.

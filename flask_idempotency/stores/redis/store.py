@@ -85,14 +85,14 @@ class RedisStore:
         self._eviction = Eviction(self._server)
         self.ledger = RedisLedger(self._server)
         self.data_keys = RedisDataKeys(self._server)
-        self.answers = RedisResponses(self._server)
-        self.unsettled = RedisRecovery(self._server, self.answers)
+        self.responses = RedisResponses(self._server)
+        self.recovery = RedisRecovery(self._server, self.responses)
         self.expiry = RedisExpiry()
-        self.chores = RedisTaskLog(self._server)
-        self.memory = RedisDataLoss(self._server, rules or RedisDataLossPolicy())
-        self.tenant_shards = self.memory.rules.shards
+        self.task_log = RedisTaskLog(self._server)
+        self.data_loss = RedisDataLoss(self._server, rules or RedisDataLossPolicy())
+        self.tenant_shards = self.data_loss.rules.shards
         self.health = RedisHealth(self._server)
-        self.bell = RedisNotifier(self._client.pubsub)
+        self.notifier = RedisNotifier(self._client.pubsub)
 
     def check(self) -> None:
         """Raises `ConfigurationError` when this Redis may evict records.
@@ -103,13 +103,13 @@ class RedisStore:
         self._eviction.refuse_to_start()
         if not self._eviction.possible:
             # It has answered. A silent one would be waited for once more.
-            self.memory.warn()
+            self.data_loss.warn()
         else:
-            self.memory.look_soon()
+            self.data_loss.look_soon()
 
     def close(self) -> None:
         """Close the connections of a client that was made from a URL. Another's client is left alone."""
-        self.bell.close()
+        self.notifier.close()
         if self._owned:
             self._client.close()
 
@@ -120,22 +120,22 @@ class RedisStore:
             )
         if self._eviction.possible:
             self._eviction.refuse_claims()
-        self.memory.look()
+        self.data_loss.look()
         keys, tries = layout.keys(request.key), Tries()
         concerned = *keys, layout.given_up(request.key, token)
         arguments = (
             layout.name(keys),
             token,
             request.fingerprint,
-            (request.on_lapse is OnExpiry.TAKEOVER) + 2 * request.awaited,
-            request.key.tid + about_bytes(request.about),
+            (request.on_expiry is OnExpiry.TAKEOVER) + 2 * request.notify_on_completion,
+            request.key.tid + about_bytes(request.info),
             microseconds(lease),
-            *self.memory.arguments(request),
+            *self.data_loss.arguments(request),
             *(() if quota is None else limits_of(quota)),
         )
         answer = self._server.run(scripts.CLAIM, concerned, *arguments, tries=tries)
         if answer == [b"DOUBT"]:
-            self.memory.judge()
+            self.data_loss.judge()
             answer = self._server.run(scripts.CLAIM, concerned, *arguments, tries=tries)
         if tries.repeated and answer[:1] not in ([b"CLAIMED"], [b"REPLAYED"]):
             # The first one may arrive yet, when this key is free: nobody would do its work. What is known is known either way.
@@ -144,7 +144,7 @@ class RedisStore:
         match answer:
             case [b"CLAIMED", fence, attempt, left, era]:
                 grant = Grant(token, fence, attempt, left / 1_000_000, era)
-                self.memory.granted(request, grant)
+                self.data_loss.granted(request, grant)
                 return Claimed(grant)
             case [b"REPLAYED", data, now, *erasure]:
                 return Replayed(self._trusted(keys, data, now, *erasure))
@@ -157,10 +157,10 @@ class RedisStore:
             case [b"OVER-QUOTA", limit, allowed, left, window]:
                 return OverQuota(limit.decode(), int(allowed), left / 1_000_000, window / 1_000_000 if window else None)
             case [b"DATA-LOSS", loss, noticed]:
-                raise self.memory.lost(loss, noticed=bool(noticed))
+                raise self.data_loss.lost(loss, noticed=bool(noticed))
             case [b"DOUBT"]:
                 # Redis is there: this is no outage, and the request must not run unprotected.
-                raise self.memory.lost(b"changed", noticed=False)
+                raise self.data_loss.lost(b"changed", noticed=False)
             case [b"CANCELLED"]:
                 raise StoreUnavailable("this claim came after it was given up")
             case _:
@@ -169,7 +169,7 @@ class RedisStore:
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
         _settled(self._run(scripts.RENEW, key, token, microseconds(lease)))
 
-    def mark(self, key: StorageKey, token: bytes) -> None:
+    def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
         _settled(self._run(scripts.MARK_POINT_OF_NO_RETURN, key, token))
 
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
@@ -183,7 +183,7 @@ class RedisStore:
         if answer != b"ABSENT":
             _settled(answer)
 
-    def hold(self, key: StorageKey, token: bytes, reason: str) -> None:
+    def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
         _settled(self._run(scripts.QUARANTINE, key, token, reason_bytes(reason)))
 
     def read(self, key: StorageKey) -> Record | None:
@@ -193,7 +193,7 @@ class RedisStore:
         record = told(decode(data, now=now / 1_000_000), *erasure)
         return None if record.state is State.COMPLETED and record.remaining <= 0 else record
 
-    def condemn(self, key: StorageKey, payload: StoredPayload) -> None:
+    def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
         self._run(scripts.MARK_CORRUPT, key, b"", int(payload.success), payload.status, payload_bytes(payload))
 
     def _run(self, script: Script, key: StorageKey, *arguments: bytes | int) -> Any:
@@ -203,7 +203,7 @@ class RedisStore:
     def _as_owner(self, script: Script, keys: Sequence[bytes], *arguments: bytes | int) -> Any:
         answer = self._server.run(script, keys, *arguments)
         if answer == b"DOUBT":
-            self.memory.judge()
+            self.data_loss.judge()
             answer = self._server.run(script, keys, *arguments)
         return answer
 

@@ -70,13 +70,13 @@ def claim_query(
     request: ClaimRequest, token: bytes, *, lease: int, now: int | None, quota: Quota | None = None
 ) -> ClaimQuery:
     """Encode a claim. `lease` and `now` are microseconds; without `now` the server's clock counts."""
-    about = request.about
+    about = request.info
     parameters: dict[str, Any] = {
         "my_record_id": request.key.rid,
         "my_tenant_id": request.key.tid,
         "my_token": token,
         "my_fingerprint": request.fingerprint,
-        "my_on_expiry": TAKEOVER if request.on_lapse is OnExpiry.TAKEOVER else QUARANTINE,
+        "my_on_expiry": TAKEOVER if request.on_expiry is OnExpiry.TAKEOVER else QUARANTINE,
         "my_tenant": escape(about.tenant),
         "my_principal": escape(about.principal),
         "my_method": escape(about.method),

@@ -117,8 +117,8 @@ class Row(NamedTuple):
             fence=self.fence,
             attempt=self.attempt,
             fingerprint=self.fingerprint,
-            on_lapse=_RULES[self.on_expiry],
-            about=RequestInfo(
+            on_expiry=_RULES[self.on_expiry],
+            info=RequestInfo(
                 unescape(self.tenant), unescape(self.principal), unescape(self.method), unescape(self.endpoint)
             ),
             requested_at=self.requested_at / 1_000_000,
@@ -127,7 +127,7 @@ class Row(NamedTuple):
             completed_at=None if self.completed_at is None else self.completed_at / 1_000_000,
             payload=payload,
             reason=unescape(self.reason or ""),
-            counted=bool(self.in_quota),
+            in_quota=bool(self.in_quota),
             erased=bool(self.erased) and payload is not None,
         )
 

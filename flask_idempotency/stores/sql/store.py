@@ -96,11 +96,11 @@ class SqlStore:
         self._low = False
         """Whether the last fence counts from one, and not from the clock."""
         self.data_keys = SqlDataKeys(database, now=self.now)
-        self.answers = SqlResponses(database, lambda: self.statements.completing, now=self.now)
+        self.responses = SqlResponses(database, lambda: self.statements.completing, now=self.now)
         self.ledger = SqlLedger(database, now=self.now)
-        self.unsettled = SqlRecovery(database, lambda: self.statements.completing, now=self.now)
+        self.recovery = SqlRecovery(database, lambda: self.statements.completing, now=self.now)
         self.expiry = SqlExpiry(database, self.ledger, now=self.now)
-        self.chores = SqlTaskLog(database, now=self.now)
+        self.task_log = SqlTaskLog(database, now=self.now)
         self.health = SqlHealth(database, now=self.now)
         if database.known:
             self._ready()
@@ -151,7 +151,7 @@ class SqlStore:
             if outcome is None:
                 outcome = self.database.run(self._claim_without_lock, query)
         except CorruptRecord:
-            self.answers.distrust(request.key)
+            self.responses.distrust(request.key)
             raise
         if isinstance(outcome, Claimed):
             low = outcome.held.fence < SEEDED
@@ -166,7 +166,7 @@ class SqlStore:
         parameters = self.parameters(key, token, lease=microseconds(lease))
         self.database.run(self._write, self.statements.renew, parameters, (QUARANTINED, COMPLETED, FAILED), None)
 
-    def mark(self, key: StorageKey, token: bytes) -> None:
+    def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
         parameters = self.parameters(key, token)
         self.database.run(self._write, self.statements.mark, parameters, (QUARANTINED,), None)
 
@@ -178,7 +178,7 @@ class SqlStore:
         statements = self.statements
         self.database.run(self._write, statements.release, self.parameters(key, token), (), statements.give_up)
 
-    def hold(self, key: StorageKey, token: bytes, reason: str) -> None:
+    def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
         parameters = self.parameters(key, token, my_reason=escape(reason))
         self.database.run(self._write, self.statements.hold, parameters, (QUARANTINED,), None)
 
@@ -191,8 +191,8 @@ class SqlStore:
         row = row_of(found)
         return None if is_gone(row) else row.record()
 
-    def condemn(self, key: StorageKey, payload: StoredPayload) -> None:
-        self.answers.condemn(key, payload)
+    def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
+        self.responses.mark_corrupt(key, payload)
 
     def now(self) -> int | None:
         """Return a test's time, in microseconds. None leaves it to the server."""

@@ -55,7 +55,7 @@ class Claiming:
         record = found(store, key)
 
         assert (State.PROCESSING, token, grant.fence, 1) == (record.state, record.token, record.fence, record.attempt)
-        assert (FINGERPRINT, on_lapse, ABOUT) == (record.fingerprint, record.on_lapse, record.about)
+        assert (FINGERPRINT, on_lapse, ABOUT) == (record.fingerprint, record.on_expiry, record.info)
         assert (near(clock.now), near(clock.now + LEASE)) == (record.requested_at, record.deadline)
         assert (near(LEASE), None, None, "") == (record.remaining, record.completed_at, record.payload, record.reason)
 
@@ -73,10 +73,10 @@ class Claiming:
         """Tenants and principals are the application's own text, whatever it contains, before and after completion."""
         key, token = a_key(), a_token()
         store.claim(a_request(key, about=about), token=token, lease=LEASE)
-        before = found(store, key).about
+        before = found(store, key).info
         store.complete(key, token, PAYLOAD, keep=KEEP)
 
-        assert (about, about) == (before, found(store, key).about)
+        assert (about, about) == (before, found(store, key).info)
 
     def test_an_unused_key_has_no_record(self, store: Store) -> None:
         """Absent is None, not an empty record."""
@@ -319,7 +319,7 @@ def _renew(store: Store, key: StorageKey, token: bytes) -> None:
 
 
 def _mark(store: Store, key: StorageKey, token: bytes) -> None:
-    store.mark(key, token)
+    store.mark_point_of_no_return(key, token)
 
 
 def _complete(store: Store, key: StorageKey, token: bytes) -> None:
@@ -331,7 +331,7 @@ def _release(store: Store, key: StorageKey, token: bytes) -> None:
 
 
 def _hold(store: Store, key: StorageKey, token: bytes) -> None:
-    store.hold(key, token, "stale")
+    store.quarantine(key, token, "stale")
 
 
 WRITES = (_renew, _mark, _complete, _release, _hold)
@@ -383,7 +383,9 @@ class Ownership:
 
         assert before == found(store, key)
 
-    @pytest.mark.parametrize("write", (_renew, _mark, _complete, _hold), ids=("renew", "mark", "complete", "hold"))
+    @pytest.mark.parametrize(
+        "write", (_renew, _mark, _complete, _hold), ids=("renew", "mark_point_of_no_return", "complete", "quarantine")
+    )
     def test_a_released_key_takes_no_writes(self, store: Store, clock: FrozenClock, write: Write) -> None:
         """An absent record belongs to nobody, its former owner included, and no write brings it back."""
         key = a_key()

@@ -56,7 +56,7 @@ class DataKeyStore(Store, Protocol):
 
 
 def add(store: DataKeyStore, tid: bytes, number: int = 1, kid: str = "2026-11") -> bool:
-    shelf = store.data_keys.shelf(tid)
+    shelf = store.data_keys.read_keys(tid)
     return store.data_keys.add(tid, DataKey(number, kid, WRAPPED), store=shelf.store, after=shelf.last)
 
 
@@ -81,7 +81,7 @@ class DataKeysContract:
 
     def test_a_tenant_begins_without_keys(self, store: DataKeyStore) -> None:
         """And no number was given."""
-        shelf = store.data_keys.shelf(a_key().tid)
+        shelf = store.data_keys.read_keys(a_key().tid)
 
         assert (shelf.keys, shelf.last) == ((), 0)
 
@@ -91,22 +91,22 @@ class DataKeysContract:
 
         assert add(store, tid)
         assert ((DataKey(1, "2026-11", WRAPPED),), 1) == (
-            store.data_keys.shelf(tid).keys,
-            store.data_keys.shelf(tid).last,
+            store.data_keys.read_keys(tid).keys,
+            store.data_keys.read_keys(tid).last,
         )
-        assert store.data_keys.shelf(other).keys == ()
+        assert store.data_keys.read_keys(other).keys == ()
 
     def test_numbers_rise(self, store: DataKeyStore) -> None:
         """By one or by many, and never back: one that was given is not given again."""
         tid = a_key().tid
 
         assert [add(store, tid, number) for number in (0, 7, 7, 6, 2**30)] == [False, True, False, False, True]
-        assert [key.number for key in store.data_keys.shelf(tid).keys] == [7, 2**30]
+        assert [key.number for key in store.data_keys.read_keys(tid).keys] == [7, 2**30]
 
     def test_who_has_not_seen_the_last_key_adds_none(self, store: DataKeyStore) -> None:
         """Somebody was faster: what they have added may serve."""
         tid = a_key().tid
-        seen = store.data_keys.shelf(tid)
+        seen = store.data_keys.read_keys(tid)
         add(store, tid, 7)
 
         assert not store.data_keys.add(tid, DataKey(9, "2026-11", WRAPPED), store=seen.store, after=seen.last)
@@ -126,15 +126,15 @@ class DataKeysContract:
         for thread in threads:
             thread.join()
 
-        assert ([each for each in added if each], len(store.data_keys.shelf(tid).keys)) == ([True], 1)
+        assert ([each for each in added if each], len(store.data_keys.read_keys(tid).keys)) == ([True], 1)
 
     def test_the_store_is_told_from_others_and_always_the_same(self, store: DataKeyStore) -> None:
         """What was wrapped for this store cannot be unwrapped for another; and a key for another is not added here."""
         tid = a_key().tid
         add(store, tid)
-        shelf = store.data_keys.shelf(tid)
+        shelf = store.data_keys.read_keys(tid)
 
-        assert (shelf.store, True) == (store.data_keys.shelf(tid).store, len(shelf.store) >= 8)
+        assert (shelf.store, True) == (store.data_keys.read_keys(tid).store, len(shelf.store) >= 8)
         assert not store.data_keys.add(tid, DataKey(2, "2026-11", WRAPPED), store=shelf.store + b"x", after=1)
 
     def test_a_closed_key_opens_and_seals_no_more(self, store: DataKeyStore, clock: FrozenClock) -> None:
@@ -142,13 +142,13 @@ class DataKeysContract:
         key, token = a_key(), a_token()
         add(store, key.tid), add(store, key.tid, 2)
         granted(store.claim(a_request(key), token=token, lease=LEASE))
-        store.data_keys.close(key.tid, 1)
+        store.data_keys.disable(key.tid, 1)
         clock.advance(10)
         for number in (1, 7):
-            store.data_keys.close(key.tid, number)
+            store.data_keys.disable(key.tid, number)
         with pytest.raises(DataKeyMissing) as refused:
             store.complete(key, token, SEALED, keep=KEEP)
-        closed, still_open = store.data_keys.shelf(key.tid).keys
+        closed, still_open = store.data_keys.read_keys(key.tid).keys
 
         assert (refused.value.erased, still_open.closed_for) == (False, None)
         assert (1, near(10), WRAPPED) == (closed.number, closed.closed_for, closed.wrapped)
@@ -158,25 +158,25 @@ class DataKeysContract:
         """With their tenants, closed or not, so that they can be closed and retired."""
         tid, other, kid = a_key().tid, a_key().tid, a_token().hex()
         add(store, tid, 1, "2025-11"), add(store, tid, 2, kid), add(store, other, 1, "2025-11")
-        store.data_keys.close(other, 1)
+        store.data_keys.disable(other, 1)
         clock.advance(5)
-        found_here = {tenant: key for tenant, key in store.data_keys.others(kid) if tenant in (tid, other)}
+        found_here = {tenant: key for tenant, key in store.data_keys.wrapped_by_other(kid) if tenant in (tid, other)}
 
         assert {tid: DataKey(1, "2025-11", WRAPPED)} == {tid: found_here.pop(tid)}
         assert (1, near(5)) == (found_here[other].number, found_here[other].closed_for)
-        assert [key.number for tenant, key in store.data_keys.others("2025-11") if tenant == tid] == [2]
+        assert [key.number for tenant, key in store.data_keys.wrapped_by_other("2025-11") if tenant == tid] == [2]
 
     def test_a_retired_key_is_gone_and_its_number_is_not_given_again(self, store: DataKeyStore) -> None:
         """Harmless when repeated, and for a number that never was. One that may still seal is not retired."""
         tid = a_key().tid
         add(store, tid)
-        store.data_keys.retire(tid, 1)
-        assert [key.number for key in store.data_keys.shelf(tid).keys] == [1]
-        store.data_keys.close(tid, 1)
+        store.data_keys.delete(tid, 1)
+        assert [key.number for key in store.data_keys.read_keys(tid).keys] == [1]
+        store.data_keys.disable(tid, 1)
         for number in (1, 1, 7):
-            store.data_keys.retire(tid, number)
+            store.data_keys.delete(tid, number)
 
-        assert (store.data_keys.shelf(tid).keys, store.data_keys.shelf(tid).last) == ((), 1)
+        assert (store.data_keys.read_keys(tid).keys, store.data_keys.read_keys(tid).last) == ((), 1)
         assert [add(store, tid, number) for number in (1, 2)] == [False, True]
 
     def test_an_answer_is_stored_while_its_data_key_is_there(self, store: DataKeyStore) -> None:
@@ -206,8 +206,8 @@ class DataKeysContract:
         add(store, key.tid)
         granted(store.claim(a_request(key), token=token, lease=LEASE))
         store.complete(key, token, SEALED, keep=KEEP)
-        store.data_keys.close(key.tid, 1)
-        store.data_keys.retire(key.tid, 1)
+        store.data_keys.disable(key.tid, 1)
+        store.data_keys.delete(key.tid, 1)
         store.complete(key, token, SEALED, keep=KEEP)
 
         assert found(store, key).payload == SEALED
@@ -217,8 +217,8 @@ class DataKeysContract:
         tid = a_key().tid
         add(store, tid), add(store, tid, 2)
 
-        assert (store.data_keys.destroy(tid), store.data_keys.destroy(tid)) == (2, 0)
-        assert (store.data_keys.shelf(tid).keys, store.data_keys.shelf(tid).last) == ((), 2)
+        assert (store.data_keys.shred(tid), store.data_keys.shred(tid)) == (2, 0)
+        assert (store.data_keys.read_keys(tid).keys, store.data_keys.read_keys(tid).last) == ((), 2)
 
     @pytest.mark.parametrize("payload", (SEALED, PAYLOAD), ids=("sealed", "plain"))
     def test_the_answers_of_an_erased_tenant_are_told_as_erased(
@@ -229,7 +229,7 @@ class DataKeysContract:
         add(store, key.tid), add(store, other.tid)
         complete(store, key, payload)
         complete(store, other, payload)
-        store.data_keys.destroy(key.tid)
+        store.data_keys.shred(key.tid)
 
         assert (replayed(store, key).erased, found(store, key).erased) == (True, True)
         assert (replayed(store, other).erased, found(store, other).erased) == (False, False)
@@ -239,7 +239,7 @@ class DataKeysContract:
         key = a_key()
         add(store, key.tid)
         complete(store, key)
-        store.data_keys.destroy(key.tid)
+        store.data_keys.shred(key.tid)
         clock.advance(KEEP - 0.125)
         assert replayed(store, key).erased
         clock.advance(0.125)
@@ -254,7 +254,7 @@ class DataKeysContract:
         key = a_key()
         add(store, key.tid)
         token = stand(store, clock, key, standing)  # type: ignore[arg-type]
-        store.data_keys.destroy(key.tid)
+        store.data_keys.shred(key.tid)
         clock.advance(1)
         add(store, key.tid, 2)
         for number in (1, 2):
@@ -269,7 +269,7 @@ class DataKeysContract:
         """With keys that were not used before, and answers that are its own."""
         key, tid = a_key(), a_key().tid
         add(store, tid)
-        store.data_keys.destroy(tid)
+        store.data_keys.shred(tid)
         clock.advance(1)
         key = a_key(tid=tid)
         add(store, tid, 2)
@@ -295,7 +295,7 @@ class DataKeysContract:
         add(store, other, 1, kid)
 
         assert store.data_keys.count()[kid] == 3
-        store.data_keys.destroy(other)
+        store.data_keys.shred(other)
         assert store.data_keys.count()[kid] == 2
 
 
@@ -324,7 +324,7 @@ class SettledLedger:
         """The place in flight was free when the lease ended; the record is there as before."""
         lapsed = self.lapsed(tenant, store, clock)
         assert Usage(1, 0, 0) == tenant.usage
-        assert store.unsettled.lapse(lapsed, horizon=clock.now)
+        assert store.recovery.quarantine_expired(lapsed, horizon=clock.now)
 
         assert (Usage(1, 0, 0), Drift()) == (tenant.usage, store.ledger.reconcile(tenant.tid))
 
@@ -333,10 +333,10 @@ class SettledLedger:
     ) -> None:
         """With its bytes, once, from now to its expiry; and it lives a little longer."""
         lapsed = self.lapsed(tenant, store, clock)
-        assert store.unsettled.lapse(lapsed, horizon=clock.now)
+        assert store.recovery.quarantine_expired(lapsed, horizon=clock.now)
         quarantined, token = seen(store, lapsed.key), a_token()
         for _ in range(2):
-            assert store.unsettled.settle(quarantined, token=token, payload=PAYLOAD, keep=KEEP)
+            assert store.recovery.resolve(quarantined, token=token, payload=PAYLOAD, keep=KEEP)
 
         assert (Usage(1, PAYLOAD.byte_size, 0), Drift()) == (tenant.usage, store.ledger.reconcile(tenant.tid))
         remaining = found(store, lapsed.key).remaining
@@ -347,9 +347,9 @@ class SettledLedger:
     def test_an_answer_in_the_place_of_a_condemned_one_is_counted(self, tenant: Tenant, store: SystemStore) -> None:
         """By its own bytes; those of the other were not counted any more."""
         key = tenant.complete()
-        store.condemn(key, PAYLOAD)
+        store.mark_corrupt(key, PAYLOAD)
         assert Usage(1, 0, 0) == tenant.usage
-        assert store.unsettled.settle(seen(store, key), token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+        assert store.recovery.resolve(seen(store, key), token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
 
         assert (Usage(1, OTHER_PAYLOAD.byte_size, 0), Drift()) == (tenant.usage, store.ledger.reconcile(tenant.tid))
 
@@ -363,14 +363,14 @@ class SettledLedger:
         if standing in ("completed", "condemned"):
             store.complete(key, token, PAYLOAD, keep=KEEP)
         if standing == "condemned":
-            store.condemn(key, PAYLOAD)
+            store.mark_corrupt(key, PAYLOAD)
         if standing == "quarantined":
-            store.hold(key, token, "view-crashed")
+            store.quarantine(key, token, "view-crashed")
         if standing.startswith("lapsed"):
             clock.advance(LEASE)
         stood_so = seen(store, key)
 
-        assert [store.unsettled.free(stood_so) for _ in range(2)] == [True, False]
+        assert [store.recovery.force_release(stood_so) for _ in range(2)] == [True, False]
         assert (Usage(1, PAYLOAD.byte_size, 0), Drift()) == (tenant.usage, store.ledger.reconcile(tenant.tid))
 
     def test_who_is_refused_counts_nothing(self, tenant: Tenant, store: SystemStore, clock: FrozenClock) -> None:
@@ -380,18 +380,18 @@ class SettledLedger:
         store.complete(key, token, PAYLOAD, keep=KEEP)
         usage = tenant.usage
 
-        assert not store.unsettled.free(before)
-        assert not store.unsettled.lapse(before, horizon=clock.now)
-        assert not store.unsettled.settle(before, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+        assert not store.recovery.force_release(before)
+        assert not store.recovery.quarantine_expired(before, horizon=clock.now)
+        assert not store.recovery.resolve(before, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
         assert (usage, Drift()) == (tenant.usage, store.ledger.reconcile(tenant.tid))
 
     def test_who_is_not_counted_stays_so(self, store: SystemStore, clock: FrozenClock) -> None:
         """Nothing goes below nothing; and its answer's life is not rounded."""
         tenant = Tenant(store, quota=None)
         lapsed, freed = self.lapsed(tenant, store, clock), self.lapsed(tenant, store, clock)
-        assert store.unsettled.lapse(lapsed, horizon=clock.now)
-        assert store.unsettled.settle(seen(store, lapsed.key), token=a_token(), payload=PAYLOAD, keep=KEEP)
-        assert store.unsettled.free(freed)
+        assert store.recovery.quarantine_expired(lapsed, horizon=clock.now)
+        assert store.recovery.resolve(seen(store, lapsed.key), token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert store.recovery.force_release(freed)
 
         assert (Usage(), Drift()) == (tenant.usage, store.ledger.reconcile(tenant.tid))
         assert found(store, lapsed.key).remaining == pytest.approx(KEEP, abs=0.002)
@@ -424,19 +424,19 @@ class SettledMachine(LedgerMachine):
             self.seen[self.keys[key]] = SeenRecord(self.keys[key], record)
 
     @rule(key=keys)
-    def lapse(self, key: int) -> None:
+    def quarantine_expired(self, key: int) -> None:
         if seen := self.seen.get(self.keys[key]):
-            self.store.unsettled.lapse(seen, horizon=self.clock.now)
+            self.store.recovery.quarantine_expired(seen, horizon=self.clock.now)
 
     @rule(key=keys, keep=recount_durations, size=sizes)
-    def settle(self, key: int, keep: float, size: int) -> None:
+    def resolve(self, key: int, keep: float, size: int) -> None:
         if seen := self.seen.get(self.keys[key]):
-            self.store.unsettled.settle(seen, token=a_token(), payload=StoredPayload(b"by", 201, True, size), keep=keep)
+            self.store.recovery.resolve(seen, token=a_token(), payload=StoredPayload(b"by", 201, True, size), keep=keep)
 
     @rule(key=keys)
-    def free(self, key: int) -> None:
+    def force_release(self, key: int) -> None:
         if seen := self.seen.get(self.keys[key]):
-            self.store.unsettled.free(seen)
+            self.store.recovery.force_release(seen)
 
 
 class SettledSecrets:
@@ -450,31 +450,31 @@ class SettledSecrets:
         self.refused(store, held, SEALED, erased=False)
         add(store, held.key.tid)
 
-        assert store.unsettled.settle(held, token=a_token(), payload=SEALED, keep=KEEP)
+        assert store.recovery.resolve(held, token=a_token(), payload=SEALED, keep=KEEP)
         assert (found(store, held.key).payload, found(store, held.key).erased) == (SEALED, False)
 
     def test_a_closed_key_seals_nothing_by_another_either(self, store: SystemStore, clock: FrozenClock) -> None:
         """Somebody is about to retire it."""
         held, _ = stood(store, clock, "quarantined")
         add(store, held.key.tid), add(store, held.key.tid, 2)
-        store.data_keys.close(held.key.tid, 1)
+        store.data_keys.disable(held.key.tid, 1)
         self.refused(store, held, SEALED, erased=False)
 
         other = replace(SEALED, sealed_by=SealedBy("2026-11", 2))
-        assert store.unsettled.settle(held, token=a_token(), payload=other, keep=KEEP)
+        assert store.recovery.resolve(held, token=a_token(), payload=other, keep=KEEP)
 
     def test_nobody_brings_back_an_erased_tenant(self, store: SystemStore, clock: FrozenClock) -> None:
         """Not with the old key, not with a new one. That the work was done may be said."""
         held, _ = stood(store, clock, "quarantined")
         key = held.key
         add(store, key.tid)
-        store.data_keys.destroy(key.tid)
+        store.data_keys.shred(key.tid)
         clock.advance(1)
         add(store, key.tid, 2)
         for number in (1, 2):
             self.refused(store, held, replace(PAYLOAD, sealed_by=SealedBy("2026-11", number)), erased=True)
 
-        assert store.unsettled.settle(
+        assert store.recovery.resolve(
             held, token=a_token(), payload=StoredPayload(b"", 201, True, 0, ERASED), keep=KEEP
         )
         assert State.COMPLETED is found(store, key).state
@@ -484,11 +484,11 @@ class SettledSecrets:
         held, _ = stood(store, clock, "quarantined")
         add(store, held.key.tid)
         token = a_token()
-        assert store.unsettled.settle(held, token=token, payload=SEALED, keep=KEEP)
-        store.data_keys.close(held.key.tid, 1)
-        store.data_keys.retire(held.key.tid, 1)
+        assert store.recovery.resolve(held, token=token, payload=SEALED, keep=KEEP)
+        store.data_keys.disable(held.key.tid, 1)
+        store.data_keys.delete(held.key.tid, 1)
 
-        assert store.unsettled.settle(held, token=token, payload=SEALED, keep=KEEP)
+        assert store.recovery.resolve(held, token=token, payload=SEALED, keep=KEEP)
         assert found(store, held.key).payload == SEALED
 
     def test_who_was_not_first_hears_so_and_nothing_of_keys(self, store: SystemStore, clock: FrozenClock) -> None:
@@ -496,10 +496,10 @@ class SettledSecrets:
         held, token = stood(store, clock, "quarantined")
         store.complete(held.key, token, PAYLOAD, keep=KEEP)
 
-        assert not store.unsettled.settle(held, token=a_token(), payload=SEALED, keep=KEEP)
+        assert not store.recovery.resolve(held, token=a_token(), payload=SEALED, keep=KEEP)
 
     def refused(self, store: SystemStore, held: SeenRecord, payload: StoredPayload, *, erased: bool) -> None:
         with pytest.raises(DataKeyMissing) as why:
-            store.unsettled.settle(held, token=a_token(), payload=payload, keep=KEEP)
+            store.recovery.resolve(held, token=a_token(), payload=payload, keep=KEEP)
         assert erased is why.value.erased
         assert replace(held.record, remaining=0.0) == replace(found(store, held.key), remaining=0.0)

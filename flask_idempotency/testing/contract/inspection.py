@@ -66,7 +66,7 @@ class Listing:
         """And an answer by another's hand is as good as any."""
         damaged, _ = condemned(store, clock)
         assert [damaged.key] == list(walked(store, State.QUARANTINED, tid=damaged.key.tid))
-        assert store.unsettled.settle(damaged, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert store.recovery.resolve(damaged, token=a_token(), payload=PAYLOAD, keep=KEEP)
 
         assert [damaged.key] == list(walked(store, State.COMPLETED, tid=damaged.key.tid))
         assert walked(store, State.QUARANTINED, tid=damaged.key.tid) == {}
@@ -96,7 +96,7 @@ class Listing:
             granted(store.claim(a_request(key), token=token, lease=LEASE))
         met, leaving, after = set(), list(owners)[::2], b""
         while True:
-            sheet = store.unsettled.walk(State.PROCESSING, after=after, limit=2, tid=tid)
+            sheet = store.recovery.scan(State.PROCESSING, after=after, limit=2, tid=tid)
             met |= {each.key for each in sheet.found}
             if leaving:
                 store.release(key := leaving.pop(), owners[key])
@@ -118,45 +118,45 @@ class Listing:
     def test_what_is_not_completed_is_counted(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """As it comes, changes, and goes."""
         lapsed, token = stood(store, clock, "lapsed, quarantine")
-        counts = store.unsettled.standing()
+        counts = store.recovery.counts()
 
         flying, owner = stood(store, clock, "in flight")
         counts = replace(counts, in_flight=counts.in_flight + 1)
-        assert counts == store.unsettled.standing()
+        assert counts == store.recovery.counts()
         store.complete(flying.key, owner, PAYLOAD, keep=KEEP)
         counts = replace(counts, in_flight=counts.in_flight - 1)
-        assert counts == store.unsettled.standing()
-        store.condemn(flying.key, PAYLOAD)
-        now = store.unsettled.standing()
+        assert counts == store.recovery.counts()
+        store.mark_corrupt(flying.key, PAYLOAD)
+        now = store.recovery.counts()
         assert counts.quarantined + 1 == now.quarantined
-        assert store.unsettled.free(seen(store, flying.key))
-        assert counts == store.unsettled.standing()
+        assert store.recovery.force_release(seen(store, flying.key))
+        assert counts == store.recovery.counts()
         store.renew(lapsed.key, token, lease=LEASE)
-        now = store.unsettled.standing()
+        now = store.recovery.counts()
         assert (counts.in_flight + 1, counts.lapsed - 1) == (now.in_flight, now.lapsed)
-        store.hold(lapsed.key, token, "view-crashed")
-        now = store.unsettled.standing()
+        store.quarantine(lapsed.key, token, "view-crashed")
+        now = store.recovery.counts()
         assert (counts.in_flight, counts.lapsed - 1) == (now.in_flight, now.lapsed)
         assert counts.quarantined + 1 == now.quarantined
 
     def test_a_janitor_moves_one_from_lapsed_to_quarantined(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """And whoever settles it takes it from there."""
         lapsed, _ = stood(store, clock, "lapsed, quarantine")
-        before = store.unsettled.standing()
-        assert store.unsettled.lapse(lapsed, horizon=clock.now)
-        now = store.unsettled.standing()
+        before = store.recovery.counts()
+        assert store.recovery.quarantine_expired(lapsed, horizon=clock.now)
+        now = store.recovery.counts()
 
         assert (before.lapsed - 1, before.quarantined + 1) == (now.lapsed, now.quarantined)
         assert before.in_flight == now.in_flight
-        assert store.unsettled.settle(seen(store, lapsed.key), token=a_token(), payload=PAYLOAD, keep=KEEP)
-        assert before.quarantined == store.unsettled.standing().quarantined
+        assert store.recovery.resolve(seen(store, lapsed.key), token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert before.quarantined == store.recovery.counts().quarantined
 
     def test_a_lease_that_ends_is_told_by_nobody(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """What was in flight has lapsed at that moment, with nothing written."""
         stood(store, clock, "in flight")
-        before = store.unsettled.standing()
+        before = store.recovery.counts()
         clock.advance(LEASE)
-        now = store.unsettled.standing()
+        now = store.recovery.counts()
 
         assert before.in_flight + before.lapsed == now.in_flight + now.lapsed
         assert now.lapsed > before.lapsed
@@ -166,21 +166,21 @@ class Listing:
         noticed(store, clock)
         stood(store, clock, "lapsed, takeover")
         clock.advance(400 * 86400)
-        standing = store.unsettled.standing()
+        standing = store.recovery.counts()
 
         assert standing.lapsed_for is not None
         assert standing.quarantined_for is not None
         assert standing.lapsed_for >= 400 * 86400
         assert standing.quarantined_for >= 400 * 86400
         clock.advance(10)
-        later = store.unsettled.standing()
+        later = store.recovery.counts()
         assert later.lapsed_for == near(standing.lapsed_for + 10)
         assert later.quarantined_for == near(standing.quarantined_for + 10)
 
     def test_no_time_is_told_of_none(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """And no quarantine has lasted for less than no time: one that is held begins before its lease is over."""
         stood(store, clock, "quarantined")
-        standing = store.unsettled.standing()
+        standing = store.recovery.counts()
 
         assert (standing.lapsed_for is None) == (standing.lapsed == 0)
         assert standing.quarantined_for is not None
@@ -194,12 +194,12 @@ class ResponseStore(DataKeyStore, Protocol):
     """A store that can be walked through."""
 
     @property
-    def answers(self) -> Responses: ...
+    def responses(self) -> Responses: ...
 
 
 def with_keys(store: ResponseStore, tid: bytes, *kids: str) -> list[SealedBy]:
     for number, kid in enumerate(kids, start=1):
-        shelf = store.data_keys.shelf(tid)
+        shelf = store.data_keys.read_keys(tid)
         assert store.data_keys.add(tid, DataKey(number, kid, b"wrapped"), store=shelf.store, after=shelf.last)
     return [SealedBy(kid, number) for number, kid in enumerate(kids, start=1)]
 
@@ -220,7 +220,7 @@ def met(
 def _walked(store: ResponseStore, limit: int, tid: bytes | None, other_than: str | None) -> Iterator[Answer]:
     after: bytes | None = b""
     while after is not None:
-        page = store.answers.walk(after=after, limit=limit, tid=tid, other_than=other_than)
+        page = store.responses.scan(after=after, limit=limit, tid=tid, other_than=other_than)
         yield from page.answers
         after = page.after
 
@@ -276,7 +276,7 @@ class ResponsesContract:
         clock.advance(KEEP / 2)
         before, anew = found(store, key), replace(payload, data=b"sealed anew", sealed_by=new)
 
-        assert store.answers.replace(key, payload, anew)
+        assert store.responses.replace(key, payload, anew)
         assert replace(before, payload=anew) == found(store, key)
         clock.advance(KEEP / 2 - 0.125)
         assert anew == found(store, key).payload
@@ -289,19 +289,19 @@ class ResponsesContract:
         payload = complete(store, key)
         stand(store, clock, flying, "in flight")
 
-        assert not store.answers.replace(key, OTHER_PAYLOAD, PAYLOAD)
-        assert not store.answers.replace(flying, PAYLOAD, OTHER_PAYLOAD)
-        assert not store.answers.replace(a_key(), PAYLOAD, OTHER_PAYLOAD)
+        assert not store.responses.replace(key, OTHER_PAYLOAD, PAYLOAD)
+        assert not store.responses.replace(flying, PAYLOAD, OTHER_PAYLOAD)
+        assert not store.responses.replace(a_key(), PAYLOAD, OTHER_PAYLOAD)
         assert payload == found(store, key).payload
         clock.advance(KEEP)
-        assert not store.answers.replace(key, PAYLOAD, OTHER_PAYLOAD)
+        assert not store.responses.replace(key, PAYLOAD, OTHER_PAYLOAD)
 
     def test_a_payload_is_not_replaced_by_one_whose_key_is_gone(self, store: ResponseStore) -> None:
         """What could be read would be so no more."""
         key = a_key()
         payload = complete(store, key)
         with pytest.raises(DataKeyMissing):
-            store.answers.replace(key, payload, replace(payload, sealed_by=SealedBy("new", 1)))
+            store.responses.replace(key, payload, replace(payload, sealed_by=SealedBy("new", 1)))
 
         assert payload == found(store, key).payload
 
@@ -309,20 +309,20 @@ class ResponsesContract:
         """Nothing is sealed in them, and nothing is plain."""
         key = a_key()
         (by,) = with_keys(store, key.tid, a_token().hex())
-        payload, plain = complete(store, key, by), store.answers.count().get("", 0)
-        store.data_keys.destroy(key.tid)
+        payload, plain = complete(store, key, by), store.responses.count().get("", 0)
+        store.data_keys.shred(key.tid)
         wiped = replace(payload, data=b"", sealed_by=ERASED)
 
-        assert store.answers.replace(key, payload, wiped)
+        assert store.responses.replace(key, payload, wiped)
         assert (wiped, True) == (found(store, key).payload, found(store, key).erased)
-        assert (0, plain) == (store.answers.count().get(by.kid, 0), store.answers.count().get("", 0))
+        assert (0, plain) == (store.responses.count().get(by.kid, 0), store.responses.count().get("", 0))
 
     def test_answers_are_counted_by_the_key_of_the_ring(self, store: ResponseStore) -> None:
         """Plain ones under an empty id."""
         kid, key = a_token().hex(), a_key()
         (by,) = with_keys(store, key.tid, kid)
-        plain = store.answers.count().get("", 0)
+        plain = store.responses.count().get("", 0)
         for each, under in ((key, by), (a_key(tid=key.tid), by), (a_key(), None)):
             complete(store, each, under)
 
-        assert (2, plain + 1) == (store.answers.count()[kid], store.answers.count()[""])
+        assert (2, plain + 1) == (store.responses.count()[kid], store.responses.count()[""])

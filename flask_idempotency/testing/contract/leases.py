@@ -75,9 +75,9 @@ class Retention:
         with pytest.raises(LeaseLost):
             store.renew(key, token, lease=LEASE)
         with pytest.raises(LeaseLost):
-            store.mark(key, token)
+            store.mark_point_of_no_return(key, token)
         with pytest.raises(LeaseLost):
-            store.hold(key, token, "late")
+            store.quarantine(key, token, "late")
         store.release(key, token)
 
         assert store.read(key) is None
@@ -147,7 +147,7 @@ class LeaseExpiry:
         assert (2, near(2 * LEASE)) == (grant.attempt, grant.lease)
         assert grant.fence > before.fence
         assert (token, grant.fence, 2) == (record.token, record.fence, record.attempt)
-        assert (State.PROCESSING, asked, retry.about) == (record.state, record.on_lapse, record.about)
+        assert (State.PROCESSING, asked, retry.info) == (record.state, record.on_expiry, record.info)
         assert (before.requested_at, near(clock.now + 2 * LEASE)) == (record.requested_at, record.deadline)
 
     def test_the_lease_ends_at_its_deadline(self, store: Store, clock: FrozenClock) -> None:
@@ -206,7 +206,7 @@ class LeaseExpiry:
 
         assert once == found(store, key)
         assert (before.token, before.fence, before.attempt) == (once.token, once.fence, once.attempt)
-        assert (before.requested_at, before.about) == (once.requested_at, once.about)
+        assert (before.requested_at, before.info) == (once.requested_at, once.info)
 
     def test_a_lapsed_lease_can_be_renewed(self, store: Store, clock: FrozenClock) -> None:
         """The owner was late and nobody has noticed: it goes on, and a duplicate is in flight again."""
@@ -258,7 +258,7 @@ class LeaseExpiry:
         """Past the point of no return only its owner, or a person, can say what happened."""
         key, token = a_key(), a_token()
         granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
-        store.mark(key, token)
+        store.mark_point_of_no_return(key, token)
         clock.advance(LEASE + 1)
 
         outcome = store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE)
@@ -271,11 +271,11 @@ class LeaseExpiry:
         granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
         before = found(store, key)
 
-        store.mark(key, token)
+        store.mark_point_of_no_return(key, token)
         once = found(store, key)
-        store.mark(key, token)
+        store.mark_point_of_no_return(key, token)
 
-        assert OnExpiry.QUARANTINE is once.on_lapse
+        assert OnExpiry.QUARANTINE is once.on_expiry
         assert (before.state, before.deadline, before.fence) == (once.state, once.deadline, once.fence)
         assert once == found(store, key)
 
@@ -284,7 +284,7 @@ class LeaseExpiry:
         key = a_key()
         token = stand(store, clock, key, "lapsed, takeover")
 
-        store.mark(key, token)
+        store.mark_point_of_no_return(key, token)
 
         assert Unknown("lease-expired") == store.claim(a_request(key), token=a_token(), lease=LEASE)
 
@@ -295,18 +295,18 @@ class LeaseExpiry:
         granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE))
 
         with pytest.raises(LeaseLost):
-            store.mark(key, token)
+            store.mark_point_of_no_return(key, token)
 
-        assert OnExpiry.TAKEOVER is found(store, key).on_lapse
+        assert OnExpiry.TAKEOVER is found(store, key).on_expiry
 
     def test_marking_what_is_quarantined_changes_nothing(self, store: Store) -> None:
         """It will not be taken over: what marking promises holds already."""
         key, token = a_key(), a_token()
         granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
-        store.hold(key, token, "view-crashed")
+        store.quarantine(key, token, "view-crashed")
         before = found(store, key)
 
-        store.mark(key, token)
+        store.mark_point_of_no_return(key, token)
 
         assert before == found(store, key)
 

@@ -76,7 +76,7 @@ class ExpiryContract:
         """Though the life of its answer is long over."""
         key = a_key()
         stand(store, clock, key, "completed")
-        store.condemn(key, PAYLOAD)
+        store.mark_corrupt(key, PAYLOAD)
         clock.advance(AGES)
         before = found(store, key)
         swept(store, horizon=clock.now + AGES)
@@ -188,7 +188,7 @@ class ExpiryContract:
         tenant.complete()
         tenant.claim()
         held, token = tenant.claim()
-        store.hold(held, token, "view-crashed")
+        store.quarantine(held, token, "view-crashed")
         usage = tenant.usage
         swept(store, horizon=clock.now)
 
@@ -218,7 +218,7 @@ class TaskLogStore(Protocol):
     """A store that has a book of chores."""
 
     @property
-    def chores(self) -> TaskLog: ...
+    def task_log(self) -> TaskLog: ...
 
 
 def a_chore() -> str:
@@ -235,29 +235,29 @@ class TaskLogContract:
 
     def test_the_time_is_the_stores(self, store: TaskLogStore, clock: FrozenClock) -> None:
         """Seconds since the epoch; it passes."""
-        assert near(clock.now) == store.chores.now()
+        assert near(clock.now) == store.task_log.now()
         clock.advance(86400.5)
-        assert near(clock.now) == store.chores.now()
+        assert near(clock.now) == store.task_log.now()
 
     def test_a_chore_that_was_never_reported_is_not_in_the_book(self, store: TaskLogStore) -> None:
         """Also when somebody is at it."""
         chore = a_chore()
-        assert store.chores.take(chore, a_token(), lease=LOCK)
+        assert store.task_log.lock(chore, a_token(), lease=LOCK)
 
-        assert chore not in store.chores.last()
+        assert chore not in store.task_log.reports()
 
     def test_what_was_reported_last_is_told(self, store: TaskLogStore, clock: FrozenClock) -> None:
         """How long ago, and every character of it. What was written before is written over."""
         chore, other = a_chore(), a_chore()
-        store.chores.note(chore, '{"removed":1}')
+        store.task_log.report(chore, '{"removed":1}')
         clock.advance(100)
-        store.chores.note(other, "{}")
-        assert (near(100), '{"removed":1}') == told(store.chores.last(), chore)
-        store.chores.note(chore, '{"removed":2}')
+        store.task_log.report(other, "{}")
+        assert (near(100), '{"removed":1}') == told(store.task_log.reports(), chore)
+        store.task_log.report(chore, '{"removed":2}')
         clock.advance(0.5)
 
-        assert (near(0.5), '{"removed":2}') == told(store.chores.last(), chore)
-        assert (near(0.5), "{}") == told(store.chores.last(), other)
+        assert (near(0.5), '{"removed":2}') == told(store.task_log.reports(), chore)
+        assert (near(0.5), "{}") == told(store.task_log.reports(), other)
 
     @pytest.mark.parametrize(
         "report",
@@ -272,86 +272,86 @@ class TaskLogContract:
     def test_a_report_is_told_as_it_was_given(self, store: TaskLogStore, report: str) -> None:
         """However long it may be, and whatever words are in it."""
         chore = a_chore()
-        store.chores.note(chore, report)
+        store.task_log.report(chore, report)
 
-        assert report == store.chores.last()[chore].report
+        assert report == store.task_log.reports()[chore].report
 
     def test_a_report_outlives_everything(self, store: TaskLogStore, clock: FrozenClock) -> None:
         """That nobody came for a year is what has to be told."""
         chore = a_chore()
-        store.chores.note(chore, "{}")
+        store.task_log.report(chore, "{}")
         clock.advance(400 * 86400)
 
-        assert (near(400 * 86400), "{}") == told(store.chores.last(), chore)
+        assert (near(400 * 86400), "{}") == told(store.task_log.reports(), chore)
 
     def test_one_at_a_time(self, store: TaskLogStore, clock: FrozenClock) -> None:
         """The second is refused, and a third; another chore is another's."""
         chore, token = a_chore(), a_token()
 
-        assert store.chores.take(chore, token, lease=LOCK)
-        assert [store.chores.take(chore, a_token(), lease=LOCK) for _ in range(2)] == [False, False]
-        assert store.chores.take(a_chore(), a_token(), lease=LOCK)
+        assert store.task_log.lock(chore, token, lease=LOCK)
+        assert [store.task_log.lock(chore, a_token(), lease=LOCK) for _ in range(2)] == [False, False]
+        assert store.task_log.lock(a_chore(), a_token(), lease=LOCK)
 
     def test_whoever_dies_has_it_until_the_lease_is_over(self, store: TaskLogStore, clock: FrozenClock) -> None:
         """Not a moment longer, and its late word then counts for nothing."""
         chore, dead, next_one = a_chore(), a_token(), a_token()
-        assert store.chores.take(chore, dead, lease=LOCK)
+        assert store.task_log.lock(chore, dead, lease=LOCK)
         clock.advance(LOCK - 0.125)
-        assert not store.chores.take(chore, next_one, lease=LOCK)
+        assert not store.task_log.lock(chore, next_one, lease=LOCK)
         clock.advance(0.25)
-        assert store.chores.take(chore, next_one, lease=LOCK)
-        assert not store.chores.take(chore, dead, lease=LOCK)
-        store.chores.give_back(chore, dead)
-        assert not store.chores.take(chore, a_token(), lease=LOCK)
+        assert store.task_log.lock(chore, next_one, lease=LOCK)
+        assert not store.task_log.lock(chore, dead, lease=LOCK)
+        store.task_log.unlock(chore, dead)
+        assert not store.task_log.lock(chore, a_token(), lease=LOCK)
 
     def test_a_lock_of_a_clock_that_was_set_back_is_nobodys(self, store: TaskLogStore, clock: FrozenClock) -> None:
         """Or the chore would rest for as long as the clock was ahead."""
         chore = a_chore()
-        assert store.chores.take(chore, a_token(), lease=LOCK)
+        assert store.task_log.lock(chore, a_token(), lease=LOCK)
         clock.advance(-2 * 86400)
 
-        assert store.chores.take(chore, a_token(), lease=LOCK)
+        assert store.task_log.lock(chore, a_token(), lease=LOCK)
 
     def test_to_take_it_again_is_to_have_it_as_long_again(self, store: TaskLogStore, clock: FrozenClock) -> None:
         """After a lost reply nobody knows whether it was the first."""
         chore, token = a_chore(), a_token()
-        assert store.chores.take(chore, token, lease=LOCK)
+        assert store.task_log.lock(chore, token, lease=LOCK)
         clock.advance(LOCK - 1)
-        assert store.chores.take(chore, token, lease=LOCK)
+        assert store.task_log.lock(chore, token, lease=LOCK)
         clock.advance(LOCK - 1)
-        assert not store.chores.take(chore, a_token(), lease=LOCK)
+        assert not store.task_log.lock(chore, a_token(), lease=LOCK)
         clock.advance(1.125)
-        assert store.chores.take(chore, a_token(), lease=LOCK)
+        assert store.task_log.lock(chore, a_token(), lease=LOCK)
 
     def test_given_back_it_is_the_next_ones_at_once(self, store: TaskLogStore) -> None:
         """Twice is once, and whoever has not got it gives nothing back."""
         chore, token = a_chore(), a_token()
-        store.chores.give_back(chore, token)
-        assert store.chores.take(chore, token, lease=LOCK)
-        store.chores.give_back(chore, a_token())
-        assert not store.chores.take(chore, a_token(), lease=LOCK)
+        store.task_log.unlock(chore, token)
+        assert store.task_log.lock(chore, token, lease=LOCK)
+        store.task_log.unlock(chore, a_token())
+        assert not store.task_log.lock(chore, a_token(), lease=LOCK)
         for _ in range(2):
-            store.chores.give_back(chore, token)
-        assert store.chores.take(chore, a_token(), lease=LOCK)
+            store.task_log.unlock(chore, token)
+        assert store.task_log.lock(chore, a_token(), lease=LOCK)
 
     def test_a_lock_is_no_report(self, store: TaskLogStore, clock: FrozenClock) -> None:
         """What is noted, taken and given back goes each its own way."""
         chore, token = a_chore(), a_token()
-        store.chores.note(chore, '{"removed":1}')
-        assert store.chores.take(chore, token, lease=LOCK)
+        store.task_log.report(chore, '{"removed":1}')
+        assert store.task_log.lock(chore, token, lease=LOCK)
         clock.advance(10)
-        store.chores.note(chore, '{"removed":2}')
-        assert not store.chores.take(chore, a_token(), lease=LOCK)
-        store.chores.give_back(chore, token)
+        store.task_log.report(chore, '{"removed":2}')
+        assert not store.task_log.lock(chore, a_token(), lease=LOCK)
+        store.task_log.unlock(chore, token)
 
-        assert (near(0), '{"removed":2}') == told(store.chores.last(), chore)
+        assert (near(0), '{"removed":2}') == told(store.task_log.reports(), chore)
 
     def test_of_many_one_has_it(self, store: TaskLogStore) -> None:
         """All the others hear that somebody has."""
         for _ in range(ROUNDS):
             chore = a_chore()
             taken = at_once(
-                *[lambda chore=chore: store.chores.take(chore, a_token(), lease=LOCK) for _ in range(THREADS)]
+                *[lambda chore=chore: store.task_log.lock(chore, a_token(), lease=LOCK) for _ in range(THREADS)]
             )
 
             assert [each for each in taken if each] == [True]
@@ -360,10 +360,10 @@ class TaskLogContract:
         """When its holder has died."""
         for _ in range(ROUNDS):
             chore = a_chore()
-            assert store.chores.take(chore, a_token(), lease=LOCK)
+            assert store.task_log.lock(chore, a_token(), lease=LOCK)
             clock.advance(LOCK + 1)
             taken = at_once(
-                *[lambda chore=chore: store.chores.take(chore, a_token(), lease=LOCK) for _ in range(THREADS)]
+                *[lambda chore=chore: store.task_log.lock(chore, a_token(), lease=LOCK) for _ in range(THREADS)]
             )
 
             assert [each for each in taken if each] == [True]

@@ -80,7 +80,7 @@ class Counting:
         key = tenant.complete()
         tenant.claim()
 
-        assert (Usage(), False) == (tenant.usage, found(store, key).counted)
+        assert (Usage(), False) == (tenant.usage, found(store, key).in_quota)
         assert near(KEEP) == found(store, key).remaining
 
     def test_a_record_is_counted_from_claim_to_expiry(
@@ -89,7 +89,7 @@ class Counting:
         """In flight while its lease runs, with its bytes once there is an answer, and nowhere when that is over."""
         assert Usage() == tenant.usage
         key, token = tenant.claim()
-        assert (Usage(1, 0, 1), True) == (tenant.usage, found(store, key).counted)
+        assert (Usage(1, 0, 1), True) == (tenant.usage, found(store, key).in_quota)
         store.complete(key, token, PAYLOAD, keep=KEEP)
         assert Usage(1, PAYLOAD.byte_size, 0) == tenant.usage
         clock.advance(KEEP - 1)
@@ -141,12 +141,12 @@ class Counting:
     def test_the_quarantined_are_counted(self, tenant: Tenant, store: LedgerStore, clock: FrozenClock) -> None:
         """By their owner's word, by a lapse, and because nobody could read them: until somebody settles them."""
         held, token = tenant.claim()
-        store.hold(held, token, "why")
+        store.quarantine(held, token, "why")
         lapsed, _ = tenant.claim()
         clock.advance(LEASE)
         tenant.ask(lapsed)
         condemned = tenant.complete()
-        store.condemn(condemned, PAYLOAD)
+        store.mark_corrupt(condemned, PAYLOAD)
 
         assert Usage(3, 0, 0) == tenant.usage
         clock.advance(KEEP * 2)
@@ -178,7 +178,7 @@ class Counting:
         granted(tenant.ask(key, token=token, on_lapse=OnExpiry.TAKEOVER))
         store.complete(key, token, PAYLOAD, keep=KEEP)
 
-        assert (Usage(), False) == (tenant.usage, found(store, key).counted)
+        assert (Usage(), False) == (tenant.usage, found(store, key).in_quota)
 
     def test_a_repeated_call_counts_once(self, tenant: Tenant, store: LedgerStore) -> None:
         """After a lost reply nobody knows whether it was the first."""
@@ -206,8 +206,8 @@ class Counting:
         tenant.complete()
         tenant.claim()
         held, token = tenant.claim()
-        store.hold(held, token, "why")
-        store.condemn(tenant.complete(), PAYLOAD)
+        store.quarantine(held, token, "why")
+        store.mark_corrupt(tenant.complete(), PAYLOAD)
         released, token = tenant.claim()
         store.release(released, token)
         usage = tenant.usage
@@ -281,7 +281,7 @@ class Limiting:
         tenant = Tenant(store)
         done = tenant.complete()
         held, token = tenant.claim()
-        store.hold(held, token, "why")
+        store.quarantine(held, token, "why")
         lapsed, _ = tenant.claim(on_lapse=OnExpiry.TAKEOVER)
         clock.advance(LEASE)
         flying, owner = tenant.claim()

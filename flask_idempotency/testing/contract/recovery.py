@@ -93,7 +93,7 @@ class Reaping:
         clock.advance(LEASE)
         met, changed, after = set[StorageKey](), list(owners)[::2], b""
         while True:
-            sheet = store.unsettled.stale(horizon=clock.now, after=after, limit=2)
+            sheet = store.recovery.expired_leases(horizon=clock.now, after=after, limit=2)
             met |= {each.key for each in sheet.found}
             if changed:
                 store.complete(key := changed.pop(), owners[key], PAYLOAD, keep=KEEP)
@@ -108,7 +108,7 @@ class Reaping:
         """With its token, its fence and its lease: the owner may yet come back. Retries hear that nobody knows."""
         lapsed, _ = stood(store, clock, "lapsed, quarantine")
 
-        assert store.unsettled.lapse(lapsed, horizon=clock.now)
+        assert store.recovery.quarantine_expired(lapsed, horizon=clock.now)
         assert replace(lapsed.record, state=State.QUARANTINED, reason="lease-expired") == found(store, lapsed.key)
         assert lapsed.key not in stale(store, horizon=clock.now)
         assert Unknown("lease-expired") == store.claim(a_request(lapsed.key), token=a_token(), lease=LEASE)
@@ -117,7 +117,7 @@ class Reaping:
         """The next retry runs it: only that knows the request."""
         lapsed, _ = stood(store, clock, "lapsed, takeover")
 
-        assert not store.unsettled.lapse(lapsed, horizon=clock.now)
+        assert not store.recovery.quarantine_expired(lapsed, horizon=clock.now)
         assert lapsed.record == found(store, lapsed.key)
         assert granted(store.claim(a_request(lapsed.key), token=a_token(), lease=LEASE)).attempt == 2
 
@@ -127,7 +127,7 @@ class Reaping:
         """It was met by somebody whose horizon was another."""
         lapsed, _ = stood(store, clock, "lapsed, quarantine")
 
-        assert not store.unsettled.lapse(lapsed, horizon=lapsed.record.deadline - 0.125)
+        assert not store.recovery.quarantine_expired(lapsed, horizon=lapsed.record.deadline - 0.125)
         assert lapsed.record == found(store, lapsed.key)
 
     def test_a_lease_that_is_not_over_does_not_lapse(self, store: RecoveryStore, clock: FrozenClock) -> None:
@@ -137,7 +137,7 @@ class Reaping:
         clock.advance(-LEASE)
 
         for each in (flying, lapsed):
-            assert not store.unsettled.lapse(each, horizon=clock.now + AGES)
+            assert not store.recovery.quarantine_expired(each, horizon=clock.now + AGES)
             assert State.PROCESSING is found(store, each.key).state
 
     @pytest.mark.parametrize("event", ("renewed", "taken over", "completed", "held", "lapsed", "freed", "begun anew"))
@@ -151,8 +151,8 @@ class Reaping:
             "renewed": lambda: store.renew(lapsed.key, token, lease=LEASE),
             "taken over": lambda: granted(store.claim(a_request(lapsed.key), token=a_token(), lease=LEASE)),
             "completed": lambda: store.complete(lapsed.key, token, PAYLOAD, keep=KEEP),
-            "held": lambda: store.hold(lapsed.key, token, "view-crashed"),
-            "lapsed": lambda: store.unsettled.lapse(lapsed, horizon=clock.now),
+            "held": lambda: store.quarantine(lapsed.key, token, "view-crashed"),
+            "lapsed": lambda: store.recovery.quarantine_expired(lapsed, horizon=clock.now),
             "freed": lambda: store.release(lapsed.key, token),
             "begun anew": lambda: begin_anew(store, lapsed.key, token),
         }
@@ -160,7 +160,7 @@ class Reaping:
         clock.advance(2 * LEASE)
         before = store.read(lapsed.key)
 
-        assert not store.unsettled.lapse(lapsed, horizon=clock.now)
+        assert not store.recovery.quarantine_expired(lapsed, horizon=clock.now)
         assert before == store.read(lapsed.key)
 
     def test_what_has_not_lapsed_cannot_be_lapsed(self, store: RecoveryStore, clock: FrozenClock) -> None:
@@ -172,24 +172,24 @@ class Reaping:
         for each in (answered, damaged, held):
             before = found(store, each.key)
 
-            assert not store.unsettled.lapse(SeenRecord(each.key, before), horizon=clock.now)
+            assert not store.recovery.quarantine_expired(SeenRecord(each.key, before), horizon=clock.now)
             assert before == found(store, each.key)
 
     def test_a_late_owner_may_still_say_what_it_has_done(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """It was slow, not dead: its answer ends the quarantine, and is as good as ever."""
         lapsed, token = stood(store, clock, "lapsed, quarantine")
-        assert store.unsettled.lapse(lapsed, horizon=clock.now)
+        assert store.recovery.quarantine_expired(lapsed, horizon=clock.now)
         store.complete(lapsed.key, token, PAYLOAD, keep=KEEP)
 
         assert (found(store, lapsed.key).state, found(store, lapsed.key).reason) == (State.COMPLETED, "")
         assert isinstance(store.claim(a_request(lapsed.key), token=a_token(), lease=LEASE), Replayed)
-        assert not store.unsettled.lapse(lapsed, horizon=clock.now)
+        assert not store.recovery.quarantine_expired(lapsed, horizon=clock.now)
         assert found(store, lapsed.key).payload == PAYLOAD
 
     def test_a_late_owner_may_still_say_that_nothing_was_done(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """It alone knows."""
         lapsed, token = stood(store, clock, "lapsed, quarantine")
-        assert store.unsettled.lapse(lapsed, horizon=clock.now)
+        assert store.recovery.quarantine_expired(lapsed, horizon=clock.now)
         store.release(lapsed.key, token)
 
         assert store.read(lapsed.key) is None
@@ -199,7 +199,9 @@ class Reaping:
         for _ in range(ROUNDS):
             lapsed, _ = stood(store, clock, "lapsed, quarantine")
 
-            done = at_once(*[lambda lapsed=lapsed: store.unsettled.lapse(lapsed, horizon=clock.now)] * THREADS)
+            done = at_once(
+                *[lambda lapsed=lapsed: store.recovery.quarantine_expired(lapsed, horizon=clock.now)] * THREADS
+            )
             assert [each for each in done if each] == [True]
 
     def test_a_janitor_and_a_late_owner_do_not_harm_each_other(self, store: RecoveryStore, clock: FrozenClock) -> None:
@@ -212,7 +214,7 @@ class Reaping:
                 return True
 
             def reap(lapsed: SeenRecord = lapsed) -> bool:
-                store.unsettled.lapse(lapsed, horizon=clock.now)
+                store.recovery.quarantine_expired(lapsed, horizon=clock.now)
                 return True
 
             assert at_once(finish, reap) == [True, True]
@@ -228,7 +230,7 @@ class Reaping:
                 return store.claim(a_request(lapsed.key), token=a_token(), lease=LEASE)
 
             def reap(lapsed: SeenRecord = lapsed) -> object:
-                return store.unsettled.lapse(lapsed, horizon=clock.now)
+                return store.recovery.quarantine_expired(lapsed, horizon=clock.now)
 
             at_once(retry, reap)
             record = found(store, lapsed.key)
@@ -258,7 +260,7 @@ def _given(store: RecoveryStore, *, horizon: float, limit: int) -> Sequence[Seen
     """As a janitor does: whoever is told that others were faster, time after time, asks once more."""
     for _ in range(9):
         with suppress(StoreUnavailable):
-            return store.unsettled.due(horizon=horizon, least=LEAST, most=MOST, limit=limit)
+            return store.recovery.next_for_resolver(horizon=horizon, least=LEAST, most=MOST, limit=limit)
     raise AssertionError("nobody was ever told")
 
 
@@ -275,7 +277,7 @@ class ResolverQueue:
                 quarantined, _ = noticed(store, clock)
             case "lapsed by a janitor":
                 lapsed, _ = stood(store, clock, "lapsed, quarantine")
-                assert store.unsettled.lapse(lapsed, horizon=clock.now)
+                assert store.recovery.quarantine_expired(lapsed, horizon=clock.now)
                 quarantined = seen(store, lapsed.key)
             case _:
                 quarantined, _ = condemned(store, clock)
@@ -327,7 +329,7 @@ class ResolverQueue:
         several = [noticed(store, clock)[0] for _ in range(4)]
         for ours in several[1:3]:
             owner = ours.record.token[:OWNER_BYTES]
-            given = store.unsettled.due(horizon=clock.now, least=LEAST, most=MOST, limit=2, owner=owner)
+            given = store.recovery.next_for_resolver(horizon=clock.now, least=LEAST, most=MOST, limit=2, owner=owner)
 
             assert [ours.key] == keys(given)
         left = set(keys(due(store, horizon=clock.now)))
@@ -377,9 +379,9 @@ class ResolverQueue:
         if how == "by its owner":
             store.complete(held.key, token, PAYLOAD, keep=KEEP)
         elif how == "by another":
-            assert store.unsettled.settle(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
+            assert store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
         elif how == "freed":
-            assert store.unsettled.free(held)
+            assert store.recovery.force_release(held)
         else:
             store.release(held.key, token)
 
@@ -396,10 +398,10 @@ class ResolverQueue:
         """What is asked about is another attempt; that the last one had to wait is no reason."""
         freed, answered = (stood(store, clock, "quarantined") for _ in range(2))
         due(store, horizon=clock.now)
-        assert store.unsettled.free(freed[0])
+        assert store.recovery.force_release(freed[0])
         stand(store, clock, freed[0].key, "quarantined")
         store.complete(answered[0].key, answered[1], PAYLOAD, keep=KEEP)
-        store.condemn(answered[0].key, PAYLOAD)
+        store.mark_corrupt(answered[0].key, PAYLOAD)
         given = keys(due(store, horizon=clock.now))
 
         assert [each.key in given for each, _ in (freed, answered)] == [True, True]

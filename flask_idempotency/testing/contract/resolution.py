@@ -50,7 +50,7 @@ class ForceReleasing:
         """At once, for any request; and its fence rises."""
         seen, _ = stood(store, clock, standing)
 
-        assert store.unsettled.free(seen)
+        assert store.recovery.force_release(seen)
         assert store.read(seen.key) is None
         another = a_request(seen.key, fingerprint=OTHER_FINGERPRINT)
         grant = granted(store.claim(another, token=a_token(), lease=LEASE))
@@ -60,7 +60,7 @@ class ForceReleasing:
         """Nobody could open its answer; that its work was done is for whoever frees it to know."""
         damaged, _ = condemned(store, clock)
 
-        assert store.unsettled.free(damaged)
+        assert store.recovery.force_release(damaged)
         assert store.read(damaged.key) is None
         granted(store.claim(a_request(damaged.key), token=a_token(), lease=LEASE))
 
@@ -68,12 +68,12 @@ class ForceReleasing:
     def test_its_owner_has_lost_it(self, store: RecoveryStore, clock: FrozenClock, standing: Standing) -> None:
         """It can neither complete nor keep what is not its own any more; and what comes after it stays untouched."""
         seen, late = stood(store, clock, standing)
-        assert store.unsettled.free(seen)
+        assert store.recovery.force_release(seen)
         writes: tuple[Callable[[], None], ...] = (
             lambda: store.complete(seen.key, late, PAYLOAD, keep=KEEP),
             lambda: store.renew(seen.key, late, lease=LEASE),
-            lambda: store.mark(seen.key, late),
-            lambda: store.hold(seen.key, late, "who knows"),
+            lambda: store.mark_point_of_no_return(seen.key, late),
+            lambda: store.quarantine(seen.key, late, "who knows"),
         )
         for write in writes:
             with pytest.raises(LeaseLost):
@@ -90,12 +90,12 @@ class ForceReleasing:
     def test_what_is_free_is_not_freed(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Again, after its answer's life, and when it was never there."""
         freed, _ = stood(store, clock, "quarantined")
-        assert store.unsettled.free(freed)
+        assert store.recovery.force_release(freed)
         answered, _ = stood(store, clock, "completed")
         clock.advance(KEEP)
 
         for each in (freed, answered, SeenRecord(a_key(), freed.record)):
-            assert not store.unsettled.free(each)
+            assert not store.recovery.force_release(each)
             assert store.read(each.key) is None
 
     @pytest.mark.parametrize("event", ("renewed", "taken over", "completed", "held", "begun anew"))
@@ -111,13 +111,13 @@ class ForceReleasing:
             "renewed": lambda: store.renew(key, token, lease=LEASE),
             "taken over": lambda: granted(store.claim(a_request(key), token=a_token(), lease=LEASE)),
             "completed": lambda: store.complete(key, token, PAYLOAD, keep=KEEP),
-            "held": lambda: store.hold(key, token, "view-crashed"),
+            "held": lambda: store.quarantine(key, token, "view-crashed"),
             "begun anew": lambda: begin_anew(store, key, token),
         }
         events[event]()
         before = found(store, key)
 
-        assert not store.unsettled.free(lapsed)
+        assert not store.recovery.force_release(lapsed)
         assert before == found(store, key)
 
     def test_another_claim_of_the_same_moment_is_not_freed(self, store: RecoveryStore, clock: FrozenClock) -> None:
@@ -127,7 +127,7 @@ class ForceReleasing:
         before = found(store, first.key)
         assert first.record.deadline == before.deadline
 
-        assert not store.unsettled.free(first)
+        assert not store.recovery.force_release(first)
         assert before == found(store, first.key)
 
     def test_an_answer_that_was_stored_anew_is_not_freed(self, store: RecoveryStore, clock: FrozenClock) -> None:
@@ -137,7 +137,7 @@ class ForceReleasing:
         stand(store, clock, answered.key, "completed")
         before = found(store, answered.key)
 
-        assert not store.unsettled.free(answered)
+        assert not store.recovery.force_release(answered)
         assert before == found(store, answered.key)
 
     def test_a_key_is_freed_once(self, store: RecoveryStore, clock: FrozenClock) -> None:
@@ -145,7 +145,7 @@ class ForceReleasing:
         for _ in range(ROUNDS):
             held, _ = stood(store, clock, "quarantined")
 
-            done = at_once(*[lambda held=held: store.unsettled.free(held)] * THREADS)
+            done = at_once(*[lambda held=held: store.recovery.force_release(held)] * THREADS)
             assert [each for each in done if each] == [True]
 
     def test_an_answer_and_who_frees_its_key_do_not_both_win(self, store: RecoveryStore, clock: FrozenClock) -> None:
@@ -161,7 +161,7 @@ class ForceReleasing:
                 return True
 
             def free(flying: SeenRecord = flying) -> bool:
-                return store.unsettled.free(flying)
+                return store.recovery.force_release(flying)
 
             finished, freed = at_once(finish, free)
             assert (True, finished) == (finished is not freed, store.read(flying.key) is not None)
@@ -183,7 +183,7 @@ class Resolving:
         clock.advance(400 * 86400)
         token = a_token()
 
-        assert store.unsettled.settle(quarantined, token=token, payload=OTHER_PAYLOAD, keep=KEEP)
+        assert store.recovery.resolve(quarantined, token=token, payload=OTHER_PAYLOAD, keep=KEEP)
         record = found(store, quarantined.key)
         assert (near(clock.now), near(clock.now + KEEP)) == (record.completed_at, record.deadline)
         assert record == replace(
@@ -201,25 +201,25 @@ class Resolving:
     def test_an_answer_by_another_ends_as_any_other(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Its key is free then."""
         held, _ = stood(store, clock, "quarantined")
-        assert store.unsettled.settle(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
         clock.advance(KEEP - 0.125)
         assert isinstance(store.claim(a_request(held.key), token=a_token(), lease=LEASE), Replayed)
         clock.advance(0.125)
 
         assert granted(store.claim(a_request(held.key), token=a_token(), lease=LEASE)).fence > held.record.fence
 
-    @pytest.mark.parametrize("verb", ("complete", "renew", "release", "hold", "mark"))
+    @pytest.mark.parametrize("verb", ("complete", "renew", "release", "quarantine", "mark_point_of_no_return"))
     def test_the_owner_has_lost_it(self, store: RecoveryStore, clock: FrozenClock, verb: str) -> None:
         """It must not deliver another answer than everybody else gets, and changes nothing."""
         held, token = stood(store, clock, "quarantined")
-        assert store.unsettled.settle(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
         before = found(store, held.key)
         writes: dict[str, Callable[[], None]] = {
             "complete": lambda: store.complete(held.key, token, OTHER_PAYLOAD, keep=2 * KEEP),
             "renew": lambda: store.renew(held.key, token, lease=LEASE),
             "release": lambda: store.release(held.key, token),
-            "hold": lambda: store.hold(held.key, token, "who knows"),
-            "mark": lambda: store.mark(held.key, token),
+            "quarantine": lambda: store.quarantine(held.key, token, "who knows"),
+            "mark_point_of_no_return": lambda: store.mark_point_of_no_return(held.key, token),
         }
         with pytest.raises(LeaseLost):
             writes[verb]()
@@ -230,20 +230,20 @@ class Resolving:
         """With the same token, after a lost reply. What was stored first stays, and lives no longer."""
         held, _ = stood(store, clock, "quarantined")
         token = a_token()
-        assert store.unsettled.settle(held, token=token, payload=PAYLOAD, keep=KEEP)
+        assert store.recovery.resolve(held, token=token, payload=PAYLOAD, keep=KEEP)
         before = found(store, held.key)
 
-        assert store.unsettled.settle(held, token=token, payload=OTHER_PAYLOAD, keep=10 * KEEP)
+        assert store.recovery.resolve(held, token=token, payload=OTHER_PAYLOAD, keep=10 * KEEP)
         assert before == found(store, held.key)
 
     def test_a_second_settlement_is_refused(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """By another token it is somebody else's: two resolvers may have heard different things."""
         held, _ = stood(store, clock, "quarantined")
-        assert store.unsettled.settle(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
         before = found(store, held.key)
 
         for each in (held, SeenRecord(held.key, before)):
-            assert not store.unsettled.settle(each, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+            assert not store.recovery.resolve(each, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
         assert before == found(store, held.key)
 
     @pytest.mark.parametrize("standing", ("in flight", "completed", "lapsed, takeover", "lapsed, quarantine"))
@@ -253,7 +253,7 @@ class Resolving:
         """Its owner may be at work, or is to be followed by a retry, or has said what came of it."""
         other, _ = stood(store, clock, standing)
 
-        assert not store.unsettled.settle(other, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+        assert not store.recovery.resolve(other, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
         assert other.record == found(store, other.key)
 
     @pytest.mark.parametrize("event", ("completed", "condemned", "released", "begun anew", "lapsed anew"))
@@ -265,7 +265,7 @@ class Resolving:
         if event in ("completed", "condemned"):
             store.complete(held.key, token, PAYLOAD, keep=KEEP)
             if event == "condemned":
-                store.condemn(held.key, PAYLOAD)
+                store.mark_corrupt(held.key, PAYLOAD)
         else:
             store.release(held.key, token)
             if event == "begun anew":
@@ -274,16 +274,16 @@ class Resolving:
                 stand(store, clock, held.key, "quarantined")
         before = store.read(held.key)
 
-        assert not store.unsettled.settle(held, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+        assert not store.recovery.resolve(held, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
         assert before == store.read(held.key)
 
     def test_what_was_seen_in_flight_is_not_settled(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Though it is quarantined by now: whoever saw it has not seen that."""
         in_flight, token = stood(store, clock, "in flight")
-        store.hold(in_flight.key, token, "view-crashed")
+        store.quarantine(in_flight.key, token, "view-crashed")
         before = found(store, in_flight.key)
 
-        assert not store.unsettled.settle(in_flight, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert not store.recovery.resolve(in_flight, token=a_token(), payload=PAYLOAD, keep=KEEP)
         assert before == found(store, in_flight.key)
 
     def test_an_answer_whose_life_is_over_is_not_settled(self, store: RecoveryStore, clock: FrozenClock) -> None:
@@ -292,7 +292,7 @@ class Resolving:
         store.complete(held.key, token, PAYLOAD, keep=KEEP)
         clock.advance(KEEP)
 
-        assert not store.unsettled.settle(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert not store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
         assert store.read(held.key) is None
 
     @pytest.mark.parametrize("keep", (0.0, -1.0, math.inf, math.nan))
@@ -302,7 +302,7 @@ class Resolving:
         """As its owner's would be."""
         held, _ = stood(store, clock, "quarantined")
         with pytest.raises(ValueError, match="duration"):
-            store.unsettled.settle(held, token=a_token(), payload=PAYLOAD, keep=keep)
+            store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=keep)
 
         assert held.record == found(store, held.key)
 
@@ -313,7 +313,7 @@ class Resolving:
             answers = [replace(PAYLOAD, data=b"%d" % number) for number in range(THREADS)]
             done = at_once(
                 *[
-                    lambda held=held, answer=answer: store.unsettled.settle(
+                    lambda held=held, answer=answer: store.recovery.resolve(
                         held, token=a_token(), payload=answer, keep=KEEP
                     )
                     for answer in answers
@@ -337,7 +337,7 @@ class Resolving:
                 return True
 
             def settle(held: SeenRecord = held) -> bool:
-                return store.unsettled.settle(held, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+                return store.recovery.resolve(held, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
 
             finished, settled = at_once(finish, settle)
             assert finished is not settled

@@ -51,19 +51,19 @@ class MarkingCorrupt:
         key = a_key()
         token = stand(store, clock, key, "completed")
         before = found(store, key)
-        store.condemn(key, PAYLOAD)
+        store.mark_corrupt(key, PAYLOAD)
         after = found(store, key)
 
         assert (after.state, after.reason) == (State.QUARANTINED, CORRUPT)
         assert (PAYLOAD, token, before.fence) == (after.payload, after.token, after.fence)
-        assert (before.attempt, before.about, before.requested_at) == (after.attempt, after.about, after.requested_at)
-        assert (before.fingerprint, before.on_lapse) == (after.fingerprint, after.on_lapse)
+        assert (before.attempt, before.info, before.requested_at) == (after.attempt, after.info, after.requested_at)
+        assert (before.fingerprint, before.on_expiry) == (after.fingerprint, after.on_expiry)
 
     def test_a_condemned_record_never_runs_again(self, store: Store, clock: FrozenClock) -> None:
         """Not even when the life of the answer would long have ended."""
         key = a_key()
         stand(store, clock, key, "completed")
-        store.condemn(key, PAYLOAD)
+        store.mark_corrupt(key, PAYLOAD)
         clock.advance(LONG)
 
         assert Unknown(CORRUPT) == store.claim(a_request(key), token=a_token(), lease=LEASE)
@@ -74,14 +74,14 @@ class MarkingCorrupt:
         """The work was done, or there would be no answer: to let the key run again would do it twice."""
         key = a_key()
         token = stand(store, clock, key, "completed")
-        store.condemn(key, PAYLOAD)
+        store.mark_corrupt(key, PAYLOAD)
         before = found(store, key)
         with pytest.raises(LeaseLost):
             store.release(key, token)
         with pytest.raises(LeaseLost):
-            store.hold(key, token, "who knows")
+            store.quarantine(key, token, "who knows")
         with pytest.raises(LeaseLost):
-            store.mark(key, token)
+            store.mark_point_of_no_return(key, token)
 
         assert before == found(store, key)
         store.renew(key, token, lease=LEASE)
@@ -92,9 +92,9 @@ class MarkingCorrupt:
         """Every retry finds the same damage."""
         key = a_key()
         stand(store, clock, key, "completed")
-        store.condemn(key, PAYLOAD)
+        store.mark_corrupt(key, PAYLOAD)
         once = found(store, key)
-        store.condemn(key, PAYLOAD)
+        store.mark_corrupt(key, PAYLOAD)
 
         assert once == found(store, key)
 
@@ -114,7 +114,7 @@ class MarkingCorrupt:
         """It may have been sealed anew since it was read, or the damage was in a cache."""
         key = a_key()
         stand(store, clock, key, "completed")
-        store.condemn(key, other)
+        store.mark_corrupt(key, other)
 
         assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
 
@@ -124,7 +124,7 @@ class MarkingCorrupt:
         key = a_key()
         stand(store, clock, key, standing)
         before = found(store, key)
-        store.condemn(key, PAYLOAD)
+        store.mark_corrupt(key, PAYLOAD)
 
         assert before == found(store, key)
 
@@ -133,8 +133,8 @@ class MarkingCorrupt:
         key, expired = a_key(), a_key()
         stand(store, clock, expired, "completed")
         clock.advance(KEEP)
-        store.condemn(key, PAYLOAD)
-        store.condemn(expired, PAYLOAD)
+        store.mark_corrupt(key, PAYLOAD)
+        store.mark_corrupt(expired, PAYLOAD)
 
         assert (store.read(key), store.read(expired)) == (None, None)
 
@@ -184,7 +184,7 @@ class Settling:
         record = found(store, key)
 
         assert (State.COMPLETED, token, grant.fence, 1) == (record.state, record.token, record.fence, record.attempt)
-        assert (record.fingerprint, record.about, record.reason) == (FINGERPRINT, ABOUT, "")
+        assert (record.fingerprint, record.info, record.reason) == (FINGERPRINT, ABOUT, "")
         assert (near(asked_at), near(asked_at + 7.25)) == (record.requested_at, record.completed_at)
         assert (near(asked_at + 7.25 + KEEP), near(KEEP - 100)) == (record.deadline, record.remaining)
 
@@ -274,7 +274,7 @@ class Settling:
 
         assert store.read(key) is None
 
-    @pytest.mark.parametrize("verb", ("release", "hold", "mark"))
+    @pytest.mark.parametrize("verb", ("release", "quarantine", "mark_point_of_no_return"))
     def test_a_completed_record_is_settled_for_good(self, store: Store, clock: FrozenClock, verb: str) -> None:
         """Its own token can neither take an answer back nor cast doubt on it; only time ends it."""
         key = a_key()
@@ -282,8 +282,8 @@ class Settling:
         before = found(store, key)
         writes = {
             "release": lambda: store.release(key, token),
-            "hold": lambda: store.hold(key, token, "second thoughts"),
-            "mark": lambda: store.mark(key, token),
+            "quarantine": lambda: store.quarantine(key, token, "second thoughts"),
+            "mark_point_of_no_return": lambda: store.mark_point_of_no_return(key, token),
         }
 
         with pytest.raises(LeaseLost):
@@ -297,7 +297,7 @@ class Settling:
         token = stand(store, clock, key, "in flight")
         before = found(store, key)
 
-        store.hold(key, token, "outcome-lost: größer")
+        store.quarantine(key, token, "outcome-lost: größer")
 
         record = found(store, key)
         assert (record.state, record.reason) == (State.QUARANTINED, "outcome-lost: größer")
@@ -308,7 +308,7 @@ class Settling:
         key = a_key()
         ask = a_request(key, on_lapse=OnExpiry.TAKEOVER)
         token = granted(store.claim(ask, token=a_token(), lease=LEASE)).token
-        store.hold(key, token, "view-crashed")
+        store.quarantine(key, token, "view-crashed")
         clock.advance(LEASE + 1)
 
         assert Unknown("view-crashed") == store.claim(ask, token=a_token(), lease=LEASE)
@@ -322,7 +322,7 @@ class Settling:
         before = found(store, key)
         assert before.state is State.QUARANTINED
 
-        store.hold(key, token, "another-reason")
+        store.quarantine(key, token, "another-reason")
 
         assert before == found(store, key)
 

@@ -124,7 +124,7 @@ class Model:
             self._row = replace(row, deadline=max(row.deadline, self._clock.now + lease))
         return False
 
-    def mark(self, token: bytes) -> Lost:
+    def mark_point_of_no_return(self, token: bytes) -> Lost:
         row = self.row
         if row is None or row.token != token or row.state is State.COMPLETED:
             return True
@@ -148,7 +148,7 @@ class Model:
         self._row = None
         return False
 
-    def hold(self, token: bytes, reason: str) -> Lost:
+    def quarantine(self, token: bytes, reason: str) -> Lost:
         row = self.row
         if row is None or row.token != token or row.state is State.COMPLETED:
             return True
@@ -207,8 +207,10 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.model.renew(token, lease) == lost(lambda: self.store.renew(self.key, token, lease=lease))
 
     @rule(token=tokens)
-    def mark(self, token: bytes) -> None:
-        assert self.model.mark(token) == lost(lambda: self.store.mark(self.key, token))
+    def mark_point_of_no_return(self, token: bytes) -> None:
+        assert self.model.mark_point_of_no_return(token) == lost(
+            lambda: self.store.mark_point_of_no_return(self.key, token)
+        )
 
     @rule(token=tokens, payload=payloads, keep=machine_durations)
     def complete(self, token: bytes, payload: StoredPayload, keep: int) -> None:
@@ -221,8 +223,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.model.release(token) == lost(lambda: self.store.release(self.key, token))
 
     @rule(token=tokens, reason=st.sampled_from(("lost", "crashed")))
-    def hold(self, token: bytes, reason: str) -> None:
-        assert self.model.hold(token, reason) == lost(lambda: self.store.hold(self.key, token, reason))
+    def quarantine(self, token: bytes, reason: str) -> None:
+        assert self.model.quarantine(token, reason) == lost(lambda: self.store.quarantine(self.key, token, reason))
 
     @invariant()
     def the_record_is_as_modelled(self) -> None:
@@ -231,7 +233,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert (row, record) == (None, None)
             return
         assert (row.state, row.token, row.attempt) == (record.state, record.token, record.attempt)
-        assert (row.fingerprint, row.on_lapse, row.reason) == (record.fingerprint, record.on_lapse, record.reason)
+        assert (row.fingerprint, row.on_lapse, row.reason) == (record.fingerprint, record.on_expiry, record.reason)
         assert (near(row.deadline), near(row.first_seen)) == (record.deadline, record.requested_at)
         assert row.payload == record.payload
 
@@ -440,14 +442,14 @@ class LedgerMachine(RuleBasedStateMachine):
         self.tokens[token] = a_token()
 
     @rule(key=keys, token=tokens)
-    def hold(self, key: int, token: int) -> None:
+    def quarantine(self, key: int, token: int) -> None:
         with suppress(LeaseLost):
-            self.store.hold(self.keys[key], self.tokens[token], "why")
+            self.store.quarantine(self.keys[key], self.tokens[token], "why")
 
     @rule(key=keys)
-    def condemn(self, key: int) -> None:
+    def mark_corrupt(self, key: int) -> None:
         record = self.store.read(self.keys[key])
-        self.store.condemn(self.keys[key], PAYLOAD if record is None or record.payload is None else record.payload)
+        self.store.mark_corrupt(self.keys[key], PAYLOAD if record is None or record.payload is None else record.payload)
 
     @rule()
     def reconcile(self) -> None:
@@ -455,7 +457,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_ledger_is_a_recount(self) -> None:
-        records = [record for key in self.keys if (record := self.store.read(key)) is not None and record.counted]
+        records = [record for key in self.keys if (record := self.store.read(key)) is not None and record.in_quota]
         assert (
             Usage(
                 records=len(records),

@@ -53,7 +53,7 @@ def a_request(
     on_lapse: OnExpiry = OnExpiry.QUARANTINE,
     about: RequestInfo = ABOUT,
 ) -> ClaimRequest:
-    return ClaimRequest(key=key, fingerprint=fingerprint, on_lapse=on_lapse, about=about)
+    return ClaimRequest(key=key, fingerprint=fingerprint, on_expiry=on_lapse, info=about)
 
 
 def granted(outcome: StoreOutcome) -> Grant:
@@ -83,7 +83,7 @@ def stand(store: Store, clock: FrozenClock, key: StorageKey, standing: Standing)
         case "completed":
             store.complete(key, token, PAYLOAD, keep=KEEP)
         case "quarantined":
-            store.hold(key, token, "view-crashed")
+            store.quarantine(key, token, "view-crashed")
         case "lapsed, takeover" | "lapsed, quarantine":
             clock.advance(LEASE + 1)
         case "in flight":
@@ -104,7 +104,7 @@ class RecoveryStore(Store, Protocol):
     """A store whose unsettled records can be found."""
 
     @property
-    def unsettled(self) -> Recovery: ...
+    def recovery(self) -> Recovery: ...
 
 
 def seen(store: Store, key: StorageKey) -> SeenRecord:
@@ -122,7 +122,7 @@ def stood(store: Store, clock: FrozenClock, standing: Standing) -> tuple[SeenRec
 def condemned(store: Store, clock: FrozenClock) -> tuple[SeenRecord, bytes]:
     """A fresh key's record whose answer nobody can open."""
     answered, token = stood(store, clock, "completed")
-    store.condemn(answered.key, PAYLOAD)
+    store.mark_corrupt(answered.key, PAYLOAD)
     return seen(store, answered.key), token
 
 
@@ -157,7 +157,7 @@ def stale(store: RecoveryStore, *, horizon: float, limit: int = 1000) -> dict[St
     """By key, for there may be others' beside a test's own."""
     return {
         each.key: each.record
-        for each in met(lambda after: store.unsettled.stale(horizon=horizon, after=after, limit=limit))
+        for each in met(lambda after: store.recovery.expired_leases(horizon=horizon, after=after, limit=limit))
     }
 
 
@@ -166,5 +166,5 @@ def walked(
 ) -> dict[StorageKey, Record]:
     return {
         each.key: each.record
-        for each in met(lambda after: store.unsettled.walk(state, after=after, limit=limit, tid=tid))
+        for each in met(lambda after: store.recovery.scan(state, after=after, limit=limit, tid=tid))
     }

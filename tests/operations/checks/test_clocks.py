@@ -20,7 +20,7 @@ def clock() -> FrozenClock:
 
 @pytest.fixture
 def book(clock: FrozenClock) -> TaskLog:
-    return MemoryStore(clock=clock).chores
+    return MemoryStore(clock=clock).task_log
 
 
 def looks(*times: float) -> Callable[[], float]:
@@ -73,6 +73,6 @@ def test_a_store_that_takes_long_to_answer_is_not_ahead(book: TaskLog, clock: Fr
 )
 def test_a_clock_that_was_set_is_told(report: str | None, verdict: Verdict, book: TaskLog) -> None:
     if report is not None:
-        book.note("heartbeat", report)
+        book.report("heartbeat", report)
 
     assert verdict is worst(clock_step(book))

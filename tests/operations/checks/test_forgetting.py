@@ -45,9 +45,9 @@ def test_a_store_that_has_forgotten_is_judged_by_whether_new_keys_run(
         pytest.param({"store_id": None}, False, Verdict.ADVICE, id="any store will do"),
         pytest.param({"after_loss": "run"}, False, Verdict.ADVICE, id="run"),
         pytest.param({"after_loss": "run", "store_id": None}, True, Verdict.FINE, id="run, in debug mode"),
-        pytest.param({"hold": 30.0}, False, Verdict.FINE, id="as long as a lease"),
-        pytest.param({"hold": 29.0}, False, Verdict.ADVICE, id="acknowledged too early"),
-        pytest.param({"hold": 29.0, "after_loss": "hold"}, False, Verdict.FAULT, id="by itself too early"),
+        pytest.param({"grace": 30.0}, False, Verdict.FINE, id="as long as a lease"),
+        pytest.param({"grace": 29.0}, False, Verdict.ADVICE, id="acknowledged too early"),
+        pytest.param({"grace": 29.0, "after_loss": "hold"}, False, Verdict.FAULT, id="by itself too early"),
     ),
 )
 def test_settings_are_judged_by_what_a_loss_would_do(rules: dict[str, Any], lenient: bool, verdict: Verdict) -> None:
@@ -59,7 +59,7 @@ def test_settings_are_judged_by_what_a_loss_would_do(rules: dict[str, Any], leni
 def test_it_names_the_store_and_the_endpoints_that_it_is_about() -> None:
     endpoints = [Endpoint("pay", Policy(lease=30.0)), Endpoint("refund", Policy(lease=10.0))]
 
-    unnamed, hasty = after_loss(Kept(standing(), Told(store_id=None, hold=20.0)), endpoints, lenient=False)
+    unnamed, hasty = after_loss(Kept(standing(), Told(store_id=None, grace=20.0)), endpoints, lenient=False)
 
     assert "IDEMPOTENCY_STORE_ID to shop." in unnamed.remedy
     assert [True, False] == [name in hasty.text for name in ("pay", "refund")]

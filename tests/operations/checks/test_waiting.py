@@ -33,10 +33,10 @@ def test_a_quarantined_key_waits_for_a_person(store: MemoryStore, clock: FrozenC
     """
     key, token = a_key(), a_token()
     store.claim(a_request(key), token=token, lease=LEASE)
-    store.hold(key, token, "test")
+    store.quarantine(key, token, "test")
     clock.advance(LEASE + 7200)
 
-    found = quarantined(store.unsettled)
+    found = quarantined(store.recovery)
 
     assert Verdict.ADVICE is worst(found)
     assert "1 key is quarantined, the first for 2 h" in found[0].text
@@ -47,14 +47,14 @@ def test_where_nothing_is_quarantined_nobody_waits(store: MemoryStore, clock: Fr
     Not for one that is at work, nor for one that has lapsed.
     """
     claim(store)
-    before = quarantined(store.unsettled)
+    before = quarantined(store.recovery)
     clock.advance(LEASE + 1)
 
-    assert [Verdict.FINE, Verdict.FINE] == [worst(before), worst(quarantined(store.unsettled))]
+    assert [Verdict.FINE, Verdict.FINE] == [worst(before), worst(quarantined(store.recovery))]
 
 
 def looked(store: MemoryStore, clock: FrozenClock) -> list[Finding]:
-    return lapsed(store.unsettled, now=clock.now)
+    return lapsed(store.recovery, now=clock.now)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_store_of_many_sheets_is_looked_through_for_a_moment_only(
         sheets.append(limit)
         return RecordPage((), after=b"more")
 
-    monkeypatch.setattr(store.unsettled, "stale", stale)
+    monkeypatch.setattr(store.recovery, "expired_leases", stale)
 
     assert Verdict.FINE is worst(looked(store, clock))
     assert LOOKED_AT == sum(sheets)

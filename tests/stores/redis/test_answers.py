@@ -24,7 +24,7 @@ def walk(store: RedisStore, **which: Any) -> list[Answer]:
     after: bytes | None = b""
     met = list[Answer]()
     while after is not None:
-        page = store.answers.walk(after=after, limit=100, **which)
+        page = store.responses.scan(after=after, limit=100, **which)
         met += page.answers
         after = page.after
     return met
@@ -48,7 +48,7 @@ def test_every_answer_is_met_among_thousands_of_keys(store: RedisStore, redis_cl
 
     assert {answer.key for answer in walk(store)} == keys
     assert {answer.key for answer in walk(store, tid=tid)} == {key for key in keys if key.tid == tid}
-    assert store.answers.count() == {"": 200}
+    assert store.responses.count() == {"": 200}
 
 
 def test_what_cannot_be_read_is_passed_over(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
@@ -66,7 +66,7 @@ def test_what_cannot_be_read_is_passed_over(store: RedisStore, redis_client: red
     redis_client.set("idm1:{p0000}:r:A", data)
 
     assert [answer.key for answer in walk(store)] == [good]
-    assert store.answers.count() == {"": 1}
+    assert store.responses.count() == {"": 1}
 
 
 def test_an_erased_answer_is_met_as_such(store: RedisStore, clock: FrozenClock) -> None:
@@ -76,7 +76,7 @@ def test_an_erased_answer_is_met_as_such(store: RedisStore, clock: FrozenClock) 
     key, other = a_key(), a_key()
     for each in (key, other):
         stand(store, clock, each, "completed")
-    store.data_keys.destroy(key.tid)
+    store.data_keys.shred(key.tid)
 
     assert {answer.key: answer.record.erased for answer in walk(store)} == {key: True, other: False}
 
@@ -89,13 +89,13 @@ def test_replacing_leaves_the_time_to_live_and_the_ledger(
     """
     key = a_key()
     complete(store, key)
-    shelf = store.data_keys.shelf(key.tid)
+    shelf = store.data_keys.read_keys(key.tid)
     assert store.data_keys.add(key.tid, DataKey(1, "2026-11", b"wrapped"), store=shelf.store, after=0)
     name, ledger = layout.keys(key)[0], redis_client.hgetall(layout.ledger(key.tid))
     redis_client.pexpire(name, 1_000_000)
     new = replace(PAYLOAD, data=b"sealed", sealed_by=SealedBy("2026-11", 1))
 
-    assert store.answers.replace(key, PAYLOAD, new)
+    assert store.responses.replace(key, PAYLOAD, new)
     assert 900_000 < redis_client.pttl(name) <= 1_000_000
     assert redis_client.hgetall(layout.ledger(key.tid)) == ledger
 
@@ -159,11 +159,11 @@ def test_every_command_of_a_call_names_all_its_keys_in_one_slot(redis_server: Re
         keys = [a_key() for _ in range(3)]
         for key in keys:
             complete(store, key)
-            store.data_keys.add(key.tid, DataKey(1, "k", b"w"), store=store.data_keys.shelf(key.tid).store, after=0)
+            store.data_keys.add(key.tid, DataKey(1, "k", b"w"), store=store.data_keys.read_keys(key.tid).store, after=0)
             store.ledger.usage(key.tid), store.ledger.reconcile(key.tid)
-            store.answers.replace(key, PAYLOAD, PAYLOAD)
-            store.condemn(key, PAYLOAD)
-        walk(store), store.answers.count(), store.data_keys.count()
+            store.responses.replace(key, PAYLOAD, PAYLOAD)
+            store.mark_corrupt(key, PAYLOAD)
+        walk(store), store.responses.count(), store.data_keys.count()
 
     assert len(asked) > 30
     assert all(len({name[: name.index(b"}")] for name in names}) == 1 for names in asked)
@@ -193,10 +193,10 @@ def test_long_answers_are_read_a_few_at_a_time(
         keys, condemned = {a_key(tid=tid) for _ in range(21)}, a_key(tid=tid)
         for key in (*keys, condemned):
             complete(store, key, payload)
-        store.condemn(condemned, payload)
+        store.mark_corrupt(condemned, payload)
         client.heaviest = 0
         redis_client.config_resetstat()
-        assert (store.answers.count(), walk(store, other_than="")) == ({"": 21}, [])
+        assert (store.responses.count(), walk(store, other_than="")) == ({"": 21}, [])
         assert store.ledger.reconcile(tid).none
         commands: Any = redis_client.info("commandstats")
         assert (client.heaviest < 10_000, commands.keys() & {"cmdstat_get", "cmdstat_mget"}) == (True, set())
@@ -223,5 +223,5 @@ def test_an_answer_is_met_whatever_stands_before_it(store: RedisStore) -> None:
     kids = {"": 6, "k" * 255: 2}
 
     assert {answer.key: answer.record.payload for answer in walk(store)} == expected
-    assert {kid: count for kid, count in store.answers.count().items() if count} == kids
+    assert {kid: count for kid, count in store.responses.count().items() if count} == kids
     assert all(store.ledger.reconcile(key.tid).none for key in expected)

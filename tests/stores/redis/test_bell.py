@@ -33,7 +33,7 @@ IN_REDIS = [name for name in BACKENDS if name.startswith(tuple(f"{kind}-" for ki
 
 
 def awaited(key: StorageKey, *, on_lapse: OnExpiry = OnExpiry.QUARANTINE) -> ClaimRequest:
-    return replace(a_request(key, on_lapse=on_lapse), awaited=True)
+    return replace(a_request(key, on_lapse=on_lapse), notify_on_completion=True)
 
 
 class Ear:
@@ -54,7 +54,7 @@ class Ear:
 def waiting(bell: RedisNotifier, *keys: StorageKey) -> Iterator[Ear]:
     """Somebody who waits for these, and has been told that from now on they hear."""
     ear = Ear()
-    with bell.hear(keys, ear.wake):
+    with bell.subscribe(keys, ear.wake):
         assert ear.hears()
         yield ear
 
@@ -70,17 +70,17 @@ def test_whoever_waits_hears_of_a_settlement(backend: str, request: pytest.Fixtu
         assert isinstance(store, RedisStore)
         key, token = a_key(), a_token()
         granted(store.claim(awaited(key), token=token, lease=LEASE))
-        with waiting(store.bell, key) as ear:
+        with waiting(store.notifier, key) as ear:
             store.complete(key, token, PAYLOAD, keep=KEEP)
             assert ear.hears()
-        store.bell.close()
+        store.notifier.close()
 
 
 SETTLEMENTS: dict[str, Callable[[RedisStore, SeenRecord, FrozenClock], object]] = {
     "complete": lambda store, seen, _: store.complete(seen.key, seen.record.token, PAYLOAD, keep=KEEP),
     "release": lambda store, seen, _: store.release(seen.key, seen.record.token),
-    "hold": lambda store, seen, _: store.hold(seen.key, seen.record.token, "lost"),
-    "free": lambda store, seen, _: store.unsettled.free(seen),
+    "quarantine": lambda store, seen, _: store.quarantine(seen.key, seen.record.token, "lost"),
+    "free": lambda store, seen, _: store.recovery.force_release(seen),
     "lapse": lambda store, seen, clock: lapse(store, seen, clock),
     "claim": lambda store, seen, clock: claim_lapsed(store, seen, clock),
 }
@@ -88,7 +88,7 @@ SETTLEMENTS: dict[str, Callable[[RedisStore, SeenRecord, FrozenClock], object]] 
 
 def lapse(store: RedisStore, seen: SeenRecord, clock: FrozenClock) -> None:
     clock.advance(LEASE + 1)
-    assert store.unsettled.lapse(seen, horizon=clock.now)
+    assert store.recovery.quarantine_expired(seen, horizon=clock.now)
 
 
 def claim_lapsed(store: RedisStore, seen: SeenRecord, clock: FrozenClock) -> None:
@@ -147,7 +147,7 @@ def test_a_claim_that_is_marked_and_renewed_is_awaited_still(
     """
     key, token = a_key(), a_token()
     granted(store.claim(awaited(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
-    store.mark(key, token)
+    store.mark_point_of_no_return(key, token)
     store.renew(key, token, lease=2 * LEASE)
     failed = replace(PAYLOAD, status=500, success=False)
     store.complete(key, token, failed, keep=KEEP)
@@ -179,7 +179,7 @@ def test_who_may_not_publish_settles_all_the_same(
     """
     redis_client.acl_setuser("mute", enabled=True, nopass=True, keys=["*"], categories=["+@all"], reset_channels=True)
     with closing(redis_store(redis_server.url.replace("//", "//mute:any@"), clock=clock)) as store:
-        for how in ("complete", "release", "hold"):
+        for how in ("complete", "release", "quarantine"):
             key, token = a_key(), a_token()
             granted(store.claim(awaited(key), token=token, lease=LEASE))
             WRITES[how](store, key, token)
@@ -206,7 +206,11 @@ def test_one_subscription_serves_all_who_wait(quiet_server: RedisServer) -> None
     with closing(redis_store(quiet_server.url)) as store:
         store.read(one)
         assert 0 == subscribers(quiet_server)
-        with waiting(store.bell, one), store.bell.hear([other], lambda: None), store.bell.hear([one], lambda: None):
+        with (
+            waiting(store.notifier, one),
+            store.notifier.subscribe([other], lambda: None),
+            store.notifier.subscribe([one], lambda: None),
+        ):
             assert 1 == subscribers(quiet_server)
 
 
@@ -228,7 +232,7 @@ def test_a_connection_that_was_cut_is_made_anew(store: RedisStore, redis_client:
     """
     key, token = a_key(), a_token()
     granted(store.claim(awaited(key), token=token, lease=LEASE))
-    with waiting(store.bell, key) as ear:
+    with waiting(store.notifier, key) as ear:
         redis_client.client_kill_filter(_type="pubsub")
         assert ear.hears()
         store.complete(key, token, PAYLOAD, keep=KEEP)
@@ -243,7 +247,7 @@ def test_a_server_that_restarts_is_listened_to_again(
     """
     server, key = start_redis(redis_kind), a_key()
     caplog.set_level("INFO", "flask_idempotency")
-    with closing(redis_store(server.url)) as store, waiting(store.bell, key) as ear:
+    with closing(redis_store(server.url)) as store, waiting(store.notifier, key) as ear:
         server.kill()
         assert eventually(lambda: "nothing is heard" in caplog.text)
         server.restart()
@@ -276,9 +280,9 @@ def test_a_forked_child_hears_for_itself(store: RedisStore) -> None:
     """
     key, token = a_key(), a_token()
     granted(store.claim(awaited(key), token=token, lease=LEASE))
-    with waiting(store.bell, key) as ear:
+    with waiting(store.notifier, key) as ear:
         # As the thread does that wakes somebody at the moment of the fork, and is not there to give the lock back.
-        with store.bell._lock:
+        with store.notifier._lock:
             child = os.fork()
             if child == 0:
                 signal.alarm(2 * round(DEADLINE_SECONDS))
@@ -296,6 +300,6 @@ def test_a_forked_child_hears_for_itself(store: RedisStore) -> None:
 def child_hears(store: RedisStore) -> bool:
     key, token = a_key(), a_token()
     granted(store.claim(awaited(key), token=token, lease=LEASE))
-    with waiting(store.bell, key) as ear:
+    with waiting(store.notifier, key) as ear:
         store.complete(key, token, PAYLOAD, keep=KEEP)
         return ear.hears()

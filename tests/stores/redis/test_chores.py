@@ -21,7 +21,7 @@ def test_a_lock_ends_by_itself(store: RedisStore, redis_client: redis.Redis) -> 
     """
     token = a_token()
     for lease in (60, 30):
-        assert store.chores.take("reap", token, lease=lease)
+        assert store.task_log.lock("reap", token, lease=lease)
         assert (lease - 5) * 1000 < redis_client.pttl(layout.lock("reap")) <= lease * 1000
 
 
@@ -29,7 +29,7 @@ def test_the_notes_do_not_end(store: RedisStore, redis_client: redis.Redis) -> N
     """
     That nobody has come for a year is what they are for.
     """
-    store.chores.note("reap", "{}")
+    store.task_log.report("reap", "{}")
 
     assert redis_client.ttl(layout.NOTES) == -1
 
@@ -38,13 +38,13 @@ def test_the_book_is_in_one_slot(store: RedisStore, redis_client: redis.Redis) -
     """
     Beside the records, and in none of their partitions.
     """
-    store.chores.note("reap", "{}")
-    assert store.chores.take("reap", a_token(), lease=60)
+    store.task_log.report("reap", "{}")
+    assert store.task_log.lock("reap", a_token(), lease=60)
     names = set(redis_client.scan_iter())
 
     assert names == {b"idm1:{chores}:n", b"idm1:{chores}:l:reap"}
     assert store.ledger.tenants() == ()
-    assert store.answers.walk(limit=1000).answers == ()
+    assert store.responses.scan(limit=1000).answers == ()
 
 
 def test_a_full_server_keeps_the_book(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> None:
@@ -55,13 +55,13 @@ def test_a_full_server_keeps_the_book(start_redis: StartRedis, redis_kind: str, 
     store = redis_store(server.url, clock=clock)
     with redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory", 1)
-        assert store.chores.take("reap", token, lease=60)
-        store.chores.note("reap", "{}")
-        assert not store.chores.take("reap", a_token(), lease=60)
-        store.chores.give_back("reap", token)
-        assert store.chores.take("reap", a_token(), lease=60)
+        assert store.task_log.lock("reap", token, lease=60)
+        store.task_log.report("reap", "{}")
+        assert not store.task_log.lock("reap", a_token(), lease=60)
+        store.task_log.unlock("reap", token)
+        assert store.task_log.lock("reap", a_token(), lease=60)
 
-    assert store.chores.last()["reap"].report == "{}"
+    assert store.task_log.reports()["reap"].report == "{}"
     store.close()
 
 
@@ -70,11 +70,11 @@ def test_what_is_no_lock_holds_nobody(store: RedisStore, redis_client: redis.Red
     Somebody's text in its place: who comes next takes it, and giving back what is not one's own changes nothing.
     """
     redis_client.set(layout.lock("reap"), "not ours")
-    store.chores.give_back("reap", a_token())
+    store.task_log.unlock("reap", a_token())
     assert redis_client.get(layout.lock("reap")) == b"not ours"
 
-    assert store.chores.take("reap", a_token(), lease=60)
-    assert not store.chores.take("reap", a_token(), lease=60)
+    assert store.task_log.lock("reap", a_token(), lease=60)
+    assert not store.task_log.lock("reap", a_token(), lease=60)
 
 
 def test_what_is_no_note_is_told(store: RedisStore, redis_client: redis.Redis) -> None:
@@ -83,13 +83,13 @@ def test_what_is_no_note_is_told(store: RedisStore, redis_client: redis.Redis) -
     """
     redis_client.set(layout.NOTES, "not ours")
     with pytest.raises(CorruptRecord):
-        store.chores.note("reap", "{}")
+        store.task_log.report("reap", "{}")
     with pytest.raises(CorruptRecord):
-        store.chores.last()
+        store.task_log.reports()
     redis_client.delete(layout.NOTES)
     redis_client.hset(layout.NOTES, "reap", "not a time")
     with pytest.raises(CorruptRecord):
-        store.chores.last()
+        store.task_log.reports()
 
 
 def test_the_time_is_the_servers(redis_client: redis.Redis) -> None:
@@ -97,7 +97,7 @@ def test_the_time_is_the_servers(redis_client: redis.Redis) -> None:
     Wherever no test says otherwise.
     """
     store = redis_store(redis_client)
-    before, after = redis_client.time(), store.chores.now()
+    before, after = redis_client.time(), store.task_log.now()
     seconds, micros = redis_client.time()
 
     assert before[0] + before[1] / 1_000_000 <= after <= seconds + micros / 1_000_000

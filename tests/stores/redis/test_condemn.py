@@ -57,7 +57,7 @@ def test_a_condemned_record_has_no_time_to_live(
     key = a_key()
     stand(store, clock, key, "completed")
     assert redis_client.pttl(layout.keys(key)[0]) > 0
-    store.condemn(key, PAYLOAD)
+    store.mark_corrupt(key, PAYLOAD)
 
     assert quarantined(redis_client, key)
     clock.advance(2 * KEEP)
@@ -72,7 +72,7 @@ def test_whoever_completes_a_condemned_record_takes_it_out(
     """
     key = a_key()
     token = stand(store, clock, key, "completed")
-    store.condemn(key, PAYLOAD)
+    store.mark_corrupt(key, PAYLOAD)
     with pytest.raises(LeaseLost):
         store.complete(key, a_token(), OTHER_PAYLOAD, keep=KEEP)
     store.complete(key, token, OTHER_PAYLOAD, keep=KEEP)
@@ -86,8 +86,8 @@ def owners_word(store: RedisStore, key: StorageKey, token: bytes) -> set[type[Ex
     """What an owner hears who would have its record otherwise than completed."""
     calls: list[Any] = [
         lambda: store.release(key, token),
-        lambda: store.hold(key, token, "why"),
-        lambda: store.mark(key, token),
+        lambda: store.quarantine(key, token, "why"),
+        lambda: store.mark_point_of_no_return(key, token),
     ]
     heard = set[type[Exception] | None]()
     for call in calls:
@@ -111,7 +111,7 @@ def test_no_owner_releases_what_was_completed(
     name, data = layout.keys(key)[0], stored(redis_client, key)
     match how:
         case "condemned":
-            store.condemn(key, PAYLOAD)
+            store.mark_corrupt(key, PAYLOAD)
         case "its state damaged":
             redis_client.set(name, bytes((data[0] | 0x18,)) + data[1:])
         case _:
@@ -134,7 +134,7 @@ def test_an_answer_without_time_and_status_is_one(
     key, token, bare = a_key(), a_token(), StoredPayload(b"", 0, True, 0)
     granted(store.claim(a_request(key), token=token, lease=LEASE))
     store.complete(key, token, bare, keep=KEEP)
-    store.condemn(key, bare)
+    store.mark_corrupt(key, bare)
 
     assert {LeaseLost} == owners_word(store, key, token)
 
@@ -159,8 +159,8 @@ def test_condemning_moves_what_is_counted(store: RedisStore, redis_client: redis
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota()))
     store.complete(key, token, PAYLOAD, keep=KEEP)
-    store.condemn(key, PAYLOAD)
-    store.condemn(key, PAYLOAD)
+    store.mark_corrupt(key, PAYLOAD)
+    store.mark_corrupt(key, PAYLOAD)
 
     assert (Usage(1, 0, 0), Drift()) == (store.ledger.usage(key.tid), store.ledger.reconcile(key.tid))
     clock.advance(3 * KEEP)
@@ -251,6 +251,6 @@ def test_another_status_is_another_payload(store: RedisStore, clock: FrozenClock
     store.complete(key, token, PAYLOAD, keep=KEEP)
     changes: list[dict[str, Any]] = [{"status": 202}, {"success": False}, {"byte_size": 1}]
     for changed in changes:
-        store.condemn(key, replace(PAYLOAD, **changed))
+        store.mark_corrupt(key, replace(PAYLOAD, **changed))
 
     assert found(store, key).state is State.COMPLETED

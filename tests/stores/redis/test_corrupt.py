@@ -94,7 +94,7 @@ def test_a_key_of_another_type_is_corrupt(
                 store.claim(a_request(a_key(tid=key.tid)), token=a_token(), lease=LEASE)
         case 2:
             with pytest.raises(CorruptRecord):
-                store.hold(key, token, "lost")
+                store.quarantine(key, token, "lost")
             clock.advance(LEASE)
             with pytest.raises(CorruptRecord):
                 store.claim(a_request(key), token=a_token(), lease=LEASE)
@@ -299,13 +299,13 @@ def refused(store: RedisStore, key: StorageKey, token: bytes) -> None:
     with pytest.raises(CorruptRecord):
         store.renew(key, token, lease=LEASE)
     with pytest.raises(CorruptRecord):
-        store.mark(key, token)
+        store.mark_point_of_no_return(key, token)
     with pytest.raises(CorruptRecord):
         store.complete(key, token, PAYLOAD, keep=KEEP)
     with pytest.raises(CorruptRecord):
         store.release(key, token)
     with pytest.raises(CorruptRecord):
-        store.hold(key, token, "lost")
+        store.quarantine(key, token, "lost")
     with pytest.raises(CorruptRecord):
         store.read(key)
 

@@ -39,22 +39,22 @@ def everything(store: RedisStore, clock: FrozenClock, key: StorageKey) -> dict[s
     """What each who looks at this store is told."""
     asks: dict[str, Callable[[], object]] = {
         "read": lambda: store.read(key),
-        "answers": lambda: store.answers.walk(limit=100),
-        "count": lambda: store.answers.count(),
-        "walk": lambda: [store.unsettled.walk(state, limit=1) for state in State],
-        "stale": lambda: store.unsettled.stale(horizon=clock.now + 10 * LEASE, limit=1),
-        "due": lambda: store.unsettled.due(horizon=clock.now, least=1, most=10, limit=1),
-        "standing": lambda: store.unsettled.standing(),
+        "answers": lambda: store.responses.scan(limit=100),
+        "count": lambda: store.responses.count(),
+        "walk": lambda: [store.recovery.scan(state, limit=1) for state in State],
+        "stale": lambda: store.recovery.expired_leases(horizon=clock.now + 10 * LEASE, limit=1),
+        "due": lambda: store.recovery.next_for_resolver(horizon=clock.now, least=1, most=10, limit=1),
+        "standing": lambda: store.recovery.counts(),
         "usage": lambda: store.ledger.usage(key.tid),
         "limits": lambda: store.ledger.limits(key.tid),
         "tenants": lambda: store.ledger.tenants(),
         "reconcile": lambda: store.ledger.reconcile(key.tid),
-        "shelf": lambda: store.data_keys.shelf(key.tid),
-        "others": lambda: store.data_keys.others("new"),
+        "shelf": lambda: store.data_keys.read_keys(key.tid),
+        "others": lambda: store.data_keys.wrapped_by_other("new"),
         "key count": lambda: store.data_keys.count(),
-        "chores": lambda: store.chores.last(),
-        "take": lambda: store.chores.take("reap", b"t" * 16, lease=60),
-        "memory": lambda: store.memory.standing(),
+        "chores": lambda: store.task_log.reports(),
+        "take": lambda: store.task_log.lock("reap", b"t" * 16, lease=60),
+        "memory": lambda: store.data_loss.status(),
     }
     return {name: told(ask) for name, ask in asks.items()}
 
@@ -79,12 +79,12 @@ def test_a_damaged_record_is_never_granted_and_never_called_an_outage(
     outcome = told(lambda: store.claim(a_request(key), token=a_token(), lease=LEASE))
     for ask in (
         lambda: store.renew(key, token, lease=LEASE),
-        lambda: store.mark(key, token),
+        lambda: store.mark_point_of_no_return(key, token),
         lambda: store.complete(key, token, StoredPayload(b"x", 200, True, 1), keep=KEEP),
-        lambda: store.hold(key, token, "lost"),
+        lambda: store.quarantine(key, token, "lost"),
         lambda: store.release(key, token),
         lambda: store.read(key),
-        lambda: store.answers.walk(limit=10),
+        lambda: store.responses.scan(limit=10),
     ):
         assert not isinstance(told(ask), StoreUnavailable)
 
@@ -107,17 +107,17 @@ def test_what_is_damaged_beside_the_records_raises_nothing_of_pythons(
     Field by field, and entry by entry. Each who looks comes to an end, and a completed key replays or is damage.
     """
     key, token = a_key(), a_token()
-    shelf = store.data_keys.shelf(key.tid)
+    shelf = store.data_keys.read_keys(key.tid)
     assert store.data_keys.add(key.tid, DataKey(1, "k", b"wrapped"), store=shelf.store, after=shelf.last)
-    store.data_keys.close(key.tid, 1)
+    store.data_keys.disable(key.tid, 1)
     assert store.data_keys.add(key.tid, DataKey(2, "k", b"wrapped"), store=shelf.store, after=1)
     store.ledger.limit(key.tid, QUOTA)
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=QUOTA))
     store.complete(key, token, StoredPayload(b"\x10bytes", 201, True, 300, SealedBy("k", 2)), keep=KEEP)
     stand(store, clock, a_key(tid=key.tid), "in flight")
     stand(store, clock, a_key(tid=key.tid), "quarantined")
-    store.chores.note("heartbeat", '{"skew_ms": 1}')
-    store.chores.take("reap", a_token(), lease=1)
+    store.task_log.report("heartbeat", '{"skew_ms": 1}')
+    store.task_log.lock("reap", a_token(), lease=1)
     keys = layout.keys(key)
     name = {
         "memory": keys[3],

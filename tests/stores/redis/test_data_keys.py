@@ -25,7 +25,7 @@ SEALED = replace(PAYLOAD, sealed_by=SealedBy("2026-11", 1))
 
 
 def add(store: RedisStore, tid: bytes, number: int = 1) -> bool:
-    shelf = store.data_keys.shelf(tid)
+    shelf = store.data_keys.read_keys(tid)
     return store.data_keys.add(tid, DataKey(number, "2026-11", b"wrapped"), store=shelf.store, after=shelf.last)
 
 
@@ -41,9 +41,9 @@ def test_a_store_that_lost_its_memory_is_another(store: RedisStore, redis_client
     """
     tid = a_key().tid
     add(store, tid)
-    before = store.data_keys.shelf(tid)
+    before = store.data_keys.read_keys(tid)
     redis_client.flushall()
-    after = store.data_keys.shelf(tid)
+    after = store.data_keys.read_keys(tid)
 
     assert (before.store != after.store, after.keys, after.last) == (True, (), 0)
     assert not store.data_keys.add(tid, DataKey(1, "2026-11", b"wrapped"), store=before.store, after=0)
@@ -55,9 +55,9 @@ def test_the_stores_id_is_made_once(redis_server: RedisServer, store: RedisStore
     Whoever asks first, in whatever process.
     """
     tid, other = a_key().tid, redis_store(redis_server.url)
-    first = store.data_keys.shelf(tid).store
+    first = store.data_keys.read_keys(tid).store
     try:
-        assert (first, 16) == (other.data_keys.shelf(tid).store, len(first))
+        assert (first, 16) == (other.data_keys.read_keys(tid).store, len(first))
     finally:
         other.close()
 
@@ -91,7 +91,7 @@ def test_a_replay_of_an_erased_answer_is_one_command(redis_server: RedisServer, 
             store.complete(key, token, SEALED, keep=KEEP)
             store.claim(a_request(key), token=a_token(), lease=LEASE)
         counts = proxy.requests - before
-        store.data_keys.destroy(tid)
+        store.data_keys.shred(tid)
         before = proxy.requests
         erased = found(store, key).erased
         store.close()
@@ -117,14 +117,14 @@ def test_a_full_server_erases(full: tuple[RedisStore, redis.Redis], keys: int) -
     tid = a_key().tid
     for number in range(1, keys + 1):
         add(store, tid, number)
-    store.data_keys.close(tid, 1)
+    store.data_keys.disable(tid, 1)
     key, token = claimed(store, tid)
     store.complete(key, token, PAYLOAD, keep=KEEP)
-    store.data_keys.shelf(tid)
+    store.data_keys.read_keys(tid)
     client.config_set("maxmemory", 1)
 
-    assert store.data_keys.destroy(tid) == keys
-    assert (found(store, key).erased, store.data_keys.shelf(tid).keys) == (True, ())
+    assert store.data_keys.shred(tid) == keys
+    assert (found(store, key).erased, store.data_keys.read_keys(tid).keys) == (True, ())
 
 
 def test_nothing_of_a_destroyed_key_is_left(store: RedisStore, redis_client: redis.Redis) -> None:
@@ -133,8 +133,8 @@ def test_nothing_of_a_destroyed_key_is_left(store: RedisStore, redis_client: red
     """
     tid = a_key().tid
     add(store, tid), add(store, tid, 2)
-    store.data_keys.close(tid, 2)
-    store.data_keys.destroy(tid)
+    store.data_keys.disable(tid, 2)
+    store.data_keys.shred(tid)
 
     assert set(redis_client.hgetall(layout.data_keys(tid))) == {b"last", b"erasure"}
     assert not any(b"wrapped" in (redis_client.dump(name) or b"") for name in redis_client.scan_iter())
@@ -167,13 +167,13 @@ def test_a_number_that_cannot_be_read_is_given_to_nobody(store: RedisStore, redi
     A key of a number that was used before would seal for records that name another.
     """
     tid = a_key().tid
-    shelf = store.data_keys.shelf(tid)
+    shelf = store.data_keys.read_keys(tid)
     redis_client.hset(layout.data_keys(tid), "last", "0x1")
 
     with pytest.raises(CorruptRecord):
         store.data_keys.add(tid, DataKey(1, "2026-11", b"wrapped"), store=shelf.store, after=0)
     with pytest.raises(CorruptRecord):
-        store.data_keys.shelf(tid)
+        store.data_keys.read_keys(tid)
 
 
 def test_keys_of_all_tenants_are_found_among_everything_else(store: RedisStore, redis_client: redis.Redis) -> None:
@@ -188,7 +188,7 @@ def test_keys_of_all_tenants_are_found_among_everything_else(store: RedisStore, 
         add(store, tid)
         claimed(store, tid)
 
-    assert sorted(tid for tid, _ in store.data_keys.others("2027")) == sorted(tids)
+    assert sorted(tid for tid, _ in store.data_keys.wrapped_by_other("2027")) == sorted(tids)
     assert (store.data_keys.count(), store.ledger.tenants()) == ({"2026-11": 30}, ())
 
 
@@ -207,7 +207,7 @@ def test_a_data_key_that_cannot_be_read_is_corrupt(
     redis_client.hset(layout.data_keys(tid), field, kept)
 
     with pytest.raises(CorruptRecord):
-        store.data_keys.shelf(tid)
+        store.data_keys.read_keys(tid)
 
 
 def test_one_damaged_shelf_stops_nobodys_chores(
@@ -222,7 +222,7 @@ def test_one_damaged_shelf_stops_nobodys_chores(
     redis_client.hset(layout.data_keys(lost), mapping={"1": b"\x05kid", "x2": b"now"})
     redis_client.hset(layout.data_keys(spoilt), mapping={"last": b"-1", "9" * 5000: b"\x01kw", "2": b""})
     redis_client.lpush(layout.data_keys(listed), "not ours")
-    told = sorted((tid, key.number) for tid, key in store.data_keys.others("2027"))
+    told = sorted((tid, key.number) for tid, key in store.data_keys.wrapped_by_other("2027"))
 
     assert told == sorted([(good, 1), (good, 2), (spoilt, 1)])
     assert [record.levelname for record in caplog.records] == ["ERROR"]
@@ -231,4 +231,4 @@ def test_one_damaged_shelf_stops_nobodys_chores(
     assert (store.data_keys.count(), len(caplog.records)) == ({"2026-11": 3}, 2)
     for tid in (lost, spoilt, listed):
         with pytest.raises(CorruptRecord):
-            store.data_keys.shelf(tid)
+            store.data_keys.read_keys(tid)

@@ -105,7 +105,7 @@ def test_a_write_survives_a_broken_line(store: RedisStore, proxy: TcpProxy, verb
 
 def comparable(store: RedisStore, key: StorageKey) -> object:
     record = store.read(key)
-    return record and (record.state, record.on_lapse, record.deadline, record.payload, record.reason)
+    return record and (record.state, record.on_expiry, record.deadline, record.payload, record.reason)
 
 
 def test_a_takeover_survives_a_lost_reply(store: RedisStore, proxy: TcpProxy, clock: FrozenClock) -> None:

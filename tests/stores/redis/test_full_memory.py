@@ -53,7 +53,7 @@ def test_owners_put_back_and_complete(store: RedisStore, clock: FrozenClock, red
     clock.advance(1)
     fill()
 
-    assert store.memory.restore(request, grant, lease=LEASE, age=1.0)
+    assert store.data_loss.restore_claim(request, grant, lease=LEASE, age=1.0)
     store.complete(request.key, token, PAYLOAD, keep=KEEP)
     assert isinstance(claim(store, request.key), Replayed)
 
@@ -63,8 +63,8 @@ def test_an_operator_looks_and_acknowledges(
 ) -> None:
     hand_over()
     fill()
-    assert {"changed": layout.PARTITIONS} == store.memory.standing().losses
-    store.memory.acknowledge(forced=True)
+    assert {"changed": layout.PARTITIONS} == store.data_loss.status().losses
+    store.data_loss.acknowledge(forced=True)
     redis_client.config_set("maxmemory", 0)
 
     assert isinstance(claim(store), Claimed)
@@ -74,7 +74,7 @@ def test_a_claim_that_may_be_taken_over_is_not(
     store: RedisStore, clock: FrozenClock, hand_over: Loss, fill: Any
 ) -> None:
     key = a_key()
-    granted(claim(store, key, on_lapse=OnExpiry.TAKEOVER))
+    granted(claim(store, key, on_expiry=OnExpiry.TAKEOVER))
     clock.advance(LEASE + 1)
     hand_over()
     fill()
@@ -95,6 +95,6 @@ def test_what_an_emptied_store_is_given_back_from_before_is_not_taken_over(
     redis_client.restore(layout.keys(key)[0], 0, kept)
     with closing(RedisStore(redis_server.url, clock=clock, rules=RULES)) as another, pytest.raises(StoreDataLoss):
         claim(another, key)
-    store.memory.acknowledge(forced=True)
+    store.data_loss.acknowledge(forced=True)
 
     assert isinstance(claim(store, key), Unknown)

@@ -26,9 +26,9 @@ def test_a_redis_that_keeps_its_process_to_itself_is_told(redis_server: RedisSer
     """
     redis_client.execute_command("ACL", "SETUSER", "shy", "on", ">pw", "~*", "&*", "+@all", "-info")
     with closing(RedisStore(f"redis://shy:pw@127.0.0.1:{redis_server.port}/0", rules=RULES)) as store:
-        store.memory.initialise()
+        store.data_loss.initialise()
         granted(claim(store))
-        told = store.memory.standing().notices_restarts
+        told = store.data_loss.status().notices_restarts
         redis_client.flushall()
 
         assert (False, "missing") == (told, refused(store).loss)
@@ -42,7 +42,7 @@ def test_a_restart_is_noticed_though_nothing_is_lost(start_redis: StartRedis, ki
     """
     server = start_redis(kind, "--appendonly", "yes", "--appendfsync", "everysec")
     with closing(RedisStore(server.url, rules=RULES)) as store:
-        store.memory.initialise()
+        store.data_loss.initialise()
         key = a_key()
         granted(claim(store, key))
         with connect(server.url) as client:
@@ -61,7 +61,7 @@ def test_a_first_replica_is_no_loss(start_redis: StartRedis, kind: str) -> None:
     """
     primary, replica = start_redis(kind), start_redis(kind)
     with closing(RedisStore(primary.url, rules=RULES)) as store:
-        store.memory.initialise()
+        store.data_loss.initialise()
         with redis.Redis.from_url(replica.url) as client, redis.Redis.from_url(primary.url) as followed:
             follow(client, followed, port=primary.port)
 
@@ -75,7 +75,7 @@ def test_a_primary_that_was_one_before_has_lost_what_came_between(start_redis: S
     """
     first, second = start_redis(kind), start_redis(kind)
     with closing(RedisStore(first.url, rules=RULES)) as store:
-        store.memory.initialise()
+        store.data_loss.initialise()
         with redis.Redis.from_url(first.url) as one, redis.Redis.from_url(second.url) as two:
             for promoted, demoted, port in ((two, one, first.port), (one, two, second.port)):
                 follow(promoted, demoted, port=port)

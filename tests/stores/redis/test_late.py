@@ -216,7 +216,7 @@ def engine_of(store: RedisStore) -> Engine:
         store=store,
         codec=EnvelopeCodec(),
         renewer=LeaseRenewer(),
-        waiting_room=Waiters(2),
+        waiters=Waiters(2),
         observers=Observers([]),
     )
     return Engine(around)

@@ -52,7 +52,7 @@ def test_a_redis_that_was_never_made_ready_grants_nothing(redis_server: RedisSer
     """
     with closing(RedisStore(redis_server.url, clock=clock, rules=RULES)) as store:
         assert "missing" == refused(store).loss
-        store.memory.initialise()
+        store.data_loss.initialise()
 
         granted(claim(store))
 
@@ -96,7 +96,7 @@ def test_a_key_that_is_not_known_waits_for_somebody_to_look(store: RedisStore, c
     refused(store, key)
     clock.advance(86400 * 365)
     refused(store, key)
-    store.memory.acknowledge()
+    store.data_loss.acknowledge()
 
     granted(claim(store, key))
 
@@ -164,9 +164,9 @@ def test_a_key_that_was_made_later_than_the_loss_runs_at_once(
     born = lost + after + ahead
 
     if runs:
-        granted(claim(store, born=born))
+        granted(claim(store, key_timestamp=born))
     else:
-        refused(store, born=born)
+        refused(store, key_timestamp=born)
 
 
 def test_no_time_in_a_key_helps_where_nothing_says_when_it_was_emptied(
@@ -176,7 +176,7 @@ def test_no_time_in_a_key_helps_where_nothing_says_when_it_was_emptied(
     refused(store)
     clock.advance(3600)
 
-    assert "missing" == refused(store, born=clock.now).loss
+    assert "missing" == refused(store, key_timestamp=clock.now).loss
 
 
 def test_another_store_is_foreign(redis_server: RedisServer, clock: FrozenClock) -> None:
@@ -184,12 +184,12 @@ def test_another_store_is_foreign(redis_server: RedisServer, clock: FrozenClock)
     Another environment's, or a wrong number in the URL: nothing runs, and nobody's acknowledgement changes that.
     """
     with closing(RedisStore(redis_server.url, clock=clock, rules=replace(RULES, store_id="theirs"))) as theirs:
-        assert "theirs" == theirs.memory.initialise()
+        assert "theirs" == theirs.data_loss.initialise()
     for rules in (replace(RULES, store_id="ours"), replace(RULES, store_id="theirs", shards=2)):
         with closing(RedisStore(redis_server.url, clock=clock, rules=rules)) as store:
             assert "foreign" == refused(store).loss
-            assert {"foreign": layout.PARTITIONS} == store.memory.standing().losses
-            for verb in (store.memory.initialise, lambda memory=store.memory: memory.acknowledge(forced=True)):
+            assert {"foreign": layout.PARTITIONS} == store.data_loss.status().losses
+            for verb in (store.data_loss.initialise, lambda memory=store.data_loss: memory.acknowledge(forced=True)):
                 with pytest.raises(ConfigurationError, match="other settings"):
                     verb()
 
@@ -205,7 +205,7 @@ def test_what_was_claimed_before_a_loss_is_never_taken_over(
     stand(store, clock, older, "lapsed, takeover")
     hand_over()
     assert isinstance(claim(store, old), Unknown)
-    store.memory.acknowledge(forced=True)
+    store.data_loss.acknowledge(forced=True)
     assert isinstance(claim(store, older), Unknown)
     clock.advance(0.001)
     stand(store, clock, new, "lapsed, takeover")
@@ -222,11 +222,11 @@ def test_nothing_is_taken_over_in_a_store_that_lacks_its_name(
 
     assert "missing" == refused(store, key).loss
     assert State.PROCESSING is found(store, key).state
-    store.memory.acknowledge(forced=True)
+    store.data_loss.acknowledge(forced=True)
     assert isinstance(claim(store, key), Unknown)
 
 
-@pytest.mark.parametrize("verb", ("renew", "mark", "complete", "release", "hold"))
+@pytest.mark.parametrize("verb", ("renew", "mark_point_of_no_return", "complete", "release", "quarantine"))
 def test_whoever_may_have_been_taken_over_in_what_was_forgotten_has_lost_its_claim(
     store: RedisStore, clock: FrozenClock, hand_over: Loss, verb: str
 ) -> None:
@@ -235,12 +235,12 @@ def test_whoever_may_have_been_taken_over_in_what_was_forgotten_has_lost_its_cla
     """
     key = a_key()
     token = a_token()
-    granted(claim(store, key, token=token, on_lapse=OnExpiry.TAKEOVER))
+    granted(claim(store, key, token=token, on_expiry=OnExpiry.TAKEOVER))
     hand_over()
     before = store.read(key)
     with pytest.raises(LeaseLost):
         WRITES[verb](store, key, token)
-    store.memory.acknowledge(forced=True)
+    store.data_loss.acknowledge(forced=True)
     with pytest.raises(LeaseLost):
         WRITES[verb](store, key, token)
 
@@ -254,7 +254,7 @@ def test_what_was_completed_before_a_loss_may_be_completed_again(
     As after every lost reply.
     """
     key, token = a_key(), a_token()
-    granted(claim(store, key, token=token, on_lapse=OnExpiry.TAKEOVER))
+    granted(claim(store, key, token=token, on_expiry=OnExpiry.TAKEOVER))
     store.complete(key, token, PAYLOAD, keep=KEEP)
     hand_over()
 
@@ -269,17 +269,17 @@ def test_a_point_of_no_return_is_not_passed_where_a_successor_may_be_forgotten(
     """
     key, later = a_key(), a_key()
     token = a_token()
-    granted(claim(store, key, token=token, on_lapse=OnExpiry.TAKEOVER))
+    granted(claim(store, key, token=token, on_expiry=OnExpiry.TAKEOVER))
     hand_over()
     for _ in range(2):
         with pytest.raises(LeaseLost):
-            store.mark(key, token)
-        store.memory.acknowledge(forced=True)
+            store.mark_point_of_no_return(key, token)
+        store.data_loss.acknowledge(forced=True)
     clock.advance(0.001)
-    granted(claim(store, later, token=token, on_lapse=OnExpiry.TAKEOVER))
-    store.mark(later, token)
+    granted(claim(store, later, token=token, on_expiry=OnExpiry.TAKEOVER))
+    store.mark_point_of_no_return(later, token)
 
-    assert OnExpiry.QUARANTINE is found(store, later).on_lapse
+    assert OnExpiry.QUARANTINE is found(store, later).on_expiry
 
 
 def test_owners_are_waited_for(store: RedisStore, clock: FrozenClock, lose: Loss) -> None:
@@ -290,11 +290,11 @@ def test_owners_are_waited_for(store: RedisStore, clock: FrozenClock, lose: Loss
     refused(store)
     clock.advance(HOLD - 10)
     with pytest.raises(ConfigurationError, match="10 more seconds"):
-        store.memory.acknowledge()
-    before = store.memory.acknowledge(forced=True)
+        store.data_loss.acknowledge()
+    before = store.data_loss.acknowledge(forced=True)
 
     assert layout.PARTITIONS == sum(before.losses.values())
-    assert {"acknowledged": layout.PARTITIONS} == store.memory.standing().parts
+    assert {"acknowledged": layout.PARTITIONS} == store.data_loss.status().parts
     granted(claim(store))
 
 
@@ -306,7 +306,7 @@ def test_what_is_lost_after_an_acknowledgement_is_another_loss(
     """
     hand_over()
     refused(store)
-    store.memory.acknowledge(forced=True)
+    store.data_loss.acknowledge(forced=True)
     clock.advance(-86400)
     hand_over()
 
@@ -318,8 +318,8 @@ def test_a_store_that_lacks_a_part_is_not_made_ready_anew(store: RedisStore, red
     redis_client.delete(layout.memory_in(7))
 
     with pytest.raises(ConfigurationError, match="lost its memory"):
-        store.memory.initialise()
-    assert {"missing": 1} == store.memory.standing().losses
+        store.data_loss.initialise()
+    assert {"missing": 1} == store.data_loss.status().losses
 
 
 def test_what_nobody_looked_at_is_not_acknowledged(store: RedisStore, clock: FrozenClock, hand_over: Loss) -> None:
@@ -327,15 +327,15 @@ def test_what_nobody_looked_at_is_not_acknowledged(store: RedisStore, clock: Fro
     While somebody thinks about one loss, there may be another.
     """
     hand_over()
-    seen = store.memory.standing()
+    seen = store.data_loss.status()
     clock.advance(HOLD)
     hand_over()
     clock.advance(HOLD)
     with pytest.raises(ConfigurationError, match="once more"):
-        store.memory.acknowledge(seen=seen)
+        store.data_loss.acknowledge(seen=seen)
 
     refused(store)
-    store.memory.acknowledge(seen=store.memory.standing(), forced=True)
+    store.data_loss.acknowledge(seen=store.data_loss.status(), forced=True)
     granted(claim(store))
 
 
@@ -346,12 +346,12 @@ def test_an_acknowledgement_that_comes_late_is_of_what_was_seen(
     Another process took over between the look and the word.
     """
     hand_over()
-    seen = store.memory._parts()
+    seen = store.data_loss._parts()
     hand_over()
-    store.memory.standing()
-    monkeypatch.setattr(store.memory, "_parts", lambda: seen)
+    store.data_loss.status()
+    monkeypatch.setattr(store.data_loss, "_parts", lambda: seen)
     with pytest.raises(ConfigurationError, match="changed hands meanwhile"):
-        store.memory.acknowledge(forced=True)
+        store.data_loss.acknowledge(forced=True)
 
     refused(store)
 
@@ -367,7 +367,7 @@ def test_a_part_that_is_away_makes_no_loss_an_outage(
         raise StoreUnavailable("one of its nodes is down")
 
     hand_over()
-    monkeypatch.setattr(store.memory, "_parts", away)
+    monkeypatch.setattr(store.data_loss, "_parts", away)
 
     assert ("changed", True) == ((lost := refused(store)).loss, lost.noticed)
 
@@ -385,10 +385,10 @@ def test_a_part_that_was_run_in_haste_takes_the_stores_name(
     ):
         granted(claim(hasty, key := a_key()))
         assert "missing" == refused(store, a_key(tid=key.tid)).loss
-        store.memory.acknowledge(forced=True)
+        store.data_loss.acknowledge(forced=True)
         granted(claim(store, a_key(tid=key.tid)))
 
-        assert "prod" == store.memory.standing().store_id
+        assert "prod" == store.data_loss.status().store_id
 
 
 def test_a_loss_is_never_earlier_than_a_claim(store: RedisStore, clock: FrozenClock, hand_over: Loss) -> None:
@@ -403,7 +403,7 @@ def test_a_loss_is_never_earlier_than_a_claim(store: RedisStore, clock: FrozenCl
     refused(store, other)
     clock.advance(60)
 
-    refused(store, other, born=clock.now)
+    refused(store, other, key_timestamp=clock.now)
 
 
 def test_no_key_is_believed_where_that_was_chosen(
@@ -418,7 +418,7 @@ def test_no_key_is_believed_where_that_was_chosen(
         refused(wary)
         clock.advance(3600)
 
-        refused(wary, born=clock.now)
+        refused(wary, key_timestamp=clock.now)
 
 
 def test_a_loss_of_a_part_that_is_older_than_another_is_not_acknowledged_unseen(
@@ -429,14 +429,14 @@ def test_a_loss_of_a_part_that_is_older_than_another_is_not_acknowledged_unseen(
     """
     hand_over()
     refused(store)
-    seen = store.memory.standing()
+    seen = store.data_loss.status()
     clock.advance(-5)
     redis_client.hset(layout.memory_in(7), mapping=ANOTHER)  # type: ignore[arg-type]
     redis_client.hset(layout.memory_in(8), "lost_at", round((clock.now - 60) * 1000))
-    store.memory.standing()
+    store.data_loss.status()
 
     with pytest.raises(ConfigurationError, match="once more"):
-        store.memory.acknowledge(forced=True, seen=seen)
+        store.data_loss.acknowledge(forced=True, seen=seen)
 
 
 def test_parts_of_two_stores_are_not_acknowledged(
@@ -450,16 +450,16 @@ def test_parts_of_two_stores_are_not_acknowledged(
     redis_client.hset(layout.memory_in(7), "store_id", "another")
     redis_client.delete(layout.memory_in(8))
     with pytest.raises(ConfigurationError, match="different stores"):
-        store.memory.acknowledge(forced=True)
+        store.data_loss.acknowledge(forced=True)
 
     assert not redis_client.hexists(layout.memory_in(8), "store_id")
 
 
 def test_to_be_made_ready_twice_harms_nothing(store: RedisStore) -> None:
-    first = store.memory.standing()
+    first = store.data_loss.status()
 
-    assert first.store_id == store.memory.initialise()
-    assert first.parts == store.memory.standing().parts
+    assert first.store_id == store.data_loss.initialise()
+    assert first.parts == store.data_loss.status().parts
 
 
 def test_two_who_make_it_ready_at_once_give_it_one_name(redis_server: RedisServer, clock: FrozenClock) -> None:
@@ -472,11 +472,11 @@ def test_two_who_make_it_ready_at_once_give_it_one_name(redis_server: RedisServe
         def initialise(each: RedisStore) -> None:
             # Who comes while another is at it may be told to look again.
             with suppress(ConfigurationError):
-                each.memory.initialise()
+                each.data_loss.initialise()
 
         at_once(*(partial(initialise, each) for each in stores))
 
-        assert stores[0].memory.initialise() == stores[0].memory.standing().store_id
+        assert stores[0].data_loss.initialise() == stores[0].data_loss.status().store_id
 
 
 def test_two_who_acknowledge_at_once_give_it_one_name(
@@ -490,10 +490,10 @@ def test_two_who_acknowledge_at_once_give_it_one_name(
         def acknowledge(each: RedisStore) -> None:
             # Whoever comes second may be told to look again.
             with suppress(ConfigurationError):
-                each.memory.acknowledge(forced=True)
+                each.data_loss.acknowledge(forced=True)
 
         at_once(*(partial(acknowledge, each) for each in stores))
 
-        assert store.memory.standing().store_id is not None
-    store.memory.acknowledge(forced=True)
+        assert store.data_loss.status().store_id is not None
+    store.data_loss.acknowledge(forced=True)
     granted(claim(store))

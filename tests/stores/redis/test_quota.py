@@ -81,7 +81,7 @@ def test_what_is_not_counted_writes_no_ledger(store: RedisStore, redis_client: r
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE))
     store.complete(key, token, PAYLOAD, keep=KEEP)
-    store.condemn(key, PAYLOAD)
+    store.mark_corrupt(key, PAYLOAD)
 
     assert redis_client.keys("*:[fq]:*") == []
 
@@ -218,9 +218,9 @@ def test_a_full_server_counts_what_owners_do(full: tuple[RedisStore, redis.Redis
     assert everything(client) == before
     store.complete(*made[0], PAYLOAD, keep=KEEP)
     store.release(*made[1])
-    store.hold(*made[2], "why")
+    store.quarantine(*made[2], "why")
     store.renew(*made[3], lease=3 * LEASE)
-    store.condemn(condemned, PAYLOAD)
+    store.mark_corrupt(condemned, PAYLOAD)
     clock.advance(LEASE)
 
     assert Usage(4, PAYLOAD.byte_size, 1) == replace(store.ledger.usage(tid), new_keys=0)
@@ -245,13 +245,13 @@ def test_a_ledger_of_another_type_stops_before_the_first_write(
     calls: list[Any] = [
         lambda: store.claim(a_request(a_key(tid=tid)), token=a_token(), lease=LEASE, quota=PLENTY),
         lambda: store.complete(key, token, PAYLOAD, keep=KEEP),
-        lambda: store.condemn(done, PAYLOAD),
+        lambda: store.mark_corrupt(done, PAYLOAD),
         lambda: store.ledger.usage(tid),
     ]
     if which == 4:
         calls += [
             lambda: store.renew(key, token, lease=9 * LEASE),
-            lambda: store.hold(key, token, "why"),
+            lambda: store.quarantine(key, token, "why"),
             lambda: store.release(key, token),
             lambda: store.claim(a_request(lapsed), token=a_token(), lease=LEASE),
         ]
@@ -336,4 +336,4 @@ def test_a_crowd_of_unknown_answers_leaves_room_for_a_takeover(store: RedisStore
     again = store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE, quota=SHUT[0])
 
     assert isinstance(again, Claimed)
-    assert found(store, key).counted
+    assert found(store, key).in_quota

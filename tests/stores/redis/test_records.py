@@ -48,7 +48,7 @@ def test_nothing_that_a_client_sent_is_in_a_key(store: RedisStore, redis_client:
     key = Identity(b"s" * 32).storage_key(Scope("app", tenant=text, principal=text), client_key=text)
     token = a_token()
     store.claim(a_request(key, about=RequestInfo(tenant=text, principal=text)), token=token, lease=LEASE)
-    store.hold(key, token, "lost")
+    store.quarantine(key, token, "lost")
 
     keys = all_keys(redis_client)
 
@@ -125,7 +125,7 @@ def test_the_indexes_hold_what_needs_looking_after(
     assert indexes() == (now + LEASE * 1000, None)
     store.renew(key, token, lease=2 * LEASE)
     assert indexes() == (now + 2 * LEASE * 1000, None)
-    store.hold(key, token, "lost")
+    store.quarantine(key, token, "lost")
     assert indexes() == (None, now)
     store.complete(key, token, PAYLOAD, keep=KEEP)
     assert indexes() == (None, None)
@@ -253,7 +253,7 @@ def test_whom_it_is_about_is_told_apart_from_the_rest(data: bytes, text: str) ->
     about = RequestInfo(tenant=text, principal="p", method="", operation=text)
     first = bytes([1 << 5 | 1 << 3])
 
-    assert decode(first + bytes(76) + about_bytes(about) + data, now=0.0).about == about
+    assert decode(first + bytes(76) + about_bytes(about) + data, now=0.0).info == about
 
 
 @pytest.mark.parametrize("letter", ("p", "ü", "…", "🦊", "\ud800"), ids=ascii)
@@ -265,7 +265,7 @@ def test_a_text_that_is_too_long_for_an_auditor_is_cut(store: RedisStore, letter
     about = RequestInfo(tenant="acme", principal=letter * (20_000_000 // len(letter.encode("utf-8", "surrogatepass"))))
     granted(store.claim(a_request(key, about=about), token=a_token(), lease=LEASE))
 
-    told = found(store, key).about
+    told = found(store, key).info
 
     assert told.principal == letter * (len(told.principal) - 1) + "…"
     assert ABOUT_TEXT_BYTES - 4 < len(told.principal.encode("utf-8", "surrogatepass")) <= ABOUT_TEXT_BYTES
@@ -279,7 +279,7 @@ def test_a_text_that_just_fits_is_kept_whole(size: int, cut: bool) -> None:
     """
     data = bytes([1 << 5 | 1 << 3]) + bytes(76) + about_bytes(RequestInfo(operation="o" * size))
 
-    assert (decode(data, now=0.0).about.operation != "o" * size) == cut
+    assert (decode(data, now=0.0).info.operation != "o" * size) == cut
 
 
 def test_attempts_are_counted_to_255(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:

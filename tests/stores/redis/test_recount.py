@@ -46,7 +46,7 @@ def test_a_ledger_that_was_lost_is_made_again(store: RedisStore, redis_client: r
     complete(store, tid)
     claim(store, tid)
     key, token = claim(store, tid)
-    store.hold(key, token, "why")
+    store.quarantine(key, token, "why")
     usage = replace(store.ledger.usage(tid), new_keys=0)
     redis_client.delete(layout.ledger(tid), layout.unsettled(tid))
 
@@ -129,7 +129,7 @@ def test_what_is_met_twice_counts_once(redis_server: RedisServer, store: RedisSt
 
         assert (Drift(), {"": 5}, (tid,)) == (
             twice.ledger.reconcile(tid),
-            twice.answers.count(),
+            twice.responses.count(),
             twice.ledger.tenants(),
         )
 

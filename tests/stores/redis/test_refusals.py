@@ -126,10 +126,10 @@ def test_a_full_server_still_takes_what_owners_write(full: tuple[RedisStore, red
         WRITES[verb](store, key, token)
 
     assert found(store, keys["renew"][0]).remaining == 2 * LEASE
-    assert found(store, keys["mark"][0]).on_lapse is OnExpiry.QUARANTINE
+    assert found(store, keys["mark_point_of_no_return"][0]).on_expiry is OnExpiry.QUARANTINE
     assert found(store, keys["complete"][0]).payload == PAYLOAD
     assert store.read(keys["release"][0]) is None
-    assert found(store, keys["hold"][0]).state is State.QUARANTINED
+    assert found(store, keys["quarantine"][0]).state is State.QUARANTINED
 
 
 def test_a_full_server_still_answers_retries(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:

@@ -38,14 +38,14 @@ def test_what_is_filled_in_is_found(cache: RedisReplayCache, clock: FrozenClock)
     key = filled(cache, record)
     clock.advance(100)
 
-    assert replace(record, remaining=KEEP - 100) == cache.peek(key)
+    assert replace(record, remaining=KEEP - 100) == cache.get(key)
 
 
 def test_a_miss_tells_the_caches_time(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """
     Nobody else's clock can say when an answer has to go from here.
     """
-    assert cache.peek(a_key()) == Missed(at=int(clock.now * 1_000_000))
+    assert cache.get(a_key()) == Missed(at=int(clock.now * 1_000_000))
 
 
 def test_without_a_clock_the_servers_time_is_told(redis_server: RedisServer, redis_client: redis.Redis) -> None:
@@ -57,8 +57,8 @@ def test_without_a_clock_the_servers_time_is_told(redis_server: RedisServer, red
         before = redis_client.time()
         at = missed(cache, key)
         after = redis_client.time()
-        cache.fill(key, completed(FrozenClock()), missed_at=at)
-        found = cache.peek(key)
+        cache.put(key, completed(FrozenClock()), missed_at=at)
+        found = cache.get(key)
     finally:
         cache.close()
 
@@ -75,7 +75,7 @@ def test_the_clock_decides_and_not_the_keys_existence(
     """
     key = filled(cache, completed(clock))
     clock.advance(KEEP - 0.125)
-    assert isinstance(cache.peek(key), Record)
+    assert isinstance(cache.get(key), Record)
     clock.advance(0.125)
 
     missed(cache, key)
@@ -109,9 +109,9 @@ def test_what_arrives_late_has_lived_for_as_long(cache: RedisReplayCache, clock:
     key, record = a_key(), completed(clock)
     at = missed(cache, key)
     clock.advance(KEEP / 2)
-    cache.fill(key, record, missed_at=at)
+    cache.put(key, record, missed_at=at)
 
-    assert replace(record, remaining=KEEP / 2) == cache.peek(key)
+    assert replace(record, remaining=KEEP / 2) == cache.get(key)
 
 
 def test_what_arrives_after_its_end_is_not_filled_in(
@@ -123,7 +123,7 @@ def test_what_arrives_after_its_end_is_not_filled_in(
     key, record = a_key(), completed(clock)
     at = missed(cache, key)
     clock.advance(KEEP)
-    cache.fill(key, record, missed_at=at)
+    cache.put(key, record, missed_at=at)
 
     missed(cache, key)
     assert caplog.records == []
@@ -138,9 +138,9 @@ def test_a_clock_that_is_set_back_does_not_lengthen_a_life_that_begins(
     key, record = a_key(), completed(clock)
     at = missed(cache, key)
     clock.advance(-86400)
-    cache.fill(key, record, missed_at=at)
+    cache.put(key, record, missed_at=at)
 
-    assert record == cache.peek(key)
+    assert record == cache.get(key)
 
 
 def test_a_later_claims_answer_stays(cache: RedisReplayCache, clock: FrozenClock) -> None:
@@ -149,9 +149,9 @@ def test_a_later_claims_answer_stays(cache: RedisReplayCache, clock: FrozenClock
     """
     late, early = completed(clock, fence=2**41), completed(clock, fence=2**41 - 1)
     key = filled(cache, late)
-    cache.fill(key, early, missed_at=int(clock.now * 1_000_000))
+    cache.put(key, early, missed_at=int(clock.now * 1_000_000))
 
-    assert late == cache.peek(key)
+    assert late == cache.get(key)
 
 
 @pytest.mark.parametrize("fence", (2**41, 2**41 + 1))
@@ -160,9 +160,9 @@ def test_an_earlier_claims_answer_is_replaced(cache: RedisReplayCache, clock: Fr
     And the same claim's, which is the same answer.
     """
     key, record = filled(cache, completed(clock, fence=2**41)), completed(clock, fence=fence)
-    cache.fill(key, record, missed_at=int(clock.now * 1_000_000))
+    cache.put(key, record, missed_at=int(clock.now * 1_000_000))
 
-    assert record == cache.peek(key)
+    assert record == cache.get(key)
 
 
 def test_a_later_answer_that_has_ended_stands_in_nobodys_way(cache: RedisReplayCache, clock: FrozenClock) -> None:
@@ -172,9 +172,9 @@ def test_a_later_answer_that_has_ended_stands_in_nobodys_way(cache: RedisReplayC
     key = filled(cache, completed(clock, fence=9))
     clock.advance(KEEP)
     record = completed(clock, fence=8)
-    cache.fill(key, record, missed_at=missed(cache, key))
+    cache.put(key, record, missed_at=missed(cache, key))
 
-    assert record == cache.peek(key)
+    assert record == cache.get(key)
 
 
 def test_only_what_is_completed_is_cached(
@@ -185,7 +185,7 @@ def test_only_what_is_completed_is_cached(
     """
     at = int(clock.now * 1_000_000)
     for state in (State.PROCESSING, State.QUARANTINED):
-        cache.fill(a_key(), replace(completed(clock), state=state, payload=None), missed_at=at)
+        cache.put(a_key(), replace(completed(clock), state=state, payload=None), missed_at=at)
 
     assert redis_client.dbsize() == 0
 
@@ -203,7 +203,7 @@ def test_what_does_not_fit_is_left_to_the_system(
         replace(completed(clock), attempt=256),
         replace(completed(clock), remaining=0.0),
     ):
-        cache.fill(a_key(), record, missed_at=at)
+        cache.put(a_key(), record, missed_at=at)
 
     assert redis_client.dbsize() == 0
 
@@ -216,8 +216,8 @@ def test_looking_and_filling_are_one_command_each(redis_server: RedisServer, clo
         cache, key = RedisReplayCache(f"redis://127.0.0.1:{proxy.port}/0{PATIENT}", clock=clock), a_key()
         filled(cache, completed(clock))
         before = proxy.requests, proxy.chunks
-        cache.fill(key, completed(clock), missed_at=missed(cache, key))
-        cache.peek(key)
+        cache.put(key, completed(clock), missed_at=missed(cache, key))
+        cache.get(key)
         cache.close()
 
         assert (proxy.requests - before[0], proxy.chunks - before[1]) == (3, 3)

@@ -34,11 +34,11 @@ def test_what_was_cached_of_an_erased_tenant_is_not_replayed(
     """
     key, record = filled(cache, completed(clock)), completed(clock)
     neighbour = StorageKey(rid=key.rid[::-1], tid=key.tid[:2] + bytes(14))
-    cache.fill(neighbour, record, missed_at=missed(cache, neighbour))
+    cache.put(neighbour, record, missed_at=missed(cache, neighbour))
 
     assert cache.erase(key.tid)
     missed(cache, key)
-    assert record == cache.peek(neighbour)
+    assert record == cache.get(neighbour)
     assert not redis_client.exists(layout.replay(key))
 
 
@@ -52,13 +52,13 @@ def test_what_is_on_its_way_when_a_tenant_is_erased_is_not_filled_in(
     at = missed(cache, key)
     clock.advance(1)
     cache.erase(key.tid)
-    cache.fill(key, record, missed_at=at)
+    cache.put(key, record, missed_at=at)
     assert not redis_client.exists(layout.replay(key))
     missed(cache, key)
     clock.advance(1)
-    cache.fill(key, record, missed_at=missed(cache, key))
+    cache.put(key, record, missed_at=missed(cache, key))
 
-    assert record == cache.peek(key)
+    assert record == cache.get(key)
 
 
 def test_an_erasure_counts_for_entries_that_were_not_dropped(
@@ -75,8 +75,8 @@ def test_an_erasure_counts_for_entries_that_were_not_dropped(
 
     missed(cache, key)
     clock.advance(1)
-    cache.fill(key, completed(clock, fence=1), missed_at=missed(cache, key))
-    assert isinstance(cache.peek(key), Record)
+    cache.put(key, completed(clock, fence=1), missed_at=missed(cache, key))
+    assert isinstance(cache.get(key), Record)
 
 
 def test_a_clock_that_is_set_back_takes_back_no_erasure(cache: RedisReplayCache, clock: FrozenClock) -> None:
@@ -88,7 +88,7 @@ def test_a_clock_that_is_set_back_takes_back_no_erasure(cache: RedisReplayCache,
     clock.advance(-3600)
     cache.erase(key.tid)
     clock.advance(1800)
-    cache.fill(key, completed(clock), missed_at=int(clock.now * 1_000_000))
+    cache.put(key, completed(clock), missed_at=int(clock.now * 1_000_000))
 
     missed(cache, key)
 
@@ -103,7 +103,7 @@ def test_an_erasure_that_cannot_be_read_is_not_none(
     key = filled(cache, completed(clock))
     redis_client.set(layout.erasure(key.tid), text)
 
-    assert isinstance(cache.peek(key), Missed)
+    assert isinstance(cache.get(key), Missed)
 
 
 def test_an_erasure_is_remembered_for_as_long_as_answers_are_kept(
@@ -124,7 +124,7 @@ def test_an_answer_that_the_system_says_is_erased_is_not_kept(
     """
     Told by the cache it would be no longer erased.
     """
-    cache.fill(a_key(), replace(completed(clock), erased=True), missed_at=int(clock.now * 1_000_000))
+    cache.put(a_key(), replace(completed(clock), erased=True), missed_at=int(clock.now * 1_000_000))
 
     assert redis_client.dbsize() == 0
 

@@ -60,7 +60,7 @@ def test_what_cannot_be_read_is_dropped(
             redis_client.delete(layout.replay(key))
             redis_client.lpush(layout.replay(key), "not ours")
 
-    assert isinstance(cache.peek(key), Missed)
+    assert isinstance(cache.get(key), Missed)
 
     assert not redis_client.exists(layout.replay(key))
     assert [record.levelname for record in caplog.records] == ["ERROR"]
@@ -82,10 +82,10 @@ def test_of_what_is_ours_nothing_is_dropped_beside_what_is_not(
         cache.erase(key.tid)
         redis_client.lpush(layout.replay(key), "not ours")
     else:
-        cache.withdraw(key, fence=record.fence)
+        cache.invalidate(key, fence=record.fence)
         redis_client.lpush(layout.erasure(key.tid), "not ours")
-    assert isinstance(cache.peek(key), Missed)
-    cache.fill(key, record, missed_at=at)
+    assert isinstance(cache.get(key), Missed)
+    cache.put(key, record, missed_at=at)
 
     missed(cache, key)
 
@@ -99,12 +99,12 @@ def test_an_answer_that_is_withdrawn_late_lets_nothing_in_that_was_withdrawn_sin
     key = a_key()
     at = missed(cache, key)
     for fence in (8, 7):
-        assert cache.withdraw(key, fence=fence)
-    cache.fill(key, completed(clock, fence=8), missed_at=at)
+        assert cache.invalidate(key, fence=fence)
+    cache.put(key, completed(clock, fence=8), missed_at=at)
     missed(cache, key)
-    cache.fill(key, completed(clock, fence=9), missed_at=at)
+    cache.put(key, completed(clock, fence=9), missed_at=at)
 
-    assert isinstance(cache.peek(key), Record)
+    assert isinstance(cache.get(key), Record)
 
 
 def test_a_server_that_forgot_the_scripts_is_told_again(
@@ -134,9 +134,9 @@ def test_a_full_one_still_replays(
         client.config_set("maxmemory", 1)
         for _ in range(3):
             another = a_key()
-            cache.fill(another, record, missed_at=missed(cache, another))
+            cache.put(another, record, missed_at=missed(cache, another))
         missed(cache, another)
-        assert record == cache.peek(key)
+        assert record == cache.get(key)
         client.config_set("maxmemory", 0)
     filled(cache, record)
     cache.close()
@@ -153,7 +153,7 @@ def test_any_eviction_policy_will_do(start_redis: StartRedis, redis_kind: str, c
     cache = RedisReplayCache(server.url + PATIENT, clock=clock)
     large = completed(clock, payload=replace(PAYLOAD, data=bytes(100_000)))
     keys = [filled(cache, large) for _ in range(40)]
-    found = [isinstance(cache.peek(key), Record) for key in keys]
+    found = [isinstance(cache.get(key), Record) for key in keys]
     cache.close()
 
     assert {True, False} == set(found)
@@ -174,13 +174,13 @@ def test_a_dead_server_is_no_error(
     key = filled(cache, completed(clock))
     server.kill()
 
-    assert Missed() == cache.peek(key)
-    cache.fill(key, completed(clock), missed_at=int(clock.now * 1_000_000))
+    assert Missed() == cache.get(key)
+    cache.put(key, completed(clock), missed_at=int(clock.now * 1_000_000))
 
     server.restart()
     with redis.Redis.from_url(server.url) as client:
         client.config_set("requirepass", "s3cret")
-    assert Missed() == cache.peek(key)
+    assert Missed() == cache.get(key)
     ticking.advance(1)
     filled(cache, completed(clock))
     cache.close()

@@ -52,7 +52,7 @@ def flushing_server(request: pytest.FixtureRequest, start_redis: StartRedis) -> 
 @pytest.fixture(name="store")
 def ready_store(server: RedisServer) -> Iterator[RedisStore]:
     with closing(RedisStore(server.url, rules=RULES)) as store:
-        store.memory.initialise()
+        store.data_loss.initialise()
         yield store
 
 
@@ -93,7 +93,7 @@ def test_a_restart_that_loses_nothing_needs_nobody(
     Twice in a row, for the process that was there and for a new one; and nothing is left of it to look at.
     """
     done, running = key(), key()
-    before = store.memory.standing()
+    before = store.data_loss.status()
     token = stand(store, FrozenClock(), done, "in flight")
     store.complete(done, token, PAYLOAD, keep=KEEP)
     granted(claim(store, running))
@@ -106,14 +106,14 @@ def test_a_restart_that_loses_nothing_needs_nobody(
         granted(claim(other, key()))
         assert isinstance(claim(other, done), Replayed)
         assert isinstance(claim(other, running), InFlight)
-        assert before.losses_so_far == other.memory.standing().losses_so_far
+        assert before.losses_so_far == other.data_loss.status().losses_so_far
 
 
 def test_it_is_enough_that_somebody_looks(server: RedisServer, store: RedisStore) -> None:
-    before = store.memory.standing()
+    before = store.data_loss.status()
     killed(server)
 
-    assert before.losses_so_far == store.memory.standing().losses_so_far
+    assert before.losses_so_far == store.data_loss.status().losses_so_far
 
 
 @pytest.mark.parametrize("verb", sorted(WRITES))
@@ -122,7 +122,7 @@ def test_an_owner_goes_on_after_a_restart_that_loses_nothing(server: RedisServer
     Also where others could have taken over: nobody can have done so in what was forgotten, for nothing was.
     """
     mine, token = key(), a_token()
-    granted(claim(store, mine, token=token, on_lapse=OnExpiry.TAKEOVER))
+    granted(claim(store, mine, token=token, on_expiry=OnExpiry.TAKEOVER))
     killed(server)
 
     WRITES[verb](store, mine, token)
@@ -131,10 +131,10 @@ def test_an_owner_goes_on_after_a_restart_that_loses_nothing(server: RedisServer
 def test_a_lapsed_claim_is_taken_over_after_it(server: RedisServer, store: RedisStore) -> None:
     theirs = key()
     with closing(RedisStore(server.url, rules=RULES)) as hasty:
-        granted(hasty.claim(replace(a_request(theirs), on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=0.001))
+        granted(hasty.claim(replace(a_request(theirs), on_expiry=OnExpiry.TAKEOVER), token=a_token(), lease=0.001))
     killed(server)
 
-    assert 2 == granted(claim(store, theirs, on_lapse=OnExpiry.TAKEOVER)).attempt
+    assert 2 == granted(claim(store, theirs, on_expiry=OnExpiry.TAKEOVER)).attempt
     assert State.PROCESSING is found(store, theirs).state
 
 
@@ -157,12 +157,12 @@ def test_a_server_that_was_told_to_be_careless_is_looked_at(
     with connect(server.url) as client:
         for name, value in settings.items():
             client.config_set(name, value)
-    store.memory._next_look = 0.0
+    store.data_loss._next_look = 0.0
     granted(claim(store, key()))
     killed(server)
 
     assert "changed" == refused(store, key()).loss
-    assert {"changed": layout.PARTITIONS} == store.memory.standing().losses
+    assert {"changed": layout.PARTITIONS} == store.data_loss.status().losses
 
 
 def test_a_rewrite_of_the_file_does_not_end_the_looks(
@@ -172,7 +172,7 @@ def test_a_rewrite_of_the_file_does_not_end_the_looks(
     Redis begins one by itself. A look that falls into it fails, and one after it counts.
     """
     monkeypatch.setattr(data_loss, "LOOK_SECONDS", 0.0)
-    store.memory.standing()
+    store.data_loss.status()
 
     def rewrites() -> bool:
         told = client.info("persistence")
@@ -260,7 +260,7 @@ def test_what_an_owner_has_to_put_back_is_a_loss(
     grant = granted(claim(store, mine := key(), token=(token := a_token())))
     assert token == grant.token
     put_back()
-    assert store.memory.restore(a_request(mine), grant, lease=LEASE, age=0.0)
+    assert store.data_loss.restore_claim(a_request(mine), grant, lease=LEASE, age=0.0)
     another_process(monkeypatch)
     with closing(RedisStore(server.url, rules=RULES)) as other:
         assert "changed" == refused(other, a_key(tid=b"\0\2" + TENANT[2:])).loss
@@ -279,7 +279,7 @@ def test_files_that_are_older_than_a_restart_takes_are_looked_at(
     """
     clock = FrozenClock()
     with closing(RedisStore(server.url, clock=clock, rules=RULES)) as store:
-        store.memory.initialise()
+        store.data_loss.initialise()
         another_process(monkeypatch)
         killed(server)
         clock.advance(seconds)
@@ -299,7 +299,7 @@ def test_a_server_that_had_a_replica_is_looked_at(
     replica = start_redis()
     with redis.Redis.from_url(replica.url) as client, connect(server.url) as followed:
         follow(client, followed, port=server.port)
-        store.memory._next_look = 0.0
+        store.data_loss._next_look = 0.0
         granted(claim(store, key()))
     killed(server)
 
@@ -318,7 +318,7 @@ def test_who_is_not_told_takes_nothing_back_that_others_have_seen(server: RedisS
     with connect(server.url) as client:
         client.execute_command("ACL", "SETUSER", "shy", "on", ">pw", "~*", "&*", "+@all", "-config")
     with closing(RedisStore(f"redis://shy:pw@127.0.0.1:{server.port}/0", rules=RULES)) as shy:
-        shy.memory.standing()
+        shy.data_loss.status()
     killed(server)
 
     granted(claim(store, key()))
@@ -331,7 +331,7 @@ def test_a_restart_that_nobody_can_judge_is_no_outage(
     Whoever may go on without a store must hear that this one is there.
     """
     killed(server)
-    monkeypatch.setattr(store.memory, "judge", lambda: None)
+    monkeypatch.setattr(store.data_loss, "judge", lambda: None)
 
     assert ("changed", False) == ((lost := refused(store, key())).loss, lost.noticed)
 
@@ -341,7 +341,7 @@ def test_a_server_that_promises_nothing_is_not_asked_again(
 ) -> None:
     server = start_redis()
     with closing(RedisStore(server.url, rules=RULES)) as store:
-        store.memory.initialise()
+        store.data_loss.initialise()
         asked = list[str]()
         monkeypatch.setattr(data_loss, "restart_proof", lambda _: asked.append("asked"))
         granted(claim(store, key()))

@@ -35,7 +35,7 @@ class Owner:
 
     def restore(self) -> bool:
         age = self._clock.now - self._began
-        return self._store.memory.restore(self.request, self.grant, lease=LEASE, age=age)
+        return self._store.data_loss.restore_claim(self.request, self.grant, lease=LEASE, age=age)
 
 
 def test_an_owner_puts_its_claim_back(store: RedisStore, clock: FrozenClock, lose: Loss, redis_client: Any) -> None:
@@ -50,7 +50,7 @@ def test_an_owner_puts_its_claim_back(store: RedisStore, clock: FrozenClock, los
 
     assert [True, True] == [owner.restore() for _ in range(2)]
     record = found(store, owner.key)
-    assert (owner.token, owner.grant.fence, owner.request.about) == (record.token, record.fence, record.about)
+    assert (owner.token, owner.grant.fence, owner.request.info) == (record.token, record.fence, record.info)
     assert isinstance(claim(store, owner.key), InFlight)
     assert isinstance(claim(store, owner.key, token=owner.token), Claimed)
     assert 1 == redis_client.zcard(layout.indexes(owner.key.tid)[0])
@@ -66,7 +66,7 @@ def test_fences_rise_after_what_was_put_back(store: RedisStore, clock: FrozenClo
     empty()
     owner.restore()
     clock.advance(-3600)
-    store.memory.acknowledge(forced=True)
+    store.data_loss.acknowledge(forced=True)
     store.release(owner.key, owner.token)
 
     assert granted(claim(store, owner.key)).fence > owner.grant.fence
@@ -80,7 +80,7 @@ def test_an_owner_is_the_first_to_notice(
     redis_client.delete(layout.keys(owner.key)[0])
 
     assert owner.restore()
-    assert {"changed": layout.PARTITIONS} == store.memory.standing().losses
+    assert {"changed": layout.PARTITIONS} == store.data_loss.status().losses
 
 
 def test_nothing_is_put_back_that_was_not_forgotten(store: RedisStore, clock: FrozenClock) -> None:
@@ -139,7 +139,7 @@ def test_nothing_is_put_back_twice_that_somebody_has_freed(store: RedisStore, cl
     assert owner.restore()
     clock.advance(LEASE + 1)
     assert isinstance(claim(store, owner.key), Unknown)
-    assert store.unsettled.free(SeenRecord(owner.key, found(store, owner.key)))
+    assert store.recovery.force_release(SeenRecord(owner.key, found(store, owner.key)))
 
     assert not owner.restore()
 
@@ -152,7 +152,7 @@ def test_nothing_is_put_back_that_was_claimed_since_the_loss(
     """
     hand_over()
     refused(store)
-    store.memory.acknowledge(forced=True)
+    store.data_loss.acknowledge(forced=True)
     clock.advance(1)
     owner = Owner(store, clock)
     clock.advance(1)
@@ -164,7 +164,7 @@ def test_nothing_is_put_back_that_was_claimed_since_the_loss(
 def test_nothing_is_put_back_over_another_record(store: RedisStore, clock: FrozenClock, empty: Loss) -> None:
     owner = Owner(store, clock)
     empty()
-    store.memory.acknowledge(forced=True)
+    store.data_loss.acknowledge(forced=True)
     other = granted(claim(store, owner.key))
 
     assert not owner.restore()

@@ -53,15 +53,15 @@ RECORD_KEYS = "1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfini
 
 VERBS = {
     "claim": {"claim"},
-    "lapse": {"claim", "quarantine_expired"},
+    "quarantine_expired": {"claim", "quarantine_expired"},
     "renew": {"renew"},
-    "mark": {"mark_point_of_no_return"},
-    "hold": {"quarantine"},
+    "mark_point_of_no_return": {"mark_point_of_no_return"},
+    "quarantine": {"quarantine"},
     "complete": {"complete"},
     "release": {"release"},
-    "settle": {"resolve"},
-    "free": {"force_release"},
-    "condemn": {"mark_corrupt"},
+    "resolve": {"resolve"},
+    "force_release": {"force_release"},
+    "mark_corrupt": {"mark_corrupt"},
     # Redis drops the record by its TTL.
     "expire": set[str](),
 }
@@ -293,52 +293,52 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[tuple[int, int]]]
 
 def every_operation(store: RedisStore, cache: RedisReplayCache, clock: FrozenClock) -> None:
     key, token = a_key(), a_token()
-    store.memory.initialise()
-    store.memory.acknowledge()
+    store.data_loss.initialise()
+    store.data_loss.acknowledge()
     request = a_request(key)
     grant = granted(store.claim(request, token=token, lease=LEASE, quota=Quota(records=5)))
-    store.memory.restore(request, grant, lease=LEASE, age=0.0)
+    store.data_loss.restore_claim(request, grant, lease=LEASE, age=0.0)
     store.renew(key, token, lease=LEASE)
     store.ledger.reconcile(key.tid)
-    store.mark(key, token)
+    store.mark_point_of_no_return(key, token)
     store.complete(key, token, PAYLOAD, keep=KEEP)
-    store.answers.replace(key, PAYLOAD, OTHER_PAYLOAD)
-    store.answers.count()
+    store.responses.replace(key, PAYLOAD, OTHER_PAYLOAD)
+    store.responses.count()
     store.ledger.usage(key.tid)
     store.ledger.reconcile(key.tid)
     record = found(store, key)
-    missed = cache.peek(key)
-    cache.fill(key, record, missed_at=getattr(missed, "at", 0))
+    missed = cache.get(key)
+    cache.put(key, record, missed_at=getattr(missed, "at", 0))
     cache.forget(key)
-    cache.fill(key, record, missed_at=getattr(missed, "at", 0))
-    cache.withdraw(key, fence=grant.fence)
+    cache.put(key, record, missed_at=getattr(missed, "at", 0))
+    cache.invalidate(key, fence=grant.fence)
     cache.erase(key.tid)
-    store.condemn(key, OTHER_PAYLOAD)
+    store.mark_corrupt(key, OTHER_PAYLOAD)
     for standing in ("in flight", "completed"):
         other = a_key()
         stand(store, clock, other, standing)
-        store.unsettled.free(seen(store, other))
+        store.recovery.force_release(seen(store, other))
     held = a_key()
-    store.hold(held, stand(store, clock, held, "in flight"), "unclear")
-    store.unsettled.walk(State.QUARANTINED, limit=10)
-    store.unsettled.due(horizon=1e10, least=1, most=2, limit=10)
-    store.unsettled.standing()
-    store.unsettled.settle(seen(store, held), token=a_token(), payload=PAYLOAD, keep=KEEP)
+    store.quarantine(held, stand(store, clock, held, "in flight"), "unclear")
+    store.recovery.scan(State.QUARANTINED, limit=10)
+    store.recovery.next_for_resolver(horizon=1e10, least=1, most=2, limit=10)
+    store.recovery.counts()
+    store.recovery.resolve(seen(store, held), token=a_token(), payload=PAYLOAD, keep=KEEP)
     released = a_key()
     store.release(released, stand(store, clock, released, "in flight"))
     silent = a_key()
     stand(store, clock, silent, "lapsed, quarantine")
-    store.unsettled.lapse(seen(store, silent), horizon=1e10)
-    shelf = store.data_keys.shelf(key.tid)
+    store.recovery.quarantine_expired(seen(store, silent), horizon=1e10)
+    shelf = store.data_keys.read_keys(key.tid)
     store.data_keys.add(key.tid, DataKey(1, "kek", b"wrapped", None), store=shelf.store, after=shelf.last)
-    store.data_keys.close(key.tid, 1)
-    store.data_keys.retire(key.tid, 1)
-    store.data_keys.destroy(key.tid)
-    store.chores.note("reap", "done")
-    store.chores.last()
-    store.chores.now()
-    store.chores.take("reap", token, lease=LEASE)
-    store.chores.give_back("reap", token)
+    store.data_keys.disable(key.tid, 1)
+    store.data_keys.delete(key.tid, 1)
+    store.data_keys.shred(key.tid)
+    store.task_log.report("reap", "done")
+    store.task_log.reports()
+    store.task_log.now()
+    store.task_log.lock("reap", token, lease=LEASE)
+    store.task_log.unlock("reap", token)
     taken = a_key()
     granted(store.claim(a_request(taken, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE))
     keys = layout.keys(taken)

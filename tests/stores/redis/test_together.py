@@ -101,6 +101,6 @@ def test_a_demoted_server_is_not_asked_again(start_redis: StartRedis, redis_kind
         operator.replicaof("127.0.0.1", "1")
 
         with pytest.raises(redis.exceptions.ReadOnlyError):
-            line.together([("GET", "a"), ("SET", "a", "b"), ("GET", "a")])
+            line.pipeline([("GET", "a"), ("SET", "a", "b"), ("GET", "a")])
 
         assert not used.is_connected

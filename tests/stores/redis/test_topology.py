@@ -77,7 +77,7 @@ def test_every_node_is_reached_from_any(store: RedisStore, cluster_rig: ClusterR
         assert found_again(store, key)
         granted(store.claim(a_request(kept_by(cluster_rig, node)), token=a_token(), lease=LEASE))
 
-    assert 3 == store.unsettled.standing().in_flight
+    assert 3 == store.recovery.counts().in_flight
     store.check()
     assert {"eviction", "persistence"} < {finding.check for finding in store.health.findings()}
 
@@ -98,7 +98,7 @@ def test_what_goes_together_is_one_round_trip_to_each_node(
         return connection.exchange(pool, commands, **options)
 
     monkeypatch.setattr(cluster, "exchange", counted)
-    told = line.together([("GET", f"key {number}") for number in range(99)])
+    told = line.pipeline([("GET", f"key {number}") for number in range(99)])
     client.close()
 
     assert ([None] * 99, 3, 99) == (told, len(trips), sum(trips))
@@ -229,10 +229,10 @@ def test_a_single_key_is_asked_for_where_it_is_going(store: RedisStore, cluster_
     move = SlotMove(cluster_rig, slot, to=target)
     move.begin()
 
-    assert store.chores.take("reap", a_token(), lease=60)
-    assert not store.chores.take("reap", a_token(), lease=60)
+    assert store.task_log.lock("reap", a_token(), lease=60)
+    assert not store.task_log.lock("reap", a_token(), lease=60)
     move.finish()
-    assert not store.chores.take("reap", a_token(), lease=60)
+    assert not store.task_log.lock("reap", a_token(), lease=60)
 
 
 @pytest.mark.parametrize("kind", (AttributeError, KeyError, IndexError, TypeError, ValueError))
@@ -269,7 +269,7 @@ def test_what_is_down_does_not_keep_the_application_from_starting(url: str, capl
     """
     store = RedisStore(url)
     store.check()
-    for ask in (lambda: store.read(a_key()), store.unsettled.standing, store.health.findings):
+    for ask in (lambda: store.read(a_key()), store.recovery.counts, store.health.findings):
         with pytest.raises(StoreUnavailable) as raised:
             ask()
         assert "127.0.0.1" not in str(raised.value)

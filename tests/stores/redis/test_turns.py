@@ -17,7 +17,7 @@ LEAST, MOST = 10.0, 100.0
 
 
 def due(store: RedisStore, *, limit: int = 10, horizon: float = 1e10) -> list[StorageKey]:
-    return [each.key for each in store.unsettled.due(horizon=horizon, least=LEAST, most=MOST, limit=limit)]
+    return [each.key for each in store.recovery.next_for_resolver(horizon=horizon, least=LEAST, most=MOST, limit=limit)]
 
 
 def turn(client: redis.Redis, key: StorageKey) -> float | None:
@@ -55,7 +55,7 @@ def test_the_run_that_ends_a_lease_asks_as_well(
     began = clock.now
     clock.advance(5)
     (sheet,) = stale(store, horizon=began)
-    assert store.unsettled.lapse(sheet.found[0], horizon=began)
+    assert store.recovery.quarantine_expired(sheet.found[0], horizon=began)
 
     assert turn(redis_client, key) == sheet.found[0].record.deadline
     assert [key] == due(store, horizon=began)
@@ -69,7 +69,7 @@ def test_a_condemned_answer_has_its_turn_at_once(
     """
     key = a_key()
     stand(store, clock, key, "completed")
-    store.condemn(key, PAYLOAD)
+    store.mark_corrupt(key, PAYLOAD)
 
     assert turn(redis_client, key) == clock.now
     assert [key] == due(store, horizon=clock.now)
@@ -116,7 +116,7 @@ def test_a_claim_that_meets_what_cannot_be_read_gives_it_a_turn(
     """
     key = a_key()
     stand(store, clock, key, "completed")
-    store.condemn(key, PAYLOAD)
+    store.mark_corrupt(key, PAYLOAD)
     assert [key] == due(store)
     assert Unknown(CORRUPT) == store.claim(a_request(key), token=a_token(), lease=LEASE)
 
@@ -150,12 +150,12 @@ def test_turns_are_no_drift(store: RedisStore, redis_client: redis.Redis, clock:
     """
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE))
-    store.hold(key, token, "view-crashed")
+    store.quarantine(key, token, "view-crashed")
     clock.advance(1000)
     assert [key] == due(store)
     drift = store.ledger.reconcile(key.tid)
 
     assert drift.none
     assert turn(redis_client, key) == clock.now + MOST
-    assert [key] == [each.key for each in store.unsettled.walk(State.QUARANTINED, limit=10).found]
-    assert keys([store.unsettled.stale(horizon=1e10, limit=10)]) == []
+    assert [key] == [each.key for each in store.recovery.scan(State.QUARANTINED, limit=10).found]
+    assert keys([store.recovery.expired_leases(horizon=1e10, limit=10)]) == []

@@ -73,15 +73,15 @@ def test_who_leaves_or_moves_makes_no_other_missed(store: RedisStore, clock: Fro
         granted(store.claim(a_request(key), token=token, lease=LEASE))
         clock.advance(at % 2)
         if state is State.QUARANTINED:
-            store.hold(key, token, "view-crashed")
+            store.quarantine(key, token, "view-crashed")
     leaving, met = list(owners)[::3], set[StorageKey]()
-    for sheet in sheets(lambda after: store.unsettled.walk(state, after=after, limit=2)):
+    for sheet in sheets(lambda after: store.recovery.scan(state, after=after, limit=2)):
         met |= {each.key for each in sheet.found}
         # What was met goes, so that all the others are nearer to the beginning by one.
         for each in sheet.found[:1]:
             if each.key in leaving:
-                assert store.unsettled.free(each)
-        store.unsettled.due(horizon=clock.now, least=1, most=1, limit=1)
+                assert store.recovery.force_release(each)
+        store.recovery.next_for_resolver(horizon=clock.now, least=1, most=1, limit=1)
 
     assert owners.keys() == met
 
@@ -101,7 +101,7 @@ def test_an_entry_whose_record_is_gone_is_dropped(
     held = a_key()
     stand(store, clock, held, "quarantined")
     redis_client.delete(layout.keys(held)[0])
-    assert store.unsettled.due(horizon=clock.now, least=1, most=1, limit=10) == []
+    assert store.recovery.next_for_resolver(horizon=clock.now, least=1, most=1, limit=10) == []
     assert [False, False] == indexed(redis_client, held)
 
 
@@ -158,8 +158,8 @@ def test_what_cannot_be_read_stays_and_is_left_out(
     assert keys(stale(store)) == []
     for state in State:
         assert walked(store, state) == []
-    assert store.unsettled.due(horizon=clock.now, least=1, most=1, limit=10) == []
-    standing_now = store.unsettled.standing()
+    assert store.recovery.next_for_resolver(horizon=clock.now, least=1, most=1, limit=10) == []
+    standing_now = store.recovery.counts()
     assert standing_now.lapsed + standing_now.quarantined == 1
     assert before == (redis_client.dump(name), indexed(redis_client, key))
 
@@ -173,7 +173,7 @@ def test_an_index_of_another_type_is_told(store: RedisStore, redis_client: redis
     with pytest.raises(CorruptRecord):
         stale(store)
     with pytest.raises(CorruptRecord):
-        store.unsettled.standing()
+        store.recovery.counts()
 
 
 def test_a_long_answer_is_not_read(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
@@ -183,10 +183,10 @@ def test_a_long_answer_is_not_read(store: RedisStore, redis_client: redis.Redis,
     answered, damaged = a_key(), a_key()
     for key in (answered, damaged):
         stand(store, clock, key, "completed")
-    store.condemn(damaged, PAYLOAD)
+    store.mark_corrupt(damaged, PAYLOAD)
 
     for state, key in ((State.COMPLETED, answered), (State.QUARANTINED, damaged)):
-        (each,) = store.unsettled.walk(state, limit=10).found
+        (each,) = store.recovery.scan(state, limit=10).found
         assert each.record.payload is not None
         told = each.key, each.record.payload.status, each.record.payload.byte_size, each.record.payload.data
         assert told == (key, PAYLOAD.status, PAYLOAD.byte_size, b"")
@@ -199,8 +199,8 @@ def test_what_others_settle_leaves_no_trace(store: RedisStore, redis_client: red
     freed, settled = a_key(), a_key()
     for key in (freed, settled):
         stand(store, clock, key, "quarantined")
-    assert store.unsettled.free(seen(store, freed))
-    assert store.unsettled.settle(seen(store, settled), token=a_token(), payload=PAYLOAD, keep=KEEP)
+    assert store.recovery.force_release(seen(store, freed))
+    assert store.recovery.resolve(seen(store, settled), token=a_token(), payload=PAYLOAD, keep=KEEP)
 
     assert [[False, False]] * 2 == [indexed(redis_client, key) for key in (freed, settled)]
     assert not redis_client.exists(layout.keys(freed)[0])
@@ -215,7 +215,7 @@ def test_nothing_is_looked_through(store: RedisStore, redis_client: redis.Redis,
         stand(store, clock, a_key(), "completed")
     redis_client.config_resetstat()
     assert keys(stale(store)) == []
-    assert store.unsettled.due(horizon=clock.now, least=1, most=1, limit=10) == []
+    assert store.recovery.next_for_resolver(horizon=clock.now, least=1, most=1, limit=10) == []
     calls: dict[str, Any] = redis_client.info("commandstats")
 
     assert {name: calls.get(f"cmdstat_{name}") for name in ("scan", "keys", "get", "getrange")} == {

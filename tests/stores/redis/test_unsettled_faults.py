@@ -61,13 +61,13 @@ def test_a_full_server_is_looked_after_all_the_same(
 
     (sheet,) = stale(store)
     assert [True] * 3 + [False] == sorted(
-        (store.unsettled.lapse(each, horizon=clock.now) for each in sheet.found), reverse=True
+        (store.recovery.quarantine_expired(each, horizon=clock.now) for each in sheet.found), reverse=True
     )
-    first, second, third = store.unsettled.due(horizon=clock.now, least=1, most=1, limit=10)
-    assert store.unsettled.settle(first, token=a_token(), payload=PAYLOAD, keep=KEEP)
-    assert store.unsettled.free(second)
-    assert store.unsettled.free(seen(store, answered))
-    assert (1, 1) == (store.unsettled.standing().lapsed, store.unsettled.standing().quarantined)
+    first, second, third = store.recovery.next_for_resolver(horizon=clock.now, least=1, most=1, limit=10)
+    assert store.recovery.resolve(first, token=a_token(), payload=PAYLOAD, keep=KEEP)
+    assert store.recovery.force_release(second)
+    assert store.recovery.force_release(seen(store, answered))
+    assert (1, 1) == (store.recovery.counts().lapsed, store.recovery.counts().quarantined)
     if quota is not None:
         client.config_set("maxmemory", 0)
         assert (Usage(3, PAYLOAD.byte_size, 0), Drift()) == (store.ledger.usage(tid), store.ledger.reconcile(tid))
@@ -100,7 +100,7 @@ def proxy(redis_server: RedisServer) -> Iterator[TcpProxy]:
 def far(proxy: TcpProxy, clock: FrozenClock) -> Iterator[RedisStore]:
     """The same records, through the proxy."""
     store = redis_store(f"redis://127.0.0.1:{proxy.port}/0", clock=clock)
-    store.unsettled.standing()
+    store.recovery.counts()
     yield store
     store.close()
 
@@ -117,10 +117,10 @@ def test_a_broken_line_is_mended(
     stand(store, clock, key, "quarantined")
     before = seen(store, key)
     calls: dict[str, Callable[[], object]] = {
-        "settle": lambda: far.unsettled.settle(before, token=token, payload=PAYLOAD, keep=KEEP),
-        "free": lambda: far.unsettled.free(before),
-        "walk": lambda: far.unsettled.walk(State.QUARANTINED, limit=10),
-        "standing": lambda: far.unsettled.standing(),
+        "settle": lambda: far.recovery.resolve(before, token=token, payload=PAYLOAD, keep=KEEP),
+        "free": lambda: far.recovery.force_release(before),
+        "walk": lambda: far.recovery.scan(State.QUARANTINED, limit=10),
+        "standing": lambda: far.recovery.counts(),
     }
     expected: dict[str, object] = {
         "settle": True,
@@ -151,15 +151,15 @@ def test_a_call_that_has_freed_a_key_is_told_so_when_it_is_repeated(
     before = seen(store, key)
     monkeypatch.setattr("flask_idempotency.stores.redis.admin.janitor.new_token", lambda: call)
     client.config_set("maxmemory", 1)
-    assert store.unsettled.free(before)
+    assert store.recovery.force_release(before)
     client.config_set("maxmemory", 0)
     if again:
         granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
     after = store.read(key)
 
-    assert store.unsettled.free(before)
+    assert store.recovery.force_release(before)
     monkeypatch.undo()
-    assert not store.unsettled.free(before)
+    assert not store.recovery.force_release(before)
     assert after == store.read(key)
     assert 0 < client.pttl(layout.freed(key)) <= FREED_MS
 
@@ -180,10 +180,10 @@ def test_a_server_that_forgot_the_scripts_is_told_again(
         case "stale":
             assert made == set(keys(stale(store)))
         case "due":
-            due = store.unsettled.due(horizon=clock.now, least=1, most=1, limit=10)
+            due = store.recovery.next_for_resolver(horizon=clock.now, least=1, most=1, limit=10)
             assert sorted(made, key=lambda key: key.rid) == sorted((each.key for each in due), key=lambda key: key.rid)
         case _:
-            assert UnfinishedCounts(lapsed=5, lapsed_for=0.0) == store.unsettled.standing()
+            assert UnfinishedCounts(lapsed=5, lapsed_for=0.0) == store.recovery.counts()
 
 
 def test_a_dead_server_is_unavailable(start_redis: StartRedis, redis_kind: str) -> None:
@@ -197,18 +197,18 @@ def test_a_dead_server_is_unavailable(start_redis: StartRedis, redis_kind: str) 
     with redis.Redis.from_url(server.url) as client:
         client.replicaof("127.0.0.1", "1")
     with pytest.raises(StoreUnavailable):
-        store.unsettled.free(before)
+        store.recovery.force_release(before)
     server.kill()
 
     calls: tuple[Callable[[], object], ...] = (
         lambda: stale(store),
-        lambda: store.unsettled.lapse(before, horizon=1e10),
-        lambda: store.unsettled.due(horizon=1e10, least=1, most=1, limit=1),
-        lambda: store.unsettled.settle(before, token=a_token(), payload=PAYLOAD, keep=KEEP),
-        lambda: store.unsettled.free(before),
-        lambda: store.unsettled.walk(State.QUARANTINED, limit=1),
-        store.unsettled.standing,
-        store.chores.now,
+        lambda: store.recovery.quarantine_expired(before, horizon=1e10),
+        lambda: store.recovery.next_for_resolver(horizon=1e10, least=1, most=1, limit=1),
+        lambda: store.recovery.resolve(before, token=a_token(), payload=PAYLOAD, keep=KEEP),
+        lambda: store.recovery.force_release(before),
+        lambda: store.recovery.scan(State.QUARANTINED, limit=1),
+        store.recovery.counts,
+        store.task_log.now,
         store.health.findings,
     )
     for call in calls:

@@ -96,11 +96,11 @@ def test_data_keys_work_on_what_autogenerate_wrote(engine: Engine) -> None:
     autogenerate(engine, included())
     tid = a_key().tid
     with closing(SqlStore(Database(engine))) as store:
-        shelf = store.data_keys.shelf(tid)
+        shelf = store.data_keys.read_keys(tid)
 
         assert shelf.store == store.identity()
         assert store.data_keys.add(tid, DataKey(1, "kid", b"wrapped"), store=shelf.store, after=shelf.last)
-        assert [1] == [each.number for each in store.data_keys.shelf(tid).keys]
+        assert [1] == [each.number for each in store.data_keys.read_keys(tid).keys]
 
 
 def test_the_ledger_and_chores_work_on_what_autogenerate_wrote(engine: Engine) -> None:
@@ -109,11 +109,11 @@ def test_the_ledger_and_chores_work_on_what_autogenerate_wrote(engine: Engine) -
     with closing(SqlStore(Database(engine))) as store:
         store.claim(a_request(key), token=token, lease=LEASE, quota=Quota(records=1000, new_keys=NewKeys(9, 60)))
         store.complete(key, token, PAYLOAD, keep=KEEP)
-        store.chores.note("expire", "{}")
+        store.task_log.report("expire", "{}")
 
         assert 1 == store.ledger.usage(key.tid).records
-        assert store.chores.take("reap", token, lease=LEASE)
-        assert {"expire"} <= set(store.chores.last())
+        assert store.task_log.lock("reap", token, lease=LEASE)
+        assert {"expire"} <= set(store.task_log.reports())
         assert 0 == store.expiry.sweep(horizon=0, limit=10)
 
 

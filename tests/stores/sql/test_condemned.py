@@ -20,8 +20,8 @@ from tests.stores.sql.test_rows import row, spoil
 
 ENDS: dict[str, Callable[[SqlStore, StorageKey, bytes], None]] = {
     "release": lambda store, key, token: store.release(key, token),
-    "hold": lambda store, key, token: store.hold(key, token, "lost"),
-    "mark": lambda store, key, token: store.mark(key, token),
+    "quarantine": lambda store, key, token: store.quarantine(key, token, "lost"),
+    "mark_point_of_no_return": lambda store, key, token: store.mark_point_of_no_return(key, token),
 }
 
 
@@ -42,7 +42,7 @@ def test_its_owner_cannot_say_otherwise(
         with pytest.raises(CorruptRecord):
             store.claim(a_request(key), token=a_token(), lease=LEASE)
     else:
-        store.condemn(key, PAYLOAD)
+        store.mark_corrupt(key, PAYLOAD)
     before = row(make_engine, key)
 
     with pytest.raises(LeaseLost):
@@ -57,7 +57,7 @@ def test_its_owner_may_complete_it_again(open_store: OpenStore, clock: FrozenClo
     """
     store, key = open_store(), a_key()
     token = stand(store, clock, key, "completed")
-    store.condemn(key, PAYLOAD)
+    store.mark_corrupt(key, PAYLOAD)
     assert Unknown(CORRUPT) == store.claim(a_request(key), token=a_token(), lease=LEASE)
 
     store.complete(key, token, PAYLOAD, keep=KEEP)
@@ -101,7 +101,7 @@ def test_a_condemned_record_is_no_ones_to_commit_with(shop: Shop) -> None:
 def settled(shop: Shop, kept: Any) -> None:
     key = StorageKey(kept.record_id, kept.tenant_id)
     shop.store.complete(key, kept.token, PAYLOAD, keep=KEEP)
-    shop.store.condemn(key, PAYLOAD)
+    shop.store.mark_corrupt(key, PAYLOAD)
 
 
 def condemned_with_its_commit(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def condemned_with_its_commit(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> No
             failure = failures.pop()
             kept = shop.record()
             key = StorageKey(kept.record_id, kept.tenant_id)
-            shop.store.condemn(key, shop.store.read(key).payload)
+            shop.store.mark_corrupt(key, shop.store.read(key).payload)
             raise failure
 
     monkeypatch.setattr(dialect, "do_commit", do_commit)

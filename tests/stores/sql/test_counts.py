@@ -38,10 +38,10 @@ CLAIMS: dict[str, tuple[Standing | None, bytes]] = {
 
 WRITES: dict[str, Callable[[SqlStore, StorageKey, bytes], None]] = {
     "renew": lambda store, key, token: store.renew(key, token, lease=LEASE),
-    "mark": lambda store, key, token: store.mark(key, token),
+    "mark_point_of_no_return": lambda store, key, token: store.mark_point_of_no_return(key, token),
     "complete": lambda store, key, token: store.complete(key, token, PAYLOAD, keep=KEEP),
     "release": lambda store, key, token: store.release(key, token),
-    "hold": lambda store, key, token: store.hold(key, token, "lost"),
+    "quarantine": lambda store, key, token: store.quarantine(key, token, "lost"),
 }
 
 

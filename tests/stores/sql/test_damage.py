@@ -73,18 +73,18 @@ def test_a_damaged_row_raises_nothing_of_pythons(
         if standing == "completed":
             store.complete(key, token, StoredPayload(b"\x10bytes", 201, True, 300), keep=KEEP)
         elif standing == "quarantined":
-            store.hold(key, token, "view-crashed")
+            store.quarantine(key, token, "view-crashed")
         set_to(records_url, table, column, odd)
 
         outcome = told(lambda: store.claim(a_request(key), token=a_token(), lease=LEASE))  # noqa: B023
         asks: tuple[Callable[[], object], ...] = (
             lambda: store.read(key),  # noqa: B023
-            lambda: store.answers.walk(limit=10),
-            lambda: store.answers.count(),
-            lambda: [store.unsettled.walk(state, limit=10) for state in State],
-            lambda: store.unsettled.stale(horizon=clock.now + 10 * LEASE, limit=10),
-            lambda: store.unsettled.due(horizon=clock.now, least=1, most=10, limit=10),
-            lambda: store.unsettled.standing(),
+            lambda: store.responses.scan(limit=10),
+            lambda: store.responses.count(),
+            lambda: [store.recovery.scan(state, limit=10) for state in State],
+            lambda: store.recovery.expired_leases(horizon=clock.now + 10 * LEASE, limit=10),
+            lambda: store.recovery.next_for_resolver(horizon=clock.now, least=1, most=10, limit=10),
+            lambda: store.recovery.counts(),
             lambda: store.ledger.reconcile(key.tid),  # noqa: B023
             lambda: store.ledger.usage(key.tid),  # noqa: B023
         )
@@ -111,15 +111,15 @@ def test_what_is_damaged_beside_the_records_raises_nothing_of_pythons(
         _fill(store, key)
         set_to(records_url, table, column, odd)
         asks: tuple[Callable[[], object], ...] = (
-            lambda: store.data_keys.shelf(key.tid),  # noqa: B023
-            lambda: store.data_keys.others("new"),  # noqa: B023
+            lambda: store.data_keys.read_keys(key.tid),  # noqa: B023
+            lambda: store.data_keys.wrapped_by_other("new"),  # noqa: B023
             lambda: store.data_keys.count(),  # noqa: B023
             lambda: store.ledger.limits(key.tid),  # noqa: B023
             lambda: store.ledger.usage(key.tid),  # noqa: B023
             lambda: store.ledger.tenants(),  # noqa: B023
             lambda: store.ledger.reconcile(key.tid),  # noqa: B023
-            lambda: store.chores.last(),  # noqa: B023
-            lambda: store.chores.take("reap", a_token(), lease=60),  # noqa: B023
+            lambda: store.task_log.reports(),  # noqa: B023
+            lambda: store.task_log.lock("reap", a_token(), lease=60),  # noqa: B023
             lambda: store.identity(),  # noqa: B023
             lambda: store.schema.faults(),  # noqa: B023
             lambda: store.claim(  # noqa: B023
@@ -135,13 +135,13 @@ def test_what_is_damaged_beside_the_records_raises_nothing_of_pythons(
 
 
 def _fill(store: SqlStore, key: Any) -> None:
-    shelf = store.data_keys.shelf(key.tid)
+    shelf = store.data_keys.read_keys(key.tid)
     assert store.data_keys.add(key.tid, DataKey(1, "k", b"wrapped"), store=shelf.store, after=shelf.last)
     store.ledger.limit(key.tid, Quota(records=100, bytes=10**6, in_flight=10, new_keys=NewKeys(100, 60)))
     token = a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota(records=100)))
     store.complete(key, token, StoredPayload(b"\x10bytes", 201, True, 300, SealedBy("k", 1)), keep=KEEP)
-    store.chores.note("heartbeat", '{"skew_ms": 1}')
+    store.task_log.report("heartbeat", '{"skew_ms": 1}')
 
 
 def _empty(url: str) -> None:

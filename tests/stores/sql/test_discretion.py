@@ -44,7 +44,7 @@ def test_no_row_is_logged(
         store.complete(key, TOKEN, PAYLOAD, keep=KEEP)
         store.claim(request, token=TOKEN, lease=LEASE)
         store.read(key)
-        store.answers.walk(limit=9)
+        store.responses.scan(limit=9)
         store.ledger.reconcile(key.tid)
         store.close()
 

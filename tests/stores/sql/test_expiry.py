@@ -164,8 +164,8 @@ def test_a_released_row_is_removed_after_a_day(store: SqlStore, clock: FrozenClo
     if verb == "released":
         store.release(key, token)
     else:
-        (found,) = store.unsettled.walk(State.PROCESSING, limit=10).found
-        assert store.unsettled.free(found)
+        (found,) = store.recovery.scan(State.PROCESSING, limit=10).found
+        assert store.recovery.force_release(found)
     clock.advance(DAY - 1)
     before = store.expiry.sweep(horizon=clock.now, limit=10)
     clock.advance(1)

@@ -67,7 +67,7 @@ def test_a_reason_may_hold_anything(open_store: OpenStore, clock: FrozenClock) -
     As texts about the request may.
     """
     store, key = open_store(), a_key()
-    store.hold(key, stand(store, clock, key, "in flight"), "lost\0\udc80␛")
+    store.quarantine(key, stand(store, clock, key, "in flight"), "lost\0\udc80␛")
 
     assert "lost\0\udc80␛" == found(store, key).reason
 
@@ -320,10 +320,10 @@ def refused(store: SqlStore, key: StorageKey, token: bytes) -> None:
     with pytest.raises(CorruptRecord):
         store.renew(key, token, lease=LEASE)
     with pytest.raises(CorruptRecord):
-        store.mark(key, token)
+        store.mark_point_of_no_return(key, token)
     with pytest.raises(CorruptRecord):
         store.complete(key, token, PAYLOAD, keep=KEEP)
     with pytest.raises(CorruptRecord):
         store.release(key, token)
     with pytest.raises(CorruptRecord):
-        store.hold(key, token, "lost")
+        store.quarantine(key, token, "lost")

@@ -67,7 +67,7 @@ def never(key: StorageKey) -> NoReturn:
 
 
 def add(store: TransactionalSqlStore, tid: bytes, number: int = 1) -> None:
-    shelf = store.data_keys.shelf(tid)
+    shelf = store.data_keys.read_keys(tid)
     assert store.data_keys.add(tid, DataKey(number, "2026-11", b"wrapped"), store=shelf.store, after=shelf.last)
 
 
@@ -155,7 +155,7 @@ def test_a_tenant_that_is_erased_meanwhile_keeps_its_rows_and_no_answer(
     add(joint.store, key.tid)
     granted(joint.store.claim(a_request(key), token=joint.token, lease=LEASE))
     transaction = joint.store.transactions.join([key], joint.token, operation="pay", told=lambda: None)
-    joint.store.data_keys.destroy(key.tid)
+    joint.store.data_keys.shred(key.tid)
     joint.sessions().execute(insert(payments).values(amount=100))
 
     erased: list[bool] = []
@@ -179,7 +179,7 @@ def test_a_tenant_that_is_erased_between_check_and_commit_is_told_as_erased(open
     joint, key = open_joint(), a_key()
     add(joint.store, key.tid)
     transaction = joint.work(key)
-    before = [joint.store.data_keys.destroy] if joint.store.database.dialect.name == "postgresql" else []
+    before = [joint.store.data_keys.shred] if joint.store.database.dialect.name == "postgresql" else []
 
     def erased_first(connection: Connection) -> None:
         while before:
@@ -187,7 +187,7 @@ def test_a_tenant_that_is_erased_between_check_and_commit_is_told_as_erased(open
 
     event.listen(joint.sessions().get_bind(), "commit", erased_first)
     transaction.settle(storing(SEALED), keep=KEEP, otherwise=never)
-    joint.store.data_keys.destroy(key.tid)
+    joint.store.data_keys.shred(key.tid)
 
     record = found(joint.store, key)
     assert (SEALED, True) == (record.payload, record.erased)
@@ -242,7 +242,7 @@ def test_a_tenants_keys_are_read_in_one_statement(open_joint: OpenJoint) -> None
     add(store, tid, 2)
 
     with sent(store) as seen:
-        shelf = store.data_keys.shelf(tid)
+        shelf = store.data_keys.read_keys(tid)
 
     assert (1, [1, 2], 2, store.identity()) == (len(seen), [key.number for key in shelf.keys], shelf.last, shelf.store)
 
@@ -255,7 +255,7 @@ def test_a_store_that_was_copied_takes_no_key_of_the_original(open_joint: OpenJo
 
     for other in (b"", bytes(8), bytes(9), store.identity() + b"\0"):
         assert not store.data_keys.add(tid, DataKey(1, "2026-11", b"wrapped"), store=other, after=0)
-    assert () == store.data_keys.shelf(tid).keys
+    assert () == store.data_keys.read_keys(tid).keys
 
 
 def test_an_answer_of_another_size_changes_the_ledger_by_the_difference(open_joint: OpenJoint) -> None:
@@ -266,7 +266,7 @@ def test_an_answer_of_another_size_changes_the_ledger_by_the_difference(open_joi
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=ROOM))
     store.complete(key, token, PAYLOAD, keep=KEEP)
 
-    assert store.answers.replace(key, PAYLOAD, DONE)
+    assert store.responses.replace(key, PAYLOAD, DONE)
 
     assert (Usage(1, 0, 0), Drift()) == (store.ledger.usage(key.tid), store.ledger.reconcile(key.tid))
 

@@ -95,11 +95,11 @@ def test_each_change_is_one_statement(store: SqlStore, clock: FrozenClock) -> No
     held, _ = stood(store, clock, "quarantined")
     freed, _ = stood(store, clock, "quarantined")
     with sent(store) as statements:
-        assert store.unsettled.lapse(lapsed, horizon=clock.now)
-        assert store.unsettled.settle(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
-        assert store.unsettled.free(freed)
-        store.unsettled.standing()
-        store.unsettled.due(horizon=clock.now, least=1, most=2, limit=10)
+        assert store.recovery.quarantine_expired(lapsed, horizon=clock.now)
+        assert store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
+        assert store.recovery.force_release(freed)
+        store.recovery.counts()
+        store.recovery.next_for_resolver(horizon=clock.now, least=1, most=2, limit=10)
 
     assert 5 == len(statements)
 
@@ -109,7 +109,7 @@ def test_a_freed_row_holds_nothing_of_an_answer(store: SqlStore, clock: FrozenCl
     It is absent to everybody, and no backup needs to keep what it said.
     """
     done, _ = stood(store, clock, "completed")
-    assert store.unsettled.free(done)
+    assert store.recovery.force_release(done)
     with make_engine().connect() as connection:
         row = connection.execute(select(records).where(records.c.record_id == done.key.rid)).mappings().one()
 
@@ -128,9 +128,9 @@ def test_a_reply_that_was_lost_is_not_taken_for_somebody_elses_work(store: SqlSt
         run(work)
         return run(work)
 
-    store.unsettled._database = type("Twice", (), {"run": staticmethod(run_twice), "dialect": store.database.dialect})()
+    store.recovery._database = type("Twice", (), {"run": staticmethod(run_twice), "dialect": store.database.dialect})()
 
-    assert store.unsettled.free(held)
+    assert store.recovery.force_release(held)
 
 
 def test_an_owners_release_is_not_taken_for_ones_own(store: SqlStore, clock: FrozenClock) -> None:
@@ -140,7 +140,7 @@ def test_an_owners_release_is_not_taken_for_ones_own(store: SqlStore, clock: Fro
     held, token = stood(store, clock, "quarantined")
     store.release(held.key, token)
 
-    assert not store.unsettled.free(held)
+    assert not store.recovery.force_release(held)
 
 
 def test_a_counted_answer_that_is_freed_leaves_its_ledger(store: SqlStore, clock: FrozenClock) -> None:
@@ -152,7 +152,7 @@ def test_a_counted_answer_that_is_freed_leaves_its_ledger(store: SqlStore, clock
     store.complete(key, token, PAYLOAD, keep=KEEP)
     before = store.ledger.usage(key.tid)
 
-    assert store.unsettled.free(seen(store, key))
+    assert store.recovery.force_release(seen(store, key))
     assert (1, PAYLOAD.byte_size) == (before.records, before.bytes)
     assert (0, 0) == (store.ledger.usage(key.tid).records, store.ledger.usage(key.tid).bytes)
     assert store.ledger.reconcile(key.tid).none
@@ -177,12 +177,12 @@ def test_rows_that_cannot_be_read_keep_nobody_from_the_others(
         after: bytes | None = b""
         while after is not None:
             if how == "due":
-                yield from store.unsettled.due(horizon=clock.now, least=1, most=2, limit=1)
+                yield from store.recovery.next_for_resolver(horizon=clock.now, least=1, most=2, limit=1)
                 return
             if how == "stale":
-                sheet = store.unsettled.stale(horizon=clock.now, after=after, limit=1)
+                sheet = store.recovery.expired_leases(horizon=clock.now, after=after, limit=1)
             else:
-                sheet = store.unsettled.walk(State.QUARANTINED, after=after, limit=1)
+                sheet = store.recovery.scan(State.QUARANTINED, after=after, limit=1)
             yield from sheet.found
             after = sheet.after
 
@@ -197,7 +197,7 @@ def test_a_janitor_does_not_wait_for_an_owner(store: SqlStore, clock: FrozenCloc
     lapsed, _ = stood(store, clock, "lapsed, quarantine")
     elsewhere.execute(select(records.c.record_id).where(records.c.record_id == lapsed.key.rid).with_for_update())
 
-    assert not store.unsettled.lapse(lapsed, horizon=clock.now)
+    assert not store.recovery.quarantine_expired(lapsed, horizon=clock.now)
 
 
 @on_postgresql
@@ -208,7 +208,9 @@ def test_a_turn_that_somebody_holds_is_left_to_them(store: SqlStore, clock: Froz
     held, other = (stood(store, clock, "quarantined")[0] for _ in range(2))
     elsewhere.execute(select(records.c.record_id).where(records.c.record_id == held.key.rid).with_for_update())
 
-    assert [other.key] == [each.key for each in store.unsettled.due(horizon=clock.now, least=1, most=2, limit=10)]
+    assert [other.key] == [
+        each.key for each in store.recovery.next_for_resolver(horizon=clock.now, least=1, most=2, limit=10)
+    ]
 
 
 @on_postgresql
@@ -223,8 +225,8 @@ def test_a_person_hears_that_nobody_can_tell(
     held, _ = stood(store, clock, "quarantined")
     elsewhere.execute(select(records.c.record_id).where(records.c.record_id == held.key.rid).with_for_update())
 
-    settle = partial(store.unsettled.settle, token=a_token(), payload=PAYLOAD, keep=KEEP)
-    act: Callable[[SeenRecord], bool] = store.unsettled.free if verb == "free" else settle
+    settle = partial(store.recovery.resolve, token=a_token(), payload=PAYLOAD, keep=KEEP)
+    act: Callable[[SeenRecord], bool] = store.recovery.force_release if verb == "free" else settle
     with pytest.raises(StoreUnavailable):
         act(held)
 
@@ -238,7 +240,9 @@ def test_what_is_asked_about_first_is_what_waits_longest(
     first, second = stood(store, clock, "quarantined")[0], stood(store, clock, "quarantined")[0]
 
     def ask(limit: int) -> list[StorageKey]:
-        return [each.key for each in store.unsettled.due(horizon=clock.now, least=10, most=10, limit=limit)]
+        return [
+            each.key for each in store.recovery.next_for_resolver(horizon=clock.now, least=10, most=10, limit=limit)
+        ]
 
     assert {first.key, second.key} == {*ask(1), *ask(1)}
     with make_engine().connect() as connection:

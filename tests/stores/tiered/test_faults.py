@@ -62,15 +62,15 @@ class HeldUp:
     """A cache whose fills arrive when the test says so."""
 
     def __init__(self, cache: RedisReplayCache) -> None:
-        self.peek = cache.peek
+        self.get = cache.get
         self.forget = cache.forget
-        self.withdraw = cache.withdraw
+        self.invalidate = cache.invalidate
         self.erase = cache.erase
         self._cache = cache
         self._fills: list[Callable[[], None]] = []
 
-    def fill(self, key: StorageKey, record: Record, *, missed_at: int) -> None:
-        self._fills.append(lambda: self._cache.fill(key, record, missed_at=missed_at))
+    def put(self, key: StorageKey, record: Record, *, missed_at: int) -> None:
+        self._fills.append(lambda: self._cache.put(key, record, missed_at=missed_at))
 
     def arrive(self) -> None:
         while self._fills:
@@ -140,16 +140,16 @@ def test_an_answer_that_was_cached_and_spoilt_is_asked_for_again(
 class Broken:
     """A cache with a bug."""
 
-    def peek(self, key: StorageKey) -> Record | Missed:
+    def get(self, key: StorageKey) -> Record | Missed:
         raise KeyError("what")
 
-    def fill(self, key: StorageKey, record: Record, *, missed_at: int) -> None:
+    def put(self, key: StorageKey, record: Record, *, missed_at: int) -> None:
         raise KeyError("what")
 
     def forget(self, key: StorageKey) -> None:
         raise KeyError("what")
 
-    def withdraw(self, key: StorageKey, *, fence: int) -> bool:
+    def invalidate(self, key: StorageKey, *, fence: int) -> bool:
         raise KeyError("what")
 
     def erase(self, tid: bytes) -> bool:
@@ -157,7 +157,7 @@ class Broken:
 
 
 class BrokenFill(Broken):
-    def peek(self, key: StorageKey) -> Record | Missed:
+    def get(self, key: StorageKey) -> Record | Missed:
         return Missed(at=0)
 
 

@@ -20,18 +20,18 @@ class Cache:
     def __init__(self, said: Record | Missed | Exception) -> None:
         self.said = said
 
-    def peek(self, key: StorageKey) -> Record | Missed:
+    def get(self, key: StorageKey) -> Record | Missed:
         if isinstance(self.said, Exception):
             raise self.said
         return self.said
 
-    def fill(self, key: StorageKey, record: Record, *, missed_at: int) -> None:
+    def put(self, key: StorageKey, record: Record, *, missed_at: int) -> None:
         raise AssertionError("looking changes nothing")
 
     def forget(self, key: StorageKey) -> None:
         raise AssertionError("looking changes nothing")
 
-    def withdraw(self, key: StorageKey, fence: int) -> bool:
+    def invalidate(self, key: StorageKey, fence: int) -> bool:
         raise AssertionError("looking changes nothing")
 
     def erase(self, tid: bytes) -> bool:

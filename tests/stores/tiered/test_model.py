@@ -133,16 +133,16 @@ class TieredMachine(RuleBasedStateMachine):
         self.same(lambda store: store.renew(key, token, lease=lease))
 
     @rule(key=keys, token=tokens)
-    def mark(self, key: StorageKey, token: bytes) -> None:
-        self.same(lambda store: store.mark(key, token))
+    def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
+        self.same(lambda store: store.mark_point_of_no_return(key, token))
 
     @rule(key=keys, token=consumes(tokens))
     def release(self, key: StorageKey, token: bytes) -> None:
         self.same(lambda store: store.release(key, token))
 
     @rule(key=keys, token=tokens)
-    def hold(self, key: StorageKey, token: bytes) -> None:
-        self.same(lambda store: store.hold(key, token, "lost"))
+    def quarantine(self, key: StorageKey, token: bytes) -> None:
+        self.same(lambda store: store.quarantine(key, token, "lost"))
 
     @invariant()
     def nothing_is_cached_that_is_not_so(self) -> None:
@@ -150,7 +150,7 @@ class TieredMachine(RuleBasedStateMachine):
         if not hasattr(self, "client"):
             return
         for key in KEYS:
-            cached, record = RedisReplayCache(self.onlooker, clock=self.clock).peek(key), self.alone.read(key)
+            cached, record = RedisReplayCache(self.onlooker, clock=self.clock).get(key), self.alone.read(key)
             if isinstance(cached, Record):
                 assert record is not None
                 assert 0 < cached.remaining <= record.remaining

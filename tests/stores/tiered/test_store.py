@@ -75,7 +75,7 @@ class NamedStore(TellingStore):
 
 
 def cached(cache: RedisReplayCache, key: StorageKey) -> bool:
-    return isinstance(cache.peek(key), Record)
+    return isinstance(cache.get(key), Record)
 
 
 def test_the_first_request_asks_the_system_twice(
@@ -152,7 +152,7 @@ def test_reading_is_the_systems(store: TieredStore, clock: FrozenClock, cache: R
     Whoever waits or looks into a record wants to know how it stands, not how it stood.
     """
     key = a_key()
-    cache.fill(key, completed(clock), missed_at=int(clock.now * 1_000_000))
+    cache.put(key, completed(clock), missed_at=int(clock.now * 1_000_000))
 
     assert store.read(key) is None
 
@@ -168,7 +168,7 @@ def test_a_telling_system_has_its_answers_cached_at_once(
     clock.advance(5)
     telling.complete(key, token, PAYLOAD, keep=KEEP)
 
-    hot = cache.peek(key)
+    hot = cache.get(key)
 
     # Counted from the claim, before which the cache told the time: five seconds less than it could be, never more.
     assert replace(found(telling, key), remaining=KEEP - 5) == hot
@@ -185,7 +185,7 @@ def test_repeating_a_completion_caches_what_was_stored_first(
     TellingStore.complete(telling._system, key, token, PAYLOAD, keep=KEEP)  # type: ignore[arg-type]
     telling.complete(key, token, OTHER_PAYLOAD, keep=KEEP)
 
-    assert found(telling, key) == cache.peek(key)
+    assert found(telling, key) == cache.get(key)
     assert PAYLOAD == found(telling, key).payload
 
 
@@ -254,7 +254,7 @@ def test_a_record_committed_elsewhere_is_cached_when_told(
 
     store.committed(key, record)
 
-    assert record == cache.peek(key)
+    assert record == cache.get(key)
 
 
 def test_what_this_process_did_not_claim_waits_for_its_first_replay(

@@ -40,8 +40,8 @@ class Looked(FaultyStore):
     def __init__(self, clock: FrozenClock) -> None:
         store = MemoryStore(clock)
         super().__init__(store)
-        self.unsettled, self.expiry, self.chores = store.unsettled, store.expiry, store.chores
-        self.answers = store.answers
+        self.recovery, self.expiry, self.task_log = store.recovery, store.expiry, store.task_log
+        self.responses = store.responses
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_an_answer_whose_key_was_freed_is_not_replayed(store: TieredStore, syste
     answered = cached(store, system, clock)
     key, token = answered.key, a_token()
 
-    assert store.unsettled.free(answered)
+    assert store.recovery.force_release(answered)
     granted(store.claim(a_request(key), token=token, lease=LEASE))
     assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), InFlight)
     store.complete(key, token, OTHER_PAYLOAD, keep=KEEP)
@@ -105,7 +105,7 @@ def test_an_answer_on_its_way_to_the_cache_is_not_kept_once_its_key_was_freed(
     late, store, key = TieredStore(system, slow), TieredStore(system, cache), a_key()
     stand(late, clock, key, "completed")
     replayed(late, key)
-    assert store.unsettled.free(seen(system, key))
+    assert store.recovery.force_release(seen(system, key))
     if again:
         granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
     slow.arrive()
@@ -124,11 +124,11 @@ def test_an_answer_in_the_place_of_a_condemned_one_is_what_is_replayed(
     answered = cached(store, system, clock)
     cache.forget(answered.key)
     replayed(late, answered.key)
-    store.condemn(answered.key, PAYLOAD)
+    store.mark_corrupt(answered.key, PAYLOAD)
     assert Unknown(CORRUPT) == store.claim(a_request(answered.key), token=a_token(), lease=LEASE)
 
     condemned = seen(system, answered.key)
-    assert store.unsettled.settle(condemned, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+    assert store.recovery.resolve(condemned, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
     slow.arrive()
     assert [replayed(store, answered.key).payload for _ in range(2)] == [OTHER_PAYLOAD] * 2
 
@@ -145,12 +145,12 @@ def test_a_cache_that_is_to_forget_a_key_goes_on_keeping_out_what_was_withdrawn(
     stand(late, clock, key, "completed")
     replayed(late, key)
     answered = seen(system, key)
-    assert cache.withdraw(key, fence=answered.record.fence)
+    assert cache.invalidate(key, fence=answered.record.fence)
     if meanwhile == "condemned":
-        other.condemn(key, OTHER_PAYLOAD)
+        other.mark_corrupt(key, OTHER_PAYLOAD)
     else:
-        assert other.answers.replace(key, PAYLOAD, OTHER_PAYLOAD)
-    assert system.unsettled.free(answered)
+        assert other.responses.replace(key, PAYLOAD, OTHER_PAYLOAD)
+    assert system.recovery.force_release(answered)
     slow.arrive()
 
     assert isinstance(other.claim(a_request(key), token=a_token(), lease=LEASE), Claimed)
@@ -166,9 +166,9 @@ def test_what_was_settled_anew_has_one_answer_whoever_condemns_the_old_one_once_
     late = TieredStore(system, slow)
     stand(late, clock, key, "completed")
     replayed(late, key)
-    store.condemn(key, PAYLOAD)
-    assert store.unsettled.settle(seen(system, key), token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
-    store.condemn(key, PAYLOAD)
+    store.mark_corrupt(key, PAYLOAD)
+    assert store.recovery.resolve(seen(system, key), token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+    store.mark_corrupt(key, PAYLOAD)
     slow.arrive()
 
     assert found(system, key) == replayed(store, key)
@@ -184,12 +184,12 @@ def test_what_does_not_stand_as_it_was_seen_stays_and_is_replayed(
     clock.advance(KEEP)
     stand(store, clock, answered.key, "completed")
 
-    assert not store.unsettled.free(answered)
+    assert not store.recovery.force_release(answered)
     assert replayed(store, answered.key) == found(system, answered.key)
 
 
 class Silent(Broken):
-    def withdraw(self, key: StorageKey, *, fence: int) -> bool:
+    def invalidate(self, key: StorageKey, *, fence: int) -> bool:
         return False
 
 
@@ -204,13 +204,13 @@ def test_nothing_is_freed_or_settled_that_the_cache_would_go_on_replaying(
     answered, damaged = a_key(), a_key()
     for key in (answered, damaged):
         stand(system, clock, key, "completed")
-    system.condemn(damaged, PAYLOAD)
+    system.mark_corrupt(damaged, PAYLOAD)
     before = [seen(system, key) for key in (answered, damaged)]
     for each in before:
         with pytest.raises(StoreUnavailable, match="Nothing was changed"):
-            store.unsettled.free(each)
+            store.recovery.force_release(each)
     with pytest.raises(StoreUnavailable, match="Nothing was changed"):
-        store.unsettled.settle(before[1], token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
+        store.recovery.resolve(before[1], token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
 
     assert before == [seen(system, key) for key in (answered, damaged)]
 
@@ -225,7 +225,7 @@ def test_what_holds_no_answer_is_freed_without_the_cache(
     store, key = TieredStore(system, Broken()), a_key()
     stand(system, clock, key, standing)
 
-    assert store.unsettled.free(seen(system, key))
+    assert store.recovery.force_release(seen(system, key))
 
 
 def test_what_is_quarantined_is_settled_without_the_cache(system: Looked, clock: FrozenClock) -> None:
@@ -235,7 +235,7 @@ def test_what_is_quarantined_is_settled_without_the_cache(system: Looked, clock:
     store, key = TieredStore(system, Broken()), a_key()
     stand(system, clock, key, "quarantined")
 
-    assert store.unsettled.settle(seen(system, key), token=a_token(), payload=PAYLOAD, keep=KEEP)
+    assert store.recovery.resolve(seen(system, key), token=a_token(), payload=PAYLOAD, keep=KEEP)
     assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
 
 
@@ -254,7 +254,7 @@ def test_a_cache_that_may_not_be_asked_cannot_be_told(clock: FrozenClock, cache:
     stand(system, clock, key, "completed")
 
     with pytest.raises(StoreUnavailable, match="Nothing was changed"):
-        TieredStore(system, cache).unsettled.free(seen(system, key))
+        TieredStore(system, cache).recovery.force_release(seen(system, key))
 
 
 def test_a_cache_that_takes_nothing_more_cannot_be_told(
@@ -267,18 +267,18 @@ def test_a_cache_that_takes_nothing_more_cannot_be_told(
     redis_client.config_set("maxmemory", 1)
     try:
         with pytest.raises(StoreUnavailable, match="Nothing was changed"):
-            store.unsettled.free(answered)
+            store.recovery.force_release(answered)
     finally:
         redis_client.config_set("maxmemory", 0)
 
-    assert store.unsettled.free(answered)
+    assert store.recovery.force_release(answered)
 
 
 def test_what_the_system_does_for_its_janitor_the_whole_does(store: TieredStore, system: Looked) -> None:
     """
     Time ends what is cached by itself, and chores are written down in one place.
     """
-    assert (system.expiry, system.chores) == (store.expiry, store.chores)
+    assert (system.expiry, system.task_log) == (store.expiry, store.task_log)
 
 
 def test_what_the_system_cannot_do_for_a_janitor_the_whole_cannot_do(

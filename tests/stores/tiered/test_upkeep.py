@@ -28,7 +28,7 @@ class Counted(FaultyStore):
     def __init__(self, clock: FrozenClock) -> None:
         store = MemoryStore(clock)
         super().__init__(store)
-        self.data_keys, self.answers, self.ledger = store.data_keys, store.answers, store.ledger
+        self.data_keys, self.responses, self.ledger = store.data_keys, store.responses, store.ledger
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def store(system: Counted, cache: RedisReplayCache) -> TieredStore:
 
 def cached(store: TieredStore, system: Counted, key: StorageKey, payload: StoredPayload = SEALED) -> None:
     """An answer that the next replay would be given without asking the system."""
-    shelf = store.data_keys.shelf(key.tid)
+    shelf = store.data_keys.read_keys(key.tid)
     if shelf.last == 0:
         store.data_keys.add(key.tid, DataKey(1, "2026", b"wrapped"), store=shelf.store, after=0)
     token = a_token()
@@ -77,7 +77,7 @@ def test_an_erased_answer_is_not_replayed_out_of_the_cache(
     key, other = a_key(), a_key()
     cached(store, system, key, payload)
     cached(store, system, other, payload)
-    store.data_keys.destroy(key.tid)
+    store.data_keys.shred(key.tid)
 
     assert [True, True] == [replayed(store, key).erased for _ in range(2)]
     assert ["claim", "claim"] == system.verbs()
@@ -93,9 +93,9 @@ def test_an_erased_tenant_that_comes_back_is_cached_again(
     """
     tid = a_key().tid
     cached(store, system, a_key(tid=tid))
-    store.data_keys.destroy(tid)
+    store.data_keys.shred(tid)
     clock.advance(1)
-    store.data_keys.add(tid, DataKey(2, "2026", b"wrapped"), store=store.data_keys.shelf(tid).store, after=1)
+    store.data_keys.add(tid, DataKey(2, "2026", b"wrapped"), store=store.data_keys.read_keys(tid).store, after=1)
 
     cached(store, system, a_key(tid=tid), replace(PAYLOAD, sealed_by=SealedBy("2026", 2)))
 
@@ -107,14 +107,14 @@ def test_what_was_told_as_erased_is_never_kept(
     Whatever cache it is: one that has forgotten that a tenant was erased must not be told anew what it had.
     """
     key, filled = a_key(), list[Record]()
-    monkeypatch.setattr(cache, "fill", lambda key, record, *, missed_at: filled.append(record))
+    monkeypatch.setattr(cache, "put", lambda key, record, *, missed_at: filled.append(record))
     store = TieredStore(system, cache)
     token = a_token()
     store.claim(a_request(key), token=token, lease=LEASE)
     store.complete(key, token, PAYLOAD, keep=KEEP)
     assert not replayed(store, key).erased
     before = len(filled)
-    store.data_keys.destroy(key.tid)
+    store.data_keys.shred(key.tid)
 
     assert (True, before) == (replayed(store, key).erased, len(filled))
     assert before > 0
@@ -124,7 +124,7 @@ class Broken:
     """A cache with a bug."""
 
     def __init__(self, cache: RedisReplayCache) -> None:
-        self.peek, self.fill, self.forget, self.withdraw = cache.peek, cache.fill, cache.forget, cache.withdraw
+        self.get, self.put, self.forget, self.invalidate = cache.get, cache.put, cache.forget, cache.invalidate
 
     def erase(self, tid: bytes) -> bool:
         raise KeyError("what")
@@ -146,8 +146,8 @@ def test_a_cache_that_does_not_hear_of_it_does_not_keep_keys_from_being_destroye
     cached(store, system, key)
 
     with pytest.raises(StoreUnavailable, match="did not hear of it"):
-        store.data_keys.destroy(key.tid)
-    assert () == store.data_keys.shelf(key.tid).keys
+        store.data_keys.shred(key.tid)
+    assert () == store.data_keys.read_keys(key.tid).keys
 
 
 def test_an_answer_that_was_sealed_anew_is_not_replayed_as_it_was(store: TieredStore, system: Counted) -> None:
@@ -157,7 +157,7 @@ def test_an_answer_that_was_sealed_anew_is_not_replayed_as_it_was(store: TieredS
     key, anew = a_key(), replace(SEALED, data=b"sealed anew")
     cached(store, system, key)
 
-    assert store.answers.replace(key, SEALED, anew)
+    assert store.responses.replace(key, SEALED, anew)
     assert anew == replayed(store, key).payload
 
 
@@ -167,7 +167,7 @@ def test_what_was_condemned_in_the_system_is_not_replayed_out_of_the_cache(store
     """
     key = a_key()
     cached(store, system, key)
-    store.condemn(key, SEALED)
+    store.mark_corrupt(key, SEALED)
 
     assert Unknown(CORRUPT) == store.claim(a_request(key), token=a_token(), lease=LEASE)
 
@@ -180,10 +180,10 @@ def test_an_answer_that_is_damaged_in_the_cache_alone_is_replayed_by_the_system(
     """
     key = a_key()
     cached(store, system, key)
-    store.condemn(key, OTHER_PAYLOAD)
+    store.mark_corrupt(key, OTHER_PAYLOAD)
 
     assert SEALED == replayed(store, key).payload
-    assert ["condemn", "claim"] == system.verbs()
+    assert ["mark_corrupt", "claim"] == system.verbs()
 
 
 def test_what_the_system_cannot_do_the_whole_cannot_do(clock: FrozenClock, cache: RedisReplayCache) -> None:

@@ -49,27 +49,27 @@ class WithdrawnMachine(RuleBasedStateMachine):
         self.slow[host].arrive()
 
     @rule(host=hosts, key=keys)
-    def condemn(self, host: int, key: StorageKey) -> None:
-        self.hosts[host].condemn(key, PAYLOAD)
+    def mark_corrupt(self, host: int, key: StorageKey) -> None:
+        self.hosts[host].mark_corrupt(key, PAYLOAD)
 
     @rule(host=hosts, key=keys)
     def seal_anew(self, host: int, key: StorageKey) -> None:
-        self.hosts[host].answers.replace(key, PAYLOAD, OTHER_PAYLOAD)
+        self.hosts[host].responses.replace(key, PAYLOAD, OTHER_PAYLOAD)
 
     @rule(target=halves, key=keys)
     def withdraw(self, key: StorageKey) -> object:
         record = self.system.read(key)
         if record is None:
             return multiple()
-        assert self.cache.withdraw(key, fence=record.fence)
+        assert self.cache.invalidate(key, fence=record.fence)
         return SeenRecord(key, record)
 
     @rule(seen=consumes(halves), freed=st.booleans())
     def settle(self, seen: SeenRecord, freed: bool) -> None:
         if freed:
-            self.system.unsettled.free(seen)
+            self.system.recovery.force_release(seen)
         elif seen.record.state is State.QUARANTINED:
-            self.system.unsettled.settle(seen, token=a_token(), payload=PAYLOAD, keep=KEEP)
+            self.system.recovery.resolve(seen, token=a_token(), payload=PAYLOAD, keep=KEEP)
 
     @invariant()
     def nothing_is_cached_but_what_the_system_has(self) -> None:
@@ -77,7 +77,7 @@ class WithdrawnMachine(RuleBasedStateMachine):
         if not hasattr(self, "client"):
             return
         for key in KEYS:
-            cached = self.cache.peek(key)
+            cached = self.cache.get(key)
             if isinstance(cached, Record):
                 record = self.system.read(key)
                 assert record is not None

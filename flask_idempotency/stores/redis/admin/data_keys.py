@@ -67,7 +67,7 @@ class RedisDataKeys:
         self._server = server
         self._scan = Scan(server)
 
-    def shelf(self, tid: bytes) -> TenantKeys:
+    def read_keys(self, tid: bytes) -> TenantKeys:
         now, store, fields = self._look(tid)
         keys = tuple(_key(number, fields, now) for number in _numbers(fields))
         return TenantKeys(store, keys, whole_number(fields.get(_LAST_KEY, b"0")))
@@ -83,16 +83,16 @@ class RedisDataKeys:
             raise corrupt()
         return bool(answer == b"DONE")
 
-    def close(self, tid: bytes, number: int) -> None:
+    def disable(self, tid: bytes, number: int) -> None:
         self._server.run(scripts.DATA_KEYS_DISABLE, (layout.data_keys(tid),), number)
 
-    def retire(self, tid: bytes, number: int) -> None:
+    def delete(self, tid: bytes, number: int) -> None:
         self._server.run(scripts.DATA_KEYS_DELETE, (layout.data_keys(tid),), number)
 
-    def others(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
+    def wrapped_by_other(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
         return [(tid, key) for tid, key in self._all() if key.kid != kid]
 
-    def destroy(self, tid: bytes) -> int:
+    def shred(self, tid: bytes) -> int:
         return int(self._server.run(scripts.DATA_KEYS_SHRED, (layout.data_keys(tid),)))
 
     def count(self) -> Mapping[str, int]:
@@ -214,7 +214,7 @@ class RedisResponses:
         self._server = server
         self._scan = Scan(server)
 
-    def walk(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
+    def scan(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
         names, following = self._scan.page(layout.records_of(tid), after=after, count=min(limit, BATCH))
 
         def is_wanted(answer: Answer) -> bool:

@@ -37,20 +37,20 @@ class RedisTaskLog:
     def now(self) -> float:
         return self._server.now()
 
-    def note(self, chore: str, report: str) -> None:
+    def report(self, chore: str, report: str) -> None:
         self._server.run(scripts.TASK_REPORT, (layout.NOTES,), chore.encode(), report.encode())
 
-    def last(self) -> Mapping[str, TaskReport]:
+    def reports(self) -> Mapping[str, TaskReport]:
         now, told = self._server.run(scripts.TASK_REPORTS, (layout.NOTES,))
         notes = dict(zip(told[::2], told[1::2], strict=True))
         return {_name(chore): _entry(note, now) for chore, note in notes.items()}
 
-    def take(self, chore: str, token: bytes, *, lease: float) -> bool:
+    def lock(self, chore: str, token: bytes, *, lease: float) -> bool:
         longest = microseconds(LONGEST_LOCK_SECONDS)
         answer = self._server.run(scripts.TASK_LOCK, (layout.lock(chore),), token, microseconds(lease), longest)
         return bool(answer == b"TAKEN")
 
-    def give_back(self, chore: str, token: bytes) -> None:
+    def unlock(self, chore: str, token: bytes) -> None:
         self._server.run(scripts.TASK_UNLOCK, (layout.lock(chore),), token)
 
 
@@ -230,7 +230,7 @@ class RedisRecovery:
         self._in_flight = Index(server, in_flight)
         self._quarantined = Index(server, quarantined)
 
-    def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
+    def expired_leases(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
         entries, following = self._in_flight.page(after=after, limit=limit, upto=_ms(horizon))
 
         def is_stale(found: SeenRecord) -> bool:
@@ -238,11 +238,11 @@ class RedisRecovery:
 
         return RecordPage(tuple(filter(is_stale, self._met(State.PROCESSING, entries))), following)
 
-    def lapse(self, seen: SeenRecord, *, horizon: float) -> bool:
+    def quarantine_expired(self, seen: SeenRecord, *, horizon: float) -> bool:
         facts = seen.record.token, _ms(seen.record.deadline), round(horizon * 1_000_000)
         return bool(self._run(scripts.QUARANTINE_EXPIRED, seen.key, *facts) == b"DONE")
 
-    def due(
+    def next_for_resolver(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
     ) -> Sequence[SeenRecord]:
         latest = _ms(min(horizon, self._server.now()))
@@ -262,14 +262,14 @@ class RedisRecovery:
                 break
         return due
 
-    def settle(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
+    def resolve(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
         as_seen = seen.record.token, _ms(seen.record.deadline), NUMBERS[seen.record.state]
         answer = self._run(scripts.RESOLVE, seen.key, token, *completion(payload, keep=keep), *as_seen)
         if answer in (b"DONE", b"OTHER"):
             return bool(answer == b"DONE")
         raise refused_for_want_of_a_key(answer) or corrupt()
 
-    def free(self, seen: SeenRecord) -> bool:
+    def force_release(self, seen: SeenRecord) -> bool:
         record = seen.record
         facts = NUMBERS[record.state], record.token, _ms(record.deadline)
         keys = layout.keys(seen.key)
@@ -279,7 +279,7 @@ class RedisRecovery:
         )
         return bool(told == b"DONE")
 
-    def walk(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
+    def scan(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
         if state is State.COMPLETED:
             page = self._answers.glance(after=after, limit=limit, tid=tid)
             return RecordPage(tuple(SeenRecord(answer.key, answer.record) for answer in page.answers), page.after)
@@ -289,7 +289,7 @@ class RedisRecovery:
         met = self._met(state, entries)
         return RecordPage(tuple(found for found in met if tid in (None, found.key.tid)), following)
 
-    def standing(self) -> UnfinishedCounts:
+    def counts(self) -> UnfinishedCounts:
         """Counts what the indexes name. Of what is quarantined every record's deadline is read as well: a millisecond
         for some hundreds."""
         busy = lapsed = quarantined = lapsed_for = quarantined_for = 0

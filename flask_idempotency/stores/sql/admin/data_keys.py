@@ -57,7 +57,7 @@ class SqlResponses:
         self._completing = completing
         self._now = now
 
-    def walk(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
+    def scan(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
         asked = {
             "my_after": after,
             "my_limit": limit,
@@ -90,14 +90,17 @@ class SqlResponses:
         found = self._database.run(lambda connection: connection.execute(self._sent.count_answers).all(), long=True)
         return {row.wrapping_key_id: row.responses for row in found}
 
-    def condemn(self, key: StorageKey, payload: StoredPayload) -> None:
+    def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
         """As `Store.condemn` says."""
         parameters = _seen(key, payload, self._now())
 
         def condemn(connection: Connection) -> None:
             with transaction(connection):
                 found = connection.execute(self._sent.holds, parameters).one_or_none()
-                if found is not None and connection.execute(self._sent.condemn, parameters).one_or_none() is not None:
+                if (
+                    found is not None
+                    and connection.execute(self._sent.mark_corrupt, parameters).one_or_none() is not None
+                ):
                     self._take_away(connection, key, found)
 
         self._database.run(condemn)
@@ -155,7 +158,7 @@ class _SentResponse:
         self.replace = completion.replace(dialect)
         self.replace_sealed = completion.replace_sealed(dialect)
         self.holds = completion.holds(dialect)
-        self.condemn = completion.condemn(dialect)
+        self.mark_corrupt = completion.condemn(dialect)
         self.unreadable = completion.unreadable(dialect)
         self.distrust = completion.distrust(dialect)
         self.book = completion.book(dialect)
@@ -286,7 +289,7 @@ class SqlDataKeys:
         self._database = database
         self._now = now
 
-    def shelf(self, tid: bytes) -> TenantKeys:
+    def read_keys(self, tid: bytes) -> TenantKeys:
         parameters = {"my_tenant_id": tid, "now": self._now()}
         found = self._database.run(lambda connection: connection.execute(self._sent.shelf, parameters).all())
         if not found:
@@ -324,20 +327,20 @@ class SqlDataKeys:
 
         return self._database.run(add)
 
-    def close(self, tid: bytes, number: int) -> None:
+    def disable(self, tid: bytes, number: int) -> None:
         self._execute(self._sent.close_key, tid, number)
 
-    def retire(self, tid: bytes, number: int) -> None:
+    def delete(self, tid: bytes, number: int) -> None:
         self._execute(self._sent.retire_key, tid, number)
 
-    def others(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
+    def wrapped_by_other(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
         parameters = {"my_wrapping_key_id": kid, "now": self._now()}
         found = self._database.run(
             lambda connection: connection.execute(self._sent.other_keys, parameters).all(), long=True
         )
         return list(_readable(found))
 
-    def destroy(self, tid: bytes) -> int:
+    def shred(self, tid: bytes) -> int:
         parameters = {"my_tenant_id": tid, "now": self._now()}
 
         def destroy(connection: Connection) -> int:

@@ -186,23 +186,23 @@ class SqlTaskLog:
         now = self._database.run(lambda connection: connection.execute(self._sent.time, parameters).scalar_one())
         return float(now / 1_000_000)
 
-    def note(self, chore: str, report: str) -> None:
+    def report(self, chore: str, report: str) -> None:
         parameters = {"my_name": chore, "my_report": report, "now": self._now()}
         self._database.run(lambda connection: connection.execute(self._sent.note, parameters))
 
-    def last(self) -> Mapping[str, TaskReport]:
+    def reports(self) -> Mapping[str, TaskReport]:
         parameters = {"now": self._now()}
         found = self._database.run(lambda connection: connection.execute(self._sent.last, parameters).all())
         if not all(isinstance(row.ago, int) and isinstance(row.report, str) for row in found):
             raise CorruptRecord("what the database holds of a janitor's last run cannot be read")
         return {row.name: TaskReport(max(row.ago, 0) / 1_000_000, row.report) for row in found}
 
-    def take(self, chore: str, token: bytes, *, lease: float) -> bool:
+    def lock(self, chore: str, token: bytes, *, lease: float) -> bool:
         parameters = {"my_name": chore, "my_locked_by": token, "lease": microseconds(lease), "now": self._now()}
         taken = self._database.run(lambda connection: connection.execute(self._sent.take, parameters).one_or_none())
         return taken is not None
 
-    def give_back(self, chore: str, token: bytes) -> None:
+    def unlock(self, chore: str, token: bytes) -> None:
         parameters = {"my_name": chore, "my_locked_by": token}
         self._database.run(lambda connection: connection.execute(self._sent.give_back, parameters))
 
@@ -445,27 +445,27 @@ class SqlRecovery:
         self._completing = completing
         self._now = now
 
-    def stale(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
+    def expired_leases(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
         first, behind = int.from_bytes(after[:_TIME_BYTES], "big"), after[_TIME_BYTES:]
         asked = {"my_horizon": in_microseconds(horizon), "my_first": first, "my_after": behind, "my_limit": limit}
-        found = self._all(self._sent.stale, asked)
+        found = self._all(self._sent.expired_leases, asked)
         last = found[-1] if len(found) == limit else None
         return RecordPage(
             _readable(found),
             None if last is None else last.lease_expires_at.to_bytes(_TIME_BYTES, "big") + last.record_id,
         )
 
-    def lapse(self, seen: SeenRecord, *, horizon: float) -> bool:
+    def quarantine_expired(self, seen: SeenRecord, *, horizon: float) -> bool:
         asked = {**self._seen(seen), "my_horizon": in_microseconds(horizon)}
-        lapse = self._sent.lapse
+        lapse = self._sent.quarantine_expired
         return self._database.run(lambda connection: connection.execute(lapse, asked).one_or_none()) is not None
 
-    def due(
+    def next_for_resolver(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
     ) -> Sequence[SeenRecord]:
         pauses = {"least": microseconds(least), "most": microseconds(most)}
         asked = {"my_horizon": in_microseconds(horizon), "my_limit": limit, "my_owner": owner, **pauses}
-        statement = self._sent.due if owner is None else self._sent.due_of_one
+        statement = self._sent.next_for_resolver if owner is None else self._sent.due_of_one
         while True:
             taken = self._all(statement, asked)
             found = _readable(taken)
@@ -473,7 +473,7 @@ class SqlRecovery:
             if found or len(taken) < limit:
                 return sorted(found, key=lambda each: each.record.deadline)
 
-    def settle(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
+    def resolve(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
         brought = {"my_tenant_id": seen.key.tid, "my_token": token, **answer_of(seen.key, payload, keep)}
         parameters = {**self._seen(seen), **brought}
         completing = self._completing()
@@ -492,13 +492,13 @@ class SqlRecovery:
 
         return self._database.run(settle)
 
-    def free(self, seen: SeenRecord) -> bool:
+    def force_release(self, seen: SeenRecord) -> bool:
         # A token of its own, so that a reply that was lost is not taken for somebody else's work.
         parameters = {**self._seen(seen), "my_tenant_id": seen.key.tid, "my_token": new_token()}
 
         def free(connection: Connection) -> bool:
             if seen.record.state is not State.COMPLETED:
-                freed = connection.execute(self._sent.free, parameters).one_or_none() is not None
+                freed = connection.execute(self._sent.force_release, parameters).one_or_none() is not None
             else:
                 with transaction(connection):
                     freed = self._free_and_book(connection, seen.key, parameters)
@@ -509,7 +509,7 @@ class SqlRecovery:
 
         return self._database.run(free)
 
-    def walk(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
+    def scan(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
         asked = {"my_after": after, "my_limit": limit, "my_tenant_id": tid}
         if state is State.COMPLETED:
             return self._walk_completed(asked)
@@ -517,8 +517,8 @@ class SqlRecovery:
         found = self._all(statement, asked)
         return RecordPage(_readable(found), found[-1].record_id if len(found) == limit else None)
 
-    def standing(self) -> UnfinishedCounts:
-        (found,) = self._all(self._sent.standing, {})
+    def counts(self) -> UnfinishedCounts:
+        (found,) = self._all(self._sent.counts, {})
         return UnfinishedCounts(
             in_flight=int(found.in_flight),
             lapsed=int(found.lapsed),
@@ -540,7 +540,7 @@ class SqlRecovery:
         return RecordPage(_readable(found), after=last)
 
     def _free_and_book(self, connection: Connection, key: StorageKey, parameters: dict[str, Any]) -> bool:
-        freed = connection.execute(self._sent.free, parameters).one_or_none()
+        freed = connection.execute(self._sent.force_release, parameters).one_or_none()
         if freed is not None and freed.in_quota:
             bucket_end = parameters["seen_deadline"]
             taken = entry(
@@ -571,17 +571,17 @@ class SqlRecovery:
 
 class _SentRecovery:
     def __init__(self, dialect: Dialect) -> None:
-        self.stale = stale(dialect)
-        self.lapse = lapse(dialect)
-        self.due = due(dialect)
+        self.expired_leases = stale(dialect)
+        self.quarantine_expired = lapse(dialect)
+        self.next_for_resolver = due(dialect)
         self.due_of_one = due_of_one(dialect)
-        self.free = free(dialect)
+        self.force_release = free(dialect)
         self.glance = glance(dialect)
         self.walk_processing = walk_processing(dialect)
         self.walk_quarantined = walk_quarantined(dialect)
         self.walk_completed = walk_completed(dialect)
         self.page_end = completion.page_end(dialect)
-        self.standing = standing(dialect)
+        self.counts = standing(dialect)
         self.book = completion.book(dialect)
 
 

@@ -182,7 +182,7 @@ class SessionTransactions:
         self._store.statements.completing.look_again(connection, parameters, standing)
         return True
 
-    def mark(self, connection: Connection, key: StorageKey, token: bytes) -> None:
+    def mark_point_of_no_return(self, connection: Connection, key: StorageKey, token: bytes) -> None:
         """Mark a record in this transaction. Raises `LeaseLost` when it is no longer the token's to be marked."""
         parameters = self._store.parameters(key, token)
         with without_logging(connection):

@@ -53,7 +53,7 @@ class SessionRecords(Protocol):
         self, connection: Connection, keys: Sequence[StorageKey], token: bytes, payloads: Sequence[StoredPayload]
     ) -> None: ...
 
-    def mark(self, connection: Connection, key: StorageKey, token: bytes) -> None: ...
+    def mark_point_of_no_return(self, connection: Connection, key: StorageKey, token: bytes) -> None: ...
 
     def has_written(self, connection: Connection) -> bool: ...
 
@@ -167,7 +167,7 @@ class SessionTransaction:
             if self._going_out and not is_refusal(error):
                 raise StoreUnavailable(f"nobody knows whether the commit was done ({_name(error)})") from error
             _log_fault(error, "so nothing is committed")
-            raise NotCommitted(_failed(error), again=is_retryable(error)) from error
+            raise NotCommitted(_failed(error), retryable=is_retryable(error)) from error
 
     def _commit(self, session: Session, write_last: Callable[[], None]) -> None:
         """Commit the session. `write_last` writes in its transaction, right before the COMMIT.
@@ -275,7 +275,7 @@ class SessionTransaction:
 
     def _mark(self, connection: Connection) -> None:
         for key in self._keys:
-            self._records.mark(connection, key, self._token)
+            self._records.mark_point_of_no_return(connection, key, self._token)
         self._marked = True
 
     def _has_committed(self) -> None:
@@ -310,7 +310,7 @@ class SessionTransaction:
             if lost is not None:
                 raise lost
             _log_fault(error, "so nothing is committed")
-            raise NotCommitted(_failed(error), again=again) from error
+            raise NotCommitted(_failed(error), retryable=again) from error
         if isinstance(error, SQLAlchemyError):
             _log.warning("a commit was done, although its reply was lost (%s)", _name(error))
         else:
