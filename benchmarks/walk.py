@@ -13,9 +13,11 @@ import logging
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
+from multiprocessing import get_context
 from pathlib import Path
 from threading import Event, Thread
 from types import FrameType
@@ -41,6 +43,8 @@ WARM_UP_REQUESTS = 5
 # Of several walks the shortest counts: a task that is due once a minute may fall into one of them.
 WALKS = 3
 WAIT_SECONDS = 10.0
+# For one store. A machine may be busy.
+PROCESS_SECONDS = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +183,14 @@ def available() -> list[str]:
 
 
 def all_walks(stores: Sequence[str]) -> list[Walk]:
-    """Trace every outcome on each of these stores."""
-    found = []
-    for store in stores:
-        with store_url(store) as url:
-            found += walks(store, url)
-    return found
+    """Trace every outcome on each of these stores, in a new process: loggers of this one may add calls."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return [walk for store in stores for walk in process.submit(_walks_on, store).result(PROCESS_SECONDS)]
+
+
+def _walks_on(store: str) -> list[Walk]:
+    with store_url(store) as url:
+        return walks(store, url)
 
 
 def table(found: Sequence[Walk]) -> str:

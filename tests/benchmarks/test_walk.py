@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-
 import pytest
 
 from benchmarks.walk import OUTCOMES, Step, Walk, all_walks, lines_of, main, markdown
@@ -20,9 +17,7 @@ BUDGETS = {
 
 @pytest.fixture(scope="module")
 def walks() -> list[Walk]:
-    """The walks of a new process: loggers that other tests have set up would add calls."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(all_walks, tuple(BUDGETS)).result(timeout=100)
+    return all_walks(tuple(BUDGETS))
 
 
 @pytest.mark.parametrize("store", BUDGETS)
