@@ -1,4 +1,4 @@
-"""How long chance is given: seconds in CI, and a minute by `LONG_TESTS=1 python3 run.py test -m slow`, before a release."""
+"""How long chance is given: seconds in CI, and a minute with `LONG_TESTS=1`, before a release."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def storm(
     return crowd.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_54_waited_for_by_replicas_nothing_is_lost_and_everything_is_paid_once(
     cluster: ClusterRig, serve_once: Serve, ledger: Ledger, ledger_server: RedisServer, figures: Figures
@@ -91,7 +91,7 @@ def test_54_waited_for_by_replicas_nothing_is_lost_and_everything_is_paid_once(
     assert len(purchases) >= CHAOS_SECONDS
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_54_what_may_be_lost_never_runs_again_while_nobody_acknowledges(
     cluster: ClusterRig, serve_once: Serve, ledger: Ledger, figures: Figures

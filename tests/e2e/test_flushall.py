@@ -68,7 +68,7 @@ class Weather:
             self._server.restart()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("books", ["postgresql"], indirect=True)
 def test_13_wiped_at_any_moment_a_cache_costs_no_payment_and_no_answer(

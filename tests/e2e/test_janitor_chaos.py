@@ -168,7 +168,7 @@ def on_postgresql(request: pytest.FixtureRequest) -> str:
     return server.url("shop")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(120 + 5 * SECONDS)
 @pytest.mark.parametrize("on", (on_redis, on_postgresql), ids=("redis", "postgresql"))
 def test_36_37_every_key_is_settled_once_and_truthfully(

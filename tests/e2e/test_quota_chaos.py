@@ -60,7 +60,7 @@ def on_postgresql(request: pytest.FixtureRequest) -> tuple[str, Open]:
     return url, lambda clock: closing(SqlStore(Database(url), clock=clock))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(60 + 5 * SECONDS)
 @pytest.mark.parametrize("on", (on_redis, on_postgresql), ids=("redis", "postgresql"))
 def test_49_50_the_ledger_is_a_recount_after_a_crowd_that_was_killed_at_random(
