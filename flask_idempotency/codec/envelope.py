@@ -2,7 +2,7 @@
 
 Format version 1 (`tests/codec/golden` holds examples that every later release must open):
 
-    byte 0      version << 4 | compression << 1 | tombstone     compression is a number from `compression.py`, 0 is none
+    byte 0      version << 4 | compression << 1 | tombstone     compression is a number of `READERS`, 0 is none
     bytes 1-4   CRC-32, big-endian, of byte 0 and everything from byte 5
     byte 5 on   the answer, compressed as a whole or plain:
 
@@ -11,7 +11,8 @@ Format version 1 (`tests/codec/golden` holds examples that every later release m
         CRLF
         body, to the end
 
-The checksum finds damage, not malice: who may write to the store may write a checksum too. Encryption is for that.
+The checksum finds damage, not malice: an attacker who can write to the store can write a checksum too. Encryption finds
+that.
 """
 
 from __future__ import annotations
@@ -26,8 +27,6 @@ from flask_idempotency.engine.errors import CorruptRecord, NotStorable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import StoredPayload, StoredResponse
 from flask_idempotency.engine.store import SealContext
-
-# Ways to make an envelope smaller, and the bounded way back. Each has a number that envelopes carry for ever.
 
 _SMALL, _LARGE = (12, 5), (zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL)
 _SMALL_BYTES = 8 * 1024
@@ -127,13 +126,38 @@ class EnvelopeCodec:
         return self.unwrap(payload.data, stated=payload)
 
     def wrap(self, result: StoredResponse) -> bytes:
-        """The envelope of this result. Raises `NotStorable`."""
-        content = _written(result)
+        """Return the envelope of this response. Raise `NotStorable` for one that could not be opened again unchanged."""
+        if not 0 <= result.status <= 999:
+            raise NotStorable(f"a status has three digits, and {result.status} has not")
+        if not result.kept and result.body:
+            raise NotStorable("a tombstone has no body")
+        if len(result.reason) > LONGEST_REASON or len(result.metadata) > MOST_PAIRS:
+            raise NotStorable(
+                f"the reason has more than {LONGEST_REASON} characters, or there are over {MOST_PAIRS} headers"
+            )
+        lines = [f"{result.status:03d} {result.reason}" if result.reason else f"{result.status:03d}"]
+        for name, value in result.metadata:
+            if not _NAME.fullmatch(name):
+                raise NotStorable(f"{name!r} cannot be the name of a header")
+            lines.append(f"{name}: {value}")
+        if any(map(_FORBIDDEN.search, lines)):
+            raise NotStorable("the reason or a header contains CR, LF or NUL")
+        try:
+            head = "\r\n".join(lines).encode("latin-1")
+        except UnicodeEncodeError as error:
+            raise NotStorable("the reason or a header contains a character that HTTP cannot carry") from error
+        if len(head) > LARGEST_HEAD:
+            raise NotStorable(f"the headers take {len(head)} bytes; {LARGEST_HEAD} are allowed")
+        content = b"%b\r\n\r\n%b" % (head, result.body)
         if len(content) > self._max_bytes:
-            raise NotStorable(f"the answer takes {len(content)} bytes; {self._max_bytes} are allowed")
-        method, content = self._smaller(content)
-        head = bytes((VERSION << 4 | method << 1 | (0 if result.kept else _TOMBSTONE),))
-        return head + _checksum(head, content) + content
+            raise NotStorable(f"the response takes {len(content)} bytes; {self._max_bytes} are allowed")
+        method = 0
+        if self._compression is not None and len(content) > COMPRESS_ABOVE:
+            compressed = self._compression.compress(content)
+            if len(compressed) < len(content):
+                method, content = self._compression.number, compressed
+        first = bytes((VERSION << 4 | method << 1 | (0 if result.kept else _TOMBSTONE),))
+        return first + zlib.crc32(content, zlib.crc32(first)).to_bytes(4, "big") + content
 
     def unwrap(self, data: bytes, *, stated: StoredPayload | None = None) -> StoredResponse:
         """The result in this envelope. Raises `CorruptRecord` unless it is exactly what `wrap` once made.
@@ -147,74 +171,28 @@ class EnvelopeCodec:
             limit = min(limit, max(stated.byte_size, 0) + _BESIDE_BYTE_SIZE)
         if len(data) > _HEADER + limit:
             raise CorruptRecord("the envelope is longer than the record says")
-        head, checksum, content = data[:1], data[1:_HEADER], data[_HEADER:]
-        version, method, tombstone = head[0] >> 4, head[0] >> 1 & 7, head[0] & _TOMBSTONE
+        first, checksum, content = data[:1], data[1:_HEADER], data[_HEADER:]
+        version, method, tombstone = first[0] >> 4, first[0] >> 1 & 7, first[0] & _TOMBSTONE
         if version != VERSION:
             raise CorruptRecord(f"envelope format {version} is not known to this release")
-        if checksum != _checksum(head, content):
+        if checksum != zlib.crc32(content, zlib.crc32(first)).to_bytes(4, "big"):
             raise CorruptRecord("the envelope's checksum is wrong")
         if method:
-            content = _reader(method).decompress(content, max_bytes=limit)
-        result = _read(content, kept=not tombstone)
+            if method not in READERS:
+                raise CorruptRecord(f"compression {method} is not known to this release")
+            content = READERS[method].decompress(content, max_bytes=limit)
+        end = content.find(b"\r\n\r\n", 0, LARGEST_HEAD + 4)
+        status_line, *lines = content[: max(end, 0)].decode("latin-1").split("\r\n", MOST_PAIRS + 1)
+        body, status = content[end + 4 :], _STATUS_LINE.fullmatch(status_line)
+        if end < 0 or status is None or len(lines) > MOST_PAIRS or (body and tombstone):
+            raise CorruptRecord("the envelope does not hold a response")
+        metadata = list[tuple[str, str]]()
+        for line in lines:
+            name, separator, value = line.partition(": ")
+            if not separator or not _NAME.fullmatch(name) or _FORBIDDEN.search(value):
+                raise CorruptRecord("the envelope holds a malformed header")
+            metadata.append((name, value))
+        result = StoredResponse(int(status[1]), status[2] or "", tuple(metadata), body, kept=not tombstone)
         if stated is not None and (result.status, result.byte_size) != (stated.status, stated.byte_size):
-            raise CorruptRecord("the record and the answer in it have not the same status and size")
+            raise CorruptRecord("the record and the response in it have not the same status and size")
         return result
-
-    def _smaller(self, content: bytes) -> tuple[int, bytes]:
-        if self._compression is not None and len(content) > COMPRESS_ABOVE:
-            compressed = self._compression.compress(content)
-            if len(compressed) < len(content):
-                return self._compression.number, compressed
-        return 0, content
-
-
-def _checksum(head: bytes, content: bytes) -> bytes:
-    return zlib.crc32(content, zlib.crc32(head)).to_bytes(4, "big")
-
-
-def _reader(method: int) -> Compression:
-    if method not in READERS:
-        raise CorruptRecord(f"compression {method} is not known to this release")
-    return READERS[method]
-
-
-def _written(result: StoredResponse) -> bytes:
-    if not 0 <= result.status <= 999:
-        raise NotStorable(f"a status has three digits, and {result.status} has not")
-    if not result.kept and result.body:
-        raise NotStorable("a tombstone has no body")
-    if len(result.reason) > LONGEST_REASON or len(result.metadata) > MOST_PAIRS:
-        raise NotStorable(
-            f"the reason has more than {LONGEST_REASON} characters, or there are over {MOST_PAIRS} headers"
-        )
-    lines = [f"{result.status:03d} {result.reason}" if result.reason else f"{result.status:03d}"]
-    for name, value in result.metadata:
-        if not _NAME.fullmatch(name):
-            raise NotStorable(f"{name!r} cannot be the name of a header")
-        lines.append(f"{name}: {value}")
-    if any(map(_FORBIDDEN.search, lines)):
-        raise NotStorable("the reason or a header contains CR, LF or NUL")
-    try:
-        head = "\r\n".join(lines).encode("latin-1")
-    except UnicodeEncodeError as error:
-        raise NotStorable("the reason or a header contains a character that HTTP cannot carry") from error
-    if len(head) > LARGEST_HEAD:
-        raise NotStorable(f"the headers take {len(head)} bytes; {LARGEST_HEAD} are allowed")
-    return b"%b\r\n\r\n%b" % (head, result.body)
-
-
-def _read(content: bytes, *, kept: bool) -> StoredResponse:
-    end = content.find(b"\r\n\r\n", 0, LARGEST_HEAD + 4)
-    status_line, *lines = content[: max(end, 0)].decode("latin-1").split("\r\n", MOST_PAIRS + 1)
-    body, status = content[end + 4 :], _STATUS_LINE.fullmatch(status_line)
-    if end < 0 or status is None or len(lines) > MOST_PAIRS or (body and not kept):
-        raise CorruptRecord("the envelope does not hold an answer")
-    metadata = tuple(map(_pair, lines))
-    return StoredResponse(status=int(status[1]), reason=status[2] or "", metadata=metadata, body=body, kept=kept)
-
-
-def _pair(line: str) -> tuple[str, str]:
-    name, separator, value = line.partition(": ")
-    if not separator or not _NAME.fullmatch(name) or _FORBIDDEN.search(value):
-        raise CorruptRecord("the envelope holds a malformed header")
-    return name, value

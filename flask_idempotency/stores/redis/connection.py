@@ -40,35 +40,38 @@ class RedisConnection(Protocol):
         ...
 
     def pipeline_one_node(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
-        """As `together`, all of them over one connection, to whoever keeps the key of the first."""
+        """As `pipeline`, all of them over one connection, to whoever keeps the key of the first."""
         ...
 
 
-def words(arguments: Iterable[Argument]) -> tuple[bytes | str, ...]:
+def words(arguments: Iterable[Argument]) -> list[bytes | str]:
     """Write numbers as text before a client's library packs them.
 
     hiredis (measured: 2.4 to 3.5) crashes the process if a signal handler raises while it packs a number: SIGALRM, or
     the soft time limit of a Celery task.
     """
-    return tuple([b"%d" % each if isinstance(each, int) else each for each in arguments])
+    texts = list[bytes | str]()
+    for each in arguments:
+        texts.append(b"%d" % each if isinstance(each, int) else each)
+    return texts
 
 
 class Tries:
-    """What became of one call on its way: made by whoever wants to know."""
+    """Pass one to learn what became of a call on its way."""
 
-    def __init__(self) -> None:
-        self.repeated = False
-        """Whether something of it was sent more than once: the first one may arrive yet."""
+    repeated = False
+    """Whether something of it was sent more than once: the first one may arrive yet."""
 
 
 class RetryBudget:
     """How often one call may be tried. Our connections never repeat anything by themselves: that would multiply this."""
 
-    def __init__(self, retries: int, tries: Tries | None = None) -> None:
+    def __init__(self, retries: int, tries: Tries | None = None, *, began: float | None = None) -> None:
+        """`began` is when the call began, by `time.monotonic`. It is now unless you say so."""
         self._tries = tries
         self._left = retries
         self._tried = 0
-        self._began = time.monotonic()
+        self._began = time.monotonic() if began is None else began
 
     @property
     def seconds(self) -> float:
@@ -106,15 +109,17 @@ class PooledConnection:
         return self.pipeline_one_node(commands) if commands else []
 
     def pipeline_one_node(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
-        patience = RetryBudget(self._retries, tries)
+        began, budget = time.monotonic(), None
         while True:
             try:
                 answers = exchange(self._pool, commands)
             except UNREACHABLE as error:
-                patience.failed(error)
+                if budget is None:
+                    budget = RetryBudget(self._retries, tries, began=began)
+                budget.failed(error)
                 continue
             for answer in answers:
-                if demoted(answer):
+                if isinstance(answer, redis.exceptions.ResponseError) and demoted(answer):
                     # Behind a name or a proxy the next connection finds the new primary; these never would.
                     self._pool.disconnect(inuse_connections=False)
                     raise answer
@@ -122,17 +127,22 @@ class PooledConnection:
 
 
 def exchange(pool: Any, commands: Sequence[Command], *, asking: bool = False) -> list[Any]:
-    """What these commands were answered over one connection, refusals included. Nothing is tried twice.
+    """Return what these commands were answered over one connection, refusals included. Nothing is tried twice.
 
-    A connection whose answers were not read to their end is closed: back in the pool it would give them to somebody
-    else's question. `asking` says before each that a Cluster's other node has sent us.
+    A connection whose answers were not read to their end is closed: the pool would give them to the next call. `asking`
+    says before each that a Cluster's other node has sent us.
     """
     sent = [each for command in commands for each in (("ASKING",), command)] if asking else commands
     connection = pool.get_connection()
+    answers = list[Any]()
     try:
         packed = connection.pack_command(*sent[0]) if len(sent) == 1 else connection.pack_commands(sent)
         connection.send_packed_command(packed)
-        answers = [_answer(connection) for _ in sent]
+        for _ in sent:
+            try:
+                answers.append(connection.read_response(disable_decoding=True))
+            except redis.exceptions.ResponseError as error:
+                answers.append(error)
     except BaseException:
         connection.disconnect()
         raise
@@ -141,18 +151,11 @@ def exchange(pool: Any, commands: Sequence[Command], *, asking: bool = False) ->
     return answers[1::2] if asking else answers
 
 
-def _answer(connection: Any) -> Any:
-    try:
-        return connection.read_response(disable_decoding=True)
-    except redis.exceptions.ResponseError as error:
-        return error
-
-
 def demoted(answer: Any) -> bool:
     """Whether a node answered that used to be the primary. LOADING needs no mention: to redis-py it is no connection."""
     if isinstance(answer, redis.exceptions.ReadOnlyError | redis.exceptions.MasterDownError):
         return True
-    # Redis 6.2 tells what went wrong inside a script in the middle of a sentence.
+    # Redis 6.2 says what went wrong inside a script in the middle of a sentence.
     told = str(answer) if isinstance(answer, redis.exceptions.ResponseError) else ""
     return "-READONLY " in told or "-MASTERDOWN " in told
 

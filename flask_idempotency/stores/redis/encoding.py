@@ -71,7 +71,15 @@ NUMBERS = {state: number for number, state in _STATES.items()}
 
 def about_bytes(about: RequestInfo) -> bytes:
     """As it stands in a record, its length before it. A text that is too long is cut, and ends in "…" then."""
-    fields = b"".join(map(_text, _texts(about)))
+    parts = list[bytes]()
+    for text in (about.tenant, about.principal, about.method, about.operation):
+        # A tenant or a principal may be any str, lone surrogates included.
+        data = text[: ABOUT_TEXT_BYTES + 1].encode("utf-8", "surrogatepass")
+        if len(data) < 128:
+            parts += _SHORT[len(data)], data
+        else:
+            parts.append(_long_text(data))
+    fields = b"".join(parts)
     return len(fields).to_bytes(3, "big") + fields
 
 
@@ -87,7 +95,7 @@ def payload_bytes(payload: StoredPayload) -> bytes:
 
 def reason_bytes(reason: str) -> bytes:
     """As it stands in a record, its length before it. One that is too long is cut, as texts about a request are."""
-    return _text(reason)
+    return _long_text(reason[: ABOUT_TEXT_BYTES + 1].encode("utf-8", "surrogatepass"))
 
 
 def tid_of(data: bytes) -> bytes:
@@ -105,10 +113,67 @@ def reason_of(data: bytes) -> str:
 
 def decode(data: bytes, *, now: float) -> Record:
     """The record that these bytes are. Raises `CorruptRecord` for what this release did not write."""
+    if not _HEADER.size <= len(data) <= LARGEST_BYTES:
+        raise CorruptRecord("the record in Redis is cut short, or longer than any that we write")
+    first, token, fence, attempt, fingerprint, requested, ends, took, status, _, about_size = _HEADER.unpack_from(data)
+    if first >> 5 != _FORMAT:
+        raise CorruptRecord(f"record format {first >> 5} is not known to this release")
+    requested_ms, deadline_ms = int.from_bytes(requested, "big"), int.from_bytes(ends, "big")
+    completed_ms, deadline = requested_ms + int.from_bytes(took, "big"), deadline_ms / 1000
+    if completed_ms > _LATEST_MS or deadline_ms > _LATEST_MS:
+        raise CorruptRecord("a time in the record in Redis is behind the year 9999")
+    completed_at = payload = None
+    reason, at, texts = "", _HEADER.size, list[str]()
+    tail = at + int.from_bytes(about_size, "big")
     try:
-        return _decode(data, now)
+        state = _STATES[first >> 3 & 3]
+        if state is State.COMPLETED and deadline_ms < completed_ms:
+            raise CorruptRecord("the answer in Redis ended before it was there")
+        # In all four places: most lengths take one byte, and a call costs more than to read it.
+        for _ in range(4):
+            size, start = (data[at], at + 1) if data[at] < 128 else _read_length(data, at)
+            at = start + size
+            if size > ABOUT_TEXT_BYTES or at > tail:
+                raise CorruptRecord("a text in the record in Redis is longer than the record says")
+            texts.append(data[start:at].decode("utf-8", "surrogatepass"))
+        if at != tail:
+            raise CorruptRecord("the record in Redis is not put together as this release does it")
+        if state is State.QUARANTINED:
+            size, start = _read_length(data, at)
+            at = start + size
+            if size > ABOUT_TEXT_BYTES or at > len(data):
+                raise CorruptRecord("the reason of the quarantine in Redis is cut short")
+            reason = reason_of(data[start:at])
+        if state is State.COMPLETED or (state is State.QUARANTINED and at < len(data)):
+            completed_at, sealed_by = completed_ms / 1000, None
+            byte_size, at = _read_length(data, at)
+            number, at = (data[at], at + 1) if data[at] < 128 else _read_length(data, at)
+            if number:
+                size, start = _read_length(data, at)
+                at = start + size
+                if size > KID_BYTES or at > len(data):
+                    raise CorruptRecord("the record in Redis is cut short, or the id of its key is too long")
+                sealed_by = SealedBy(data[start:at].decode(), number - 1)
+            payload = StoredPayload(data[at:], status, first & 2 == 2, byte_size, sealed_by)
     except (ValueError, IndexError, KeyError) as error:
         raise CorruptRecord("the bytes in Redis are not a record") from error
+    # By position: this is on every replay's path, and names cost a microsecond.
+    return Record(
+        state,
+        token,
+        int.from_bytes(fence, "big"),
+        attempt,
+        fingerprint,
+        OnExpiry.TAKEOVER if first & 4 else OnExpiry.QUARANTINE,
+        RequestInfo(*texts),
+        requested_ms / 1000,
+        deadline,
+        deadline - now,
+        completed_at,
+        payload,
+        reason,
+        first & 1 == 1,
+    )
 
 
 def encode(record: Record, *, tid: bytes) -> bytes:
@@ -117,8 +182,10 @@ def encode(record: Record, *, tid: bytes) -> bytes:
     Raises `ValueError` for one that does not fit: nothing is cut or rounded down here to make it.
     """
     sizes = len(record.token), len(record.fingerprint), len(tid)
+    about = record.info
+    texts = about.tenant, about.principal, about.method, about.operation
     fits = sizes == (TOKEN_BYTES, FINGERPRINT_BYTES, TID_BYTES) and not record.erased
-    if not fits or any(len(text.encode("utf-8", "surrogatepass")) > ABOUT_TEXT_BYTES for text in _texts(record.info)):
+    if not fits or any(len(text.encode("utf-8", "surrogatepass")) > ABOUT_TEXT_BYTES for text in texts):
         raise ValueError("a token, a fingerprint, a tenant or a text does not fit, or that it was erased")
     try:
         return _encode(record, tid)
@@ -160,93 +227,14 @@ def _encode(record: Record, tid: bytes) -> bytes:
     return header + about[3:] + tail
 
 
-def _decode(data: bytes, now: float) -> Record:
-    if not _HEADER.size <= len(data) <= LARGEST_BYTES:
-        raise CorruptRecord("the record in Redis is cut short, or longer than any that we write")
-    first, token, fence, attempt, fingerprint, requested, ends, took, status, _, about_size = _HEADER.unpack_from(data)
-    if first >> 5 != _FORMAT:
-        raise CorruptRecord(f"record format {first >> 5} is not known to this release")
-    state = _STATES[first >> 3 & 3]
-    tail = _HEADER.size + int.from_bytes(about_size, "big")
-    requested_ms, deadline_ms = int.from_bytes(requested, "big"), int.from_bytes(ends, "big")
-    completed_ms, deadline = requested_ms + int.from_bytes(took, "big"), deadline_ms / 1000
-    if completed_ms > _LATEST_MS or deadline_ms > _LATEST_MS:
-        raise CorruptRecord("a time in the record in Redis is behind the year 9999")
-    if state is State.COMPLETED and deadline_ms < completed_ms:
-        raise CorruptRecord("the answer in Redis ended before it was there")
-    completed_at = payload = None
-    reason, start = "", tail
-    if state is State.QUARANTINED:
-        size, at = _read_length(data, tail)
-        start = at + size
-        if size > ABOUT_TEXT_BYTES or start > len(data):
-            raise CorruptRecord("the reason of the quarantine in Redis is cut short")
-        reason = reason_of(data[at:start])
-    if state is State.COMPLETED or (state is State.QUARANTINED and start < len(data)):
-        completed_at = completed_ms / 1000
-        payload = _payload(data, start, status, first & 2 == 2)
-    # By position: this is on every replay's path, and names cost a microsecond.
-    return Record(
-        state,
-        token,
-        int.from_bytes(fence, "big"),
-        attempt,
-        fingerprint,
-        OnExpiry.TAKEOVER if first & 4 else OnExpiry.QUARANTINE,
-        _about(data, tail),
-        requested_ms / 1000,
-        deadline,
-        deadline - now,
-        completed_at,
-        payload,
-        reason,
-        first & 1 == 1,
-    )
-
-
-def _payload(data: bytes, at: int, status: int, success: bool) -> StoredPayload:
-    byte_size, start = _read_length(data, at)
-    if not data[start]:
-        return StoredPayload(data[start + 1 :], status, success, byte_size)
-    number, start = _read_length(data, start)
-    size, start = _read_length(data, start)
-    end = start + size
-    if size > KID_BYTES or end > len(data):
-        raise CorruptRecord("the record in Redis is cut short, or the id of its key is too long")
-    return StoredPayload(data[end:], status, success, byte_size, SealedBy(data[start:end].decode(), number - 1))
-
-
-def _about(data: bytes, end: int) -> RequestInfo:
-    at = _HEADER.size
-    texts = []
-    for _ in range(4):
-        size, start = _read_length(data, at)
-        at = start + size
-        if size > ABOUT_TEXT_BYTES or at > end:
-            raise CorruptRecord("a text in the record in Redis is longer than the record says")
-        texts.append(data[start:at].decode("utf-8", "surrogatepass"))
-    if at != end:
-        raise CorruptRecord("the record in Redis is not put together as this release does it")
-    return RequestInfo(*texts)
-
-
-def _texts(about: RequestInfo) -> tuple[str, str, str, str]:
-    return about.tenant, about.principal, about.method, about.operation
-
-
-def _text(text: str) -> bytes:
-    # A tenant or a principal may be any str, lone surrogates included.
-    data = text[: ABOUT_TEXT_BYTES + 1].encode("utf-8", "surrogatepass")
+def _long_text(data: bytes) -> bytes:
+    """This text after its length; cut in front of a letter, with "…", if it is too long."""
     if len(data) > ABOUT_TEXT_BYTES:
-        data = _cut(data)
+        end = ABOUT_TEXT_BYTES - len(_CUT)
+        while data[end] & 0xC0 == 0x80:  # in the middle of a letter
+            end -= 1
+        data = data[:end] + _CUT
     return _length(len(data)) + data
-
-
-def _cut(data: bytes) -> bytes:
-    end = ABOUT_TEXT_BYTES - len(_CUT)
-    while data[end] & 0xC0 == 0x80:  # in the middle of a letter
-        end -= 1
-    return data[:end] + _CUT
 
 
 def _length(number: int) -> bytes:

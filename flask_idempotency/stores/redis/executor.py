@@ -36,9 +36,6 @@ class Replication:
         longest = WAIT_SECONDS if reply_seconds is None else min(WAIT_SECONDS, _SHARE * reply_seconds)
         self._ms = max(round(longest * 1000), 1)
 
-    def concerns(self, script: Script) -> bool:
-        return self.replicas > 0 and script.durable
-
     def row(self, key: bytes, *, known: bool) -> tuple[Command, Command]:
         """What follows a script that touched this key, on the same connection. `known`: the server knows our scripts."""
         script = scripts.TOUCH
@@ -82,7 +79,7 @@ class ScriptExecutor:
     What is of another type than ours raises `CorruptRecord`.
     """
 
-    def __init__(self, client: Any, *, owned: bool, clock: Clock, replicas: int = 0) -> None:
+    def __init__(self, client: Any, *, owned: bool, clock: Clock | None = None, replicas: int = 0) -> None:
         self.client = client
         self.errors = Errors(client)
         self._clock = clock
@@ -91,9 +88,13 @@ class ScriptExecutor:
         self.replication = Replication(replicas, reply_seconds=reply_seconds_of(client) if replicas else None)
 
     def run(self, script: Script, keys: Sequence[bytes], *arguments: Argument, tries: Tries | None = None) -> Any:
-        """What this script returns. Its first argument is the time."""
-        rest = self._rest(Call(keys, arguments))
-        if self.replication.concerns(script):
+        """Return what this script returns. Its first argument is the time: of a test, or none for that of Redis.
+
+        If this raises, `tries` tells whether the script was sent more than once.
+        """
+        now = b"" if self._clock is None else self._now()
+        rest = words((len(keys), *keys, now, *arguments))
+        if script.durable and self.replication.replicas:
             return self._kept(script, keys[0], rest, tries)
         try:
             try:
@@ -106,7 +107,8 @@ class ScriptExecutor:
 
     def run_all(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         """What this script returns of each of these. Sent together; they are not one step, and may be of many slots."""
-        rests = [self._rest(call) for call in calls]
+        now = b"" if self._clock is None else self._now()
+        rests = [words((len(call.keys), *call.keys, now, *call.arguments)) for call in calls]
         told = self._together([("EVALSHA", script.sha, *rest) for rest in rests])
         missed = [at for at, answer in enumerate(told) if isinstance(answer, self.errors.no_script)]
         # All of them in full: on a Cluster each may be for another node.
@@ -160,10 +162,9 @@ class ScriptExecutor:
             except UNREACHABLE as error:
                 patience.failed(error)
 
-    def _rest(self, call: Call) -> tuple[bytes | str, ...]:
-        told = self._clock()
-        now = b"" if told is None else round(told * 1_000_000)
-        return words((len(call.keys), *call.keys, now, *call.arguments))
+    def _now(self) -> bytes | int:
+        seconds = None if self._clock is None else self._clock()
+        return b"" if seconds is None else round(seconds * 1_000_000)
 
     def _kept(self, script: Script, key: bytes, rest: Command, tries: Tries | None) -> Any:
         """What this script returns, once as many replicas have its effect as must."""

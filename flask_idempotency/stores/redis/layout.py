@@ -83,10 +83,10 @@ Keys: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]
 
 
 def keys(key: StorageKey) -> Keys:
-    """What every script on a record is given, in this order: the record, the two indexes and the partition's memory;
+    """Return the KEYS of every script on a record, in this order: the record, the two indexes and the partition's memory;
     and its tenant's unsettled records, ledger and data keys."""
     prefix, others = _beside(key.tid)
-    return prefix + _text(key.rid), *others
+    return prefix + b2a_base64(key.rid, newline=False).translate(_FOR_URLS, b"="), *others
 
 
 @lru_cache(maxsize=1024)
@@ -96,7 +96,7 @@ def _beside(tid: bytes) -> tuple[bytes, tuple[bytes, bytes, bytes, bytes, bytes,
 
 
 def name(keys: Keys) -> bytes:
-    """How the indexes call this record."""
+    """Return what the indexes call the record that has these keys."""
     return keys[0].rpartition(b":")[2]
 
 
@@ -188,9 +188,10 @@ def freed(key: StorageKey) -> bytes:
     return _prefix(key.tid) + b"g:" + _text(key.rid)
 
 
-def given_up(key: StorageKey, token: bytes) -> bytes:
-    """That the claim of this key that has this token was given up."""
-    return _prefix(key.tid) + b"a:" + _text(token)
+def given_up(keys: Keys, token: bytes) -> bytes:
+    """Return the key that stands when the claim of this token, on the record that has these keys, was cancelled."""
+    # The key of the partition's memory is its prefix and one letter.
+    return keys[3][:-1] + b"a:" + b2a_base64(token, newline=False).translate(_FOR_URLS, b"=")
 
 
 def replay(key: StorageKey) -> bytes:

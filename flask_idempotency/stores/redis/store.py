@@ -24,7 +24,7 @@ from flask_idempotency.engine.model import (
     Unknown,
 )
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.store import Clock, StoreOutcome, store_time
+from flask_idempotency.engine.store import Clock, StoreOutcome
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.admin.data_keys import (
@@ -76,7 +76,7 @@ class RedisStore:
     """
 
     def __init__(
-        self, server: Any, *, clock: Clock = store_time, rules: RedisDataLossPolicy | None = None, replicas: int = 0
+        self, server: Any, *, clock: Clock | None = None, rules: RedisDataLossPolicy | None = None, replicas: int = 0
     ) -> None:
         self._owned = isinstance(server, str)
         self._client = make_client(server) if isinstance(server, str) else server
@@ -122,7 +122,7 @@ class RedisStore:
             self._eviction.refuse_claims()
         self.data_loss.look()
         keys, tries = layout.keys(request.key), Tries()
-        concerned = *keys, layout.given_up(request.key, token)
+        concerned = *keys, layout.given_up(keys, token)
         arguments = (
             layout.name(keys),
             token,
@@ -147,7 +147,13 @@ class RedisStore:
                 self.data_loss.granted(request, grant)
                 return Claimed(grant)
             case [b"REPLAYED", data, now, *erasure]:
-                return Replayed(self._trusted(keys, data, now, *erasure))
+                try:
+                    record = decode(data, now=now / 1_000_000)
+                    return Replayed(told(record, *erasure) if erasure else record)
+                except CorruptRecord:
+                    # Scripts read less of a record than this: to them it was one that time ends.
+                    self._server.run(scripts.MARK_CORRUPT, keys, layout.name(keys), data)
+                    raise
             case [b"IN-FLIGHT", left]:
                 return InFlight(retry_after=left / 1_000_000)
             case [b"MISMATCHED", first_seen] if first_seen <= LATEST * 1000:
@@ -167,24 +173,24 @@ class RedisStore:
                 raise corrupt()
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
-        _settled(self._run(scripts.RENEW, key, token, microseconds(lease)))
+        self._write(scripts.RENEW, key, token, microseconds(lease))
 
     def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
-        _settled(self._run(scripts.MARK_POINT_OF_NO_RETURN, key, token))
+        self._write(scripts.MARK_POINT_OF_NO_RETURN, key, token)
 
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
-        _settled(self._run(scripts.COMPLETE, key, token, *completion(payload, keep=keep)))
+        self._write(scripts.COMPLETE, key, token, *completion(payload, keep=keep))
 
     def release(self, key: StorageKey, token: bytes) -> None:
         keys = layout.keys(key)
-        answer = self._as_owner(
-            scripts.RELEASE, (*keys, layout.given_up(key, token)), layout.name(keys), token, GIVEN_UP_MS
+        answer = self._run(
+            scripts.RELEASE, (*keys, layout.given_up(keys, token)), layout.name(keys), token, GIVEN_UP_MS
         )
-        if answer != b"ABSENT":
-            _settled(answer)
+        if answer not in (b"DONE", b"ABSENT"):
+            raise _refusal(answer)
 
     def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
-        _settled(self._run(scripts.QUARANTINE, key, token, reason_bytes(reason)))
+        self._write(scripts.QUARANTINE, key, token, reason_bytes(reason))
 
     def read(self, key: StorageKey) -> Record | None:
         now, data, *erasure = self._server.run(scripts.READ, layout.keys(key))
@@ -194,37 +200,34 @@ class RedisStore:
         return None if record.state is State.COMPLETED and record.remaining <= 0 else record
 
     def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
-        self._run(scripts.MARK_CORRUPT, key, b"", int(payload.success), payload.status, payload_bytes(payload))
-
-    def _run(self, script: Script, key: StorageKey, *arguments: bytes | int) -> Any:
         keys = layout.keys(key)
-        return self._as_owner(script, keys, layout.name(keys), *arguments)
+        facts = int(payload.success), payload.status, payload_bytes(payload)
+        self._run(scripts.MARK_CORRUPT, keys, layout.name(keys), b"", *facts)
 
-    def _as_owner(self, script: Script, keys: Sequence[bytes], *arguments: bytes | int) -> Any:
+    def _write(self, script: Script, key: StorageKey, token: bytes, *arguments: bytes | int) -> None:
+        """Run a script of the owner of this token. Raise why it changed nothing."""
+        keys = layout.keys(key)
+        answer = self._run(script, keys, layout.name(keys), token, *arguments)
+        if answer != b"DONE":
+            raise _refusal(answer)
+
+    def _run(self, script: Script, keys: Sequence[bytes], *arguments: bytes | int) -> Any:
+        """Run a script of an owner. After a restart of Redis judge first whether it lost anything, and run it again."""
         answer = self._server.run(script, keys, *arguments)
         if answer == b"DOUBT":
             self.data_loss.judge()
             answer = self._server.run(script, keys, *arguments)
         return answer
 
-    def _trusted(self, keys: layout.Keys, data: bytes, now: int, erasure: bytes | None = None) -> Record:
-        try:
-            return told(decode(data, now=now / 1_000_000), erasure)
-        except CorruptRecord:
-            # Scripts read less of a record than this: to them it was one that time ends.
-            self._server.run(scripts.MARK_CORRUPT, keys, layout.name(keys), data)
-            raise
 
-
-def _settled(answer: bytes) -> None:
+def _refusal(answer: Any) -> Exception:
+    """Return why a script of an owner changed nothing."""
     match answer:
-        case b"DONE":
-            return
         case b"ABSENT":
-            raise LeaseLost("the record is gone")
+            return LeaseLost("the record is gone")
         case b"DOUBT":
-            raise StoreUnavailable("Redis restarted, and no process has checked yet whether it lost this claim")
+            return StoreUnavailable("Redis restarted, and no process has checked yet whether it lost this claim")
         case b"LOST":
-            raise LeaseLost("the record belongs to somebody else, or is completed")
+            return LeaseLost("the record belongs to another worker, or is completed")
         case _:
-            raise refused_for_want_of_a_key(answer) or corrupt()
+            return refused_for_want_of_a_key(answer) or corrupt()

@@ -61,7 +61,7 @@ def test_a_connection_of_ours_greets_without_numbers(
 
 
 def test_numbers_become_text() -> None:
-    assert words((b"EVALSHA", "sha", 2, -1, 2**63, True)) == (
+    assert tuple(words((b"EVALSHA", "sha", 2, -1, 2**63, True))) == (
         b"EVALSHA",
         "sha",
         b"2",
