@@ -29,7 +29,7 @@ from flask_idempotency.settings import Settings, load_override, load_settings, s
 from flask_idempotency.signals import sender_for
 from flask_idempotency.web.callbacks import Callbacks, check_counted
 from flask_idempotency.web.current_claim import idempotency_field
-from flask_idempotency.web.guard import Desk
+from flask_idempotency.web.guard import Guard
 from flask_idempotency.web.hooks import Hooks
 from flask_idempotency.web.janitor import shape_watch_of, watch_of
 from flask_idempotency.web.policies import Policies, mark_configured
@@ -202,18 +202,24 @@ class Idempotency:
             origins=settings.origins,
             chosen_only=settings.guard == "chosen",
         )
-        desk = Desk(
+        guard = Guard(
+            app,
             engine=built.engine,
             identities=identities(settings),
             settings=settings,
-            policies=policies,
-            loaders=self._loaders,
+            callbacks=self._loaders,
             observers=observers,
-            counts=built.ledger is not None,
-            watch=watch_of(built, settings, observers),
-            shape=shape_watch_of(app, built, settings, self._loaders, policies),
         )
-        hooks = Hooks(app, desk)
+        hooks = Hooks(
+            app,
+            guard,
+            policies,
+            settings,
+            self._loaders,
+            counts=built.ledger is not None,
+            janitor=watch_of(built, settings, observers),
+            identity=shape_watch_of(app, built, settings, self._loaders, policies),
+        )
         if settings.enabled or joint:
             hooks.install()
             hooks.report()

@@ -38,7 +38,7 @@ MAX_NUMBER_LENGTH: Final = 64
 needs more: 17 digits, up to 21 places before the point, and `%.40f` still fits."""
 
 _MAX_SAFE_INTEGER: Final = 2**53 - 1
-_CHUNK = 64 * 1024
+_NO_HEADERS: Final = encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,17 @@ def fingerprint(
     The canonical form of JSON does not depend on which JSON type it is; `media_type` does, so the same document sent
     as `application/json` and as `application/vnd.x+json` is two different requests.
     """
-    selected = encode(*[_utf8(text) for name, value in headers for text in (name.lower(), value)])
-    mac = identity.fingerprint(_utf8(method), path, query, _utf8(media_type), selected, body)
+    selected: list[bytes] = []
+    for name, value in headers:
+        selected += (name.lower().encode("utf-8", "surrogatepass"), value.encode("utf-8", "surrogatepass"))
+    mac = identity.fingerprint(
+        method.encode("utf-8", "surrogatepass"),
+        path,
+        query,
+        media_type.encode("utf-8", "surrogatepass"),
+        encode(*selected) if selected else _NO_HEADERS,
+        body,
+    )
     return bytes((VERSION,)) + mac[: SIZE - 1]
 
 

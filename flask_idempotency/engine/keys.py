@@ -9,7 +9,7 @@ import hmac
 import re
 import secrets
 from base64 import b32encode
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from struct import Struct
@@ -88,6 +88,9 @@ LONGEST_NAME = 255
 """Characters of a tenant, a principal, a namespace, an operation, a reason or an actor. Names are stored with records and are
 not counted in a quota of bytes, so they are bounded. A longer one is refused, never cut: two names must not become one."""
 
+MOST_REMEMBERED: Final = 4096
+"""Callers and tenants whose part of a key an `Identity` remembers: a megabyte or two. It never changes."""
+
 _COUNT, _LENGTH = Struct(">H"), Struct(">I")
 _VISIBLE = re.compile(r"[!-~]+")
 _QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
@@ -133,50 +136,40 @@ def parse_key(value: str, *, max_length: int = 255, key_format: str = "any") -> 
     A bare comma is refused: servers join two header lines with one, and two keys must never pass for one. A bare quote is
     refused too: it is half of a pair.
     """
-    key = _unquoted(value) if value.startswith('"') else _bare(value)
+    if value.startswith('"'):
+        match = _QUOTED.fullmatch(value)
+        if match is None:
+            raise InvalidKey("the quoted key is not a well-formed RFC 8941 string, or more than one key was sent")
+        key = re.sub(r"\\(.)", r"\1", match[1])
+    elif "," in value:
+        raise InvalidKey("more than one key was sent; a key that contains a comma must be quoted")
+    elif '"' in value:
+        # A quoted key that lost one of its quotes on the way: it must not become a second name of the same key.
+        raise InvalidKey(
+            "a quote stands inside a bare key; put the whole key in quotes, and a backslash before each inner one"
+        )
+    else:
+        key = value
     if not key:
         raise InvalidKey("the key is empty")
     if len(key) > max_length:
         raise InvalidKey(f"the key is longer than {max_length} characters")
     if not _VISIBLE.fullmatch(key):
         raise InvalidKey("the key may contain visible ASCII characters only")
-    if not _has_format(key, key_format):
+    if key_format != "any" and not re.fullmatch(_UUID if key_format == "uuid" else key_format, key):
         raise InvalidKey(
             "the key must be a UUID" if key_format == "uuid" else "the key does not have the required format"
         )
     return key
 
 
-def one_key(values: Iterable[str], parse: Callable[[str], str]) -> str:
-    """The single key that these header values agree on. Raises `InvalidKey` when they do not."""
-    keys = {parse(value) for value in values}
-    if len(keys) != 1:
-        raise InvalidKey("two different keys were sent")
-    return keys.pop()
-
-
-def _unquoted(value: str) -> str:
-    match = _QUOTED.fullmatch(value)
-    if match is None:
-        raise InvalidKey("the quoted key is not a well-formed RFC 8941 string, or more than one key was sent")
-    return re.sub(r"\\(.)", r"\1", match[1])
-
-
-def _bare(value: str) -> str:
-    if "," in value:
-        raise InvalidKey("more than one key was sent; a key that contains a comma must be quoted")
-    if '"' in value:
-        # A quoted key that lost one of its quotes on the way: it must not become a second name of the same key.
-        raise InvalidKey(
-            "a quote stands inside a bare key; put the whole key in quotes, and a backslash before each inner one"
-        )
-    return value
-
-
-def _has_format(key: str, key_format: str) -> bool:
-    if key_format == "any":
-        return True
-    return re.fullmatch(_UUID if key_format == "uuid" else key_format, key) is not None
+def one_key(values: Sequence[str], *, max_length: int = 255, key_format: str = "any") -> str:
+    """Return the single key that these header values agree on. Raises `InvalidKey` when they do not."""
+    key = parse_key(values[0], max_length=max_length, key_format=key_format)
+    for value in values[1:]:
+        if parse_key(value, max_length=max_length, key_format=key_format) != key:
+            raise InvalidKey("two different keys were sent")
+    return key
 
 
 def encode(*parts: bytes) -> bytes:
@@ -203,20 +196,36 @@ class Identity:
         self._downstream = _subkey(secret, b"downstream")
         self._log = _subkey(secret, b"log")
         self._mark = _subkey(secret, b"mark")
-        self._marks = dict[str, bytes]()
         self._shards = tenant_shards
+        # Per object, so that nothing derived from a secret outlives its application.
+        self._marks: dict[str, bytes] = {}
+        self._owners: dict[Scope, bytes] = {}
+        self._tids: dict[tuple[str, str | None, int], bytes] = {}
 
     def storage_key(self, scope: Scope, client_key: str) -> StorageKey:
         """Injective: no two (scope, key) pairs share a storage key, whatever characters they contain."""
-        owner = _owner(scope.namespace, scope.tenant)
-        request = (_optional(scope.principal), _optional(scope.operation), client_key.encode("utf-8", "surrogatepass"))
-        rid = _mac(self._record, encode(*owner, *request))
-        tid = self._tid(owner, int.from_bytes(rid[:8], "big") % self._shards)
-        return StorageKey(rid, tid=tid, label=self._label(rid), mark=self.mark(scope.namespace))
+        owner = self._owners.get(scope)
+        if owner is None:
+            owner = self._owner(scope)
+        key = client_key.encode("utf-8", "surrogatepass")
+        # As `encode` of the parts of the scope and the key.
+        rid = hmac.digest(self._record, owner + _LENGTH.pack(len(key)) + key, "sha256")
+        part = int.from_bytes(rid[:8], "big") % self._shards
+        tid = self._tids.get((scope.namespace, scope.tenant, part)) or self._tid(scope.namespace, scope.tenant, part)
+        mark = self._marks.get(scope.namespace) or self.mark(scope.namespace)
+        return StorageKey(rid, tid, hmac.digest(self._log, rid, "sha256")[:4].hex(), mark)
+
+    def _owner(self, scope: Scope) -> bytes:
+        """Encode what precedes the client's key in a record's name."""
+        request = (_optional(scope.principal), _optional(scope.operation))
+        parts = encode(*_owner(scope.namespace, scope.tenant), *request, b"")
+        if len(self._owners) >= MOST_REMEMBERED:
+            self._owners.clear()
+        owner = self._owners[scope] = parts[: -_LENGTH.size]
+        return owner
 
     def mark(self, namespace: str) -> bytes:
-        """What tokens begin with: of the application, and of this secret in it. Leads back to no secret."""
-        # Asked for with every key, and an application has one namespace.
+        """Return what tokens begin with: of the application, and of this secret in it. Leads back to no secret."""
         if namespace not in self._marks:
             name = namespace.encode("utf-8", "surrogatepass")
             secret = _mac(self._mark, name)[: MARK_BYTES - OWNER_BYTES]
@@ -229,8 +238,7 @@ class Identity:
 
     def tenant_ids(self, namespace: str, tenant: str | None) -> tuple[bytes, ...]:
         """The `tid`s of all storage keys of this tenant: one for each of its parts, always in the same order."""
-        owner = _owner(namespace, tenant)
-        return tuple(self._tid(owner, part) for part in range(self._shards))
+        return tuple(self._tid(namespace, tenant, part) for part in range(self._shards))
 
     def tenant_id(self, namespace: str, tenant: str | None) -> bytes:
         """The `tid` of every storage key of this tenant. Raises `ValueError` where it has several parts."""
@@ -243,7 +251,7 @@ class Identity:
 
     def fingerprint(self, *parts: bytes) -> bytes:
         """A keyed digest of these parts: 32 bytes. `fingerprint.py` says which parts."""
-        return _mac(self._fingerprint, encode(*parts))
+        return hmac.digest(self._fingerprint, encode(*parts), "sha256")
 
     def downstream_key(self, key: StorageKey, name: str) -> str:
         """An idempotency key for a call made on behalf of this one: the same over all attempts, another for each name."""
@@ -252,10 +260,14 @@ class Identity:
     def _label(self, rid: bytes) -> str:
         return _mac(self._log, rid)[:4].hex()
 
-    def _tid(self, owner: tuple[bytes, bytes], part: int) -> bytes:
+    def _tid(self, namespace: str, tenant: str | None, part: int) -> bytes:
         # Not of the number of parts: on a host that has it wrong, what is found by chance still replays.
         which = () if self._shards == 1 else (part.to_bytes(2, "big"),)
-        return _mac(self._tenant, encode(*owner, *which))[:TID_BYTES]
+        tid = _mac(self._tenant, encode(*_owner(namespace, tenant), *which))[:TID_BYTES]
+        if len(self._tids) >= MOST_REMEMBERED:
+            self._tids.clear()
+        self._tids[namespace, tenant, part] = tid
+        return tid
 
 
 def owner_mark(namespace: str) -> bytes:

@@ -256,11 +256,10 @@ class StoredResponse:
     @property
     def byte_size(self) -> int:
         """Bytes a quota counts for this result, before any encoding."""
-        return len(self.body) + sum(len(name) + len(value) + 4 for name, value in self.metadata)
-
-    def with_body(self, body: bytes) -> StoredResponse:
-        """This result with its body, once that is known."""
-        return StoredResponse(self.status, self.reason, self.metadata, body)
+        size = len(self.body)
+        for name, value in self.metadata:
+            size += len(name) + len(value) + 4
+        return size
 
     def without_body(self) -> StoredResponse:
         """The tombstone of this result: its status and metadata stay, its body is gone."""

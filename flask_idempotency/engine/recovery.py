@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord
-from flask_idempotency.engine.claim import Sealing
+from flask_idempotency.engine.claim import SealedResponse
 from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, NotApplied, StoreUnavailable
 from flask_idempotency.engine.events import Event, Resolved
 from flask_idempotency.engine.keys import StorageKey, successor
@@ -169,7 +169,7 @@ class Settler:
             nonlocal settled
             settled = _heard(lambda: self._unsettled.resolve(seen, token=token, payload=payload, keep=keep), told)
 
-        Sealing(self._codec, [binding], result).writing(store)(seen.key)
+        SealedResponse(self._codec, [binding], result).write(binding, store)
         return settled
 
     def _publish(

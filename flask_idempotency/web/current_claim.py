@@ -12,7 +12,7 @@ from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.web.policies import Policies
-from flask_idempotency.web.request_state import RequestState, context, current_visit
+from flask_idempotency.web.request_state import RequestState, context, current_state
 
 
 class CurrentClaim:
@@ -29,17 +29,17 @@ class CurrentClaim:
     @property
     def key(self) -> str:
         """The client's key, without quotes. Not secret, and not to be trusted more than any other client input."""
-        return _visit("key").client_key
+        return _state("key").client_key
 
     @property
     def tenant(self) -> str | None:
         """The tenant that the claim is made for."""
-        return _visit("tenant").tenant
+        return _state("tenant").tenant
 
     @property
     def principal(self) -> str | None:
         """The subject that the claim is made for; None is anonymous."""
-        return _visit("principal").principal
+        return _state("principal").principal
 
     @property
     def fence(self) -> int:
@@ -69,19 +69,19 @@ class CurrentClaim:
         The rows of an answer of 400 and above are rolled back otherwise, for most of those views have broken off half-way.
         A declined payment that is to be written down says so here. Anywhere else this does nothing.
         """
-        visit = current_visit()
-        if visit is not None:
-            visit.keeps_rows = True
+        state = current_state()
+        if state is not None:
+            state.keeps_rows = True
 
     def downstream_key(self, name: str) -> str:
         """An idempotency key for a call made on behalf of this one: 52 characters, another for each `name`.
 
         The same over all attempts, and while secrets are being rotated, so the other side sees one key per intent.
         """
-        visit = _visit("downstream_key()")
-        if visit.claim is None or visit.oldest is None:
+        state = _state("downstream_key()")
+        if state.claim is None or state.oldest is None:
             raise _no_claim("downstream_key()")
-        return visit.oldest.downstream_key(visit.claim.oldest_key, name)
+        return state.oldest.downstream_key(state.claim.oldest_key, name)
 
 
 current_claim = CurrentClaim()
@@ -162,15 +162,15 @@ def _own_target(here: str) -> str | None:
 
 
 def _claim() -> Claim | None:
-    visit = current_visit()
-    return None if visit is None else visit.claim
+    state = current_state()
+    return None if state is None else state.claim
 
 
-def _visit(attribute: str) -> RequestState:
-    visit = current_visit()
-    if visit is None or visit.claim is None:
+def _state(attribute: str) -> RequestState:
+    state = current_state()
+    if state is None or state.claim is None:
         raise _no_claim(attribute)
-    return visit
+    return state
 
 
 def _held(attribute: str) -> Claim:

@@ -15,9 +15,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from threading import Lock
-from typing import Any
+from typing import Any, TypeAlias
 
-from flask import Flask, Request, appcontext_pushed, got_request_exception, request, request_finished
+from flask import Flask, Request, appcontext_pushed, got_request_exception, request_finished
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
@@ -25,23 +25,18 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.forks import notice
 from flask_idempotency.engine.policy import Decision, Policy
-from flask_idempotency.web.callbacks import check_counted
-from flask_idempotency.web.guard import Desk, Guard
-from flask_idempotency.web.policies import ResolvedPolicy
+from flask_idempotency.settings import Settings
+from flask_idempotency.web.callbacks import Callbacks, check_counted
+from flask_idempotency.web.guard import Guard
+from flask_idempotency.web.janitor import IdentityMonitor, JanitorMonitor
+from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.principals import is_of_httpauth
 from flask_idempotency.web.problems import Problem
 from flask_idempotency.web.request_body import FORM_TYPES, Closing, watch_body
-from flask_idempotency.web.request_state import (
-    Phase,
-    RequestState,
-    context,
-    context_id,
-    environ_key,
-    only_flashes_changed,
-    session_is_modified,
-    session_values,
-    visit_of,
-)
+from flask_idempotency.web.request_state import Phase, RequestState, context, environ_key
+
+Hooked: TypeAlias = "dict[str | None, list[Callable[..., Any]]]"
+"""Flask's hooks of one kind, by blueprint."""
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -49,18 +44,36 @@ _log = logging.getLogger("flask_idempotency")
 class Hooks:
     """One application's hooks. Owned by `app.extensions`; signals hold it weakly, so that apps can be dropped."""
 
-    def __init__(self, app: Flask, desk: Desk) -> None:
+    def __init__(
+        self,
+        app: Flask,
+        guard: Guard,
+        policies: Policies,
+        settings: Settings,
+        callbacks: Callbacks,
+        *,
+        counts: bool = False,
+        janitor: JanitorMonitor | None = None,
+        identity: IdentityMonitor | None = None,
+    ) -> None:
+        """Take what the application's requests need.
+
+        `counts`: whether the store can count what each tenant has. `janitor` is None if no janitor is expected. `identity`
+        is None if the store cannot remember the shape of identity, or no other process sees the store.
+        """
         self._app = app
-        self._desk = desk
-        self._policies = desk.policies
-        self._enabled = desk.settings.enabled
-        self._guard = Guard(app, desk)
-        self._slot = environ_key(app)
-        self._tail = LastHook(app.before_request_funcs, self._slot, self.tail, newest_only=True)
-        self._capture = LastHook(app.after_request_funcs, self._slot, self.capture)
-        self._teardown = LastHook(app.teardown_request_funcs, self._slot, self.teardown)
+        self._guard = guard
+        self._policies = policies
+        self._settings = settings
+        self._callbacks = callbacks
+        self._counts = counts
+        self._janitor = janitor
+        self._identity = identity
+        self._enabled = settings.enabled
+        self._key = environ_key(app)
+        self._last = LastHooks(app, self._key, before=self.begin, after=self.capture, teardown=self.teardown)
         self.at_first: Callable[[], Any] | None = None
-        """Called once, before the first request is looked at."""
+        """Called once, before the first request is handled."""
         self._checked = False
         self._check = Lock()
         self._told: set[str] = set()
@@ -70,8 +83,8 @@ class Hooks:
 
     def install(self) -> None:
         """Raises Flask's own error once the application has handled a request."""
-        self._app.before_request(self.head)
-        if self._desk.engine.transactions is not None:
+        self._app.before_request(self.before)
+        if self._guard.engine.transactions is not None:
             # Before any hook or session interface of the application uses its database.
             appcontext_pushed.connect(self.entered, self._app)
         request_finished.connect(self.finish, self._app)
@@ -94,127 +107,129 @@ class Hooks:
             each = "".join(f"\n  - {printable(fault)}" for fault in faults)
             _log.error("Policies that cannot hold. Their endpoints answer 500 until you change them:" + each)
 
-    def head(self) -> Response | None:
-        """Note that this request may be keyed. Reads no body and calls no store: it may stand before authentication."""
+    def before(self) -> Response | None:
+        """Note that this request may be keyed. Reads no body and calls no store: it may run before authentication."""
         notice()
         if not self._checked:
             self._look_at_all()
-        asked = request._get_current_object()  # type: ignore[attr-defined]
-        rule = asked.url_rule
+        here: Request = context.get().request
+        rule = here.url_rule
         if rule is None:  # 404, 405, a slash redirect: the router answers, and there is no view to guard
             return None
-        resolved = self._policies.resolve(rule.endpoint, asked.method)
+        resolved = self._policies.resolve(rule.endpoint, here.method)
         if resolved.exempt:
             return None
         policy = resolved.policy
         # Transactional views leave it to us to commit their rows, whether or not there is a key, and even if we are off.
-        keyed = self._enabled and _may_be_keyed(asked, resolved)
         joint = policy.effects == "transactional"
+        keyed = self._enabled and (
+            policy.required
+            or not here.environ.keys().isdisjoint(resolved.headers)
+            or (policy.form_field is not None and here.mimetype in FORM_TYPES)
+        )
         if resolved.faults and (self._enabled or joint):
             return self._closed(rule.endpoint, policy, " ".join(resolved.faults))
         if not keyed and not joint:
             return None
         if keyed and self._fault is not None:
             return self._closed(rule.endpoint, policy, self._fault)
-        scope = asked.blueprints[0] if asked.blueprints else None
-        asked.__dict__[self._slot] = RequestState(policy, rule.endpoint, scope, resolved.deferred, self.from_view)
-        watch_body(asked)
-        self._tail.keep(scope)
-        self._capture.keep(scope)
-        self._teardown.keep(scope)
+        scope = here.blueprints[0] if here.blueprints else None
+        here.__dict__[self._key] = RequestState(policy, rule.endpoint, scope, resolved.deferred, self.from_view)
+        watch_body(here)
+        self._last.keep(scope)
         return None
 
-    def tail(self, visit: RequestState) -> Response | None:
-        """Ask for the claim: the last thing before the view, so a missing or malformed key is judged after signing in."""
-        visit.reached = True
-        return self._enter(visit) if visit.phase is Phase.NEW and not visit.deferred else None
+    def begin(self, state: RequestState, *, in_view: bool = False) -> Response | None:
+        """Claim the key: the last thing before the view, so a missing or malformed key is judged after signing in."""
+        state.reached = True
+        if state.phase is not Phase.NEW or (state.deferred and not in_view):
+            return None
+        here = context.get()
+        state.context = id(here)
+        state.note_session()
+        return self._guard.begin(state, here.request)
 
-    def from_view(self, visit: RequestState) -> Response | None:
-        """Ask for the claim where `@claim_here` stands. What was answered once is answered alike each time it is entered:
-        a decorator above may take our answer for a failure, and try again."""
-        if visit.phase is Phase.NEW:
-            return self._enter(visit)
-        if visit.answer is not None:
-            return self._guard.again(visit)
-        if visit.phase is Phase.CLAIMED and not visit.deferred:
+    def from_view(self, state: RequestState) -> Response | None:
+        """Claim the key where `@claim_here` stands. If it stands in a view that is entered again, the response is the same:
+        a decorator above may take our response for a failure, and try again."""
+        if state.phase is Phase.NEW:
+            return self.begin(state, in_view=True)
+        if state.reply is not None:
+            return self._guard.rebuild(state)
+        if state.phase is Phase.CLAIMED and not state.deferred:
             self._warn_once(
-                visit,
+                state,
                 "@claim_here was entered in %s after its key had been claimed, so the decorators above it do not run on "
                 "replays. A decorator there lacks functools.wraps, or one view calls another as a function.",
             )
         return None
 
-    def capture(self, visit: RequestState, response: Response) -> Response:
-        """Take the snapshot, or put our own answer in place."""
-        if visit.captured or visit.context != context_id():
+    def capture(self, state: RequestState, response: Response) -> Response:
+        """Take the snapshot, or put our own response in place."""
+        here = context.get()
+        if state.captured or state.context != id(here):
             return response
-        visit.captured = True
-        if visit.phase is Phase.CLAIMED:
-            changed = not visit.session_was_modified and session_is_modified()
-            changed = changed and not only_flashes_changed(visit.session_before)
-            visit.sets_cookie = changed or "Set-Cookie" in response.headers
-            visit.session_before = None
-        self._guard.captured(visit, response)
-        if visit.body is not None and "werkzeug.debug.preserve_context" not in request.environ:
-            Closing(visit.body, response)
+        state.captured = True
+        if state.phase is Phase.CLAIMED:
+            state.sets_cookie = state.session_changed() or "Set-Cookie" in response.headers
+        self._guard.capture(state, response)
+        if state.body is not None and "werkzeug.debug.preserve_context" not in here.request.environ:
+            Closing(state.body, response)
         return response
 
     def failed(self, sender: Flask, exception: BaseException, **_: Any) -> None:
         """Remember an unhandled error. Flask-RESTX and -RESTful send this signal for every abort() as well."""
-        visit = self._visit()
-        if visit is None or visit.context != context_id():
+        state = self._state()
+        if state is None or state.context != id(context.get(None)):
             return
-        visit.captured = False  # if it was: a later hook failed, and the after_request functions run again over the 500
+        state.captured = False  # if it was: a later hook failed, and the after_request functions run again over the 500
         if isinstance(exception, HTTPException) and not _unhandled(exception):
             return
-        visit.error = exception
-        visit.escaped = _escaped(exception)
-        if visit.phase is Phase.ANSWERED:
-            visit.phase = Phase.DONE  # a hook failed over our answer: its 500 stands
+        state.error = exception
+        state.escaped = _escaped(exception)
+        if state.phase is Phase.ANSWERED:
+            state.phase = Phase.DONE  # a hook failed over our answer: its 500 stands
 
     def finish(self, sender: Flask, response: Response, **_: Any) -> None:
-        """All hooks have succeeded and the session is saved: only now is the answer final."""
-        if (
-            self._guard.abandoned_streams
-        ):  # of any request, for those with a key may be rare; one, for each may wait for the store
+        """End the claim: all hooks have succeeded and the session is saved, so the response is final."""
+        if self._guard.abandoned_streams:
+            # In any request: those with a key may be rare. One only: each may wait for the store.
             self._guard.settle_abandoned(most=1)
-        visit = self._visit()
-        if visit is None:
+        state = self._state()
+        if state is None:
             return
-        if visit.phase is Phase.CLAIMED and visit.context == context_id():
-            self._guard.finish(visit, response)
-            if visit.sets_cookie and visit.decision is Decision.KEEP:
+        if state.phase is Phase.CLAIMED and state.context == id(context.get(None)):
+            self._guard.finish(state, response)
+            if state.sets_cookie and state.decision is Decision.KEEP:
                 self._warn_once(
-                    visit,
+                    state,
                     "%s set a cookie or changed the session, and its responses are kept. A retry gets the response without "
                     "the cookie, and a token in its body can be read in the store. Add @exempt to views that sign users in "
                     "or out.",
                 )
-        elif visit.phase is Phase.NEW and visit.reached and 200 <= response.status_code < 300:
+        elif state.phase is Phase.NEW and state.reached and 200 <= response.status_code < 300:
             self._warn_once(
-                visit,
+                state,
                 "%s has answered without entering @claim_here, so its key was not looked at and a retry runs it again. "
                 "A decorator above calls what is below @claim_here, or has answered itself.",
             )
-        if visit.policy.effects == "transactional" and (
-            visit.phase in (Phase.UNKEYED, Phase.UNPROTECTED) or (visit.phase is Phase.NEW and visit.reached)
+        if state.policy.effects == "transactional" and (
+            state.phase in (Phase.UNKEYED, Phase.UNPROTECTED) or (state.phase is Phase.NEW and state.reached)
         ):
-            self._guard.rows.unclaimed(visit, response)
-        if visit.client_key and self._desk.watch is not None:
-            self._desk.watch.look()
-        if visit.claim is not None and self._desk.shape is not None:
-            self._desk.shape.look(
-                httpauth=self._desk.loaders.principal is None and is_of_httpauth(visit.principal),
-            )
+            self._guard.commit_unclaimed(state, response)
+        if state.client_key and self._janitor is not None:
+            self._janitor.look()
+        if state.claim is not None and self._identity is not None:
+            self._identity.look(httpauth=self._callbacks.principal is None and is_of_httpauth(state.principal))
 
-    def teardown(self, visit: RequestState, error: BaseException | None) -> None:
-        """Settle what nothing else has settled. Runs twice for some streams, and for every popped copy of the context."""
-        if visit.phase is Phase.CLAIMED and visit.context == context_id():
-            self._guard.abandon(visit, error)
-        elif visit.phase is Phase.DONE and visit.policy.effects == "transactional":
-            self._guard.rows.left_over(visit)
-        if visit.unclaimed is not None and visit.context == context_id():
-            visit.unclaimed.leave()
+    def teardown(self, state: RequestState, error: BaseException | None) -> None:
+        """End a claim that is still open. Runs twice for some streams, and for every popped copy of the context."""
+        if state.phase is Phase.CLAIMED and state.context == id(context.get(None)):
+            self._guard.abandon(state, error)
+        elif state.phase is Phase.DONE and state.policy.effects == "transactional":
+            self._guard.log_unsaved(state)
+        if state.unclaimed is not None and state.context == id(context.get(None)):
+            state.unclaimed.leave()
 
     def _look_at_all(self) -> None:
         """Before the first request is looked at: everything is registered and configured by now."""
@@ -223,7 +238,7 @@ class Hooks:
                 return
             self.report()
             try:
-                check_counted(self._desk.loaders, self._desk.settings.quota, counts=self._desk.counts)
+                check_counted(self._callbacks, self._settings.quota, counts=self._counts)
             except ConfigurationError as error:
                 self._fault = str(error)
                 _log.error("Requests with a key answer 500 until you change this: %s", error)
@@ -242,22 +257,16 @@ class Hooks:
         shown = fault if self._app.debug or self._app.testing else ""
         return self._guard.problem(Problem("misconfigured", shown), policy)
 
-    def _enter(self, visit: RequestState) -> Response | None:
-        visit.context = context_id()
-        visit.session_was_modified = session_is_modified()
-        visit.session_before = None if visit.session_was_modified else session_values()
-        return self._guard.enter(visit, request._get_current_object())  # type: ignore[attr-defined]
-
-    def _warn_once(self, visit: RequestState, message: str) -> None:
+    def _warn_once(self, state: RequestState, message: str) -> None:
         """Once per endpoint and message."""
-        if (visit.operation, message) not in self._warned:
-            self._warned.add((visit.operation, message))
-            _log.warning(message, visit.operation)
+        if (state.operation, message) not in self._warned:
+            self._warned.add((state.operation, message))
+            _log.warning(message, state.operation)
 
-    def _visit(self) -> RequestState | None:
-        """For signals, which anybody may send, in a request or not."""
+    def _state(self) -> RequestState | None:
+        """Return the state of the running request. Anyone may send these signals, in a request or not."""
         here = context.get(None)
-        return None if here is None else visit_of(here.request, self._slot)
+        return None if here is None else here.request.__dict__.get(self._key)
 
 
 def _escaped(exception: BaseException) -> bool:
@@ -272,62 +281,58 @@ def _unhandled(exception: BaseException) -> bool:
     return _escaped(exception) and seen_by is not None and seen_by.tb_frame.f_code.co_name == "wsgi_app"
 
 
-def _may_be_keyed(asked: Request, resolved: ResolvedPolicy) -> bool:
-    policy = resolved.policy
-    return (
-        policy.required
-        or not asked.environ.keys().isdisjoint(resolved.headers)
-        or (policy.form_field is not None and asked.mimetype in FORM_TYPES)
-    )
+class LastHooks:
+    """Keeps three functions of ours the last in each scope's lists of hooks, whatever is added after them.
 
-
-class LastHook:
-    """Keeps a function of ours the last in each scope's list of hooks, whatever is added after it.
-
-    It is called with the visit, if the request has one and this is its scope, and with what Flask passes on.
+    They are called with the state, if the request has one and this is its scope, and with what Flask passes on.
 
     Other threads iterate these lists, so nothing is ever moved or taken out: that could make them skip a hook, such as the
-    one that authenticates. A new one is appended first and published second. `newest_only`: one that is no longer the
-    newest does nothing. That is for lists that run forwards, where the newest is still to come; those that run backwards
-    may have been begun before it was appended, and a request whose answer nobody captures would be run again.
+    one that authenticates. A new one is appended first and published second. The list of `before` runs forwards, so the
+    newest is still to come, and one that is no longer the newest does nothing. The other two run backwards, and may have
+    begun before it was appended: a request whose response is not captured would be run again.
     """
 
     def __init__(
         self,
-        hooks: dict[str | None, list[Callable[..., Any]]],
-        slot: str,
-        act: Callable[..., Any],
+        app: Flask,
+        key: str,
         *,
-        newest_only: bool = False,
+        before: Callable[..., Any],
+        after: Callable[..., Any],
+        teardown: Callable[..., Any],
     ) -> None:
-        self._hooks = hooks
-        self._slot = slot
-        self._act = act
-        self._newest_only = newest_only
-        self._newest: dict[str | None, Callable[..., Any]] = {}
+        self._before: Hooked = app.before_request_funcs
+        self._after: Hooked = app.after_request_funcs
+        self._teardown: Hooked = app.teardown_request_funcs
+        self._key = key
+        self._acts = before, after, teardown
+        self._newest: dict[str | None, list[Callable[..., Any]]] = {}
+        """In the order of the lists above. Replaced as a whole."""
         self._lock = Lock()
 
     def keep(self, scope: str | None) -> None:
-        """See that it is the last in this scope now."""
-        if not self._is_last(scope):
-            with self._lock:
-                if not self._is_last(scope):
-                    hook = self._made(scope)
-                    self._hooks.setdefault(scope, []).append(hook)
-                    self._newest[scope] = hook
+        """See that ours are the last in this scope now."""
+        newest = self._newest.get(scope)
+        if newest is not None:
+            before, after, teardown = self._before[scope], self._after[scope], self._teardown[scope]
+            if before[-1:] == newest[:1] and after[-1:] == newest[1:2] and teardown[-1:] == newest[2:]:
+                return
+        with self._lock:
+            hooks = list(self._newest.get(scope, ()))
+            for number, lists in enumerate((self._before, self._after, self._teardown)):
+                if not hooks[number:] or lists[scope][-1:] != hooks[number : number + 1]:
+                    hooks[number : number + 1] = [self._made(scope, number)]
+                    lists[scope].append(hooks[number])
+            self._newest[scope] = hooks
 
-    def _is_last(self, scope: str | None) -> bool:
-        hooks = self._hooks.get(scope)
-        return hooks is not None and hooks[-1:] == [self._newest.get(scope)]
-
-    def _made(self, scope: str | None) -> Callable[..., Any]:
-        slot, act, newest, newest_only = self._slot, self._act, self._newest, self._newest_only
+    def _made(self, scope: str | None, number: int) -> Callable[..., Any]:
+        key, act, newest, only_newest = self._key, self._acts[number], self._newest, number == 0
 
         def idempotency(*passed_on: Any) -> Any:
-            # Most requests have no visit, and all pay for this line.
-            visit = context.get().request.__dict__.get(slot)
-            if visit is None or visit.scope != scope or (newest_only and newest[scope] is not idempotency):
+            # Most requests have no state, and all pay for this line.
+            state = context.get().request.__dict__.get(key)
+            if state is None or state.scope != scope or (only_newest and newest[scope][0] is not idempotency):
                 return passed_on[0] if passed_on else None
-            return act(visit, *passed_on)
+            return act(state, *passed_on)
 
         return idempotency

@@ -83,7 +83,7 @@ def callable_resolvers(
 def result_of(app: Flask, answer: Any, policy: Policy) -> StoredResponse:
     """What a store keeps of an answer that a view might return. Raises `TypeError` for a stream: there is nobody to read it."""
     response = app.make_response(answer)
-    taken = capture(response, policy, on_end=lambda end: None, orphans=deque())
+    taken = capture(response, policy, on_end=lambda end: None, abandoned=deque())
     if taken.tee is not None or taken.result is None:
         raise TypeError("the answer of a resolver must not be a stream")
     return taken.result

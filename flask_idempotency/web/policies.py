@@ -27,7 +27,7 @@ from flask_idempotency.settings import load_override
 from flask_idempotency.settings.options import DOCS_URL
 from flask_idempotency.settings.profiles import DIALECT_FIELDS, PROFILES, STATUS_LISTS, policy_of, yielding
 from flask_idempotency.web.problems import Problem, render
-from flask_idempotency.web.request_state import current_visit
+from flask_idempotency.web.request_state import current_state
 
 _MARK = "__idempotency__"
 _APPLICATION = "application"
@@ -144,10 +144,10 @@ def claim_here(view: ViewT) -> ViewT:
 
 def _enter() -> Any:
     """Ask for the claim. Returns None when the view is to run."""
-    visit = current_visit()
-    if visit is None and has_request_context() and request.url_rule is not None:
+    state = current_state()
+    if state is None and has_request_context() and request.url_rule is not None:
         _refuse_unchosen(request.url_rule.endpoint)
-    answer = None if visit is None else visit.from_view(visit)
+    answer = None if state is None else state.from_view(state)
     if answer is None or current_app.config["TRAP_HTTP_EXCEPTIONS"]:
         return answer
     # Decorators above may convert what a view returns; an exception without a code passes them and all error handlers.

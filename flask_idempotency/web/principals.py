@@ -262,7 +262,9 @@ def identifies(app: Flask) -> bool:
 
 def checked(value: Any, loader: str) -> str | None:
     """Raise `ConfigurationError` unless this is a name, or None."""
-    if value is None or (isinstance(value, str) and value):
+    if value is None or (isinstance(value, str) and 0 < len(value) <= LONGEST_NAME):
+        return value
+    if isinstance(value, str) and value:
         return bounded(value, f"{loader} returned")
     problem = "an empty string" if value == "" else f"a {type(value).__name__}"
     raise ConfigurationError(f"The {loader} returned {problem}. It must return a non-empty str, or None for no caller.")

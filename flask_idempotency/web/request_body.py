@@ -133,7 +133,8 @@ class Closing:
         response = self._response()
         if response is not None:
             # Another list, because this one is being walked.
-            response._on_close = [each for each in response._on_close if each is not self]
+            response._on_close = response._on_close.copy()
+            response._on_close.remove(self)
         self._body.close()
 
 
@@ -158,13 +159,19 @@ def read_body(request: Request, *, most: int | None = None) -> Body:
     announced to be over the limit is not read: the view may raise its own limit, or answer 413.
     """
     body: Body | None = request.__dict__.get(_NAME)
+    if body is not None:
+        return body
+    if most is not None and (request.content_length or 0) > most:
+        raise BodyTooLarge
+    if "form" in request.__dict__ or getattr(request, "_cached_data", None) is not None:
+        body = _kept_by_a_hook(request)
+    if body is None and _NAME in request.environ:
+        body = _shared(request)
     if body is None:
-        if most is not None and (request.content_length or 0) > most:
-            raise BodyTooLarge
-        body = _kept_by_a_hook(request) or _shared(request) or _read(request, most)
-        if most is not None and (body.length or 0) > most:
-            raise BodyTooLarge
-        request.__dict__[_NAME] = request.environ[_NAME] = body
+        body = _read(request, most)
+    if most is not None and (body.length or 0) > most:
+        raise BodyTooLarge
+    request.__dict__[_NAME] = request.environ[_NAME] = body
     return body
 
 
@@ -188,7 +195,7 @@ def _kept_by_a_hook(request: Request) -> Body | None:
     if stream is not None and _is_servers(stream, request):
         if (_position(stream) or 0) > len(cached):
             raise BodyConsumed
-        _check_length(request, len(cached))
+        _check_length(request.content_length, len(cached))
     return Body(length=len(cached), stream=io.BytesIO(cached))
 
 
@@ -206,57 +213,66 @@ def _shared(request: Request) -> Body | None:
 
 
 def _read(request: Request, most: int | None) -> Body:
-    touched, length = "stream" in request.__dict__, request.content_length
-    endless = "wsgi.input_terminated" not in request.environ
+    """Read the whole body, and put it back as if it had never been read."""
+    touched, length, environ = "stream" in request.__dict__, request.content_length, request.environ
+    ends = "wsgi.input_terminated" in environ
     try:
         stream = request.stream
     except RequestEntityTooLarge:
         return Body(length=length)
     servers = _is_servers(stream, request)
-    _check_untouched(request, stream, servers=servers, touched=touched)
-    pieces = _pieces(stream, request, length if servers and endless else None)
-    spool, size = _copied(pieces if most is None else _within(pieces, most))
+    # Nested dispatches are often made without a body, from an environ whose stream is read already.
+    if not (servers and length == 0 and not ends):
+        position = _position(stream)
+        if position or (servers and _position(environ["wsgi.input"])):
+            raise BodyConsumed
+        # Parsing as a form what is no form takes hold of the stream and reads nothing.
+        innocent = not touched or "form" in request.__dict__
+        if servers and position is None and not innocent and (length or "HTTP_TRANSFER_ENCODING" in environ):
+            raise BodyConsumed
+    spool, size = _copied(request, stream, length if servers and not ends else None, most)
     if servers:
-        _check_length(request, size)
-    _put_back(request, spool, servers=servers, touched=touched)
+        _check_length(length, size)
+        environ["wsgi.input"] = spool
+    if touched or not servers:
+        request.stream = spool
+    else:
+        # Werkzeug makes another when the view reads it, with the limit that the view may have set by then.
+        request.__dict__.pop("stream", None)
     return Body(length=size, stream=spool)
 
 
-def _check_untouched(request: Request, stream: IO[bytes], *, servers: bool, touched: bool) -> None:
-    """Raises `BodyConsumed` when a hook has read from the stream, or when nothing shows that it has not."""
-    if servers and request.content_length == 0 and "wsgi.input_terminated" not in request.environ:
-        return  # nested dispatches are often made so, from an environ whose stream is read already
-    position = _position(stream)
-    if position or (servers and _position(request.environ["wsgi.input"])):
-        raise BodyConsumed
-    # Parsing as a form what is no form takes hold of the stream and reads nothing.
-    innocent = not touched or "form" in request.__dict__
-    if servers and position is None and not innocent and _has_body(request):
-        raise BodyConsumed
+def _copied(request: Request, stream: IO[bytes], length: int | None, most: int | None) -> tuple[IO[bytes], int]:
+    """Copy `length` bytes of the stream, or all. Return the copy, rewound, and how many bytes it has."""
+    spool: IO[bytes] = io.BytesIO()
+    size = 0
+    while length is None or size < length:
+        if length is None and getattr(stream, "is_exhausted", False):
+            # Werkzeug would silently cut the body off at its limit, or refuse one that ends exactly there.
+            if request.environ["wsgi.input"].read(1):
+                raise RequestEntityTooLarge
+            break
+        try:
+            piece = stream.read(_CHUNK if length is None else min(length - size, _CHUNK))
+        except (ClientDisconnected, OSError) as error:
+            raise TruncatedBody("the connection ended before the body did") from error
+        if not piece:
+            break
+        size += len(piece)
+        if most is not None and size > most:
+            raise BodyTooLarge
+        if size > MEMORY_BYTES and isinstance(spool, io.BytesIO):
+            memory, spool = spool, TemporaryBody()
+            spool.write(memory.getbuffer())
+        spool.write(piece)
+    spool.seek(0)
+    return spool, size
 
 
-def _check_length(request: Request, size: int) -> None:
+def _check_length(length: int | None, size: int) -> None:
     # gunicorn ends a truncated body as if it were whole.
-    length = request.content_length
     if length is not None and size < length:
         raise TruncatedBody(f"the body has {size} bytes and Content-Length announced {length}")
-
-
-def _copied(pieces: Iterator[bytes]) -> tuple[IO[bytes], int]:
-    """A copy of all these, rewound, and how many bytes that was."""
-    memory = io.BytesIO()
-    for piece in pieces:
-        memory.write(piece)
-        if memory.tell() > MEMORY_BYTES:
-            break
-    else:
-        size = memory.tell()
-        memory.seek(0)
-        return memory, size
-    file = TemporaryBody()
-    size = file.write(memory.getbuffer()) + sum(map(file.write, pieces))
-    file.seek(0)
-    return file, size
 
 
 class TemporaryBody(io.BufferedRandom):
@@ -268,43 +284,6 @@ class TemporaryBody(io.BufferedRandom):
 
     def __del__(self) -> None:
         self.close()
-
-
-def _pieces(stream: IO[bytes], request: Request, length: int | None) -> Iterator[bytes]:
-    left = length
-    while left is None or left > 0:
-        if left is None and getattr(stream, "is_exhausted", False):
-            # Werkzeug would silently cut the body off at its limit, or refuse one that ends exactly there.
-            if request.environ["wsgi.input"].read(1):
-                raise RequestEntityTooLarge
-            return
-        try:
-            piece = stream.read(_CHUNK if left is None else min(left, _CHUNK))
-        except (ClientDisconnected, OSError) as error:
-            raise TruncatedBody("the connection ended before the body did") from error
-        if not piece:
-            return
-        yield piece
-        left = None if left is None else left - len(piece)
-
-
-def _within(pieces: Iterator[bytes], most: int) -> Iterator[bytes]:
-    """The same, until they are more than that."""
-    for piece in pieces:
-        most -= len(piece)
-        if most < 0:
-            raise BodyTooLarge
-        yield piece
-
-
-def _put_back(request: Request, spool: IO[bytes], *, servers: bool, touched: bool) -> None:
-    if servers:
-        request.environ["wsgi.input"] = spool
-    if touched or not servers:
-        request.stream = spool
-    else:
-        # Made anew when the view asks, with the limit that the view may have set by then.
-        request.__dict__.pop("stream", None)
 
 
 def _is_servers(stream: IO[bytes], request: Request) -> bool:
@@ -319,7 +298,3 @@ def _position(stream: IO[bytes] | CountingStream) -> int | None:
         return stream.tell()
     except (AttributeError, OSError, ValueError):
         return None
-
-
-def _has_body(request: Request) -> bool:
-    return bool(request.content_length) or "HTTP_TRANSFER_ENCODING" in request.environ

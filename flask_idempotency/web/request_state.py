@@ -1,4 +1,4 @@
-"""One keyed request's way through the guard: what is known of it, and how far it has come.
+"""What the guard knows of one keyed request, how far it has come, and what becomes of its claim.
 
 It lives on the `Request` object, because that is what one dispatch has and no other: copies of the context share it, and
 a nested dispatch makes another, also from a copy of the outer environ or from the very same one. `request.environ` would
@@ -26,8 +26,9 @@ from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.model import OnExpiry, StoredResponse
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.engine.store import Transaction
+from flask_idempotency.web.problems import Problem
 from flask_idempotency.web.request_body import Body
-from flask_idempotency.web.responses import Answer, CapturedResponse, StreamEnd, Tee
+from flask_idempotency.web.responses import CapturedResponse, Looks, StreamEnd, Tee
 
 if TYPE_CHECKING:
     from contextvars import ContextVar
@@ -69,14 +70,14 @@ class RequestState:
     scope: str | None
     """The innermost blueprint: where the request's own hooks, and ours, stand."""
     deferred: bool
-    """`@claim_here` asks for the claim, not the hook."""
+    """`@claim_here` claims the key, not the hook."""
     from_view: Callable[[RequestState], Response | None]
-    """What `@claim_here` calls: asks for the claim. Returns the answer to give in the view's place, or None."""
+    """Claim the key where `@claim_here` stands. Returns the response to send in the view's place, or None."""
     phase: Phase = Phase.NEW
     reached: bool = False
-    """Whether every hook has let it pass: what answers now is the view, or a decorator of its."""
+    """Whether every hook has let it pass: the response comes from the view now, or from a decorator of it."""
     context: int = 0
-    """Which context asked. Copies of it share the request, and are popped while the view is still running."""
+    """The context that claimed. Copies of it share the request, and are popped while the view is still running."""
     client_key: str = ""
     record: str = ""
     """The short keyed hash that events carry."""
@@ -87,7 +88,12 @@ class RequestState:
     body: Body | None = None
     claim: Claim | None = None
     oldest: Identity | None = None
-    answer: Answer | None = None
+    reply: Problem | StoredResponse | None = None
+    """What we send in the view's place. Others may change the response, so it can be built again."""
+    response: Response | None = None
+    """The response that was built of it last."""
+    looks: Looks | None = None
+    """How that looked when it was built."""
     captured: bool = False
     """Whether the response has passed our after_request hook, of which a scope may come to hold several."""
     capture: CapturedResponse | None = None
@@ -98,9 +104,9 @@ class RequestState:
     decision: Decision | None = None
     error: BaseException | None = None
     status: int = 0
-    """Of the answer as the view left it."""
+    """Of the response as the view left it."""
     unclaimed: Transaction | None = None
-    """Of a transactional view that runs without a claim."""
+    """The transaction of a view that runs without a claim."""
     session_was_modified: bool = True
     """Before the view. An application's hooks may change the session on each request."""
     session_before: dict[str, Any] | None = None
@@ -108,138 +114,125 @@ class RequestState:
     sets_cookie: bool = False
     """Whether the view or its `after_this_request` functions set one, or changed more in the session than flash messages."""
     keeps_rows: bool = False
-    """Whether the view wants its rows committed even with an error for an answer."""
+    """Whether the view wants its rows committed even if its response is an error."""
     has_written: bool = True
     """Whether the view may have written rows, as known before they are rolled back."""
     unstated: bool = False
-    """Whether its key is quarantined by default: neither the application nor the view has said so."""
+    """Whether the key is quarantined by default: neither the application nor the view decided that."""
     escaped: bool = False
     """Whether the error came out of the view, and was not only reported from within it."""
 
+    @property
+    def transactional(self) -> bool:
+        """Whether the rows that the view writes are committed with its claim."""
+        return self.claim is not None and self.claim.transactional
+
+    @property
+    def past_point(self) -> bool:
+        """Whether the work may have done what must not be done twice."""
+        return self.claim is not None and self.claim.past_point
+
+    def note_session(self) -> None:
+        """Remember what the session of this request holds before the view.
+
+        The copy does not change when the view changes a list within the session.
+        """
+        session = _session()
+        self.session_was_modified = bool(getattr(session, "modified", True))
+        self.session_before = None
+        if self.session_was_modified or not isinstance(session, dict):
+            return
+        before = {}
+        try:
+            # Past the session's own methods: those note that it was accessed.
+            for name, value in dict.items(session):
+                before[name] = value if type(value) in (str, int, bool, type(None)) else deepcopy(value)
+        except Exception:  # noqa: BLE001 - a session on a server may hold anything
+            return
+        self.session_before = before
+
+    def session_changed(self) -> bool:
+        """Return whether the view changed more in the session than its flash messages. True if its class cannot tell."""
+        before, self.session_before = self.session_before, None
+        if self.session_was_modified:
+            return False
+        session = _session()
+        if not getattr(session, "modified", True):
+            return False
+        if before is None or not isinstance(session, dict):
+            return True
+        now = dict(dict.items(session))
+        if _FLASHES not in before and _FLASHES not in now:
+            return True
+        try:
+            return {**now, _FLASHES: None} != {**before, _FLASHES: None}
+        except Exception:  # noqa: BLE001 - as above
+            return True
+
     def __repr__(self) -> str:
         # Error trackers send it away: no key, principal or tenant.
-        return f"<Visit {self.operation} {self.phase.value} {self.record}>"
+        return f"<RequestState {self.operation} {self.phase.value} {self.record}>"
 
 
 def environ_key(app: object) -> str:
-    """Name the attribute of a `Request` that holds this application's visit."""
+    """Name the attribute of a `Request` that holds this application's state."""
     return f"flask_idempotency.{id(app):x}"
 
 
-def context_id() -> int:
-    """Tells the running request context from its copies."""
-    return id(context.get(None))
-
-
-def session_is_modified() -> bool:
-    """Whether the session of this request was changed. True if its class cannot tell.
-
-    Flask's own way to the session marks it as accessed, and that adds `Vary: Cookie` to the response.
-    """
-    return bool(getattr(_session(), "modified", True))
-
-
-def session_values() -> dict[str, Any] | None:
-    """Copy what the session of this request holds. None: its class cannot be compared.
-
-    The copy does not change when the view changes a list within the session.
-    """
-    session = _session()
-    if not isinstance(session, dict):
+def current_state() -> RequestState | None:
+    """Return the state of the request that is being handled here. None: no request, or none that could be keyed."""
+    if not has_request_context():
         return None
-    try:
-        # Past the session's own methods: those note that it was accessed.
-        return {name: _copied(value) for name, value in dict.items(session)}
-    except Exception:  # noqa: BLE001 - a session on a server may hold anything
-        return None
-
-
-def only_flashes_changed(before: dict[str, Any] | None) -> bool:
-    """Return whether the session, which was modified, holds what it held `before` except for its flash messages."""
-    session = _session()
-    if before is None or not isinstance(session, dict):
-        return False
-    now = dict(dict.items(session))
-    if _FLASHES not in before and _FLASHES not in now:
-        return False
-    try:
-        return {**now, _FLASHES: None} == {**before, _FLASHES: None}
-    except Exception:  # noqa: BLE001 - as above
-        return False
+    here = context.get()
+    state: RequestState | None = here.request.__dict__.get(environ_key(here.app))
+    return state
 
 
 def _session() -> Any:
+    # Flask's own way to the session marks it as accessed, and that adds `Vary: Cookie` to the response.
     held = vars(context.get())
     return held.get("_session", held.get("session"))
 
 
-def _copied(value: Any) -> Any:
-    return value if type(value) in (str, int, bool, type(None)) else deepcopy(value)
-
-
-def visit_of(request: object, slot: str) -> RequestState | None:
-    """Return this dispatch's visit, or None."""
-    visit: RequestState | None = request.__dict__.get(slot)
-    return visit
-
-
-def current_visit() -> RequestState | None:
-    """The visit of the request that is being handled here, or None: no request, or none that could be keyed."""
-    if not has_request_context():
-        return None
-    here = context.get()
-    return visit_of(here.request, environ_key(here.app))
-
-
-# What becomes of a visit's claim, by its policy and by how its work ended.
-
 ELSEWHERE: Final = frozenset({307, 308})
-"""The same request goes elsewhere: such an answer promises nothing of what was done here."""
+"""The same request goes elsewhere: such a response promises nothing of what was done here."""
 
 _log = logging.getLogger("flask_idempotency")
 
 
 def decide(
-    visit: RequestState, *, response: Response | None, status: int, error: BaseException | None, overruled: bool = False
+    state: RequestState, *, response: Response | None, status: int, error: BaseException | None, overruled: bool = False
 ) -> Decision:
-    """What the policy says. Where the application's own `decide` fails, nobody knows, and the key is quarantined.
+    """Decide what becomes of the claim, by the policy and by how the work ended.
 
-    Unless nothing will be left of the work: then it is released. And an answer whose rows the view wants kept is kept with
-    them, for they must not be written twice. Notes in the visit whether a quarantine is nobody's word but the default.
+    If the application's own `decide` fails, the key is quarantined, or released if nothing will be left of the work. A
+    response whose rows the view wants kept is kept with them: they must not be written twice. Notes in the state whether
+    only the default quarantined the key.
     """
-    policy, beyond = visit.policy, past_point(visit)
+    policy, claim = state.policy, state.claim
+    beyond = claim is not None and claim.past_point
     try:
         stated = policy.stated(response=response, status=status, error=error, overruled=overruled)
     except Exception:  # noqa: BLE001 - an application's own function may raise anything
-        decision = Decision.RELEASE if transactional(visit) and not beyond else Decision.QUARANTINE
-        _log.exception("`decide` failed for %s: its key is %sd", visit.operation, decision.value)
+        decision = Decision.RELEASE if state.transactional and not beyond else Decision.QUARANTINE
+        _log.exception("`decide` failed for %s: its key is %sd", state.operation, decision.value)
         stated = decision
     else:
         decision = policy.settled_as(stated, past_point=beyond)
-    if decision is Decision.RELEASE and transactional(visit) and visit.keeps_rows and error is None:
+    if decision is Decision.RELEASE and state.transactional and state.keeps_rows and error is None:
         return Decision.KEEP
-    visit.unstated = decision is Decision.QUARANTINE is not stated
+    state.unstated = decision is Decision.QUARANTINE is not stated
     return decision
 
 
-def with_rows(visit: RequestState, *, status: int, error: BaseException | None) -> bool:
-    """Whether the rows of a transactional view are to be committed. `status` is the worse of the view's and its hooks'."""
-    return (status < 400 and status not in ELSEWHERE) or (visit.keeps_rows and error is None)
+def with_rows(state: RequestState, *, status: int, error: BaseException | None) -> bool:
+    """Return whether to commit the rows of a transactional view. `status` is the worse of the view's and its hooks'."""
+    return (status < 400 and status not in ELSEWHERE) or (state.keeps_rows and error is None)
 
 
-def vanished(visit: RequestState) -> Decision:
-    """A worker that is being killed knows as little of the outcome as one that is gone."""
-    return Decision.RELEASE if visit.policy.on_expiry is OnExpiry.TAKEOVER else Decision.QUARANTINE
-
-
-def past_point(visit: RequestState) -> bool:
-    """Whether the visit's work may have done what must not be done twice."""
-    return visit.claim is not None and visit.claim.past_point
-
-
-def transactional(visit: RequestState) -> bool:
-    """Whether the rows that its view writes are committed with its claim."""
-    return visit.claim is not None and visit.claim.transactional
+def vanished(state: RequestState) -> Decision:
+    """Decide for a worker that is being killed: it knows as little of the outcome as one that is gone."""
+    return Decision.RELEASE if state.policy.on_expiry is OnExpiry.TAKEOVER else Decision.QUARANTINE
 
 
 class QuarantineLog:
@@ -254,9 +247,9 @@ class QuarantineLog:
         self._next: dict[str, float] = {}
         self._suppressed: dict[str, int] = {}
 
-    def quarantined(self, visit: RequestState, reason: str) -> None:
+    def quarantined(self, state: RequestState, reason: str) -> None:
         """Log this quarantine, or count it if the endpoint had its line within the hour."""
-        operation, now = visit.operation, self._monotonic()
+        operation, now = state.operation, self._monotonic()
         with self._lock:
             if now < self._next.get(operation, now):
                 self._suppressed[operation] = self._suppressed.get(operation, 0) + 1
@@ -268,20 +261,20 @@ class QuarantineLog:
             "settles it. %s%s",
             operation,
             reason,
-            "past its point of no return" if past_point(visit) else "and does not say how far it came",
-            _remedy(visit),
+            "past its point of no return" if state.past_point else "and does not say how far it came",
+            _remedy(state),
             f" {more} more keys of this endpoint since the last such line." if more else "",
         )
 
 
-def _remedy(visit: RequestState) -> str:
-    if not past_point(visit):
+def _remedy(state: RequestState) -> str:
+    if not state.past_point:
         return (
             'A retry runs by itself under effects="transactional" (rows committed with the record), "deduplicated" (a unique '
             'marker row or a downstream key) and "marked" (before its point of no return). on_error="release" runs it again '
-            f'under effects="{visit.policy.effects}" too, and may do the work twice.'
+            f'under effects="{state.policy.effects}" too, and may do the work twice.'
         )
-    if transactional(visit):
+    if state.transactional:
         return "The view committed by itself. Leave the commit to the library, and the retry runs."
     return (
         'A retry runs by itself under effects="deduplicated", without current_claim.point_of_no_return(), if the effect '

@@ -1,4 +1,7 @@
-"""flask.Request → the keys it carries, and the fingerprints of what it asks for."""
+"""Read the keys that a request carries, and compute its fingerprints.
+
+Forms are parsed as Werkzeug parses them, without the request noticing. Files are hashed as they pass, never kept.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import IO, Any, Final, cast
 from urllib.parse import unquote_to_bytes
 
@@ -31,8 +33,6 @@ from flask_idempotency.engine.fingerprint import (
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.web.request_body import FORM_TYPES, Body, BodyConsumed, chunks, read_body
-
-# A form as Werkzeug reads it, without the request noticing. Files are hashed as they pass, never kept.
 
 CSRF_FIELD: Final = "csrf_token"
 """Flask-WTF's name for it, unless WTF_CSRF_FIELD_NAME says otherwise."""
@@ -203,17 +203,17 @@ def _may_have_files(request: Request) -> bool:
     return request.mimetype == "multipart/form-data"
 
 
-def header_keys(request: Request, policy: Policy) -> list[str]:
-    """The value of each header that may carry the key, as it came. Reads no body.
-
-    Present and empty is a value, not an absence. Two lines of one header arrive as one value, joined by a comma.
-    """
-    return [value for name in policy.header if (value := request.headers.get(name)) is not None]
-
-
 def client_keys(request: Request, policy: Policy) -> list[str]:
-    """`header_keys`, and the values of the form field that may carry the key: only then is a body read and parsed."""
-    keys = header_keys(request, policy)
+    """Return the value of each header that may carry the key, as it came, and those of the form field that may.
+
+    Present and empty is a value, not an absence. Two lines of one header arrive as one value, joined by a comma. Reads and
+    parses the body only if the policy names a form field and this is a form.
+    """
+    keys = []
+    for name in policy.header:
+        value = request.headers.get(name)
+        if value is not None:
+            keys.append(value)
     if policy.form_field is not None and request.mimetype in FORM_TYPES:
         form = _form(request, read_body(request, most=policy.max_request_body))
         keys += form.values(policy.form_field) if form is not None else []
@@ -225,63 +225,63 @@ def fingerprints(
     policy: Policy,
     identities: Iterable[Identity],
     *,
+    body: Body,
     by_host: bool = False,
     csrf_field: str = CSRF_FIELD,
-) -> tuple[bytes, ...]:
-    """The request's fingerprint under each identity, in their order. Reads the body, once; raises as `read_body` does.
+) -> list[bytes]:
+    """Return the request's fingerprint under each identity, in their order.
 
     The path is the one the server decoded, mount point included, as bytes: two that are not UTF-8 stay two. The query
     is compared as it was sent. `by_host`: the application chooses its view by the host too, so that counts as well.
     """
-    digest = partial(
-        fingerprint,
-        method=request.method,
-        path=_path(request, by_host=by_host),
-        query=request.query_string,
-        media_type=_media_type(request),
-        headers=[
-            (name, value) for name in policy.fingerprint_headers if (value := request.headers.get(name)) is not None
-        ],
-        body=_body_digest(request, policy, read_body(request, most=policy.max_request_body), csrf_field=csrf_field),
-    )
-    return tuple(map(digest, identities))
+    path = ((request.environ.get("SCRIPT_NAME") or "") + (request.environ.get("PATH_INFO") or "")).encode("latin-1")
+    if by_host:
+        # Both come from the client: without the length, a part of one could pass for a part of the other.
+        host = request.host.lower().encode()
+        path = b"%d:%b%b" % (len(host), host, path)
+    # In one spelling, and without the boundary: it alone differs from one attempt to the next.
+    media_type = request.mimetype
+    for name, value in sorted(request.mimetype_params.items()):
+        if name != "boundary":
+            media_type += f";{name}={(value.lower() if name == 'charset' else value)!r}"
+    headers = []
+    for name in policy.fingerprint_headers:
+        sent = request.headers.get(name)
+        if sent is not None:
+            headers.append((name, sent))
+    digest = _body_digest(request, policy, body, csrf_field)
+    prints = []
+    for identity in identities:
+        prints.append(
+            fingerprint(
+                identity,
+                method=request.method,
+                path=path,
+                query=request.query_string,
+                media_type=media_type,
+                headers=headers,
+                body=digest,
+            )
+        )
+    return prints
 
 
-def _path(request: Request, *, by_host: bool) -> bytes:
-    path = (request.environ.get("SCRIPT_NAME") or "") + (request.environ.get("PATH_INFO") or "")
-    if not by_host:
-        return path.encode("latin-1")
-    # Both come from the client: without the length, a part of one could pass for a part of the other.
-    host = request.host.lower().encode()
-    return b"%d:%b%b" % (len(host), host, path.encode("latin-1"))
-
-
-def _media_type(request: Request) -> str:
-    """Type and parameters, in one spelling. Without the boundary: it alone differs from one attempt to the next."""
-    parameters = {name: value for name, value in request.mimetype_params.items() if name != "boundary"}
-    if not parameters:
-        return request.mimetype
-    if "charset" in parameters:
-        parameters["charset"] = parameters["charset"].lower()
-    return request.mimetype + "".join(f";{name}={value!r}" for name, value in sorted(parameters.items()))
-
-
-def _body_digest(request: Request, policy: Policy, body: Body, *, csrf_field: str) -> bytes:
-    form_digest = partial(Form.digest, csrf_field=csrf_field, key_field=policy.form_field)
+def _body_digest(request: Request, policy: Policy, body: Body, csrf_field: str) -> bytes:
     if body.stream is None:
         form = _form(request, body)
-        return unread_digest() if form is None else form_digest(form)
-    if policy.fingerprint == "canonical" and _may_be_canonical(request, body):
-        if request.is_json:
-            return json_digest(b"".join(chunks(body.stream)), ignore=policy.ignore_fields)
-        if request.mimetype in FORM_TYPES and (form := _form(request, body)) is not None and form.exact:
-            return form_digest(form)
-    return raw_digest(chunks(body.stream))
-
-
-def _may_be_canonical(request: Request, body: Body) -> bool:
+        return unread_digest() if form is None else form.digest(csrf_field=csrf_field, key_field=policy.form_field)
     # Only multipart is parsed piece by piece; anything else would be in memory at once.
-    return (body.length or 0) <= MAX_CANONICAL_BYTES or request.mimetype == "multipart/form-data"
+    small = (body.length or 0) <= MAX_CANONICAL_BYTES
+    if policy.fingerprint == "canonical" and (small or request.mimetype == "multipart/form-data"):
+        if request.is_json:
+            position = body.stream.tell()
+            body.stream.seek(0)
+            document = body.stream.read()
+            body.stream.seek(position)
+            return json_digest(document, ignore=policy.ignore_fields)
+        if request.mimetype in FORM_TYPES and (form := _form(request, body)) is not None and form.exact:
+            return form.digest(csrf_field=csrf_field, key_field=policy.form_field)
+    return raw_digest(chunks(body.stream))
 
 
 def _form(request: Request, body: Body) -> Form | None:

@@ -1,33 +1,28 @@
-"""Response ⇄ Result: what is kept of an answer, and how a kept answer is given again."""
+"""Keep what a view responds, and send a stored response again."""
 
 from __future__ import annotations
 
-import logging
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from typing import Any, TypeAlias
 
-from flask import Flask
 from werkzeug.datastructures import Headers
 from werkzeug.http import HTTP_STATUS_CODES
 from werkzeug.urls import iri_to_uri
 from werkzeug.wrappers import Response
 from werkzeug.wsgi import ClosingIterator
 
-from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, NotStorable
+from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.settings.options import DOCS_URL
-from flask_idempotency.settings.profiles import PROFILES, Profile, allowed_fields
-from flask_idempotency.web.callbacks import Callbacks
+from flask_idempotency.settings.profiles import PROFILES, allowed_fields
 from flask_idempotency.web.problems import Problem, Renderer, render
-
-# A copy of a streamed answer, taken while it passes by.
 
 
 class StreamEnd(Enum):
@@ -40,8 +35,8 @@ class StreamEnd(Enum):
 
 OnEnd: TypeAlias = Callable[[StreamEnd], None]
 
-Orphans: TypeAlias = "deque[Callable[[], None]]"
-"""Ends that a destructor could not tell. Whoever may do I/O takes them off the left and calls them."""
+AbandonedStreams: TypeAlias = "deque[Callable[[], None]]"
+"""Ends of streams that a destructor could not report. A request that may do I/O takes them off the left and calls them."""
 
 
 class Tee(Iterator[bytes]):
@@ -59,7 +54,7 @@ class Tee(Iterator[bytes]):
         limit: int,
         announced: int | None = None,
         on_end: OnEnd,
-        orphans: Orphans,
+        abandoned: AbandonedStreams,
     ) -> None:
         # Until iter() has worked there is nothing that __del__ should report.
         self.end: StreamEnd | None = StreamEnd.ERROR
@@ -68,7 +63,7 @@ class Tee(Iterator[bytes]):
         self._limit = limit
         self._announced = announced
         self._on_end = on_end
-        self._orphans = orphans
+        self._abandoned = abandoned
         self._copy: list[bytes] = []
         self._byte_size = 0
         self._ahead: bytes | None = None
@@ -112,7 +107,7 @@ class Tee(Iterator[bytes]):
     def __del__(self) -> None:
         # A collector may run this while this thread holds any lock, the store's own too: what waits here never wakes.
         if self.end is None and not self._muted:
-            self._orphans.append(partial(self._on_end, StreamEnd.CLOSED))
+            self._abandoned.append(partial(self._on_end, StreamEnd.CLOSED))
 
     def _pull(self) -> bytes:
         if self._lost:
@@ -186,6 +181,9 @@ the ETag of a lost 201 in If-Match, so a tombstone keeps it. Section 14.3: Accep
 What section 8.3 to 8.7 and 14.4 say is about the content (Content-*, and the digests of RFC 9530), and goes with it.
 """
 
+_BODILESS = frozenset({204, 304})
+"""Final statuses whose responses have no body."""
+
 # What would end a header early, or what HTTP cannot carry (it is Latin-1 on the wire).
 _UNSAFE = re.compile(r"[\r\n\0]|[^\0-\xff]")
 
@@ -209,17 +207,15 @@ class CapturedResponse:
     def result(self) -> StoredResponse | None:
         """What to store: the answer, or its tombstone. None for a stream that was not, or not yet, exhausted."""
         if self.tee is None:
-            return self.tombstone if self.body is None else self.head.with_body(self.body)
+            if self.body is None:
+                return self.tombstone
+            return StoredResponse(self.head.status, self.head.reason, self.head.metadata, self.body)
         if self.tee.end is not StreamEnd.EXHAUSTED:
             return None
         body = self.tee.copied()
         if self.tee.over_limit or self.announced not in (None, len(body)):
             return self.tombstone
-        return self.head.with_body(body)
-
-    def without_tee(self) -> CapturedResponse:
-        """The same, for whoever must not keep the tee alive."""
-        return CapturedResponse(self.head, self.body, None, self.headers, self.announced)
+        return StoredResponse(self.head.status, self.head.reason, self.head.metadata, body)
 
     @property
     def tombstone(self) -> StoredResponse:
@@ -233,65 +229,81 @@ class CapturedResponse:
             self.tee.close()
 
 
-def kept_headers(headers: Iterable[tuple[str, str]], policy: Policy) -> Pairs:
-    """The fields that belong to the answer, in order, duplicates included.
+def capture(response: Response, policy: Policy, *, on_end: OnEnd, abandoned: AbandonedStreams) -> CapturedResponse:
+    """Take the snapshot, and leave the response as it was, except for a stream: that passes through a tee from now on.
 
-    Raises `NotStorable` if one of them holds CR, LF, NUL or a character that HTTP cannot carry.
+    What cannot be stored becomes a tombstone and raises nothing. `on_end` and `abandoned` are the tee's, see there.
     """
-    kept = _allowed(headers, policy)
-    for name, value in kept:
+    headers, announced = tuple(response.headers), response.content_length
+    status, storable = response.status_code, True
+    reason = "" if response.status == _standard_line(status) else response.status.partition(" ")[2]
+    if _UNSAFE.search(reason):
+        reason, storable = "", False
+    if not 200 <= status <= 599:
+        # RFC 9110, section 15: clients treat it as a 500. An interim status would keep a retry waiting for more.
+        status, reason, storable = 500, "", False
+    pairs = []
+    for name, value in kept_headers(headers, policy):
         if _UNSAFE.search(value):
-            raise NotStorable(f"the answer's {name} holds a character that no header may hold")
-    return kept
-
-
-def capture(response: Response, policy: Policy, *, on_end: OnEnd, orphans: Orphans) -> CapturedResponse:
-    """Take the snapshot, leaving the response as it was, but for a stream: that passes through a tee from now on.
-
-    What cannot be stored becomes a tombstone and raises nothing. `on_end` and `orphans` are the tee's, see there.
-    """
-    headers, announced = tuple(response.headers), _announced(response)
-    head, storable = _head(response, policy)
+            reason, storable = "", False
+        else:
+            pairs.append((name, value))
     body, tee = None, None
-    if storable and _bodiless(head.status):
+    if storable and status in _BODILESS:
         body = b""
     # Not touched when it is too long, so that a server's sendfile() still works.
     elif storable and (announced or 0) <= policy.max_body:
-        _buffer_wsgi_answer(response, announced)
+        buffered = isinstance(response.response, ClosingIterator) and announced is not None
+        if buffered and not response.direct_passthrough:
+            # What abort() made comes as an iterator although all of it is there. Left so, its claim would stay open until
+            # the body is read, and some clients only look at the status.
+            response.make_sequence()
         if response.is_sequence:
-            body = _joined(response, policy)
+            body = b"".join(response.iter_encoded())
+            body = body if len(body) <= policy.max_body else None
         else:
-            tee = Tee(response.response, limit=policy.max_body, announced=announced, on_end=on_end, orphans=orphans)
+            tee = Tee(response.response, limit=policy.max_body, announced=announced, on_end=on_end, abandoned=abandoned)
             response.response = tee
-    return CapturedResponse(head, body, tee, headers, announced)
+    return CapturedResponse(StoredResponse(status, reason, tuple(pairs)), body, tee, headers, announced)
 
 
-def revive(
-    result: StoredResponse,
+def replay(
+    stored: StoredResponse,
     *,
     policy: Policy,
     response_class: type[Response],
     docs_url: str = DOCS_URL,
     renderer: Renderer = render,
 ) -> Response:
-    """The stored answer, byte for byte, marked as a replay. Of a tombstone: its status, and a problem as the body.
+    """Build the stored response, byte for byte, marked as a replay. Of a tombstone: its status, and a problem as the body.
 
-    Fields that this policy does not keep are left out, whoever put them into the store. Raises `CorruptRecord` rather than
-    send what could split the response, or what no server may send.
+    Leaves out fields that this policy does not keep, by the same allow-list as when a response is stored. Somebody else may
+    have written to the store: a proxy acts on some fields (`X-Accel-Redirect`), and a body where none may be is read as
+    the next response on the same connection. Raises `CorruptRecord` rather than send what could split the response, or what
+    no server may send.
     """
-    pairs = _loaded(result, policy)
-    if result.kept or _bodiless(result.status):
-        response = response_class(b"", status=_status_line(result))
-        response.response = [result.body]
+    status = stored.status
+    for name, value in (*stored.metadata, ("", stored.reason)):
+        if _UNSAFE.search(name) or _UNSAFE.search(value):
+            raise CorruptRecord("a stored header or reason phrase holds a character that none may hold")
+    if not 200 <= status <= 599:
+        raise CorruptRecord(f"the stored status {status} is no final status: those are 200 to 599")
+    if stored.body and status in _BODILESS:
+        raise CorruptRecord(f"the stored response has a body, and its status {status} allows none")
+    pairs = kept_headers(stored.metadata, policy)
+    line = f"{status} {stored.reason}" if stored.reason else _standard_line(status)
+    if stored.kept or status in _BODILESS:
+        response = response_class(b"", status=line)
+        response.response = [stored.body]
     else:
-        problem = Problem("response-not-kept", status=result.status)
+        problem = Problem("response-not-kept", status=status)
         response = renderer(problem, profile=PROFILES[policy.profile], docs_url=docs_url, response_class=response_class)
-        response.status = _status_line(result)
-        lost = OF_THE_BODY - OF_THE_RESOURCE if 200 <= result.status < 300 else OF_THE_BODY
+        response.status = line
+        lost = OF_THE_BODY - OF_THE_RESOURCE if 200 <= status < 300 else OF_THE_BODY
         # A renderer may set fields of its own. Of these two, one response may have several.
         lost = lost | {"cache-control"} | ({name.lower() for name, _ in response.headers} - {"link", "vary"})
         pairs = (*(pair for pair in pairs if pair[0].lower() not in lost), *response.headers)
-    # The constructor invents a Content-Type and a Content-Length; replacing all fields leaves the first answer's own.
+    # The constructor invents a Content-Type and a Content-Length. Replacing all fields leaves those of the first response.
     response.headers = Headers(pairs)
     for name, value in policy.replayed_header:
         response.headers[name] = value
@@ -325,160 +337,35 @@ def overlay(response: Response, answer: Response, *, policy: Policy, lost: Captu
         response.vary.update(token for value in varies for token in _tokens(value))
 
 
-def _allowed(headers: Iterable[tuple[str, str]], policy: Policy) -> Pairs:
-    pairs = tuple(headers)
-    connection = {token.lower() for name, value in pairs if name.lower() == "connection" for token in _tokens(value)}
-    allowed = allowed_fields(policy.keep_headers) - connection
-    return tuple((name, _as_sent(name, value)) for name, value in pairs if name.lower() in allowed)
+Looks: TypeAlias = tuple[str, list[tuple[str, str]], Any]
 
 
-def _as_sent(name: str, value: str) -> str:
-    # Werkzeug lets a view name a place in any script, and writes it in ASCII only when the response starts.
-    if value.isascii() or name.lower() not in ("location", "content-location"):
-        return value
-    try:
-        return iri_to_uri(value)
-    except UnicodeError:
-        return value
+def looks(response: Response) -> Looks:
+    """Return what others may change of a response."""
+    return response.status, list(response.headers), response.response
+
+
+def kept_headers(headers: Iterable[tuple[str, str]], policy: Policy) -> Pairs:
+    """Return the fields that belong to the response, in order, duplicates included."""
+    pairs, allowed = tuple(headers), allowed_fields(policy.keep_headers)
+    for name, value in pairs:
+        if name.lower() == "connection":
+            allowed = allowed - {token.lower() for token in _tokens(value)}
+    kept = []
+    for name, value in pairs:
+        field_name = name.lower()
+        if field_name in allowed:
+            if field_name in ("location", "content-location") and not value.isascii():
+                # Werkzeug lets a view name a place in any script, and writes it in ASCII only when the response starts.
+                with suppress(UnicodeError):
+                    value = iri_to_uri(value)
+            kept.append((name, value))
+    return tuple(kept)
 
 
 def _tokens(value: str) -> list[str]:
     return [token.strip() for token in value.split(",") if token.strip()]
 
 
-def _final(status: int) -> bool:
-    return 200 <= status <= 599
-
-
-def _bodiless(status: int) -> bool:
-    return status in (204, 304) or 100 <= status < 200
-
-
-def _head(response: Response, policy: Policy) -> tuple[StoredResponse, bool]:
-    """Everything but the body, and whether it is all there: what no header may hold has been left out."""
-    status, reason = response.status_code, _reason(response)
-    storable = not _UNSAFE.search(reason)
-    if not _final(status):
-        # RFC 9110, section 15: clients treat it as a 500. An interim status would keep a retry waiting for more.
-        status, storable = 500, False
-    try:
-        pairs = kept_headers(response.headers, policy)
-    except NotStorable:
-        pairs = tuple(pair for pair in _allowed(response.headers, policy) if not _UNSAFE.search(pair[1]))
-        storable = False
-    return StoredResponse(status, reason if storable else "", pairs), storable
-
-
-def _joined(response: Response, policy: Policy) -> bytes | None:
-    body = b"".join(response.iter_encoded())
-    return body if len(body) <= policy.max_body else None
-
-
-def _announced(response: Response) -> int | None:
-    return response.content_length
-
-
-def _buffer_wsgi_answer(response: Response, announced: int | None) -> None:
-    """What abort() made comes as an iterator even though all of it is there.
-
-    Left so, its claim would stay open until somebody reads the body, and some clients only look at the status.
-    """
-    if isinstance(response.response, ClosingIterator) and announced is not None and not response.direct_passthrough:
-        response.make_sequence()
-
-
 def _standard_line(status: int) -> str:
     return f"{status} {HTTP_STATUS_CODES.get(status, 'unknown').upper()}"
-
-
-def _reason(response: Response) -> str:
-    return "" if response.status == _standard_line(response.status_code) else response.status.partition(" ")[2]
-
-
-def _status_line(result: StoredResponse) -> str:
-    return f"{result.status} {result.reason}" if result.reason else _standard_line(result.status)
-
-
-def _loaded(result: StoredResponse, policy: Policy) -> Pairs:
-    """Return the stored fields that the policy keeps, by the same allow-list as when a response is stored.
-
-    Somebody else may have written to the store. A proxy acts on some fields (`X-Accel-Redirect`), and a body where none
-    may be is read as the next response on the same connection.
-    """
-    if any(_UNSAFE.search(text) for pair in (*result.metadata, ("", result.reason)) for text in pair):
-        raise CorruptRecord("a stored header or reason phrase holds a character that none may hold")
-    if not _final(result.status):
-        raise CorruptRecord(f"the stored status {result.status} is no final status: those are 200 to 599")
-    if result.body and _bodiless(result.status):
-        raise CorruptRecord(f"the stored response has a body, and its status {result.status} allows none")
-    return _allowed(result.metadata, policy)
-
-
-# Answers of our own: problems in the dialect that the client speaks, and replays.
-
-_log = logging.getLogger("flask_idempotency")
-
-
-class Answer:
-    """A response of ours, which survives whatever others make of it before it reaches the capture point."""
-
-    def __init__(self, build: Callable[[], Response], policy: Policy) -> None:
-        self._build = build
-        self._policy = policy
-        self.rebuild()
-
-    def rebuild(self) -> Response:
-        """The answer once more: others may have changed the last response, or have sent it."""
-        self.response = self._build()
-        self._as_built = _looks(self.response)
-        return self.response
-
-    def replace_response(self, response: Response, *, lost: CapturedResponse | None = None) -> None:
-        """Make this response say what this answer says, unless it still is this very answer."""
-        if response is not self.response or _looks(response) != self._as_built:
-            overlay(response, self._build(), policy=self._policy, lost=lost)
-
-
-class Answers:
-    """Makes answers for one application."""
-
-    def __init__(self, app: Flask, loaders: Callbacks, *, docs_url: str) -> None:
-        self._app = app
-        self._loaders = loaders
-        self._docs_url = docs_url
-
-    def problem(self, problem: Problem, policy: Policy) -> Answer:
-        """Why the request is not run, as the application's own renderer puts it, or the profile."""
-        profile = PROFILES[policy.profile]
-        return Answer(lambda: self._render(problem, profile=profile), policy)
-
-    def replay(self, result: StoredResponse, policy: Policy) -> Answer:
-        """The stored answer. Raises `CorruptRecord` when it must not be sent."""
-        return Answer(
-            lambda: revive(
-                result,
-                policy=policy,
-                response_class=self._app.response_class,
-                docs_url=self._docs_url,
-                renderer=self._render,
-            ),
-            policy,
-        )
-
-    def _render(self, problem: Problem, *, profile: Profile, **_: Any) -> Response:
-        wanted: Any = {"profile": profile, "docs_url": self._docs_url, "response_class": self._app.response_class}
-        if self._loaders.problem_renderer is not None:
-            try:
-                made = self._loaders.problem_renderer(replace(problem, status=problem.status_in(profile)), **wanted)
-                if made is not None:
-                    response = self._app.make_response(made)
-                    for name, value in problem.http_headers:
-                        response.headers.setdefault(name, value)
-                    return response
-            except Exception:  # noqa: BLE001 - a refusal in the wrong dialect is better than a request that is run
-                _log.exception("the problem renderer failed on %s", problem.code)
-        return render(problem, **wanted)
-
-
-def _looks(response: Response) -> tuple[str, list[tuple[str, str]], Any]:
-    return response.status, list(response.headers), response.response

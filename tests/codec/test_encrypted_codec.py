@@ -11,7 +11,7 @@ from flask_idempotency.codec.encryption import DataKeyring, EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.capabilities import DataKeys
-from flask_idempotency.engine.claim import Sealing
+from flask_idempotency.engine.claim import SealedResponse
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Claimed, ClaimRequest, OnExpiry, SealedBy, StoredResponse
@@ -207,7 +207,9 @@ def test_a_store_that_lost_its_data_keys_gets_an_answer_that_it_can_keep() -> No
     assert isinstance(claimed, Claimed)
     binding = replace(BINDING, token=token, fence=claimed.held.fence)
 
-    Sealing(sealing, [binding], RESULT).writing(lambda key, payload: store.complete(key, token, payload, keep=60))(KEY)
+    SealedResponse(sealing, [binding], RESULT).write(
+        binding, lambda key, payload: store.complete(key, token, payload, keep=60)
+    )
     record = store.read(KEY)
 
     assert record is not None

@@ -72,7 +72,7 @@ def test_a_lost_reply_of_complete_is_as_if_it_had_come(house: House) -> None:
     outcome = house.claim()
 
     assert isinstance(outcome, Replayed)
-    assert DONE == outcome.answer.result
+    assert DONE == outcome.answer.response
 
 
 def test_a_delayed_result_is_taken_from_quarantine(house: House) -> None:
@@ -115,7 +115,7 @@ def test_a_delayed_settlement_that_was_overtaken_is_dropped(house: House) -> Non
 
     outcome = house.claim()
     assert isinstance(outcome, Replayed)
-    assert b"theirs" == outcome.answer.result.body
+    assert b"theirs" == outcome.answer.response.body
     assert "LeaseExpired" in house.told()
 
 
@@ -130,7 +130,7 @@ def test_a_superseded_owner_learns_it_and_finds_the_stored_answer(house: House) 
     outcome = house.engine.successor(slow)
 
     assert isinstance(outcome, Replayed)
-    assert b"theirs" == outcome.answer.result.body
+    assert b"theirs" == outcome.answer.response.body
     assert "LeaseExpired" == house.told()[-1]
 
 
@@ -307,9 +307,9 @@ def test_what_cannot_be_stored_leaves_a_tombstone(house: House) -> None:
 
     assert isinstance(outcome, Replayed)
     assert (200, False, b"") == (
-        outcome.answer.result.status,
-        outcome.answer.result.kept,
-        outcome.answer.result.body,
+        outcome.answer.response.status,
+        outcome.answer.response.kept,
+        outcome.answer.response.body,
     )
 
 

@@ -31,7 +31,7 @@ def test_the_first_request_runs_and_its_retry_gets_the_same_answer(house: House)
     outcome = house.claim()
 
     assert isinstance(outcome, Replayed)
-    assert DONE == outcome.answer.result
+    assert DONE == outcome.answer.response
     assert ["ClaimGranted", "Completed"] == house.told()
 
 
@@ -86,7 +86,7 @@ def test_an_unreadable_answer_is_an_error_and_never_a_run(house: House) -> None:
     """A miss would charge again."""
     claim = house.won()
     payload = StoredPayload(data=b"not an envelope", status=201, success=True, byte_size=4)
-    house.store.complete(house.key, claim._held.token, payload, keep=60.0)
+    house.store.complete(house.key, claim.contexts[0].token, payload, keep=60.0)
 
     for _ in range(2):
         with pytest.raises(CorruptRecord):
@@ -142,12 +142,12 @@ def test_a_worker_that_dies_in_the_claim_gives_it_back(house: House) -> None:
 def test_no_repr_tells_what_a_log_must_not_hold(house: House) -> None:
     """Debug pages and error trackers print every local variable."""
     claim = house.won()
-    token = claim._held.token
+    token = claim.contexts[0].token
     claim.complete(StoredResponse(201, metadata=(("Location", "/canary"),), body=b"canary"))
     outcome = house.claim()
     assert isinstance(outcome, Replayed)
 
-    shown = repr([outcome, house.request(), claim._held, outcome.answer.record, outcome.answer.result])
+    shown = repr([outcome, house.request(), claim.contexts, outcome.answer.record, outcome.answer.response])
 
     for canary in ("canary", "acme", "alice", repr(token), repr(house.key.rid), repr(house.request().fingerprint)):
         assert canary not in shown
@@ -169,7 +169,7 @@ def test_an_unreadable_record_leaves_nothing_to_look_after(house: House) -> None
 
 def test_two_requests_share_no_token(house: House) -> None:
     """Equality of tokens is ownership."""
-    assert house.won(house.request("a"))._held.token != house.won(house.request("b"))._held.token
+    assert house.won(house.request("a")).contexts[0].token != house.won(house.request("b")).contexts[0].token
 
 
 class TestWaiting:
@@ -190,7 +190,7 @@ class TestWaiting:
         waiter.join(60)
 
         assert isinstance(outcomes[0], Replayed)
-        assert DONE == outcomes[0].answer.result
+        assert DONE == outcomes[0].answer.response
 
     def test_a_waiter_that_sees_nothing_in_time_is_refused(self, house: House) -> None:
         """Then it may come again; how long it waited is told."""
@@ -312,7 +312,7 @@ class TestRotatedSecrets:
         outcome = house.claim(house.request(), house.request(identity=1))
 
         assert isinstance(outcome, Replayed)
-        assert DONE == outcome.answer.result
+        assert DONE == outcome.answer.response
 
     @pytest.mark.parametrize("only", [0, 1])
     def test_a_release_that_knows_one_secret_is_excluded_by_one_that_knows_both(self, house: House, only: int) -> None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
-from flask_idempotency.engine.claim import TRIES, Sealing
+from flask_idempotency.engine.claim import TRIES, SealedResponse
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import DataKeyMissing, KeyProviderUnavailable, StoreUnavailable
+from flask_idempotency.engine.events import Completed
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
     ERASED,
@@ -124,7 +125,7 @@ def test_an_answer_that_waits_for_its_keys_is_not_taken_over(house: House, keys:
 
     outcome = house.claim()
     assert isinstance(outcome, Replayed)
-    assert PAID == outcome.answer.result
+    assert PAID == outcome.answer.response
 
 
 def test_what_was_taken_over_without_keys_is_not_released(house: House, keys: Keys) -> None:
@@ -199,17 +200,17 @@ def test_an_answer_whose_tenant_was_erased_is_kept_as_done(house: House, keys: K
     """
     kept: list[StoredPayload] = []
     binding = SealContext(house.key, b"t" * 16, 1, b"f")
-    sealing = Sealing(keys, [binding], PAID)
+    sealing = SealedResponse(keys, [binding], PAID)
 
     def store(key: StorageKey, payload: StoredPayload) -> None:
         if payload.sealed_by is None:
             raise DataKeyMissing("erased", erased=True)
         kept.append(payload)
 
-    sealing.writing(store)(house.key)
+    sealing.write(binding, store)
 
     assert [StoredPayload(b"", 201, True, 0, ERASED)] == kept
-    assert (201, False, 0) == (sealing.status, sealing.kept, sealing.byte_size)
+    assert Completed("label", "pay", status=201, kept=False, byte_size=0) == sealing.completed("label", "pay")
 
 
 def test_an_erased_answer_is_an_outcome_of_its_own(house: House, keys: Keys) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.capabilities import DataKey
-from flask_idempotency.engine.claim import Sealing
+from flask_idempotency.engine.claim import SealedResponse
 from flask_idempotency.engine.errors import ConfigurationError, DataKeyMissing, KeyProviderUnavailable, StoreUnavailable
 from flask_idempotency.engine.keys import OWNER_BYTES
 from flask_idempotency.engine.model import ERASED, StoredPayload, StoredResponse
@@ -178,8 +178,8 @@ def test_a_worker_that_seals_under_the_old_key_meanwhile_seals_again(office: Off
     office.rotate()
     with pytest.raises(DataKeyMissing):
         old.store.complete(key, token, payload, keep=KEEP)
-    sealing = Sealing(old.codec, [binding], ANSWER)
-    sealing.writing(lambda key, payload: old.store.complete(key, token, payload, keep=KEEP))(key)
+    sealing = SealedResponse(old.codec, [binding], ANSWER)
+    sealing.write(binding, lambda key, payload: old.store.complete(key, token, payload, keep=KEEP))
 
     assert ANSWER == office.opened(key)
     assert 1 == office.rotate().resealed

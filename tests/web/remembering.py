@@ -14,7 +14,7 @@ from werkzeug.wrappers import Response as WerkzeugResponse
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.web.responses import CapturedResponse, capture, revive
+from flask_idempotency.web.responses import CapturedResponse, capture, replay
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Remembering:
         def again() -> WerkzeugResponse | None:
             if "Replay" not in request.headers:
                 return None
-            return revive(self.result, policy=self.policy, response_class=app.response_class)
+            return replay(self.result, policy=self.policy, response_class=app.response_class)
 
         @app.after_request
         def snap(response: Response) -> Response:
             if "Replay" not in request.headers:
-                self.captured = capture(response, self.policy, on_end=lambda end: None, orphans=deque())
+                self.captured = capture(response, self.policy, on_end=lambda end: None, abandoned=deque())
             return response
 
     @property

@@ -474,6 +474,7 @@ import resource, sys
 from flask import Flask, Request
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.policy import Policy
+from flask_idempotency.web.request_body import read_body
 from flask_idempotency.web.requests import fingerprints
 from tests.web.sending import multipart
 
@@ -493,7 +494,8 @@ def upload(size, media_type, head, tail):
     environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/", "SERVER_NAME": "a", "SERVER_PORT": "80",
         "wsgi.url_scheme": "http", "CONTENT_TYPE": media_type, "CONTENT_LENGTH": str(size + len(head + tail)),
         "wsgi.input": Endless(head, size, tail), "wsgi.input_terminated": True}
-    fingerprints(Request(environ), Policy(), [Identity(b"s")])
+    asked = Request(environ)
+    fingerprints(asked, Policy(), [Identity(b"s")], body=read_body(asked))
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

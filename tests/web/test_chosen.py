@@ -13,8 +13,9 @@ from flask.views import MethodView
 from flask_login import LoginManager, UserMixin, login_user  # type: ignore[import-untyped]
 
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.policy import Policy
 from flask_idempotency.web.policies import claim_here, exempt, idempotent
-from flask_idempotency.web.request_state import context, session_is_modified
+from flask_idempotency.web.request_state import RequestState, context
 from tests.web.apps import World, is_replay, new_world
 from tests.web.cases import run, said
 
@@ -507,6 +508,9 @@ def test_flask_keeps_the_session_where_it_is_looked_for() -> None:
     with world.app.test_request_context("/"):
         held = vars(context.get())
         assert isinstance(held.get("_session", held.get("session")), SecureCookieSession)
-        assert not session_is_modified()
+        state = RequestState(Policy(), "pay", None, False, lambda state: None)
+        state.note_session()
+        assert not state.session_changed()
+        state.note_session()
         session["user"] = "alice"
-        assert session_is_modified()
+        assert state.session_changed()

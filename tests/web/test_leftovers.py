@@ -12,7 +12,7 @@ import pytest
 from flask import Response, request
 
 from flask_idempotency.web.policies import claim_here
-from flask_idempotency.web.request_state import current_visit
+from flask_idempotency.web.request_state import current_state
 from tests.web.apps import new_world
 from tests.web.test_hook_streams import begin, streaming
 
@@ -123,17 +123,17 @@ def test_no_repr_tells_who_asked_what() -> None:
 
     @world.view()
     def pay() -> Response:
-        visit = current_visit()
-        assert visit is not None
-        seen.append(visit)
+        state = current_state()
+        assert state is not None
+        seen.append(state)
         return Response(f"body-{CANARY}", headers={"Location": f"/{CANARY}"})
 
     @world.app.after_request
     def look(response: Response) -> Response:
-        visit = current_visit()
-        assert visit is not None
+        state = current_state()
+        assert state is not None
         desk = world.app.extensions["idempotency"]
-        seen.extend((visit.capture, visit.body, visit.claim, visit.answer, desk))
+        seen.extend((state.capture, state.body, state.claim, state.reply, desk))
         return response
 
     for _ in range(2):

@@ -20,7 +20,7 @@ def lost(end: StreamEnd) -> None:
 
 
 def tee(*chunks: bytes, announced: int | None = None) -> Tee:
-    return Tee(iter(chunks), limit=9, announced=announced, on_end=lost, orphans=deque())
+    return Tee(iter(chunks), limit=9, announced=announced, on_end=lost, abandoned=deque())
 
 
 def test_a_lost_stream_has_no_end() -> None:

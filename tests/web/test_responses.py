@@ -16,7 +16,7 @@ from werkzeug.wrappers import Response as WerkzeugResponse
 from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.settings.profiles import PROFILES, policy_of
-from flask_idempotency.web.responses import revive
+from flask_idempotency.web.responses import replay
 from tests.web.remembering import Remembering
 
 
@@ -142,7 +142,7 @@ def test_fields_keep_their_order_and_their_spelling() -> None:
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_replay_is_marked_in_its_profiles_way(name: str) -> None:
     policy = policy_of({"profile": name})
-    again = revive(StoredResponse(500), policy=policy, response_class=Response)
+    again = replay(StoredResponse(500), policy=policy, response_class=Response)
 
     assert [*policy.replayed_header, ("Cache-Control", "no-store")] == list(again.headers)
 
@@ -199,6 +199,6 @@ def test_any_answer_survives(
 
     service = Remembering(view, policy=Policy(keep_headers=frozenset({"x-total"})))
     first = service.post()
-    again = revive(service.result, policy=service.policy, response_class=Response)
+    again = replay(service.result, policy=service.policy, response_class=Response)
 
     assert (first.status, b"".join(pieces), headers) == (again.status, again.data, list(again.headers)[: len(headers)])

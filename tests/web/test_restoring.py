@@ -15,7 +15,7 @@ from flask_idempotency.engine.policy import Policy
 from flask_idempotency.settings.options import DOCS_URL
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.web.problems import refusal, render
-from flask_idempotency.web.responses import CapturedResponse, StreamEnd, capture, overlay, revive
+from flask_idempotency.web.responses import CapturedResponse, StreamEnd, capture, overlay, replay
 
 STORED = StoredResponse(
     201,
@@ -26,7 +26,7 @@ STORED = StoredResponse(
 
 
 def theirs() -> Any:
-    return revive(STORED, policy=Policy(), response_class=Response)
+    return replay(STORED, policy=Policy(), response_class=Response)
 
 
 def mine() -> Response:
@@ -71,7 +71,7 @@ class Losing:
         self.captured: list[CapturedResponse] = []
 
         def snap(response: Response) -> Response:
-            self.captured.append(capture(response, Policy(), on_end=self.ends.append, orphans=deque()))
+            self.captured.append(capture(response, Policy(), on_end=self.ends.append, abandoned=deque()))
             return response
 
         def lose(response: Response) -> Response:

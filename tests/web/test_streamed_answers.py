@@ -31,7 +31,7 @@ class Streaming:
                     response,
                     Policy(max_body=limit),
                     on_end=self.ends.append,
-                    orphans=self.orphans,
+                    abandoned=self.orphans,
                 )
             )
             return response

@@ -19,7 +19,7 @@ class Listener:
         self.orphans: deque[Callable[[], None]] = deque()
 
     def tee(self, source: Iterable[str] | Iterable[bytes], *, limit: int = 100, announced: int | None = None) -> Tee:
-        return Tee(source, limit=limit, announced=announced, on_end=self.ends.append, orphans=self.orphans)
+        return Tee(source, limit=limit, announced=announced, on_end=self.ends.append, abandoned=self.orphans)
 
 
 class Source:
@@ -222,7 +222,7 @@ def test_a_dropped_stream_does_nothing_but_leave_a_note(listener: Listener) -> N
         lock.release()
         listener.ends.append(end)
 
-    tee = Tee(iter([b"a"]), limit=9, on_end=store, orphans=listener.orphans)
+    tee = Tee(iter([b"a"]), limit=9, on_end=store, abandoned=listener.orphans)
     cycle: list[Any] = [tee]
     cycle.append(cycle)
     del tee, cycle

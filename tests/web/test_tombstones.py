@@ -13,7 +13,7 @@ from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.settings.profiles import policy_of
-from flask_idempotency.web.responses import capture, revive
+from flask_idempotency.web.responses import capture, replay
 from tests.web.apps import new_world
 from tests.web.remembering import Remembering
 
@@ -54,7 +54,7 @@ def test_a_file_over_the_limit_is_left_to_the_servers_sendfile() -> None:
     source = io.BytesIO(b"x" * 11)
     response = Response(source, headers={"Content-Length": "11"}, direct_passthrough=True)
 
-    taken = capture(response, Policy(max_body=10), on_end=lambda end: None, orphans=deque())
+    taken = capture(response, Policy(max_body=10), on_end=lambda end: None, abandoned=deque())
 
     assert (True, source, 0) == (response.response is source, response.response, source.tell())
     assert taken.result == taken.tombstone
@@ -95,7 +95,7 @@ def test_a_tombstone_has_the_first_status_and_a_problem_for_a_body(
     What described the lost body is gone; what says something of the resource stays, and where it is to be found.
     """
     policy = policy_of({"profile": profile})
-    again = revive(TOMBSTONE, policy=policy, response_class=Response)
+    again = replay(TOMBSTONE, policy=policy, response_class=Response)
 
     assert "201 Made" == again.status
     assert [
@@ -117,7 +117,7 @@ def test_a_tombstone_keeps_validators_of_a_success_only(status: int) -> None:
     """
     RFC 9110 section 8.8 says what they describe after a success. Of another status they may describe the lost body.
     """
-    again = revive(replace(TOMBSTONE, status=status), policy=Policy(), response_class=Response)
+    again = replay(replace(TOMBSTONE, status=status), policy=Policy(), response_class=Response)
     success = status < 300
 
     assert ("ETag" in again.headers, "Last-Modified" in again.headers) == (success, success)
@@ -141,7 +141,7 @@ def test_a_tombstone_keeps_validators_of_a_success_only(status: int) -> None:
 )
 def test_a_tombstone_keeps_nothing_that_describes_the_lost_body(name: str) -> None:
     policy = Policy(keep_headers=frozenset({name.lower()}))
-    again = revive(StoredResponse(201, metadata=((name, "lost"),), kept=False), policy=policy, response_class=Response)
+    again = replay(StoredResponse(201, metadata=((name, "lost"),), kept=False), policy=policy, response_class=Response)
 
     assert "lost" not in again.headers.getlist(name)
 
@@ -154,7 +154,7 @@ def test_a_tombstone_has_no_field_twice_that_a_renderer_sets() -> None:
     def renderer(problem: Any, **_: Any) -> Response:
         return Response("lost", headers={"ETag": '"problem"', "Location": "/help", "Link": "</help>; rel=help"})
 
-    again = revive(TOMBSTONE, policy=Policy(), response_class=Response, renderer=renderer)
+    again = replay(TOMBSTONE, policy=Policy(), response_class=Response, renderer=renderer)
 
     assert [['"problem"'], ["/help"]] == [again.headers.getlist(name) for name in ("ETag", "Location")]
     assert ["</b>; rel=b", "</help>; rel=help"] == again.headers.getlist("Link")
@@ -181,7 +181,7 @@ def test_a_retry_finds_the_etag_of_a_resource_whose_answer_was_too_large() -> No
 
 @pytest.mark.parametrize("status", (204, 304))
 def test_a_tombstone_of_an_answer_without_a_body_has_none(status: int) -> None:
-    again = revive(StoredResponse(status, kept=False), policy=Policy(), response_class=Response)
+    again = replay(StoredResponse(status, kept=False), policy=Policy(), response_class=Response)
 
     assert (status, b"", []) == (again.status_code, again.data, again.headers.getlist("Content-Type"))
 
@@ -199,7 +199,7 @@ def test_a_tombstone_of_an_answer_without_a_body_has_none(status: int) -> None:
 )
 def test_a_poisoned_store_cannot_split_a_response(result: StoredResponse) -> None:
     with pytest.raises(CorruptRecord):
-        revive(result, policy=Policy(), response_class=Response)
+        replay(result, policy=Policy(), response_class=Response)
 
 
 @pytest.mark.parametrize("kept", (True, False))
@@ -225,7 +225,7 @@ def test_a_field_that_no_answer_keeps_is_not_sent_from_the_store(name: str, kept
     Somebody else wrote to the store. A server in front takes some of these for an order: to send a file of its own, say.
     """
     planted = StoredResponse(201, metadata=((name, "/etc/passwd"), ("Location", "/things/7")), kept=kept)
-    again = revive(planted, policy=Policy(), response_class=Response)
+    again = replay(planted, policy=Policy(), response_class=Response)
 
     assert (name in again.headers, "/things/7") == (False, again.headers["Location"])
     assert "/etc/passwd" not in str(again.headers)
@@ -239,7 +239,7 @@ def test_the_policy_of_now_says_which_fields_a_replay_carries() -> None:
     policies = (Policy(keep_headers=frozenset({"X-total"})), Policy())
 
     assert [["7", "8"], []] == [
-        revive(stored, policy=policy, response_class=Response).headers.getlist("X-Total") for policy in policies
+        replay(stored, policy=policy, response_class=Response).headers.getlist("X-Total") for policy in policies
     ]
 
 
@@ -262,7 +262,7 @@ def test_what_no_server_may_send_is_not_sent_from_the_store(result: StoredRespon
     An interim status keeps the client waiting, or switches protocols; a body where none may be is read as the next answer.
     """
     with pytest.raises(CorruptRecord):
-        revive(result, policy=Policy(), response_class=Response)
+        replay(result, policy=Policy(), response_class=Response)
 
 
 @pytest.mark.parametrize("status", (0, 101, 600, 999))
@@ -280,5 +280,5 @@ def test_a_status_that_is_no_final_one_leaves_a_tombstone_of_500(status: int) ->
     service.post()
 
     assert (500, False, b"") == (service.result.status, service.result.kept, service.result.body)
-    again = revive(service.result, policy=Policy(), response_class=Response)
+    again = replay(service.result, policy=Policy(), response_class=Response)
     assert (500, "application/problem+json") == (again.status_code, again.content_type)

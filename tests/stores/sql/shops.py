@@ -82,7 +82,7 @@ class Shop:
     @property
     def store(self) -> Any:
         """Whatever the application has built for itself."""
-        return self.app.extensions["idempotency"].hooks._guard._desk.engine._deps.store
+        return self.app.extensions["idempotency"].built.engine._deps.store
 
     def record(self) -> Any:
         """The only record that there is, released ones included, as a row; None for none."""

@@ -37,7 +37,7 @@ def put_away() -> Iterator[None]:
     yield
     while made:
         hooks = made.pop().extensions["idempotency"].hooks
-        hooks._guard._desk.engine._deps.store.close()
+        hooks._guard.engine._deps.store.close()
 
 
 def make_app(store: str, **config: object) -> Flask:
