@@ -237,8 +237,8 @@ def _memory_rules(settings: Settings) -> dict[str, Any]:
     return {
         "store_id": settings.store_id,
         "after_loss": settings.after_loss,
-        "grace": settings.loss_hold,
-        "clock_skew": settings.key_clock_skew,
+        "grace": settings.data_loss_grace,
+        "clock_skew": settings.client_clock_skew,
         "shards": settings.tenant_shards,
     }
 

@@ -108,7 +108,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                         "key-reused",
                         "outcome-unknown",
                         "quota-exceeded",
-                        "answer-erased",
+                        "response-erased",
                         "memory-lost",
                         "replay-forbidden",
                         "record-corrupt",
@@ -136,7 +136,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
             Family("idempotency_lease_losses", "Owners that learnt that their claim was no longer their own."),
             Family("idempotency_renewal_failures", "Renewals of leases that failed, and are tried again."),
-            Family("idempotency_overlong_views", "Views that ran longer than max_runtime."),
+            Family("idempotency_max_runtime_exceeded", "Views that ran longer than max_runtime."),
             Family("idempotency_early_commits", "Transactional views that committed by themselves."),
             Family(
                 "idempotency_settlement_failures",
@@ -149,7 +149,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 {"verb": ("completed", "released", "reopened", "uncertain", OTHER), "by": ("resolver", "person")},
             ),
             Family(
-                "idempotency_resolver_misses",
+                "idempotency_resolver_undecided",
                 "Resolvers that were asked and settled nothing.",
                 {"answer": ("still-unknown", "failed")},
             ),
@@ -160,7 +160,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
             Family("idempotency_corrupt_records", "Stored records that could not be read."),
             Family(
-                "idempotency_changes_by_hand",
+                "idempotency_operator_actions",
                 "What operators did to whole tenants, and to the store.",
                 {
                     "change": (
@@ -416,7 +416,7 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
             _refused("quota-exceeded"),
             Counts("quota_refusals", _by(lambda event: str(event.limit))),
         ),
-        events.ErasedRefused: (_refused("answer-erased"),),
+        events.ErasedRefused: (_refused("response-erased"),),
         events.RefusedAfterDataLoss: (_refused("memory-lost"),),
         events.DataLossDetected: (Counts("memory_losses", _by(lambda event: str(event.loss))),),
         events.ClaimRestored: (Counts("restored_claims", _one()),),
@@ -426,7 +426,7 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
         events.CommittedEarly: (Counts("early_commits", _one()),),
         events.LeaseExpired: (Counts("lease_losses", _one()),),
         events.RenewalFailed: (Counts("renewal_failures", _one()),),
-        events.MaxRuntimeExceeded: (Counts("overlong_views", _one()),),
+        events.MaxRuntimeExceeded: (Counts("max_runtime_exceeded", _one()),),
         events.CompletionRetrying: (Counts("settlement_failures", _one("delayed")),),
         events.CompletionFailed: (Counts("settlement_failures", _one("abandoned")),),
         events.StoreFailed: (
@@ -446,15 +446,15 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
         ),
         events.ResolverAsked: (
             Counts(
-                "resolver_misses",
+                "resolver_undecided",
                 _by(lambda event: event.answer if event.answer == "still-unknown" else "failed"),
             ),
         ),
-        events.TenantErased: (Counts("changes_by_hand", _one("tenant-erased")),),
-        events.ResponsesSealed: (Counts("changes_by_hand", _one("responses-sealed")),),
-        events.QuotaSet: (Counts("changes_by_hand", _one("quota-set")),),
-        events.StoreInitialised: (Counts("changes_by_hand", _one("store-initialised")),),
-        events.DataLossAcknowledged: (Counts("changes_by_hand", _one("data-loss-acknowledged")),),
+        events.TenantErased: (Counts("operator_actions", _one("tenant-erased")),),
+        events.ResponsesSealed: (Counts("operator_actions", _one("responses-sealed")),),
+        events.QuotaSet: (Counts("operator_actions", _one("quota-set")),),
+        events.StoreInitialised: (Counts("operator_actions", _one("store-initialised")),),
+        events.DataLossAcknowledged: (Counts("operator_actions", _one("data-loss-acknowledged")),),
         events.TaskRun: (
             Counts("chore_runs", _by(lambda event: event.operation, _outcome)),
             Counts("chore_duration_seconds", lambda event: (((event.operation,), event.seconds),)),

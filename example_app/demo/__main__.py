@@ -119,9 +119,9 @@ def open_shop(running: ExitStack, port: int, folder: Path) -> Shop:
         "IDEMPOTENCY_REDIS_URL": cache.url,
         "IDEMPOTENCY_SECRET": secrets.token_urlsafe(32),
         "IDEMPOTENCY_LEASE": LEASE_SECONDS,
-        "IDEMPOTENCY_REAP_EVERY": JANITOR_SECONDS,
-        "IDEMPOTENCY_EXPIRE_EVERY": JANITOR_SECONDS,
-        "IDEMPOTENCY_HEARTBEAT_EVERY": JANITOR_SECONDS,
+        "IDEMPOTENCY_REAP_INTERVAL": JANITOR_SECONDS,
+        "IDEMPOTENCY_EXPIRE_INTERVAL": JANITOR_SECONDS,
+        "IDEMPOTENCY_HEARTBEAT_INTERVAL": JANITOR_SECONDS,
         # A folder is the broker: the janitor's worker and beat run on one machine.
         "IDEMPOTENCY_BROKER_URL": f"filesystem://{folder / 'broker'}",
         # The compliance mode: the service does not start if it lacks something for it.

@@ -128,7 +128,7 @@ def encrypted_at_rest(shop: Shop) -> Seen:
     )
 
 
-@tour.scenario("410 answer-erased, and no second run", rows=0)
+@tour.scenario("410 response-erased, and no second run", rows=0)
 def erased(shop: Shop) -> Seen:
     """Dave's company leaves. The operator runs `flask idempotency purge --shred`, which destroys its data key. Its stored
     responses are unreadable now, and its keys do not run again."""
@@ -136,7 +136,7 @@ def erased(shop: Shop) -> Seen:
     daves, alices = shop.pay("trial-0", PAYMENT, bearer="tok_dave"), shop.pay(FIRST_KEY, PAYMENT)
     return seen(
         [daves, alices],
-        is_the_problem=is_problem(daves, 410, "answer-erased"),
+        is_the_problem=is_problem(daves, 410, "response-erased"),
         another_tenant_is_replayed=replayed(alices),
     )
 

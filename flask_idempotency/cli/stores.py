@@ -217,7 +217,7 @@ def status_(as_json: bool) -> None:
 def ack(force: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
     """Let keys run that this Redis does not know, though it may have forgotten some of them.
 
-    Those that were completed in what was lost, and are still retried, run again. Refused until IDEMPOTENCY_LOSS_HOLD has
+    Those that were completed in what was lost, and are still retried, run again. Refused until IDEMPOTENCY_DATA_LOSS_GRACE has
     passed since the loss was noticed, unless --force is given. Asks first.
     """
     with giving_up(as_json=as_json):

@@ -392,7 +392,7 @@ class JanitorMissing(Event):
     LEVELS = (logging.WARNING,)
     SENTENCE = (
         "No janitor has reported for two intervals. Run `celery -A flask_idempotency.janitor worker -B`, or let cron run "
-        "`flask idempotency reap` and `expire` and set IDEMPOTENCY_HEARTBEAT_EVERY to their interval (None: no warning)."
+        "`flask idempotency reap` and `expire` and set IDEMPOTENCY_HEARTBEAT_INTERVAL to their interval (None: no warning)."
     )
 
     seconds: float

@@ -276,7 +276,7 @@ def _hasty(rules: DataLossPolicy, endpoints: Iterable[Endpoint]) -> list[Finding
     )
     # Where a person says when, they can be told to wait for longer.
     verdict = Verdict.FAULT if rules.after_loss == "hold" else Verdict.ADVICE
-    return [Finding("after-loss", verdict, text, f"Set IDEMPOTENCY_LOSS_HOLD to {lease:g} or more.")]
+    return [Finding("after-loss", verdict, text, f"Set IDEMPOTENCY_DATA_LOSS_GRACE to {lease:g} or more.")]
 
 
 def _lowered(text: str) -> str:
@@ -370,21 +370,21 @@ SOON_SECONDS: Final = 600.0
 
 _START = (
     "Start a janitor (`celery -A flask_idempotency.janitor worker -B`), or have cron run `flask idempotency reap` and "
-    "`flask idempotency expire`. If there is to be none, set IDEMPOTENCY_HEARTBEAT_EVERY to None."
+    "`flask idempotency expire`. If there is to be none, set IDEMPOTENCY_HEARTBEAT_INTERVAL to None."
 )
 
 
-def janitor(last: Mapping[str, TaskReport], *, heartbeat_every: float | None) -> list[Finding]:
+def janitor(last: Mapping[str, TaskReport], *, heartbeat_interval: float | None) -> list[Finding]:
     """Whether anybody has swept lately. Any chore counts, whoever did it: cron has no heartbeat."""
-    if heartbeat_every is None:
-        return [Finding("janitor", Verdict.FINE, "No janitor is expected: IDEMPOTENCY_HEARTBEAT_EVERY is None.")]
+    if heartbeat_interval is None:
+        return [Finding("janitor", Verdict.FINE, "No janitor is expected: IDEMPOTENCY_HEARTBEAT_INTERVAL is None.")]
     silence = min((entry.ago for entry in last.values()), default=None)
     if silence is None:
         return [Finding("janitor", Verdict.FAULT, "No janitor has ever reported to this store.", _START)]
-    if silence > 2 * heartbeat_every:
+    if silence > 2 * heartbeat_interval:
         text = (
             f"No janitor has reported for {format_duration(silence)}, and one is expected every "
-            f"{format_duration(heartbeat_every)}."
+            f"{format_duration(heartbeat_interval)}."
         )
         return [Finding("janitor", Verdict.FAULT, text, _START)]
     return [Finding("janitor", Verdict.FINE, f"A janitor reported {format_duration(silence)} ago.")]
@@ -400,7 +400,7 @@ def chores(last: Mapping[str, TaskReport], *, every: Mapping[str, float], patien
         entry = last.get(chore)
         remedy = (
             f"See why in the janitor's log, or run `flask idempotency {chore}` by hand. If it is meant to be done less often, "
-            f"set IDEMPOTENCY_{chore.upper()}_EVERY to that."
+            f"set IDEMPOTENCY_{chore.upper()}_INTERVAL to that."
         )
         if entry is None:
             if seconds <= SOON_SECONDS and last:
@@ -422,7 +422,7 @@ def backlog(last: Mapping[str, TaskReport]) -> list[Finding]:
         return [Finding("backlog", Verdict.FINE, "Every chore came to its end the last time.")]
     text = f"The last run of {', '.join(cut)} had to end before its work did: there is more to do than its interval allows."
     remedy = (
-        f"Run `flask idempotency {cut[0]}` once by hand. If it stays so, do it more often (IDEMPOTENCY_{cut[0].upper()}_EVERY)"
+        f"Run `flask idempotency {cut[0]}` once. If it happens again, run it more often (IDEMPOTENCY_{cut[0].upper()}_INTERVAL)"
         + (", or let it remove more in a second (IDEMPOTENCY_EXPIRE_RATE)." if "expire" in cut else ".")
     )
     return [Finding("backlog", Verdict.ADVICE, text, remedy)]

@@ -223,8 +223,8 @@ class Settings:
     """What each tenant may have, unless something says otherwise of one. None: nothing is counted."""
     store_id: str | None = None
     after_loss: Literal["refuse", "hold", "run"] = "refuse"
-    loss_hold: float = 60.0
-    key_clock_skew: float | None = 5.0
+    data_loss_grace: float = 60.0
+    client_clock_skew: float | None = 5.0
     """What becomes of keys that a Redis does not know after it has lost its memory: see `stores.redis.memory`."""
     of_memory: tuple[str, ...] = ()
     """Those of these that were configured."""
@@ -240,11 +240,11 @@ class Settings:
     """Whether records name tenants and principals by what leads back to nobody."""
     plaintext_transport: bool = False
     """Whether `required` leaves it to others how the store is reached."""
-    reap_every: float | None = 10.0
-    expire_every: float | None = 60.0
-    rotate_every: float | None = 86400.0
-    reconcile_every: float | None = 86400.0
-    heartbeat_every: float | None = 30.0
+    reap_interval: float | None = 10.0
+    expire_interval: float | None = 60.0
+    rotate_interval: float | None = 86400.0
+    reconcile_interval: float | None = 86400.0
+    heartbeat_interval: float | None = 30.0
     """Of chores that are done by themselves, in seconds. None: this one is not."""
     expire_rate: int = 10_000
     worker_timeout: float | None = None
@@ -278,7 +278,7 @@ _OF_SQL: Final = {
     "redis_url": ("a cache in front of the records", "Set IDEMPOTENCY_STORE to flask-sqlalchemy://, or remove this."),
     "claim_strategy": ("the way in which a claim is made", "Remove this."),
 }
-_OF_REDIS: Final = ("store_id", "loss_hold", "key_clock_skew")
+_OF_REDIS: Final = ("store_id", "data_loss_grace", "client_clock_skew")
 _AS_THEY_ARE: Final = (
     "redis_url",
     "claim_strategy",
@@ -287,16 +287,16 @@ _AS_THEY_ARE: Final = (
     "credential_headers",
     "max_waiters",
     "store_id",
-    "loss_hold",
-    "key_clock_skew",
+    "data_loss_grace",
+    "client_clock_skew",
     "replicas",
     "tenant_shards",
     "encryption",
-    "reap_every",
-    "expire_every",
-    "rotate_every",
-    "reconcile_every",
-    "heartbeat_every",
+    "reap_interval",
+    "expire_interval",
+    "rotate_interval",
+    "reconcile_interval",
+    "heartbeat_interval",
     "expire_rate",
     "worker_timeout",
     "proxy_timeout",
@@ -379,7 +379,7 @@ def load_settings(
         quota=_quota(loaded),
         key_ring=key_ring,
         compression=None if compression == "off" else compression,
-        hashed_names=loaded.get("audit_names", "hashed" if mode == "required" else "clear") == "hashed",
+        hashed_names=loaded.get("hash_identities", mode == "required"),
         of_memory=tuple(name for name in ("after_loss", *_OF_REDIS) if name in loaded),
         # On a developer's machine a Redis comes and goes.
         after_loss=loaded.get("after_loss", "run" if lenient else "refuse"),

@@ -445,13 +445,12 @@ class DeploymentSchema(PolicySchema):
             "default": "`zlib`; `off` with encryption, because lengths tell something",
         },
     )
-    audit_names = fields.String(
-        validate=validate.OneOf(["clear", "hashed"], error="must be one of: {choices}."),
+    hash_identities = fields.Boolean(
         metadata={
-            "doc": "How a record names its tenant and principal. `hashed`: by a keyed hash that leads back to nobody; a "
-            "`replay_guard` is shown that as well.",
-            "default": "`clear`; `hashed` when encryption is required",
-        },
+            "doc": "Whether a record names its tenant and principal by a keyed hash, which does not lead back to them. "
+            "A `replay_guard` sees the hash too.",
+            "default": "`False`; `True` when encryption is required",
+        }
     )
     allow_plaintext_transport = fields.Boolean(
         metadata={
@@ -509,12 +508,12 @@ class DeploymentSchema(PolicySchema):
         validate=validate.OneOf(["refuse", "hold", "run"], error="must be one of: {choices}."),
         metadata={
             "doc": "What becomes of keys that a Redis does not know once it has lost its memory. `refuse`: 503 until "
-            "`flask idempotency redis ack`. `hold`: 503 for `loss_hold` after a restart or a fail-over, and until then after "
-            "it was emptied. `run`: they run, those among them that have run before.",
+            "`flask idempotency redis ack`. `hold`: 503 for `data_loss_grace` after a restart or a fail-over, and until "
+            "then after it was emptied. `run`: they run, those among them that have run before.",
             "default": "`refuse`; `run` in debug and testing",
         },
     )
-    loss_hold = Seconds(
+    data_loss_grace = Seconds(
         validate=positive(),
         metadata={
             "doc": "For how long owners that survived a loss may put their claims back before keys that are not known run "
@@ -522,7 +521,7 @@ class DeploymentSchema(PolicySchema):
             "default": 60,
         },
     )
-    key_clock_skew = Seconds(
+    client_clock_skew = Seconds(
         allow_none=True,
         validate=validate.Range(min=0, error="must not be negative."),
         metadata={
@@ -557,19 +556,19 @@ class DeploymentSchema(PolicySchema):
             "default": 2,
         },
     )
-    reap_every = interval(
+    reap_interval = interval(
         10,
         "Seconds between two looks of the janitor at claims whose owners have vanished. None: beat leaves it out.",
     )
-    expire_every = interval(60, "Seconds between two times that what is over is removed. None: beat leaves it out.")
-    rotate_every = interval(
+    expire_interval = interval(60, "Seconds between two times that what is over is removed. None: beat leaves it out.")
+    rotate_interval = interval(
         86400,
         "Seconds between two times that old answers are sealed anew, where encryption is on. None: never by itself.",
     )
-    reconcile_every = interval(
+    reconcile_interval = interval(
         86400, "Seconds between two recounts of the tenants' ledgers, where there are quotas. None: never by itself."
     )
-    heartbeat_every = interval(
+    heartbeat_interval = interval(
         30,
         "Seconds between two signs of life of the janitor. The application warns when none came for two such times. None: "
         "no janitor is expected, and nobody warns.",

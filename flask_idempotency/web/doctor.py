@@ -216,10 +216,12 @@ def _of_store(
             alone = "No janitor is expected: no other process could see these records."
             yield Check("janitor", lambda: [Finding("janitor", Verdict.FINE, alone)])
         else:
-            yield asking("janitor", lambda: doctor.janitor(book.reports(), heartbeat_every=settings.heartbeat_every))
-        if settings.heartbeat_every is not None and not is_process_local(settings):
+            yield asking(
+                "janitor", lambda: doctor.janitor(book.reports(), heartbeat_interval=settings.heartbeat_interval)
+            )
+        if settings.heartbeat_interval is not None and not is_process_local(settings):
             every = partial(_intervals, app, built, settings, loaders, policies)
-            patience = 2 * settings.heartbeat_every
+            patience = 2 * settings.heartbeat_interval
             yield asking("chores", lambda: doctor.chores(book.reports(), every=every(), patience=patience))
             yield asking("backlog", lambda: doctor.backlog(book.reports()))
     if (unsettled := built.recovery) is None:

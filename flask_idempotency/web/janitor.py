@@ -134,11 +134,11 @@ SHORTEST_BUDGET_SECONDS: Final = 5.0
 def intervals(settings: Settings) -> dict[Chore, float]:
     """Seconds between two runs of each chore that is done by itself."""
     every: dict[Chore, float | None] = {
-        "reap": settings.reap_every,
-        "expire": settings.expire_every,
-        "rotate": settings.rotate_every,
-        "reconcile": settings.reconcile_every,
-        "heartbeat": settings.heartbeat_every,
+        "reap": settings.reap_interval,
+        "expire": settings.expire_interval,
+        "rotate": settings.rotate_interval,
+        "reconcile": settings.reconcile_interval,
+        "heartbeat": settings.heartbeat_interval,
     }
     return {chore: seconds for chore, seconds in every.items() if seconds is not None}
 
@@ -253,9 +253,9 @@ _log = logging.getLogger("flask_idempotency")
 
 def watch_of(built: Services, settings: Settings, observers: Callable[[Event], None]) -> JanitorMonitor | None:
     """None where no janitor is expected, where nothing tells whether one came, and where none can see the records."""
-    if built.chores is None or settings.heartbeat_every is None or is_process_local(settings):
+    if built.chores is None or settings.heartbeat_interval is None or is_process_local(settings):
         return None
-    return JanitorMonitor(built.chores, observers, every=settings.heartbeat_every)
+    return JanitorMonitor(built.chores, observers, every=settings.heartbeat_interval)
 
 
 def shape_watch_of(

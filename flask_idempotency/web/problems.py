@@ -290,7 +290,7 @@ _ROWS = (
         stripe_type="api_error",
     ),
     ProblemType(
-        code="answer-erased",
+        code="response-erased",
         status=410,
         title="Done before; the answer was erased",
         detail=(
@@ -464,7 +464,7 @@ def refusal(outcome: InFlight | Mismatched | Unknown | OverQuota | Erased) -> Pr
         case OverQuota():
             return _over_quota(outcome)
         case Erased():
-            return Problem("answer-erased")
+            return Problem("response-erased")
         case unexpected:
             assert_never(unexpected)
 

@@ -82,7 +82,7 @@ def troubled(**settings: Any) -> World:
     paid(world, f"{KEY}-done", **who)
     world.app.view_functions["pay"] = pay
     paid(world, KEY, Fail="yes", **who)
-    hashed = settings.get("audit_names") == "hashed"
+    hashed = settings.get("hash_identities", False)
     tenant, principal = (Identity(b"s").pseudonym(name) if hashed else name for name in (TENANT, PRINCIPAL))
     about = RequestInfo(tenant, principal, "POST", "pay")
     world.store.claim(
@@ -135,7 +135,7 @@ def test_hashed_names_are_shown_as_they_are_stored(name: str) -> None:
     """
     Who may look at a terminal need not know who the customers are.
     """
-    world = troubled(audit_names="hashed")
+    world = troubled(hash_identities=True)
 
     told = [run(world, name, *arguments, typed=typed(arguments)) for arguments in COMMANDS[name]]
 

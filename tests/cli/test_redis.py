@@ -32,7 +32,7 @@ ALL = layout.PARTITIONS
 
 
 def world_on(store: Any, **settings: Any) -> World:
-    settings = {"after_loss": "refuse", "loss_hold": 60, "on_error": "quarantine", **settings}
+    settings = {"after_loss": "refuse", "data_loss_grace": 60, "on_error": "quarantine", **settings}
     world = new_world(Flask("tests.web.app"), store=store, **settings)
 
     @world.view()
@@ -67,7 +67,7 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
 @pytest.fixture
 def world(server: RedisServer) -> World:
     """On a Redis that was made ready."""
-    world = world_on(server.url, loss_hold=SOON)
+    world = world_on(server.url, data_loss_grace=SOON)
     assert 0 == run(world, "init").exit_code
     world.events.clear()
     return world
@@ -182,7 +182,7 @@ def test_after_a_restart_old_answers_are_given_and_new_keys_wait_for_somebody(
     On each server: as every restart that may have lost something, though here nothing was lost.
     """
     server = start_redis(kind, "--appendonly", "yes", "--appendfsync", "everysec")
-    world = world_on(server.url, loss_hold=SOON)
+    world = world_on(server.url, data_loss_grace=SOON)
     run(world, "init")
     assert 201 == paid(world)
     with connect(server.url) as client:

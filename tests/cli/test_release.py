@@ -434,7 +434,7 @@ def test_while_secrets_rotate_a_hashed_name_needs_its_tenant_said() -> None:
     """
     Nobody can tell from the record what the tenant is called under the other secret.
     """
-    world = shop(secret=["new", "old"], on_error="quarantine", audit_names="hashed")
+    world = shop(secret=["new", "old"], on_error="quarantine", hash_identities=True)
     paid(world, Fail="yes")
     world.clock.advance(LEASE)
     handle = said(run(world, "show", *ALICES, "--json"))["handle"]

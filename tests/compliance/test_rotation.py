@@ -93,7 +93,7 @@ def test_67_an_erased_tenant_is_erased_for_every_process_at_once(vault: Vault) -
     answers = [bank.pay("mine") for bank in banks for _ in range(2)]
 
     assert destroyed >= 1
-    assert [(410, "answer-erased")] * 4 == [(each.status_code, each.get_json()["code"]) for each in answers]
+    assert [(410, "response-erased")] * 4 == [(each.status_code, each.get_json()["code"]) for each in answers]
     assert [201, 201] == [bank.pay("other", **{"X-Tenant": "globex"}).status_code for bank in banks]
     assert (["mine", "other"], []) == (banks[0].runs, banks[1].runs)
     assert 4 == sum(bank.told(ErasedRefused) for bank in banks)

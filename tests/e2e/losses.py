@@ -21,7 +21,7 @@ from tests.lab.redis import connect
 from tests.lab.sentinel import SentinelRig
 
 LEASE = 1.0
-RULES = {"IDEMPOTENCY_LOSS_HOLD": LEASE, "IDEMPOTENCY_KEY_CLOCK_SKEW": 0, "IDEMPOTENCY_TENANT_SHARDS": 1}
+RULES = {"IDEMPOTENCY_DATA_LOSS_GRACE": LEASE, "IDEMPOTENCY_CLIENT_CLOCK_SKEW": 0, "IDEMPOTENCY_TENANT_SHARDS": 1}
 """All run on one clock here: a key may be as young as the loss."""
 
 PAUSE_SECONDS = 0.02

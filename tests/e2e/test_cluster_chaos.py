@@ -28,7 +28,7 @@ TENANTS: Final = 12
 HOLD: Final = 2.0
 """Twice what an owner takes at most to put its claim back."""
 
-CONFIG: Final = {**RULES, "IDEMPOTENCY_LOSS_HOLD": HOLD, "IDEMPOTENCY_MAX_RUNTIME": 30}
+CONFIG: Final = {**RULES, "IDEMPOTENCY_DATA_LOSS_GRACE": HOLD, "IDEMPOTENCY_MAX_RUNTIME": 30}
 
 
 @pytest.fixture

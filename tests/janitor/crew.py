@@ -31,7 +31,7 @@ class Crew:
     def __init__(self, folder: Path, *, store: str, broker: str | None = None, **config: object) -> None:
         self.folder = folder
         self.diary_path = folder / "diary"
-        settings = {"after_loss": "run", "reap_every": 1, "expire_every": 1, "heartbeat_every": 1, **config}
+        settings = {"after_loss": "run", "reap_interval": 1, "expire_interval": 1, "heartbeat_interval": 1, **config}
         settings = {"store": store, "secret": "s-9f2c47d1e8b35a60", **settings}
         if broker is not None:
             settings["broker_url"] = broker

@@ -75,7 +75,7 @@ def test_it_sweeps(arrangement: str, request: pytest.FixtureRequest, hire_crew: 
     first, _ = abandoned(store), over(store)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    every = dict.fromkeys(("reap_every", "expire_every", "heartbeat_every"), arranged.every)
+    every = dict.fromkeys(("reap_interval", "expire_interval", "heartbeat_interval"), arranged.every)
     crew = hire_crew(store=arranged.store, broker=arranged.broker, **every)
     # In a folder of their own, to see what they leave in it.
     for command in arranged.commands:

@@ -49,7 +49,7 @@ def test_who_dies_in_the_middle_of_a_sweep_leaves_the_rest_to_the_next(
     store: Any = build_store(store_url, memory={"after_loss": "run"})
     for _ in range(ENDED):
         over(store)
-    crew = hire_crew(store=store_url, broker=broker, expire_every=1, expire_rate=4)
+    crew = hire_crew(store=store_url, broker=broker, expire_interval=1, expire_rate=4)
     crew.start(*BEAT)
     worker = crew.start(*PREFORK, SHOP_HURRIES="yes")
     assert eventually(lambda: rows(store_url) < ENDED)
@@ -74,7 +74,7 @@ def test_two_beats_and_two_workers_do_everything_once(hire_crew: HireCrew, store
     Each key is quarantined by one of them, however often they are sent.
     """
     store: Any = build_store(store_url, memory={"after_loss": "run"})
-    crew = hire_crew(store=store_url, broker=broker, reap_every=0.5)
+    crew = hire_crew(store=store_url, broker=broker, reap_interval=0.5)
     for number in range(2):
         crew.start("beat", "-s", f"beat/schedule-{number}", "--pidfile=")
         crew.start(*PREFORK, "-n", f"worker-{number}")
@@ -93,7 +93,7 @@ def test_a_worker_that_was_away_does_not_make_up_for_it(hire_crew: HireCrew, sto
     """
     What had its time while nobody worked has expired, and is dropped unread.
     """
-    crew = hire_crew(store=store_url, broker=broker, reap_every=0.2, expire_every=None, heartbeat_every=None)
+    crew = hire_crew(store=store_url, broker=broker, reap_interval=0.2, expire_interval=None, heartbeat_interval=None)
     beat = crew.start(*BEAT)
     with connect(broker) as queue:
         assert eventually(lambda: queue.llen("idempotency") >= 10)

@@ -48,7 +48,7 @@ def test_the_schedule_is_what_the_settings_say() -> None:
     And what a worker has not begun by the time of the next one is dropped: it does not pile up while nobody works.
     """
     celery_app = a_celery()
-    register(celery_app, a_flask(reap_every=7, expire_every=3600, heartbeat_every=11))
+    register(celery_app, a_flask(reap_interval=7, expire_interval=3600, heartbeat_interval=11))
 
     assert celery_app.conf.beat_schedule == {
         f"flask_idempotency.{chore}": {
@@ -65,7 +65,7 @@ def test_a_chore_without_an_interval_is_left_out_of_the_schedule() -> None:
     It is still a task, for whoever wants to send it at another time.
     """
     celery_app = a_celery()
-    register(celery_app, a_flask(expire_every=None))
+    register(celery_app, a_flask(expire_interval=None))
 
     assert "flask_idempotency.expire" not in celery_app.conf.beat_schedule
     assert ours(celery_app) == ALWAYS
@@ -113,7 +113,7 @@ def test_a_task_is_begun_again_when_its_worker_died_and_not_when_it_failed() -> 
     It ends before its lock does, leaves no result, and is not tried again: beat comes again.
     """
     celery_app = a_celery(task_acks_on_failure_or_timeout=False, task_ignore_result=False)
-    register(celery_app, a_flask(reap_every=100))
+    register(celery_app, a_flask(reap_interval=100))
     task: Any = celery_app.tasks["flask_idempotency.reap"]
 
     assert (True, True, True) == (task.acks_late, task.reject_on_worker_lost, task.acks_on_failure_or_timeout)
@@ -133,8 +133,8 @@ def test_applications_do_not_mix() -> None:
         stand(store, clock, key, "in flight")
     one, other, neither = a_celery(), a_celery(), a_celery()
     # Different in what they have to do, and in when.
-    register(one, a_flask(stores[0], name="one", reap_every=5))
-    register(other, a_flask(stores[1], name="other", expire_every=None, quota_records=9))
+    register(one, a_flask(stores[0], name="one", reap_interval=5))
+    register(other, a_flask(stores[1], name="other", expire_interval=None, quota_records=9))
     clock.advance(31)
     run(one, "reap")
 

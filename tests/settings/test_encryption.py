@@ -147,14 +147,14 @@ def test_what_was_chosen_goes_before_what_encryption_would_have() -> None:
     """
     Compression and names have defaults that depend on it, and values of their own.
     """
-    settings = load(**WHOLE, compression="zlib", audit_names="clear")
+    settings = load(**WHOLE, compression="zlib", hash_identities=False)
 
     assert ("zlib", False) == (settings.compression, settings.hashed_names)
-    plain = load({"SECRET_KEY": "k"}, store="redis://cache", compression="off", audit_names="hashed")
+    plain = load({"SECRET_KEY": "k"}, store="redis://cache", compression="off", hash_identities=True)
     assert (None, True, "off") == (plain.compression, plain.hashed_names, plain.encryption)
 
 
-@pytest.mark.parametrize("name", ("encryption", "compression", "audit_names", "allow_plaintext_transport"))
+@pytest.mark.parametrize("name", ("encryption", "compression", "hash_identities", "allow_plaintext_transport"))
 def test_other_words_are_refused(name: str) -> None:
     settings: dict[str, Any] = {"secret": "only-tests-9f2c47d1e8b35a60c1d47be2", name: "perhaps"}
 

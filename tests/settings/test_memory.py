@@ -32,7 +32,7 @@ def test_unless_it_is_said_otherwise_only_developers_run_what_may_have_run(lenie
     assert "hold" == loaded(lenient=lenient, after_loss="hold").after_loss
 
 
-@pytest.mark.parametrize("setting", ({"store_id": "a"}, {"loss_hold": 9}, {"key_clock_skew": None}))
+@pytest.mark.parametrize("setting", ({"store_id": "a"}, {"data_loss_grace": 9}, {"client_clock_skew": None}))
 @pytest.mark.parametrize("store", ("memory://", "sqlite:///shop.db"))
 def test_what_only_a_redis_may_forget_is_refused_elsewhere(store: str, setting: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="IDEMPOTENCY_STORE is no Redis"):
@@ -50,8 +50,8 @@ def test_a_store_that_was_made_has_its_rules_already() -> None:
     ("setting", "sentence"),
     (
         ({"after_loss": "forget"}, "IDEMPOTENCY_AFTER_LOSS: must be one of: refuse, hold, run"),
-        ({"loss_hold": 0}, "IDEMPOTENCY_LOSS_HOLD: must be more than 0"),
-        ({"key_clock_skew": -1}, "IDEMPOTENCY_KEY_CLOCK_SKEW: must not be negative"),
+        ({"data_loss_grace": 0}, "IDEMPOTENCY_DATA_LOSS_GRACE: must be more than 0"),
+        ({"client_clock_skew": -1}, "IDEMPOTENCY_CLIENT_CLOCK_SKEW: must not be negative"),
         ({"store_id": ""}, "IDEMPOTENCY_STORE_ID: must be 1 to 64 visible ASCII characters"),
         ({"store_id": "prod\n"}, "IDEMPOTENCY_STORE_ID: must be 1 to 64 visible ASCII characters"),
         ({"store_id": "unnamed"}, "IDEMPOTENCY_STORE_ID: must not be `unnamed`"),

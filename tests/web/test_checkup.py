@@ -210,8 +210,8 @@ def test_a_chore_is_missed_where_there_is_work_for_it(shared: Store) -> None:
     """
     book_in(shared, "shop").report("heartbeat", "{}")
 
-    said = found(of_function(reconcile_every=10, rotate_every=10), "chores")
-    counted = found(of_function(reconcile_every=10, quota_records=5), "chores")
+    said = found(of_function(reconcile_interval=10, rotate_interval=10), "chores")
+    counted = found(of_function(reconcile_interval=10, quota_records=5), "chores")
 
     assert [True, True, False, False] == [
         f"chore {c} is" in str(said) for c in ("reap", "expire", "reconcile", "rotate")

@@ -26,7 +26,7 @@ def paid() -> tuple[World, MemoryStore]:
         store=FaultyMemory(memory),
         encryption="required",
         key_ring=RING,
-        audit_names="clear",
+        hash_identities=False,
         allow_plaintext_transport=True,
     )
     world.clock = clock

@@ -139,7 +139,7 @@ def test_the_view_is_told_real_names_in_any_case() -> None:
 
 
 def test_nobody_is_not_hashed_into_somebody() -> None:
-    world = new_world(init=False, audit_names="hashed", principal=lambda: None)
+    world = new_world(init=False, hash_identities=True, principal=lambda: None)
     world.idempotency.init_app(world.app)
     world.view()(lambda: "ok")
 

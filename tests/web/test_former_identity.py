@@ -376,8 +376,8 @@ def test_a_former_name_without_a_tenant_shows_no_tenant_the_response_of_another(
 
 
 def test_hashed_names_are_told_apart_too() -> None:
-    first = shop(audit_names="hashed")
-    second = shop(first, users=True, audit_names="hashed", former_identity={"principal": False})
+    first = shop(hash_identities=True)
+    second = shop(first, users=True, hash_identities=True, former_identity={"principal": False})
 
     for user in ("alice", "bob"):
         assert not is_replay(second.post(headers={"X-User": user}))

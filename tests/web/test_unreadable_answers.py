@@ -60,7 +60,7 @@ def test_an_erased_answer_is_410_and_never_run() -> None:
 
     answers = [world.post() for _ in range(2)]
 
-    assert [(410, "answer-erased")] * 2 == [(answer.status_code, answer.get_json()["code"]) for answer in answers]
+    assert [(410, "response-erased")] * 2 == [(answer.status_code, answer.get_json()["code"]) for answer in answers]
     assert (2, [1]) == (len(world.told(ErasedRefused)), world.runs)
     assert all("Retry-After" not in answer.headers for answer in answers)
 

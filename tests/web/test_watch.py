@@ -174,7 +174,7 @@ def test_a_keyed_request_looks_when_it_ends_and_no_other(
         (MemoryStore(), {}),
         ("memory://", {}),
         (FaultyStore(MemoryStore()), {}),
-        (Shared(MemoryStore()), {"IDEMPOTENCY_HEARTBEAT_EVERY": None}),
+        (Shared(MemoryStore()), {"IDEMPOTENCY_HEARTBEAT_INTERVAL": None}),
     ),
     ids=("memory", "memory-url", "no-chore-book", "no-janitor-expected"),
 )

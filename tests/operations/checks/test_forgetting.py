@@ -63,7 +63,7 @@ def test_it_names_the_store_and_the_endpoints_that_it_is_about() -> None:
 
     assert "IDEMPOTENCY_STORE_ID to shop." in unnamed.remedy
     assert [True, False] == [name in hasty.text for name in ("pay", "refund")]
-    assert "IDEMPOTENCY_LOSS_HOLD to 30" in hasty.remedy
+    assert "IDEMPOTENCY_DATA_LOSS_GRACE to 30" in hasty.remedy
 
 
 def test_a_store_that_has_no_name_yet_is_asked_for_it() -> None:

@@ -24,11 +24,11 @@ def test_a_janitor_is_missed_after_two_intervals(last: dict[str, TaskReport], ve
     """
     Any chore is a sign of life: cron has no heartbeat.
     """
-    assert verdict is worst(janitor(last, heartbeat_every=30.0))
+    assert verdict is worst(janitor(last, heartbeat_interval=30.0))
 
 
 def test_where_none_is_expected_none_is_missed() -> None:
-    assert Verdict.FINE is worst(janitor({}, heartbeat_every=None))
+    assert Verdict.FINE is worst(janitor({}, heartbeat_interval=None))
 
 
 @pytest.mark.parametrize(
