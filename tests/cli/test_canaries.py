@@ -108,9 +108,7 @@ TRIED = [(name, arguments) for name, ways in COMMANDS.items() for arguments in w
 def test_nobody_is_told_what_is_nobodys_business(
     name: str, arguments: tuple[str, ...], as_json: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """
-    Not what it prints, nor what it logs at any level, nor its events, nor its traceback if it had one.
-    """
+    """Not what it prints, nor what it logs at any level, nor its events, nor its traceback if it had one."""
     world = troubled()
     world.events.clear()
     caplog.clear()
@@ -132,9 +130,7 @@ def test_nobody_is_told_what_is_nobodys_business(
 
 @pytest.mark.parametrize("name", SAYS_WHO)
 def test_hashed_names_are_shown_as_they_are_stored(name: str) -> None:
-    """
-    Who may look at a terminal need not know who the customers are.
-    """
+    """Who may look at a terminal need not know who the customers are."""
     world = troubled(hash_identities=True)
 
     told = [run(world, name, *arguments, typed=typed(arguments)) for arguments in COMMANDS[name]]
@@ -143,9 +139,7 @@ def test_hashed_names_are_shown_as_they_are_stored(name: str) -> None:
 
 
 def test_the_canaries_would_be_seen() -> None:
-    """
-    The commands that were tried did meet the records: a list shows them, and what it settles is settled.
-    """
+    """The commands that were tried did meet the records: a list shows them, and what it settles is settled."""
     world = troubled()
     shown = json.loads(run(world, "list", "--state", "quarantined", "--json").stdout)["records"]
 

@@ -41,9 +41,7 @@ def object_of(result: Result) -> dict[str, Any]:
 
 
 def test_after_a_rotation_the_old_key_may_go() -> None:
-    """
-    Sealed anew at once; the old data keys go with a run five minutes later, and then nothing needs the old key.
-    """
+    """Sealed anew at once; the old data keys go with a run five minutes later, and then nothing needs the old key."""
     world = shop({"old": OLD})
     world.post(key="a"), world.post(key="b")
     world = turned(world, BOTH)
@@ -62,9 +60,7 @@ def test_after_a_rotation_the_old_key_may_go() -> None:
 
 
 def test_a_rotation_says_what_it_could_not_open() -> None:
-    """
-    Under a key that is not in the ring; and exits with 1, so that a cron job is heard.
-    """
+    """Under a key that is not in the ring; and exits with 1, so that a cron job is heard."""
     world = shop({"old": OLD})
     world.post()
     result = run(turned(world, {"new": NEW}), "rotate")
@@ -73,9 +69,7 @@ def test_a_rotation_says_what_it_could_not_open() -> None:
 
 
 def test_a_rotation_that_makes_no_sense_is_refused() -> None:
-    """
-    Each with its remedy.
-    """
+    """Each with its remedy."""
     plain = shop(None, encryption="off")
     said = run(plain, "rotate")
     assert (1, True) == (said.exit_code, "set IDEMPOTENCY_ENCRYPTION to on" in said.output)
@@ -83,9 +77,7 @@ def test_a_rotation_that_makes_no_sense_is_refused() -> None:
 
 
 def test_a_ledger_that_nobody_touched_is_in_order() -> None:
-    """
-    And exits with 0.
-    """
+    """And exits with 0."""
     world = shop(None, encryption="off", quota_records=5)
     world.post()
     result = run(world, "reconcile")
@@ -94,9 +86,7 @@ def test_a_ledger_that_nobody_touched_is_in_order() -> None:
 
 
 def test_records_that_were_deleted_by_hand_are_told_once() -> None:
-    """
-    With exit code 1, and put right by it.
-    """
+    """With exit code 1, and put right by it."""
     world = shop(None, encryption="off", quota_records=5)
     world.post()
     world.store.ledger._room.records.clear()
@@ -110,9 +100,7 @@ def test_records_that_were_deleted_by_hand_are_told_once() -> None:
 
 
 def test_a_store_that_cannot_do_it_is_said_to_be_so() -> None:
-    """
-    Not every store counts.
-    """
+    """Not every store counts."""
     world = new_world(Flask("tests.web.app"), store=FaultyStore(MemoryStore()))  # type: ignore[arg-type]
     result = run(world, "reconcile")
 
@@ -120,9 +108,7 @@ def test_a_store_that_cannot_do_it_is_said_to_be_so() -> None:
 
 
 def test_a_store_that_does_not_answer_is_not_said_to_be_in_order() -> None:
-    """
-    Exit code 2: nobody can tell.
-    """
+    """Exit code 2: nobody can tell."""
     world = shop(None, encryption="off", quota_records=5)
 
     class Silent(FaultyMemory):
@@ -140,9 +126,7 @@ def test_a_store_that_does_not_answer_is_not_said_to_be_in_order() -> None:
 
 
 def test_reap_quarantines_what_its_owner_has_left() -> None:
-    """
-    Once: the second time there is nothing to do. What is to be taken over is left to its retry.
-    """
+    """Once: the second time there is nothing to do. What is to be taken over is left to its retry."""
     world = cases.shop()
     cases.vanished(world, "a"), cases.vanished(world, "b", on_lapse=OnExpiry.TAKEOVER)
     early = object_of(run(world, "reap", "--json"))
@@ -158,9 +142,7 @@ def test_reap_quarantines_what_its_owner_has_left() -> None:
 
 
 def test_reap_asks_resolvers_and_says_what_they_knew() -> None:
-    """
-    And exits with 1 when one of them failed, so that a cron job is heard.
-    """
+    """And exits with 1 when one of them failed, so that a cron job is heard."""
     world = cases.shop()
     answers = iter((Happened(("paid", 201)), ZeroDivisionError()))
 
@@ -180,9 +162,7 @@ def test_reap_asks_resolvers_and_says_what_they_knew() -> None:
 
 
 def test_expire_removes_what_is_over() -> None:
-    """
-    And nothing that is in progress or quarantined.
-    """
+    """And nothing that is in progress or quarantined."""
     world = cases.shop()
     cases.paid(world, "a"), cases.paid(world, "b"), cases.vanished(world, "c")
     world.clock.advance(24 * 3600)
@@ -195,9 +175,7 @@ def test_expire_removes_what_is_over() -> None:
 
 @pytest.mark.parametrize("chore", ("reap", "expire", "rotate", "reconcile"))
 def test_a_chore_by_hand_is_written_down_and_told(chore: str) -> None:
-    """
-    As a janitor's is: whoever relies on cron is not warned that none comes.
-    """
+    """As a janitor's is: whoever relies on cron is not warned that none comes."""
     world = shop({"new": NEW}, quota_records=5)
 
     assert 0 == run(world, chore).exit_code
@@ -207,9 +185,7 @@ def test_a_chore_by_hand_is_written_down_and_told(chore: str) -> None:
 
 @pytest.mark.parametrize("chore", ("reap", "expire", "rotate", "reconcile"))
 def test_a_chore_that_somebody_is_at_is_left_to_them(chore: str) -> None:
-    """
-    Which is in order: cron may come while the janitor is at work.
-    """
+    """Which is in order: cron may come while the janitor is at work."""
     world = shop({"new": NEW}, quota_records=5)
     assert book_of(world.app).lock(chore, b"another", lease=60)
     told = run(world, chore)
@@ -225,9 +201,7 @@ def test_a_chore_that_somebody_is_at_is_left_to_them(chore: str) -> None:
 def test_a_chore_that_is_killed_keeps_the_others_out_no_longer_than_its_budget(
     budget: tuple[str, ...], lease: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Its lock ends a minute after it. One without an end would be no lock but a halt.
-    """
+    """Its lock ends a minute after it. One without an end would be no lock but a halt."""
     world, leases = cases.shop(), list[float]()
     take = type(world.store.task_log).lock
 
@@ -242,9 +216,7 @@ def test_a_chore_that_is_killed_keeps_the_others_out_no_longer_than_its_budget(
 
 @pytest.mark.parametrize("chore", ("reap", "expire", "rotate", "reconcile"))
 def test_no_budget_is_longer_than_a_lock_may_last(chore: str) -> None:
-    """
-    A longer one would be taken for another clock's, and the janitor would begin beside it.
-    """
+    """A longer one would be taken for another clock's, and the janitor would begin beside it."""
     world = shop({"new": NEW}, quota_records=5)
 
     longest, longer = (run(world, chore, "--budget", budget) for budget in ("7000", "7001"))
@@ -255,9 +227,7 @@ def test_no_budget_is_longer_than_a_lock_may_last(chore: str) -> None:
 
 
 def test_a_chore_whose_budget_ended_says_so() -> None:
-    """
-    It is no fault, and it is to be run again.
-    """
+    """It is no fault, and it is to be run again."""
     world = cases.shop()
     for number in range(3):
         cases.paid(world, str(number))
@@ -295,9 +265,7 @@ def test_without_quotas_there_is_nothing_to_reconcile() -> None:
 
 @pytest.mark.parametrize("chore", ("reap", "expire", "rotate"))
 def test_a_store_that_is_away_is_exit_code_2(chore: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Nobody can tell how much of it is done; it is safe to run again.
-    """
+    """Nobody can tell how much of it is done; it is safe to run again."""
     world = shop({"new": NEW})
 
     def down(*_: Any, **__: Any) -> Any:

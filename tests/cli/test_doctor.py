@@ -45,9 +45,7 @@ def run(app: Flask, *arguments: str) -> Result:
 
 @pytest.mark.usefixtures("healthy")
 def test_an_application_that_is_well_exits_with_0() -> None:
-    """
-    Every line says that it is fine.
-    """
+    """Every line says that it is fine."""
     told = run(shop(), *QUIET)
 
     assert 0 == told.exit_code, told.output
@@ -74,9 +72,7 @@ def test_a_fault_exits_with_1_and_comes_first_with_its_remedy() -> None:
 
 @pytest.mark.usefixtures("healthy")
 def test_a_store_that_does_not_answer_exits_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Nobody can tell, which is neither in order nor not.
-    """
+    """Nobody can tell, which is neither in order nor not."""
     store = MemoryStore()
     app = shop(store)
 

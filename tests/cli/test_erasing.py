@@ -33,9 +33,7 @@ def readable(world: World) -> list[bytes]:
 
 @pytest.mark.parametrize("mode", MODES, ids=("plain", "encrypted"))
 def test_everything_of_this_tenant_is_wiped_and_nothing_runs_again(mode: dict[str, Any]) -> None:
-    """
-    Its retries are 410; nobody else notices anything.
-    """
+    """Its retries are 410; nobody else notices anything."""
     world = shop(**mode)
     paid(world, "a"), paid(world, "b"), paid(world, "a", Tenant="globex")
 
@@ -49,9 +47,7 @@ def test_everything_of_this_tenant_is_wiped_and_nothing_runs_again(mode: dict[st
 
 
 def test_it_says_what_it_does_not_reach() -> None:
-    """
-    What is not said here is believed to be gone.
-    """
+    """What is not said here is believed to be gone."""
     told = run(shop(), *PURGE).output
 
     assert "all of it is wiped from the store, plain answers too" in told
@@ -80,9 +76,7 @@ def test_during_a_rotation_of_the_secret_it_is_wiped_under_every_one() -> None:
 
 
 def test_what_is_still_running_is_counted_and_purged_when_it_is_over() -> None:
-    """
-    Its late answer is given to nobody, but can be read until then.
-    """
+    """Its late answer is given to nobody, but can be read until then."""
     world = shop()
     vanished(world, "a"), lapsed(world, "b")
     assert "Uses of keys without an answer so far: 2." in run(world, *PURGE).output
@@ -100,9 +94,7 @@ def test_what_is_still_running_is_counted_and_purged_when_it_is_over() -> None:
 
 
 def test_an_answer_that_nobody_could_open_is_wiped_too() -> None:
-    """
-    It was done, and stays done.
-    """
+    """It was done, and stays done."""
     world = shop()
     paid(world)
     found = record(world)
@@ -142,9 +134,7 @@ def test_it_is_told_as_an_audit_event_and_names_nobody() -> None:
 
 
 def test_a_run_that_breaks_off_is_told_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    With exit code 2. Everything is decided by then: no answer is given any more.
-    """
+    """With exit code 2. Everything is decided by then: no answer is given any more."""
     world = shop()
     for number in range(3):
         paid(world, str(number))
@@ -169,9 +159,7 @@ def test_a_run_that_breaks_off_is_told_and_the_next_one_goes_on(monkeypatch: pyt
 
 
 def test_a_store_that_cannot_be_searched_says_what_stays() -> None:
-    """
-    Its answers are wiped; what is not completed cannot be found.
-    """
+    """Its answers are wiped; what is not completed cannot be found."""
 
     class Unsearched(FaultyMemory):
         """It has answers and data keys, and no more."""
@@ -190,9 +178,7 @@ def test_a_store_that_cannot_be_searched_says_what_stays() -> None:
 
 
 def test_a_store_whose_answers_cannot_be_walked_through_is_refused() -> None:
-    """
-    Before anything is destroyed.
-    """
+    """Before anything is destroyed."""
 
     class Unwalked(FaultyMemory):
         """It has data keys only."""
@@ -211,9 +197,7 @@ def test_a_store_whose_answers_cannot_be_walked_through_is_refused() -> None:
 
 
 def test_it_wipes_what_is_in_a_database(tmp_path: Path) -> None:
-    """
-    Its rows hold nothing any more, and say that the work was done.
-    """
+    """Its rows hold nothing any more, and say that the work was done."""
     file = tmp_path / "records.db"
     world = new_world(Flask("tests.web.app"), store=f"sqlite:///{file}", init=False)  # type: ignore[arg-type]
     world.idempotency.tenant_loader(lambda: request.headers.get("X-Tenant"))

@@ -64,16 +64,12 @@ def told(schema: FakeSchema | None, *arguments: str) -> tuple[int, str]:
     ),
 )
 def test_check_says_how_the_schema_stands(schema: FakeSchema, code: int, said: str) -> None:
-    """
-    Advice alone fails no deployment.
-    """
+    """Advice alone fails no deployment."""
     assert (code, said) == told(schema, "db", "check")
 
 
 def test_check_changes_nothing() -> None:
-    """
-    It may run in any probe.
-    """
+    """It may run in any probe."""
     schema = FakeSchema(pending=[STEP])
 
     told(schema, "db", "check")
@@ -82,9 +78,7 @@ def test_check_changes_nothing() -> None:
 
 
 def test_upgrade_says_what_it_did() -> None:
-    """
-    And the second time that there was nothing left to do.
-    """
+    """And the second time that there was nothing left to do."""
     schema = FakeSchema(pending=[STEP])
 
     first, second = told(schema, "db", "upgrade"), told(schema, "db", "upgrade")
@@ -93,17 +87,13 @@ def test_upgrade_says_what_it_did() -> None:
 
 
 def test_upgrade_fails_over_what_it_could_not_mend() -> None:
-    """
-    A deployment that went on from here would refuse every keyed request.
-    """
+    """A deployment that went on from here would refuse every keyed request."""
     assert (1, f"{STEP}\n{FAULT}\n") == told(FakeSchema(pending=[STEP], broken=[FAULT]), "db", "upgrade")
 
 
 @pytest.mark.parametrize("verb", ("upgrade", "check"))
 def test_a_store_without_a_schema_is_in_order(verb: str) -> None:
-    """
-    One deployment script serves applications on Redis as well.
-    """
+    """One deployment script serves applications on Redis as well."""
     code, said = told(None, "db", verb)
 
     assert (0, True) == (code, said.startswith("The store of this application has no schema"))
@@ -111,9 +101,7 @@ def test_a_store_without_a_schema_is_in_order(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", ("upgrade", "check"))
 def test_a_database_that_is_down_is_neither_in_order_nor_not(verb: str) -> None:
-    """
-    Exit code 2: whoever watches can tell the two apart. Nothing is printed where answers are expected.
-    """
+    """Exit code 2: whoever watches can tell the two apart. Nothing is printed where answers are expected."""
     result = run(SimpleNamespace(schema=FakeSchema(down=True)), "db", verb)
 
     assert (2, "", "Error: The database 'shop' on 10.0.0.1: no answer\n") == (
@@ -124,9 +112,7 @@ def test_a_database_that_is_down_is_neither_in_order_nor_not(verb: str) -> None:
 
 
 def test_an_application_that_was_not_set_up_is_told_so() -> None:
-    """
-    In a sentence, not in a traceback.
-    """
+    """In a sentence, not in a traceback."""
     result = run(None, "db", "check")
 
     assert (2, "Error: Idempotency is not set up on this application: call init_app first.\n") == (
@@ -165,18 +151,14 @@ def test_an_application_that_was_not_set_up_is_told_so() -> None:
     ),
 )
 def test_machines_get_one_object(schema: FakeSchema | None, verb: str, code: int, object: dict[str, Any]) -> None:
-    """
-    With the same exit codes.
-    """
+    """With the same exit codes."""
     result = run(SimpleNamespace(schema=schema), "db", verb, "--json")
 
     assert (code, object, "") == (result.exit_code, json.loads(result.stdout), result.stderr)
 
 
 def test_the_verbs_need_no_flask() -> None:
-    """
-    A console and a script of one's own say the same.
-    """
+    """A console and a script of one's own say the same."""
 
     class Plain(FakeSchema):
         def upgrade(self) -> list[str]:

@@ -44,9 +44,7 @@ def disabled() -> World:
 
 
 def test_generate_prints_one_line_of_a_ring_and_no_two_alike() -> None:
-    """
-    With today's date for an id; and needs no application, for the first key is made before there is a ring.
-    """
+    """With today's date for an id; and needs no application, for the first key is made before there is a ring."""
     lines = [CliRunner().invoke(cli, ["keys", "generate"]).output for _ in range(2)]
 
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\d:[A-Za-z0-9+/]{43}=\n", line) for line in lines)
@@ -56,9 +54,7 @@ def test_generate_prints_one_line_of_a_ring_and_no_two_alike() -> None:
 
 
 def test_generate_is_there_where_the_application_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    For want of the very ring that this key is for: as a plug-in of `flask`, it does not wait for the application.
-    """
+    """For want of the very ring that this key is for: as a plug-in of `flask`, it does not wait for the application."""
     monkeypatch.delenv("FLASK_VERSION", raising=False)  # of our tests' runner; Flask would take it for an option
     plug_in = EntryPoint("idempotency", "flask_idempotency.cli:cli", "flask.commands")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [plug_in])
@@ -80,9 +76,7 @@ def test_generate_takes_an_id_and_refuses_what_is_none() -> None:
 
 
 def test_status_says_what_stands_under_each_key_and_which_may_go() -> None:
-    """
-    After a rotation of the ring the old key stays until nothing is sealed under it.
-    """
+    """After a rotation of the ring the old key stays until nothing is sealed under it."""
     before = shop({"old": OLD})
     before.post(key="a")
     world = shop({"new": NEW, "old": OLD, "spare": b64encode(b"s" * 32).decode()}, store=before.store)
@@ -101,9 +95,7 @@ def test_status_says_what_stands_under_each_key_and_which_may_go() -> None:
 
 
 def test_a_key_that_the_ring_has_not_is_a_fault() -> None:
-    """
-    Nobody can open what it has sealed: exit code 1, for whoever watches.
-    """
+    """Nobody can open what it has sealed: exit code 1, for whoever watches."""
     before = shop({"old": OLD})
     before.post()
 
@@ -120,9 +112,7 @@ def test_a_key_that_the_ring_has_not_is_a_fault() -> None:
 
 
 def test_plain_records_are_counted_too() -> None:
-    """
-    `required` may be set when there are none.
-    """
+    """`required` may be set when there are none."""
     before = shop(None, encryption="off")
     before.post()
 
@@ -148,9 +138,7 @@ def test_where_nothing_is_encrypted_it_says_so(world: Any, remedy: str) -> None:
 
 
 def test_a_store_that_is_down_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Nobody can tell, which is neither in order nor not.
-    """
+    """Nobody can tell, which is neither in order nor not."""
     world = shop({"a": OLD})
 
     def down() -> Mapping[str, int]:
@@ -178,9 +166,7 @@ def test_no_command_says_a_key() -> None:
     ids=("nothing", "a record", "a data key"),
 )
 def test_an_old_key_may_go_when_nothing_at_all_is_left_under_it(records: int, data_keys: int, goes: bool) -> None:
-    """
-    A data key without a record may seal one any moment.
-    """
+    """A data key without a record may seal one any moment."""
     assert goes is KeyStatus("old", records, data_keys, newest=False, known=True).may_go
     assert not KeyStatus("new", 0, 0, newest=True, known=True).may_go
     assert not KeyStatus("lost", 0, 0, newest=False, known=False).may_go

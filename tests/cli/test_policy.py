@@ -77,9 +77,7 @@ def origins(world: World, endpoint: str, method: str = "POST") -> dict[str, str]
 
 
 def test_the_table_has_a_line_for_each_endpoint_and_what_differs_by_method() -> None:
-    """
-    Methods that are never in scope are left out, and endpoints that have no others.
-    """
+    """Methods that are never in scope are left out, and endpoints that have no others."""
     lines = [" ".join(line.split()) for line in run(shop(), "policy").output.splitlines()]
 
     assert [
@@ -93,9 +91,7 @@ def test_the_table_has_a_line_for_each_endpoint_and_what_differs_by_method() -> 
 
 
 def test_each_value_comes_from_where_it_was_written() -> None:
-    """
-    The innermost that names it; what a profile brings is the profile's.
-    """
+    """The innermost that names it; what a profile brings is the profile's."""
     told = origins(shop(), "outer.inner.charge")
     expected = {
         "required": "configure('outer')",
@@ -116,9 +112,7 @@ def test_each_value_comes_from_where_it_was_written() -> None:
 
 
 def test_a_profile_says_which_of_its_statuses_the_application_has_settled() -> None:
-    """
-    They are less than the profile brings, and the reader is told why.
-    """
+    """They are less than the profile brings, and the reader is told why."""
     world = shop()
     refund = Blueprint("refund", __name__)
     world.idempotency.configure(refund, profile="stripe", on_error="release")
@@ -134,9 +128,7 @@ def test_a_profile_says_which_of_its_statuses_the_application_has_settled() -> N
 
 
 def test_a_lease_that_max_runtime_shortens_says_so() -> None:
-    """
-    A written lease says where it was written, also if it is shorter than the profile's.
-    """
+    """A written lease says where it was written, also if it is shorter than the profile's."""
     world = new_world()
     for name, values in {"brief": {"max_runtime": 120}, "written": {"lease": 60}}.items():
         world.view(f"/{name}", endpoint=name)(idempotent(profile="x-idempotency", **values)(lambda: "done"))
@@ -149,9 +141,7 @@ def test_a_lease_that_max_runtime_shortens_says_so() -> None:
 
 
 def test_what_an_application_says_comes_from_its_configuration_or_its_code() -> None:
-    """
-    The code goes before the configuration.
-    """
+    """The code goes before the configuration."""
     told = origins(shop(), "pay")
 
     assert {
@@ -193,9 +183,7 @@ def test_every_value_has_an_origin_and_is_what_the_guard_goes_by() -> None:
 
 
 def test_one_endpoint_is_told_value_by_value() -> None:
-    """
-    As it would be written down.
-    """
+    """As it would be written down."""
     told = run(shop(), "policy", "outer.inner.charge").output
     values = {line.split()[0]: " ".join(line.split()[1:]) for line in told.splitlines()}
 
@@ -237,9 +225,7 @@ def test_an_application_that_is_switched_off_has_no_policies() -> None:
 
 
 def test_no_store_is_asked() -> None:
-    """
-    It may be run where there is none.
-    """
+    """It may be run where there is none."""
     world = shop()
     world.store.down = True
 

@@ -48,9 +48,7 @@ def run(world: World, *arguments: str, answer: str | None = None) -> Result:
 
 
 def test_a_shredded_tenants_retries_are_410_and_nobody_elses() -> None:
-    """
-    And none of them runs again.
-    """
+    """And none of them runs again."""
     world = shop()
 
     told = run(world, *SHRED)
@@ -61,9 +59,7 @@ def test_a_shredded_tenants_retries_are_410_and_nobody_elses() -> None:
 
 
 def test_it_tells_that_records_stay_and_what_of_backups() -> None:
-    """
-    What is not said here is believed to be gone.
-    """
+    """What is not said here is believed to be gone."""
     said = run(shop(), *SHRED).output
 
     assert "Its records stay" in said
@@ -72,9 +68,7 @@ def test_it_tells_that_records_stay_and_what_of_backups() -> None:
 
 
 def test_it_asks_first() -> None:
-    """
-    No, and no answer at all, leave everything as it is.
-    """
+    """No, and no answer at all, leave everything as it is."""
     world = shop()
     arguments = SHRED[:-1]
 
@@ -97,9 +91,7 @@ def test_machines_get_one_object_and_repeating_it_is_harmless() -> None:
 
 
 def test_during_a_rotation_of_the_secret_the_tenant_is_shredded_under_every_one() -> None:
-    """
-    Else the older releases would go on replaying.
-    """
+    """Else the older releases would go on replaying."""
     before = shop()
     world = shop(store=before.store, secret=["new", "s"])
 
@@ -152,9 +144,7 @@ def test_it_tells_that_a_cache_which_is_not_known_here_was_not_told(tmp_path: Pa
 
 
 def test_where_nobody_can_tell_whether_there_is_a_cache_it_says_so(tmp_path: Path) -> None:
-    """
-    The database knows, and does not answer any more: the answers are erased all the same.
-    """
+    """The database knows, and does not answer any more: the answers are erased all the same."""
 
     class Silent:
         def has_cache(self) -> bool:
@@ -170,9 +160,7 @@ def test_where_nobody_can_tell_whether_there_is_a_cache_it_says_so(tmp_path: Pat
 
 @pytest.mark.parametrize("ring", (RING, None), ids=("with a ring", "without its ring"))
 def test_what_was_sealed_is_shredded_after_encryption_was_switched_off(ring: Any) -> None:
-    """
-    The data keys are still there, whatever the settings say of what is stored from now on.
-    """
+    """The data keys are still there, whatever the settings say of what is stored from now on."""
     before = shop()
     world = switched_off(before, key_ring=ring)
 
@@ -192,9 +180,7 @@ def switched_off(before: World, **settings: Any) -> World:
 
 
 def test_where_nothing_was_ever_encrypted_it_is_refused_with_a_remedy() -> None:
-    """
-    Without asking, and without having done anything.
-    """
+    """Without asking, and without having done anything."""
     world = switched_off(shop(encryption="off"))
 
     told = run(world, *SHRED[:-1])
@@ -222,9 +208,7 @@ def test_a_store_that_keeps_no_data_keys_is_refused() -> None:
     ids=("of whom", "an empty name", "why", "an empty reason"),
 )
 def test_what_is_not_said_whole_is_not_done(arguments: tuple[str, ...]) -> None:
-    """
-    Neither of whom, nor why.
-    """
+    """Neither of whom, nor why."""
     world = shop()
 
     assert 2 == run(world, *arguments, "--yes").exit_code
@@ -232,9 +216,7 @@ def test_what_is_not_said_whole_is_not_done(arguments: tuple[str, ...]) -> None:
 
 
 def test_a_store_that_is_down_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Nobody can tell whether the keys are gone, so it is to be repeated.
-    """
+    """Nobody can tell whether the keys are gone, so it is to be repeated."""
     world = shop()
 
     def down(*_: Any) -> int:
@@ -246,9 +228,7 @@ def test_a_store_that_is_down_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_cache_that_did_not_hear_is_exit_code_2_and_the_remedy_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    The keys are gone by then, under every secret: the first that fails must not keep the others.
-    """
+    """The keys are gone by then, under every secret: the first that fails must not keep the others."""
     before = shop()
     world = shop(store=before.store, secret=["new", "s"])
     destroy = type(world.store.data_keys).shred
@@ -271,9 +251,7 @@ def test_a_cache_that_did_not_hear_is_exit_code_2_and_the_remedy_works(monkeypat
 
 
 def test_it_is_told_as_an_audit_event_and_names_nobody() -> None:
-    """
-    Who, why, and of whom by what stands for them.
-    """
+    """Who, why, and of whom by what stands for them."""
     world = shop()
 
     run(world, *SHRED)

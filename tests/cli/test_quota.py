@@ -41,9 +41,7 @@ def limits(world: World, tenant: str | None = "acme", secret: bytes = b"s") -> Q
 
 
 def test_show_says_what_a_tenant_has_and_may_have() -> None:
-    """
-    Beside what an operator has set, and what is configured.
-    """
+    """Beside what an operator has set, and what is configured."""
     world = shop(quota_records=10, quota_new_keys=(5, 60))
     paid(world, "a")
     run(world, "set", "--tenant", "acme", "--bytes", "1000")
@@ -59,9 +57,7 @@ def test_show_says_what_a_tenant_has_and_may_have() -> None:
 
 
 def test_show_all_names_nobody() -> None:
-    """
-    Names are not in the ledger: a tenant is shown by what stands for it.
-    """
+    """Names are not in the ledger: a tenant is shown by what stands for it."""
     world = shop(quota_records=10)
     for tenant in ("acme", "globex"):
         paid(world, "a", tenant)
@@ -97,9 +93,7 @@ def test_machines_get_one_object() -> None:
 
 
 def test_a_limit_that_is_set_holds_from_the_next_new_key_on() -> None:
-    """
-    Over the configuration, in both directions, without a restart.
-    """
+    """Over the configuration, in both directions, without a restart."""
     world = shop(quota_records=1)
     assert [200, 429] == [paid(world, key) for key in "ab"]
 
@@ -157,9 +151,7 @@ def test_what_no_store_can_count_to_is_a_usage_error(option: str) -> None:
 
 
 def test_where_nothing_is_counted_it_says_so() -> None:
-    """
-    A limit that does not hold must not look as if it did. A loader is enough to make it hold.
-    """
+    """A limit that does not hold must not look as if it did. A loader is enough to make it hold."""
     world = shop()
 
     assert "Quotas are off in this application" in run(world, "set", "--tenant", "acme", "--records", "5").output
@@ -185,9 +177,7 @@ def test_where_nothing_is_counted_it_says_so() -> None:
     ids=" ".join,
 )
 def test_what_is_not_said_whole_is_not_done(arguments: tuple[str, ...]) -> None:
-    """
-    A limit for everybody without a tenant is not what a forgotten option means.
-    """
+    """A limit for everybody without a tenant is not what a forgotten option means."""
     world = shop(quota_records=1)
 
     told = run(world, *arguments)
@@ -222,9 +212,7 @@ def test_a_store_that_is_down_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_it_is_told_as_an_audit_event_and_names_nobody() -> None:
-    """
-    Who, why if they said it, and of whom by what stands for them.
-    """
+    """Who, why if they said it, and of whom by what stands for them."""
     world = shop(quota_records=5)
 
     run(world, "set", "--tenant", "acme", "--records", "7", "--actor", "ops", "--reason", "a large customer")

@@ -95,9 +95,7 @@ def test_a_list_can_be_narrowed(arguments: tuple[str, ...], keys: set[str]) -> N
 
 
 def test_a_list_says_when_it_is_not_all() -> None:
-    """
-    A person who sees fifty must not believe that there are fifty.
-    """
+    """A person who sees fifty must not believe that there are fifty."""
     world = shop()
     for number in range(3):
         vanished(world, str(number))
@@ -115,9 +113,7 @@ def test_a_list_of_nothing_says_so() -> None:
 
 
 def test_one_use_under_two_secrets_is_one_line_and_shown_with_both() -> None:
-    """
-    While secrets rotate. The record under the oldest comes first: it is the one that decides.
-    """
+    """While secrets rotate. The record under the oldest comes first: it is the one that decides."""
     world = shop(secret=["new", "old"])
     paid(world)
 
@@ -131,9 +127,7 @@ def test_one_use_under_two_secrets_is_one_line_and_shown_with_both() -> None:
 
 
 def test_show_tells_what_an_auditor_is_told_of_a_completed_record() -> None:
-    """
-    The status and the size of its answer, and not the answer.
-    """
+    """The status and the size of its answer, and not the answer."""
     world = shop()
     paid(world)
     world.clock.advance(60)
@@ -164,9 +158,7 @@ def test_show_says_when_the_owner_was_last_seen_and_whether_it_may_live() -> Non
 
 
 def test_what_is_quarantined_is_not_told_that_it_will_be() -> None:
-    """
-    Its owner has said that it does not know, with lease left; or the lease was over. Neither is to be waited for.
-    """
+    """Its owner has said that it does not know, with lease left; or the lease was over. Neither is to be waited for."""
     world = shop(on_error="quarantine")
     paid(world, Fail="yes")
     held = run(world, "show", *ALICES).output
@@ -177,9 +169,7 @@ def test_what_is_quarantined_is_not_told_that_it_will_be() -> None:
 
 
 def test_show_finds_by_handle_what_list_told() -> None:
-    """
-    In any case of its letters: it may be read out on the telephone.
-    """
+    """In any case of its letters: it may be read out on the telephone."""
     world = shop()
     lapsed(world)
     (line,) = listed(world, "quarantined")
@@ -191,9 +181,7 @@ def test_show_finds_by_handle_what_list_told() -> None:
 
 @pytest.mark.parametrize("typed", ("k", '"k"'), ids=("bare", "quoted"))
 def test_a_key_can_be_read_from_standard_input(typed: str) -> None:
-    """
-    Where neither the shell's history nor anybody else on the machine sees it.
-    """
+    """Where neither the shell's history nor anybody else on the machine sees it."""
     world = shop()
     paid(world)
 
@@ -203,9 +191,7 @@ def test_a_key_can_be_read_from_standard_input(typed: str) -> None:
 
 
 def test_a_key_of_an_endpoint_with_a_key_space_of_its_own_is_found_without_its_name() -> None:
-    """
-    `scope="operation"`: nobody has to know that who looks for a key.
-    """
+    """`scope="operation"`: nobody has to know that who looks for a key."""
     world = shop(scope="operation")
     paid(world)
 
@@ -213,9 +199,7 @@ def test_a_key_of_an_endpoint_with_a_key_space_of_its_own_is_found_without_its_n
 
 
 def test_a_key_that_several_endpoints_know_is_ambiguous() -> None:
-    """
-    Each is named, so that the right one can be chosen.
-    """
+    """Each is named, so that the right one can be chosen."""
     world = shop(scope="operation")
     world.view("/refund", endpoint="refund")(lambda: "refunded")
     paid(world)
@@ -257,9 +241,7 @@ def test_what_names_nothing_is_refused_with_what_may_be_wrong(arguments: tuple[s
 
 
 def test_a_handle_of_another_tenant_is_refused() -> None:
-    """
-    Whoever says whose it is means it.
-    """
+    """Whoever says whose it is means it."""
     world = shop()
     paid(world)
     handle = handle_of(key_of(world))
@@ -301,9 +283,7 @@ def test_where_nobody_is_told_apart_nothing_has_to_be_said() -> None:
 
 
 def test_a_name_cannot_command_a_terminal() -> None:
-    """
-    A principal is what a loader says, and may hold anything: it is written so that it can be read.
-    """
+    """A principal is what a loader says, and may hold anything: it is written so that it can be read."""
     world = shop()
     paid(world, User="eve\x1b[2J")
 
@@ -325,9 +305,7 @@ def test_a_store_that_cannot_be_searched_is_said_to_be_so(command: tuple[str, ..
 
 
 def test_a_store_that_does_not_answer_is_exit_code_2() -> None:
-    """
-    Which is neither "there is none" nor "there is one".
-    """
+    """Which is neither "there is none" nor "there is one"."""
     world = shop()
     paid(world)
     world.store.down = True

@@ -74,9 +74,7 @@ def world(server: RedisServer) -> World:
 
 
 def test_a_new_redis_runs_nothing_until_it_is_made_ready(server: RedisServer) -> None:
-    """
-    What is to be done is said by the refusal's log, by `status`, and done by `init`.
-    """
+    """What is to be done is said by the refusal's log, by `status`, and done by `init`."""
     world = world_on(server.url)
     before = run(world, "status")
     assert (503, 1, True) == (paid(world), before.exit_code, "flask idempotency redis init" in before.stdout)
@@ -89,9 +87,7 @@ def test_a_new_redis_runs_nothing_until_it_is_made_ready(server: RedisServer) ->
 
 
 def test_init_says_by_which_name_another_redis_would_be_refused(server: RedisServer) -> None:
-    """
-    Once it is set there is nothing more to say.
-    """
+    """Once it is set there is nothing more to say."""
     world = world_on(server.url)
     told = run(world, "init")
     store_id = said(run(world, "status", "--json"))["store_id"]
@@ -118,9 +114,7 @@ def test_init_of_one_that_is_ready_changes_and_tells_nothing(world: World) -> No
 
 
 def test_one_with_claims_in_it_is_not_new(world: World, client: redis.Redis) -> None:
-    """
-    Owners that survive put theirs back: where some are, it was emptied.
-    """
+    """Owners that survive put theirs back: where some are, it was emptied."""
     assert 500 == world.post(headers={"X-Fail": "yes"}).status_code
     client.delete(*map(layout.memory_in, range(ALL)))
 
@@ -136,9 +130,7 @@ def said_status(world: World) -> Any:
 
 
 def test_an_emptied_redis_is_acknowledged_by_a_person(world: World, client: redis.Redis) -> None:
-    """
-    Who is shown what it is about, and can say no.
-    """
+    """Who is shown what it is about, and can say no."""
     assert 201 == paid(world)
     client.flushall()
     told = run(world, "status")
@@ -178,9 +170,7 @@ def test_survivors_are_waited_for_unless_somebody_insists(server: RedisServer, c
 def test_after_a_restart_old_answers_are_given_and_new_keys_wait_for_somebody(
     start_redis: StartRedis, kind: str
 ) -> None:
-    """
-    On each server: as every restart that may have lost something, though here nothing was lost.
-    """
+    """On each server: as every restart that may have lost something, though here nothing was lost."""
     server = start_redis(kind, "--appendonly", "yes", "--appendfsync", "everysec")
     world = world_on(server.url, data_loss_grace=SOON)
     run(world, "init")
@@ -200,9 +190,7 @@ def test_after_a_restart_old_answers_are_given_and_new_keys_wait_for_somebody(
 
 @pytest.mark.parametrize("kind", REDIS_KINDS)
 def test_after_a_restart_that_loses_nothing_new_keys_run(start_redis: StartRedis, kind: str) -> None:
-    """
-    With the processes that were there, and with those that come after it.
-    """
+    """With the processes that were there, and with those that come after it."""
     server = start_redis(kind, "--appendonly", "yes", "--appendfsync", "always")
     world = world_on(server.url)
     run(world, "init")
@@ -219,9 +207,7 @@ def test_after_a_restart_that_loses_nothing_new_keys_run(start_redis: StartRedis
 
 
 def test_another_environments_redis_cannot_be_taken_over(world: World, server: RedisServer) -> None:
-    """
-    Neither made ready nor acknowledged, whoever insists; and nothing of it is changed.
-    """
+    """Neither made ready nor acknowledged, whoever insists; and nothing of it is changed."""
     theirs = said_status(world)
     stranger = world_on(server.url, store_id="another")
     told = run(stranger, "status")
@@ -234,9 +220,7 @@ def test_another_environments_redis_cannot_be_taken_over(world: World, server: R
 
 
 def test_where_nothing_is_lost_nothing_is_acknowledged(world: World) -> None:
-    """
-    Nobody is asked, and nothing is told.
-    """
+    """Nobody is asked, and nothing is told."""
     told = run(world, "ack", *WHY)
 
     assert (0, True, []) == (told.exit_code, "nothing to acknowledge" in told.stdout, world.told(DataLossAcknowledged))
@@ -250,9 +234,7 @@ COMMANDS = (("init",), ("status",), ("ack", *WHY, "--yes"))
 def test_records_that_are_not_in_redis_need_none_of_this(
     kind: str, command: tuple[str, ...], tmp_path: Path, redis_servers: RedisServers
 ) -> None:
-    """
-    A Redis that is a cache may forget.
-    """
+    """A Redis that is a cache may forget."""
     if kind == "memory":
         world = new_world()
     else:
@@ -264,9 +246,7 @@ def test_records_that_are_not_in_redis_need_none_of_this(
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_a_redis_that_is_down_cannot_be_asked(start_redis: StartRedis, command: tuple[str, ...]) -> None:
-    """
-    Nobody can tell, and nobody has acknowledged anything. The application starts all the same.
-    """
+    """Nobody can tell, and nobody has acknowledged anything. The application starts all the same."""
     server = start_redis()
     url = server.url
     server.kill()
@@ -295,9 +275,7 @@ def test_an_acknowledgement_that_breaks_off_is_told_as_one_that_may_have_been(
 
 
 def test_a_redis_that_has_forgotten_can_still_be_looked_into(world: World, client: redis.Redis) -> None:
-    """
-    Every command that finds out what happened works; doctor says that all is not well.
-    """
+    """Every command that finds out what happened works; doctor says that all is not well."""
     client.flushall()
 
     assert [0, 0] == [run_any(world, *each).exit_code for each in (("stats",), ("list", "--state", "quarantined"))]
@@ -317,9 +295,7 @@ def told_at_start(caplog: pytest.LogCaptureFixture, url: str, **settings: Any) -
 def test_an_application_that_starts_on_one_says_so_in_one_line(
     world: World, server: RedisServer, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    The gravest, whatever else is wrong; and nothing where all is well, or where forgetting is allowed.
-    """
+    """The gravest, whatever else is wrong; and nothing where all is well, or where forgetting is allowed."""
     assert [] == told_at_start(caplog, server.url)
     client.delete(layout.memory_in(7))
     client.hset(layout.memory_in(8), mapping={"process": "0" * 40, "replication_id": "0" * 40})

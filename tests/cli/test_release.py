@@ -43,9 +43,7 @@ def state(world: World, key: str = "k") -> State | None:
 
 
 def test_a_key_whose_owner_is_gone_for_good_is_free() -> None:
-    """
-    And its next retry runs, once.
-    """
+    """And its next retry runs, once."""
     world = shop()
     lapsed(world, after=GONE)
 
@@ -58,9 +56,7 @@ def test_a_key_whose_owner_is_gone_for_good_is_free() -> None:
 
 @pytest.mark.parametrize("on_lapse", OnExpiry)
 def test_one_that_is_in_progress_and_whose_owner_is_gone_for_good_is_free_too(on_lapse: OnExpiry) -> None:
-    """
-    Nobody has to wait for a janitor.
-    """
+    """Nobody has to wait for a janitor."""
     world = shop()
     vanished(world, on_lapse=on_lapse)
     world.clock.advance(GONE)
@@ -73,9 +69,7 @@ def test_one_that_is_in_progress_and_whose_owner_is_gone_for_good_is_free_too(on
 
 
 def test_one_that_its_own_owner_gave_up_is_free_when_its_lease_is_over() -> None:
-    """
-    It has said that it cannot tell, and is at work no more; but what it has sent may still arrive.
-    """
+    """It has said that it cannot tell, and is at work no more; but what it has sent may still arrive."""
     world = shop(on_error="quarantine")
     assert 500 == paid(world, Fail="yes").status_code
     assert State.QUARANTINED is state(world)
@@ -108,9 +102,7 @@ def test_while_the_owner_may_live_it_is_refused(quarantined: bool) -> None:
 
 @pytest.mark.parametrize("command", (("release",), ("resolve", "--never-happened")), ids=lambda command: command[0])
 def test_of_a_deduplicated_endpoint_three_silent_leases_are_enough(command: tuple[str, ...]) -> None:
-    """
-    Without --force. Until then the refusal names the seconds that are left, and the word that overrules it.
-    """
+    """Without --force. Until then the refusal names the seconds that are left, and the word that overrules it."""
     world = shop(effects="deduplicated", on_abandoned="quarantine")
     lapsed(world, after=2 * LEASE)
     asked = (*command, *ALICES, *WHY, "--yes")
@@ -126,9 +118,7 @@ def test_of_a_deduplicated_endpoint_three_silent_leases_are_enough(command: tupl
 
 
 def test_a_deduplicated_owner_that_renews_between_the_look_and_the_release_wins() -> None:
-    """
-    It was silent for three leases, and is at work after all: no second run begins.
-    """
+    """It was silent for three leases, and is at work after all: no second run begins."""
     world = shop(effects="deduplicated")
     key, token = vanished(world, on_lapse=OnExpiry.TAKEOVER)
     world.clock.advance(3 * LEASE)
@@ -151,9 +141,7 @@ def test_the_refusal_names_the_seconds_that_are_left(effects: str, left: int) ->
 
 @pytest.mark.parametrize("seconds", (GONE - 0.01, GONE), ids=("may live", "cannot live"))
 def test_the_owner_may_live_for_as_long_as_a_view_may_run_after_its_lease(seconds: float) -> None:
-    """
-    Not for its lease alone: one that is frozen comes back.
-    """
+    """Not for its lease alone: one that is frozen comes back."""
     world = shop()
     vanished(world)
     world.clock.advance(seconds)
@@ -162,9 +150,7 @@ def test_the_owner_may_live_for_as_long_as_a_view_may_run_after_its_lease(second
 
 
 def test_what_was_done_is_refused() -> None:
-    """
-    Its retries get the answer, and would be a second payment.
-    """
+    """Its retries get the answer, and would be a second payment."""
     world = shop()
     paid(world)
 
@@ -182,9 +168,7 @@ def condemned(world: World) -> None:
 
 
 def test_what_was_done_and_cannot_be_opened_is_refused() -> None:
-    """
-    It is quarantined, and all the same it was done.
-    """
+    """It is quarantined, and all the same it was done."""
     world = shop()
     condemned(world)
 
@@ -202,9 +186,7 @@ def test_what_was_done_and_cannot_be_opened_is_refused() -> None:
 def test_of_an_endpoint_that_is_not_there_nobody_knows_for_how_long_its_views_run(
     endpoint: str, doubtful: bool, quarantined: bool
 ) -> None:
-    """
-    The policy that holds for it now is none that anybody has chosen for it.
-    """
+    """The policy that holds for it now is none that anybody has chosen for it."""
     world = shop()
     vanished(world, endpoint=endpoint)
     world.clock.advance(10 * GONE)
@@ -223,9 +205,7 @@ def test_of_an_endpoint_that_is_not_there_nobody_knows_for_how_long_its_views_ru
 
 @pytest.mark.parametrize("make", (vanished, lapsed, condemned, paid), ids=lambda make: make.__name__)
 def test_force_overrules_each_refusal_and_is_told(make: Any) -> None:
-    """
-    In the audit event, and to the one who was slower: a late owner has lost its claim.
-    """
+    """In the audit event, and to the one who was slower: a late owner has lost its claim."""
     world = shop()
     owned = make(world)
     world.runs.clear()
@@ -244,9 +224,7 @@ def test_force_overrules_each_refusal_and_is_told(make: Any) -> None:
 
 
 def test_a_force_that_was_not_needed_is_none() -> None:
-    """
-    An auditor looks for those that were.
-    """
+    """An auditor looks for those that were."""
     world = shop()
     lapsed(world, after=GONE)
 
@@ -254,9 +232,7 @@ def test_a_force_that_was_not_needed_is_none() -> None:
 
 
 def test_it_asks_and_shows_what_about() -> None:
-    """
-    No, and no answer at all, leave everything as it is.
-    """
+    """No, and no answer at all, leave everything as it is."""
     world = shop()
     lapsed(world, after=GONE)
     told = [run(world, *RELEASE[:-1], typed=typed) for typed in ("n\n", "")]
@@ -279,9 +255,7 @@ def test_what_speaks_against_it_is_shown_to_whoever_forces_it() -> None:
 
 
 def test_an_owner_that_was_faster_wins() -> None:
-    """
-    Between the look and the yes: nothing is changed, and somebody says so.
-    """
+    """Between the look and the yes: nothing is changed, and somebody says so."""
     world = shop()
     key, token = vanished(world)
     world.clock.advance(GONE)
@@ -293,9 +267,7 @@ def test_an_owner_that_was_faster_wins() -> None:
 
 
 def test_an_owner_that_has_just_renewed_wins() -> None:
-    """
-    It is at work after all.
-    """
+    """It is at work after all."""
     world = shop()
     key, token = vanished(world)
     world.clock.advance(GONE)
@@ -321,9 +293,7 @@ def _meanwhile(world: World, act: Any) -> str:
 
 
 def test_it_is_told_who_and_why() -> None:
-    """
-    By what stands for the key in logs, which names nobody.
-    """
+    """By what stands for the key in logs, which names nobody."""
     world = shop()
     lapsed(world, after=GONE)
 
@@ -336,9 +306,7 @@ def test_it_is_told_who_and_why() -> None:
 
 
 def test_whoever_says_no_name_is_the_user_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Or unknown, where that has none.
-    """
+    """Or unknown, where that has none."""
     actors = []
     for user in (lambda: "carol", _nobody):
         world = shop()
@@ -360,9 +328,7 @@ def _nobody() -> str:
     ids=("none", "empty", "blank", "two lines", "long"),
 )
 def test_without_a_reason_nothing_is_done(why: tuple[str, ...]) -> None:
-    """
-    It is what an auditor asks first; and one line, so that it forges none in a log.
-    """
+    """It is what an auditor asks first; and one line, so that it forges none in a log."""
     world = shop()
     lapsed(world, after=GONE)
 
@@ -381,9 +347,7 @@ def test_what_is_free_already_is_refused() -> None:
 
 @pytest.mark.parametrize("named", ("key", "handle", "other handle"))
 def test_while_secrets_rotate_it_is_free_under_each(named: str) -> None:
-    """
-    Whichever record it was named by; else the other would still refuse the retry.
-    """
+    """Whichever record it was named by; else the other would still refuse the retry."""
     world = shop(secret=["new", "old"], on_error="quarantine")
     paid(world, Fail="yes")
     world.clock.advance(LEASE)
@@ -398,9 +362,7 @@ def test_while_secrets_rotate_it_is_free_under_each(named: str) -> None:
 
 
 def test_while_secrets_rotate_an_owner_that_took_the_first_keeps_all() -> None:
-    """
-    Owners settle the oldest first, and so does this: there is never one answer here and a second run there.
-    """
+    """Owners settle the oldest first, and so does this: there is never one answer here and a second run there."""
     world = shop(secret=["new", "old"], on_error="quarantine")
     paid(world, Fail="yes")
     world.clock.advance(LEASE)
@@ -431,9 +393,7 @@ def _all_states(world: World) -> list[State | None]:
 
 
 def test_while_secrets_rotate_a_hashed_name_needs_its_tenant_said() -> None:
-    """
-    Nobody can tell from the record what the tenant is called under the other secret.
-    """
+    """Nobody can tell from the record what the tenant is called under the other secret."""
     world = shop(secret=["new", "old"], on_error="quarantine", hash_identities=True)
     paid(world, Fail="yes")
     world.clock.advance(LEASE)
@@ -445,9 +405,7 @@ def test_while_secrets_rotate_a_hashed_name_needs_its_tenant_said() -> None:
 
 
 def test_a_store_that_does_not_answer_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Nobody can tell whether it is free, so it is to be repeated; and what is told says so.
-    """
+    """Nobody can tell whether it is free, so it is to be repeated; and what is told says so."""
     world = shop()
     lapsed(world, after=GONE)
 

@@ -46,9 +46,7 @@ def state(world: World) -> State | None:
 
 
 def test_an_answer_that_is_given_is_every_retrys(tmp_path: Path) -> None:
-    """
-    Its status, its body byte for byte, its type, and the headers that this endpoint keeps.
-    """
+    """Its status, its body byte for byte, its type, and the headers that this endpoint keeps."""
     world = unknown()
     (tmp_path / "answer").write_bytes(b'{"id": 7}\n')
     location = ("--header", "Location: /payments/7", "--header", "Link: </a>; rel=a", "--header", "Link: </b>; rel=b")
@@ -66,9 +64,7 @@ def test_an_answer_that_is_given_is_every_retrys(tmp_path: Path) -> None:
 
 
 def test_a_body_may_come_from_standard_input() -> None:
-    """
-    As it is: bytes, not text.
-    """
+    """As it is: bytes, not text."""
     world = unknown()
 
     told = run(world, *RESOLVE, "--happened", "--status", "200", "--body-file", "-", typed=b"\xff\x00\r\n")
@@ -80,9 +76,7 @@ def test_a_body_may_come_from_standard_input() -> None:
     "verdict", (("--never-happened",), ("--happened", "--status", "201")), ids=("freed", "settled")
 )
 def test_where_standard_input_was_the_key_nobody_can_answer(verdict: tuple[str, ...]) -> None:
-    """
-    The error says what to add, and nothing is changed; with it, it is done. A second line is an answer.
-    """
+    """The error says what to add, and nothing is changed; with it, it is done. A second line is an answer."""
     asked = ("resolve", "--key", "-", *ALICES[2:], *WHY, *verdict)
     world = unknown()
     world.clock.advance(GONE)
@@ -101,9 +95,7 @@ def test_where_standard_input_was_the_key_nobody_can_answer(verdict: tuple[str, 
 
 
 def test_without_a_body_retries_get_the_status_and_that_nothing_was_kept() -> None:
-    """
-    And the headers: where the payment is to be found, say.
-    """
+    """And the headers: where the payment is to be found, say."""
     world = unknown()
 
     told = run(world, *RESOLVE, "--happened", "--status", "201", "--header", "Location: /payments/7")
@@ -122,9 +114,7 @@ def test_a_status_that_has_no_body_is_whole_without_one() -> None:
 
 
 def test_a_body_that_is_longer_than_the_endpoint_keeps_is_not_kept() -> None:
-    """
-    As if its view had returned it; and whoever gave it is told.
-    """
+    """As if its view had returned it; and whoever gave it is told."""
     world = unknown(max_body=8)
 
     told = run(world, *RESOLVE, "--happened", "--status", "200", "--body-file", "-", typed=b"123456789")
@@ -134,9 +124,7 @@ def test_a_body_that_is_longer_than_the_endpoint_keeps_is_not_kept() -> None:
 
 
 def test_headers_that_are_never_replayed_are_not_kept_and_named() -> None:
-    """
-    Not even by hand: a cookie is one caller's.
-    """
+    """Not even by hand: a cookie is one caller's."""
     world = unknown(keep_headers=["X-Receipt"])
     headers = ("--header", "Set-Cookie: a=b", "--header", "X-Other: 1", "--header", "X-Receipt: 7")
 
@@ -149,9 +137,7 @@ def test_headers_that_are_never_replayed_are_not_kept_and_named() -> None:
 
 
 def test_a_late_owner_is_told_that_it_has_lost() -> None:
-    """
-    And what was said by hand stays.
-    """
+    """And what was said by hand stays."""
     world = shop()
     key, token = lapsed(world)
     assert 0 == run(world, *RESOLVE, "--happened", "--status", "201").exit_code
@@ -183,9 +169,7 @@ def test_what_never_happened_runs_again() -> None:
 
 
 def test_what_never_happened_is_refused_while_the_owner_may_live() -> None:
-    """
-    As `release` is, and overruled as that is.
-    """
+    """As `release` is, and overruled as that is."""
     world = shop()
     lapsed(world)
     never = (*RESOLVE, "--never-happened")
@@ -213,9 +197,7 @@ def sealed_and_lost() -> World:
 
 
 def test_an_answer_that_opens_again_is_given_again() -> None:
-    """
-    After the missing key is back; before that it is refused, and stays as it is.
-    """
+    """After the missing key is back; before that it is refused, and stays as it is."""
     lost = sealed_and_lost()
     early = refusal(run(lost, *RESOLVE, "--reopen"))
     world = shop(store=lost.store, encryption="on", key_ring={"new": NEW, "old": OLD})
@@ -230,9 +212,7 @@ def test_an_answer_that_opens_again_is_given_again() -> None:
 
 
 def test_what_cannot_be_opened_any_more_can_be_given_anew() -> None:
-    """
-    By whoever has the answer from elsewhere.
-    """
+    """By whoever has the answer from elsewhere."""
     world = sealed_and_lost()
     run(world, *RESOLVE, "--happened", "--status", "201", "--body-file", "-", typed="paid")
 
@@ -251,9 +231,7 @@ VERDICTS = (("--never-happened",), ("--happened", "--status", "201"), ("--reopen
 
 @pytest.mark.parametrize("verdict", VERDICTS, ids=lambda verdict: verdict[0])
 def test_only_what_is_quarantined_can_be_resolved(verdict: tuple[str, ...]) -> None:
-    """
-    What is done has its answer, and what is in progress may get its own.
-    """
+    """What is done has its answer, and what is in progress may get its own."""
     done, busy = shop(), shop()
     paid(done), vanished(busy)
     before = record(done), record(busy)
@@ -265,9 +243,7 @@ def test_only_what_is_quarantined_can_be_resolved(verdict: tuple[str, ...]) -> N
 
 @pytest.mark.parametrize("verdict", VERDICTS[:2], ids=lambda verdict: verdict[0])
 def test_it_shows_when_the_owner_was_last_seen_before_it_asks(verdict: tuple[str, ...]) -> None:
-    """
-    No, and no answer at all, leave everything as it is.
-    """
+    """No, and no answer at all, leave everything as it is."""
     world = shop()
     lapsed(world, after=GONE + 60)
     before = record(world)
@@ -281,9 +257,7 @@ def test_it_shows_when_the_owner_was_last_seen_before_it_asks(verdict: tuple[str
 
 
 def test_an_owner_that_may_live_is_named_to_whoever_says_that_it_happened() -> None:
-    """
-    It is no refusal: its own answer would be accepted, and perhaps it is better.
-    """
+    """It is no refusal: its own answer would be accepted, and perhaps it is better."""
     world = shop()
     lapsed(world)
 
@@ -294,9 +268,7 @@ def test_an_owner_that_may_live_is_named_to_whoever_says_that_it_happened() -> N
 
 @pytest.mark.parametrize("verdict", VERDICTS[:2], ids=lambda verdict: verdict[0])
 def test_an_owner_that_was_faster_wins(verdict: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Its answer stays, and nobody is told that anything was settled.
-    """
+    """Its answer stays, and nobody is told that anything was settled."""
     world = shop()
     key, token = lapsed(world, after=GONE)
     read = world.store.read
@@ -317,9 +289,7 @@ def test_an_owner_that_was_faster_wins(verdict: tuple[str, ...], monkeypatch: py
 
 
 def test_while_secrets_rotate_it_is_resolved_under_each() -> None:
-    """
-    The oldest first, which is the one that retries ask first.
-    """
+    """The oldest first, which is the one that retries ask first."""
     world = unknown(secret=["new", "old"])
 
     told = said(run(world, *RESOLVE, "--happened", "--status", "201", "--json"))
@@ -359,9 +329,7 @@ def test_what_is_not_said_whole_is_a_mistake_in_typing(verdict: tuple[str, ...])
 
 @pytest.mark.parametrize("named", (("--key", "-", *ALICES[2:], "--yes"), ALICES), ids=("the key", "a yes"))
 def test_standard_input_is_one_thing_only(named: tuple[str, ...]) -> None:
-    """
-    Else the body would be taken for a yes, or the key for a body.
-    """
+    """Else the body would be taken for a yes, or the key for a body."""
     world = unknown()
     happened = ("--happened", "--status", "201", "--body-file", "-")
 

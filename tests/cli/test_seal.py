@@ -74,9 +74,7 @@ def test_it_needs_a_reason() -> None:
 
 
 def test_under_required_a_planted_answer_is_refused_by_every_way_in() -> None:
-    """
-    What an attacker hopes for: that the beat, or the operator who does what `doctor` says, seals it.
-    """
+    """What an attacker hopes for: that the beat, or the operator who does what `doctor` says, seals it."""
     before = shop("off")
     before.post(key="planted"), before.post(key="retried")
     world = shop("required", before=before, ring={"new": NEW, "old": OLD})
@@ -118,9 +116,7 @@ def test_where_all_is_sealed_it_neither_asks_nor_tells() -> None:
 
 
 def test_what_was_sealed_before_the_store_failed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    The audit event says so, and that it is not all.
-    """
+    """The audit event says so, and that it is not all."""
     before = shop("off")
     before.post(key="a"), before.post(key="b")
     world = shop("on", before=before)

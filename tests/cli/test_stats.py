@@ -16,9 +16,7 @@ from tests.web.cases import LEASE, lapsed, paid, refusal, run, said, shop, vanis
 
 
 def test_it_counts_what_there_is_in_each_state() -> None:
-    """
-    And says for how long the oldest have waited.
-    """
+    """And says for how long the oldest have waited."""
     world = shop(quota_records=100)
     lapsed(world, "a", after=LEASE + 90)
     vanished(world, "b")
@@ -70,9 +68,7 @@ def _never(*_: Any) -> Any:
 
 
 def test_it_says_when_each_chore_was_last_done_and_what_it_did() -> None:
-    """
-    What another release has written, and cannot be read, was done all the same.
-    """
+    """What another release has written, and cannot be read, was done all the same."""
     world = shop()
     vanished(world)
     world.clock.advance(LEASE + 1)
@@ -98,9 +94,7 @@ def test_a_store_that_cannot_tell_is_said_to_be_so() -> None:
 
 
 def test_what_a_store_cannot_tell_is_not_known() -> None:
-    """
-    And not 0.
-    """
+    """And not 0."""
 
     class Poor(FaultyStore):
         """It can be searched, and no more."""

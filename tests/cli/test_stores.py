@@ -42,9 +42,7 @@ def quarantined(world: World) -> list[dict[str, Any]]:
 
 
 def test_what_a_list_shows_can_be_shown_and_released(world: World) -> None:
-    """
-    By its handle. Its next retry runs, and then it is released no more.
-    """
+    """By its handle. Its next retry runs, and then it is released no more."""
     assert 500 == paid(world, Fail="yes").status_code
     (line,) = quarantined(world)
     shown = said(run(world, "show", line["handle"], "--json"))
@@ -59,9 +57,7 @@ def test_what_a_list_shows_can_be_shown_and_released(world: World) -> None:
 
 
 def test_what_is_resolved_is_every_retrys_answer(world: World) -> None:
-    """
-    Byte for byte, and the view does not run.
-    """
+    """Byte for byte, and the view does not run."""
     assert 500 == paid(world, Fail="yes").status_code
     happened = ("--happened", "--status", "202", "--body-file", "-", *WHY, "--yes")
 
@@ -119,9 +115,7 @@ def test_a_host_that_does_not_know_the_cache_leaves_its_answers_alone(
 
 
 def test_where_no_host_has_ever_had_a_cache_an_answer_can_be_released(tmp_path: Path) -> None:
-    """
-    Most databases stand alone.
-    """
+    """Most databases stand alone."""
     world = world_on(f"sqlite:///{tmp_path / 'records.db'}")
     assert 201 == paid(world).status_code
 
@@ -143,9 +137,7 @@ def test_chores_by_hand_are_written_down_for_every_process(world: World) -> None
 
 
 def test_switched_off_an_application_on_its_own_database_can_still_be_looked_after(tmp_path: Path) -> None:
-    """
-    It may be switched off because of what its keys are in: then somebody has to see to them.
-    """
+    """It may be switched off because of what its keys are in: then somebody has to see to them."""
 
     def app(*, enabled: bool) -> World:
         made = Flask("tests.web.app")
@@ -167,9 +159,7 @@ def test_switched_off_an_application_on_its_own_database_can_still_be_looked_aft
 def test_a_janitor_that_does_not_know_the_cache_settles_nothing_that_holds_an_answer(
     tmp_path: Path, redis_servers: RedisServers
 ) -> None:
-    """
-    Whatever a resolver says of it there would be two answers: the cache's, and its own.
-    """
+    """Whatever a resolver says of it there would be two answers: the cache's, and its own."""
     database, cache = f"sqlite:///{tmp_path / 'records.db'}", redis_servers.get(REDIS_KINDS[0]).url
     web, janitor = world_on(database, redis_url=cache), world_on(database)
     assert 201 == paid(web).status_code
@@ -183,9 +173,7 @@ def test_a_janitor_that_does_not_know_the_cache_settles_nothing_that_holds_an_an
 
 
 def test_another_applications_key_is_settled_by_that_one_alone() -> None:
-    """
-    Its policies, its ring and its resolvers are not known here.
-    """
+    """Its policies, its ring and its resolvers are not known here."""
     world = shop()
     key, _ = lapsed(world, after=LEASE + MAX_RUNTIME)
     another = Flask("another")

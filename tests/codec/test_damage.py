@@ -89,9 +89,7 @@ def test_an_envelope_has_the_status_and_size_that_stand_beside_it(status: int, s
 
 @pytest.mark.parametrize("size", (-(2**63), 0, 1, 100, 5_000))
 def test_an_envelope_unfolds_to_no_more_than_its_record_says(size: int, unfolding: Unfolding) -> None:
-    """
-    Fifty kilobytes that would be fifty megabytes. All that unfolds is counted, and thrown away after it.
-    """
+    """Fifty kilobytes that would be fifty megabytes. All that unfolds is counted, and thrown away after it."""
     bomb = envelope(zlib.compress(b"200\r\n\r\n" + b"\0" * 50_000_000, 9), 0x12)
     with pytest.raises(CorruptRecord):
         CODEC.open(StoredPayload(bomb, 200, True, size), BINDING)
@@ -137,9 +135,7 @@ def test_no_head_is_sealed_that_would_not_open(result: StoredResponse) -> None:
 
 
 def test_the_largest_heads_open() -> None:
-    """
-    The limits hold in both directions.
-    """
+    """The limits hold in both directions."""
     most = StoredResponse(200, "r" * LONGEST_REASON, (("A", "b"),) * MOST_PAIRS)
     room = LARGEST_HEAD - len("200\r\nA: ")
     longest = StoredResponse(200, metadata=(("A", "b" * room),), body=b"\r\n\r\n")
@@ -178,9 +174,7 @@ def test_a_damaged_sealed_answer_opens_as_it_was_or_is_damage(data: st.DataObjec
 @settings(deadline=None)
 @given(data=st.data())
 def test_a_damaged_data_key_opens_nothing_and_seals_nothing(data: st.DataObject) -> None:
-    """
-    A new one is not made in its place where it is the newest: that would hide the damage.
-    """
+    """A new one is not made in its place where it is the newest: that would hide the damage."""
     shelf = Shelf()
     made = ring_on(shelf).for_sealing(TENANT)
     wrapped = data.draw(damaged(made.wrapped))
@@ -200,9 +194,7 @@ def test_a_damaged_data_key_opens_nothing_and_seals_nothing(data: st.DataObject)
 
 
 def test_a_key_service_is_not_asked_to_unwrap_what_is_no_key() -> None:
-    """
-    Nor does a store keep what it would not be given back.
-    """
+    """Nor does a store keep what it would not be given back."""
     shelf = Shelf()
     made = ring_on(shelf).for_sealing(TENANT)
     asked = list[int]()
@@ -237,9 +229,7 @@ def test_a_ring_unwraps_what_it_wrapped_or_nothing(wrapped: bytes) -> None:
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_key_file_is_a_fault_of_the_configuration(data: st.DataObject, tmp_path: Path) -> None:
-    """
-    Or it is a ring: a line that was doubled, say, or cut where another begins. Nothing else comes of it.
-    """
+    """Or it is a ring: a line that was doubled, say, or cut where another begins. Nothing else comes of it."""
     path = tmp_path / "ring"
     path.write_bytes(data.draw(damaged(f"new:{text(NEW)}\nold:{text(OLD)}\n".encode())))
     path.chmod(0o600)
@@ -254,9 +244,7 @@ def test_a_damaged_key_file_is_a_fault_of_the_configuration(data: st.DataObject,
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_wrapped_file_is_a_fault_of_the_configuration(data: st.DataObject, tmp_path: Path) -> None:
-    """
-    Its costs are not believed: a number that was replaced does not take gigabytes.
-    """
+    """Its costs are not believed: a number that was replaced does not take gigabytes."""
     path = tmp_path / "sound.json"
     if not path.exists():
         PassphraseKeyFile.make(path, "made of sixteen letters", "spring", cost=2**14)

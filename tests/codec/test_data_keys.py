@@ -24,9 +24,7 @@ def shelf() -> Shelf:
 
 
 def test_the_first_key_of_a_tenant_is_made(shelf: Shelf) -> None:
-    """
-    Each tenant has its own, under the newest key of the ring; what the store has of it is wrapped.
-    """
+    """Each tenant has its own, under the newest key of the ring; what the store has of it is wrapped."""
     ours, theirs = (ring_on(shelf).for_sealing(tid) for tid in (TENANT, OTHER_TENANT))
     stored = shelf.inner.read_keys(TENANT).keys[0]
 
@@ -37,9 +35,7 @@ def test_the_first_key_of_a_tenant_is_made(shelf: Shelf) -> None:
 
 
 def test_another_process_has_the_same_keys(shelf: Shelf) -> None:
-    """
-    To seal, and to open what was sealed elsewhere.
-    """
+    """To seal, and to open what was sealed elsewhere."""
     made = ring_on(shelf).for_sealing(TENANT)
 
     assert made == ring_on(shelf).for_sealing(TENANT)
@@ -47,9 +43,7 @@ def test_another_process_has_the_same_keys(shelf: Shelf) -> None:
 
 
 def test_processes_with_other_newest_keys_leave_each_other_alone(shelf: Shelf) -> None:
-    """
-    In the middle of a rotation each finds its own again, and no third is made: else every minute would add two.
-    """
+    """In the middle of a rotation each finds its own again, and no third is made: else every minute would add two."""
     keys = [ring_on(shelf, ring).for_sealing(TENANT) for ring in (OLD_FIRST, RING, OLD_FIRST, RING)]
 
     assert [1, 2, 1, 2] == [key.number for key in keys]
@@ -57,9 +51,7 @@ def test_processes_with_other_newest_keys_leave_each_other_alone(shelf: Shelf) -
 
 
 def test_the_highest_number_seals(shelf: Shelf) -> None:
-    """
-    An operator who adds a key means it to be used.
-    """
+    """An operator who adds a key means it to be used."""
     first = ring_on(shelf).for_sealing(TENANT)
     made = ring_on(shelf)._made(TENANT, "new", shelf.inner.read_keys(TENANT))
     assert shelf.add(TENANT, DataKey(2, "new", made.wrapped), store=first.store, after=1)
@@ -68,9 +60,7 @@ def test_the_highest_number_seals(shelf: Shelf) -> None:
 
 
 def test_closed_keys_open_and_do_not_seal(shelf: Shelf) -> None:
-    """
-    A store would not take what they seal: a new one is made, and what they sealed still opens.
-    """
+    """A store would not take what they seal: a new one is made, and what they sealed still opens."""
     first = ring_on(shelf).for_sealing(TENANT)
     shelf.inner.disable(TENANT, 1)
 
@@ -79,9 +69,7 @@ def test_closed_keys_open_and_do_not_seal(shelf: Shelf) -> None:
 
 
 def test_many_threads_make_one_key(shelf: Shelf) -> None:
-    """
-    All that ask at the same moment get the one that was added, and no other is on the shelf.
-    """
+    """All that ask at the same moment get the one that was added, and no other is on the shelf."""
     threads = 16
     barrier = threading.Barrier(threads, timeout=60)
     rings = [ring_on(shelf) for _ in range(4)]  # four processes of four threads
@@ -98,9 +86,7 @@ def test_many_threads_make_one_key(shelf: Shelf) -> None:
 
 
 def test_of_all_that_find_none_one_makes_the_key(shelf: Shelf) -> None:
-    """
-    Eight processes have seen an empty shelf before any of them adds a key; seven look again and use the eighth's.
-    """
+    """Eight processes have seen an empty shelf before any of them adds a key; seven look again and use the eighth's."""
     processes = 8
     barrier = threading.Barrier(processes, timeout=60)
 
@@ -119,9 +105,7 @@ def test_of_all_that_find_none_one_makes_the_key(shelf: Shelf) -> None:
 
 
 def test_whoever_is_too_late_looks_again(shelf: Shelf) -> None:
-    """
-    A few times; a shelf that never takes a key is a store that does not work.
-    """
+    """A few times; a shelf that never takes a key is a store that does not work."""
     shelf.refuses = TRIES - 1
     assert 1 == ring_on(shelf).for_sealing(TENANT).number
 
@@ -131,9 +115,7 @@ def test_whoever_is_too_late_looks_again(shelf: Shelf) -> None:
 
 
 def test_numbers_go_on_from_the_last_that_was_given(shelf: Shelf) -> None:
-    """
-    After all keys were destroyed, too; and the destroyed one is gone.
-    """
+    """After all keys were destroyed, too; and the destroyed one is gone."""
     ring = ring_on(shelf)
     ring.for_sealing(TENANT)
     shelf.inner.shred(TENANT)
@@ -146,9 +128,7 @@ def test_numbers_go_on_from_the_last_that_was_given(shelf: Shelf) -> None:
 
 @pytest.mark.parametrize("error", (StoreUnavailable("away"), OSError("away"), ValueError("secret canary")))
 def test_a_provider_that_fails_is_unavailable(shelf: Shelf, error: Exception) -> None:
-    """
-    Whatever it raises says nothing about the record: least of all that it is corrupt, for that would be final.
-    """
+    """Whatever it raises says nothing about the record: least of all that it is corrupt, for that would be final."""
     service = Service()
     ring_on(shelf).for_sealing(TENANT)
     service.error = error
@@ -165,9 +145,7 @@ def test_a_provider_that_fails_is_unavailable(shelf: Shelf, error: Exception) ->
 
 
 def test_a_provider_that_garbles_keys_is_found_out(shelf: Shelf) -> None:
-    """
-    Before anything is sealed with a key that could never be had again: nothing is on the shelf.
-    """
+    """Before anything is sealed with a key that could never be had again: nothing is on the shelf."""
 
     class Garbling(Service):
         def wrap(self, kid: str, key: bytes, *, context: bytes) -> bytes:
@@ -180,9 +158,7 @@ def test_a_provider_that_garbles_keys_is_found_out(shelf: Shelf) -> None:
 
 @pytest.mark.parametrize("answer", (b"", b"short", None, "text" * 8))
 def test_a_provider_that_unwraps_no_key_is_found_out(shelf: Shelf, answer: object) -> None:
-    """
-    Whatever it gives back, nothing is sealed with it or opened.
-    """
+    """Whatever it gives back, nothing is sealed with it or opened."""
 
     class Careless(Service):
         def unwrap(self, kid: str, wrapped: bytes, *, context: bytes) -> bytes:
@@ -197,9 +173,7 @@ def test_a_provider_that_unwraps_no_key_is_found_out(shelf: Shelf, answer: objec
 
 
 def test_a_provider_with_an_impossible_id_is_a_fault_of_the_configuration(shelf: Shelf) -> None:
-    """
-    It would not fit where the store keeps it.
-    """
+    """It would not fit where the store keeps it."""
     service = Service(KeyRing({"new": NEW}))
     service.__class__ = type("Long", (Service,), {"newest": "n" * 33})
 
@@ -224,9 +198,7 @@ TAMPERED: dict[str, Callable[[TenantKeys], TenantKeys]] = {
 
 @pytest.mark.parametrize("change", TAMPERED.values(), ids=TAMPERED)
 def test_a_shelf_that_was_tampered_with_opens_nothing(shelf: Shelf, change: Callable[[TenantKeys], TenantKeys]) -> None:
-    """
-    A wrapped key is bound to its store, tenant, number and id, so it cannot be put in another's place.
-    """
+    """A wrapped key is bound to its store, tenant, number and id, so it cannot be put in another's place."""
     ring_on(shelf).for_sealing(TENANT)
     shelf.changed = change
     record = change(shelf.inner.read_keys(TENANT)).keys or shelf.inner.read_keys(TENANT).keys
@@ -236,9 +208,7 @@ def test_a_shelf_that_was_tampered_with_opens_nothing(shelf: Shelf, change: Call
 
 
 def test_a_key_of_another_tenant_does_not_serve(shelf: Shelf) -> None:
-    """
-    Though it has the same number and is wrapped by the same key.
-    """
+    """Though it has the same number and is wrapped by the same key."""
     ring_on(shelf).for_sealing(TENANT)
     theirs = shelf.inner.read_keys(TENANT)
     shelf.changed = lambda _: theirs
@@ -262,9 +232,7 @@ def test_a_key_of_another_tenant_does_not_serve(shelf: Shelf) -> None:
     ),
 )
 def test_an_answer_that_names_no_key_is_corrupt(shelf: Shelf, by: SealedBy, says: str) -> None:
-    """
-    Whether the right one is remembered or not; no other is tried.
-    """
+    """Whether the right one is remembered or not; no other is tried."""
     ring = ring_on(shelf)
     ring.for_sealing(TENANT)
 
@@ -274,9 +242,7 @@ def test_an_answer_that_names_no_key_is_corrupt(shelf: Shelf, by: SealedBy, says
 
 
 def test_nothing_secret_is_shown(shelf: Shelf) -> None:
-    """
-    A repr ends up in logs.
-    """
+    """A repr ends up in logs."""
     ring = ring_on(shelf)
     key = ring.for_sealing(TENANT)
 

@@ -32,24 +32,18 @@ from tests.codec.sealing import (
 
 
 def test_what_cannot_be_replayed_is_not_sealed() -> None:
-    """
-    As without encryption.
-    """
+    """As without encryption."""
     with pytest.raises(NotStorable):
         codec().seal(StoredResponse(200, metadata=(("A", "b\r\nc"),)), BINDING)
 
 
 def test_answers_from_before_encryption_still_open() -> None:
-    """
-    Switching it on loses no replay.
-    """
+    """Switching it on loses no replay."""
     assert RESULT == codec().open(PLAIN.seal(RESULT, BINDING), BINDING)
 
 
 def test_required_refuses_answers_that_are_not_encrypted() -> None:
-    """
-    Who can write to the store cannot plant one of his own by leaving out the encryption.
-    """
+    """Who can write to the store cannot plant one of his own by leaving out the encryption."""
     strict = codec(plain_allowed=False)
 
     assert RESULT == strict.open(strict.seal(RESULT, BINDING), BINDING)
@@ -58,9 +52,7 @@ def test_required_refuses_answers_that_are_not_encrypted() -> None:
 
 
 def test_answers_from_when_encryption_was_on_still_open() -> None:
-    """
-    Switched off, nothing new is sealed or prepared for; what was sealed opens as long as the ring is there.
-    """
+    """Switched off, nothing new is sealed or prepared for; what was sealed opens as long as the ring is there."""
     shelf = MemoryStore().data_keys
     sealed = codec(shelf).seal(RESULT, BINDING)
     off = codec(shelf, sealing=False)
@@ -74,9 +66,7 @@ def test_answers_from_when_encryption_was_on_still_open() -> None:
 
 
 def test_all_keys_of_the_ring_open() -> None:
-    """
-    During a rotation, in both directions.
-    """
+    """During a rotation, in both directions."""
     shelf = MemoryStore().data_keys
     before, after = codec(shelf, provider=KeyRing({"old": OLD, "new": NEW})), codec(shelf)
 
@@ -86,9 +76,7 @@ def test_all_keys_of_the_ring_open() -> None:
 
 
 def test_a_key_that_left_the_ring_opens_nothing() -> None:
-    """
-    The text says which key to put back.
-    """
+    """The text says which key to put back."""
     shelf = MemoryStore().data_keys
     sealed = codec(shelf, provider=KeyRing({"old": OLD})).seal(RESULT, BINDING)
 
@@ -138,9 +126,7 @@ def test_a_key_that_the_store_has_forgotten_is_not_taken_for_the_next_one() -> N
 
 
 def test_a_forgotten_key_seals_no_more() -> None:
-    """
-    The store has said that it is gone: what is sealed next has a key that the store has.
-    """
+    """The store has said that it is gone: what is sealed next has a key that the store has."""
     shelf = MemoryStore().data_keys
     sealing = codec(shelf)
     sealing.seal(RESULT, BINDING)
@@ -153,9 +139,7 @@ def test_a_forgotten_key_seals_no_more() -> None:
 
 
 def test_a_destroyed_key_opens_nothing_anywhere_it_is_not_remembered() -> None:
-    """
-    The ciphertext is whole, the ring is there: nobody can open it.
-    """
+    """The ciphertext is whole, the ring is there: nobody can open it."""
     shelf = MemoryStore().data_keys
     sealed = codec(shelf).seal(RESULT, BINDING)
     shelf.shred(TENANT)
@@ -165,9 +149,7 @@ def test_a_destroyed_key_opens_nothing_anywhere_it_is_not_remembered() -> None:
 
 
 def test_a_provider_that_is_away_is_noticed_before_the_work() -> None:
-    """
-    Preparing fails, and sealing after a preparation does not.
-    """
+    """Preparing fails, and sealing after a preparation does not."""
     service, shelf = Service(), MemoryStore().data_keys
     sealed = codec(shelf).seal(RESULT, BINDING)
     sealing = codec(shelf, provider=service)
@@ -183,9 +165,7 @@ def test_a_provider_that_is_away_is_noticed_before_the_work() -> None:
 
 
 def test_compression_is_the_envelopes_and_may_be_left_out() -> None:
-    """
-    It is for the application to ask for: a length tells what an answer has in common with what was sent.
-    """
+    """It is for the application to ask for: a length tells what an answer has in common with what was sent."""
     long = replace(RESULT, body=b"x" * 5000)
     compressing = EncryptedCodec(EnvelopeCodec(), keyring())
 
@@ -195,9 +175,7 @@ def test_compression_is_the_envelopes_and_may_be_left_out() -> None:
 
 
 def test_a_store_that_lost_its_data_keys_gets_an_answer_that_it_can_keep() -> None:
-    """
-    It says so when the answer is stored; then that is sealed with a new key, and opens everywhere.
-    """
+    """It says so when the answer is stored; then that is sealed with a new key, and opens everywhere."""
     store = MemoryStore()
     sealing = codec(store.data_keys)
     sealing.prepare(KEY)

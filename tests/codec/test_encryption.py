@@ -45,9 +45,7 @@ def assert_corrupt(payload: StoredPayload, binding: SealContext = BINDING, opene
 
 @given(RESULTS, st.integers(1), st.binary(min_size=1, max_size=32))
 def test_opening_gives_what_was_sealed(result: StoredResponse, fence: int, token: bytes) -> None:
-    """
-    Whatever the answer, and whoever owns it; a tombstone too.
-    """
+    """Whatever the answer, and whoever owns it; a tombstone too."""
     binding = replace(BINDING, fence=fence, token=token)
 
     assert result == CODEC.open(CODEC.seal(result, binding), binding)
@@ -55,9 +53,7 @@ def test_opening_gives_what_was_sealed(result: StoredResponse, fence: int, token
 
 
 def test_clear_facts_are_those_of_the_plain_answer() -> None:
-    """
-    What quotas count and lists show does not depend on encryption; which key opens it is said beside it.
-    """
+    """What quotas count and lists show does not depend on encryption; which key opens it is said beside it."""
     plain = PLAIN.seal(RESULT, BINDING)
 
     assert replace(plain, data=SEALED.data, sealed_by=SealedBy("new", 1)) == SEALED
@@ -65,16 +61,12 @@ def test_clear_facts_are_those_of_the_plain_answer() -> None:
 
 
 def test_no_two_sealings_are_alike() -> None:
-    """
-    Not even of one answer for one record: two equal answers must not be seen to be equal.
-    """
+    """Not even of one answer for one record: two equal answers must not be seen to be equal."""
     assert SEALED.data != CODEC.seal(RESULT, BINDING).data
 
 
 def test_flipped_bytes_are_found_wherever_they_are() -> None:
-    """
-    Version, algorithm, nonce, ciphertext, tag: every bit of every byte.
-    """
+    """Version, algorithm, nonce, ciphertext, tag: every bit of every byte."""
     for place in range(len(SEALED.data)):
         for bit in range(8):
             damaged = bytearray(SEALED.data)
@@ -83,9 +75,7 @@ def test_flipped_bytes_are_found_wherever_they_are() -> None:
 
 
 def test_answers_cut_anywhere_or_lengthened_are_found() -> None:
-    """
-    Nothing of it opens, from none of it to all but a byte.
-    """
+    """Nothing of it opens, from none of it to all but a byte."""
     for length in range(len(SEALED.data)):
         assert_corrupt(replace(SEALED, data=SEALED.data[:length]))
     assert_corrupt(replace(SEALED, data=SEALED.data + b"\0"))
@@ -114,9 +104,7 @@ PAYLOADS = {
 
 @pytest.mark.parametrize("binding", BINDINGS.values(), ids=BINDINGS)
 def test_an_answer_opens_for_no_other_record(binding: SealContext) -> None:
-    """
-    Not another key's, tenant's, attempt's or request's. The other tenant has a data key of that number too.
-    """
+    """Not another key's, tenant's, attempt's or request's. The other tenant has a data key of that number too."""
     CODEC.prepare(binding.key)
 
     assert RESULT == CODEC.open(CODEC.seal(RESULT, binding), binding)
@@ -125,16 +113,12 @@ def test_an_answer_opens_for_no_other_record(binding: SealContext) -> None:
 
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
 def test_an_answer_opens_with_no_other_clear_facts(payload: StoredPayload) -> None:
-    """
-    Who can write to the store cannot make a failure pass for a success, or have another key tried.
-    """
+    """Who can write to the store cannot make a failure pass for a success, or have another key tried."""
     assert_corrupt(payload)
 
 
 def test_every_field_is_tampered_with() -> None:
-    """
-    A field that is added to a binding or a payload is bound, or a test says why not.
-    """
+    """A field that is added to a binding or a payload is bound, or a test says why not."""
     bound = {field.name for field in fields(SealContext)} | {field.name for field in fields(StorageKey)}
     clear = {field.name for field in fields(StoredPayload)}
 
@@ -144,9 +128,7 @@ def test_every_field_is_tampered_with() -> None:
 
 
 def test_answers_cannot_change_places() -> None:
-    """
-    Two records of one tenant with the same clear facts: each opens in its own, and neither in the other's.
-    """
+    """Two records of one tenant with the same clear facts: each opens in its own, and neither in the other's."""
     other = replace(BINDING, key=StorageKey(b"s" * 32, TENANT))
     theirs = replace(RESULT, body=b'{"id":"pay_2"}')
     sealed = CODEC.seal(theirs, other)
@@ -158,18 +140,14 @@ def test_answers_cannot_change_places() -> None:
 
 
 def test_an_answer_of_an_earlier_life_of_the_record_does_not_come_back() -> None:
-    """
-    The key expired and was used again: a new fence and a new token, and the old answer is not the new one's.
-    """
+    """The key expired and was used again: a new fence and a new token, and the old answer is not the new one's."""
     later = replace(BINDING, fence=BINDING.fence + 1, token=b"token-of-another")
 
     assert_corrupt(SEALED, later)
 
 
 def test_an_answer_of_another_store_does_not_open() -> None:
-    """
-    Not even with the same data key: somebody copied records and keys from a test system into this one.
-    """
+    """Not even with the same data key: somebody copied records and keys from a test system into this one."""
     here, there = MemoryStore().data_keys, MemoryStore().data_keys
     sealed = codec(there).seal(RESULT, BINDING)
     copied = there.read_keys(TENANT).keys[0]
@@ -179,9 +157,7 @@ def test_an_answer_of_another_store_does_not_open() -> None:
 
 
 def test_the_inner_answer_must_say_what_the_record_says() -> None:
-    """
-    Both are authentic, so one of them was sealed by a release that was wrong.
-    """
+    """Both are authentic, so one of them was sealed by a release that was wrong."""
 
     class Lying(EnvelopeCodec):
         def seal(self, result: StoredResponse, binding: SealContext) -> StoredPayload:
@@ -196,9 +172,7 @@ def test_the_inner_answer_must_say_what_the_record_says() -> None:
 
 @pytest.mark.parametrize("head", [head for head in range(256) if head != 0x21])
 def test_other_formats_are_not_known(head: int) -> None:
-    """
-    Nor another algorithm: what this release does not know is corrupt, not absent.
-    """
+    """Nor another algorithm: what this release does not know is corrupt, not absent."""
     with pytest.raises(CorruptRecord, match="not known to this release"):
         CODEC.open(replace(SEALED, data=bytes((head,)) + SEALED.data[1:]), BINDING)
 
@@ -209,18 +183,14 @@ def test_other_formats_are_not_known(head: int) -> None:
 @example(b"\x21" + bytes(27))
 @example(b"\x21" + bytes(28))
 def test_any_bytes_are_a_corrupt_record(data: bytes) -> None:
-    """
-    Nothing but CorruptRecord: another exception might pass for an absent record, and run a payment again.
-    """
+    """Nothing but CorruptRecord: another exception might pass for an absent record, and run a payment again."""
     assert_corrupt(replace(SEALED, data=data))
     assert_corrupt(replace(SEALED, data=b"\x21" + data))
 
 
 @given(st.binary(max_size=60))
 def test_authentic_bytes_that_are_no_envelope_are_corrupt(content: bytes) -> None:
-    """
-    Sealed with the right key, and still not what this release seals.
-    """
+    """Sealed with the right key, and still not what this release seals."""
 
     class Anything(EnvelopeCodec):
         def seal(self, result: StoredResponse, binding: SealContext) -> StoredPayload:
@@ -249,17 +219,13 @@ def test_authentic_bytes_that_are_no_envelope_are_corrupt(content: bytes) -> Non
     ),
 )
 def test_any_record_is_a_corrupt_record(payload: StoredPayload, binding: SealContext) -> None:
-    """
-    Whatever a store tells, in fields that it does not check.
-    """
+    """Whatever a store tells, in fields that it does not check."""
     assume((payload, binding) != (SEALED, BINDING))
     assert_corrupt(payload, binding)
 
 
 def test_the_key_of_a_record_is_derived_as_the_standard_says() -> None:
-    """
-    HKDF-Expand for one block is one HMAC (RFC 5869): what another implementation needs to read our records.
-    """
+    """HKDF-Expand for one block is one HMAC (RFC 5869): what another implementation needs to read our records."""
     shelf = MemoryStore().data_keys
     data_key = keyring(shelf).for_sealing(TENANT)
     sealed = codec(shelf).seal(RESULT, BINDING)
@@ -274,9 +240,7 @@ def test_the_key_of_a_record_is_derived_as_the_standard_says() -> None:
 
 
 def test_nothing_secret_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    Not in a repr, an error, or a log, of whatever kind: an answer and the keys to it, raw, in hex, or in base64.
-    """
+    """Not in a repr, an error, or a log, of whatever kind: an answer and the keys to it, raw, in hex, or in base64."""
     caplog.set_level(0)
     shelf = MemoryStore().data_keys
     data_keys = keyring(shelf)

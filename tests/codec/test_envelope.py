@@ -48,9 +48,7 @@ def envelope(content: bytes, head: int = 0x10) -> bytes:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_golden_envelopes_open_for_ever(name: str) -> None:
-    """
-    What any release has written, every later one reads.
-    """
+    """What any release has written, every later one reads."""
     data = bytes.fromhex((GOLDEN / f"{name}.hex").read_text())
 
     assert EXAMPLES[name] == CODEC.unwrap(data)
@@ -58,9 +56,7 @@ def test_golden_envelopes_open_for_ever(name: str) -> None:
 
 
 def test_every_golden_envelope_is_tested() -> None:
-    """
-    A file that nothing reads protects nothing.
-    """
+    """A file that nothing reads protects nothing."""
     assert set(EXAMPLES) == {path.stem for path in GOLDEN.glob("*.hex")}
 
 
@@ -78,9 +74,7 @@ def test_plain_envelopes_are_written_as_ever(name: str) -> None:
 @example(StoredResponse(200, " ", (("A", " : "), ("A", " : ")), b""))
 @example(StoredResponse(200, "200", (("A", "\x85\x0b\x1c"),), b""))
 def test_opening_gives_what_was_sealed(result: StoredResponse) -> None:
-    """
-    Duplicates, order, blanks, and an empty body: all the same.
-    """
+    """Duplicates, order, blanks, and an empty body: all the same."""
     assert result == CODEC.unwrap(CODEC.wrap(result))
     assert result == PLAIN.unwrap(PLAIN.wrap(result))
     assert result.without_body() == CODEC.unwrap(CODEC.wrap(result.without_body()))
@@ -91,18 +85,14 @@ def test_opening_gives_what_was_sealed(result: StoredResponse) -> None:
 @example(b"\x10")
 @example(b"\x10\0\0\0\0")
 def test_any_bytes_are_a_corrupt_record(data: bytes) -> None:
-    """
-    Nothing but CorruptRecord: another exception might pass for an absent record, and run a payment again.
-    """
+    """Nothing but CorruptRecord: another exception might pass for an absent record, and run a payment again."""
     with pytest.raises(CorruptRecord):
         CODEC.unwrap(data)
 
 
 @given(RESULTS, st.data())
 def test_flipped_bits_are_found(result: StoredResponse, data: st.DataObject) -> None:
-    """
-    One damaged byte anywhere, flags included, and the envelope does not open.
-    """
+    """One damaged byte anywhere, flags included, and the envelope does not open."""
     sealed = bytearray(CODEC.wrap(result))
     sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= data.draw(st.integers(1, 255))
 
@@ -112,9 +102,7 @@ def test_flipped_bits_are_found(result: StoredResponse, data: st.DataObject) -> 
 
 @given(RESULTS, st.data())
 def test_cut_or_lengthened_envelopes_are_found(result: StoredResponse, data: st.DataObject) -> None:
-    """
-    Half an answer is no answer, nor is one with something behind it.
-    """
+    """Half an answer is no answer, nor is one with something behind it."""
     sealed = CODEC.wrap(result)
 
     with pytest.raises(CorruptRecord):
@@ -128,9 +116,7 @@ def test_cut_or_lengthened_envelopes_are_found(result: StoredResponse, data: st.
     st.sampled_from((0x10, 0x11)),
 )
 def test_good_checksum_around_anything_is_not_enough(content: bytes, head: int) -> None:
-    """
-    What opens is what would have been sealed, to the byte.
-    """
+    """What opens is what would have been sealed, to the byte."""
     data = envelope(content, head)
     try:
         result = PLAIN.unwrap(data)
@@ -163,26 +149,20 @@ def test_good_checksum_around_anything_is_not_enough(content: bytes, head: int) 
     ),
 )
 def test_malformed_content_is_corrupt(content: bytes) -> None:
-    """
-    CR, LF and NUL are refused on the way out of the store too: a store may be written to by others.
-    """
+    """CR, LF and NUL are refused on the way out of the store too: a store may be written to by others."""
     with pytest.raises(CorruptRecord):
         CODEC.unwrap(envelope(content))
 
 
 @pytest.mark.parametrize("head", (0x00, 0x20, 0xF0, 0x1E, 0x14))
 def test_unknown_versions_and_compressions_are_corrupt(head: int) -> None:
-    """
-    A later release's envelope is not an absent record.
-    """
+    """A later release's envelope is not an absent record."""
     with pytest.raises(CorruptRecord, match="not known"):
         CODEC.unwrap(envelope(b"200\r\n\r\n", head))
 
 
 def test_tombstone_with_a_body_is_corrupt() -> None:
-    """
-    One of the two would be a lie.
-    """
+    """One of the two would be a lie."""
     with pytest.raises(CorruptRecord):
         CODEC.unwrap(envelope(b"200\r\n\r\nbody", 0x11))
     with pytest.raises(NotStorable):
@@ -211,17 +191,13 @@ def test_tombstone_with_a_body_is_corrupt() -> None:
     ),
 )
 def test_unanswerable_results_are_not_storable(result: StoredResponse) -> None:
-    """
-    What could not be replayed unchanged is refused while the first caller can still be served.
-    """
+    """What could not be replayed unchanged is refused while the first caller can still be served."""
     with pytest.raises(NotStorable):
         CODEC.wrap(result)
 
 
 def test_large_answers_are_compressed_and_small_ones_are_not() -> None:
-    """
-    From the first byte above 1 KiB, and only when it saves anything.
-    """
+    """From the first byte above 1 KiB, and only when it saves anything."""
     at_limit = StoredResponse(200, body=b"x" * (1024 - len(b"200\r\n\r\n")))
     above = StoredResponse(200, body=at_limit.body + b"x")
 
@@ -231,27 +207,21 @@ def test_large_answers_are_compressed_and_small_ones_are_not() -> None:
 
 
 def test_what_does_not_shrink_stays_as_it_is() -> None:
-    """
-    Compressing noise makes it larger, and costs time on every replay.
-    """
+    """Compressing noise makes it larger, and costs time on every replay."""
     noise = StoredResponse(200, body=b"".join(zlib.crc32(i.to_bytes(4, "big")).to_bytes(4, "big") for i in range(999)))
 
     assert PLAIN.wrap(noise) == CODEC.wrap(noise)
 
 
 def test_compression_can_be_left_out() -> None:
-    """
-    As it is under encryption, where a length gives away what was guessed right.
-    """
+    """As it is under encryption, where a length gives away what was guessed right."""
     result = StoredResponse(200, body=b"x" * 5000)
 
     assert len(PLAIN.wrap(result)) > 5000
 
 
 def test_bombs_are_refused_without_being_unfolded() -> None:
-    """
-    A hundred kilobytes that unfold to a hundred megabytes are corrupt.
-    """
+    """A hundred kilobytes that unfold to a hundred megabytes are corrupt."""
     bomb = envelope(zlib.compress(b"200\r\n\r\n" + b"\0" * 100_000_000, 9), 0x12)
 
     with pytest.raises(CorruptRecord, match="more than"):
@@ -259,9 +229,7 @@ def test_bombs_are_refused_without_being_unfolded() -> None:
 
 
 def test_compressed_content_must_end_where_it_ends() -> None:
-    """
-    Damage with a good checksum is still damage.
-    """
+    """Damage with a good checksum is still damage."""
     content = zlib.compress(b"200\r\n\r\nbody")
 
     assert StoredResponse(200, body=b"body") == CODEC.unwrap(envelope(content, 0x12))
@@ -271,9 +239,7 @@ def test_compressed_content_must_end_where_it_ends() -> None:
 
 
 def test_nothing_is_sealed_that_would_not_open() -> None:
-    """
-    The limit holds in both directions.
-    """
+    """The limit holds in both directions."""
     small = EnvelopeCodec(max_bytes=100)
     fits = StoredResponse(200, body=b"x" * (100 - len(b"200\r\n\r\n")))
 
@@ -284,9 +250,7 @@ def test_nothing_is_sealed_that_would_not_open() -> None:
 
 @given(RESULTS)
 def test_an_envelope_takes_no_more_than_the_answer_on_the_wire(result: StoredResponse) -> None:
-    """
-    With the 61 bytes of a record's own facts, a stored answer stays within 64 bytes of the answer.
-    """
+    """With the 61 bytes of a record's own facts, a stored answer stays within 64 bytes of the answer."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in result.metadata).encode("latin-1")
     wire = len(f"HTTP/1.1 {result.status} {result.reason}\r\n") + len(lines) + 2 + len(result.body)
 
@@ -295,7 +259,5 @@ def test_an_envelope_takes_no_more_than_the_answer_on_the_wire(result: StoredRes
 
 
 def test_compressions_keep_their_numbers() -> None:
-    """
-    A number given to another algorithm would make stored answers unreadable.
-    """
+    """A number given to another algorithm would make stored answers unreadable."""
     assert {"zlib": 1} == {name: method.number for name, method in COMPRESSIONS.items()}

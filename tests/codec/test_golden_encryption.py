@@ -21,26 +21,20 @@ ANSWERS = {name.replace("v1-", "v2-"): result for name, result in EXAMPLES.items
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_golden_answers_open_for_ever(name: str) -> None:
-    """
-    With the ring, the wrapped data key and the clear facts of their day.
-    """
+    """With the ring, the wrapped data key and the clear facts of their day."""
     sealed = golden(name)
 
     assert ANSWERS[name] == sealed.codec().open(sealed.payload, sealed.binding)
 
 
 def test_every_golden_file_is_tested() -> None:
-    """
-    A file that nothing reads protects nothing.
-    """
+    """A file that nothing reads protects nothing."""
     assert {*ANSWERS, "wrapped-file-1"} == {path.stem for path in GOLDEN.glob("*.json")}
 
 
 @pytest.mark.parametrize("name", ("v2-plain", "v2-reason", "v2-empty", "v2-tombstone"))
 def test_answers_are_sealed_as_ever(name: str) -> None:
-    """
-    During a roll-out the old release opens what the new one seals. Compressed bytes may vary with zlib's version.
-    """
+    """During a roll-out the old release opens what the new one seals. Compressed bytes may vary with zlib's version."""
     sealed = golden(name)
 
     assert sealed.payload == sealed.codec().seal(ANSWERS[name], sealed.binding)
@@ -48,9 +42,7 @@ def test_answers_are_sealed_as_ever(name: str) -> None:
 
 @given(st.sampled_from(sorted(ANSWERS)), st.data())
 def test_mutated_golden_answers_are_corrupt(name: str, data: st.DataObject) -> None:
-    """
-    A piece overwritten, cut out, or put in, anywhere.
-    """
+    """A piece overwritten, cut out, or put in, anywhere."""
     sealed = golden(name)
     whole = sealed.payload.data
     begin, end = sorted(data.draw(st.tuples(*[st.integers(0, len(whole))] * 2)))
@@ -63,9 +55,7 @@ def test_mutated_golden_answers_are_corrupt(name: str, data: st.DataObject) -> N
 
 @given(st.sampled_from(sorted(ANSWERS)), st.data())
 def test_mutated_data_keys_make_golden_answers_corrupt(name: str, data: st.DataObject) -> None:
-    """
-    The wrapped key is read as carefully as what it opens.
-    """
+    """The wrapped key is read as carefully as what it opens."""
     sealed = golden(name)
     key = sealed.shelf.keys[0]
     begin, end = sorted(data.draw(st.tuples(*[st.integers(0, len(key.wrapped))] * 2)))
@@ -78,9 +68,7 @@ def test_mutated_data_keys_make_golden_answers_corrupt(name: str, data: st.DataO
 
 
 def test_no_golden_answer_opens_in_the_place_of_another() -> None:
-    """
-    Each with the other's record, and with the other's shelf.
-    """
+    """Each with the other's record, and with the other's shelf."""
     examples = [golden(name) for name in ANSWERS]
     for ours in examples:
         for theirs in examples:
@@ -92,9 +80,7 @@ def test_no_golden_answer_opens_in_the_place_of_another() -> None:
 
 
 def test_golden_key_files_open_for_ever(tmp_path: Path) -> None:
-    """
-    The ring in it is that of the golden answers.
-    """
+    """The ring in it is that of the golden answers."""
     path = tmp_path / "ring.json"
     shutil.copyfile(GOLDEN / "wrapped-file-1.json", path)
     path.chmod(0o600)

@@ -21,9 +21,7 @@ def shelf() -> Shelf:
 
 
 def test_a_key_is_remembered_for_a_minute(shelf: Shelf) -> None:
-    """
-    Then store and provider are asked again, so that what they refuse is felt.
-    """
+    """Then store and provider are asked again, so that what they refuse is felt."""
     time, service = Monotonic(), Service()
     ring = ring_on(shelf, service, time)
     ring.prepare(TENANT)
@@ -42,9 +40,7 @@ def test_a_key_is_remembered_for_a_minute(shelf: Shelf) -> None:
 
 
 def test_work_that_was_begun_can_be_finished(shelf: Shelf) -> None:
-    """
-    The provider may be gone by the time a payment has been made. But not for ever.
-    """
+    """The provider may be gone by the time a payment has been made. But not for ever."""
     time, service = Monotonic(), Service()
     ring = ring_on(shelf, service, time)
     ring.prepare(TENANT)
@@ -61,9 +57,7 @@ def test_work_that_was_begun_can_be_finished(shelf: Shelf) -> None:
 
 
 def test_a_new_newest_key_seals_at_once() -> None:
-    """
-    A provider elsewhere may change its mind while this process runs.
-    """
+    """A provider elsewhere may change its mind while this process runs."""
     shelf, service = Shelf(), Service(OLD_FIRST)
     ring = ring_on(shelf, service)
     ring.for_sealing(TENANT)
@@ -73,9 +67,7 @@ def test_a_new_newest_key_seals_at_once() -> None:
 
 
 def test_forgetting_is_of_one_tenant(shelf: Shelf) -> None:
-    """
-    The others' keys stay at hand.
-    """
+    """The others' keys stay at hand."""
     ring = ring_on(shelf)
     for tid in (TENANT, OTHER_TENANT):
         ring.prepare(tid)
@@ -90,9 +82,7 @@ def test_forgetting_is_of_one_tenant(shelf: Shelf) -> None:
 
 
 def test_memory_is_bounded(shelf: Shelf) -> None:
-    """
-    Any number of tenants takes so much and no more; the oldest goes first.
-    """
+    """Any number of tenants takes so much and no more; the oldest goes first."""
     ring = ring_on(shelf, limit=6)
     for number in range(20):
         ring.prepare(b"tenant %9d" % number)
@@ -107,9 +97,7 @@ def test_memory_is_bounded(shelf: Shelf) -> None:
 
 
 def test_old_keys_leave_memory_when_another_comes() -> None:
-    """
-    Not only when it is asked for them.
-    """
+    """Not only when it is asked for them."""
     time = Monotonic()
     memory = DataKeyCache(monotonic=time)
     key = UnwrappedKey(b"k" * 32, "new", 1, b"store", b"wrapped")
@@ -122,9 +110,7 @@ def test_old_keys_leave_memory_when_another_comes() -> None:
 
 
 def test_a_key_that_was_learnt_again_shields_no_older_one() -> None:
-    """
-    It was the first to come; it is no longer the oldest.
-    """
+    """It was the first to come; it is no longer the oldest."""
     time = Monotonic()
     memory = DataKeyCache(monotonic=time)
     key = UnwrappedKey(b"k" * 32, "new", 1, b"store", b"wrapped")
@@ -140,9 +126,7 @@ def test_a_key_that_was_learnt_again_shields_no_older_one() -> None:
 
 
 def test_age_counts_from_the_question(shelf: Shelf) -> None:
-    """
-    A provider that takes half a minute to answer gives a key that is half a minute old.
-    """
+    """A provider that takes half a minute to answer gives a key that is half a minute old."""
     time, service = Monotonic(), Service()
     ring = ring_on(shelf, service, time)
 

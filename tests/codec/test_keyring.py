@@ -51,18 +51,14 @@ NO_FUNCTION = 1
 
 
 def test_a_ring_in_the_configuration() -> None:
-    """
-    As a mapping or as one text, the newest first.
-    """
+    """As a mapping or as one text, the newest first."""
     assert opens({"new": text(NEW), "old": text(OLD)})
     assert opens(WRITTEN)
     assert opens(f"  new: {text(NEW)} , old:{text(OLD)} ,\n")
 
 
 def test_a_ring_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Under a name that the configuration gives.
-    """
+    """Under a name that the configuration gives."""
     monkeypatch.setenv("PAYMENT_KEYS", WRITTEN)
 
     assert opens("env:PAYMENT_KEYS")
@@ -70,9 +66,7 @@ def test_a_ring_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("value", (None, "", "  "))
 def test_an_environment_without_a_ring_is_refused(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
-    """
-    The text says which variable it is.
-    """
+    """The text says which variable it is."""
     monkeypatch.delenv("PAYMENT_KEYS", raising=False)
     if value is not None:
         monkeypatch.setenv("PAYMENT_KEYS", value)
@@ -82,9 +76,7 @@ def test_an_environment_without_a_ring_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_ring_in_a_file(tmp_path: Path) -> None:
-    """
-    A key on each line; comments and blanks are passed over.
-    """
+    """A key on each line; comments and blanks are passed over."""
     file = private(tmp_path / "keys")
 
     assert opens(f"file:{file}")
@@ -92,9 +84,7 @@ def test_a_ring_in_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", (0o640, 0o604, 0o620, 0o602, 0o610, 0o644, 0o777))
 def test_a_file_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
-    """
-    To read or to write: the text says what to run.
-    """
+    """To read or to write: the text says what to run."""
     file = private(tmp_path / "keys")
     file.chmod(mode)
 
@@ -103,9 +93,7 @@ def test_a_file_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -> 
 
 
 def test_a_link_is_refused(tmp_path: Path) -> None:
-    """
-    Whoever made it: whoever may turn it chooses the keys. The text says to name the file itself.
-    """
+    """Whoever made it: whoever may turn it chooses the keys. The text says to name the file itself."""
     file = private(tmp_path / "keys")
     (tmp_path / "link").symlink_to(file)
     (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
@@ -134,9 +122,7 @@ def owned_by(monkeypatch: pytest.MonkeyPatch, owners: Mapping[Path, int]) -> Non
 
 
 def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    That user can read it, and write other keys into it. Root may own it: root can do all that anyway.
-    """
+    """That user can read it, and write other keys into it. Root may own it: root can do all that anyway."""
     file = private(tmp_path / "keys")
     me = os.geteuid() + 1000
     folders = dict.fromkeys((tmp_path, *tmp_path.parents), 0)
@@ -153,9 +139,7 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("mode", (0o770, 0o707, 0o777))
 def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
-    """
-    They could put an old key file of yours in the place of the new one. The text says what to run.
-    """
+    """They could put an old key file of yours in the place of the new one. The text says what to run."""
     folder = tmp_path / "secrets"
     (folder / "inner").mkdir(parents=True)
     file = private(folder / "inner" / "keys")
@@ -179,9 +163,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_link_among_the_folders_is_followed_and_its_target_is_looked_at(tmp_path: Path) -> None:
-    """
-    A release's `current` is such a link. Who may write to where it leads could put another file there.
-    """
+    """A release's `current` is such a link. Who may write to where it leads could put another file there."""
     shared = tmp_path / "shared"
     shared.mkdir()
     private(shared / "keys")
@@ -213,9 +195,7 @@ def test_a_link_that_others_may_turn_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_link_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    A folder with the sticky bit lets every user make one.
-    """
+    """A folder with the sticky bit lets every user make one."""
     mine, tmp = tmp_path / "mine", tmp_path / "tmp"
     for folder in (mine, tmp):
         folder.mkdir()
@@ -236,9 +216,7 @@ def test_a_link_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_links_without_an_end_are_refused(tmp_path: Path) -> None:
-    """
-    Made between the opening of the file and the look at its folders.
-    """
+    """Made between the opening of the file and the look at its folders."""
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to("one")
 
@@ -247,9 +225,7 @@ def test_links_without_an_end_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_key_file_is_refused(tmp_path: Path) -> None:
-    """
-    Nothing there, a folder, a pipe that nobody writes to, too much, and what is not text.
-    """
+    """Nothing there, a folder, a pipe that nobody writes to, too much, and what is not text."""
     os.mkfifo(tmp_path / "pipe", 0o600)
     private(tmp_path / "large", "#" * 65537)
     (tmp_path / "bytes").write_bytes(b"new:\xff")
@@ -262,9 +238,7 @@ def test_what_is_no_key_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_ring_that_a_function_makes() -> None:
-    """
-    Named as `package.module:function`: as text, or a provider.
-    """
+    """Named as `package.module:function`: as text, or a provider."""
     assert opens(f"{__name__}:ring_as_text")
     assert opens(f"{__name__}:ring_as_provider")
 
@@ -279,17 +253,13 @@ def test_a_ring_that_a_function_makes() -> None:
     ),
 )
 def test_a_function_that_makes_no_ring_is_refused(source: str) -> None:
-    """
-    Also one that only names another: two of them could do so for ever.
-    """
+    """Also one that only names another: two of them could do so for ever."""
     with pytest.raises(ConfigurationError):
         load_ring(source)
 
 
 def test_a_provider_is_used_as_it_is() -> None:
-    """
-    Whatever class it has; and one that lacks something is told what.
-    """
+    """Whatever class it has; and one that lacks something is told what."""
     service = Service()
 
     assert load_ring(service) is service
@@ -338,18 +308,14 @@ def test_a_faulty_ring_is_refused_and_not_shown(source: str) -> None:
 
 @pytest.mark.parametrize("value", (NEW, 5, None, text(NEW)[:-2], f"{text(NEW)[:9]}!{text(NEW)[9:]}"))
 def test_a_mapping_holds_text(value: object) -> None:
-    """
-    Keys in base64, and nothing else.
-    """
+    """Keys in base64, and nothing else."""
     with pytest.raises(ConfigurationError, match="base64"):
         load_ring({"new": value})
 
 
 @given(st.text())
 def test_any_text_is_a_ring_or_refused(source: str) -> None:
-    """
-    With one kind of error, whatever it is.
-    """
+    """With one kind of error, whatever it is."""
     with pytest.raises(ConfigurationError):
         load_ring({"new": source})
     with pytest.raises(ConfigurationError):
@@ -357,9 +323,7 @@ def test_any_text_is_a_ring_or_refused(source: str) -> None:
 
 
 def test_a_generated_key_is_a_line_of_a_ring() -> None:
-    """
-    Its id is the day unless one is given, and no two keys are the same.
-    """
+    """Its id is the day unless one is given, and no two keys are the same."""
     line = generate(today=date(2026, 11, 21))
     kid, _, key = line.partition(":")
 
@@ -373,9 +337,7 @@ def test_a_generated_key_is_a_line_of_a_ring() -> None:
 
 
 def test_a_wrapped_key_opens_under_its_own_id_and_context_only() -> None:
-    """
-    Every bit of it matters, and so does all that is left out or added.
-    """
+    """Every bit of it matters, and so does all that is left out or added."""
     assert b"k" * 32 == RING.unwrap("old", WRAPPED, context=CONTEXT)
     assert 61 == len(WRAPPED)
     for kid, wrapped, context in (
@@ -396,9 +358,7 @@ def test_a_wrapped_key_opens_under_its_own_id_and_context_only() -> None:
 
 @given(st.binary())
 def test_any_bytes_are_no_wrapped_key(wrapped: bytes) -> None:
-    """
-    And nothing but CorruptRecord says so.
-    """
+    """And nothing but CorruptRecord says so."""
     with pytest.raises(CorruptRecord):
         RING.unwrap("old", wrapped, context=CONTEXT)
     with pytest.raises(CorruptRecord):
@@ -406,9 +366,7 @@ def test_any_bytes_are_no_wrapped_key(wrapped: bytes) -> None:
 
 
 def test_an_unknown_key_is_named_with_the_remedy() -> None:
-    """
-    Which key is missing is no secret, and the one thing an operator must know.
-    """
+    """Which key is missing is no secret, and the one thing an operator must know."""
     ring = KeyRing({"new": NEW})
 
     with pytest.raises(CorruptRecord, match=r"'old' is not in the ring: put it back into IDEMPOTENCY_KEY_RING"):
@@ -418,14 +376,10 @@ def test_an_unknown_key_is_named_with_the_remedy() -> None:
 
 
 def test_wrapping_twice_gives_two_texts() -> None:
-    """
-    A nonce that came again would give away both keys.
-    """
+    """A nonce that came again would give away both keys."""
     assert RING.wrap("new", OLD, context=CONTEXT) != RING.wrap("new", OLD, context=CONTEXT)
 
 
 def test_a_ring_says_its_ids_and_no_keys() -> None:
-    """
-    A repr ends up in logs.
-    """
+    """A repr ends up in logs."""
     assert "KeyRing(new, old)" == repr(RING) == str(RING)

@@ -29,9 +29,7 @@ def recipe() -> dict[str, Any]:
 
 
 def test_the_recipe_seals_and_opens(recipe: dict[str, Any]) -> None:
-    """
-    Each process has its own ring of the same service.
-    """
+    """Each process has its own ring of the same service."""
     shelf = MemoryStore().data_keys
     sealed = codec(shelf, provider=load_ring(recipe["ring"])).seal(RESULT, BINDING)
 
@@ -39,9 +37,7 @@ def test_the_recipe_seals_and_opens(recipe: dict[str, Any]) -> None:
 
 
 def test_the_recipe_binds_keys_to_their_place(recipe: dict[str, Any]) -> None:
-    """
-    Another context, another key, and what it never wrapped are corrupt.
-    """
+    """Another context, another key, and what it never wrapped are corrupt."""
     ring = recipe["KmsRing"](recipe["FakeKms"](), {"new": "arn:new", "old": "arn:old"})
     wrapped = ring.wrap("new", b"k" * 32, context=b"here")
 
@@ -57,9 +53,7 @@ def test_the_recipe_binds_keys_to_their_place(recipe: dict[str, Any]) -> None:
 
 
 def test_a_service_that_is_away_is_unavailable(recipe: dict[str, Any]) -> None:
-    """
-    What the client raises need not be translated.
-    """
+    """What the client raises need not be translated."""
     ring = recipe["ring"]
     sealing = codec(provider=ring)
     sealing.prepare(KEY)

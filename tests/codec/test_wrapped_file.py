@@ -26,9 +26,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_file_is_made_and_wraps(path: Path) -> None:
-    """
-    What was wrapped opens again after a restart.
-    """
+    """What was wrapped opens again after a restart."""
     wrapped = PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP).wrap("spring", b"k" * 32, context=CONTEXT)
     again = load_ring(PassphraseKeyFile(path, PASSPHRASE))
 
@@ -39,9 +37,7 @@ def test_a_file_is_made_and_wraps(path: Path) -> None:
 
 
 def test_keys_come_and_go(path: Path) -> None:
-    """
-    A key is known before it is the newest, and gone when nothing needs it; what the others wrapped still opens.
-    """
+    """A key is known before it is the newest, and gone when nothing needs it; what the others wrapped still opens."""
     wrapped = PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP).wrap("spring", b"k" * 32, context=CONTEXT)
 
     assert ("spring", "summer") == PassphraseKeyFile.add(path, PASSPHRASE, "summer", newest=False).kids()
@@ -54,9 +50,7 @@ def test_keys_come_and_go(path: Path) -> None:
 
 
 def test_only_its_owner_can_read_it(path: Path) -> None:
-    """
-    From its first byte on, whatever the umask; and a file that others can read is refused.
-    """
+    """From its first byte on, whatever the umask; and a file that others can read is refused."""
     before = os.umask(0)
     try:
         PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
@@ -92,18 +86,14 @@ def test_refusals_change_nothing(path: Path) -> None:
 
 @pytest.mark.parametrize(("passphrase", "cost"), (("too short", CHEAP), (PASSPHRASE, 2**13), (PASSPHRASE, 2**14 + 1)))
 def test_weak_files_are_not_made(path: Path, passphrase: str, cost: int) -> None:
-    """
-    Whoever has the file can guess without being seen.
-    """
+    """Whoever has the file can guess without being seen."""
     with pytest.raises(ConfigurationError):
         PassphraseKeyFile.make(path, passphrase, "spring", cost=cost)
     assert not path.exists()
 
 
 def test_another_passphrase_does_not_open_it(path: Path) -> None:
-    """
-    And neither is told, nor what is in the file.
-    """
+    """And neither is told, nor what is in the file."""
     PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
 
     with pytest.raises(ConfigurationError, match="passphrase is another") as caught:
@@ -134,9 +124,7 @@ CHANGES = (swap, rename, shorten, salt)
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_file_does_not_open(path: Path, change: Any) -> None:
-    """
-    No key of it can take another's place, or be left out.
-    """
+    """No key of it can take another's place, or be left out."""
     PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
     PassphraseKeyFile.add(path, PASSPHRASE, "summer")
     content = json.loads(path.read_text())
@@ -166,9 +154,7 @@ def test_a_changed_file_does_not_open(path: Path, change: Any) -> None:
 def test_costs_are_bounded_before_they_are_paid(
     path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object
 ) -> None:
-    """
-    Who can write the file cannot have us take all memory, nor make guessing cheap.
-    """
+    """Who can write the file cannot have us take all memory, nor make guessing cheap."""
     PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
     content = json.loads(path.read_text())
     content["scrypt"][name] = value
@@ -180,9 +166,7 @@ def test_costs_are_bounded_before_they_are_paid(
 
 
 def test_a_format_of_a_later_release_is_not_guessed_at(path: Path) -> None:
-    """
-    It may look the same and mean something else.
-    """
+    """It may look the same and mean something else."""
     PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
 
@@ -204,9 +188,7 @@ def test_a_format_of_a_later_release_is_not_guessed_at(path: Path) -> None:
     ),
 )
 def test_any_text_is_refused(path: Path, content: str) -> None:
-    """
-    With the one kind of error that start-up reports.
-    """
+    """With the one kind of error that start-up reports."""
     path.write_text(content)
     path.chmod(0o600)
 
@@ -216,9 +198,7 @@ def test_any_text_is_refused(path: Path, content: str) -> None:
 
 @pytest.mark.parametrize("keys", ([], [5], [{}], [{"kid": "a"}], [{"kid": "\ud800", "wrapped": ""}], 5))
 def test_any_keys_are_refused(path: Path, keys: object) -> None:
-    """
-    Also those that are nearly in the right form.
-    """
+    """Also those that are nearly in the right form."""
     PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
     content = json.loads(path.read_text())
     content["keys"] = keys
@@ -229,8 +209,6 @@ def test_any_keys_are_refused(path: Path, keys: object) -> None:
 
 
 def test_the_default_cost_is_what_is_recommended() -> None:
-    """
-    Read from a file that is made with it: too slow to do more than once.
-    """
+    """Read from a file that is made with it: too slow to do more than once."""
     assert 2**17 == key_sources.COST
     assert key_sources.COST in key_sources.COSTS

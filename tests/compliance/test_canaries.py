@@ -128,9 +128,7 @@ def test_66_nothing_that_is_emitted_contains_a_canary(bank: Bank) -> None:
 
 
 def test_66_nothing_that_is_stored_contains_a_canary(bank: Bank) -> None:
-    """
-    Every name, value, row and file of the store, in the compliance mode.
-    """
+    """Every name, value, row and file of the store, in the compliance mode."""
     go_everywhere(bank)
     dump = bank.vault.dump()
 
@@ -140,9 +138,7 @@ def test_66_nothing_that_is_stored_contains_a_canary(bank: Bank) -> None:
 
 
 def test_what_is_stored_contains_the_canaries_without_the_compliance_mode(vault: Vault) -> None:
-    """
-    The search finds what is there to be found.
-    """
+    """The search finds what is there to be found."""
     bank = new_bank(vault, IDEMPOTENCY_ENCRYPTION="off", IDEMPOTENCY_COMPRESSION="off")
     pay(bank)
     dump = vault.dump()
@@ -151,9 +147,7 @@ def test_what_is_stored_contains_the_canaries_without_the_compliance_mode(vault:
 
 
 def test_the_ear_hears(bank: Bank) -> None:
-    """
-    A canary that is logged anywhere is found.
-    """
+    """A canary that is logged anywhere is found."""
     with listening() as ear:
         logging.getLogger("somebody.else").debug("paid by %s", PRINCIPAL)
 

@@ -118,9 +118,7 @@ def test_64_a_changed_answer_is_quarantined_and_not_run_again(bank: Bank, change
 
 @pytest.mark.parametrize("tenant", ("acme", "globex"), ids=("of the same tenant", "of another tenant"))
 def test_64_an_answer_in_anothers_place_is_quarantined(bank: Bank, tenant: str) -> None:
-    """
-    Both were sealed by us, under keys that are there. Each opens in its own record only.
-    """
+    """Both were sealed by us, under keys that are there. Each opens in its own record only."""
     bank.pay()
     bank.pay("other", **{"X-Tenant": tenant}, to="globex")
     other = bank.store.read(bank.key_of("other", tenant=tenant))
@@ -137,9 +135,7 @@ def test_64_an_answer_in_anothers_place_is_quarantined(bank: Bank, tenant: str) 
 
 
 def test_64_an_answer_of_an_earlier_life_is_quarantined(bank: Bank) -> None:
-    """
-    Kept by whoever could read the store, and put back into the key's next life.
-    """
+    """Kept by whoever could read the store, and put back into the key's next life."""
     bank.pay("first")
     first = bank.store.read(bank.key_of("first"))
     assert first is not None
@@ -152,9 +148,7 @@ def test_64_an_answer_of_an_earlier_life_is_quarantined(bank: Bank) -> None:
 
 
 def test_64_a_record_that_nobody_can_read_is_never_a_miss(bank: Bank) -> None:
-    """
-    Not only its answer: nothing in it makes sense. It is left where time does not end it, and told every time.
-    """
+    """Not only its answer: nothing in it makes sense. It is left where time does not end it, and told every time."""
     bank.pay()
     bank.vault.garble(bank.key_of())
     answers = [bank.pay() for _ in range(2)]
@@ -164,9 +158,7 @@ def test_64_a_record_that_nobody_can_read_is_never_a_miss(bank: Bank) -> None:
 
 
 def test_what_was_not_touched_is_replayed(bank: Bank) -> None:
-    """
-    And one who changed nothing after all has changed nothing.
-    """
+    """And one who changed nothing after all has changed nothing."""
     first = bank.pay()
     bank.vault.forge(bank.key_of(), lambda record: record)
     again = bank.pay()
@@ -180,9 +172,7 @@ def test_what_was_not_touched_is_replayed(bank: Bank) -> None:
     "spelling", (b"\x80" * 400_000 + b"\x01", b"\xff" * 9, b"\x80\0"), ids=("long", "large", "odd")
 )
 def test_64_a_planted_length_costs_one_refusal_and_no_run(bank: Bank, spelling: bytes) -> None:
-    """
-    Where the size of the answer stands. It took 40 seconds of processor time for each retry.
-    """
+    """Where the size of the answer stands. It took 40 seconds of processor time for each retry."""
     bank.pay()
     name = layout.keys(bank.key_of())[0]
     with connect(bank.vault.config["IDEMPOTENCY_STORE"]) as client:

@@ -58,9 +58,7 @@ def under_load(banks: list[Bank], chore: Callable[[], None]) -> list[tuple[int, 
 
 
 def test_43_keys_are_rotated_under_load_and_no_replay_fails(vault: Vault) -> None:
-    """
-    Some processes have the new ring already and some have not: all give every answer, before, during and after.
-    """
+    """Some processes have the new ring already and some have not: all give every answer, before, during and after."""
     before = new_bank(vault, IDEMPOTENCY_KEY_RING=f"{OLD},{NEW}")
     after = new_bank(vault, IDEMPOTENCY_KEY_RING=f"{NEW},{OLD}")
     for number in range(KNOWN):
@@ -100,9 +98,7 @@ def test_67_an_erased_tenant_is_erased_for_every_process_at_once(vault: Vault) -
 
 
 def test_67_a_payment_in_flight_cannot_bring_an_erased_tenant_back(vault: Vault) -> None:
-    """
-    It is answered, for it was made; and from then on its retries are told that nothing was kept.
-    """
+    """It is answered, for it was made; and from then on its retries are told that nothing was kept."""
     bank = new_bank(vault)
     bank.during = lambda: run(
         bank, "purge", "--tenant", "acme", "--shred", "--reason", "they have left", "--yes", "--json"
@@ -120,9 +116,7 @@ def test_67_a_payment_in_flight_cannot_bring_an_erased_tenant_back(vault: Vault)
 
 
 def test_an_erased_tenant_may_come_back(vault: Vault) -> None:
-    """
-    With keys that it has not used before.
-    """
+    """With keys that it has not used before."""
     bank = new_bank(vault)
     bank.pay("before")
     run(bank, "purge", "--tenant", "acme", "--shred", "--reason", "they have left", "--yes", "--json")

@@ -30,9 +30,7 @@ def checks() -> set[str]:
 
 
 def test_every_check_has_its_entry() -> None:
-    """
-    What it looks at, what it means, what to do; and no entry is of a check that has gone.
-    """
+    """What it looks at, what it means, what to do; and no entry is of a check that has gone."""
     page = (HERE / "doctor.md").read_text(encoding="utf-8")
     entries = ENTRY.findall(page)
 
@@ -54,9 +52,7 @@ def test_every_event_and_every_metric_is_in_the_reference() -> None:
 
 
 def test_a_metric_that_the_guide_names_is_there() -> None:
-    """
-    An alert on a name that is mistyped never comes.
-    """
+    """An alert on a name that is mistyped never comes."""
     named = set(EXPOSED.findall((HERE / "metrics.md").read_text(encoding="utf-8")))
     exposed = {family.exposed for family in FAMILIES.values()}
     known = {*exposed, *GAUGES, *(name + suffix for name in exposed for suffix in SUFFIXES)}

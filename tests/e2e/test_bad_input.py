@@ -79,9 +79,7 @@ def keyed(lines: list[str], path: str = "/plain") -> bytes:
 @pytest.mark.parametrize("path", ["/plain", "/required"])
 @pytest.mark.parametrize("shape", BAD_KEYS)
 def test_f61_bad_key_is_refused(server: Server, shape: str, path: str) -> None:
-    """
-    A key that names nothing is refused with 400 invalid-key, also where no key is needed.
-    """
+    """A key that names nothing is refused with 400 invalid-key, also where no key is needed."""
     answer = ask(server.port, keyed(BAD_KEYS[shape], path))
 
     assert answer.told == (400, "invalid-key")
@@ -91,9 +89,7 @@ def test_f61_bad_key_is_refused(server: Server, shape: str, path: str) -> None:
 
 @pytest.mark.parametrize("shape", BROKEN_LINES)
 def test_f61_broken_header_is_refused(server: Server, shape: str) -> None:
-    """
-    A key with control characters is refused, by the server or by us, and the server lives.
-    """
+    """A key with control characters is refused, by the server or by us, and the server lives."""
     with Wire(server.port) as wire:
         wire.send(keyed(BROKEN_LINES[shape]))
         told = None if wire.ended() else wire.answer().told
@@ -112,9 +108,7 @@ def client(store: RedisServer, ledger_server: RedisServer) -> Iterator[FlaskClie
 
 @pytest.mark.parametrize("shape", [*BAD_KEYS, *BROKEN_LINES])
 def test_f61_bad_key_is_refused_whatever_server_lets_it_pass(client: FlaskClient, shape: str) -> None:
-    """
-    A server in front may let anything through and join lines with a comma: the key is refused by itself.
-    """
+    """A server in front may let anything through and join lines with a comma: the key is refused by itself."""
     value = ",".join({**BAD_KEYS, **BROKEN_LINES}[shape])
     answer = client.post(
         "/plain", data="{}", headers={CASE: CASE_NAME}, environ_overrides={"HTTP_IDEMPOTENCY_KEY": value}
@@ -124,16 +118,12 @@ def test_f61_bad_key_is_refused_whatever_server_lets_it_pass(client: FlaskClient
 
 
 def test_missing_key_is_refused_where_one_is_required(server: Server) -> None:
-    """
-    Without a key, an operation that needs one is not run.
-    """
+    """Without a key, an operation that needs one is not run."""
     assert ask(server.port, keyed([], "/required")).told == (400, "missing-key")
 
 
 def test_key_with_underscores_is_no_key(server: Server) -> None:
-    """
-    `Idempotency_Key` looks the same in a WSGI environ: servers drop it, so that it cannot slip in another's key.
-    """
+    """`Idempotency_Key` looks the same in a WSGI environ: servers drop it, so that it cannot slip in another's key."""
     spoofed = message("POST", "/required", [("Idempotency_Key", "abc"), (CASE, CASE_NAME)], b"{}")
 
     assert ask(server.port, spoofed).told == (400, "missing-key")
@@ -154,9 +144,7 @@ def test_key_with_underscores_is_no_key(server: Server) -> None:
     ],
 )
 def test_7_key_on_what_has_no_view_of_ours_touches_nothing(server: Server, method: str, path: str, status: int) -> None:
-    """
-    Safe methods, unknown routes, wrong methods and the router's redirects are answered as if we were not there.
-    """
+    """Safe methods, unknown routes, wrong methods and the router's redirects are answered as if we were not there."""
     headers = [("Idempotency-Key", "abc"), (CASE, CASE_NAME)]
     with Wire(server.port) as wire:
         wire.send(message(method, path, headers))
@@ -166,17 +154,13 @@ def test_7_key_on_what_has_no_view_of_ours_touches_nothing(server: Server, metho
 
 
 def test_7_bad_key_on_what_has_no_view_of_ours_is_not_judged(server: Server) -> None:
-    """
-    404 and 405 come before any opinion on keys.
-    """
+    """404 and 405 come before any opinion on keys."""
     assert ask(server.port, keyed([""], "/nowhere")).status == 404
     assert ask(server.port, keyed([""], "/free")).status == 405
 
 
 def test_9_bad_key_without_credentials_is_told_to_sign_in(server: Server) -> None:
-    """
-    Keys are judged after signing in: whoever is nobody learns nothing about them.
-    """
+    """Keys are judged after signing in: whoever is nobody learns nothing about them."""
     assert ask(server.port, keyed([""], "/private")).told == (401, None)
     assert ask(server.port, keyed(["abc"], "/private")).told == (401, None)
 
@@ -198,9 +182,7 @@ def test_10_gigabyte_from_nobody_is_not_read(serve: Serve, kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", ["sync", "gthread", "gevent"])
 def test_10_gigabyte_that_never_comes_is_a_truncated_body(serve: Serve, kind: Kind) -> None:
-    """
-    Announced and not sent: 400, and nothing was claimed.
-    """
+    """Announced and not sent: 400, and nothing was claimed."""
     with Wire(serve(kind=kind).port) as wire:
         wire.send(declared("/private", ("Authorization", "Bearer acme/alice")) + b"x" * 100_000).half_close()
 
@@ -208,9 +190,7 @@ def test_10_gigabyte_that_never_comes_is_a_truncated_body(serve: Serve, kind: Ki
 
 
 def test_10_hung_up_upload_leaves_nothing(server: Server) -> None:
-    """
-    The client resets its connection in mid-upload: nothing was claimed, and the server lives.
-    """
+    """The client resets its connection in mid-upload: nothing was claimed, and the server lives."""
     Wire(server.port).send(declared("/plain") + b"x" * 100_000).reset()
 
     assert ask(server.port, message("GET", "/free")).status == 200
@@ -227,9 +207,7 @@ class TestWhatOnlyTheViewCanJudge:
         return ask(server.port, order.attempt()), ask(server.port, order.attempt())
 
     def test_g68_slow_upload_holds_no_claim(self, server: Server, ledger: Ledger) -> None:
-        """
-        While one client uploads at a snail's pace, another with the same key is served.
-        """
+        """While one client uploads at a snail's pace, another with the same key is served."""
         order = Order("/plain")
         headers = (("Idempotency-Key", order.key), (CASE, order.case), ("Content-Length", "1000"))
         with Wire(server.port) as slow:
@@ -243,9 +221,7 @@ class TestWhatOnlyTheViewCanJudge:
         "body", [b"", b"{", b"\xff\xfe", b"NaN", b'{"a": 1, "a": 2}', b'"\\ud800"', b"1e999"], ids=repr
     )
     def test_f60_invalid_json_is_the_views_to_refuse(self, server: Server, ledger: Ledger, body: bytes) -> None:
-        """
-        Whatever the view makes of odd JSON, it makes once, and it is never our error.
-        """
+        """Whatever the view makes of odd JSON, it makes once, and it is never our error."""
         order = Order("/json", body=body)
         first, again = self.twice(server, order)
 
@@ -254,9 +230,7 @@ class TestWhatOnlyTheViewCanJudge:
         assert ledger.runs(order.case) == 1
 
     def test_f60_absurdly_deep_json_is_compared_as_bytes(self, server: Server, ledger: Ledger) -> None:
-        """
-        JSON that no parser survives is not parsed to be compared: equal bytes are equal, others are not.
-        """
+        """JSON that no parser survives is not parsed to be compared: equal bytes are equal, others are not."""
         order = Order("/plain", body=b"[" * 100_000 + b"]" * 100_000)
         first, again = self.twice(server, order)
         other = ask(server.port, replace(order, body=order.body[1:-1]).attempt())
@@ -280,9 +254,7 @@ class TestWhatOnlyTheViewCanJudge:
     def test_56_broken_form_is_the_views_to_refuse(
         self, server: Server, ledger: Ledger, media_type: str, body: bytes
     ) -> None:
-        """
-        A broken form reaches the view as it would without us, once.
-        """
+        """A broken form reaches the view as it would without us, once."""
         order = Order("/form", body=body, media_type=media_type)
         first, again = self.twice(server, order)
 
@@ -310,9 +282,7 @@ class TestWhatOnlyTheViewCanJudge:
         assert ledger.runs(order.case) == 1
 
     def test_quoted_and_bare_key_are_one(self, server: Server, ledger: Ledger) -> None:
-        """
-        Both ways to write a key name the same one; so do the longest ones.
-        """
+        """Both ways to write a key name the same one; so do the longest ones."""
         key = "k" * 255
         order = Order("/plain", key=key)
         bare, quoted = ask(server.port, order.attempt()), ask(server.port, replace(order, key=f'"{key}"').attempt())

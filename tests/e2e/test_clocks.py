@@ -62,9 +62,7 @@ def test_38_a_view_that_may_not_run_again_does_not(
 def test_38_a_view_that_may_run_again_has_its_effect_once(
     place: Place, till: Till, key: str, path: str, step: float, *, comes_back: bool
 ) -> None:
-    """
-    Taken over by a clock, its owner delivers the other's answer; the other side has heard one downstream key.
-    """
+    """Taken over by a clock, its owner delivers the other's answer; the other side has heard one downstream key."""
     owner = till.begin(path, key)
     place.set_ahead(step)
     till.sweep()
@@ -177,9 +175,7 @@ def test_40_an_answer_outlives_a_clock_that_comes_back(place: Place, till: Till,
 
 @every_step
 def test_40_time_ends_nothing_that_is_not_completed(place: Place, step: float) -> None:
-    """
-    Claims in flight and quarantined ones are there whatever the clock says, and however often a janitor comes.
-    """
+    """Claims in flight and quarantined ones are there whatever the clock says, and however often a janitor comes."""
     till, (flying, unknown) = Till(place.store), (a_key(), a_key())
     tokens = {each: a_token() for each in (flying, unknown)}
     for each, token in tokens.items():
@@ -197,9 +193,7 @@ def test_40_time_ends_nothing_that_is_not_completed(place: Place, step: float) -
 
 
 def test_41_fences_rise_whatever_the_clock_says(place: Place) -> None:
-    """
-    Over take-overs and releases, with a janitor between them, and also after the clock has come back.
-    """
+    """Over take-overs and releases, with a janitor between them, and also after the clock has come back."""
     key, fences, till = a_key(), [], Till(place.store)
     request = a_request(key, on_lapse=OnExpiry.TAKEOVER)
     for ahead in (0, HOUR, -HOUR, 2 * DAY, 0, -HOUR, 0):
@@ -222,9 +216,7 @@ def test_41_fences_rise_whatever_the_clock_says(place: Place) -> None:
 def test_limit_a_clock_that_has_passed_an_answers_end_lets_the_key_run_again(
     place: Place, till: Till, key: str
 ) -> None:
-    """
-    The limit: what was kept for a day is not there for whoever asks while the store says that two have passed.
-    """
+    """The limit: what was kept for a day is not there for whoever asks while the store says that two have passed."""
     first = till.ask("/plain", key)
     place.set_ahead(2 * DAY)
     second = till.ask("/plain", key)

@@ -55,9 +55,7 @@ def storm(
 def test_54_waited_for_by_replicas_nothing_is_lost_and_everything_is_paid_once(
     cluster: ClusterRig, serve_once: Serve, ledger: Ledger, ledger_server: RedisServer, figures: Figures
 ) -> None:
-    """
-    While one thing fails at a time, and a person acknowledges after each: one run and one answer of every key.
-    """
+    """While one thing fails at a time, and a person acknowledges after each: one run and one answer of every key."""
     odds = {
         "dies": 3,
         "hands over": 2,

@@ -24,9 +24,7 @@ def warm_up(server: Server) -> Server:
 def test_a33_no_byte_of_the_answer_leaves_before_it_is_stored(
     serve_once: Serve, kind: Kind, proxy: TcpProxy, ledger: Ledger
 ) -> None:
-    """
-    While the store has not taken the answer, the client gets nothing of it; when it has, all of it.
-    """
+    """While the store has not taken the answer, the client gets nothing of it; when it has, all of it."""
     server = warm_up(serve_once(proxy.url, kind=kind))
     order = Order("/plain")
     with Wire(server.port) as wire:
@@ -70,9 +68,7 @@ def test_a33_worker_killed_before_the_store_has_the_answer_has_told_nobody(
 def test_a33_worker_killed_after_the_store_has_the_answer_has_not_lost_it(
     serve_once: Serve, serve: Serve, proxy: TcpProxy, ledger: Ledger
 ) -> None:
-    """
-    The store has the answer when its worker dies, and the client does not: the retry gets it.
-    """
+    """The store has the answer when its worker dies, and the client does not: the retry gets it."""
     server, other = warm_up(serve_once(proxy.url)), serve()
     order = Order("/plain")
     with Wire(server.port) as wire:
@@ -114,9 +110,7 @@ def test_a10_lost_reply_to_a_claim_is_mended_by_asking_again(
 def test_a11_lost_reply_to_a_completion_is_as_if_it_had_arrived(
     serve_once: Serve, proxy: TcpProxy, ledger: Ledger
 ) -> None:
-    """
-    The store took the answer and its reply was lost: the client gets the answer, and so do retries.
-    """
+    """The store took the answer and its reply was lost: the client gets the answer, and so do retries."""
     server = warm_up(serve_once(proxy.url))
     order = Order("/plain")
     with Wire(server.port) as wire:

@@ -78,9 +78,7 @@ def test_a_primary_that_dies_is_replaced_and_only_503_is_told_meanwhile(
     topology: str,
     figures: Figures,
 ) -> None:
-    """
-    By the servers' own doing. What was answered replays, what is in flight ends, and new keys wait for a person.
-    """
+    """By the servers' own doing. What was answered replays, what is in flight ends, and new keys wait for a person."""
     rigs: ClusterRigs | SentinelRigs = request.getfixturevalue(f"{topology.lower()}_rigs")
     rig = rigs.get(KIND)
     server = serve(rig.url, lease=LEASE, config=RULES)
@@ -132,9 +130,7 @@ def heirs_are_in_step(rig: Any, primary: Node) -> None:
 def test_while_a_node_and_its_replica_are_silent_the_others_serve_theirs(
     serve: Serve, cluster: ClusterRig, ledger: Ledger, figures: Figures
 ) -> None:
-    """
-    Whose keys are there gets 503, in bounded time, and runs nothing; whoever else's are not, notices nothing.
-    """
+    """Whose keys are there gets 503, in bounded time, and runs nothing; whoever else's are not, notices nothing."""
     server = serve(cluster.url, lease=LEASE, config=RULES)
     tenants = tenants_of(cluster, lambda order: ask(server.port, order.attempt()))
     dark, silent = next(tenants)

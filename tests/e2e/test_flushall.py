@@ -74,9 +74,7 @@ class Weather:
 def test_13_wiped_at_any_moment_a_cache_costs_no_payment_and_no_answer(
     shop: Server, cache: RedisServer, books: Books, ledger: Ledger, figures: Figures
 ) -> None:
-    """
-    Every key runs once and has one row, and whoever asks gets the one answer, wherever it was kept.
-    """
+    """Every key runs once and has one row, and whoever asks gets the one answer, wherever it was kept."""
     recent: deque[Purchase] = deque(maxlen=RECENT)
 
     def buy() -> Purchase:
@@ -107,9 +105,7 @@ def test_13_wiped_at_any_moment_a_cache_costs_no_payment_and_no_answer(
 def test_14_a_worker_killed_before_it_has_told_the_cache_leaves_that_to_the_first_replay(
     shop: Server, cache: RedisServer, books: Books, ledger: Ledger
 ) -> None:
-    """
-    It was committed and nobody heard of it: PostgreSQL replays it, and from then on Redis does.
-    """
+    """It was committed and nobody heard of it: PostgreSQL replays it, and from then on Redis does."""
     purchase = Purchase()
     lost = purchase.attempt(shop.port, "die:committed")
     before = keys(cache)

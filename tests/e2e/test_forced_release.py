@@ -74,9 +74,7 @@ def released_by_force(store: Any, app: Any) -> int:
 def test_limit_a_release_by_force_while_the_owner_lives_runs_a_plain_view_twice(
     serve_once: Serve, redis_server: RedisServer, ledger: Ledger, ledger_server: RedisServer
 ) -> None:
-    """
-    The limit: nobody can tell a frozen worker from a dead one. Its client is still told of one answer only.
-    """
+    """The limit: nobody can tell a frozen worker from a dead one. Its client is still told of one answer only."""
     victim = serve_once(redis_server, lease=LEASE, name="victim")
     other = serve_once(redis_server, lease=LEASE, name="other")
     order = Order("/plain")
@@ -153,9 +151,7 @@ def seen(store: Any) -> Case:
 
 
 def test_after_a_release_by_force_the_fence_stops_who_comes_late(place: Place, books: Any) -> None:
-    """
-    A view that writes under `fenced()` is entered twice as well, and what its late owner would write is refused.
-    """
+    """A view that writes under `fenced()` is entered twice as well, and what its late owner would write is refused."""
     till, matched = Till(place.store), []
 
     def pay() -> tuple[dict[str, int], int]:

@@ -53,9 +53,7 @@ def test_b34_view_that_outlives_its_lease_stays_the_only_one(
 
 @pytest.mark.slow
 def test_b34_renewal_ends_with_max_runtime(serve: Serve, ledger: Ledger) -> None:
-    """
-    A view that hangs does not keep its key for ever: after max_runtime its lease is renewed no more.
-    """
+    """A view that hangs does not keep its key for ever: after max_runtime its lease is renewed no more."""
     server = serve(lease=LEASE, config={"IDEMPOTENCY_MAX_RUNTIME": 2 * LEASE})
     order = Order("/deduplicated")
     with Wire(server.port) as wire:

@@ -70,9 +70,7 @@ def test_26_a_commit_whose_reply_was_lost_is_answered_as_if_nothing_had_happened
 def test_26_a_commit_that_never_arrived_is_asked_for_again(
     shop: Server, line: TcpProxy, books: Books, store: RedisServer, ledger: Ledger, earlier: Purchase
 ) -> None:
-    """
-    Nothing was committed, so the client is told to try again; nothing was cached either, and the retry runs.
-    """
+    """Nothing was committed, so the client is told to try again; nothing was cached either, and the retry runs."""
     purchase, cached = Purchase(), keys(store)
     line.lose_request()
     refused = purchase.attempt(shop.port)

@@ -73,9 +73,7 @@ def lose(request: pytest.FixtureRequest) -> Lose:
 def test_11_lost_once_a_settlement_or_a_mark_counts_once(
     server: Server, line: TcpProxy, ledger: Ledger, lose: Lose, name: str
 ) -> None:
-    """
-    Its client is answered as ever, retries get what it has come to, and the effect happens once.
-    """
+    """Its client is answered as ever, retries get what it has come to, and the effect happens once."""
     transition = TRANSITIONS[name]
     # What the store has not run before it is told in full, at the second try: then that would be what is lost.
     paid(server, ledger, transition, lambda: None)
@@ -110,9 +108,7 @@ def paid(
 
 
 def test_10_lost_once_a_claim_counts_once(server: Server, line: TcpProxy, ledger: Ledger, lose: Lose) -> None:
-    """
-    It is granted to whoever asks again, who is not told that the key is in flight.
-    """
+    """It is granted to whoever asks again, who is not told that the key is in flight."""
     ask(server.port, Order("/plain").attempt())
     order = Order("/plain")
     before = line.requests
@@ -129,9 +125,7 @@ def test_10_lost_once_a_claim_counts_once(server: Server, line: TcpProxy, ledger
 def test_11_lost_once_a_renewal_is_made_up_for_before_its_lease_ends(
     server: Server, line: TcpProxy, ledger: Ledger, lose: Lose
 ) -> None:
-    """
-    Its view stays the only one, though others may take over whoever falls silent.
-    """
+    """Its view stays the only one, though others may take over whoever falls silent."""
     order = Order("/deduplicated")
     with Wire(server.port) as wire:
         wire.send(order.attempt("pause", "effect"))

@@ -41,9 +41,7 @@ def test_a32_without_a_store_nothing_is_run(
     at_most: float,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """
-    Nobody can tell whether it has been done before: 503 with Retry-After, soon, and the view is not entered.
-    """
+    """Nobody can tell whether it has been done before: 503 with Retry-After, soon, and the view is not entered."""
     server = serve_once(frail)
     ask(server.port, Order("/plain").attempt())
     order = Order("/plain")
@@ -61,9 +59,7 @@ def test_a32_without_a_store_nothing_is_run(
 
 
 def test_a32_unkeyed_requests_do_not_need_the_store(serve_once: Serve, frail: RedisServer, ledger: Ledger) -> None:
-    """
-    What carries no key is served as ever while the store is away, and so is the keyed retry once it is back.
-    """
+    """What carries no key is served as ever while the store is away, and so is the keyed retry once it is back."""
     server = serve_once(frail)
     order = Order("/plain")
     frail.kill()
@@ -176,9 +172,7 @@ def test_allowed_to_run_without_a_store_a_request_says_that_it_is_unprotected(
 
 
 def test_service_starts_without_its_store(serve_once: Serve, frail: RedisServer, ledger: Ledger) -> None:
-    """
-    A store that is away when the service starts is no reason not to: keyed requests get 503 until it is there.
-    """
+    """A store that is away when the service starts is no reason not to: keyed requests get 503 until it is there."""
     make_ready(frail.url)
     frail.kill()
     server = serve_once(frail)

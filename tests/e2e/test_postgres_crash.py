@@ -124,9 +124,7 @@ def test_24_a_silent_database_is_not_waited_for_and_nothing_runs_twice(
 def test_27_a_session_that_postgresql_ends_in_mid_view_is_paid_by_the_retry(
     shop: Server, books: Books, ledger: Ledger, which: str
 ) -> None:
-    """
-    Its commit fails, its client is asked to try again, its key is free at once, and the retry runs: one row.
-    """
+    """Its commit fails, its client is asked to try again, its key is free at once, and the retry runs: one row."""
     purchase = Purchase()
     with Wire(shop.port) as wire:
         wire.send(purchase.order.attempt("pause:flushed"))

@@ -66,9 +66,7 @@ def on_postgresql(request: pytest.FixtureRequest) -> tuple[str, Open]:
 def test_49_50_the_ledger_is_a_recount_after_a_crowd_that_was_killed_at_random(
     on: Callable[[pytest.FixtureRequest], tuple[str, Open]], request: pytest.FixtureRequest, figures: Figures
 ) -> None:
-    """
-    Never negative at any sample, never above the limit, and the limit is reached.
-    """
+    """Never negative at any sample, never above the limit, and the limit is reached."""
     url, opened = on(request)
     tids = [secrets.token_bytes(16) for _ in range(TENANTS)]
     seed = random.randrange(10**9)

@@ -104,9 +104,7 @@ def test_48_a_body_of_announced_length_is_stored_before_its_last_byte(
 
 
 def test_49_stream_that_its_client_left_is_never_an_empty_replay(serve: Serve, kind: Kind, ledger: Ledger) -> None:
-    """
-    When the client hangs up in mid-stream the view is told, and retries learn that the body was not kept.
-    """
+    """When the client hangs up in mid-stream the view is told, and retries learn that the body was not kept."""
     # So much may be kept that size is no reason not to.
     server = serve(kind=kind, config={"IDEMPOTENCY_MAX_BODY": 2**30})
     order = Order("/stream")
@@ -125,9 +123,7 @@ def test_49_stream_that_its_client_left_is_never_an_empty_replay(serve: Serve, k
 
 
 def test_74_answer_survives_a_client_that_hung_up(server: Server, ledger: Ledger) -> None:
-    """
-    The client resets its connection while the view runs: the view ends, and the retry gets its answer.
-    """
+    """The client resets its connection while the view runs: the view ends, and the retry gets its answer."""
     order = Order("/plain")
     wire = Wire(server.port).send(order.attempt("pause", "effect"))
     worker = ledger.paused(order.case)
@@ -179,9 +175,7 @@ def test_59_body_shorter_than_announced_is_refused(server: Server, store: RedisS
 
 @pytest.mark.parametrize("body", [b"5\r\nab", b"5\r\nabcde\r\n", b"not a size\r\nabc\r\n0\r\n\r\n"])
 def test_59_broken_chunked_body_is_refused(server: Server, store: RedisServer, ledger: Ledger, body: bytes) -> None:
-    """
-    A chunked body that ends early or is garbled claims nothing and runs nothing, and its key is as good as new.
-    """
+    """A chunked body that ends early or is garbled claims nothing and runs nothing, and its key is as good as new."""
     order = Order("/plain")
     headers = (("Idempotency-Key", order.key), ("X-Case", order.case), ("Transfer-Encoding", "chunked"))
     with Wire(server.port) as wire:

@@ -82,9 +82,7 @@ def doom(ledger: Ledger) -> Iterator[Doom]:
 def test_2_killed_at_any_moment_it_is_paid_once(
     shop: Server, books: Books, ledger: Ledger, doom: Doom, figures: Figures
 ) -> None:
-    """
-    Whenever a worker dies, its key ends with one row and one answer, and every answer ever given was that one.
-    """
+    """Whenever a worker dies, its key ends with one row and one answer, and every answer ever given was that one."""
     purchases = [Purchase() for _ in range(ROUNDS)]
     with ThreadPoolExecutor(8) as clients:
         list(clients.map(lambda purchase: purchase.pay(shop.port, doom.step()), purchases))

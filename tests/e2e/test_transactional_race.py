@@ -101,9 +101,7 @@ def test_1_duplicates_that_arrive_together_pay_once(race: Race, books: Books, st
 def test_31_duplicates_behind_a_pooler_pay_once(
     race: Race, postgres_server: PostgresServer, start_pgbouncer: StartPgBouncer, strategy: str
 ) -> None:
-    """
-    The same where 32 clients share four connections to PostgreSQL, and get another one for every transaction.
-    """
+    """The same where 32 clients share four connections to PostgreSQL, and get another one for every transaction."""
     pooler = start_pgbouncer(postgres_server, pool_size=POOL_SIZE)
     with postgres_server.database() as name, closing(Books(postgres_server.url(name))) as books:
         race(books, strategy, pooler.url(name))

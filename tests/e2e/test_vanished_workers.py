@@ -43,9 +43,7 @@ def killed_at_pause(victim: Server, ledger: Ledger, order: Order, *steps: str) -
 
 
 def test_a3_killed_plain_view_never_runs_again(victim: Server, other: Server, ledger: Ledger) -> None:
-    """
-    At most once: when its worker died, whether before or after the effect, retries are told that nobody knows.
-    """
+    """At most once: when its worker died, whether before or after the effect, retries are told that nobody knows."""
     order = Order("/plain")
     killed_at_pause(victim, ledger, order, "effect", "pause")
 
@@ -73,9 +71,7 @@ def test_76_killed_before_its_point_a_marked_view_runs_again(victim: Server, oth
 def test_76_killed_after_its_point_a_marked_view_never_runs_again(
     victim: Server, other: Server, ledger: Ledger
 ) -> None:
-    """
-    A marked view that died behind its point of no return may have had its effect: it is quarantined.
-    """
+    """A marked view that died behind its point of no return may have had its effect: it is quarantined."""
     order = Order("/marked")
     killed_at_pause(victim, ledger, order, "point", "effect", "pause")
 
@@ -86,9 +82,7 @@ def test_76_killed_after_its_point_a_marked_view_never_runs_again(
 def test_a5_killed_deduplicated_view_repeats_its_effect_under_the_same_key(
     victim: Server, other: Server, ledger: Ledger
 ) -> None:
-    """
-    A deduplicated view runs again, and what it tells the other side carries the same downstream key.
-    """
+    """A deduplicated view runs again, and what it tells the other side carries the same downstream key."""
     order = Order("/deduplicated")
     killed_at_pause(victim, ledger, order, "effect", "pause")
 
@@ -101,9 +95,7 @@ def test_a5_killed_deduplicated_view_repeats_its_effect_under_the_same_key(
 
 
 def test_a6_takeover_of_a_plain_effect_repeats_it(victim: Server, other: Server, ledger: Ledger) -> None:
-    """
-    The limit: whoever asks for take-over of a plain effect, in so many words, gets it twice.
-    """
+    """The limit: whoever asks for take-over of a plain effect, in so many words, gets it twice."""
     order = Order("/takeover")
     killed_at_pause(victim, ledger, order, "effect", "pause")
 
@@ -112,9 +104,7 @@ def test_a6_takeover_of_a_plain_effect_repeats_it(victim: Server, other: Server,
 
 
 def test_p06_a_claim_is_not_taken_over_before_its_lease_ends(victim: Server, other: Server, ledger: Ledger) -> None:
-    """
-    A dead worker's key is in flight for what is left of its lease, and no longer than that.
-    """
+    """A dead worker's key is in flight for what is left of its lease, and no longer than that."""
     order = Order("/deduplicated")
     began = time.monotonic()
     killed_at_pause(victim, ledger, order, "pause")
@@ -131,9 +121,7 @@ def test_p06_a_claim_is_not_taken_over_before_its_lease_ends(victim: Server, oth
 def test_a2_killed_at_any_moment_a_plain_view_has_its_effect_at_most_once(
     victim: Server, other: Server, ledger: Ledger
 ) -> None:
-    """
-    Whenever a worker dies, the effect has happened at most once, and no two different answers are ever given.
-    """
+    """Whenever a worker dies, the effect has happened at most once, and no two different answers are ever given."""
     for number in range(16):
         order = Order("/plain")
         worker = ask(victim.port, message("GET", "/free")).json["pid"]
@@ -165,9 +153,7 @@ def spin(seconds: float) -> None:
 
 
 def test_worker_told_to_end_finishes_what_it_does(victim: Server, other: Server, ledger: Ledger) -> None:
-    """
-    A deployment's SIGTERM in mid-view costs nothing: the view ends, its client is answered, and retries replay.
-    """
+    """A deployment's SIGTERM in mid-view costs nothing: the view ends, its client is answered, and retries replay."""
     order = Order("/plain")
     with Wire(victim.port) as wire:
         wire.send(order.attempt("pause", "effect"))
@@ -199,9 +185,7 @@ class Sleeper:
 
 
 def test_a4_late_owner_of_a_plain_view_is_believed(victim: Server, other: Server, ledger: Ledger) -> None:
-    """
-    Quarantine ends by itself when the owner was only slow: its answer is delivered, stored and replayed.
-    """
+    """Quarantine ends by itself when the owner was only slow: its answer is delivered, stored and replayed."""
     order = Order("/plain")
     sleeper = Sleeper(victim, ledger, order, "pause", "effect")
     assert ask_until_settled(other.port, order.attempt("effect")).told == (409, "outcome-unknown")
@@ -215,9 +199,7 @@ def test_a4_late_owner_of_a_plain_view_is_believed(victim: Server, other: Server
 
 
 def test_a5_late_owner_delivers_the_answer_of_its_successor(victim: Server, other: Server, ledger: Ledger) -> None:
-    """
-    A worker that was taken over gives its client the stored answer, never its own; the effects carry one key.
-    """
+    """A worker that was taken over gives its client the stored answer, never its own; the effects carry one key."""
     order = Order("/deduplicated")
     sleeper = Sleeper(victim, ledger, order, "pause", "effect")
     successor = ask_until_settled(other.port, order.attempt("effect"))
@@ -231,9 +213,7 @@ def test_a5_late_owner_delivers_the_answer_of_its_successor(victim: Server, othe
 
 
 def test_a5_late_owner_whose_successor_is_running_is_refused(victim: Server, other: Server, ledger: Ledger) -> None:
-    """
-    A worker that was taken over by one that still runs tells its client so, and cannot end the other's claim.
-    """
+    """A worker that was taken over by one that still runs tells its client so, and cannot end the other's claim."""
     order = Order("/deduplicated")
     sleeper = Sleeper(victim, ledger, order, "pause")
     with Wire(other.port) as wire:

@@ -55,9 +55,7 @@ class Duplicates:
 def test_p70_those_who_wait_get_the_answer(
     home: Server, away: Server, ledger: Ledger, pool: ThreadPoolExecutor
 ) -> None:
-    """
-    Duplicates in the same process and in another one get the first one's answer as soon as there is one.
-    """
+    """Duplicates in the same process and in another one get the first one's answer as soon as there is one."""
     order = Order("/wait")
     with Wire(home.port) as wire:
         wire.send(order.attempt("pause", "effect"))
@@ -113,9 +111,7 @@ def test_e57_those_who_wait_for_a_killed_plain_view_are_told_that_nobody_knows(
 def test_e57_one_of_those_who_wait_takes_over_from_a_killed_view(
     home: Server, away: Server, ledger: Ledger, pool: ThreadPoolExecutor
 ) -> None:
-    """
-    The owner of a deduplicated view dies while others wait: exactly one of them runs, and all get its answer.
-    """
+    """The owner of a deduplicated view dies while others wait: exactly one of them runs, and all get its answer."""
     order = Order("/wait-deduplicated")
     answers = owner_killed(home, away, ledger, pool, order).answers()
 
@@ -138,9 +134,7 @@ def owner_killed(home: Server, away: Server, ledger: Ledger, pool: ThreadPoolExe
 
 @pytest.mark.parametrize("path", ["/plain", "/wait"])
 def test_e58_view_that_asks_its_own_service_is_refused_and_goes_on(serve: Serve, ledger: Ledger, path: str) -> None:
-    """
-    A view that sends its own request, key and all, to its own service does not wait for itself for ever.
-    """
+    """A view that sends its own request, key and all, to its own service does not wait for itself for ever."""
     server = serve(config={"IDEMPOTENCY_WAIT": 0.5}, threads=2, name="small")
     order = Order(path)
 
@@ -151,9 +145,7 @@ def test_e58_view_that_asks_its_own_service_is_refused_and_goes_on(serve: Serve,
 
 
 def test_those_who_waited_in_vain_are_told_that_it_is_still_running(serve: Serve, ledger: Ledger) -> None:
-    """
-    Patience ends: who has waited for `wait` seconds is told 409, and the first one goes on.
-    """
+    """Patience ends: who has waited for `wait` seconds is told 409, and the first one goes on."""
     server = serve(config={"IDEMPOTENCY_WAIT": 0.5}, name="impatient")
     order = Order("/wait")
     with Wire(server.port) as wire:

@@ -133,9 +133,7 @@ SAMPLE_CANONICAL = (
 
 @pytest.mark.parametrize("line", APPENDIX_B.split("\n")[1:-1])
 def test_numbers_print_as_in_appendix_b_of_rfc_8785(line: str) -> None:
-    """
-    The published serialisation of each double, from Python's own spelling of it.
-    """
+    """The published serialisation of each double, from Python's own spelling of it."""
     bits, expected = line.split()
     (number,) = struct.unpack(">d", bytes.fromhex(bits))
 
@@ -185,9 +183,7 @@ def test_numbers_print_as_in_the_published_file_of_es6_numbers(count: int, publi
     ids=lambda raw: raw[:6].decode(),
 )
 def test_no_long_number_is_converted(raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Conversion between bases takes quadratic time, so its input is bounded first.
-    """
+    """Conversion between bases takes quadratic time, so its input is bounded first."""
     converted: list[str] = []
     for kind in (int, float):
 
@@ -226,9 +222,7 @@ def test_length_limit_of_a_number_is_exact(literal: str, expected: bytes | None)
     ids=repr,
 )
 def test_twice_as_much_json_takes_twice_as_many_steps(item: bytes) -> None:
-    """
-    Counted in calls: nothing is looked at again for each thing that follows it.
-    """
+    """Counted in calls: nothing is looked at again for each thing that follows it."""
 
     def steps(count: int) -> int:
         raw, calls = b"[" + b",".join([item] * count) + b"]", 0
@@ -251,9 +245,7 @@ def test_twice_as_much_json_takes_twice_as_many_steps(item: bytes) -> None:
 
 
 def test_names_sort_by_utf_16_code_units() -> None:
-    """
-    The published sorting example: an emoji comes before U+FB33, unlike in Python's order.
-    """
+    """The published sorting example: an emoji comes before U+FB33, unlike in Python's order."""
     canonical = canonical_json(SORTING)
 
     assert canonical is not None
@@ -261,17 +253,13 @@ def test_names_sort_by_utf_16_code_units() -> None:
 
 
 def test_published_sample_has_its_published_form() -> None:
-    """
-    Strings are escaped as ECMAScript does, and no more; white space goes; literals stay.
-    """
+    """Strings are escaped as ECMAScript does, and no more; white space goes; literals stay."""
     assert SAMPLE_CANONICAL.encode() == canonical_json(SAMPLE)
 
 
 @given(DOCUMENTS, st.randoms(use_true_random=False), st.sampled_from((None, 1)), st.booleans())
 def test_equal_documents_have_one_form(document: Any, random: Any, indent: int | None, ascii_only: bool) -> None:
-    """
-    Order of names, white space and escapes do not matter (P-34, P-40).
-    """
+    """Order of names, white space and escapes do not matter (P-34, P-40)."""
 
     def shuffled(value: Any) -> Any:
         if isinstance(value, dict):
@@ -292,9 +280,7 @@ def test_equal_documents_have_one_form(document: Any, random: Any, indent: int |
 @example({"a": None}, {})
 @example("", None)
 def test_different_documents_have_different_forms(left: Any, right: Any) -> None:
-    """
-    What two readers can tell apart stays apart.
-    """
+    """What two readers can tell apart stays apart."""
 
     def typed(value: Any) -> Any:
         if isinstance(value, dict):
@@ -310,9 +296,7 @@ def test_different_documents_have_different_forms(left: Any, right: Any) -> None
 
 @given(DOCUMENTS)
 def test_form_is_its_own_form(document: Any) -> None:
-    """
-    Canonicalising twice changes nothing, and the result still says the same.
-    """
+    """Canonicalising twice changes nothing, and the result still says the same."""
     canonical = canonical_json(json.dumps(document).encode())
 
     # Doubles that print as integers which a double cannot count to are not read back: the safe direction.
@@ -322,9 +306,7 @@ def test_form_is_its_own_form(document: Any) -> None:
 
 @given(DOCUMENTS)
 def test_short_way_and_long_way_agree(document: Any) -> None:
-    """
-    The quick encoder for plain documents is an economy, not another canonical form.
-    """
+    """The quick encoder for plain documents is an economy, not another canonical form."""
     raw = json.dumps(document).encode()
     parsed = subject._DECODER.decode(raw.decode())
 
@@ -386,18 +368,14 @@ def test_short_way_and_long_way_agree(document: Any) -> None:
     ),
 )
 def test_doubtful_documents_have_no_form(raw: bytes) -> None:
-    """
-    Whatever two readers may understand differently is left to the comparison of bytes, without an error.
-    """
+    """Whatever two readers may understand differently is left to the comparison of bytes, without an error."""
     assert canonical_json(raw) is None
     assert raw_digest((raw,)) == json_digest(raw)
 
 
 @given(st.binary() | st.text(alphabet='{}[]",:0123456789.eE+-\\utrfalsn ').map(str.encode))
 def test_no_bytes_are_an_error(raw: bytes) -> None:
-    """
-    What a client sends decides a digest, never a status 500.
-    """
+    """What a client sends decides a digest, never a status 500."""
     assert 33 == len(json_digest(raw, ignore=("/a", "/0/b")))
 
 
@@ -417,9 +395,7 @@ def test_no_bytes_are_an_error(raw: bytes) -> None:
 @example("3e-324")
 @example("2.5e-324")
 def test_numbers_keep_their_exact_value_or_have_no_form(literal: str) -> None:
-    """
-    Two amounts are never equal because a parser rounded one (P-35).
-    """
+    """Two amounts are never equal because a parser rounded one (P-35)."""
     canonical = canonical_json(literal.encode())
 
     assert canonical is None or Decimal(literal) == Decimal(canonical.decode())
@@ -450,16 +426,12 @@ def test_numbers_keep_their_exact_value_or_have_no_form(literal: str) -> None:
     ),
 )
 def test_close_relatives_are_told_apart(left: bytes, right: bytes) -> None:
-    """
-    Large integers, long decimals, repeated names: what other layers have taken for equal (P-35).
-    """
+    """Large integers, long decimals, repeated names: what other layers have taken for equal (P-35)."""
     assert json_digest(left) != json_digest(right)
 
 
 def test_depth_limit_is_exact() -> None:
-    """
-    At the limit there is a form, one deeper there is none.
-    """
+    """At the limit there is a form, one deeper there is none."""
     nested: Callable[[int], bytes] = lambda depth: b"[" * depth + b"]" * depth  # noqa: E731
 
     assert nested(MAX_DEPTH) == canonical_json(nested(MAX_DEPTH))
@@ -468,9 +440,7 @@ def test_depth_limit_is_exact() -> None:
 
 
 def test_size_limit_is_exact() -> None:
-    """
-    A document of the limit's size has a form, a byte more has none.
-    """
+    """A document of the limit's size has a form, a byte more has none."""
     largest = b'"' + b"x" * (MAX_CANONICAL_BYTES - 2) + b'"'
 
     assert largest == canonical_json(largest)
@@ -478,18 +448,14 @@ def test_size_limit_is_exact() -> None:
 
 
 def test_last_byte_beyond_the_limit_still_counts() -> None:
-    """
-    No digest of a prefix: bodies that differ only in their last byte differ (P-102).
-    """
+    """No digest of a prefix: bodies that differ only in their last byte differ (P-102)."""
     body = b'"' + b"x" * MAX_CANONICAL_BYTES
 
     assert json_digest(body + b'1"') != json_digest(body + b'2"')
 
 
 def test_form_does_not_depend_on_the_callers_stack() -> None:
-    """
-    The deepest document that has a form has it wherever the digest is taken, or a retry would mismatch by chance.
-    """
+    """The deepest document that has a form has it wherever the digest is taken, or a retry would mismatch by chance."""
     raw = b"[" * MAX_DEPTH + b"1e-7" + b"]" * MAX_DEPTH
 
     def deep(levels: int) -> bytes | None:
@@ -526,16 +492,12 @@ def test_form_does_not_depend_on_the_callers_stack() -> None:
     ),
 )
 def test_ignored_parts_are_left_out(raw: bytes, ignore: tuple[str, ...], expected: bytes) -> None:
-    """
-    JSON Pointers count on the document as it came; what they do not find is no error.
-    """
+    """JSON Pointers count on the document as it came; what they do not find is no error."""
     assert expected == canonical_json(raw, ignore=ignore)
 
 
 def test_doubt_in_an_ignored_part_is_ignored() -> None:
-    """
-    A client's clock with too many digits must not make its retries differ.
-    """
+    """A client's clock with too many digits must not make its retries differ."""
     assert b'{"a":1}' == canonical_json(b'{"a":1,"t":1700000000.1234567890123}', ignore=("/t",))
     assert b'{"a":1}' == canonical_json(b'{"a":1,"t":' + b"9" * 50_000 + b"}", ignore=("/t",))
     assert canonical_json(b'{"a":1,"t":1,"t":2}', ignore=("/t",)) is None
@@ -543,9 +505,7 @@ def test_doubt_in_an_ignored_part_is_ignored() -> None:
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH, 200, 800, 5000, 100_000])
 def test_depth_counts_in_an_ignored_part_too(depth: int) -> None:
-    """
-    Between the limit and the interpreter's own, a digest would depend on how deep the caller stands.
-    """
+    """Between the limit and the interpreter's own, a digest would depend on how deep the caller stands."""
     nested = b'{"a":1,"t":' + b"[" * depth + b"]" * depth + b"}"
     within = b'{"a":1,"t":' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b',"u":[[],[]]}'
 
@@ -555,17 +515,13 @@ def test_depth_counts_in_an_ignored_part_too(depth: int) -> None:
 
 @pytest.mark.parametrize("pointer", ("/", "/a", "/a/b", "/a~0b~1c", "//", "/é", "/a b", "/-", "/0"))
 def test_pointers_are_accepted(pointer: str) -> None:
-    """
-    Everything that RFC 6901 allows, except the whole document.
-    """
+    """Everything that RFC 6901 allows, except the whole document."""
     check_pointer(pointer)
 
 
 @pytest.mark.parametrize("pointer", ("", "a", "#/a", "$.a", "/a~", "/a~2", "/~/b", None, 5))
 def test_malformed_pointers_are_refused(pointer: Any) -> None:
-    """
-    At start-up, with a reason: a pointer that finds nothing would ignore nothing, silently.
-    """
+    """At start-up, with a reason: a pointer that finds nothing would ignore nothing, silently."""
     with pytest.raises(ValueError, match="JSON Pointer"):
         check_pointer(pointer)
 
@@ -582,9 +538,7 @@ def digest(**changed: Any) -> bytes:
 
 
 def test_fingerprint_is_versioned_and_seventeen_bytes() -> None:
-    """
-    Stores reserve this much, and a later release must know which rules made it.
-    """
+    """Stores reserve this much, and a later release must know which rules made it."""
     assert (17, 1) == (len(digest()), digest()[0])
 
 
@@ -602,16 +556,12 @@ def test_fingerprint_is_versioned_and_seventeen_bytes() -> None:
     ),
 )
 def test_every_part_counts(changed: dict[str, Any]) -> None:
-    """
-    Method, path, query, type, chosen headers, body, and the secret (P-31, P-32).
-    """
+    """Method, path, query, type, chosen headers, body, and the secret (P-31, P-32)."""
     assert digest() != digest(**changed)
 
 
 def test_header_names_have_no_case_and_values_do() -> None:
-    """
-    `API-Version` and `api-version` are one header.
-    """
+    """`API-Version` and `api-version` are one header."""
     assert digest(headers=[("API-Version", "a")]) == digest(headers=[("api-version", "a")])
     assert digest(headers=[("API-Version", "a")]) != digest(headers=[("API-Version", "A")])
     assert digest(headers=[("API-Version", "")]) != digest()
@@ -619,9 +569,7 @@ def test_header_names_have_no_case_and_values_do() -> None:
 
 @given(*[st.text(max_size=3)] * 2, *[st.binary(max_size=3)] * 2, *[st.text(max_size=3)] * 2)
 def test_parts_never_run_into_each_other(m1: str, m2: str, p1: bytes, p2: bytes, h1: str, h2: str) -> None:
-    """
-    Joined without lengths, ("A", "BC") would be ("AB", "C") (P-33).
-    """
+    """Joined without lengths, ("A", "BC") would be ("AB", "C") (P-33)."""
     one = digest(method=m1, path=p1, headers=[(h1, h2)])
     other = digest(method=m2, path=p2, headers=[(h2, h1)])
 
@@ -629,9 +577,7 @@ def test_parts_never_run_into_each_other(m1: str, m2: str, p1: bytes, p2: bytes,
 
 
 def test_kinds_of_body_never_meet() -> None:
-    """
-    The same bytes read as different things are different bodies.
-    """
+    """The same bytes read as different things are different bodies."""
     nothing = (raw_digest([]), form_digest([]), multipart_digest([], []), unread_digest(), unread_digest())
 
     assert len(nothing) == len(set(nothing))
@@ -639,9 +585,7 @@ def test_kinds_of_body_never_meet() -> None:
 
 
 def test_cutting_the_bytes_differently_changes_nothing() -> None:
-    """
-    A body that arrives in other pieces is the same body.
-    """
+    """A body that arrives in other pieces is the same body."""
     assert raw_digest([b"ab", b"", b"c"]) == raw_digest([b"abc"])
 
 
@@ -650,9 +594,7 @@ PAIRS = st.lists(st.tuples(st.sampled_from("abc"), st.text(max_size=2)), max_siz
 
 @given(PAIRS, PAIRS)
 def test_forms_compare_as_names_and_ordered_values(left: list[tuple[str, str]], right: list[tuple[str, str]]) -> None:
-    """
-    Exactly what `request.form` tells, whether or not somebody parsed it first.
-    """
+    """Exactly what `request.form` tells, whether or not somebody parsed it first."""
 
     def grouped(pairs: list[tuple[str, str]]) -> list[tuple[str, list[str]]]:
         names = dict.fromkeys(name for name, _ in pairs)
@@ -679,7 +621,5 @@ FILE = FilePart("photo", "a.png", "image/png", b"\1" * 32)
     ),
 )
 def test_every_part_of_a_multipart_form_counts(fields: list[tuple[str, str]], files: list[FilePart]) -> None:
-    """
-    Names, values, file names, types, contents and numbers (P-36).
-    """
+    """Names, values, file names, types, contents and numbers (P-36)."""
     assert multipart_digest([("a", "1")], [FILE]) != multipart_digest(fields, files)

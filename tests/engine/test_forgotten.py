@@ -67,9 +67,7 @@ def told(house: House) -> int:
 
 @pytest.mark.parametrize("verb", ("renew", "complete", "quarantine"))
 def test_an_owner_puts_back_what_was_forgotten(house: House, memory: Memory, verb: str) -> None:
-    """
-    And then does what it was about to do. It says how long ago it asked for the claim.
-    """
+    """And then does what it was about to do. It says how long ago it asked for the claim."""
     claim = house.won(lease=30)
     house.clock.advance(10)
     memory.forget()
@@ -97,9 +95,7 @@ def test_a_result_of_a_forgotten_claim_is_replayed(house: House, memory: Memory)
 
 
 def test_nothing_is_put_back_where_nothing_was_forgotten(house: House, memory: Memory) -> None:
-    """
-    The owner learns that it has lost its claim, as ever.
-    """
+    """The owner learns that it has lost its claim, as ever."""
     claim = house.won()
     house.store._store = MemoryStore(clock=house.clock)
     with pytest.raises(LeaseLost):
@@ -109,9 +105,7 @@ def test_nothing_is_put_back_where_nothing_was_forgotten(house: House, memory: M
 
 
 def test_whoever_may_have_been_taken_over_puts_nothing_back(house: House, memory: Memory) -> None:
-    """
-    It would call back to life what its successor has finished.
-    """
+    """It would call back to life what its successor has finished."""
     claim = house.won(effects="deduplicated")
     memory.forget()
     with pytest.raises(LeaseLost):
@@ -149,9 +143,7 @@ def test_a_store_that_cannot_take_it_back_yet_is_asked_again(house: House, memor
 
 
 def test_a_claim_of_which_nobody_heard_is_never_put_back(house: House, memory: Memory) -> None:
-    """
-    Nobody does its work. While it cannot be given up, which was never granted, it is not held on to either.
-    """
+    """Nobody does its work. While it cannot be given up, which was never granted, it is not held on to either."""
     house.store.down |= {"claim", "release"}
     with pytest.raises(StoreUnavailable):
         house.claim()
@@ -185,9 +177,7 @@ class Lost(MemoryStore):
 
 
 def test_a_loss_is_told_once_and_every_refusal(house: House) -> None:
-    """
-    Nothing was granted, so there is nothing to give back.
-    """
+    """Nothing was granted, so there is nothing to give back."""
     house.store._store = Lost(clock=house.clock)
     for _ in range(2):
         with pytest.raises(StoreDataLoss):
@@ -219,9 +209,7 @@ def _first_only(claim: Any) -> Any:
 
 
 def test_what_a_store_would_not_take_is_repeated_beside_the_renewals(house: House) -> None:
-    """
-    Each attempt at a silent node takes seconds: leases must not wait for that.
-    """
+    """Each attempt at a silent node takes seconds: leases must not wait for that."""
     repeater = LeaseRenewer(monotonic=house.clock, threaded=False)
     house.engine = Engine(replace(house.around, repeater=repeater))
     claim = house.won(house.request("first"))

@@ -41,17 +41,13 @@ def refused(value: str, **rules: Any) -> str:
     ),
 )
 def test_quoted_and_bare_form_name_the_same_key(value: str, key: str) -> None:
-    """
-    An RFC 8941 string is unquoted once; anything else stands for itself, byte for byte.
-    """
+    """An RFC 8941 string is unquoted once; anything else stands for itself, byte for byte."""
     assert key == parse_key(value)
 
 
 @pytest.mark.parametrize("value", ("", '""', " ", "   ", '" "', "\t"))
 def test_absent_empty_or_blank_key_names_no_record(value: str) -> None:
-    """
-    Requests without a key must never meet in one shared record (P-38).
-    """
+    """Requests without a key must never meet in one shared record (P-38)."""
     assert refused(value)
 
 
@@ -68,9 +64,7 @@ def test_absent_empty_or_blank_key_names_no_record(value: str) -> None:
     ),
 )
 def test_two_header_lines_are_refused(value: str) -> None:
-    """
-    WSGI joins two lines by a comma, and two keys must never pass for one.
-    """
+    """WSGI joins two lines by a comma, and two keys must never pass for one."""
     assert "more than one key" in refused(value)
 
 
@@ -88,17 +82,13 @@ def test_two_header_lines_are_refused(value: str) -> None:
     ),
 )
 def test_malformed_strings_are_refused(value: str) -> None:
-    """
-    Parameters, stray quotes and unknown escapes are no part of a key; guessing what was meant would rename it.
-    """
+    """Parameters, stray quotes and unknown escapes are no part of a key; guessing what was meant would rename it."""
     assert "RFC 8941" in refused(value)
 
 
 @pytest.mark.parametrize("value", ('K"', 'a"b', 'a""b', 'K\\"', "'K\"", 'K";p=1'))
 def test_quote_inside_a_bare_key_is_refused(value: str) -> None:
-    """
-    A string that lost its first quote on the way must not become another key than the one that was meant.
-    """
+    """A string that lost its first quote on the way must not become another key than the one that was meant."""
     assert "bare key" in refused(value)
 
 
@@ -106,17 +96,13 @@ def test_quote_inside_a_bare_key_is_refused(value: str) -> None:
     "value", ("a\0b", "a\nb", "a\rb", "a\tb", "a b", "a\x7f", "a\x1f", "é", "k€y", "ﬀ", '"a b"', '"é"')
 )
 def test_only_visible_ascii_is_a_key(value: str) -> None:
-    """
-    Control bytes, blanks and what servers decode differently are refused in both forms.
-    """
+    """Control bytes, blanks and what servers decode differently are refused in both forms."""
     assert refused(value)
 
 
 @pytest.mark.parametrize("form", ("{}", '"{}"'))
 def test_the_limit_counts_the_key_and_not_its_quotes(form: str) -> None:
-    """
-    255 characters are a key in either form, 256 in neither; the limit can be set.
-    """
+    """255 characters are a key in either form, 256 in neither; the limit can be set."""
     assert 255 == len(parse_key(form.format("k" * 255)))
     assert "longer than 255" in refused(form.format("k" * 256))
     assert "longer than 8" in refused(form.format("k" * 9), max_length=8)
@@ -124,9 +110,7 @@ def test_the_limit_counts_the_key_and_not_its_quotes(form: str) -> None:
 
 @pytest.mark.parametrize("value", (UUID, UUID.upper(), f'"{UUID}"'))
 def test_uuid_format_takes_uuids(value: str) -> None:
-    """
-    Any version, either case, quoted or not.
-    """
+    """Any version, either case, quoted or not."""
     assert UUID == parse_key(value, key_format="uuid").lower()
 
 
@@ -134,41 +118,31 @@ def test_uuid_format_takes_uuids(value: str) -> None:
     "value", ("abc", UUID[:-1], UUID + "0", UUID.replace("-", ""), "{" + UUID + "}", UUID[:-1] + "g")
 )
 def test_uuid_format_refuses_others(value: str) -> None:
-    """
-    A counter or a timestamp as a key is what this format is chosen to keep out.
-    """
+    """A counter or a timestamp as a key is what this format is chosen to keep out."""
     assert "UUID" in refused(value, key_format="uuid")
 
 
 def test_regular_expression_must_match_the_whole_key() -> None:
-    """
-    A match of the beginning is no match.
-    """
+    """A match of the beginning is no match."""
     assert "ord_12" == parse_key("ord_12", key_format=r"ord_[0-9]+")
     assert refused("ord_12x", key_format=r"ord_[0-9]+")
     assert refused("xord_12", key_format=r"ord_[0-9]+")
 
 
 def test_case_makes_another_key() -> None:
-    """
-    Keys are byte exact: folding would let two requests share one answer.
-    """
+    """Keys are byte exact: folding would let two requests share one answer."""
     assert parse_key("Abc") != parse_key("abc")
 
 
 def test_refusals_never_repeat_the_key() -> None:
-    """
-    The text reaches the client and the logs.
-    """
+    """The text reaches the client and the logs."""
     assert "s3cret" not in refused("s3cret s3cret")
     assert "s3cret" not in refused("s3cret" * 50)
 
 
 @given(VISIBLE)
 def test_every_visible_key_survives_quoting(key: str) -> None:
-    """
-    What RFC 8941 serialises, we read back.
-    """
+    """What RFC 8941 serialises, we read back."""
     quoted = '"' + re.sub(r'(["\\])', r"\\\1", key) + '"'
 
     assert key == parse_key(quoted)
@@ -176,9 +150,7 @@ def test_every_visible_key_survives_quoting(key: str) -> None:
 
 @given(st.text())
 def test_any_header_is_a_visible_key_or_refused(value: str) -> None:
-    """
-    No value leads anywhere else: not to another exception, not to an invisible key.
-    """
+    """No value leads anywhere else: not to another exception, not to an invisible key."""
     try:
         key = parse_key(value)
     except InvalidKey:
@@ -188,9 +160,7 @@ def test_any_header_is_a_visible_key_or_refused(value: str) -> None:
 
 
 def test_aliases_must_agree() -> None:
-    """
-    The same key in two headers is one key; two keys are a refusal.
-    """
+    """The same key in two headers is one key; two keys are a refusal."""
     assert "k" == one_key(["k", '"k"'])
     with pytest.raises(InvalidKey):
         one_key(["k", "l"])
@@ -198,9 +168,7 @@ def test_aliases_must_agree() -> None:
 
 @given(st.lists(st.binary(max_size=4), max_size=5), st.lists(st.binary(max_size=4), max_size=5))
 def test_encoded_parts_are_injective(left: list[bytes], right: list[bytes]) -> None:
-    """
-    ("A", "BC") and ("AB", "C") never meet (P-33).
-    """
+    """("A", "BC") and ("AB", "C") never meet (P-33)."""
     assert (left == right) == (encode(*left) == encode(*right))
 
 
@@ -215,9 +183,7 @@ def stored(parts: Parts, identity: Identity) -> StorageKey:
 
 @given(PARTS, PARTS)
 def test_storage_keys_are_injective_for_hostile_parts(left: Parts, right: Parts) -> None:
-    """
-    No choice of tenant, principal or key lets one caller arrive at another's record, and "" is not nobody.
-    """
+    """No choice of tenant, principal or key lets one caller arrive at another's record, and "" is not nobody."""
     identity = Identity(b"secret")
 
     assert (left == right) == (stored(left, identity).rid == stored(right, identity).rid)
@@ -225,9 +191,7 @@ def test_storage_keys_are_injective_for_hostile_parts(left: Parts, right: Parts)
 
 @given(PARTS, PARTS)
 def test_tenant_keys_tell_tenants_apart(left: Parts, right: Parts) -> None:
-    """
-    The partition depends on namespace and tenant, and on nothing a client chooses.
-    """
+    """The partition depends on namespace and tenant, and on nothing a client chooses."""
     identity = Identity(b"secret")
 
     assert (left[:2] == right[:2]) == (stored(left, identity).tid == stored(right, identity).tid)
@@ -235,9 +199,7 @@ def test_tenant_keys_tell_tenants_apart(left: Parts, right: Parts) -> None:
 
 @given(PARTS)
 def test_no_client_byte_reaches_a_storage_key(parts: Parts) -> None:
-    """
-    Two digests of fixed size, unlike under another secret, and silent in a repr.
-    """
+    """Two digests of fixed size, unlike under another secret, and silent in a repr."""
     key, other = stored(parts, Identity(b"secret")), stored(parts, Identity(b"another"))
 
     assert (32, 16) == (len(key.rid), len(key.tid))
@@ -246,9 +208,7 @@ def test_no_client_byte_reaches_a_storage_key(parts: Parts) -> None:
 
 
 def test_derived_names_do_not_meet() -> None:
-    """
-    A storage key, a downstream key and a log name of one record have nothing in common.
-    """
+    """A storage key, a downstream key and a log name of one record have nothing in common."""
     identity = Identity(b"secret")
     key = identity.storage_key(Scope("app", None, None), "k")
 

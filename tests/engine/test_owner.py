@@ -39,18 +39,14 @@ def may_live(record: Record) -> float:
     ("remaining", "seconds"), ((30.0, 0.0), (20.0, 10.0), (0.0, 30.0), (-70.0, 100.0), (45.0, 0.0))
 )
 def test_an_owner_was_last_seen_when_it_claimed_or_renewed(remaining: float, seconds: float) -> None:
-    """
-    For as long as a lease is; a longer one than is known of was given just now.
-    """
+    """For as long as a lease is; a longer one than is known of was given just now."""
     assert seconds == idle_seconds(record(State.PROCESSING, remaining=remaining), lease=LEASE)
 
 
 @pytest.mark.parametrize(("remaining", "seconds"), ((30.0, 930.0), (10.0, 910.0), (-10.0, 890.0), (-899.0, 1.0)))
 @pytest.mark.parametrize("state", (State.PROCESSING, State.QUARANTINED))
 def test_a_silent_owner_may_live_as_long_as_a_view_may_run(state: State, remaining: float, seconds: float) -> None:
-    """
-    Since its lease ended: it may be frozen, or cut off from the store, and come back.
-    """
+    """Since its lease ended: it may be frozen, or cut off from the store, and come back."""
     reason = LAPSED if state is State.QUARANTINED else ""
 
     assert seconds == may_live(record(state, remaining=remaining, reason=reason))
@@ -58,17 +54,13 @@ def test_a_silent_owner_may_live_as_long_as_a_view_may_run(state: State, remaini
 
 @pytest.mark.parametrize("remaining", (-900.0, -901.0, -1e9))
 def test_an_owner_that_has_had_its_time_is_taken_for_gone(remaining: float) -> None:
-    """
-    And never for less than that.
-    """
+    """And never for less than that."""
     assert may_live(record(State.QUARANTINED, remaining=remaining, reason=LAPSED)) == 0.0
 
 
 @pytest.mark.parametrize("remaining", (30.0, -10.0))
 def test_an_owner_that_has_completed_its_record_is_not_waited_for(remaining: float) -> None:
-    """
-    Its work is over, and its answer's life is another thing than a lease. Nor when nobody can open that answer.
-    """
+    """Its work is over, and its answer's life is another thing than a lease. Nor when nobody can open that answer."""
     answered = replace(record(State.COMPLETED, remaining=remaining), payload=PAYLOAD)
 
     assert may_live(answered) == 0.0
@@ -77,16 +69,12 @@ def test_an_owner_that_has_completed_its_record_is_not_waited_for(remaining: flo
 
 @pytest.mark.parametrize(("remaining", "seconds"), ((30.0, 30.0), (-10.0, 0.0)))
 def test_of_an_owner_that_does_not_know_the_lease_is_waited_for(remaining: float, seconds: float) -> None:
-    """
-    It is not at work any more; what it has sent to somebody may still be on its way.
-    """
+    """It is not at work any more; what it has sent to somebody may still be on its way."""
     assert seconds == may_live(record(State.QUARANTINED, remaining=remaining, reason="view-crashed"))
 
 
 def test_a_clock_that_was_set_forward_declares_no_owner_dead() -> None:
-    """
-    The store says that its lease ended long ago; the horizon, that it was seen ten seconds ago.
-    """
+    """The store says that its lease ended long ago; the horizon, that it was seen ten seconds ago."""
     claimed = replace(record(State.QUARANTINED, remaining=-2 * 86400.0, reason=LAPSED), deadline=NOW + LEASE)
 
     assert may_live(claimed) == 0.0
@@ -96,18 +84,14 @@ def test_a_clock_that_was_set_forward_declares_no_owner_dead() -> None:
 
 
 def test_a_horizon_that_is_ahead_says_nothing() -> None:
-    """
-    It is the earlier of two clocks that is believed.
-    """
+    """It is the earlier of two clocks that is believed."""
     claimed = record(State.PROCESSING, remaining=20.0)
 
     assert claimed == clamp_clock(claimed, NOW + 1e6)
 
 
 def test_the_life_of_an_answer_has_one_clock() -> None:
-    """
-    The store's: it is over when that says so.
-    """
+    """The store's: it is over when that says so."""
     answered = record(State.COMPLETED, remaining=-1.0)
 
     assert answered == clamp_clock(answered, NOW - 1e6)

@@ -94,9 +94,7 @@ def test_nothing_is_begun_without_keys(house: House, keys: Keys, error: type[Exc
 
 
 def test_what_is_known_needs_no_keys_to_seal_with(house: House, keys: Keys) -> None:
-    """
-    Replays, mismatches, conflicts: whoever paid is told so, and no key is made for whoever is refused.
-    """
+    """Replays, mismatches, conflicts: whoever paid is told so, and no key is made for whoever is refused."""
     house.won().complete(PAID)
     house.won(house.request("flying"))
     keys.away = True
@@ -110,9 +108,7 @@ def test_what_is_known_needs_no_keys_to_seal_with(house: House, keys: Keys) -> N
 
 
 def test_an_answer_that_waits_for_its_keys_is_not_taken_over(house: House, keys: Keys) -> None:
-    """
-    Its owner lives, and renews its lease until it can be stored.
-    """
+    """Its owner lives, and renews its lease until it can be stored."""
     house.policy = Policy(effects="deduplicated")
     first = house.won()
     keys.away = True
@@ -129,9 +125,7 @@ def test_an_answer_that_waits_for_its_keys_is_not_taken_over(house: House, keys:
 
 
 def test_what_was_taken_over_without_keys_is_not_released(house: House, keys: Keys) -> None:
-    """
-    Its former owner may have done it: it lapses, and is taken over once more.
-    """
+    """Its former owner may have done it: it lapses, and is taken over once more."""
     house.policy = Policy(effects="deduplicated")
     house.won()
     house.clock.advance(house.policy.lease + 1)
@@ -146,9 +140,7 @@ def test_what_was_taken_over_without_keys_is_not_released(house: House, keys: Ke
 
 
 def test_an_answer_waits_for_its_keys_and_its_key_is_not_released(house: House, keys: Keys) -> None:
-    """
-    The effect has happened, and the client has its answer.
-    """
+    """The effect has happened, and the client has its answer."""
     claim = house.won()
     keys.away = True
     claim.complete(PAID)
@@ -164,9 +156,7 @@ def test_an_answer_waits_for_its_keys_and_its_key_is_not_released(house: House, 
 def test_rows_are_rolled_back_when_their_answer_cannot_be_sealed(
     house: House, keys: Keys, book: Book, error: type[Exception]
 ) -> None:
-    """
-    Before the session is left: whoever commits it afterwards must find nothing, for the key will be free again.
-    """
+    """Before the session is left: whoever commits it afterwards must find nothing, for the key will be free again."""
     claim = house.won()
     keys.away, keys.error = True, error
     with pytest.raises(error):
@@ -178,9 +168,7 @@ def test_rows_are_rolled_back_when_their_answer_cannot_be_sealed(
 def test_rows_are_rolled_back_when_the_store_forgets_every_key(
     house: House, keys: Keys, book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    The transaction itself leaves them, so that the response can be sealed again; and that is given up.
-    """
+    """The transaction itself leaves them, so that the response can be sealed again; and that is given up."""
     claim = house.won()
 
     def gone(*payloads: object) -> None:
@@ -195,9 +183,7 @@ def test_rows_are_rolled_back_when_the_store_forgets_every_key(
 
 
 def test_an_answer_whose_tenant_was_erased_is_kept_as_done(house: House, keys: Keys) -> None:
-    """
-    And nothing else of it: its retries are told that it was erased.
-    """
+    """And nothing else of it: its retries are told that it was erased."""
     kept: list[StoredPayload] = []
     binding = SealContext(house.key, b"t" * 16, 1, b"f")
     sealing = SealedResponse(keys, [binding], PAID)
@@ -214,9 +200,7 @@ def test_an_answer_whose_tenant_was_erased_is_kept_as_done(house: House, keys: K
 
 
 def test_an_erased_answer_is_an_outcome_of_its_own(house: House, keys: Keys) -> None:
-    """
-    Neither a replay nor a miss; and it is told.
-    """
+    """Neither a replay nor a miss; and it is told."""
     house.won().complete(PAID)
     house.store._store.data_keys.shred(house.key.tid)
 

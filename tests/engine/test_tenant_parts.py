@@ -35,9 +35,7 @@ OWNERS = st.tuples(HOSTILE, st.none() | HOSTILE, st.integers(1, 256))
 
 @pytest.mark.parametrize(("scope", "names"), GOLDEN.items(), ids=("tenant", "nobody's", "endpoint's"))
 def test_in_one_part_not_a_byte_has_changed(scope: Scope, names: tuple[str, str]) -> None:
-    """
-    Else every key that is remembered would run again after an upgrade.
-    """
+    """Else every key that is remembered would run again after an upgrade."""
     key = Identity(b"golden").storage_key(scope, "k")
 
     assert names == (key.rid.hex(), key.tid.hex())
@@ -47,9 +45,7 @@ def test_in_one_part_not_a_byte_has_changed(scope: Scope, names: tuple[str, str]
 
 
 def test_in_several_parts_they_stay_where_they_are() -> None:
-    """
-    The number of a key's part, and what names it, are part of the format as well.
-    """
+    """The number of a key's part, and what names it, are part of the format as well."""
     identity = Identity(b"golden", tenant_shards=16)
     keys = [identity.storage_key(scope, "k") for scope in GOLDEN]
 
@@ -65,9 +61,7 @@ def test_in_several_parts_they_stay_where_they_are() -> None:
 def test_every_key_is_in_one_of_its_tenants_parts(
     namespace: str, tenant: str | None, principal: str | None, client_key: str, shards: int
 ) -> None:
-    """
-    Whoever goes through all parts meets all keys. What a client is told of a key has nothing to do with them.
-    """
+    """Whoever goes through all parts meets all keys. What a client is told of a key has nothing to do with them."""
     whole, parted = Identity(b"s"), Identity(b"s", tenant_shards=shards)
     scope = Scope(namespace, tenant, principal)
     key, before = parted.storage_key(scope, client_key), whole.storage_key(scope, client_key)
@@ -81,9 +75,7 @@ def test_every_key_is_in_one_of_its_tenants_parts(
 def test_no_part_is_another_tenants_nor_another_part(
     left: tuple[str, str | None, int], right: tuple[str, str | None, int]
 ) -> None:
-    """
-    Injective, also where one application is in parts and another is not: purging one must not reach the other.
-    """
+    """Injective, also where one application is in parts and another is not: purging one must not reach the other."""
     parts = [Identity(b"s", tenant_shards=each[2]).tenant_ids(each[0], each[1]) for each in (left, right)]
 
     assert [left[2], right[2]] == [len(set(each)) for each in parts]
@@ -92,9 +84,7 @@ def test_no_part_is_another_tenants_nor_another_part(
 
 
 def test_what_stands_for_all_of_a_tenant_is_not_one_id() -> None:
-    """
-    A caller that knows of one would leave all others unpurged.
-    """
+    """A caller that knows of one would leave all others unpurged."""
     with pytest.raises(ValueError, match="too many"):
         Identity(b"s", tenant_shards=2).tenant_id("shop", "acme")
 
@@ -113,9 +103,7 @@ def test_keys_are_spread_evenly() -> None:
 
 @pytest.mark.parametrize(("limit", "shards", "reached"), ((1000, 4, 0.89), (10_000, 4, 0.95), (10_000, 16, 0.9)))
 def test_most_of_a_limit_is_reached_before_a_part_of_it_is_full(limit: int, shards: int, reached: float) -> None:
-    """
-    As `docs/quotas.md` says. Nothing is refused wrongly before that.
-    """
+    """As `docs/quotas.md` says. Nothing is refused wrongly before that."""
     identity, scope = Identity(b"secret", tenant_shards=shards), Scope("shop", "acme", None)
     share, granted = Quota(records=limit).divided(shards).records, Counter[bytes]()
 
@@ -135,9 +123,7 @@ LIMIT = st.none() | st.integers(0, MAX_LIMIT)
 def test_parts_together_have_less_than_one_each_above_the_limit(
     records: int | None, size: int | None, in_flight: int | None, keys: int | None, shards: int
 ) -> None:
-    """
-    And never less than it. No limit stays none, nothing stays nothing, and to divide again changes nothing.
-    """
+    """And never less than it. No limit stays none, nothing stays nothing, and to divide again changes nothing."""
     whole = Quota(records, size, in_flight, None if keys is None else NewKeys(keys, 60.0))
     part = whole.divided(shards)
 
@@ -155,9 +141,7 @@ def test_parts_together_have_less_than_one_each_above_the_limit(
 
 
 def test_what_cannot_be_divided_is_named() -> None:
-    """
-    Of 3 over 4 parts each would have 1, and so all of them 4. Nothing is divisible by any number.
-    """
+    """Of 3 over 4 parts each would have 1, and so all of them 4. Nothing is divisible by any number."""
     quota = Quota(records=3, bytes=4, in_flight=0, new_keys=NewKeys(1, 60))
 
     assert {"records": 3, "new_keys": 1} == quota.less_than(4)

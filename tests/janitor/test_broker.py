@@ -39,16 +39,12 @@ def settings_with(store: Any, broker_url: str | None = None) -> Settings:
     ),
 )
 def test_a_redis_that_keeps_records_carries_tasks_as_well(store: str, url: str) -> None:
-    """
-    Spelled as Celery wants it, and with TLS that looks at certificates, which is not what Celery does by itself.
-    """
+    """Spelled as Celery wants it, and with TLS that looks at certificates, which is not what Celery does by itself."""
     assert url == broker_of(settings_with(store)).url
 
 
 def test_a_broker_of_ones_own_goes_first() -> None:
-    """
-    Whatever the store is.
-    """
+    """Whatever the store is."""
     assert "amqp://guest@host//" == broker_of(settings_with("redis://host/0", "amqp://guest@host//")).url
 
 
@@ -62,17 +58,13 @@ def test_a_broker_of_ones_own_goes_first() -> None:
     ),
 )
 def test_a_named_broker_is_read_as_a_store_would_be(url: str, read: str) -> None:
-    """
-    And otherwise left as it is.
-    """
+    """And otherwise left as it is."""
     assert read == broker_of(settings_with("sqlite:///shop.sqlite3", url)).url
 
 
 @pytest.mark.parametrize("store", ("sqlite:///shop.sqlite3", "memory://", "flask-sqlalchemy://", MemoryStore()))
 def test_without_a_broker_the_remedies_are_named(store: Any) -> None:
-    """
-    A Redis, a RabbitMQ, a folder, a Celery of one's own, or cron.
-    """
+    """A Redis, a RabbitMQ, a folder, a Celery of one's own, or cron."""
     with pytest.raises(ConfigurationError) as refused:
         broker_of(settings_with(store))
 
@@ -99,17 +91,13 @@ def test_what_a_store_can_be_in_and_no_queue_is_refused(url: str, why: str) -> N
 
 @pytest.mark.parametrize("url", ("filesystem://", "filesystem:///"))
 def test_a_folder_has_to_be_named(url: str) -> None:
-    """
-    Celery would use the one that it is started in.
-    """
+    """Celery would use the one that it is started in."""
     with pytest.raises(ConfigurationError, match="needs a folder"):
         broker_of(settings_with("memory://", url))
 
 
 def test_a_folder_is_made_and_closed_to_others(tmp_path: Path) -> None:
-    """
-    What lies there is run.
-    """
+    """What lies there is run."""
     broker = broker_of(settings_with("memory://", f"filesystem://{tmp_path}/of%20ours"))
 
     assert "idempotency-folder://" == broker.url
@@ -121,33 +109,25 @@ def test_a_folder_is_made_and_closed_to_others(tmp_path: Path) -> None:
 
 
 def test_memory_reaches_nobody() -> None:
-    """
-    Beat is another process than the worker, even with -B.
-    """
+    """Beat is another process than the worker, even with -B."""
     with pytest.raises(ConfigurationError, match="beat is a process of its own"):
         broker_of(settings_with("memory://", "memory://"))
 
 
 def test_redis_gives_no_task_away_while_it_may_be_at_work() -> None:
-    """
-    The longest chore takes an hour, which is when Celery's default would begin it a second time.
-    """
+    """The longest chore takes an hour, which is when Celery's default would begin it a second time."""
     seconds = broker_of(settings_with("redis://host/0")).options["visibility_timeout"]
 
     assert seconds > LONGEST_BUDGET_SECONDS + 600
 
 
 def test_a_broker_does_not_show_its_password() -> None:
-    """
-    It is in the URL.
-    """
+    """It is in the URL."""
     assert "secret" not in repr(Broker("redis://:secret@host/0"))
 
 
 def test_the_broker_of_a_store_behind_tls_is_reached_and_checked(redis_tls: TlsFront) -> None:
-    """
-    By the authority that the store's URL names; without one that is trusted it is refused.
-    """
+    """By the authority that the store's URL names; without one that is trusted it is refused."""
     trusted, unknown = redis_tls.url, redis_tls.url.partition("?")[0]
     with Connection(broker_of(settings_with(trusted)).url) as connection:
         assert connection.ensure_connection(max_retries=1) is not None

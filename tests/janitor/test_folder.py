@@ -29,9 +29,7 @@ def channel(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_a_message_is_there_when_it_is_whole(channel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Until then nobody finds it.
-    """
+    """Until then nobody finds it."""
     before = list[list[str]]()
     replace = os.replace
 
@@ -49,9 +47,7 @@ def test_a_message_is_there_when_it_is_whole(channel: Any, tmp_path: Path, monke
 
 
 def test_what_is_not_whole_is_passed_over(channel: Any, tmp_path: Path) -> None:
-    """
-    A worker that ended of it would be gone until somebody notices.
-    """
+    """A worker that ended of it would be gone until somebody notices."""
     (tmp_path / "messages" / f"0_a.{QUEUE}.msg").touch()
     channel._put(QUEUE, {"chore": "reap"})
 
@@ -59,9 +55,7 @@ def test_what_is_not_whole_is_passed_over(channel: Any, tmp_path: Path) -> None:
 
 
 def test_a_queue_that_somebody_is_about_to_write_is_none_yet(channel: Any, tmp_path: Path) -> None:
-    """
-    Worker and beat start at the same moment.
-    """
+    """Worker and beat start at the same moment."""
     (tmp_path / "control" / "idempotency.exchange").touch()
 
     assert [] == channel.get_table("idempotency")

@@ -43,9 +43,7 @@ def store_url(tmp_path: Path) -> str:
 def test_who_dies_in_the_middle_of_a_sweep_leaves_the_rest_to_the_next(
     hire_crew: HireCrew, store_url: str, broker: str, struck: str
 ) -> None:
-    """
-    A process of the pool is replaced, a worker by whoever supervises it; the lock of the dead one runs out.
-    """
+    """A process of the pool is replaced, a worker by whoever supervises it; the lock of the dead one runs out."""
     store: Any = build_store(store_url, memory={"after_loss": "run"})
     for _ in range(ENDED):
         over(store)
@@ -70,9 +68,7 @@ def test_who_dies_in_the_middle_of_a_sweep_leaves_the_rest_to_the_next(
 
 
 def test_two_beats_and_two_workers_do_everything_once(hire_crew: HireCrew, store_url: str, broker: str) -> None:
-    """
-    Each key is quarantined by one of them, however often they are sent.
-    """
+    """Each key is quarantined by one of them, however often they are sent."""
     store: Any = build_store(store_url, memory={"after_loss": "run"})
     crew = hire_crew(store=store_url, broker=broker, reap_interval=0.5)
     for number in range(2):
@@ -90,9 +86,7 @@ def test_two_beats_and_two_workers_do_everything_once(hire_crew: HireCrew, store
 
 
 def test_a_worker_that_was_away_does_not_make_up_for_it(hire_crew: HireCrew, store_url: str, broker: str) -> None:
-    """
-    What had its time while nobody worked has expired, and is dropped unread.
-    """
+    """What had its time while nobody worked has expired, and is dropped unread."""
     crew = hire_crew(store=store_url, broker=broker, reap_interval=0.2, expire_interval=None, heartbeat_interval=None)
     beat = crew.start(*BEAT)
     with connect(broker) as queue:

@@ -41,9 +41,7 @@ FACTORY = "def create_app():" + MODULE.replace("a-module", "a-factory").replace(
 def test_it_finds_the_application_that_flask_finds(
     file: str, text: str, flask_app: str | None, found: str, tmp_path: Path
 ) -> None:
-    """
-    With nothing to set where `flask run` needs nothing.
-    """
+    """With nothing to set where `flask run` needs nothing."""
     (tmp_path / file).write_text(text)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("FLASK_APP", None)
@@ -59,9 +57,7 @@ def test_it_finds_the_application_that_flask_finds(
 
 
 def test_an_env_file_is_read_as_flask_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Where python-dotenv is installed, FLASK_APP may be in there; and FLASK_SKIP_DOTENV leaves it alone.
-    """
+    """Where python-dotenv is installed, FLASK_APP may be in there; and FLASK_SKIP_DOTENV leaves it alone."""
     read: list[str] = []
     monkeypatch.setattr("janitor.app.load_dotenv", lambda: read.append("env"))
     monkeypatch.setenv("FLASK_APP", "tests.janitor.apps:a_flask")
@@ -96,18 +92,14 @@ def test_it_is_set_up_for_nothing_but_chores() -> None:
 
 
 def test_it_is_nobody_elses_current_application() -> None:
-    """
-    A shared task of the Flask application's own must not end up in our queue.
-    """
+    """A shared task of the Flask application's own must not end up in our queue."""
     celery_app = make_celery(a_flask(broker_url="redis://nowhere/0"))
 
     assert celery_app.main != current_app.main
 
 
 def test_an_application_without_the_extension_is_told_apart() -> None:
-    """
-    It is usually FLASK_APP that names the wrong one.
-    """
+    """It is usually FLASK_APP that names the wrong one."""
     with pytest.raises(ConfigurationError, match="FLASK_APP names the right one"):
         make_celery(Flask("another"))
 
@@ -115,9 +107,7 @@ def test_an_application_without_the_extension_is_told_apart() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ("janitor", "flask_idempotency.janitor"))
 def test_celery_finds_it_by_the_packages_name(name: str, tmp_path: Path) -> None:
-    """
-    In a checkout and as it is installed, where the folder lies within the library; and it says what is wrong.
-    """
+    """In a checkout and as it is installed, where the folder lies within the library; and it says what is wrong."""
     (tmp_path / "wsgi.py").write_text(MODULE)
     path = str(ROOT)
     if name != "janitor":

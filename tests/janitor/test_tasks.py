@@ -32,9 +32,7 @@ PAST = 1_000_000_000.0
 
 
 def test_there_is_a_task_for_each_chore_that_there_is_work_for() -> None:
-    """
-    Of every kind where there are quotas and sealed answers, and only of those that any store has elsewhere.
-    """
+    """Of every kind where there are quotas and sealed answers, and only of those that any store has elsewhere."""
     plain, everything = a_celery(), a_celery()
     register(plain, a_flask())
     register(everything, a_flask(quota_records=5, encryption="on", key_ring=KeyRing({"2026": os.urandom(32)})))
@@ -61,9 +59,7 @@ def test_the_schedule_is_what_the_settings_say() -> None:
 
 
 def test_a_chore_without_an_interval_is_left_out_of_the_schedule() -> None:
-    """
-    It is still a task, for whoever wants to send it at another time.
-    """
+    """It is still a task, for whoever wants to send it at another time."""
     celery_app = a_celery()
     register(celery_app, a_flask(expire_interval=None))
 
@@ -73,9 +69,7 @@ def test_a_chore_without_an_interval_is_left_out_of_the_schedule() -> None:
 
 @pytest.mark.parametrize("when", ("read", "unread", "later", "file"))
 def test_what_is_in_a_schedule_stays_there(when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Whether the configuration has been looked at before, or is written later, and even under a name of ours.
-    """
+    """Whether the configuration has been looked at before, or is written later, and even under a name of ours."""
     theirs = {"nightly": {"task": "books.close", "schedule": 60.0}}
     theirs["flask_idempotency.reap"] = {"task": "flask_idempotency.reap", "schedule": 99.0}
     celery_app = a_celery(**({"beat_schedule": theirs} if when in ("read", "unread") else {}))
@@ -96,9 +90,7 @@ def test_what_is_in_a_schedule_stays_there(when: str, tmp_path: Path, monkeypatc
 
 
 def test_nothing_else_of_a_configuration_is_changed() -> None:
-    """
-    Queues, serializers and time zones are its owner's.
-    """
+    """Queues, serializers and time zones are its owner's."""
     untouched, celery_app = a_celery(), a_celery()
     register(celery_app, a_flask())
     before, after = dict(untouched.conf), dict(celery_app.conf)
@@ -109,9 +101,7 @@ def test_nothing_else_of_a_configuration_is_changed() -> None:
 
 
 def test_a_task_is_begun_again_when_its_worker_died_and_not_when_it_failed() -> None:
-    """
-    It ends before its lock does, leaves no result, and is not tried again: beat comes again.
-    """
+    """It ends before its lock does, leaves no result, and is not tried again: beat comes again."""
     celery_app = a_celery(task_acks_on_failure_or_timeout=False, task_ignore_result=False)
     register(celery_app, a_flask(reap_interval=100))
     task: Any = celery_app.tasks["flask_idempotency.reap"]
@@ -148,9 +138,7 @@ def test_applications_do_not_mix() -> None:
 
 
 def test_one_celery_application_does_not_serve_two() -> None:
-    """
-    The second one's chores would silently be the first one's.
-    """
+    """The second one's chores would silently be the first one's."""
     celery_app = a_celery()
     register(celery_app, a_flask())
 
@@ -159,9 +147,7 @@ def test_one_celery_application_does_not_serve_two() -> None:
 
 
 def test_to_register_twice_is_to_register_once() -> None:
-    """
-    Where a factory is called again for the same application.
-    """
+    """Where a factory is called again for the same application."""
     celery_app, app = a_celery(), a_flask()
     for _ in range(2):
         register(celery_app, app)
@@ -170,9 +156,7 @@ def test_to_register_twice_is_to_register_once() -> None:
 
 
 def test_a_chore_runs_in_its_applications_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    A store of the application's own, and Flask-SQLAlchemy's session, ask which application it is.
-    """
+    """A store of the application's own, and Flask-SQLAlchemy's session, ask which application it is."""
     store, celery_app = MemoryStore(), a_celery()
     register(celery_app, a_flask(store))
     where: list[str] = []
@@ -188,9 +172,7 @@ def test_a_chore_runs_in_its_applications_context(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_chore_says_what_it_did() -> None:
-    """
-    What comes of it is in the worker's log, as numbers.
-    """
+    """What comes of it is in the worker's log, as numbers."""
     idempotency, clock = Idempotency(), FrozenClock(PAST)
     store = MemoryStore(clock)
     idempotency.resolver("payments.create")(lambda unknown: StillUnknown())
@@ -208,9 +190,7 @@ def test_a_chore_says_what_it_did() -> None:
 
 
 def test_a_resolver_without_an_endpoint_is_refused_at_once() -> None:
-    """
-    Not at the first chore, where nobody looks.
-    """
+    """Not at the first chore, where nobody looks."""
     idempotency = Idempotency()
     idempotency.resolver("nowhere")(lambda unknown: StillUnknown())
 
@@ -219,9 +199,7 @@ def test_a_resolver_without_an_endpoint_is_refused_at_once() -> None:
 
 
 def test_a_chore_that_somebody_else_is_at_says_so() -> None:
-    """
-    Nothing is done twice for want of patience.
-    """
+    """Nothing is done twice for want of patience."""
     store, celery_app = MemoryStore(), a_celery()
     register(celery_app, a_flask(store))
     book_in(store, "shop").lock("expire", b"somebody else's", lease=60)
@@ -231,9 +209,7 @@ def test_a_chore_that_somebody_else_is_at_says_so() -> None:
 
 
 def test_a_store_that_is_away_costs_one_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Each time beat comes, and the worker goes on: it is not the task that has failed.
-    """
+    """Each time beat comes, and the worker goes on: it is not the task that has failed."""
     store, celery_app = MemoryStore(), a_celery()
     register(celery_app, a_flask(store))
 
@@ -249,9 +225,7 @@ def test_a_store_that_is_away_costs_one_line(caplog: pytest.LogCaptureFixture, m
 
 
 def test_any_other_error_is_celerys_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    A bug of ours is not taken for an outage.
-    """
+    """A bug of ours is not taken for an outage."""
     store, celery_app = MemoryStore(), a_celery()
     register(celery_app, a_flask(store))
     monkeypatch.setattr(store.expiry, "sweep", lambda **options: 1 // 0)
@@ -261,17 +235,13 @@ def test_any_other_error_is_celerys_to_tell(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_application_that_is_switched_off_has_nothing_to_register() -> None:
-    """
-    Said in a sentence.
-    """
+    """Said in a sentence."""
     with pytest.raises(ConfigurationError, match="IDEMPOTENCY_ENABLED is False"):
         register(a_celery(), a_flask("memory://", enabled=False))
 
 
 def test_entries_are_such_as_beat_reads() -> None:
-    """
-    It makes intervals of them.
-    """
+    """It makes intervals of them."""
     celery_app = a_celery()
     register(celery_app, a_flask())
     beat: Any = Scheduler(celery_app)
@@ -283,9 +253,7 @@ def test_entries_are_such_as_beat_reads() -> None:
 
 @pytest.mark.parametrize("module", ("janitor", "flask_idempotency"))
 def test_only_who_runs_a_janitor_needs_celery(module: str) -> None:
-    """
-    The package's name alone imports nothing, and the library never does.
-    """
+    """The package's name alone imports nothing, and the library never does."""
     script = f"import sys, {module}; print('celery' in sys.modules, 'flask_idempotency.maintenance' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 

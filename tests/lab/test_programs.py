@@ -15,18 +15,14 @@ def _on_a_laptop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_missing_service_skips_on_a_laptop() -> None:
-    """
-    Nobody has to have every server to try a change, and the skip says what to do.
-    """
+    """Nobody has to have every server to try a change, and the skip says what to do."""
     with pytest.raises(pytest.skip.Exception, match=r"missing service: clock tower\. Build one\."):
         missing("clock tower", remedy="Build one.")
 
 
 @pytest.mark.parametrize("name", ("CI", "REQUIRE_SERVICES"))
 def test_a_missing_service_fails_where_everything_must_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """
-    A skip in CI would be a test that nobody ever runs.
-    """
+    """A skip in CI would be a test that nobody ever runs."""
     monkeypatch.setenv(name, "1")
 
     with pytest.raises(pytest.fail.Exception, match="clock tower"):
@@ -34,9 +30,7 @@ def test_a_missing_service_fails_where_everything_must_run(monkeypatch: pytest.M
 
 
 def test_a_server_is_started_once(redis_servers: RedisServers) -> None:
-    """
-    All tests of one process share it.
-    """
+    """All tests of one process share it."""
     first = redis_servers.get(REDIS_KINDS[0])
 
     assert redis_servers.get(REDIS_KINDS[0]) is first

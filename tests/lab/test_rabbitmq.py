@@ -30,9 +30,7 @@ def listening(pids: list[int]) -> set[str]:
 
 
 def test_a_broker_takes_messages_from_nowhere_else() -> None:
-    """
-    It, its name service and its distribution are on the loopback interface; and nothing is left of it afterwards.
-    """
+    """It, its name service and its distribution are on the loopback interface; and nothing is left of it afterwards."""
     require_rabbitmq()
     loopback = {"0100007F", "00000000000000000000000001000000"}
     with RabbitServer() as server, kombu.Connection(server.url) as connection:
@@ -55,9 +53,7 @@ signal.pause()
 
 
 def test_a_broker_dies_with_the_process_that_started_it() -> None:
-    """
-    A test run that is killed outright leaves no broker and no name service behind.
-    """
+    """A test run that is killed outright leaves no broker and no name service behind."""
     require_rabbitmq()
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
@@ -70,9 +66,7 @@ def test_a_broker_dies_with_the_process_that_started_it() -> None:
 
 
 def test_a_missing_broker_fails_where_everything_must_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    What a laptop may lack, CI may not.
-    """
+    """What a laptop may lack, CI may not."""
     monkeypatch.setenv("CI", "1")
     monkeypatch.setattr(brokers, "PROGRAM", Path("/nowhere/rabbitmq-server"))
 

@@ -9,9 +9,7 @@ from tests.lab.sentinel import SentinelRig
 
 
 def test_a_lagging_heir_lacks_the_last_write_when_it_is_promoted(sentinel_rig: SentinelRig) -> None:
-    """
-    And has everything that was written before it lagged.
-    """
+    """And has everything that was written before it lagged."""
     primary, heir = sentinel_rig.primary, sentinel_rig.replicas[0]
     with sentinel_rig.client(decode_responses=True) as client:
         client.set("key", "early")
@@ -29,9 +27,7 @@ def test_a_lagging_heir_lacks_the_last_write_when_it_is_promoted(sentinel_rig: S
 @pytest.mark.slow
 @pytest.mark.parametrize("redis_kind", REDIS_KINDS[:1], indirect=True)
 def test_a_silent_primary_is_replaced_and_the_next_test_finds_all_whole(sentinel_rig: SentinelRig) -> None:
-    """
-    By the Sentinels' own doing, with one of them silent as well: two are enough.
-    """
+    """By the Sentinels' own doing, with one of them silent as well: two are enough."""
     primary, heir = sentinel_rig.primary, sentinel_rig.replicas[0]
 
     sentinel_rig.sentinels[0].pause()

@@ -26,9 +26,7 @@ class Shelf:
 
 
 def test_answers_whose_life_is_over_are_removed(clock: FrozenClock) -> None:
-    """
-    And only they: not one that lives, and nothing that is not settled.
-    """
+    """And only they: not one that lives, and nothing that is not settled."""
     store, kept = MemoryStore(clock), [a_key() for _ in range(3)]
     for _ in range(5):
         stand(store, clock, a_key(), "completed")
@@ -45,9 +43,7 @@ def test_answers_whose_life_is_over_are_removed(clock: FrozenClock) -> None:
 
 
 def test_it_goes_on_until_nothing_is_left(clock: FrozenClock) -> None:
-    """
-    Not until a batch is not full: others who are at the same work may have had the rest of it.
-    """
+    """Not until a batch is not full: others who are at the same work may have had the rest of it."""
     shelf = Shelf(10, 3, 10, 1)
 
     assert ExpireReport(removed=24) == expire(shelf, horizon=7.0, drain=still(10))
@@ -55,9 +51,7 @@ def test_it_goes_on_until_nothing_is_left(clock: FrozenClock) -> None:
 
 
 def test_a_store_that_ends_things_by_itself_is_asked_once(clock: FrozenClock) -> None:
-    """
-    There is nothing to do for anybody.
-    """
+    """There is nothing to do for anybody."""
     shelf = Shelf()
 
     assert ExpireReport() == expire(shelf, horizon=7.0, drain=still())
@@ -65,9 +59,7 @@ def test_a_store_that_ends_things_by_itself_is_asked_once(clock: FrozenClock) ->
 
 
 def test_what_was_removed_before_a_failure_is_counted(clock: FrozenClock) -> None:
-    """
-    Batches are halved then, and it is told how often.
-    """
+    """Batches are halved then, and it is told how often."""
     shelf = Shelf(100, StoreUnavailable("slow"), 50)
 
     assert ExpireReport(removed=150, shrunk=1) == expire(shelf, horizon=7.0, drain=still(100))
@@ -75,9 +67,7 @@ def test_what_was_removed_before_a_failure_is_counted(clock: FrozenClock) -> Non
 
 
 def test_what_ends_meanwhile_is_left_for_the_next_run(clock: FrozenClock) -> None:
-    """
-    A run that began to chase time would have no end.
-    """
+    """A run that began to chase time would have no end."""
     store, began = MemoryStore(clock), clock.now
     for _ in range(3):
         stand(store, clock, a_key(), "completed")

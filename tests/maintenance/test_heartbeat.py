@@ -13,17 +13,13 @@ def before(report: str) -> dict[str, TaskReport]:
 
 
 def test_the_first_heartbeat_tells_the_skew_and_no_step() -> None:
-    """
-    There is nothing to compare with. Ahead is above 0, behind below.
-    """
+    """There is nothing to compare with. Ahead is above 0, behind below."""
     assert HeartbeatReport(skew_ms=1500) == heartbeat({}, store_now=1001.5, host_now=1000.0)
     assert HeartbeatReport(skew_ms=-250) == heartbeat({}, store_now=999.75, host_now=1000.0)
 
 
 def test_a_clock_that_was_set_is_a_step() -> None:
-    """
-    By how much, and in which direction, since the last one.
-    """
+    """By how much, and in which direction, since the last one."""
     last = before('{"skew_ms":-250,"stepped_ms":0,"finished":true}')
 
     assert HeartbeatReport(skew_ms=-250, stepped_ms=0) == heartbeat(last, store_now=1999.75, host_now=2000.0)
@@ -35,14 +31,10 @@ def test_a_clock_that_was_set_is_a_step() -> None:
     "report", ("", "{}", "[]", "null", "not json", '{"skew_ms":"1"}', '{"skew_ms":null}', '{"skew_ms":1.5}')
 )
 def test_what_another_release_has_written_is_no_step(report: str) -> None:
-    """
-    Nobody is to be woken because of it.
-    """
+    """Nobody is to be woken because of it."""
     assert HeartbeatReport(skew_ms=1000) == heartbeat(before(report), store_now=1001.0, host_now=1000.0)
 
 
 def test_a_heartbeat_is_always_finished() -> None:
-    """
-    Nothing can be left of it.
-    """
+    """Nothing can be left of it."""
     assert heartbeat({}, store_now=0.0, host_now=0.0).finished

@@ -70,9 +70,7 @@ def house(clock: FrozenClock) -> House:
 
 
 def test_a_chore_is_done_written_down_and_told(house: House) -> None:
-    """
-    With what it has done, in words and numbers that are ours.
-    """
+    """With what it has done, in words and numbers that are ours."""
     ticks = iter((10.0, 12.5))
     drain = Batcher(monotonic=ticks.__next__)
 
@@ -83,9 +81,7 @@ def test_a_chore_is_done_written_down_and_told(house: House) -> None:
 
 
 def test_an_unfinished_chore_says_so(house: House) -> None:
-    """
-    In the book and to whoever listens: it is no error.
-    """
+    """In the book and to whoever listens: it is no error."""
     house.janitor({"expire": works(Swept(7, finished=False))}).run("expire", still())
     (event,) = house.events
 
@@ -94,9 +90,7 @@ def test_an_unfinished_chore_says_so(house: House) -> None:
 
 
 def test_only_what_there_is_work_for_is_a_chore(house: House) -> None:
-    """
-    In the order in which they make sense, whoever gave them in which; others cannot be run.
-    """
+    """In the order in which they make sense, whoever gave them in which; others cannot be run."""
     janitor = house.janitor({"rotate": works(), "reap": works()})
 
     assert ("reap", "rotate") == janitor.chores == tuple(chore for chore in CHORES if chore in ("rotate", "reap"))
@@ -105,9 +99,7 @@ def test_only_what_there_is_work_for_is_a_chore(house: House) -> None:
 
 
 def test_the_second_at_the_same_chore_does_nothing(house: House) -> None:
-    """
-    While the first is at it. Another chore is another's; and afterwards it is free.
-    """
+    """While the first is at it. Another chore is another's; and afterwards it is free."""
     began, may_end, reports = threading.Event(), threading.Event(), list[Any]()
 
     def slow(horizon: float, drain: Batcher) -> Report:
@@ -131,9 +123,7 @@ def test_the_second_at_the_same_chore_does_nothing(house: House) -> None:
 def test_a_janitor_that_was_killed_holds_its_chore_for_its_budget_and_a_minute(
     house: House, clock: FrozenClock
 ) -> None:
-    """
-    Not for ever: then somebody else takes it for dead.
-    """
+    """Not for ever: then somebody else takes it for dead."""
 
     class Killed(BaseException):
         pass
@@ -158,9 +148,7 @@ def test_a_janitor_that_was_killed_holds_its_chore_for_its_budget_and_a_minute(
 
 @pytest.mark.parametrize("error", (StoreUnavailable("down"), ValueError("a bug"), KeyboardInterrupt()))
 def test_a_chore_that_failed_is_free_at_once(house: House, error: BaseException) -> None:
-    """
-    The next run need not wait until a lock is over. Nothing was written down: it was not done.
-    """
+    """The next run need not wait until a lock is over. Nothing was written down: it was not done."""
     with pytest.raises(type(error)):
         house.janitor({"expire": fails(error)}).run("expire", still())
 
@@ -169,9 +157,7 @@ def test_a_chore_that_failed_is_free_at_once(house: House, error: BaseException)
 
 
 def test_a_chore_that_failed_is_told_by_the_name_of_its_error(house: House) -> None:
-    """
-    And by no more: errors may quote what nobody should read.
-    """
+    """And by no more: errors may quote what nobody should read."""
     ticks = iter((10.0, 12.5))
     with pytest.raises(StoreUnavailable):
         house.janitor({"expire": fails(StoreUnavailable("secret"))}).run("expire", Batcher(monotonic=ticks.__next__))
@@ -196,9 +182,7 @@ class Away:
 
 @pytest.mark.parametrize("verb", ("lock", "now", "report"))
 def test_a_store_that_is_away_is_told_wherever_it_was_asked(house: House, verb: str) -> None:
-    """
-    A janitor that fails in silence looks like one that works.
-    """
+    """A janitor that fails in silence looks like one that works."""
     with pytest.raises(StoreUnavailable):
         house.janitor(book=Away(house.store.task_log, verb)).run("expire", still())
 
@@ -207,18 +191,14 @@ def test_a_store_that_is_away_is_told_wherever_it_was_asked(house: House, verb: 
 
 
 def test_a_lock_that_cannot_be_given_back_spoils_nothing(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    """
-    What was done is done, and the lock runs out.
-    """
+    """What was done is done, and the lock runs out."""
     assert Swept(7) == house.janitor(book=Away(house.store.task_log, "unlock")).run("expire", still())
     assert "was not given back" in caplog.text
     assert not house.is_free()
 
 
 def test_without_a_book_chores_are_done_all_the_same(house: House) -> None:
-    """
-    By this host's clock, by as many as like: a lock only saves work.
-    """
+    """By this host's clock, by as many as like: a lock only saves work."""
     horizons = list[float]()
 
     def work(horizon: float, drain: Batcher) -> Report:
@@ -232,9 +212,7 @@ def test_without_a_book_chores_are_done_all_the_same(house: House) -> None:
 
 @pytest.mark.parametrize(("store_ahead", "horizon"), ((0.0, 0.0), (2 * 86400.0, 0.0), (-3600.0, -3600.0)))
 def test_the_horizon_is_the_earlier_of_two_clocks(house: House, store_ahead: float, horizon: float) -> None:
-    """
-    Whichever of them was set, nothing is over that the other does not call so.
-    """
+    """Whichever of them was set, nothing is over that the other does not call so."""
     horizons, host = list[float](), house.clock.now
     house.host_clock = lambda: host
     house.clock.advance(store_ahead)
@@ -248,9 +226,7 @@ def test_the_horizon_is_the_earlier_of_two_clocks(house: House, store_ahead: flo
 
 
 def test_a_stores_clock_that_was_set_forward_ends_nothing(house: House, clock: FrozenClock) -> None:
-    """
-    No answer is removed and no owner declared dead; when the clock is right again, everything is as it was.
-    """
+    """No answer is removed and no owner declared dead; when the clock is right again, everything is as it was."""
     store, host = house.store, clock.now
     house.host_clock = lambda: host + 1
     answered, flying = a_key(), a_key()

@@ -25,9 +25,7 @@ def yard(clock: FrozenClock) -> Yard:
 
 
 def test_a_vanished_owners_key_is_quarantined_and_told_once(yard: Yard) -> None:
-    """
-    By its label and its operation, and never again.
-    """
+    """By its label and its operation, and never again."""
     key, _ = yard.vanished()
 
     assert ReapReport(quarantined=1) == yard.reap()
@@ -38,9 +36,7 @@ def test_a_vanished_owners_key_is_quarantined_and_told_once(yard: Yard) -> None:
 
 
 def test_a_key_that_is_to_be_taken_over_is_left_to_the_next_retry(yard: Yard) -> None:
-    """
-    Only that knows the request. It is counted as often as it is met, and told to nobody.
-    """
+    """Only that knows the request. It is counted as often as it is met, and told to nobody."""
     key, _ = yard.vanished(on_lapse=OnExpiry.TAKEOVER)
     before = yard.read(key)
 
@@ -50,9 +46,7 @@ def test_a_key_that_is_to_be_taken_over_is_left_to_the_next_retry(yard: Yard) ->
 
 
 def test_whoever_is_at_work_or_done_is_left_alone(yard: Yard, clock: FrozenClock) -> None:
-    """
-    A lease that runs, an answer, a key that its owner has quarantined.
-    """
+    """A lease that runs, an answer, a key that its owner has quarantined."""
     keys = [a_key() for _ in range(3)]
     stand(yard.store, clock, keys[0], "completed")
     stand(yard.store, clock, keys[1], "quarantined")
@@ -65,9 +59,7 @@ def test_whoever_is_at_work_or_done_is_left_alone(yard: Yard, clock: FrozenClock
 
 
 def test_a_lease_that_ended_after_the_horizon_is_left_alone(yard: Yard, clock: FrozenClock) -> None:
-    """
-    The store's clock may have been set forward.
-    """
+    """The store's clock may have been set forward."""
     key, _ = yard.vanished()
 
     assert ReapReport() == yard.reap(horizon=clock.now - 1.5)
@@ -77,9 +69,7 @@ def test_a_lease_that_ended_after_the_horizon_is_left_alone(yard: Yard, clock: F
 
 @pytest.mark.parametrize("batch", (1, 3, 1000))
 def test_all_are_found_in_batches(yard: Yard, clock: FrozenClock, batch: int) -> None:
-    """
-    Whatever rule each of them has.
-    """
+    """Whatever rule each of them has."""
     for number in range(10):
         yard.claim(on_lapse=OnExpiry.TAKEOVER if number % 2 else OnExpiry.QUARANTINE)
     clock.advance(LEASE)
@@ -106,9 +96,7 @@ class Meanwhile:
 
 @pytest.mark.parametrize("event", ("completed", "renewed", "released", "held"))
 def test_an_owner_that_was_faster_is_counted_as_such(yard: Yard, clock: FrozenClock, event: str) -> None:
-    """
-    And nothing of its is touched, and nothing told.
-    """
+    """And nothing of its is touched, and nothing told."""
     store = yard.store
     key, token = yard.vanished()
     events: dict[str, Callable[[StorageKey], object]] = {
@@ -153,9 +141,7 @@ class Failing:
 def test_a_store_that_fails_once_is_asked_again(
     yard: Yard, clock: FrozenClock, verb: str, nth: int, reply: bool
 ) -> None:
-    """
-    Nothing is left behind, and nothing counted or told twice.
-    """
+    """Nothing is left behind, and nothing counted or told twice."""
     keys = [yard.claim()[0] for _ in range(40)]
     waiting = [yard.claim(on_lapse=OnExpiry.TAKEOVER)[0] for _ in range(10)]
     clock.advance(LEASE)
@@ -172,9 +158,7 @@ def test_a_store_that_fails_once_is_asked_again(
 
 
 def test_what_was_done_before_the_store_went_away_stays_done(yard: Yard, clock: FrozenClock) -> None:
-    """
-    The next run does the rest, and each is told once over both.
-    """
+    """The next run does the rest, and each is told once over both."""
     for _ in range(8):
         yard.claim()
     clock.advance(LEASE)
@@ -190,9 +174,7 @@ def test_what_was_done_before_the_store_went_away_stays_done(yard: Yard, clock: 
 
 
 def test_four_janitors_quarantine_each_key_once(yard: Yard, clock: FrozenClock) -> None:
-    """
-    All that one of them says was done by none of the others.
-    """
+    """All that one of them says was done by none of the others."""
     keys = [yard.claim()[0] for _ in range(60)]
     clock.advance(LEASE)
     yards = [Yard(yard.store, clock) for _ in range(4)]
@@ -204,9 +186,7 @@ def test_four_janitors_quarantine_each_key_once(yard: Yard, clock: FrozenClock) 
 
 
 def test_without_resolvers_nobody_is_asked(yard: Yard) -> None:
-    """
-    Nor is anybody's turn used up: it may be another deployment that has them.
-    """
+    """Nor is anybody's turn used up: it may be another deployment that has them."""
     key, _ = yard.vanished()
     yard.reap()
 
@@ -217,9 +197,7 @@ def test_without_resolvers_nobody_is_asked(yard: Yard) -> None:
 
 
 def test_a_budget_that_ends_leaves_the_rest_for_the_next_run(yard: Yard, clock: FrozenClock) -> None:
-    """
-    And says so.
-    """
+    """And says so."""
     for _ in range(9):
         yard.claim()
     clock.advance(LEASE)

@@ -8,9 +8,7 @@ from tests.maintenance.conftest import Office
 
 
 def test_a_ledger_that_nobody_touched_has_not_drifted(office: Office) -> None:
-    """
-    All tenants are looked at, or those that were asked for.
-    """
+    """All tenants are looked at, or those that were asked for."""
     keys = [office.answer(quota=Quota()) for _ in range(3)]
     office.claim(quota=Quota())
 
@@ -19,9 +17,7 @@ def test_a_ledger_that_nobody_touched_has_not_drifted(office: Office) -> None:
 
 
 def test_records_that_were_deleted_by_hand_are_drift_once(office: Office) -> None:
-    """
-    It is told, and put right: the next run finds nothing, and the tenant has its place back.
-    """
+    """It is told, and put right: the next run finds nothing, and the tenant has its place back."""
     deleted, kept = office.answer(quota=Quota()), office.answer(quota=Quota())
     size = office.store.ledger.usage(deleted.tid).bytes
     claimed, *_ = office.claim(quota=Quota())

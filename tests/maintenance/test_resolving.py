@@ -37,9 +37,7 @@ def raises(error: Exception) -> Callable[[UnknownOutcome], Any]:
 
 
 def test_what_happened_is_what_retries_get(yard: Yard, clock: FrozenClock) -> None:
-    """
-    For as long as the endpoint keeps its answers; told as settled by a resolver.
-    """
+    """For as long as the endpoint keeps its answers; told as settled by a resolver."""
     key, token = yard.held()
     yard.says = (lambda unknown: Happened(PAID),)
 
@@ -55,9 +53,7 @@ def test_what_happened_is_what_retries_get(yard: Yard, clock: FrozenClock) -> No
 
 
 def test_a_vanished_owners_key_is_quarantined_and_asked_about_in_one_run(yard: Yard) -> None:
-    """
-    Nobody has to wait for the next one.
-    """
+    """Nobody has to wait for the next one."""
     yard.vanished()
     yard.says = (lambda unknown: Happened(PAID),)
 
@@ -117,9 +113,7 @@ def test_never_at_the_first_question_to_a_silent_owner(yard: Yard, clock: Frozen
 
 
 def test_never_at_the_second_question_to_an_owner_that_has_not_renewed(yard: Yard, clock: FrozenClock) -> None:
-    """
-    That one is gone.
-    """
+    """That one is gone."""
     key, _ = yard.claim()
     clock.advance(86400)
     yard.says = (lambda unknown: NeverHappened(),)
@@ -131,9 +125,7 @@ def test_never_at_the_second_question_to_an_owner_that_has_not_renewed(yard: Yar
 
 
 def test_a_clock_that_was_set_forward_declares_no_owner_dead(yard: Yard, clock: FrozenClock) -> None:
-    """
-    It claimed a moment ago, by every other clock.
-    """
+    """It claimed a moment ago, by every other clock."""
     yard.policy = replace(POLICY, max_runtime=2 * LAST_PAUSE_SECONDS)
     key, _ = yard.claim()
     began = clock.now
@@ -164,9 +156,7 @@ def test_never_of_what_has_been_done(yard: Yard, clock: FrozenClock, caplog: pyt
 
 
 def test_a_resolver_may_know_the_answer_that_nobody_can_open(yard: Yard) -> None:
-    """
-    The other side tells it again.
-    """
+    """The other side tells it again."""
     key, token = yard.claim()
     yard.store.complete(key, token, PAYLOAD, keep=KEEP)
     yard.store.mark_corrupt(key, PAYLOAD)
@@ -177,9 +167,7 @@ def test_a_resolver_may_know_the_answer_that_nobody_can_open(yard: Yard) -> None
 
 
 def test_what_is_still_unknown_stays(yard: Yard) -> None:
-    """
-    As it was, and told as asked about.
-    """
+    """As it was, and told as asked about."""
     key, _ = yard.held()
     before = yard.read(key)
     yard.says = (lambda unknown: StillUnknown(),)
@@ -205,9 +193,7 @@ def test_what_is_still_unknown_stays(yard: Yard) -> None:
 def test_a_resolver_that_fails_settles_nothing(
     yard: Yard, caplog: pytest.LogCaptureFixture, says: Callable[[UnknownOutcome], Any], name: str
 ) -> None:
-    """
-    Whatever it raised or returned. The others are asked all the same, and its turn comes again.
-    """
+    """Whatever it raised or returned. The others are asked all the same, and its turn comes again."""
     first, _ = yard.held()
     second, _ = yard.held()
     before = yard.read(first)
@@ -223,9 +209,7 @@ def test_a_resolver_that_fails_settles_nothing(
 
 
 def test_what_a_resolver_said_is_in_no_log(yard: Yard, caplog: pytest.LogCaptureFixture) -> None:
-    """
-    It may be an answer, and so a body.
-    """
+    """It may be an answer, and so a body."""
     caplog.set_level(logging.DEBUG)
     yard.held()
     yard.says = (lambda unknown: "4111 1111 1111 1111",)
@@ -252,9 +236,7 @@ class Away:
 
 
 def test_one_tenants_keys_keep_no_other_key_waiting(yard: Yard) -> None:
-    """
-    Theirs alone cannot be used. It is told and its turn comes again; everybody else's answer is stored.
-    """
+    """Theirs alone cannot be used. It is told and its turn comes again; everybody else's answer is stored."""
     damaged, _ = yard.held()
     others = [yard.held()[0] for _ in range(3)]
     yard.codec = Away(yard.codec, damaged)
@@ -266,9 +248,7 @@ def test_one_tenants_keys_keep_no_other_key_waiting(yard: Yard) -> None:
 
 
 def test_a_resolver_is_shown_what_it_needs_to_ask(yard: Yard) -> None:
-    """
-    The record, and what the other side was told.
-    """
+    """The record, and what the other side was told."""
     key, _ = yard.held()
     yard.says = (lambda unknown: StillUnknown(),)
     seen = yard.read(key)
@@ -280,9 +260,7 @@ def test_a_resolver_is_shown_what_it_needs_to_ask(yard: Yard) -> None:
 
 
 def test_endpoints_without_a_resolver_are_passed_over(yard: Yard) -> None:
-    """
-    Nothing is counted or told of them.
-    """
+    """Nothing is counted or told of them."""
     key, _ = yard.held()
     yard.says = (lambda unknown: Happened(PAID),)
     asking = yard.asking()
@@ -293,9 +271,7 @@ def test_endpoints_without_a_resolver_are_passed_over(yard: Yard) -> None:
 
 
 def test_the_pauses_between_two_questions_double(yard: Yard, clock: FrozenClock) -> None:
-    """
-    From the first to the last: a run each minute asks about a key ten times in its first hours, and then hourly.
-    """
+    """From the first to the last: a run each minute asks about a key ten times in its first hours, and then hourly."""
     yard.held()
     yard.says = (lambda unknown: StillUnknown(),)
     asked = list[float]()
@@ -311,9 +287,7 @@ def test_the_pauses_between_two_questions_double(yard: Yard, clock: FrozenClock)
 
 
 def test_four_janitors_ask_about_each_key_once(yard: Yard, clock: FrozenClock) -> None:
-    """
-    And settle it once: the other side is called as often as there are keys.
-    """
+    """And settle it once: the other side is called as often as there are keys."""
     keys = [yard.held()[0] for _ in range(30)]
     yards = [Yard(yard.store, clock) for _ in range(4)]
     for each in yards:
@@ -325,9 +299,7 @@ def test_four_janitors_ask_about_each_key_once(yard: Yard, clock: FrozenClock) -
 
 
 def test_a_janitor_that_is_killed_between_asking_and_settling_costs_one_turn(yard: Yard, clock: FrozenClock) -> None:
-    """
-    Nothing was changed, and the next turn asks again.
-    """
+    """Nothing was changed, and the next turn asks again."""
 
     class Killed(BaseException):
         pass
@@ -349,9 +321,7 @@ def test_a_janitor_that_is_killed_between_asking_and_settling_costs_one_turn(yar
 
 @pytest.mark.parametrize("said", (Happened(PAID), NeverHappened()))
 def test_an_owner_that_was_faster_than_the_resolver_has_said_it(yard: Yard, clock: FrozenClock, said: Any) -> None:
-    """
-    It knows best: its answer stays, and nothing is told of the other.
-    """
+    """It knows best: its answer stays, and nothing is told of the other."""
     key, token = yard.held()
     clock.advance(LEASE)
 
@@ -366,9 +336,7 @@ def test_an_owner_that_was_faster_than_the_resolver_has_said_it(yard: Yard, cloc
 
 
 def test_a_store_that_goes_away_while_an_answer_is_stored_ends_the_run_at_last(yard: Yard) -> None:
-    """
-    It is no resolver's fault, and told as none; but as a settlement that may have been.
-    """
+    """It is no resolver's fault, and told as none; but as a settlement that may have been."""
     yard.held()
     store = yard.store
 

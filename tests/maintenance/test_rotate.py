@@ -29,9 +29,7 @@ from tests.maintenance.conftest import ANSWER, Office
 
 
 def test_every_answer_is_sealed_under_the_newest_key_and_reads_as_before(office: Office) -> None:
-    """
-    Of several tenants, in pages of two; the old key is not needed any more afterwards.
-    """
+    """Of several tenants, in pages of two; the old key is not needed any more afterwards."""
     keys = [office.answer(replace(ANSWER, body=b"%d" % number)) for number in range(5)]
     office.turn(("2026", "2025"))
     report = office.rotate()
@@ -43,9 +41,7 @@ def test_every_answer_is_sealed_under_the_newest_key_and_reads_as_before(office:
 
 
 def test_nothing_but_the_seal_changes(office: Office) -> None:
-    """
-    Expiry, token, fence, the clear facts, and what the ledger has counted.
-    """
+    """Expiry, token, fence, the clear facts, and what the ledger has counted."""
     key = office.answer(quota=Quota())
     before, usage = found(office.store, key), office.store.ledger.usage(key.tid)
     office.turn(("2026", "2025"))
@@ -60,9 +56,7 @@ def test_nothing_but_the_seal_changes(office: Office) -> None:
 
 
 def test_a_second_run_finds_nothing_to_do(office: Office) -> None:
-    """
-    And says so.
-    """
+    """And says so."""
     office.answer()
     office.turn(("2026", "2025"))
 
@@ -71,9 +65,7 @@ def test_a_second_run_finds_nothing_to_do(office: Office) -> None:
 
 
 def test_a_rotation_leaves_plain_answers_alone(office: Office) -> None:
-    """
-    Anyone who can write to the store may have planted them: a janitor must not make them genuine.
-    """
+    """Anyone who can write to the store may have planted them: a janitor must not make them genuine."""
     office.turn(None)
     key = office.answer()
     before = found(office.store, key)
@@ -89,9 +81,7 @@ def test_a_rotation_leaves_plain_answers_alone(office: Office) -> None:
 
 
 def test_plain_answers_are_sealed_by_their_own_command_only(office: Office) -> None:
-    """
-    The answers that you stored before you switched encryption on. Answers under an old key stay as they are.
-    """
+    """The answers that you stored before you switched encryption on. Answers under an old key stay as they are."""
     office.turn(None)
     plain = [office.answer() for _ in range(3)]
     office.turn(("2025",))
@@ -128,9 +118,7 @@ def test_sealing_leaves_erased_damaged_and_foreign_plain_answers_alone(office: O
 
 
 def test_nothing_plain_is_sealed_where_encryption_is_required(office: Office) -> None:
-    """
-    The codec refuses to open it, whoever calls the function.
-    """
+    """The codec refuses to open it, whoever calls the function."""
     office.turn(None)
     key = office.answer()
     before = found(office.store, key)
@@ -141,9 +129,7 @@ def test_nothing_plain_is_sealed_where_encryption_is_required(office: Office) ->
 
 
 def test_old_data_keys_go_only_when_nothing_can_be_on_its_way_any_more(office: Office) -> None:
-    """
-    Closed at once, retired a while later, by a run that has met no answer under them.
-    """
+    """Closed at once, retired a while later, by a run that has met no answer under them."""
     key = office.answer()
     office.turn(("2026", "2025"))
     assert (1, 0) == (office.rotate(grace=GRACE_SECONDS).closed, office.rotate(grace=GRACE_SECONDS).retired)
@@ -155,9 +141,7 @@ def test_old_data_keys_go_only_when_nothing_can_be_on_its_way_any_more(office: O
 
 
 def test_a_data_key_stays_while_an_answer_under_it_cannot_be_sealed_anew(office: Office) -> None:
-    """
-    Whoever can mend the answer will need it. The answer is left as it is: a chore quarantines nothing.
-    """
+    """Whoever can mend the answer will need it. The answer is left as it is: a chore quarantines nothing."""
     key = office.answer()
     damaged = office.damage(key)
     office.turn(("2026", "2025"))
@@ -168,9 +152,7 @@ def test_a_data_key_stays_while_an_answer_under_it_cannot_be_sealed_anew(office:
 
 
 def test_a_worker_that_seals_under_the_old_key_meanwhile_seals_again(office: Office) -> None:
-    """
-    It has that key in mind, and runs a release that still has the old ring: it is refused, and makes a new one.
-    """
+    """It has that key in mind, and runs a release that still has the old ring: it is refused, and makes a new one."""
     old = Office(office.store, office.clock, ("2025",))
     key, token, binding = old.claim()
     payload = old.codec.seal(ANSWER, binding)
@@ -187,9 +169,7 @@ def test_a_worker_that_seals_under_the_old_key_meanwhile_seals_again(office: Off
 
 
 def test_an_answer_that_somebody_else_changes_meanwhile_is_left_to_them(office: Office) -> None:
-    """
-    Expired, erased, or sealed anew by another run.
-    """
+    """Expired, erased, or sealed anew by another run."""
     gone, anew = office.answer(), office.answer(key=a_key())
     office.turn(("2026", "2025"))
 
@@ -235,9 +215,7 @@ def test_erased_answers_are_wiped(office: Office, kids: tuple[str, ...] | None) 
 
 
 def test_no_replay_fails_while_it_runs(office: Office) -> None:
-    """
-    Answers are read all the time, by a process that keeps data keys in mind; each is there, and opens.
-    """
+    """Answers are read all the time, by a process that keeps data keys in mind; each is there, and opens."""
     keys = [office.answer(replace(ANSWER, body=b"%d" % number)) for number in range(60)]
     reader = Office(office.store, office.clock, ("2025", "2026"))
     office.turn(("2026", "2025"))
@@ -264,9 +242,7 @@ def test_no_replay_fails_while_it_runs(office: Office) -> None:
 
 
 def test_one_tenants_damaged_keys_keep_nobody_elses_answers_from_being_sealed(office: Office) -> None:
-    """
-    They are counted, and stay as they are; the others are sealed, all of them.
-    """
+    """They are counted, and stay as they are; the others are sealed, all of them."""
     damaged, fine = office.answer(), [office.answer() for _ in range(3)]
     office.turn(("2026", "2025"))
     shelf = office.store.data_keys.read_keys(damaged.tid)
@@ -280,9 +256,7 @@ def test_one_tenants_damaged_keys_keep_nobody_elses_answers_from_being_sealed(of
 
 
 def test_a_key_service_that_is_away_is_not_asked_for_every_tenant(office: Office) -> None:
-    """
-    Twenty, and then it is said to be so.
-    """
+    """Twenty, and then it is said to be so."""
     for _ in range(MOST_BLOCKED + 5):
         office.answer()
     office.turn(("2026", "2025"))
@@ -306,9 +280,7 @@ def test_a_key_service_that_is_away_is_not_asked_for_every_tenant(office: Office
 
 
 def test_nothing_is_ever_rotated_into_the_clear(office: Office) -> None:
-    """
-    A chore with the settings of another host, where encryption is off.
-    """
+    """A chore with the settings of another host, where encryption is off."""
     key = office.answer()
     before = found(office.store, key)
     office.turn(None)
@@ -320,9 +292,7 @@ def test_nothing_is_ever_rotated_into_the_clear(office: Office) -> None:
 
 
 def test_two_runs_at_once_do_it_once(office: Office) -> None:
-    """
-    A beat that fires twice, a janitor too many.
-    """
+    """A beat that fires twice, a janitor too many."""
     keys = [office.answer() for _ in range(30)]
     office.turn(("2026", "2025"))
     reports: list[RotateReport] = []
@@ -337,9 +307,7 @@ def test_two_runs_at_once_do_it_once(office: Office) -> None:
 
 
 def test_a_run_that_was_killed_is_finished_by_the_next(office: Office) -> None:
-    """
-    Wherever it stopped, every answer is there in one form or the other.
-    """
+    """Wherever it stopped, every answer is there in one form or the other."""
     keys = [office.answer() for _ in range(6)]
     office.turn(("2026", "2025"))
 
@@ -361,9 +329,7 @@ def test_a_run_that_was_killed_is_finished_by_the_next(office: Office) -> None:
 
 
 def test_another_applications_answers_are_left_alone(office: Office) -> None:
-    """
-    It may have no ring, and would never open them again.
-    """
+    """It may have no ring, and would never open them again."""
     ours, theirs = office.answer(), office.answer()
     owner = found(office.store, ours).token[:OWNER_BYTES]
     before = found(office.store, theirs)
@@ -384,9 +350,7 @@ def test_another_applications_answers_are_left_alone(office: Office) -> None:
 
 
 def test_a_data_key_that_nobody_can_unwrap_goes_when_nothing_needs_it(office: Office) -> None:
-    """
-    Its ring key was destroyed, as after a purge: `keys status` is not to speak of it for ever.
-    """
+    """Its ring key was destroyed, as after a purge: `keys status` is not to speak of it for ever."""
     key = office.answer()
     office.turn(("2026",))
 
@@ -399,9 +363,7 @@ def test_a_data_key_that_nobody_can_unwrap_goes_when_nothing_needs_it(office: Of
 
 
 def test_the_data_key_of_an_answer_that_nobody_could_open_stays(office: Office) -> None:
-    """
-    Its ring key may be put back, and then it can be reopened.
-    """
+    """Its ring key may be put back, and then it can be reopened."""
     key = office.answer()
     office.turn(("2026",))
     payload = found(office.store, key).payload

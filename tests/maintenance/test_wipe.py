@@ -38,9 +38,7 @@ def wiped(payload: StoredPayload | None) -> bool:
 
 
 def test_plain_answers_and_sealed_ones_are_wiped_and_nobody_elses(office: Office) -> None:
-    """
-    Nothing is left but that the work was done, its status and its size; and each ends when it would have.
-    """
+    """Nothing is left but that the work was done, its status and its size; and each ends when it would have."""
     keys = [plain(office.store) for _ in range(3)]
     keys += [office.answer(ANSWER, key=a_key(tid=TID)) for _ in range(2)]
     before = [found(office.store, key) for key in keys]
@@ -57,9 +55,7 @@ def test_plain_answers_and_sealed_ones_are_wiped_and_nobody_elses(office: Office
 
 
 def test_a_tenant_is_wiped_under_all_that_stands_for_it(office: Office) -> None:
-    """
-    While secrets rotate that is more than one.
-    """
+    """While secrets rotate that is more than one."""
     keys = [plain(office.store, tid) for tid in (TID, OTHER)]
     for tid in (TID, OTHER):
         office.store.data_keys.shred(tid)
@@ -78,9 +74,7 @@ def test_it_can_be_repeated(office: Office) -> None:
 
 
 def test_what_was_first_used_after_the_erasing_is_left_alone(office: Office) -> None:
-    """
-    A tenant may come back at once.
-    """
+    """A tenant may come back at once."""
     office.store.data_keys.shred(TID)
     office.clock.advance(1)
     key = plain(office.store)
@@ -90,9 +84,7 @@ def test_what_was_first_used_after_the_erasing_is_left_alone(office: Office) -> 
 
 
 def test_what_is_done_before_the_store_goes_away_stays_and_is_told(office: Office) -> None:
-    """
-    And the next run finishes it.
-    """
+    """And the next run finishes it."""
     for _ in range(5):
         plain(office.store)
     office.store.data_keys.shred(TID)
@@ -117,9 +109,7 @@ def test_what_is_done_before_the_store_goes_away_stays_and_is_told(office: Offic
 
 
 def test_an_answer_that_nobody_could_open_is_wiped_and_done(office: Office) -> None:
-    """
-    Its work was done, so it does not run again; and it ends, as others do.
-    """
+    """Its work was done, so it does not run again; and it ends, as others do."""
     key = plain(office.store)
     payload = found(office.store, key).payload
     assert payload is not None
@@ -133,9 +123,7 @@ def test_an_answer_that_nobody_could_open_is_wiped_and_done(office: Office) -> N
 
 
 def test_a_quarantined_key_without_an_answer_is_not_made_a_done_one(office: Office) -> None:
-    """
-    Nobody knows whether its work was done.
-    """
+    """Nobody knows whether its work was done."""
     key, token = running(office.store)
     office.store.quarantine(key, token, "view-crashed")
     before = found(office.store, key)
@@ -145,9 +133,7 @@ def test_a_quarantined_key_without_an_answer_is_not_made_a_done_one(office: Offi
 
 
 def test_what_has_no_answer_yet_is_counted(office: Office) -> None:
-    """
-    In progress or quarantined: a late owner may bring one, and a plain one would be readable.
-    """
+    """In progress or quarantined: a late owner may bring one, and a plain one would be readable."""
     running(office.store), running(office.store, OTHER), plain(office.store)
     key, token = running(office.store)
     office.store.quarantine(key, token, "view-crashed")

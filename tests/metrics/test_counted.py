@@ -42,9 +42,7 @@ def meter(registry: CollectorRegistry) -> Meter:
 
 @pytest.mark.parametrize("kind", kinds(), ids=name_of)
 def test_every_event_has_a_metric_or_a_reason(kind: type[Event]) -> None:
-    """
-    A new event cannot be forgotten.
-    """
+    """A new event cannot be forgotten."""
     match COUNTED[kind]:
         case Uncounted(because):
             assert because
@@ -54,9 +52,7 @@ def test_every_event_has_a_metric_or_a_reason(kind: type[Event]) -> None:
 
 
 def test_every_family_is_counted_by_something() -> None:
-    """
-    One that nothing counts would be 0 for ever, and look like good news.
-    """
+    """One that nothing counts would be 0 for ever, and look like good news."""
     fed = {c.family for counted in COUNTED.values() if not isinstance(counted, Uncounted) for c in counted}
 
     assert {*fed, "store_call_duration_seconds"} == set(FAMILIES)
@@ -196,9 +192,7 @@ def test_a_run_that_failed_and_one_that_was_cut_short_are_told_apart(meter: Mete
 
 
 def test_a_heartbeat_counts_nothing(meter: Meter, registry: CollectorRegistry) -> None:
-    """
-    A skew is no number of anything, and a counter cannot fall.
-    """
+    """A skew is no number of anything, and a counter cannot fall."""
     event = events.TaskRun("", "heartbeat", 0.1, counts={"skew_ms": -5, "stepped_ms": 7}, finished=True)
 
     assert not [name for name in rises(meter, registry, event) if name[0] == "chore_counts_total"]
@@ -206,9 +200,7 @@ def test_a_heartbeat_counts_nothing(meter: Meter, registry: CollectorRegistry) -
 
 
 def test_what_nobody_knows_yet_leaves_nothing_behind(meter: Meter) -> None:
-    """
-    However many different words are said: neither series nor memory.
-    """
+    """However many different words are said: neither series nor memory."""
     meter.event(made(events.Quarantined, reason="first"))
     before = len(meter._children)
     for number in range(100):

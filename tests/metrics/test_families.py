@@ -20,9 +20,7 @@ def test_a_name_is_prefixed_and_a_histogram_names_its_unit(family: Family) -> No
 
 
 def test_no_label_is_what_a_client_sends_or_a_view_is_called() -> None:
-    """
-    Neither tenants nor endpoints: a series for each of them is what brings a Prometheus down.
-    """
+    """Neither tenants nor endpoints: a series for each of them is what brings a Prometheus down."""
     labels = {label for family in FAMILIES.values() for label in family.labels}
     labels |= {label for _, names in GAUGES.values() for label in names}
 
@@ -30,9 +28,7 @@ def test_no_label_is_what_a_client_sends_or_a_view_is_called() -> None:
 
 
 def test_all_of_it_is_a_few_hundred_series_for_an_application() -> None:
-    """
-    If everything that can happen has happened. Histograms have one for each of their buckets.
-    """
+    """If everything that can happen has happened. Histograms have one for each of their buckets."""
     series = sum(
         len(family.every()) * (len(family.buckets) + 3 if family.buckets else 1) for family in FAMILIES.values()
     )
@@ -42,18 +38,14 @@ def test_all_of_it_is_a_few_hundred_series_for_an_application() -> None:
 
 
 def test_a_value_that_is_not_known_is_other() -> None:
-    """
-    A release that says something new adds no series.
-    """
+    """A release that says something new adds no series."""
     family = Family("idempotency_test", "Test.", {"cause": ("error", OTHER)})
 
     assert [("error",), (OTHER,)] == [family.folded((said,)) for said in ("error", "k-1234")]
 
 
 def test_two_applications_share_the_metrics_of_a_registry() -> None:
-    """
-    Made twice, they would be refused by name.
-    """
+    """Made twice, they would be refused by name."""
     registry = CollectorRegistry()
 
     assert made_in(registry) is made_in(registry)

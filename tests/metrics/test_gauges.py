@@ -72,9 +72,7 @@ def read(gauges: Gauges) -> dict[tuple[str, ...], float]:
 
 
 def test_a_scrape_tells_what_is_unsettled_and_since_when(store: Store, clock: FrozenClock) -> None:
-    """
-    And when each chore was last done, and what the clocks said.
-    """
+    """And when each chore was last done, and what the clocks said."""
     app = shop(store)
     store.quarantine(*store.stand(lease=10), "test")
     store.stand(lease=20)
@@ -120,9 +118,7 @@ def test_a_heartbeat_of_another_release_is_passed_over(store: Store) -> None:
 
 
 def test_many_scrapes_are_one_question(store: Store) -> None:
-    """
-    What a store was asked is good for a while, and then it is asked again.
-    """
+    """What a store was asked is good for a while, and then it is asked again."""
     times = FrozenClock()
     gauges = Gauges(monotonic=times)
     app = shop(store)
@@ -140,9 +136,7 @@ def test_many_scrapes_are_one_question(store: Store) -> None:
 
 
 def test_scrapes_at_the_same_moment_are_one_question_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    The others wait for what the first is told.
-    """
+    """The others wait for what the first is told."""
     gauges = gauges_of(app := shop(store))
     second, real = threading.Event(), store.recovery.counts
 
@@ -165,9 +159,7 @@ def test_scrapes_at_the_same_moment_are_one_question_too(store: Store, monkeypat
 
 
 def test_a_store_that_is_away_is_said_and_not_asked_again_at_once(store: Store) -> None:
-    """
-    The scrape succeeds without it; a storm of scrapes does not wait for it each time.
-    """
+    """The scrape succeeds without it; a storm of scrapes does not wait for it each time."""
     store.down = True
     gauges = gauges_of(app := shop(store))
 
@@ -178,9 +170,7 @@ def test_a_store_that_is_away_is_said_and_not_asked_again_at_once(store: Store) 
 
 
 def test_a_store_that_can_tell_nothing_is_up_and_says_no_more(store: Store) -> None:
-    """
-    One of somebody's own, which offers the port and nothing besides.
-    """
+    """One of somebody's own, which offers the port and nothing besides."""
 
     class Bare:
         claim, renew, mark_point_of_no_return, complete = (
@@ -196,9 +186,7 @@ def test_a_store_that_can_tell_nothing_is_up_and_says_no_more(store: Store) -> N
 
 
 def test_registering_asks_nothing(store: Store) -> None:
-    """
-    A registry looks for names when a collector is registered; the application may not be set up by then.
-    """
+    """A registry looks for names when a collector is registered; the application may not be set up by then."""
     registry = CollectorRegistry(auto_describe=True)
     app = shop(store)
 
@@ -225,9 +213,7 @@ def test_applications_of_one_registry_are_told_apart(store: Store, clock: Frozen
 
 
 def test_the_latest_application_of_a_name_is_the_one_that_is_asked(store: Store, clock: FrozenClock) -> None:
-    """
-    Two series of the same labels would make the whole scrape worthless.
-    """
+    """Two series of the same labels would make the whole scrape worthless."""
     registry = CollectorRegistry()
     latest = Store(clock)
     apps = [shop(store), shop(latest)]
@@ -240,9 +226,7 @@ def test_the_latest_application_of_a_name_is_the_one_that_is_asked(store: Store,
 
 
 def test_an_application_that_has_gone_is_not_kept_alive(store: Store) -> None:
-    """
-    Nor told of: what it last said would stay for ever.
-    """
+    """Nor told of: what it last said would stay for ever."""
     gauges = gauges_of(app := shop(store))
     read(gauges)
 

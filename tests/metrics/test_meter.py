@@ -39,9 +39,7 @@ def state(world: World) -> AppState:
 
 
 def test_a_measured_application_counts_its_requests_and_times_its_store() -> None:
-    """
-    In the registry that everybody's /metrics shows.
-    """
+    """In the registry that everybody's /metrics shows."""
     world = shop("measured", metrics=True)
 
     for _ in range(3):
@@ -59,9 +57,7 @@ def test_a_measured_application_counts_its_requests_and_times_its_store() -> Non
 
 
 def test_what_has_never_happened_is_0() -> None:
-    """
-    Nobody can be alerted to the first rise of a series that is not there.
-    """
+    """Nobody can be alerted to the first rise of a series that is not there."""
     world = shop("quiet", metrics=True)
 
     assert [0.0, 0.0, 0.0] == [
@@ -73,9 +69,7 @@ def test_what_has_never_happened_is_0() -> None:
 
 
 def test_an_application_that_is_not_measured_is_as_if_this_were_not_there() -> None:
-    """
-    Its store is not wrapped, and nobody counts.
-    """
+    """Its store is not wrapped, and nobody counts."""
     world = shop("unmeasured")
     world.post()
 
@@ -105,9 +99,7 @@ def test_what_the_store_can_do_besides_is_found_behind_the_clock() -> None:
 
 
 def test_a_transactional_application_is_measured_too(tmp_path: Path) -> None:
-    """
-    Its store is still the one of its own session; what is committed there is no call of the store's port.
-    """
+    """Its store is still the one of its own session; what is committed there is no call of the store's port."""
     app = Flask("tests.web.app")
     app.config.update(TESTING=True, SQLALCHEMY_DATABASE_URI=f"sqlite:///{tmp_path / 'shop.db'}")
     db = SQLAlchemy(app)
@@ -157,9 +149,7 @@ def test_another_registry_may_be_counted_in() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="gunicorn forks")
 def test_several_processes_are_added_up_and_gauges_come_from_the_store(tmp_path: Path) -> None:
-    """
-    As gunicorn's workers are, with PROMETHEUS_MULTIPROC_DIR: every worker's counts, and one reading of the store.
-    """
+    """As gunicorn's workers are, with PROMETHEUS_MULTIPROC_DIR: every worker's counts, and one reading of the store."""
     ran = subprocess.run(
         [sys.executable, "-m", "tests.metrics.crowd"],
         cwd=ROOT,

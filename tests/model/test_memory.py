@@ -106,9 +106,7 @@ NEEDED_TOGETHER: dict[tuple[str, str], Protocol] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("row", sorted(ROWS))
 def test_nothing_runs_twice_when_a_store_forgets(row: str) -> None:
-    """
-    At most one effect, one answer, fences that rise, nothing that was ended comes back, and a way to the end.
-    """
+    """At most one effect, one answer, fences that rise, nothing that was ended comes back, and a way to the end."""
     found = explored(ROWS[row])
 
     assert ("", ()) == (found.violation, found.trace)
@@ -119,9 +117,7 @@ def test_nothing_runs_twice_when_a_store_forgets(row: str) -> None:
 @pytest.mark.skipif(not WHOLE, reason="MODEL=whole asks for it")
 @pytest.mark.parametrize("row", sorted(LARGE))
 def test_nor_where_more_can_happen_at_once(row: str) -> None:
-    """
-    The same with one more worker, or one more loss.
-    """
+    """The same with one more worker, or one more loss."""
     found = explored(LARGE[row])
 
     assert ("", ()) == (found.violation, found.trace)
@@ -130,25 +126,19 @@ def test_nor_where_more_can_happen_at_once(row: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", sorted(NEEDED))
 def test_no_rule_can_be_left_out(rule: str) -> None:
-    """
-    The row that holds with this rule does not hold without it.
-    """
+    """The row that holds with this rule does not hold without it."""
     assert explored(replace(NEEDED[rule], broken=frozenset({rule}))).violation
 
 
 @pytest.mark.parametrize("rules", sorted(NEEDED_TOGETHER), ids=" and ".join)
 def test_not_both_of_these_can_be_left_out(rules: tuple[str, str]) -> None:
-    """
-    Whoever drops one has to keep the other.
-    """
+    """Whoever drops one has to keep the other."""
     assert explored(replace(NEEDED_TOGETHER[rules], broken=frozenset(rules))).violation
 
 
 @pytest.mark.parametrize("row", ("plain, restarted", "marked, restarted", "deduplicated, restarted"))
 def test_after_a_restart_that_loses_nothing_nobody_has_to_look(row: str) -> None:
-    """
-    There is no state from which only an operator leads to the end; without the proof there is.
-    """
+    """There is no state from which only an operator leads to the end; without the proof there is."""
     alone = replace(ROWS[row], unattended=True)
 
     assert "" == explored(alone).violation
@@ -177,7 +167,5 @@ def test_after_a_restart_that_loses_nothing_nobody_has_to_look(row: str) -> None
     ),
 )
 def test_what_cannot_be_promised(protocol: Protocol, violation: str) -> None:
-    """
-    The limits that the documentation names are where it says they are.
-    """
+    """The limits that the documentation names are where it says they are."""
     assert violation == explored(protocol).violation

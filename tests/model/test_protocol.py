@@ -42,9 +42,7 @@ def explored(protocol: Protocol) -> Explored[World]:
 
 @pytest.mark.parametrize("effects", ("plain", "marked", "deduplicated", "transactional"))
 def test_every_state_is_as_promised(effects: Effects) -> None:
-    """
-    At most one effect, one answer, fences that rise, and a way to the end from everywhere.
-    """
+    """At most one effect, one answer, fences that rise, and a way to the end from everywhere."""
     found = explored(Protocol(effects))
 
     assert ("", ()) == (found.violation, found.trace)
@@ -53,9 +51,7 @@ def test_every_state_is_as_promised(effects: Effects) -> None:
 
 @pytest.mark.parametrize("rule", sorted(NEEDED))
 def test_no_rule_can_be_left_out(rule: str) -> None:
-    """
-    A model that could not fail would prove nothing.
-    """
+    """A model that could not fail would prove nothing."""
     assert explored(replace(NEEDED[rule], broken=frozenset({rule}))).violation
 
 
@@ -68,7 +64,5 @@ def test_no_rule_can_be_left_out(rule: str) -> None:
     ids=("plain effects that are taken over", "a person who frees what may be alive"),
 )
 def test_what_cannot_be_promised(protocol: Protocol, violation: str) -> None:
-    """
-    The limits that the documentation names are where it says they are.
-    """
+    """The limits that the documentation names are where it says they are."""
     assert violation == explored(protocol).violation

@@ -49,9 +49,7 @@ def make_store(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
 @pytest.mark.slow
 @pytest.mark.timeout(120 + 4 * EXAMPLES)
 def test_a_store_and_the_reference_agree(make_store: MakeStore, request: pytest.FixtureRequest) -> None:
-    """
-    On every answer and every record: what is completed never changes, and time ends nothing else.
-    """
+    """On every answer and every record: what is completed never changes, and time ends nothing else."""
     tiered = "tiered" in request.node.name
 
     class ThisStore(ReferenceMachine):

@@ -37,9 +37,7 @@ def verdicts(findings: Iterable[Finding]) -> list[tuple[str, Verdict]]:
 
 
 def test_the_worst_comes_first() -> None:
-    """
-    And what is equally bad in the order of the checks.
-    """
+    """And what is equally bad in the order of the checks."""
     checks = [says("a", FINE), says("b", ADVICE), says("c", FAULT), says("d", UNKNOWN), says("e", FAULT)]
 
     found = examine(checks, reach=there)
@@ -50,18 +48,14 @@ def test_the_worst_comes_first() -> None:
 
 @pytest.mark.parametrize(("verdict", "in_order"), ((FINE, True), (ADVICE, True), (UNKNOWN, True), (FAULT, False)))
 def test_only_a_fault_is_not_in_order(verdict: Verdict, in_order: bool) -> None:
-    """
-    Advice is none, and what cannot be looked at from here would be out of order on every managed server for ever.
-    """
+    """Advice is none, and what cannot be looked at from here would be out of order on every managed server for ever."""
     found = examine([says("a", verdict)], reach=there)
 
     assert (in_order, True) == (found.in_order, found.complete)
 
 
 def test_a_check_that_fails_is_unknown_and_hides_no_other() -> None:
-    """
-    By the class of its exception alone: its text may quote what nobody should read.
-    """
+    """By the class of its exception alone: its text may quote what nobody should read."""
     found = examine([fails("a", ZeroDivisionError("secret")), says("b", FAULT)], reach=there)
 
     assert [("b", FAULT), ("a", UNKNOWN), (REACHABLE, FINE)] == verdicts(found.findings)
@@ -71,9 +65,7 @@ def test_a_check_that_fails_is_unknown_and_hides_no_other() -> None:
 
 
 def test_what_is_set_up_wrong_is_a_fault_in_its_own_words() -> None:
-    """
-    They are ours, and name the remedy: tables that are missing, for one.
-    """
+    """They are ours, and name the remedy: tables that are missing, for one."""
     found = examine([fails("a", ConfigurationError("One. Do this.", "Two. Do that."))], reach=there)
 
     assert [("a", FAULT, "One. Do this."), ("a", FAULT, "Two. Do that.")] == [
@@ -89,9 +81,7 @@ def test_a_store_that_stops_answering_is_no_failure_of_the_check() -> None:
 
 
 def test_where_the_store_is_away_it_is_not_asked_again() -> None:
-    """
-    Each question would wait for its timeout. What needs no store is looked at all the same.
-    """
+    """Each question would wait for its timeout. What needs no store is looked at all the same."""
     asked: list[str] = []
 
     def ask() -> Iterable[Finding]:
@@ -106,9 +96,7 @@ def test_where_the_store_is_away_it_is_not_asked_again() -> None:
 
 
 def test_a_store_that_cannot_even_be_asked_is_away() -> None:
-    """
-    One of somebody's own may raise anything; its text is not ours to say.
-    """
+    """One of somebody's own may raise anything; its text is not ours to say."""
 
     def broken() -> None:
         raise OSError("postgresql://user:password@host")

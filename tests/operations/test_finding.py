@@ -15,9 +15,7 @@ from flask_idempotency.testing import FrozenClock
 @pytest.mark.parametrize("shards", (1, 4))
 @pytest.mark.parametrize("named", (0, 1), ids=("by the newest", "by the oldest"))
 def test_of_two_records_of_one_use_the_one_under_the_oldest_secret_decides(named: int, shards: int) -> None:
-    """
-    Owners settle it first. Whoever settled the other one first might release what its owner completes.
-    """
+    """Owners settle it first. Whoever settled the other one first might release what its owner completes."""
     store, token = MemoryStore(clock=FrozenClock()), new_token(bytes(5))
     secrets = [Identity(secret, tenant_shards=shards) for secret in (b"new", b"old")]
     keys = [who.storage_key(Scope("shop", "acme", "alice"), "k") for who in secrets]

@@ -50,9 +50,7 @@ def status(how: DataLossStatus, **rules: Any) -> DataLossReport:
     ),
 )
 def test_it_says_whether_new_keys_run(how: DataLossStatus, after_loss: str, run: bool) -> None:
-    """
-    A time that is over ends a change alone, and nothing lets a key run in another's store.
-    """
+    """A time that is over ends a change alone, and nothing lets a key run in another's store."""
     assert run is status(how, after_loss=after_loss).new_keys_run
 
 
@@ -96,9 +94,7 @@ def test_a_part_that_is_gone_is_never_made_ready_as_if_it_were_new() -> None:
     ((FINE, None), (FOREIGN, None), (CHANGED, 40.0), (MISSING, 40.0), (HELD_LONG_ENOUGH, 0.0)),
 )
 def test_it_says_how_long_to_wait(how: DataLossStatus, wait: float | None) -> None:
-    """
-    What nobody can acknowledge is not waited for.
-    """
+    """What nobody can acknowledge is not waited for."""
     assert wait == status(how).wait
 
 
@@ -148,9 +144,7 @@ def test_a_store_is_made_ready_once(how: DataLossStatus, anew: bool) -> None:
 
 @pytest.mark.parametrize("records", (Records(in_flight=1), Records(lapsed=1), Records(quarantined=1)))
 def test_a_store_with_claims_in_it_is_not_new(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Owners that survived have put them back: it was emptied. One that is ready may have as many as it likes.
-    """
+    """Owners that survived have put them back: it was emptied. One that is ready may have as many as it likes."""
     store = MemoryStore()
     monkeypatch.setattr(store.recovery, "counts", lambda: records)
     emptied = Kept(MISSING)

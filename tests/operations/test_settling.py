@@ -49,9 +49,7 @@ class Desk:
 
 @pytest.mark.parametrize("standing", ("in flight", "completed", "lapsed, takeover", "lapsed, quarantine"))
 def test_only_what_is_quarantined_is_completed_or_reopened(standing: Standing) -> None:
-    """
-    The verb itself sees to it, whoever calls it. Nothing is changed.
-    """
+    """The verb itself sees to it, whoever calls it. Nothing is changed."""
     desk = Desk(standing)
     before = desk.case
 
@@ -63,9 +61,7 @@ def test_only_what_is_quarantined_is_completed_or_reopened(standing: Standing) -
 
 
 def test_what_is_quarantined_is_completed_once() -> None:
-    """
-    The second to say so is told that somebody was faster.
-    """
+    """The second to say so is told that somebody was faster."""
     desk = Desk("quarantined")
     seen = desk.case
 
@@ -79,9 +75,7 @@ def test_what_is_quarantined_is_completed_once() -> None:
     (("in flight", True), ("lapsed, quarantine", True), ("completed", True), ("quarantined", False)),
 )
 def test_there_are_doubts_of_whatever_was_done_or_may_go_on(standing: Standing, doubtful: bool) -> None:
-    """
-    And of what its own owner has given up until its lease is over: what it has sent may be on its way.
-    """
+    """And of what its own owner has given up until its lease is over: what it has sent may be on its way."""
     desk = Desk(standing)
 
     assert release_warnings(desk.case, Policy())
@@ -93,9 +87,7 @@ def test_there_are_doubts_of_whatever_was_done_or_may_go_on(standing: Standing, 
     ("standing", "doubtful"), (("in flight", True), ("lapsed, quarantine", True), ("quarantined", False))
 )
 def test_of_an_endpoint_that_is_not_known_no_silent_owner_is_ever_gone(standing: Standing, doubtful: bool) -> None:
-    """
-    Nobody knows for how long its views may run.
-    """
+    """Nobody knows for how long its views may run."""
     desk = Desk(standing)
     desk.clock.advance(1e6)
 
@@ -115,9 +107,7 @@ def test_an_owner_may_live_until_its_runtime_is_over() -> None:
 
 
 def test_whether_it_is_wise_is_not_asked_by_the_verb() -> None:
-    """
-    It has been asked before, and perhaps overruled.
-    """
+    """It has been asked before, and perhaps overruled."""
     desk = Desk("completed")
 
     assert ResolveReport(1, left=0) == release(desk.settler, desk.case, WORD, forced=True)
@@ -125,9 +115,7 @@ def test_whether_it_is_wise_is_not_asked_by_the_verb() -> None:
 
 
 def test_a_handle_leads_back_to_its_record_and_to_nothing_else() -> None:
-    """
-    Whichever record it is; and a letter less or more is another thing.
-    """
+    """Whichever record it is; and a letter less or more is another thing."""
     key = a_key()
     handle = handle_of(key)
 
@@ -165,9 +153,7 @@ SAFE = ("deduplicated", "transactional")
 
 @pytest.mark.parametrize("effects", ("plain", "marked", *SAFE))
 def test_where_a_second_run_does_no_harm_three_silent_leases_are_enough(effects: Any) -> None:
-    """
-    Counted from when the owner was last heard of, whether it claimed or renewed then.
-    """
+    """Counted from when the owner was last heard of, whether it claimed or renewed then."""
     policy = Policy(lease=LEASE, effects=effects)
     desk = Desk("lapsed, takeover" if effects != "plain" else "lapsed, quarantine")
     desk.clock.now = desk.case.first.record.deadline
@@ -194,9 +180,7 @@ def test_an_owner_that_renews_never_counts_as_gone(effects: Any) -> None:
 
 @pytest.mark.parametrize("effects", SAFE)
 def test_a_claim_under_another_rule_waits_for_the_whole_runtime(effects: Any) -> None:
-    """
-    It was `plain` when it was claimed, and the policy has changed since. Nobody knows what a second run would do.
-    """
+    """It was `plain` when it was claimed, and the policy has changed since. Nobody knows what a second run would do."""
     desk = Desk("lapsed, quarantine")
     desk.clock.advance(100 * LEASE)
     patient = Policy(lease=LEASE, effects=effects, on_abandoned="quarantine", max_runtime=1000 * LEASE)

@@ -36,9 +36,7 @@ def faults(config: dict[str, Any] | None = None, *, identified: bool = True, **s
 
 
 def test_required_starts_when_everything_is_there() -> None:
-    """
-    And means: sealed, uncompressed, and nobody named in clear.
-    """
+    """And means: sealed, uncompressed, and nobody named in clear."""
     settings = load(**WHOLE)
 
     assert ("required", None, True) == (settings.encryption, settings.compression, settings.hashed_names)
@@ -66,9 +64,7 @@ def test_required_starts_when_everything_is_there() -> None:
     ),
 )
 def test_each_missing_part_is_one_sentence_with_its_remedy(missing: dict[str, Any], begins: str, remedy: str) -> None:
-    """
-    What is missing alone is told alone.
-    """
+    """What is missing alone is told alone."""
     told = faults(
         {"SECRET_KEY": "canary"},
         **{**WHOLE, "allow_plaintext_transport": not isinstance(missing.get("store"), str), **missing},
@@ -80,9 +76,7 @@ def test_each_missing_part_is_one_sentence_with_its_remedy(missing: dict[str, An
 
 
 def test_a_caller_that_nobody_names_is_a_missing_part() -> None:
-    """
-    Under one anonymous name, answers would be sealed for everybody.
-    """
+    """Under one anonymous name, answers would be sealed for everybody."""
     (told,) = faults(**WHOLE, identified=False)
 
     assert "nothing says who a caller is" in told
@@ -90,9 +84,7 @@ def test_a_caller_that_nobody_names_is_a_missing_part() -> None:
 
 
 def test_all_missing_parts_are_told_together() -> None:
-    """
-    With whatever else is wrong; nobody fixes a deployment one restart at a time.
-    """
+    """With whatever else is wrong; nobody fixes a deployment one restart at a time."""
     told = faults(
         {"SECRET_KEY": "canary"}, identified=False, encryption="required", store="redis://cache", quota_records=-1
     )
@@ -107,9 +99,7 @@ def test_all_missing_parts_are_told_together() -> None:
 
 
 def test_on_asks_for_less() -> None:
-    """
-    A ring, and a store that can keep data keys. It is the way to `required`, and leaves plain answers readable.
-    """
+    """A ring, and a store that can keep data keys. It is the way to `required`, and leaves plain answers readable."""
     settings = load({"SECRET_KEY": "k"}, identified=False, encryption="on", store="redis://cache", key_ring=RING)
 
     assert ("on", None, False) == (settings.encryption, settings.compression, settings.hashed_names)
@@ -118,9 +108,7 @@ def test_on_asks_for_less() -> None:
 
 
 def test_a_ring_that_cannot_be_read_is_told_under_its_name_and_not_called_missing() -> None:
-    """
-    What somebody has mistyped may be a key.
-    """
+    """What somebody has mistyped may be a key."""
     (told,) = faults(**{**WHOLE, "key_ring": "canary"})
 
     assert told.startswith("IDEMPOTENCY_KEY_RING: ")
@@ -129,9 +117,7 @@ def test_a_ring_that_cannot_be_read_is_told_under_its_name_and_not_called_missin
 
 @pytest.mark.parametrize("source", ("{key}:prod", "{key}.{key}:prod", "{key}:{key}"))
 def test_a_key_that_was_written_the_wrong_way_round_is_not_said(source: str) -> None:
-    """
-    Without its padding it could be the name of a module. Nor does Python quote it.
-    """
+    """Without its padding it could be the name of a module. Nor does Python quote it."""
     key = b64encode(bytes(range(32))).decode().rstrip("=").replace("+", "x").replace("/", "y")
 
     with pytest.raises(ConfigurationError) as caught:
@@ -144,9 +130,7 @@ def test_a_key_that_was_written_the_wrong_way_round_is_not_said(source: str) -> 
 
 
 def test_what_was_chosen_goes_before_what_encryption_would_have() -> None:
-    """
-    Compression and names have defaults that depend on it, and values of their own.
-    """
+    """Compression and names have defaults that depend on it, and values of their own."""
     settings = load(**WHOLE, compression="zlib", hash_identities=False)
 
     assert ("zlib", False) == (settings.compression, settings.hashed_names)
@@ -162,9 +146,7 @@ def test_other_words_are_refused(name: str) -> None:
 
 
 def test_the_ring_may_be_a_provider_of_ones_own_and_is_never_shown() -> None:
-    """
-    A debug page prints settings.
-    """
+    """A debug page prints settings."""
     ring = KeyRing({"a": b"canary" + b"k" * 26})
 
     settings = load(**{**WHOLE, "key_ring": ring})
@@ -219,16 +201,12 @@ def test_the_ring_may_be_a_provider_of_ones_own_and_is_never_shown() -> None:
     ),
 )
 def test_one_line_says_what_is_on(settings: dict[str, Any], loader: bool, line: str) -> None:
-    """
-    Without a secret in it, and without a URL.
-    """
+    """Without a secret in it, and without a URL."""
     assert line == summary(load(**settings), quota_loader=loader)
 
 
 def test_a_key_service_that_is_down_does_not_keep_the_application_from_starting() -> None:
-    """
-    Nor is what it says quoted.
-    """
+    """Nor is what it says quoted."""
 
     class Down:
         wrap = unwrap = len

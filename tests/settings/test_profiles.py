@@ -69,9 +69,7 @@ def test_ietf_is_what_a_policy_is_without_a_profile() -> None:
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_profile_decides_the_same_fields_and_holds_together(name: str) -> None:
-    """
-    None decides what becomes of an abandoned claim: that is the application's to say.
-    """
+    """None decides what becomes of an abandoned claim: that is the application's to say."""
     under(name).check(joint=False)
 
     assert set(DIALECT_FIELDS) == PROFILES[name].values.keys()
@@ -110,9 +108,7 @@ WRITTEN: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("written", WRITTEN, ids=lambda written: " ".join(written))
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_written_value_beats_a_profile_of_any_layer(profile: str, written: dict[str, Any]) -> None:
-    """
-    Whether it stands outside the profile, beside it, or within.
-    """
+    """Whether it stands outside the profile, beside it, or within."""
     named = {"profile": profile}
 
     assert policy_of(named, written) == policy_of(written, named) == policy_of({**named, **written})
@@ -121,9 +117,7 @@ def test_a_written_value_beats_a_profile_of_any_layer(profile: str, written: dic
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_written_max_runtime_shortens_the_lease_that_a_profile_brings(profile: str) -> None:
-    """
-    Two written values that contradict each other stay as they are, and are refused.
-    """
+    """Two written values that contradict each other stay as they are, and are refused."""
     policy = under(profile, max_runtime=20.0)
 
     assert (20.0, 20.0, []) == (policy.max_runtime, policy.lease, policy.faults(joint=False))
@@ -136,9 +130,7 @@ def decided(policy: Policy, status: int, error: BaseException | None = None) -> 
 
 @pytest.mark.parametrize("name", ("stripe", "x-idempotency"))
 def test_a_written_on_error_beats_the_statuses_that_a_profile_keeps(name: str) -> None:
-    """
-    Of 5xx alone: it says nothing of the others.
-    """
+    """Of 5xx alone: it says nothing of the others."""
     policy = under(name, on_error="release")
 
     assert {Decision.RELEASE} == {decided(policy, status) for status in (500, 502, 503, 599)}
@@ -161,9 +153,7 @@ def test_a_written_none_has_effects_decide_again(effects: str, status: int, expe
 
 @pytest.mark.parametrize("status", (402, 500))
 def test_written_release_statuses_beat_the_statuses_that_a_profile_keeps(status: int) -> None:
-    """
-    Those that are named, and no others.
-    """
+    """Those that are named, and no others."""
     policy = under("stripe", release_statuses=frozenset({status}))
 
     assert Decision.RELEASE is decided(policy, status)
@@ -179,9 +169,7 @@ def test_written_keep_statuses_beat_a_profiles_on_error() -> None:
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_two_written_lists_that_name_one_status_are_refused(profile: str) -> None:
-    """
-    In one layer or in two, by a sentence that names both.
-    """
+    """In one layer or in two, by a sentence that names both."""
     lists = {"keep_statuses": frozenset({409, 500}), "release_statuses": frozenset({500, 502})}
     both = under(profile, **lists)
     apart = policy_of({"keep_statuses": lists["keep_statuses"]}, {"release_statuses": lists["release_statuses"]})
@@ -227,9 +215,7 @@ def test_what_is_kept_of_an_unhandled_error(name: str, expected: Decision) -> No
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_no_profile_takes_abandoned_plain_work_over(name: str) -> None:
-    """
-    `effects` decide, or the application in so many words.
-    """
+    """`effects` decide, or the application in so many words."""
     assert OnExpiry.QUARANTINE is under(name).on_expiry
     assert OnExpiry.TAKEOVER is under(name, effects="deduplicated").on_expiry
     assert OnExpiry.TAKEOVER is under(name, on_abandoned="takeover").on_expiry

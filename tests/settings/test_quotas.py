@@ -23,9 +23,7 @@ from tests.settings.test_encryption import faults, load
     ),
 )
 def test_quotas_are_whole_numbers_and_a_rate(settings: dict[str, Any], quota: Quota | None) -> None:
-    """
-    Nothing set is None, so that nothing is counted.
-    """
+    """Nothing set is None, so that nothing is counted."""
     assert quota == load(secret="s-9f2c47d1e8b35a60", **settings).quota
 
 
@@ -47,9 +45,7 @@ def test_what_is_no_whole_number_is_refused(name: str, value: Any) -> None:
     ),
 )
 def test_what_no_store_can_count_to_is_refused(name: str, value: Any) -> None:
-    """
-    Else a database says so at the first claim, and all of them are 500. The remedy is no limit at all.
-    """
+    """Else a database says so at the first claim, and all of them are 500. The remedy is no limit at all."""
     (told,) = faults(secret="s-9f2c47d1e8b35a60", **{name: value})
 
     assert told.startswith(f"IDEMPOTENCY_{name.upper()}: ")

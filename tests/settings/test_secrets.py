@@ -61,9 +61,7 @@ def faults(*arguments: Any, **named: Any) -> str:
 
 @pytest.mark.parametrize("weak", WEAK, ids=repr)
 def test_a_weak_secret_is_refused_outside_debug_and_testing(weak: str | bytes) -> None:
-    """
-    Who reads the store could try candidates. The text tells the length and the command, and not the value.
-    """
+    """Who reads the store could try candidates. The text tells the length and the command, and not the value."""
     told = faults(weak)
 
     assert f"it has {len(weak if isinstance(weak, bytes) else weak.encode())} bytes" in told
@@ -98,9 +96,7 @@ def test_a_random_secret_of_memory_needs_nothing() -> None:
 
 @pytest.mark.parametrize("lenient", (False, True))
 def test_under_required_a_secret_has_32_bytes_in_debug_and_testing_too(lenient: bool) -> None:
-    """
-    It keys an HMAC-SHA256. Other faults may stand beside it.
-    """
+    """It keys an HMAC-SHA256. Other faults may stand beside it."""
     ring = NO_RING.partition("{")[0]
     for weak in ("a", STRONG, "x" * 40, [STRONGER, STRONG]):
         told = faults(weak, lenient=lenient, encryption="required")
@@ -113,9 +109,7 @@ def test_under_required_a_secret_has_32_bytes_in_debug_and_testing_too(lenient: 
 
 
 def test_a_weak_secret_may_be_rotated_out() -> None:
-    """
-    To leave it out at once would make every key new, and retries would run again. It is a warning at each start.
-    """
+    """To leave it out at once would make every key new, and retries would run again. It is a warning at each start."""
     settings = load([STRONG, "changeme"])
 
     assert (STRONG.encode(), b"changeme") == settings.secrets

@@ -39,9 +39,7 @@ def test_what_is_no_number_of_parts_is_refused(value: Any) -> None:
     "store", ("memory://", "sqlite:///{}/records.db", MemoryStore()), ids=("memory", "sql", "object")
 )
 def test_a_store_without_partitions_has_none_to_outgrow(store: Any, tmp_path: Path) -> None:
-    """
-    There nothing would notice when the number is changed, and every key would run again.
-    """
+    """There nothing would notice when the number is changed, and every key would run again."""
     store = store.format(tmp_path) if isinstance(store, str) else store
 
     with pytest.raises(ConfigurationError, match=r"IDEMPOTENCY_TENANT_SHARDS: .*has no partitions"):
@@ -50,9 +48,7 @@ def test_a_store_without_partitions_has_none_to_outgrow(store: Any, tmp_path: Pa
 
 
 def test_a_redis_may_have_several() -> None:
-    """
-    One that was made elsewhere must have been made for as many: it is what refuses another number later.
-    """
+    """One that was made elsewhere must have been made for as many: it is what refuses another number later."""
     client = fakeredis.FakeRedis()
     two = RedisStore(client, rules=RedisDataLossPolicy(shards=2, after_loss="run"))
 
@@ -64,9 +60,7 @@ def test_a_redis_may_have_several() -> None:
 
 
 def test_a_quota_that_cannot_be_divided_is_refused_at_start() -> None:
-    """
-    Each by a sentence that begins with its setting, and says what to do.
-    """
+    """Each by a sentence that begins with its setting, and says what to do."""
     told = faults(
         secret="s-9f2c47d1e8b35a60",
         tenant_shards=16,
@@ -82,9 +76,7 @@ def test_a_quota_that_cannot_be_divided_is_refused_at_start() -> None:
 
 
 def test_a_quota_that_can_be_is_not() -> None:
-    """
-    The settings say what a tenant may have, and not what a part of it may.
-    """
+    """The settings say what a tenant may have, and not what a part of it may."""
     quota = load(
         secret="s-9f2c47d1e8b35a60",
         tenant_shards=16,

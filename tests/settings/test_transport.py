@@ -43,9 +43,7 @@ def test_a_redis_here_or_over_tls_is_fine(url: str) -> None:
     ),
 )
 def test_a_redis_elsewhere_without_tls_is_refused_and_can_be_waived(url: str) -> None:
-    """
-    Also where its host is written in a way that two readers read differently.
-    """
+    """Also where its host is written in a way that two readers read differently."""
     (told,) = faults(**{**WHOLE, "store": url})
 
     assert told.startswith("IDEMPOTENCY_STORE: ")
@@ -79,9 +77,7 @@ def test_a_redis_elsewhere_without_tls_is_refused_and_can_be_waived(url: str) ->
     ),
 )
 def test_a_postgresql_elsewhere_has_to_be_reached_over_tls(url: str, fine: bool) -> None:
-    """
-    As libpq finds its way. A database on this machine is not reached over anything.
-    """
+    """As libpq finds its way. A database on this machine is not reached over anything."""
     settings = {**WHOLE, "store": url}
 
     if fine:
@@ -106,9 +102,7 @@ def test_a_postgresql_elsewhere_has_to_be_reached_over_tls(url: str, fine: bool)
 def test_the_environment_counts_as_far_as_libpq_heeds_it(
     variable: str, value: str, url: str, fine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    After what the URL says.
-    """
+    """After what the URL says."""
     monkeypatch.setenv(variable, value)
     settings = {**WHOLE, "store": url}
 
@@ -156,9 +150,7 @@ def test_the_environment_counts_as_far_as_libpq_heeds_it(
     ),
 )
 def test_the_applications_own_database_is_looked_at_where_it_is_configured(config: dict[str, Any], fine: bool) -> None:
-    """
-    `flask-sqlalchemy://` says nothing by itself.
-    """
+    """`flask-sqlalchemy://` says nothing by itself."""
     settings = {**WHOLE, "store": "flask-sqlalchemy://"}
 
     if fine:
@@ -169,9 +161,7 @@ def test_the_applications_own_database_is_looked_at_where_it_is_configured(confi
 
 
 def test_the_cache_in_front_is_looked_at_too() -> None:
-    """
-    It is sent the same answers.
-    """
+    """It is sent the same answers."""
     settings = {**WHOLE, "store": "sqlite:///shop.db"}
 
     (told,) = faults(**settings, redis_url="redis://:canary@cache")
@@ -181,9 +171,7 @@ def test_the_cache_in_front_is_looked_at_too() -> None:
 
 
 def test_an_object_cannot_be_looked_into() -> None:
-    """
-    Unless it is memory, which nothing is sent to.
-    """
+    """Unless it is memory, which nothing is sent to."""
 
     class Client:
         def evalsha(self) -> None: ...
@@ -210,9 +198,7 @@ def test_an_object_cannot_be_looked_into() -> None:
     ),
 )
 def test_a_certificate_that_nobody_looks_at_is_no_tls(setting: str, url: str, fine: bool) -> None:
-    """
-    Whoever sits on the way may show one of his own.
-    """
+    """Whoever sits on the way may show one of his own."""
     settings = {**WHOLE, "store": "sqlite:///shop.db", setting: url}
 
     if fine:
@@ -239,9 +225,7 @@ def test_a_certificate_that_nobody_looks_at_is_no_tls(setting: str, url: str, fi
     ),
 )
 def test_a_sqlite_that_is_somewhere_else_is_not_believed(url: str, fine: bool) -> None:
-    """
-    Some drivers under that name go over a network, and not all of their words for TLS are known here.
-    """
+    """Some drivers under that name go over a network, and not all of their words for TLS are known here."""
     of_application = {"SQLALCHEMY_DATABASE_URI": url}
 
     if fine:
@@ -280,9 +264,7 @@ def test_several_over_tls_are_fine(url: str) -> None:
     ),
 )
 def test_several_that_may_lead_elsewhere_without_tls_are_refused(url: str) -> None:
-    """
-    Also those on this machine: they name others, and nobody knows where those are.
-    """
+    """Also those on this machine: they name others, and nobody knows where those are."""
     (told,) = faults(**{**WHOLE, "store": url})
 
     assert told.startswith("IDEMPOTENCY_STORE: ")

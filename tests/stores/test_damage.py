@@ -62,9 +62,7 @@ MOST_LOOKS = 8 * 9 + 2
 @settings(deadline=None)
 @given(data=st.data())
 def test_a_damaged_record_in_redis_is_read_in_few_steps(name: str, data: st.DataObject) -> None:
-    """
-    As a record of which every number can be written down, compared and counted, or as damage.
-    """
+    """As a record of which every number can be written down, compared and counted, or as damage."""
     seen = Watched(data.draw(damaged(encode(RECORDS[name], tid=TID))))
     try:
         found = decode(seen, now=0.0)
@@ -103,9 +101,7 @@ def test_four_hundred_kilobytes_of_length_are_refused_after_nine(place: bytes) -
 
 @pytest.mark.parametrize("spelling", (b"\xac\x82\0", b"\x80\0"))
 def test_a_number_has_one_spelling(spelling: bytes) -> None:
-    """
-    A script compares the answer with what is written anew: another spelling could never be condemned.
-    """
+    """A script compares the answer with what is written anew: another spelling could never be condemned."""
     with pytest.raises(CorruptRecord, match="not written as"):
         decode(lengthened(b"payments.pay", spelling), now=0.0)
 
@@ -121,9 +117,7 @@ def test_what_is_read_is_written_as_it_was() -> None:
 
 @pytest.mark.parametrize("at", (42, 48, 54), ids=("requested", "deadline", "duration"))
 def test_a_time_that_no_calendar_has_is_damage(at: int) -> None:
-    """
-    A mismatch would tell it to the client, and Python knows no year 10889.
-    """
+    """A mismatch would tell it to the client, and Python knows no year 10889."""
     data = encode(replace(COMPLETED, requested_at=LATEST - 1, completed_at=LATEST, deadline=LATEST), tid=TID)
     size = 5 if at == 54 else 6
     with pytest.raises(CorruptRecord):
@@ -152,9 +146,7 @@ def test_scripts_and_python_know_the_same_limits() -> None:
 @settings(deadline=None)
 @given(data=st.data())
 def test_a_damaged_entry_of_the_cache_is_the_same_answer_or_none(data: st.DataObject) -> None:
-    """
-    Its sum finds accidents; and who writes the sum as well still has to write a completed record.
-    """
+    """Its sum finds accidents; and who writes the sum as well still has to write a completed record."""
     key = a_key()
     name = data.draw(st.sampled_from(sorted(RECORDS)))
     inner = data.draw(damaged(encode(RECORDS[name], tid=key.tid)) | st.just(encode(RECORDS[name], tid=key.tid)))
@@ -195,9 +187,7 @@ TEXTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
 @settings(deadline=None)
 @given(data=st.data())
 def test_a_damaged_text_in_redis_is_damage_and_nothing_else(name: str, data: st.DataObject) -> None:
-    """
-    Numbers of thousands of digits, letters that are none, and one field too many.
-    """
+    """Numbers of thousands of digits, letters that are none, and one field too many."""
     sound, read = TEXTS[name]
     assert read(sound) is not None
     text = data.draw(damaged(sound) | st.binary(max_size=40))
@@ -229,9 +219,7 @@ def test_only_a_few_digits_are_a_number(text: Any) -> None:
     ),
 )
 def test_a_planted_report_says_nothing(report: str) -> None:
-    """
-    Neither a recursion without an end nor a number without one reaches a gauge or a heartbeat.
-    """
+    """Neither a recursion without an end nor a number without one reaches a gauge or a heartbeat."""
     assert TaskReport(1.0, report).whole("skew_ms") is None
 
 
@@ -291,9 +279,7 @@ STORED = [name for name in Row._fields if name not in ("now", "erased")]
 @example(changed={"completed_at": "then"})
 @example(changed={"response_size": -1})
 def test_a_damaged_row_is_a_record_or_damage(name: str, changed: dict[str, Any]) -> None:
-    """
-    SQLite keeps anything in any column. What a claim is told can be told to a client and to a person.
-    """
+    """SQLite keeps anything in any column. What a claim is told can be told to a client and to a person."""
     request = a_request(a_key())
     columns = ROWS[name]._replace(**changed)
     try:
@@ -316,7 +302,5 @@ def test_a_damaged_row_is_a_record_or_damage(name: str, changed: dict[str, Any])
 
 
 def test_sound_rows_are_read() -> None:
-    """
-    Else the test above would pass for readers that refuse everything.
-    """
+    """Else the test above would pass for readers that refuse everything."""
     assert all(row_of(tuple(row)).state == row.state for row in ROWS.values())

@@ -149,9 +149,7 @@ def _race_of_release_and_answer(race: Race) -> None:
 
 
 def test_44_a_key_whose_owner_renews_is_not_released_behind_its_back(store: Any) -> None:
-    """
-    Who has looked before the renewal has seen another record. Of two people who release at once, one does.
-    """
+    """Who has looked before the renewal has seen another record. Of two people who release at once, one does."""
     for _ in range(ROUNDS):
         _race_of_release_and_renewal(Race(store))
 
@@ -202,9 +200,7 @@ def _race_of_release_without_force(race: Race, clock: FrozenClock, policy: Polic
 
 
 def test_44_two_people_who_say_different_things_are_not_both_believed(store: Any) -> None:
-    """
-    Nor is a resolver beside a person.
-    """
+    """Nor is a resolver beside a person."""
     race = Race(store)
     store.quarantine(race.key, race.token, "view-crashed")
     case = race.seen()

@@ -28,9 +28,7 @@ def shape(name: str, *secrets: str, namespace: str = "shop", tenant: bool = Fals
 
 
 def test_a_change_is_noticed_until_keep_is_over(make_kept: MakeStore, clock: FrozenClock) -> None:
-    """
-    By the store's clock, with the `keep` of the former shape.
-    """
+    """By the store's clock, with the `keep` of the former shape."""
     # Other tests of this process use the same database, by the same clock.
     book, name = make_kept(clock).task_log, token_hex()  # type: ignore[attr-defined]
     look(book, shape(name, name, keep=100_000.0), note=True)
@@ -58,9 +56,7 @@ def test_looking_without_noting_changes_nothing(make_kept: MakeStore, clock: Fro
 
 
 def test_processes_that_note_at_once_lose_nothing(make_kept: MakeStore, clock: FrozenClock) -> None:
-    """
-    One notes at a time. One that found another at it looks again.
-    """
+    """One notes at a time. One that found another at it looks again."""
     book = make_kept(clock).task_log  # type: ignore[attr-defined]
     shapes = [shape("shop 2", f"secret {number}", tenant=number % 2 == 0) for number in range(6)]
     barrier = Barrier(len(shapes))
@@ -87,9 +83,7 @@ def test_processes_that_note_at_once_lose_nothing(make_kept: MakeStore, clock: F
     ],
 )
 def test_a_damaged_history_counts_as_none(clock: FrozenClock, at: str, number: str) -> None:
-    """
-    It is in the store, where others may write. `doctor` and `stats` read it, and a new history replaces it.
-    """
+    """It is in the store, where others may write. `doctor` and `stats` read it, and a new history replaces it."""
     book, mine = MemoryStore(clock=clock).task_log, shape("shop")
     look(book, shape("shop", "former"), note=True)
     assert 1 == len(look(book, mine, note=False).changes)

@@ -57,9 +57,7 @@ class TestTimedLedger(LedgerContract):
 
 
 def test_every_call_is_told_once_with_how_it_ended_and_how_long_it_took() -> None:
-    """
-    A second each, by this stopwatch: two looks, and nothing else looks at it.
-    """
+    """A second each, by this stopwatch: two looks, and nothing else looks at it."""
     store, watch = timed(MemoryStore())
     key, token = a_key(), a_token()
 
@@ -103,9 +101,7 @@ def test_every_call_is_told_once_with_how_it_ended_and_how_long_it_took() -> Non
 def test_a_call_that_raises_is_told_too_and_raises(
     error: BaseException, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Time spent on a store that is away is the time that matters most.
-    """
+    """Time spent on a store that is away is the time that matters most."""
     behind = MemoryStore()
 
     def fails(key: object) -> None:
@@ -121,9 +117,7 @@ def test_a_call_that_raises_is_told_too_and_raises(
 
 
 def test_what_the_store_can_do_besides_is_still_found() -> None:
-    """
-    By whoever asks for a capability as assembly does, and is not timed.
-    """
+    """By whoever asks for a capability as assembly does, and is not timed."""
     behind = MemoryStore()
     store, watch = timed(behind)
     known = (KeepsDataKeys, ShowsResponses, Counts, SupportsRecovery, Expires, KeepsTaskLog, KnowsItsHealth)

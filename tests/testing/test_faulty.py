@@ -20,9 +20,7 @@ class TestFaultyStoreWithoutFaults(StoreContract):
 
 
 def test_a_lost_request_was_not_applied() -> None:
-    """
-    The store never heard of it.
-    """
+    """The store never heard of it."""
     store, key = FaultyStore(MemoryStore()), a_key()
     store.lose_request("claim")
 
@@ -33,9 +31,7 @@ def test_a_lost_request_was_not_applied() -> None:
 
 
 def test_a_lost_reply_was_applied() -> None:
-    """
-    The store has acted, and the caller cannot know.
-    """
+    """The store has acted, and the caller cannot know."""
     store, key, token = FaultyStore(MemoryStore()), a_key(), a_token()
     store.lose_reply("complete")
     granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -49,9 +45,7 @@ def test_a_lost_reply_was_applied() -> None:
 
 
 def test_faults_are_counted_from_where_they_were_asked_for() -> None:
-    """
-    The second call of any kind from now, once.
-    """
+    """The second call of any kind from now, once."""
     store, key = FaultyStore(MemoryStore()), a_key()
     store.read(key)
     store.lose_request(nth=2)
@@ -65,9 +59,7 @@ def test_faults_are_counted_from_where_they_were_asked_for() -> None:
 
 
 def test_a_store_that_is_down_loses_everything() -> None:
-    """
-    Until it is up again.
-    """
+    """Until it is up again."""
     store, key = FaultyStore(MemoryStore()), a_key()
     store.down = True
     with pytest.raises(StoreUnavailable):
@@ -78,9 +70,7 @@ def test_a_store_that_is_down_loses_everything() -> None:
 
 
 def test_calls_are_noted_with_their_tokens() -> None:
-    """
-    So that a test can tell who asked for what.
-    """
+    """So that a test can tell who asked for what."""
     store, key, token = FaultyStore(MemoryStore()), a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE))
     store.release(key, token)

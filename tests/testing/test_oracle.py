@@ -11,9 +11,7 @@ from flask_idempotency.testing import Oracle
 
 
 def test_one_run_and_its_answer_given_often_breaks_nothing() -> None:
-    """
-    With the refusals that its duplicates got in between, and a key that never ran.
-    """
+    """With the refusals that its duplicates got in between, and a key that never ran."""
     oracle = Oracle()
     oracle.answered("a", 409, b"in flight", replayed=False)
     oracle.answered("a", 201, b"paid", replayed=True)
@@ -104,9 +102,7 @@ def test_where_work_may_be_done_again_its_answer_must_still_be_one() -> None:
 
 
 def test_a_counter_elsewhere_has_the_last_word() -> None:
-    """
-    However often it is read.
-    """
+    """However often it is read."""
     oracle = Oracle()
     oracle.counted({"a": 1, "b": 0})
     oracle.counted({"a": 2, "b": 1})

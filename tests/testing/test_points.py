@@ -43,9 +43,7 @@ def worker(points: str) -> subprocess.Popen[str]:
 
 
 def test_a_worker_dies_where_its_environment_says() -> None:
-    """
-    Behind the claim, and before it could complete.
-    """
+    """Behind the claim, and before it could complete."""
     with worker("kill before complete") as process:
         told, _ = process.communicate(timeout=PATIENCE_SECONDS)
 
@@ -53,9 +51,7 @@ def test_a_worker_dies_where_its_environment_says() -> None:
 
 
 def test_a_worker_stands_still_where_its_environment_says_and_goes_on() -> None:
-    """
-    The claim was made when it stops, and its caller does not know yet.
-    """
+    """The claim was made when it stops, and its caller does not know yet."""
     with worker("stop after claim") as process:
         try:
             halted = eventually(lambda: stopped(process.pid))
@@ -69,9 +65,7 @@ def test_a_worker_stands_still_where_its_environment_says_and_goes_on() -> None:
 
 
 def test_a_thread_waits_before_its_transition_while_others_pass() -> None:
-    """
-    Another owner of another key completes meanwhile.
-    """
+    """Another owner of another key completes meanwhile."""
     store, go = FaultyStore(MemoryStore()), Event()
     keys, tokens = [a_key(), a_key()], [a_token(), a_token()]
     for key, token in zip(keys, tokens, strict=True):
@@ -107,9 +101,7 @@ def test_a_point_counts_its_passages_and_strikes_once() -> None:
 
 @pytest.mark.parametrize("wish", ("kill", "pause before claim", "kill before claim; stop"))
 def test_a_wish_that_cannot_be_read_is_refused(wish: str) -> None:
-    """
-    Or a test would pass because nothing happened.
-    """
+    """Or a test would pass because nothing happened."""
     with pytest.raises(ValueError, match=VARIABLE):
         Points.from_environment({VARIABLE: wish})
 

@@ -88,9 +88,7 @@ def received(line: socket.socket, size: int) -> bytes:
 def test_held_requests_reach_the_server_when_they_are_released(
     proxy: TcpProxy, line: socket.socket, echo: Echo
 ) -> None:
-    """
-    In their order, and not before.
-    """
+    """In their order, and not before."""
     proxy.hold_requests()
     line.sendall(b"one;")
     proxy.caught()
@@ -115,9 +113,7 @@ def test_held_replies_are_of_what_the_server_has_done(proxy: TcpProxy, line: soc
 
 
 def test_what_was_held_is_lost_when_its_line_is_cut(proxy: TcpProxy, line: socket.socket, echo: Echo) -> None:
-    """
-    And a new line is free.
-    """
+    """And a new line is free."""
     proxy.hold_requests()
     line.sendall(b"one;")
     proxy.caught()
@@ -135,9 +131,7 @@ def test_what_was_held_is_lost_when_its_line_is_cut(proxy: TcpProxy, line: socke
 def test_one_direction_is_lost_and_the_line_stays_open(
     proxy: TcpProxy, line: socket.socket, echo: Echo, direction: str
 ) -> None:
-    """
-    Of requests the server hears nothing; of replies the client, while the server acts.
-    """
+    """Of requests the server hears nothing; of replies the client, while the server acts."""
     getattr(proxy, f"drop_{direction}")()
     line.sendall(b"one;")
     assert silent(line)
@@ -169,9 +163,7 @@ def test_delayed_pieces_arrive_all_the_same(proxy: TcpProxy, line: socket.socket
 
 
 def test_a_line_to_a_server_that_is_gone_ends(proxy: TcpProxy, echo: Echo) -> None:
-    """
-    As the server's own address would end it; the proxy lives on.
-    """
+    """As the server's own address would end it; the proxy lives on."""
     echo.stop()
     with socket.create_connection(("127.0.0.1", proxy.port), PATIENCE_SECONDS) as line:
         assert line.recv(100) == b""

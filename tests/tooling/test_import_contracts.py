@@ -30,9 +30,7 @@ def lint(tree: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_module_without_a_floor_fails(tree: Path) -> None:
-    """
-    A stray helpers.py must find its room before it is merged.
-    """
+    """A stray helpers.py must find its room before it is merged."""
     (tree / "flask_idempotency" / "helpers.py").touch()
 
     result = lint(tree)
@@ -54,9 +52,7 @@ def test_a_module_without_a_floor_fails(tree: Path) -> None:
     ),
 )
 def test_an_import_up_the_stairs_fails(tree: Path, importer: str, imported: str) -> None:
-    """
-    Not even for the type checker's eyes only: what two rooms share belongs on a lower floor.
-    """
+    """Not even for the type checker's eyes only: what two rooms share belongs on a lower floor."""
     for path in (tree / importer, tree / f"{imported.replace('.', '/')}/__init__.py"):
         if not path.parent.exists():
             path.parent.mkdir(parents=True)
@@ -71,9 +67,7 @@ def test_an_import_up_the_stairs_fails(tree: Path, importer: str, imported: str)
 
 
 def test_the_engine_imports_only_the_standard_library_and_itself() -> None:
-    """
-    So its rules can be read, tested and trusted without knowing Flask, Redis or SQL.
-    """
+    """So its rules can be read, tested and trusted without knowing Flask, Redis or SQL."""
     foreign = {
         f"{file.name}: {module}"
         for file in ENGINE.rglob("*.py")

@@ -87,9 +87,7 @@ def dropped(app: Flask, db: SQLAlchemy) -> set[str]:
 
 
 def test_tables_beside_the_metadata_are_a_fault(open_app: Open) -> None:
-    """
-    It says what Alembic does.
-    """
+    """It says what Alembic does."""
     app, db = open_app(migrate={})
 
     (finding,) = found(app)
@@ -106,9 +104,7 @@ def test_tables_are_left_alone_by_the_function_that_is_shipped(open_app: Open) -
 
 
 def test_the_function_changes_nothing_for_tables_in_the_metadata(open_app: Open) -> None:
-    """
-    Else Alembic would make them once more; and of other tables it drops what it dropped before.
-    """
+    """Else Alembic would make them once more; and of other tables it drops what it dropped before."""
     app, db = open_app(migrate={"include_object": include_object}, setup=lambda db: include_in(db.metadata))
     with app.app_context(), db.engine.begin() as connection:
         connection.execute(text("CREATE TABLE forgotten (id INTEGER)"))
@@ -143,9 +139,7 @@ def test_functions_of_the_application_are_asked(open_app: Open, arguments: dict[
     ),
 )
 def test_what_env_py_does_cannot_be_seen(open_app: Open, env: str, expected: Verdict) -> None:
-    """
-    Whether it does anything can.
-    """
+    """Whether it does anything can."""
     app, _ = open_app(migrate={}, env=env)
 
     assert expected is verdict(app)

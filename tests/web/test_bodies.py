@@ -121,9 +121,7 @@ def taken(
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("kind", BODIES)
 def test_view_sees_what_it_sees_without_us(kind: str, reader: str) -> None:
-    """
-    Property 56: every kind of body, however it is read and however it arrives, with a limit and without.
-    """
+    """Property 56: every kind of body, however it is read and however it arrives, with a limit and without."""
     data, media_type = BODIES[kind]
     for delivery, limit in product(DELIVERIES, (None, len(data) + 1)):
         plain = reading(READERS[reader], MAX_CONTENT_LENGTH=limit)
@@ -137,9 +135,7 @@ def test_view_sees_what_it_sees_without_us(kind: str, reader: str) -> None:
 @pytest.mark.parametrize("delivery", DELIVERIES)
 @pytest.mark.parametrize("reader", ("get_data", "stream", "stream in pieces", "iteration", "json"))
 def test_view_sees_the_same_at_exactly_the_limit(reader: str, delivery: Delivery) -> None:
-    """
-    There Werkzeug's own stream answers differently depending on how it is read; so does ours.
-    """
+    """There Werkzeug's own stream answers differently depending on how it is read; so does ours."""
     data = b'{"a": 1}\n'
     plain = reading(READERS[reader], MAX_CONTENT_LENGTH=len(data))
     guarded = reading(READERS[reader], ours, MAX_CONTENT_LENGTH=len(data))
@@ -151,9 +147,7 @@ def test_view_sees_the_same_at_exactly_the_limit(reader: str, delivery: Delivery
 @pytest.mark.parametrize("hook", ("get_data", "json", "form", "values"))
 @pytest.mark.parametrize("kind", ("json", "urlencoded", "multipart", "octets"))
 def test_view_sees_the_same_after_another_hook(kind: str, hook: str, reader: str) -> None:
-    """
-    CSRF protection and request logging read bodies too; what they leave to the view, we leave to it.
-    """
+    """CSRF protection and request logging read bodies too; what they leave to the view, we leave to it."""
     data, media_type = BODIES[kind]
     for delivery in DELIVERIES:
         plain = reading(READERS[reader], READERS[hook])
@@ -167,27 +161,21 @@ def test_view_sees_the_same_after_another_hook(kind: str, hook: str, reader: str
 @pytest.mark.parametrize("delivery", DELIVERIES)
 @pytest.mark.parametrize("size", (0, 1, MEMORY_BYTES - 1, MEMORY_BYTES, MEMORY_BYTES + 1, 5 * MEMORY_BYTES))
 def test_whole_body_is_read(size: int, delivery: Delivery) -> None:
-    """
-    To the last byte, on both sides of every buffer.
-    """
+    """To the last byte, on both sides of every buffer."""
     data = bytes(index % 251 for index in range(size))
 
     assert data == taken(data, delivery=delivery, before=lambda asked: None)
 
 
 def test_bytes_beyond_the_announced_length_are_not_cut_off() -> None:
-    """
-    Where the server says that it ends the stream itself, Werkzeug shows the view all of it.
-    """
+    """Where the server says that it ends the stream itself, Werkzeug shows the view all of it."""
     environ = environ_of(b"abcdef", delivery=terminated) | {"CONTENT_LENGTH": "3"}
 
     assert (200, repr((b"abcdef",) * 2).encode()) == send(reading(READERS["get_data"], ours), environ)
 
 
 def test_body_is_read_once() -> None:
-    """
-    Whoever asks again gets the same, also after the view has begun to read.
-    """
+    """Whoever asks again gets the same, also after the view has begun to read."""
     asked = request_of(b"abc")
     body = read_body(asked)
     asked.stream.read(1)
@@ -215,9 +203,7 @@ def test_stream_that_never_ends_is_left_alone() -> None:
 def test_truncated_body_is_refused_where_the_server_does_not_say(
     delivery: Delivery, limit: int | None, sent: int
 ) -> None:
-    """
-    Property 59: gunicorn ends a body of 3 bytes out of 1000 as if it were whole.
-    """
+    """Property 59: gunicorn ends a body of 3 bytes out of 1000 as if it were whole."""
     app = Flask(__name__)
     app.config["MAX_CONTENT_LENGTH"] = limit
     environ = environ_of(b"x" * sent, delivery=delivery) | {"CONTENT_LENGTH": "1000"}
@@ -227,18 +213,14 @@ def test_truncated_body_is_refused_where_the_server_does_not_say(
 
 
 def test_truncated_body_is_refused_where_werkzeug_says_so() -> None:
-    """
-    Its ClientDisconnected becomes the same refusal.
-    """
+    """Its ClientDisconnected becomes the same refusal."""
     with pytest.raises(TruncatedBody):
         read_body(Request(environ_of(b"abc") | {"CONTENT_LENGTH": "1000"}))
 
 
 @pytest.mark.parametrize("limit", (None, 5000))
 def test_truncated_body_that_a_hook_has_cached_is_refused(limit: int | None) -> None:
-    """
-    A copy of half a body is half a body.
-    """
+    """A copy of half a body is half a body."""
     app = Flask(__name__)
     app.config["MAX_CONTENT_LENGTH"] = limit
     environ = environ_of(b"abc", delivery=terminated) | {"CONTENT_LENGTH": "1000"}
@@ -251,9 +233,7 @@ def test_truncated_body_that_a_hook_has_cached_is_refused(limit: int | None) -> 
 
 
 def test_connection_lost_in_a_chunked_body_is_a_truncated_body() -> None:
-    """
-    Servers raise OSError there, each its own kind.
-    """
+    """Servers raise OSError there, each its own kind."""
 
     class Broken(Pipe):
         def read(self, size: int = -1) -> bytes:
@@ -266,17 +246,13 @@ def test_connection_lost_in_a_chunked_body_is_a_truncated_body() -> None:
 
 
 def test_view_answers_a_length_over_the_limit() -> None:
-    """
-    The body is not read, and what Werkzeug says of it is what it always says.
-    """
+    """The body is not read, and what Werkzeug says of it is what it always says."""
     assert 413 == send(reading(READERS["get_data"], ours, MAX_CONTENT_LENGTH=5), environ_of(b"0123456789"))[0]
 
 
 @NEEDS_LIMIT_PER_REQUEST
 def test_view_decides_about_a_length_over_the_limit() -> None:
-    """
-    Property 60: the body is not read, so a view that raises its own limit still has it.
-    """
+    """Property 60: the body is not read, so a view that raises its own limit still has it."""
 
     def reads_more() -> bytes:
         cast(Any, request).max_content_length = 100
@@ -289,9 +265,7 @@ def test_view_decides_about_a_length_over_the_limit() -> None:
 
 @NEEDS_LIMIT_PER_REQUEST
 def test_limit_that_the_view_lowers_still_holds() -> None:
-    """
-    The stream is made anew for the view, with the view's limit.
-    """
+    """The stream is made anew for the view, with the view's limit."""
 
     def reads_less() -> bytes:
         cast(Any, request).max_content_length = 5
@@ -303,9 +277,7 @@ def test_limit_that_the_view_lowers_still_holds() -> None:
 
 @pytest.mark.parametrize("size", (10, 100_000))
 def test_chunked_body_over_the_limit_is_refused(size: int) -> None:
-    """
-    Property 61: 413, where Werkzeug would hand the view the first part of it without a word.
-    """
+    """Property 61: 413, where Werkzeug would hand the view the first part of it without a word."""
     app = Flask(__name__)
     app.config["MAX_CONTENT_LENGTH"] = size
 
@@ -325,9 +297,7 @@ CONSUMERS: dict[str, Callable[[Request], Any]] = {
 @pytest.mark.parametrize("consumer", CONSUMERS)
 @pytest.mark.parametrize("delivery", (by_length, endless, terminated, seekable))
 def test_nothing_can_be_consumed_of_an_empty_body(delivery: Delivery, consumer: str) -> None:
-    """
-    A DELETE without a body passes a hook that reads every body.
-    """
+    """A DELETE without a body passes a hook that reads every body."""
     assert b"" == taken(delivery=delivery, before=CONSUMERS[consumer])
 
 
@@ -340,9 +310,7 @@ def cache_the_rest(asked: Request) -> None:
 @pytest.mark.parametrize("consumer", CONSUMERS)
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_consumed_body_is_a_loud_error(delivery: Delivery, consumer: str) -> None:
-    """
-    Property 62: never the fingerprint of what is left, on any server.
-    """
+    """Property 62: never the fingerprint of what is left, on any server."""
     with pytest.raises(BodyConsumed, match="get_data"):
         taken(b'{"amount": 1}', delivery=delivery, before=CONSUMERS[consumer])
 
@@ -352,35 +320,27 @@ def test_consumed_body_is_a_loud_error(delivery: Delivery, consumer: str) -> Non
     ((by_length, BodyConsumed), (endless, BodyConsumed), (seekable, BodyConsumed), (terminated, TruncatedBody)),
 )
 def test_body_cached_in_part_is_refused(delivery: Delivery, error: type[Exception]) -> None:
-    """
-    Where the server's stream does not tell that something was read before, the missing bytes do.
-    """
+    """Where the server's stream does not tell that something was read before, the missing bytes do."""
     with pytest.raises(error):
         taken(b'{"amount": 1}', delivery=delivery, before=cache_the_rest)
 
 
 @pytest.mark.parametrize("delivery", (by_length, seekable))
 def test_input_read_behind_werkzeugs_back_is_a_loud_error(delivery: Delivery) -> None:
-    """
-    As long as the server's stream tells where it stands.
-    """
+    """As long as the server's stream tells where it stands."""
     with pytest.raises(BodyConsumed):
         taken(b"abcdef", delivery=delivery, before=lambda asked: asked.environ["wsgi.input"].read(3))
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_form_access_on_another_type_consumes_nothing(delivery: Delivery) -> None:
-    """
-    CSRF protection looks for a token in `request.form` of a JSON request too.
-    """
+    """CSRF protection looks for a token in `request.form` of a JSON request too."""
     assert b"{}" == taken(b"{}", delivery=delivery, before=lambda asked: asked.form)
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_body_cached_by_a_hook_is_read_from_the_cache(delivery: Delivery) -> None:
-    """
-    Also when it has been parsed as JSON or as a form from there.
-    """
+    """Also when it has been parsed as JSON or as a form from there."""
 
     def before(asked: Request) -> None:
         asked.get_data()
@@ -393,9 +353,7 @@ def test_body_cached_by_a_hook_is_read_from_the_cache(delivery: Delivery) -> Non
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_form_parsed_by_a_hook_is_found_as_a_form(delivery: Delivery) -> None:
-    """
-    Also after get_data(), which then caches nothing.
-    """
+    """Also after get_data(), which then caches nothing."""
     asked = request_of(b"a=1", FORM, delivery=delivery)
     assert ("1", b"") == (asked.form["a"], asked.get_data())
 
@@ -404,9 +362,7 @@ def test_form_parsed_by_a_hook_is_found_as_a_form(delivery: Delivery) -> None:
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_stream_that_a_hook_put_in_place_is_what_counts(delivery: Delivery) -> None:
-    """
-    A hook that unzips decides what the view sees, and two gzips of one text differ.
-    """
+    """A hook that unzips decides what the view sees, and two gzips of one text differ."""
     data = gzip.compress(b'{"amount": 1}' * 99)
 
     def unzip() -> None:
@@ -457,9 +413,7 @@ def test_file_in_a_cycle_is_closed_without_a_warning() -> None:
 
 
 def test_close_gives_the_file_back() -> None:
-    """
-    For the caller who knows that nobody reads on.
-    """
+    """For the caller who knows that nobody reads on."""
     body = read_body(request_of(b"x" * 300_000))
     assert body.stream is not None
 
@@ -515,9 +469,7 @@ print(peak() - before)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ("multipart", "raw", "json", "form"))
 def test_hundred_megabytes_take_less_than_five_of_memory(kind: str) -> None:
-    """
-    Property 63, in a process of its own, whose peak is this upload's.
-    """
+    """Property 63, in a process of its own, whose peak is this upload's."""
     root = Path(__file__).parents[2]
     ran = subprocess.run([sys.executable, "-c", UPLOAD, kind], capture_output=True, text=True, cwd=root, check=False)
 
@@ -526,9 +478,7 @@ def test_hundred_megabytes_take_less_than_five_of_memory(kind: str) -> None:
 
 
 def test_pieces_come_from_the_start_and_leave_no_trace() -> None:
-    """
-    A reader in between is not disturbed.
-    """
+    """A reader in between is not disturbed."""
     stream = io.BytesIO(b"abcdef")
     stream.seek(2)
 

@@ -73,9 +73,7 @@ def charging(world: World, decorator: Callable[..., Any]) -> World:
 @pytest.mark.parametrize("trap", (False, True))
 @pytest.mark.parametrize("decorator", (retried, called_twice, signalling))
 def test_a_replay_is_given_again_however_often_the_view_is_called(decorator: Any, trap: bool) -> None:
-    """
-    A decorator that takes the stored answer for an error must not get the charge done twice.
-    """
+    """A decorator that takes the stored answer for an error must not get the charge done twice."""
     world = charging(new_world(config={"TRAP_HTTP_EXCEPTIONS": trap}), decorator)
     first = world.post()
     before = len(world.runs)
@@ -96,9 +94,7 @@ def test_a_replay_is_given_again_however_often_the_view_is_called(decorator: Any
 def test_a_refusal_is_given_again_however_often_the_view_is_called(
     decorator: Any, trap: bool, policy: dict[str, Any], key: str | None, down: bool, status: int
 ) -> None:
-    """
-    No key where one is required, a key that is none, no store: the view does not run at the second call either.
-    """
+    """No key where one is required, a key that is none, no store: the view does not run at the second call either."""
     world = charging(new_world(config={"TRAP_HTTP_EXCEPTIONS": trap}, **policy), decorator)
     world.store.down = down
 
@@ -107,9 +103,7 @@ def test_a_refusal_is_given_again_however_often_the_view_is_called(
 
 
 def test_a_view_without_a_key_may_be_called_again_and_nobody_warns(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    There is no key to protect it, and none that was claimed too early.
-    """
+    """There is no key to protect it, and none that was claimed too early."""
     world = new_world(form_field="key")
 
     @world.view()

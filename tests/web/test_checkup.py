@@ -49,9 +49,7 @@ def set_up(app: Flask, *, setup: Callable[[Idempotency], object] = lambda extens
 
 
 def test_a_secret_that_is_secret_key_is_said_to_be_so() -> None:
-    """
-    However both are written; and one that is only listed to be rotated out is no longer in use for new keys.
-    """
+    """However both are written; and one that is only listed to be rotated out is no longer in use for new keys."""
     for secret in (FLASKS, FLASKS.encode()):
         (told,) = found(shop(secret=secret), "secret")
         assert "is SECRET_KEY itself" in told.text
@@ -123,9 +121,7 @@ def test_a_setting_is_judged(check: str, verdict: Verdict, settings: dict[str, A
 
 
 def test_a_policy_that_cannot_be_kept_is_a_fault() -> None:
-    """
-    Also that of a view, which init_app has not seen.
-    """
+    """Also that of a view, which init_app has not seen."""
     app = shop()
     app.post("/refund", endpoint="refund")(idempotent(effects="transactional")(lambda: "back"))
 
@@ -147,9 +143,7 @@ def test_a_policy_that_cannot_be_kept_is_a_fault() -> None:
     ),
 )
 def test_a_line_that_others_can_read_is_told(url: str, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    By the setting that names it; never the URL, which may hold a password.
-    """
+    """By the setting that names it; never the URL, which may hold a password."""
     monkeypatch.setattr("flask_idempotency.assembly._redis_store", lambda *arguments: Store())
     monkeypatch.setattr("flask_idempotency.assembly._sql_store", lambda strategy, bind: Store())
     app = shop(store=url)
@@ -205,9 +199,7 @@ def test_a_janitor_that_never_came_is_missed(shared: Store) -> None:
 
 
 def test_a_chore_is_missed_where_there_is_work_for_it(shared: Store) -> None:
-    """
-    Nobody rotates where nothing is encrypted, and nobody recounts where there are no quotas.
-    """
+    """Nobody rotates where nothing is encrypted, and nobody recounts where there are no quotas."""
     book_in(shared, "shop").report("heartbeat", "{}")
 
     said = found(of_function(reconcile_interval=10, rotate_interval=10), "chores")
@@ -244,9 +236,7 @@ def test_a_key_that_is_not_in_the_ring_is_told(shared: Store) -> None:
 
 
 def test_a_store_that_can_do_nothing_besides_is_unknown_and_not_broken() -> None:
-    """
-    One of somebody's own that offers the port alone: it works, and cannot be looked into.
-    """
+    """One of somebody's own that offers the port alone: it works, and cannot be looked into."""
     whole = MemoryStore()
 
     class Bare:
@@ -266,9 +256,7 @@ def test_a_store_that_can_do_nothing_besides_is_unknown_and_not_broken() -> None
 
 
 def test_a_store_that_is_away_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    And what needs no store is looked at all the same.
-    """
+    """And what needs no store is looked at all the same."""
     store = MemoryStore()
     app = shop(store=store)
 
@@ -286,9 +274,7 @@ def test_a_store_that_is_away_is_told_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_database_is_examined_too(tmp_path: Path) -> None:
-    """
-    With its tables, and without: then that is a fault, and the rest of it is looked at all the same.
-    """
+    """With its tables, and without: then that is a fault, and the rest of it is looked at all the same."""
     app = shop(store=f"sqlite:///{tmp_path / 'shop.db'}")
 
     without = examined(app)
@@ -304,9 +290,7 @@ def test_a_database_is_examined_too(tmp_path: Path) -> None:
 
 
 def test_a_redis_is_examined_too(redis_server: RedisServer) -> None:
-    """
-    What it says of itself, and what every store is asked.
-    """
+    """What it says of itself, and what every store is asked."""
     app = shop(store=redis_server.url)
     app.test_client().post("/pay", headers={"Idempotency-Key": "k"})
 
@@ -318,9 +302,7 @@ def test_a_redis_is_examined_too(redis_server: RedisServer) -> None:
 
 
 def test_a_store_of_somebodys_own_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    One that does not tell the time is asked for a key that nobody has used.
-    """
+    """One that does not tell the time is asked for a key that nobody has used."""
     store = FaultyStore(MemoryStore())
     app = shop(store=store)
     store.down = True

@@ -143,9 +143,7 @@ def test_a_view_that_was_chosen_is_guarded() -> None:
 
 
 def test_a_wrong_policy_of_a_view_that_was_not_chosen_is_no_fault() -> None:
-    """
-    The application's own value does not concern what is not guarded.
-    """
+    """The application's own value does not concern what is not guarded."""
     world = new_world(config={"IDEMPOTENCY_GUARD": "chosen"})
     world.view()(lambda: "done")
 
@@ -244,9 +242,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_kept_response_that_sets_a_cookie_is_warned_of_once(
     view: Callable[[], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    The replay has no cookie, so a retry of a login would not be signed in. No value of it is in the warning.
-    """
+    """The replay has no cookie, so a retry of a login would not be signed in. No value of it is in the warning."""
     world = new_world()
     manager = LoginManager(world.app)
     manager.user_loader(lambda name: User())
@@ -367,9 +363,7 @@ def sent(world: World) -> Any:
 
 @pytest.mark.parametrize("view", [flashed, flashed_in_a_form], ids=lambda view: view.__name__)
 def test_a_flash_message_alone_is_not_warned_of(view: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
-    """
-    Nearly every form has one, and its view signs nobody in.
-    """
+    """Nearly every form has one, and its view signs nobody in."""
     assert "Set-Cookie" in sent(with_cart(view)).headers
     assert [] == warnings(caplog)
 
@@ -380,9 +374,7 @@ def test_a_flash_message_alone_is_not_warned_of(view: Callable[[], Any], caplog:
     ids=lambda view: view.__name__,
 )
 def test_a_flash_message_hides_no_other_change(view: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
-    """
-    Not one within a value either, which the session itself cannot see.
-    """
+    """Not one within a value either, which the session itself cannot see."""
     sent(with_cart(view))
 
     assert 1 == len(warnings(caplog))
@@ -405,9 +397,7 @@ class Uncopied:
 
 
 def test_a_value_that_cannot_be_copied_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    Then the session cannot be compared.
-    """
+    """Then the session cannot be compared."""
     world = new_world()
 
     class Kept(SecureCookieSessionInterface):
@@ -424,9 +414,7 @@ def test_a_value_that_cannot_be_copied_fails_no_request(caplog: pytest.LogCaptur
 
 
 def test_comparing_sessions_adds_no_vary() -> None:
-    """
-    A view that leaves the session alone gives the same response whatever the cookie is.
-    """
+    """A view that leaves the session alone gives the same response whatever the cookie is."""
     world = with_cart(lambda: "saved")
 
     assert "Vary" not in sent(world).headers
@@ -442,9 +430,7 @@ def test_an_exempt_view_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> No
 
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_cookies_of_the_applications_hooks_are_not_the_views(where: str, caplog: pytest.LogCaptureFixture) -> None:
-    """
-    They run on replays as well, so nothing is lost.
-    """
+    """They run on replays as well, so nothing is lost."""
     world = new_world()
     if where == "before":
 
@@ -466,9 +452,7 @@ def test_cookies_of_the_applications_hooks_are_not_the_views(where: str, caplog:
 
 
 def test_looking_at_the_session_does_not_mark_it_as_accessed() -> None:
-    """
-    It would add `Vary: Cookie` to every response with a key, and caches would be of no use.
-    """
+    """It would add `Vary: Cookie` to every response with a key, and caches would be of no use."""
     world = new_world()
     world.view()(lambda: "paid")
 
@@ -478,9 +462,7 @@ def test_looking_at_the_session_does_not_mark_it_as_accessed() -> None:
 
 
 def test_a_session_that_cannot_tell_whether_it_was_changed_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    Flask's mixin says of such a class that it was always modified.
-    """
+    """Flask's mixin says of such a class that it was always modified."""
 
     class Untold(dict[str, Any], SessionMixin):
         """Has `modified` of the mixin, which is True."""
@@ -501,9 +483,7 @@ def test_a_session_that_cannot_tell_whether_it_was_changed_is_not_warned_of(capl
 
 
 def test_flask_keeps_the_session_where_it_is_looked_for() -> None:
-    """
-    `session` on Flask 3.0, `_session` on later ones: else no view would ever be warned of.
-    """
+    """`session` on Flask 3.0, `_session` on later ones: else no view would ever be warned of."""
     world = new_world()
     with world.app.test_request_context("/"):
         held = vars(context.get())

@@ -57,9 +57,7 @@ def changed(memory: MemoryStore, **facts: Any) -> Record:
     ids=lambda facts: next(iter(facts)),
 )
 def test_what_is_bound_cannot_be_changed(facts: dict[str, Any]) -> None:
-    """
-    The answer does not open any more, and nothing runs.
-    """
+    """The answer does not open any more, and nothing runs."""
     world, memory = paid()
     changed(memory, **facts)
 
@@ -67,9 +65,7 @@ def test_what_is_bound_cannot_be_changed(facts: dict[str, Any]) -> None:
 
 
 def test_names_times_and_attempts_are_not_bound_and_a_guard_sees_them_forged() -> None:
-    """
-    The page warns of it: a guard that decides by them decides by what somebody else has written.
-    """
+    """The page warns of it: a guard that decides by them decides by what somebody else has written."""
     world, memory = paid()
     seen: list[Record] = []
 
@@ -86,9 +82,7 @@ def test_names_times_and_attempts_are_not_bound_and_a_guard_sees_them_forged() -
 
 
 def test_the_end_of_a_life_is_not_bound_and_a_key_whose_life_is_over_is_new() -> None:
-    """
-    As one whose record was deleted: who can write to the store can have a payment made again.
-    """
+    """As one whose record was deleted: who can write to the store can have a payment made again."""
     world, memory = paid()
     changed(memory, deadline=world.clock.now - 1)
 

@@ -43,9 +43,7 @@ def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 @pytest.mark.parametrize("key", ("k", None))
 def test_only_its_own_endpoint_is_closed(wrong: dict[str, Any], key: str | None) -> None:
-    """
-    With a key or without one: it never runs unprotected. All other URLs work, and replay.
-    """
+    """With a key or without one: it never runs unprotected. All other URLs work, and replay."""
     world = shop(**wrong)
 
     answer = world.post("/wrong", key=key)
@@ -66,9 +64,7 @@ def test_the_fault_is_told_to_developers_and_to_nobody_else() -> None:
 def test_faults_are_found_when_the_application_is_set_up_and_reported_together(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """
-    Once; and those of views that are registered later before the first request is looked at.
-    """
+    """Once; and those of views that are registered later before the first request is looked at."""
     world = shop(init=False, lease=3600)
     world.app.add_url_rule("/too", "too", idempotent(effects="transactional")(lambda: "x"), methods=["POST"])
     world.idempotency.init_app(world.app)
@@ -85,9 +81,7 @@ def test_faults_are_found_when_the_application_is_set_up_and_reported_together(
 
 
 def test_what_is_configured_after_the_set_up_still_counts(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    Looking for faults at the set-up settles nothing: a blueprint may be configured until the first request.
-    """
+    """Looking for faults at the set-up settles nothing: a blueprint may be configured until the first request."""
     world = new_world(init=False)
     blueprint = Blueprint("shop", __name__)
     blueprint.post("/pay", endpoint="pay")(idempotent(lease=3600)(lambda: "paid"))
@@ -99,9 +93,7 @@ def test_what_is_configured_after_the_set_up_still_counts(caplog: pytest.LogCapt
 
 
 def test_a_fault_of_two_layers_closes_the_endpoint_that_they_meet_in() -> None:
-    """
-    The application keeps what one view releases.
-    """
+    """The application keeps what one view releases."""
     world = new_world(keep_statuses=["5xx"])
     world.view("/wrong", endpoint="wrong")(idempotent(release_statuses=[500])(lambda: "x"))
     world.view("/right", endpoint="right")(lambda: "right")
@@ -120,9 +112,7 @@ def test_faults_of_the_whole_application_are_still_refused_at_once() -> None:
 
 
 def test_a_quota_that_nothing_counts_closes_requests_with_a_key_only(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    A loader that is registered after the set-up, over a store that has no ledger. Others need no quota, and run.
-    """
+    """A loader that is registered after the set-up, over a store that has no ledger. Others need no quota, and run."""
     store = FaultyMemory(MemoryStore())
     del store.ledger
     world = new_world(store=store)
@@ -138,9 +128,7 @@ def test_a_quota_that_nothing_counts_closes_requests_with_a_key_only(caplog: pyt
 
 
 def test_a_schema_that_cannot_be_looked_at_closes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    It is looked at once, to tell of it; what is wrong there, the next claim finds too.
-    """
+    """It is looked at once, to tell of it; what is wrong there, the next claim finds too."""
     world = shop()
     looks = []
 
@@ -157,9 +145,7 @@ def test_a_schema_that_cannot_be_looked_at_closes_nothing(caplog: pytest.LogCapt
 
 
 def test_a_view_that_nothing_can_be_known_of_closes_itself_only() -> None:
-    """
-    Whatever somebody registers as a view: a mock has every attribute, a class among them.
-    """
+    """Whatever somebody registers as a view: a mock has every attribute, a class among them."""
 
     class Odd:
         view_class = "not a class"
@@ -184,9 +170,7 @@ def test_the_doctor_and_the_policy_command_show_what_is_closed() -> None:
 
 
 def test_an_application_that_is_switched_off_closes_nothing() -> None:
-    """
-    Nothing is protected there, in so many words.
-    """
+    """Nothing is protected there, in so many words."""
     world = new_world(init=False, enabled=False)
     world.view()(idempotent(lease=3600)(lambda: "paid"))
     world.idempotency.init_app(world.app)

@@ -41,9 +41,7 @@ def echoing(config: dict[str, Any] | None = None) -> World:
 @pytest.mark.parametrize("taking", TAKING)
 @pytest.mark.parametrize("delivery", (chunked, terminated, endless))
 def test_a_hook_that_reads_from_the_server_is_a_loud_error(delivery: Delivery, taking: str) -> None:
-    """
-    Never the digest of what is left, nor a client that is told its connection was cut.
-    """
+    """Never the digest of what is left, nor a client that is told its connection was cut."""
     world = echoing({"PROPAGATE_EXCEPTIONS": True})
 
     @world.app.before_request
@@ -58,9 +56,7 @@ def test_a_hook_that_reads_from_the_server_is_a_loud_error(delivery: Delivery, t
 @pytest.mark.parametrize("delivery", (chunked, terminated, endless))
 @pytest.mark.parametrize("data", (b"", b"body", b"x" * 100_000))
 def test_a_body_that_nobody_has_read_is_the_views(delivery: Delivery, data: bytes) -> None:
-    """
-    An empty one is legal, in chunks too.
-    """
+    """An empty one is legal, in chunks too."""
     world = echoing()
     first, again = sent(world, data, delivery), sent(world, data, delivery)
 
@@ -69,9 +65,7 @@ def test_a_body_that_nobody_has_read_is_the_views(delivery: Delivery, data: byte
 
 
 def test_a_body_that_was_cut_off_is_still_told_from_one_that_was_consumed() -> None:
-    """
-    The client is to send it again; the application has done nothing wrong.
-    """
+    """The client is to send it again; the application has done nothing wrong."""
     world = echoing()
 
     def cut(environ: dict[str, Any], data: bytes) -> None:
@@ -84,9 +78,7 @@ def test_a_body_that_was_cut_off_is_still_told_from_one_that_was_consumed() -> N
 
 
 def test_a_hook_that_looks_at_an_empty_body_has_consumed_nothing() -> None:
-    """
-    Only what was read counts.
-    """
+    """Only what was read counts."""
     world = echoing()
 
     @world.app.before_request
@@ -97,9 +89,7 @@ def test_a_hook_that_looks_at_an_empty_body_has_consumed_nothing() -> None:
 
 
 def test_what_is_counted_is_read_as_before() -> None:
-    """
-    Whatever the server's stream can do, it still can.
-    """
+    """Whatever the server's stream can do, it still can."""
     source = io.BufferedReader(io.BytesIO(b"one\ntwo\nthree\nfour"))
     counted, buffer = CountingStream(source), bytearray(2)
 

@@ -26,9 +26,7 @@ class Plain:
 
 
 def test_however_it_is_read_it_is_counted() -> None:
-    """
-    By position, by keyword, line by line.
-    """
+    """By position, by keyword, line by line."""
     stream = CountingStream(Plain())
 
     assert (b"on", b"e\n") == (stream.read(2), stream.read(size=2))
@@ -38,7 +36,5 @@ def test_however_it_is_read_it_is_counted() -> None:
 
 
 def test_what_is_no_method_stays_what_it_is() -> None:
-    """
-    Whatever it is called.
-    """
+    """Whatever it is called."""
     assert 30 == CountingStream(Plain()).read_timeout

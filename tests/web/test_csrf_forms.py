@@ -87,9 +87,7 @@ def as_upload(client: FlaskClient, fields: Fields) -> TestResponse:
 def test_second_click_on_a_form_that_was_rendered_anew_is_a_replay(
     submit: Callable[[FlaskClient, Fields], TestResponse], prefix: str, config: Fields, protect: bool
 ) -> None:
-    """
-    The page was loaded twice with the key that the client keeps, so the token differs and nothing else does.
-    """
+    """The page was loaded twice with the key that the client keeps, so the token differs and nothing else does."""
     world = shop(prefix=prefix, protect=protect, **config)
     amount = f"{prefix}-amount" if prefix else "amount"
     with world.client() as client:
@@ -107,9 +105,7 @@ def test_second_click_on_a_form_that_was_rendered_anew_is_a_replay(
 
 @pytest.mark.usefixtures("ticking")
 def test_replay_passes_csrf_protection_like_any_request() -> None:
-    """
-    The token is left out of the comparison, and not out of the check.
-    """
+    """The token is left out of the comparison, and not out of the check."""
     world = shop(protect=True)
     with world.client() as client:
         fields = {**rendered(client), "amount": "5"}
@@ -122,9 +118,7 @@ def test_replay_passes_csrf_protection_like_any_request() -> None:
 
 @pytest.mark.usefixtures("ticking")
 def test_key_may_come_by_header_beside_the_forms_own_field() -> None:
-    """
-    A script repeats the request with the key of the form in the header, quoted.
-    """
+    """A script repeats the request with the key of the form in the header, quoted."""
     world = shop(protect=True)
     with world.client() as client:
         fields = {**rendered(client), "amount": "5"}

@@ -19,9 +19,7 @@ ATTRIBUTES = ("key", "tenant", "principal", "fence", "attempt")
 
 
 def test_a_view_is_told_of_its_claim() -> None:
-    """
-    The client's key without quotes, whose it is, and how often it was tried.
-    """
+    """The client's key without quotes, whose it is, and how often it was tried."""
     world = new_world()
     world.idempotency.tenant_loader(lambda: "acme")
     world.view()(lambda: [bool(current_claim), *(getattr(current_claim, name) for name in ATTRIBUTES)])
@@ -33,9 +31,7 @@ def test_a_view_is_told_of_its_claim() -> None:
 
 
 def test_attempt_and_fence_rise_when_a_claim_is_taken_over() -> None:
-    """
-    For the application's own WHERE fence <= :mine.
-    """
+    """For the application's own WHERE fence <= :mine."""
     world = new_world(effects="deduplicated")
     seen: list[tuple[int, int]] = []
 
@@ -55,9 +51,7 @@ def test_attempt_and_fence_rise_when_a_claim_is_taken_over() -> None:
 
 @pytest.mark.parametrize("name", ATTRIBUTES)
 def test_outside_a_claim_attributes_raise_and_the_claim_is_false(name: str) -> None:
-    """
-    In a plain call and in an un-keyed request alike; the text says what to do.
-    """
+    """In a plain call and in an un-keyed request alike; the text says what to do."""
     world = new_world()
 
     def ask() -> str:
@@ -75,9 +69,7 @@ def test_outside_a_claim_attributes_raise_and_the_claim_is_false(name: str) -> N
 
 
 def test_a_request_of_an_application_without_the_extension_has_no_claim() -> None:
-    """
-    Disabled, or never set up: a view that asks works all the same.
-    """
+    """Disabled, or never set up: a view that asks works all the same."""
     app = Flask(__name__)
 
     @app.post("/")
@@ -89,9 +81,7 @@ def test_a_request_of_an_application_without_the_extension_has_no_claim() -> Non
 
 
 def test_the_point_of_no_return_is_durable_when_it_returns() -> None:
-    """
-    From then on a lapse quarantines.
-    """
+    """From then on a lapse quarantines."""
     world = new_world(effects="marked")
     marks: list[OnExpiry] = []
 
@@ -109,9 +99,7 @@ def test_the_point_of_no_return_is_durable_when_it_returns() -> None:
 
 
 def test_the_point_of_no_return_without_a_claim_is_nothing_to_speak_of() -> None:
-    """
-    An un-keyed request has nothing to protect; outside a request there is a mistake.
-    """
+    """An un-keyed request has nothing to protect; outside a request there is a mistake."""
     world = new_world(effects="marked")
 
     @world.view()
@@ -126,9 +114,7 @@ def test_the_point_of_no_return_without_a_claim_is_nothing_to_speak_of() -> None
 
 @pytest.mark.parametrize("policy", ({"effects": "marked"}, {"effects": "marked", "on_error": "keep"}))
 def test_a_point_of_no_return_that_cannot_be_made_durable_ends_the_view(policy: dict[str, Any]) -> None:
-    """
-    The effect does not happen, so the key is not quarantined for it.
-    """
+    """The effect does not happen, so the key is not quarantined for it."""
     world = new_world(**policy)
 
     @world.view()
@@ -144,9 +130,7 @@ def test_a_point_of_no_return_that_cannot_be_made_durable_ends_the_view(policy: 
 
 
 def test_a_downstream_key_is_the_same_for_every_attempt_and_another_for_every_name() -> None:
-    """
-    And another for every key and every caller.
-    """
+    """And another for every key and every caller."""
     world = new_world()
     seen: list[str] = []
 
@@ -166,9 +150,7 @@ def test_a_downstream_key_is_the_same_for_every_attempt_and_another_for_every_na
 
 
 def test_a_downstream_key_stays_the_same_while_secrets_rotate() -> None:
-    """
-    Derived with the oldest secret in use: the other side sees one key per intent.
-    """
+    """Derived with the oldest secret in use: the other side sees one key per intent."""
     keys = []
     for secret in ("old", ["new", "old"]):
         app = Flask("shop")
@@ -181,9 +163,7 @@ def test_a_downstream_key_stays_the_same_while_secrets_rotate() -> None:
 
 
 def test_the_form_field_is_hidden_fresh_and_escaped() -> None:
-    """
-    `{{ idempotency_field() }}` in a template.
-    """
+    """`{{ idempotency_field() }}` in a template."""
     world = new_world(form_field="the_key")
     world.view("/script", endpoint="script")(idempotent(form_field='"><script>')(lambda: ""))
     world.view()(lambda: "")
@@ -237,9 +217,7 @@ def with_forms(**policy: Any) -> Flask:
     ),
 )
 def test_the_form_field_has_the_name_that_its_target_reads(call: str, path: str, expected: str) -> None:
-    """
-    The endpoint that is named, the one of the page itself, or the application's.
-    """
+    """The endpoint that is named, the one of the page itself, or the application's."""
     assert expected == field_of(with_forms(form_field="app_key"), call, path)
 
 
@@ -258,17 +236,13 @@ def test_the_form_field_has_the_name_that_its_target_reads(call: str, path: str,
     ),
 )
 def test_a_form_field_that_nothing_reads_fails_while_the_page_is_rendered(call: str, told: str) -> None:
-    """
-    Else the form is sent without protection, and nothing tells.
-    """
+    """Else the form is sent without protection, and nothing tells."""
     with pytest.raises(ConfigurationError, match=re.escape(told)):
         field_of(with_forms(), call)
 
 
 def test_a_form_field_without_any_policy_that_reads_it_fails() -> None:
-    """
-    The remedy is in the text.
-    """
+    """The remedy is in the text."""
     world = new_world()
     world.view("/page")(lambda: "")
 
@@ -327,26 +301,20 @@ def test_a_page_whose_own_post_reads_no_field_does_not_borrow_the_name_of_anothe
 
 
 def test_a_page_whose_own_post_reads_no_field_may_name_its_target() -> None:
-    """
-    The form of this page goes elsewhere.
-    """
+    """The form of this page goes elsewhere."""
     assert "wired_key" == field_of(posting(), "idempotency_field(endpoint='wired')", "/reset")
     assert "wired_key" == field_of(posting(), "idempotency_field('wired_key')", "/reset")
 
 
 def test_a_page_without_a_post_takes_the_only_field_of_the_application() -> None:
-    """
-    A GET page, one that takes PUT (no form sends it), and one whose view the author has left alone.
-    """
+    """A GET page, one that takes PUT (no form sends it), and one whose view the author has left alone."""
     app = posting()
 
     assert ["wired_key"] * 3 == [field_of(app, path=path) for path in ("/put", "/login", "/nowhere")]
 
 
 def test_the_post_of_the_same_url_names_the_field() -> None:
-    """
-    Two functions share one URL: one shows the form, the other takes it.
-    """
+    """Two functions share one URL: one shows the form, the other takes it."""
     app = posting()
     app.get("/pair", endpoint="pair")(lambda: "")
     app.post("/pair", endpoint="paired")(idempotent(form_field="pair_key")(lambda: ""))
@@ -355,18 +323,14 @@ def test_the_post_of_the_same_url_names_the_field() -> None:
 
 
 def test_a_form_field_renders_where_the_guard_is_switched_off() -> None:
-    """
-    `IDEMPOTENCY_ENABLED = False` leaves the application as it is, its pages too.
-    """
+    """`IDEMPOTENCY_ENABLED = False` leaves the application as it is, its pages too."""
     world = new_world(config={"IDEMPOTENCY_ENABLED": False})
 
     assert ["idempotency_key", "k"] == [field_of(world.app), field_of(world.app, "idempotency_field('k')")]
 
 
 def test_a_form_field_outside_a_request_needs_no_page() -> None:
-    """
-    A mail is rendered in an application context.
-    """
+    """A mail is rendered in an application context."""
     world = new_world(form_field="the_key")
     world.view()(lambda: "")
     with world.app.app_context():

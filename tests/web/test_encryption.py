@@ -45,9 +45,7 @@ def payload(world: World) -> StoredPayload:
 
 @pytest.mark.parametrize("mode", ("on", "required"))
 def test_what_is_stored_says_nothing_and_is_replayed(mode: str) -> None:
-    """
-    Status, headers and body are sealed together, under the newest key of the ring.
-    """
+    """Status, headers and body are sealed together, under the newest key of the ring."""
     world = shop(mode)
 
     first, again = world.post(), world.post()
@@ -61,9 +59,7 @@ def test_what_is_stored_says_nothing_and_is_replayed(mode: str) -> None:
 
 
 def test_off_is_plain_and_small() -> None:
-    """
-    A ring alone encrypts nothing.
-    """
+    """A ring alone encrypts nothing."""
     world = shop("off")
 
     world.post()
@@ -73,9 +69,7 @@ def test_off_is_plain_and_small() -> None:
 
 
 def test_what_was_sealed_still_opens_after_it_is_switched_off() -> None:
-    """
-    As long as the ring is there.
-    """
+    """As long as the ring is there."""
     before = shop()
     before.post()
     after = shop("off", store=before.store)
@@ -93,9 +87,7 @@ def test_without_its_ring_it_is_corrupt_and_never_run() -> None:
 
 
 def test_required_opens_no_answer_that_is_not_sealed() -> None:
-    """
-    Who can write to the store could put one there. `on` does, while those of before are still alive.
-    """
+    """Who can write to the store could put one there. `on` does, while those of before are still alive."""
     before = shop("off")
     before.post()
 
@@ -107,9 +99,7 @@ def test_required_opens_no_answer_that_is_not_sealed() -> None:
 
 @pytest.mark.parametrize("mode", ("off", "on", "required"))
 def test_names_are_in_clear_unless_they_are_hashed(mode: str) -> None:
-    """
-    Hashed when encryption is required: the same for the same name, and under the newest secret.
-    """
+    """Hashed when encryption is required: the same for the same name, and under the newest secret."""
     world = shop(mode)
     world.post()
 
@@ -122,9 +112,7 @@ def test_names_are_in_clear_unless_they_are_hashed(mode: str) -> None:
 
 
 def test_the_view_is_told_real_names_in_any_case() -> None:
-    """
-    What is hashed is the record.
-    """
+    """What is hashed is the record."""
     world = shop("required")
     told: list[Any] = []
 
@@ -151,9 +139,7 @@ def test_nobody_is_not_hashed_into_somebody() -> None:
 
 
 def test_a_store_that_keeps_no_data_keys_is_refused() -> None:
-    """
-    Made by a function too, once it has been called.
-    """
+    """Made by a function too, once it has been called."""
     for store in (FaultyStore(MemoryStore()), "tests.web.test_encryption:bare"):
         with pytest.raises(ConfigurationError, match=r"the store \(FaultyStore\) cannot keep the data keys"):
             Idempotency(
@@ -168,9 +154,7 @@ def bare() -> FaultyStore:
 
 @pytest.mark.parametrize("how", ("argument", "decorator", "flask-login"))
 def test_required_is_content_with_whoever_names_the_caller(how: str) -> None:
-    """
-    As long as that is known when the application is set up.
-    """
+    """As long as that is known when the application is set up."""
     app, settings = (
         Flask("shop"),
         {
@@ -202,9 +186,7 @@ def test_required_without_anybody_who_names_the_caller_is_refused() -> None:
 
 
 def test_the_start_says_what_is_on(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    At INFO, once, with no key and no secret.
-    """
+    """At INFO, once, with no key and no secret."""
     with caplog.at_level(logging.INFO, logger="flask_idempotency"):
         shop("required", secret="canary-9f2c47d1e8b35a60c1d47be2a5583f09", quota_records=5)
 
@@ -215,9 +197,7 @@ def test_the_start_says_what_is_on(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_erased_answers_are_410_and_new_keys_are_sealed_anew() -> None:
-    """
-    Crypto-shredding, as a client sees it.
-    """
+    """Crypto-shredding, as a client sees it."""
     world = shop()
     world.post(key="before")
     world.store.data_keys.shred(world.store.calls[-1].key.tid)

@@ -38,9 +38,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_the_operator_is_warned_once_per_endpoint_and_hour(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    With the number of those in between, and by the clock that it is given.
-    """
+    """With the number of those in between, and by the clock that it is given."""
     now = 0.0
     log = QuarantineLog(monotonic=lambda: now)
 
@@ -103,9 +101,7 @@ def test_what_the_application_has_chosen_is_no_news(policy: dict[str, Any], capl
 
 
 def test_a_decision_that_is_left_to_the_rules_is_the_rules(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    `decide` may decline: then the default quarantines, and says so.
-    """
+    """`decide` may decline: then the default quarantines, and says so."""
     world = new_world(decide=lambda response, error: None)
     world.view()(lambda: ("no", 500))
     world.post()
@@ -117,9 +113,7 @@ def test_a_decision_that_is_left_to_the_rules_is_the_rules(caplog: pytest.LogCap
 
 @pytest.mark.parametrize("secrets", (["one"], ["new", "old"]))
 def test_in_debug_mode_the_problem_names_the_command_that_frees_the_key(secrets: list[str]) -> None:
-    """
-    As it stands there, it frees it; and the retry runs.
-    """
+    """As it stands there, it frees it; and the retry runs."""
     world = shop(secret=secrets, config={"DEBUG": True})
     assert 500 == paid(world, Fail="yes").status_code
 
@@ -146,9 +140,7 @@ def test_outside_debug_mode_no_problem_names_a_record() -> None:
 
 
 def test_in_debug_mode_a_record_in_this_process_is_freed_by_a_restart() -> None:
-    """
-    A command is another process, and would not find it.
-    """
+    """A command is another process, and would not find it."""
     from flask_idempotency import Idempotency
 
     app = Flask(NAME)

@@ -33,9 +33,7 @@ def app() -> Flask:
 
 @pytest.mark.parametrize("name", ("before_request_funcs", "after_request_funcs", "teardown_request_funcs"))
 def test_hooks_are_lists_by_scope(app: Flask, name: str) -> None:
-    """
-    {scope: [function]}; None is the application, a blueprint has its full dotted name.
-    """
+    """{scope: [function]}; None is the application, a blueprint has its full dotted name."""
     decorator = name.removesuffix("_funcs")
     parent, child = Blueprint("parent", __name__), Blueprint("child", __name__)
 
@@ -51,9 +49,7 @@ def test_hooks_are_lists_by_scope(app: Flask, name: str) -> None:
 
 
 def test_a_before_hook_appended_by_a_before_hook_runs_in_the_same_request(app: Flask) -> None:
-    """
-    The list is iterated as it stands, not a copy of it.
-    """
+    """The list is iterated as it stands, not a copy of it."""
     ran: list[str] = []
 
     @app.before_request
@@ -67,9 +63,7 @@ def test_a_before_hook_appended_by_a_before_hook_runs_in_the_same_request(app: F
 
 
 def test_hook_lists_may_be_appended_to_after_the_first_request(app: Flask) -> None:
-    """
-    Only the setup methods refuse.
-    """
+    """Only the setup methods refuse."""
     app.test_client().post("/")
     app.before_request_funcs[None].append(lambda: "hook")
 
@@ -77,9 +71,7 @@ def test_hook_lists_may_be_appended_to_after_the_first_request(app: Flask) -> No
 
 
 def test_the_last_after_request_hook_of_the_innermost_scope_runs_first_behind_after_this_request(app: Flask) -> None:
-    """
-    And teardown runs in the same direction.
-    """
+    """And teardown runs in the same direction."""
     ran: list[str] = []
     blueprint = Blueprint("shop", __name__)
 
@@ -108,9 +100,7 @@ def test_the_last_after_request_hook_of_the_innermost_scope_runs_first_behind_af
 
 
 def test_request_finished_comes_after_the_session_is_saved(app: Flask) -> None:
-    """
-    And before the response starts, so that it can still be changed in place.
-    """
+    """And before the response starts, so that it can still be changed in place."""
     ran: list[str] = []
     save = app.session_interface.save_session
 
@@ -131,9 +121,7 @@ def test_request_finished_comes_after_the_session_is_saved(app: Flask) -> None:
 
 
 def test_request_finished_is_not_sent_when_an_after_request_hook_keeps_failing(app: Flask) -> None:
-    """
-    The functions run twice, the exception is signalled in between, and teardown is told of it.
-    """
+    """The functions run twice, the exception is signalled in between, and teardown is told of it."""
     ran: list[str] = []
 
     @app.after_request
@@ -155,9 +143,7 @@ def test_request_finished_is_not_sent_when_an_after_request_hook_keeps_failing(a
 
 
 def test_an_http_exception_without_a_code_passes_all_error_handlers(app: Flask) -> None:
-    """
-    How an answer gets past the decorators above @claim_here.
-    """
+    """How an answer gets past the decorators above @claim_here."""
     app.register_error_handler(Exception, lambda error: "handled")
     app.register_error_handler(HTTPException, lambda error: "handled")
 
@@ -170,9 +156,7 @@ def test_an_http_exception_without_a_code_passes_all_error_handlers(app: Flask) 
 
 
 def test_a_copied_context_shares_the_environ_and_is_another_context(app: Flask) -> None:
-    """
-    And popping it runs all teardown functions.
-    """
+    """And popping it runs all teardown functions."""
     seen: list[Any] = []
     torn: list[int] = []
 
@@ -195,9 +179,7 @@ def test_a_copied_context_shares_the_environ_and_is_another_context(app: Flask) 
 
 
 def test_the_context_variable_leads_to_the_request_and_its_application(app: Flask) -> None:
-    """
-    `_cv_request` on Flask 3.0 and 3.1, `_cv_app` from 3.2 on.
-    """
+    """`_cv_request` on Flask 3.0 and 3.1, `_cv_app` from 3.2 on."""
     assert context.get(None) is None
     with app.test_request_context("/"):
         assert context.get().request is request._get_current_object()  # type: ignore[attr-defined]
@@ -205,9 +187,7 @@ def test_the_context_variable_leads_to_the_request_and_its_application(app: Flas
 
 
 def test_what_the_router_refuses_is_known_to_hooks(app: Flask) -> None:
-    """
-    Neither 404 nor 405 nor a slash redirect has a rule.
-    """
+    """Neither 404 nor 405 nor a slash redirect has a rule."""
     seen: list[tuple[str, bool]] = []
     app.post("/slashed/", endpoint="slashed")(lambda: "x")
     app.before_request(lambda: seen.append((request.path, request.url_rule is None)))
@@ -219,9 +199,7 @@ def test_what_the_router_refuses_is_known_to_hooks(app: Flask) -> None:
 
 
 def test_an_aborts_response_comes_as_a_stream_of_known_length(app: Flask) -> None:
-    """
-    What `capture` buffers.
-    """
+    """What `capture` buffers."""
     seen: list[tuple[bool, bool]] = []
 
     @app.post("/abort")

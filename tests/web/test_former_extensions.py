@@ -158,9 +158,7 @@ def test_what_is_prescribed_makes_the_retry_replay(
     setting: Any,
     log: Callable[[], str],
 ) -> None:
-    """
-    `doctor`, `stats` and the log say the same; with the setting they are silent, and nothing is paid twice.
-    """
+    """`doctor`, `stats` and the log say the same; with the setting they are silent, and nothing is paid twice."""
     verified = settings.get("verified", str)
     first = release(None, *old, verified=verified)
     headers = credentials(*sent)
@@ -235,9 +233,7 @@ def test_a_change_that_is_bridged_by_half_is_a_fault() -> None:
 
 @pytest.mark.parametrize("wrong", ({"principal": False}, {"principal": LOGIN}), ids=str)
 def test_a_loader_in_the_place_of_another_was_no_extension(wrong: dict[str, Any], log: Callable[[], str]) -> None:
-    """
-    That one function took the place of another cannot be seen. That the setting names something else can.
-    """
+    """That one function took the place of another cannot be seen. That the setting names something else can."""
     first = release(None, LOGIN, named=loader)
     first.post(headers=credentials(LOGIN))
     second = release(first, LOGIN, named=lambda: "other", former_identity=wrong)
@@ -253,9 +249,7 @@ def test_a_loader_in_the_place_of_another_was_no_extension(wrong: dict[str, Any]
 
 
 def test_a_function_is_believed_and_said_to_be(log: Callable[[], str]) -> None:
-    """
-    What it returns cannot be verified: `doctor` says so, and until when it is needed.
-    """
+    """What it returns cannot be verified: `doctor` says so, and until when it is needed."""
     first = release(None, LOGIN)
     headers = credentials(LOGIN)
     first.post(headers=headers)
@@ -293,9 +287,7 @@ def test_a_loader_that_was_removed_is_to_be_given_itself(
 
 
 def test_an_extension_that_is_gone_names_nobody() -> None:
-    """
-    It has to stay set up, or a function has to do what it did.
-    """
+    """It has to stay set up, or a function has to do what it did."""
     first = release(None, LOGIN)
     first.post(headers=credentials(LOGIN))
     second = release(first, named=loader, former_identity={"principal": LOGIN})
@@ -306,9 +298,7 @@ def test_an_extension_that_is_gone_names_nobody() -> None:
 
 
 def test_flask_httpauth_is_noted_once_it_has_named_a_caller() -> None:
-    """
-    An application does not show that it has it. The first request may be anonymous, and the next process too.
-    """
+    """An application does not show that it has it. The first request may be anonymous, and the next process too."""
     first = release(None, HTTPAUTH)
     first.post(key="0")
     assert "had no name" in doctor(release(first, HTTPAUTH, named=loader))[0][1]
@@ -340,9 +330,7 @@ def test_a_token_that_is_not_of_flask_jwt_extended_named_no_caller() -> None:
 
 
 def test_former_names_of_extensions_are_those_of_the_caller() -> None:
-    """
-    Another caller with the same key gets no response of theirs, and one without a name is claimed once.
-    """
+    """Another caller with the same key gets no response of theirs, and one without a name is claimed once."""
     first = release(None, LOGIN)
     alice, bob = (signed_in(first.app, name) for name in ("alice", "bob"))
     first.post(headers=alice)
@@ -361,9 +349,7 @@ def test_former_names_of_extensions_are_those_of_the_caller() -> None:
 
 
 def test_a_function_stands_for_what_was_before_it_and_for_nothing_later(log: Callable[[], str]) -> None:
-    """
-    The former release may come back at any time. A third one that names callers otherwise is a change.
-    """
+    """The former release may come back at any time. A third one that names callers otherwise is a change."""
     first = release(None, LOGIN)
     headers = credentials(LOGIN, JWT)
     first.post(headers=headers)
@@ -394,9 +380,7 @@ def test_a_former_tenant_that_was_not_is_a_fault(wrong: dict[str, Any]) -> None:
 
 
 def test_another_application_of_the_same_name_says_nothing_of_a_former_identity() -> None:
-    """
-    Both are in use side by side: what was before the one is not what the other is.
-    """
+    """Both are in use side by side: what was before the one is not what the other is."""
     first = release(None)
     first.post()
     second = release(first, named=loader, former_identity={"principal": False})
@@ -462,9 +446,7 @@ def test_an_unknown_outcome_stays_unknown_under_the_former_name() -> None:
 @pytest.mark.parametrize("former", (LOGIN, lambda: current_user.get_id()), ids=("extension", "function"))
 @pytest.mark.parametrize("name", ("u:alice", "alice"), ids=("present", "former"))
 def test_a_key_is_released_under_both_names_by_either(name: str, former: Any) -> None:
-    """
-    No command has a request that would tell the other name. "Released: the next retry runs" has to be true.
-    """
+    """No command has a request that would tell the other name. "Released: the next retry runs" has to be true."""
     headers = credentials(LOGIN)
     world = release(None, LOGIN, named=loader, former_identity={"principal": former})
 

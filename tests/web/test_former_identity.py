@@ -96,9 +96,7 @@ USER = {"X-User": "alice"}
 def test_a_change_is_an_error_at_the_first_request(
     old: dict[str, Any], new: dict[str, Any], former: dict[str, Any], says: str, told: Callable[[], list[str]]
 ) -> None:
-    """
-    Once in each process, with what to set, and until when retries are at risk. `doctor` and `stats` say so too.
-    """
+    """Once in each process, with what to set, and until when retries are at risk. `doctor` and `stats` say so too."""
     first = shop(**old)
     first.post(headers=USER)
     assert not told()
@@ -137,9 +135,7 @@ def test_keys_are_claimed_under_the_former_name_too(
     says: str,
     told: Callable[[], list[str]],
 ) -> None:
-    """
-    Releases that know only one of the names exclude each other: whichever runs first, the other replays.
-    """
+    """Releases that know only one of the names exclude each other: whichever runs first, the other replays."""
     first = shop(**old)
     answer = first.post(headers=USER)
     second = shop(first, former_identity=former, **new)
@@ -160,9 +156,7 @@ def test_keys_are_claimed_under_the_former_name_too(
 
 
 def test_a_bridged_change_is_no_error(told: Callable[[], list[str]]) -> None:
-    """
-    Nor is what follows it one `keep` later, in a rolling deployment at each step.
-    """
+    """Nor is what follows it one `keep` later, in a rolling deployment at each step."""
     first = shop()
     first.post()
     second = shop(first, tenants=True, former_identity={"tenant": False})
@@ -187,9 +181,7 @@ def test_the_former_name_dropped_too_early_is_an_error(told: Callable[[], list[s
 
 
 def test_a_rolling_deployment_does_not_forget_either_shape(told: Callable[[], list[str]]) -> None:
-    """
-    Old and new processes alternate. Each says what it has to say once, and the time of the change stays.
-    """
+    """Old and new processes alternate. Each says what it has to say once, and the time of the change stays."""
     old = shop()
     old.post()
     new = shop(old, tenants=True)
@@ -241,9 +233,7 @@ def test_another_application_in_the_store_is_no_error(told: Callable[[], list[st
 
 
 def test_an_application_whose_name_has_changed_is_warned(told: Callable[[], list[str]]) -> None:
-    """
-    The name of the module is the namespace, unless that is written: a moved module makes every key new.
-    """
+    """The name of the module is the namespace, unless that is written: a moved module makes every key new."""
     first = shop()
     first.post()
     first.clock.advance(60)
@@ -258,9 +248,7 @@ def test_an_application_whose_name_has_changed_is_warned(told: Callable[[], list
 
 
 def test_nothing_is_asked_of_the_store_after_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Once in an hour, and not by requests without a key.
-    """
+    """Once in an hour, and not by requests without a key."""
     world = shop()
     asked: list[str] = []
     book = world.store.task_log
@@ -296,9 +284,7 @@ def test_a_store_that_does_not_answer_spoils_nothing(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("report", ("", "{", "[]", '{"at":NaN,"seen":[]}', '{"at":1e400,"seen":[{}]}', "[" * 3999))
 def test_a_history_that_cannot_be_read_is_none(report: str) -> None:
-    """
-    It comes from a store: it is replaced, and stops nobody.
-    """
+    """It comes from a store: it is replaced, and stops nobody."""
     world = shop()
     world.post()
     (name,) = [name for name in world.store.task_log.reports() if name.startswith("identity:")]
@@ -321,9 +307,7 @@ def test_nothing_that_is_noted_names_anybody_or_anything() -> None:
 
 
 def test_many_processes_that_start_at_once_note_all_shapes() -> None:
-    """
-    None overwrites what another has noted.
-    """
+    """None overwrites what another has noted."""
     first = shop()
     worlds = [shop(first, tenants=number % 2 == 0, users=number % 3 == 0) for number in range(6)]
     barrier = Barrier(len(worlds))
@@ -348,9 +332,7 @@ def test_many_processes_that_start_at_once_note_all_shapes() -> None:
 
 
 def test_a_former_name_without_a_principal_shows_nobody_the_response_of_another() -> None:
-    """
-    The former name of all callers is one. Each has its own record besides, and the same key again is another use.
-    """
+    """The former name of all callers is one. Each has its own record besides, and the same key again is another use."""
     first = shop()
     second = shop(first, users=True, former_identity={"principal": False})
 
@@ -385,9 +367,7 @@ def test_hashed_names_are_told_apart_too() -> None:
 
 
 def test_a_request_without_a_name_is_claimed_once() -> None:
-    """
-    Its former name is its present one.
-    """
+    """Its former name is its present one."""
     second = shop(users=True, former_identity={"principal": False})
     second.post()
 
@@ -395,9 +375,7 @@ def test_a_request_without_a_name_is_claimed_once() -> None:
 
 
 def test_a_request_without_a_name_does_not_get_what_a_caller_has_under_the_former_name() -> None:
-    """
-    Its own name is the former name of all: the key is in use there.
-    """
+    """Its own name is the former name of all: the key is in use there."""
     second = shop(users=True, former_identity={"principal": False})
 
     assert 201 == second.post(headers=USER).status_code
@@ -409,9 +387,7 @@ def test_a_request_without_a_name_does_not_get_what_a_caller_has_under_the_forme
 
 
 def test_a_former_name_without_a_tenant_counts_against_nobody() -> None:
-    """
-    All tenants share it, and one of them would use up what each may have.
-    """
+    """All tenants share it, and one of them would use up what each may have."""
     first = shop()
     second = shop(first, tenants=True, former_identity={"tenant": False}, quota_records=2)
 
@@ -429,9 +405,7 @@ def test_a_former_name_without_a_tenant_counts_against_nobody() -> None:
 )
 @pytest.mark.parametrize("former", ({"principal": False}, {"principal": lambda: "old"}), ids=("added", "replaced"))
 def test_a_key_counts_once_for_a_tenant_that_has_kept_its_name(quota: dict[str, Any], former: dict[str, Any]) -> None:
-    """
-    Both names are in the tenant's one ledger: with one claim in flight allowed, every request got 429.
-    """
+    """Both names are in the tenant's one ledger: with one claim in flight allowed, every request got 429."""
     second = shop(users=True, former_identity=former, **quota)
 
     assert [201] * 3 == [second.post(key=str(number), headers=USER).status_code for number in range(3)]
@@ -463,9 +437,7 @@ def crashing(before: World | None = None, **settings: Any) -> World:
 
 
 def test_a_downstream_key_stays_the_same_over_the_change() -> None:
-    """
-    The retry of a request that the former release began sends what that sent.
-    """
+    """The retry of a request that the former release began sends what that sent."""
     first = crashing()
     second = crashing(first, tenants=True, namespace="new", former_identity={"tenant": False, "namespace": "shop"})
 
@@ -483,9 +455,7 @@ def test_a_downstream_key_stays_the_same_over_the_change() -> None:
 def test_a_person_settles_a_key_under_both_names(
     old: dict[str, Any], new: dict[str, Any], former: dict[str, Any], by_handle: bool
 ) -> None:
-    """
-    A key that is freed under one name only would stay refused.
-    """
+    """A key that is freed under one name only would stay refused."""
     first = shop(**old)
     second = shop(first, former_identity=former, **new)
 
@@ -522,9 +492,7 @@ def test_a_person_settles_a_key_under_both_names(
 
 
 def test_the_record_of_another_tenant_is_not_settled_by_its_former_name() -> None:
-    """
-    Before, all tenants had one. The record says whose it is today.
-    """
+    """Before, all tenants had one. The record says whose it is today."""
     second = shop(shop(), tenants=True, former_identity={"tenant": False}, on_error="quarantine")
     second.view("/charge", endpoint="charge")(lambda: ("no", 500))
     second.post("/charge", headers={"X-Tenant": "globex"})
@@ -538,9 +506,7 @@ def test_the_record_of_another_tenant_is_not_settled_by_its_former_name() -> Non
 
 
 def test_a_key_is_named_to_the_command_line_under_both_names() -> None:
-    """
-    `show --key` finds what was claimed before the change.
-    """
+    """`show --key` finds what was claimed before the change."""
     first = shop(namespace="old")
     first.post(key="k")
     second = shop(first, namespace="new", former_identity={"namespace": "old"})

@@ -35,9 +35,7 @@ def code(response: Any) -> tuple[int, str]:
 
 
 def test_the_first_request_runs_and_a_retry_is_given_its_answer() -> None:
-    """
-    Two store calls for the first, one for the replay; each is told.
-    """
+    """Two store calls for the first, one for the replay; each is told."""
     world = paying(new_world())
     first, again = world.post(), world.post()
 
@@ -50,9 +48,7 @@ def test_the_first_request_runs_and_a_retry_is_given_its_answer() -> None:
 
 @pytest.mark.parametrize("deferred", (True, False))
 def test_a_missing_key_is_refused_only_where_it_is_required(deferred: bool) -> None:
-    """
-    Otherwise the request passes through, unprotected and unmarked.
-    """
+    """Otherwise the request passes through, unprotected and unmarked."""
     world = new_world()
 
     def pay() -> str:
@@ -71,9 +67,7 @@ def test_a_missing_key_is_refused_only_where_it_is_required(deferred: bool) -> N
 
 @pytest.mark.parametrize("key", ("", "two, keys", '"open', "x" * 256, "ä", "a b"))
 def test_a_malformed_key_is_refused_even_where_none_is_required(key: str) -> None:
-    """
-    Never a silent pass.
-    """
+    """Never a silent pass."""
     world = paying(new_world())
     response = world.client().post("/", environ_overrides={"HTTP_IDEMPOTENCY_KEY": key})
 
@@ -82,9 +76,7 @@ def test_a_malformed_key_is_refused_even_where_none_is_required(key: str) -> Non
 
 
 def test_two_headers_that_name_different_keys_are_refused() -> None:
-    """
-    An alias that disagrees with the header is a client that does not know what it is doing.
-    """
+    """An alias that disagrees with the header is a client that does not know what it is doing."""
     world = paying(new_world(header=["Idempotency-Key", "X-Key"]))
 
     assert (400, "invalid-key") == code(world.post(headers={"X-Key": "another"}))
@@ -93,9 +85,7 @@ def test_two_headers_that_name_different_keys_are_refused() -> None:
 
 
 def test_a_duplicate_of_a_running_request_is_409_with_what_is_left_of_the_lease() -> None:
-    """
-    It changes nothing: a third caller is refused too.
-    """
+    """It changes nothing: a third caller is refused too."""
     world = new_world(lease=30)
     entered, go_on = threading.Event(), threading.Event()
 
@@ -118,9 +108,7 @@ def test_a_duplicate_of_a_running_request_is_409_with_what_is_left_of_the_lease(
 
 
 def test_the_same_key_for_another_payload_is_422_and_tells_when_it_was_first_seen() -> None:
-    """
-    Nothing the client sent appears in the problem.
-    """
+    """Nothing the client sent appears in the problem."""
     world = paying(new_world())
     world.post(json={"amount": 1})
     response = world.post(json={"amount": 999})
@@ -133,9 +121,7 @@ def test_the_same_key_for_another_payload_is_422_and_tells_when_it_was_first_see
 
 @pytest.mark.parametrize(("effects", "answer"), (("plain", (409, "outcome-unknown")), ("deduplicated", (201, None))))
 def test_a_vanished_worker_leaves_a_quarantine_or_is_taken_over(effects: str, answer: tuple[int, str | None]) -> None:
-    """
-    By what the endpoint declares of its effects.
-    """
+    """By what the endpoint declares of its effects."""
     world = paying(new_world(effects=effects))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EnvelopeCodec, "seal", lambda self, result: 1 / 0)
@@ -148,9 +134,7 @@ def test_a_vanished_worker_leaves_a_quarantine_or_is_taken_over(effects: str, an
 
 
 def test_a_silent_store_refuses_keyed_requests_only() -> None:
-    """
-    503 with Retry-After; un-keyed requests go on.
-    """
+    """503 with Retry-After; un-keyed requests go on."""
     world = paying(new_world())
     world.store.down = True
     response = world.post()
@@ -162,9 +146,7 @@ def test_a_silent_store_refuses_keyed_requests_only() -> None:
 
 
 def test_a_silent_store_may_be_allowed_to_let_requests_run_visibly(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    on_store_down="allow": header, warning and event say so, and there is no claim.
-    """
+    """on_store_down="allow": header, warning and event say so, and there is no claim."""
     world = new_world(on_store_down="allow")
     world.view()(lambda: str(bool(current_claim)))
     world.store.down = True
@@ -181,9 +163,7 @@ def test_a_silent_store_may_be_allowed_to_let_requests_run_visibly(caplog: pytes
 
 
 def test_a_record_that_cannot_be_opened_is_500_and_never_a_second_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Corrupt is not absent.
-    """
+    """Corrupt is not absent."""
     world = paying(new_world())
     world.post()
 
@@ -199,9 +179,7 @@ def test_a_record_that_cannot_be_opened_is_500_and_never_a_second_run(monkeypatc
 
 @pytest.mark.parametrize("verdict", (False, None))
 def test_the_replay_guard_may_refuse_a_replay_and_the_record_is_kept(verdict: Any) -> None:
-    """
-    Permission revoked: 403, told, and given again once the guard agrees. What is not True is a refusal.
-    """
+    """Permission revoked: 403, told, and given again once the guard agrees. What is not True is a refusal."""
     world = paying(new_world())
     verdicts: list[bool] = [True, verdict]
 
@@ -217,9 +195,7 @@ def test_the_replay_guard_may_refuse_a_replay_and_the_record_is_kept(verdict: An
 
 
 def test_a_replay_guard_that_fails_gives_no_answer_away() -> None:
-    """
-    500, and the stored answer stays where it is.
-    """
+    """500, and the stored answer stays where it is."""
     world = paying(new_world())
     world.idempotency.replay_guard(lambda record: bool(1 / 0))
     world.post()
@@ -229,9 +205,7 @@ def test_a_replay_guard_that_fails_gives_no_answer_away() -> None:
 
 
 def test_anonymous_callers_may_be_refused() -> None:
-    """
-    IDEMPOTENCY_ALLOW_ANONYMOUS=False: keyed requests need a principal.
-    """
+    """IDEMPOTENCY_ALLOW_ANONYMOUS=False: keyed requests need a principal."""
     world = paying(new_world(allow_anonymous=False))
 
     assert (403, "principal-required") == code(world.post(headers={"X-User": ""}))
@@ -240,9 +214,7 @@ def test_anonymous_callers_may_be_refused() -> None:
 
 
 def test_principals_and_tenants_have_key_spaces_of_their_own() -> None:
-    """
-    The same key of two tenants, or of two principals, is two keys.
-    """
+    """The same key of two tenants, or of two principals, is two keys."""
     world = paying(new_world())
     world.idempotency.tenant_loader(lambda: request.headers["X-Tenant"])
     who = [(tenant, user) for tenant in ("acme", "globex") for user in ("alice", "bob")]
@@ -262,9 +234,7 @@ def test_principals_and_tenants_have_key_spaces_of_their_own() -> None:
 
 
 def test_scope_operation_gives_each_endpoint_its_own_key_space() -> None:
-    """
-    By default the same key elsewhere is a mismatch.
-    """
+    """By default the same key elsewhere is a mismatch."""
     for scope, status in (("key", 422), ("operation", 201)):
         world = paying(new_world(scope=scope))
         world.view("/other", endpoint="other")(lambda: ("other", 201))
@@ -273,9 +243,7 @@ def test_scope_operation_gives_each_endpoint_its_own_key_space() -> None:
 
 
 def test_a_problem_is_rendered_in_the_dialect_of_the_policy_or_by_the_application() -> None:
-    """
-    Profiles, and one's own renderer over all of them.
-    """
+    """Profiles, and one's own renderer over all of them."""
     world = paying(new_world(profile="stripe"))
     world.post(json=1)
     assert {"type": "idempotency_error"}.items() <= world.post(json=2).json["error"].items()  # type: ignore[index]
@@ -305,9 +273,7 @@ def with_pages(**policy: Any) -> World:
 
 
 def test_a_problem_renderer_knows_the_status_title_and_text_of_a_problem() -> None:
-    """
-    A page for people needs them, and each profile has statuses of its own.
-    """
+    """A page for people needs them, and each profile has statuses of its own."""
     world, stripe = with_pages(), with_pages(profile="stripe")
     for each, status in ((world, 422), (stripe, 400)):
         each.post(data={"amount": 5})
@@ -320,9 +286,7 @@ def test_a_problem_renderer_knows_the_status_title_and_text_of_a_problem() -> No
 
 
 def test_a_problem_renderer_that_returns_none_leaves_the_problem_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    So a script that posts a form gets JSON, and a browser a page.
-    """
+    """So a script that posts a form gets JSON, and a browser a page."""
     world = with_pages()
     world.post(data={"amount": 5})
 
@@ -332,9 +296,7 @@ def test_a_problem_renderer_that_returns_none_leaves_the_problem_as_it_is(caplog
 
 
 def test_a_page_of_a_problem_carries_what_http_says_of_it() -> None:
-    """
-    Unless the renderer has said otherwise: it keeps no cache from asking again.
-    """
+    """Unless the renderer has said otherwise: it keeps no cache from asking again."""
     world = with_pages()
     world.store.down = True
     page = world.post(headers=BROWSER)
@@ -348,9 +310,7 @@ def test_a_page_of_a_problem_carries_what_http_says_of_it() -> None:
 
 
 def test_a_problem_renderer_that_fails_does_not_turn_a_refusal_into_a_run(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    The refusal is told in our own words instead.
-    """
+    """The refusal is told in our own words instead."""
     world = paying(new_world(required=True))
     world.idempotency.problem_renderer(lambda problem, **_: 1 / 0)
 
@@ -359,9 +319,7 @@ def test_a_problem_renderer_that_fails_does_not_turn_a_refusal_into_a_run(caplog
 
 
 def test_a_principal_loader_that_fails_leaves_no_claim() -> None:
-    """
-    Whatever an application's own function raises is an error before the view, and leaves no record.
-    """
+    """Whatever an application's own function raises is an error before the view, and leaves no record."""
     world = paying(new_world(principal=lambda: str(1 / 0)))
 
     assert 500 == world.post().status_code
@@ -370,9 +328,7 @@ def test_a_principal_loader_that_fails_leaves_no_claim() -> None:
 
 
 def test_a_rotated_secret_still_finds_what_was_stored_under_the_old_one() -> None:
-    """
-    Keys are looked up under every secret in use.
-    """
+    """Keys are looked up under every secret in use."""
     old = paying(new_world())
     old.post()
     app = Flask(old.app.import_name)
@@ -384,9 +340,7 @@ def test_a_rotated_secret_still_finds_what_was_stored_under_the_old_one() -> Non
 
 
 def test_the_storage_key_is_derived_from_the_scope() -> None:
-    """
-    Namespace, tenant, principal and key; nothing the client sent is in it.
-    """
+    """Namespace, tenant, principal and key; nothing the client sent is in it."""
     world = paying(new_world(namespace="shop"))
     world.post()
     expected = Identity(b"s").storage_key(Scope("shop", None, "alice"), "k")
@@ -395,9 +349,7 @@ def test_the_storage_key_is_derived_from_the_scope() -> None:
 
 
 def test_a_response_of_ours_that_a_before_hooks_function_changed_is_put_right() -> None:
-    """
-    after_this_request of a before hook runs over the refusal as well, and may not turn it into something else.
-    """
+    """after_this_request of a before hook runs over the refusal as well, and may not turn it into something else."""
     world = paying(new_world(required=True))
 
     @world.app.before_request
@@ -415,9 +367,7 @@ def test_a_response_of_ours_that_a_before_hooks_function_changed_is_put_right() 
 
 
 def test_a_hook_that_fails_over_a_replay_is_a_500_and_not_the_replay() -> None:
-    """
-    What other hooks did not get to add, a security header say, must not be missing from a 200.
-    """
+    """What other hooks did not get to add, a security header say, must not be missing from a 200."""
     world = paying(new_world())
 
     @world.app.after_request

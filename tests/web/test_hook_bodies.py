@@ -49,9 +49,7 @@ READINGS: dict[str, Callable[[Request], Any]] = {
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("reading", READINGS)
 def test_p56_the_view_reads_what_it_would_read_without_us(body: str, reading: str, chunked: bool) -> None:
-    """
-    Seven kinds of body, eleven ways to read them, with Content-Length and without.
-    """
+    """Seven kinds of body, eleven ways to read them, with Content-Length and without."""
     content_type, data = BODIES[body]
     without_length = {"CONTENT_LENGTH": "", "HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}
 
@@ -70,9 +68,7 @@ def test_p56_the_view_reads_what_it_would_read_without_us(body: str, reading: st
 
 
 def test_p58_a_form_that_csrf_protection_parsed_first_is_still_compared() -> None:
-    """
-    amount=1 and amount=999 under one key are two requests, though get_data() is empty for both.
-    """
+    """amount=1 and amount=999 under one key are two requests, though get_data() is empty for both."""
     world = new_world(config={"WTF_CSRF_CHECK_DEFAULT": True})
     CSRFProtect(world.app)
     world.app.get("/token", endpoint="token")(lambda: world.app.jinja_env.globals["csrf_token"]())  # type: ignore[operator]
@@ -89,9 +85,7 @@ def test_p58_a_form_that_csrf_protection_parsed_first_is_still_compared() -> Non
 
 
 def test_p59_a_truncated_body_is_refused_before_any_claim() -> None:
-    """
-    Some servers hand over what they have without a word.
-    """
+    """Some servers hand over what they have without a word."""
     world = new_world()
     world.view()(lambda: "paid")
     response = world.post(data=b"abc", environ_overrides={"CONTENT_LENGTH": "1000", "wsgi.input_terminated": True})
@@ -104,9 +98,7 @@ def test_p59_a_truncated_body_is_refused_before_any_claim() -> None:
     getattr(Request.max_content_length, "fset", None) is None, reason="before Flask 3.1 a view could not raise it"
 )
 def test_p60_a_view_may_raise_its_own_limit() -> None:
-    """
-    An announced body over MAX_CONTENT_LENGTH is not read before the view has had its say.
-    """
+    """An announced body over MAX_CONTENT_LENGTH is not read before the view has had its say."""
     world = new_world(config={"MAX_CONTENT_LENGTH": 10})
 
     @world.view()
@@ -119,9 +111,7 @@ def test_p60_a_view_may_raise_its_own_limit() -> None:
 
 
 def test_two_uploads_over_the_limit_never_pass_for_each_other() -> None:
-    """
-    Nobody has read them before the claim: a retry is refused rather than given another upload's answer.
-    """
+    """Nobody has read them before the claim: a retry is refused rather than given another upload's answer."""
     world = new_world(config={"MAX_CONTENT_LENGTH": 10})
     world.view()(lambda: "stored")
 
@@ -129,9 +119,7 @@ def test_two_uploads_over_the_limit_never_pass_for_each_other() -> None:
 
 
 def test_a_refused_upload_is_refused_alike_again() -> None:
-    """
-    413 says that nothing was read: the key is released, so that a retry does not hear `key-reused`.
-    """
+    """413 says that nothing was read: the key is released, so that a retry does not hear `key-reused`."""
     world = new_world(config={"MAX_CONTENT_LENGTH": 10})
 
     @world.view()
@@ -143,9 +131,7 @@ def test_a_refused_upload_is_refused_alike_again() -> None:
 
 
 def test_p61_a_413_that_a_hook_puts_over_a_success_does_not_say_that_nothing_was_done() -> None:
-    """
-    The view never needed the body, and has done its work.
-    """
+    """The view never needed the body, and has done its work."""
     world = new_world(config={"MAX_CONTENT_LENGTH": 10})
     world.view()(lambda: ("paid", 201))
     world.app.after_request(lambda response: make_response("too large", 413))
@@ -155,9 +141,7 @@ def test_p61_a_413_that_a_hook_puts_over_a_success_does_not_say_that_nothing_was
 
 
 def test_p61_a_chunked_body_over_the_limit_is_413_and_leaves_no_claim() -> None:
-    """
-    It has to be read to be known.
-    """
+    """It has to be read to be known."""
     world = new_world(config={"MAX_CONTENT_LENGTH": 10})
     world.view()(lambda: "paid")
     response = world.post(
@@ -169,9 +153,7 @@ def test_p61_a_chunked_body_over_the_limit_is_413_and_leaves_no_claim() -> None:
 
 
 def test_p62_a_body_that_an_earlier_hook_consumed_is_a_loud_error() -> None:
-    """
-    Never the digest of what is left.
-    """
+    """Never the digest of what is left."""
     world = new_world(config={"PROPAGATE_EXCEPTIONS": True})
     world.view()(lambda: "paid")
 
@@ -185,9 +167,7 @@ def test_p62_a_body_that_an_earlier_hook_consumed_is_a_loud_error() -> None:
 
 
 def test_p63_the_spool_is_closed_when_the_answer_has_left() -> None:
-    """
-    A large upload goes through a temporary file, which is gone after the request.
-    """
+    """A large upload goes through a temporary file, which is gone after the request."""
     world = new_world()
     spools: list[IO[bytes]] = []
 
@@ -201,9 +181,7 @@ def test_p63_the_spool_is_closed_when_the_answer_has_left() -> None:
 
 
 def test_p63_a_form_that_was_searched_for_a_key_in_vain_is_closed_too() -> None:
-    """
-    Only the search spooled it.
-    """
+    """Only the search spooled it."""
     world = new_world(form_field="idempotency_key")
     spools: list[IO[bytes]] = []
 
@@ -217,9 +195,7 @@ def test_p63_a_form_that_was_searched_for_a_key_in_vain_is_closed_too() -> None:
 
 
 def test_p63_a_streaming_view_may_read_its_body_to_the_end() -> None:
-    """
-    The spool stays open as long as the answer is being produced, after teardown even.
-    """
+    """The spool stays open as long as the answer is being produced, after teardown even."""
     world = new_world()
 
     @world.view()
@@ -231,9 +207,7 @@ def test_p63_a_streaming_view_may_read_its_body_to_the_end() -> None:
 
 
 def test_a_test_client_that_preserves_the_context_may_read_the_body_afterwards() -> None:
-    """
-    `with client:` looks at the request when the answer is long there.
-    """
+    """`with client:` looks at the request when the answer is long there."""
     world = new_world()
     world.view()(lambda: "paid")
     with world.client() as client:

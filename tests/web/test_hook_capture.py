@@ -38,9 +38,7 @@ from tests.web.apps import KEY, is_replay, new_world, pairs
 
 
 def test_p21_a_request_id_and_timing_occur_once_and_fresh_on_a_replay() -> None:
-    """
-    Headers of after_request hooks belong to the exchange, not to the stored answer.
-    """
+    """Headers of after_request hooks belong to the exchange, not to the stored answer."""
     world = new_world()
     ids = itertools.count(1)
     world.view()(lambda: "paid")
@@ -61,9 +59,7 @@ def test_p21_a_request_id_and_timing_occur_once_and_fresh_on_a_replay() -> None:
 
 @pytest.mark.parametrize("app_scope_first", (True, False))
 def test_p22_headers_that_blueprint_and_app_hooks_add_are_counted_once(app_scope_first: bool) -> None:
-    """
-    The capture stands in the innermost scope, also after a key was used in the app's own.
-    """
+    """The capture stands in the innermost scope, also after a key was used in the app's own."""
     world = new_world()
     blueprint = Blueprint("shop", __name__)
     values = itertools.count(1)
@@ -140,9 +136,7 @@ def neighbours(app: Flask, tmp_path: Any) -> None:
 
 
 def test_p22_a_hook_added_at_run_time_runs_once_and_afresh_as_well() -> None:
-    """
-    The capture moved behind it, and the one that stood before it does not capture again.
-    """
+    """The capture moved behind it, and the one that stood before it does not capture again."""
     world = new_world()
     world.view()(lambda: "paid")
     world.post(key="the first of all")
@@ -160,9 +154,7 @@ def test_p22_a_hook_added_at_run_time_runs_once_and_afresh_as_well() -> None:
 @pytest.mark.parametrize("init_first", (True, False))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:flask_session", "ignore:.*flask_limiter.*")
 def test_p24_neighbouring_extensions_see_a_replay_as_they_saw_the_answer(init_first: bool, tmp_path: Any) -> None:
-    """
-    No header twice and an equal decoded body, set up in either order.
-    """
+    """No header twice and an equal decoded body, set up in either order."""
     world = new_world(init=init_first)
     neighbours(world.app, tmp_path)
     if not init_first:
@@ -186,9 +178,7 @@ def test_p24_neighbouring_extensions_see_a_replay_as_they_saw_the_answer(init_fi
 
 
 def test_p25_a_retry_that_accepts_another_coding_gets_its_own() -> None:
-    """
-    What is stored is the answer before Flask-Compress.
-    """
+    """What is stored is the answer before Flask-Compress."""
     world = new_world()
     Compress(world.app)
     text = "paid " * 400
@@ -203,9 +193,7 @@ def test_p25_a_retry_that_accepts_another_coding_gets_its_own() -> None:
 
 
 def test_p26_a_hook_that_rewrites_the_body_rewrites_a_replay_once() -> None:
-    """
-    It gets the same input on the replay as it got on the first answer.
-    """
+    """It gets the same input on the replay as it got on the first answer."""
     world = new_world()
     world.view()(lambda: "paid")
 
@@ -218,9 +206,7 @@ def test_p26_a_hook_that_rewrites_the_body_rewrites_a_replay_once() -> None:
 
 
 def test_p27_a_new_response_of_after_this_request_is_the_one_that_is_stored() -> None:
-    """
-    The capture comes after all of them.
-    """
+    """The capture comes after all of them."""
     world = new_world()
 
     @world.view()
@@ -268,9 +254,7 @@ def test_p28_a_failing_after_request_hook_leaves_nothing_completed(scope: str, e
 
 
 def test_p28_a_hook_that_turns_an_answer_into_a_500_leaves_nothing_completed() -> None:
-    """
-    The same, by a hook that catches its own failure.
-    """
+    """The same, by a hook that catches its own failure."""
     world = new_world(effects="deduplicated")
 
     @world.view()
@@ -292,9 +276,7 @@ def test_p28_a_hook_that_turns_an_answer_into_a_500_leaves_nothing_completed() -
 def test_p28_what_a_hook_says_over_a_success_does_not_mean_that_nothing_happened(
     status: int, effects: str, settled: str
 ) -> None:
-    """
-    A view's own 503 releases its key. A hook's 503 comes after the view has done its work.
-    """
+    """A view's own 503 releases its key. A hook's 503 comes after the view has done its work."""
     world = new_world(effects=effects)
     world.view()(lambda: ("paid", 201))
     world.app.after_request(lambda response: make_response("no", status))
@@ -316,9 +298,7 @@ def test_p28_a_hook_that_words_a_refusal_of_the_view_otherwise_leaves_it_a_refus
 @pytest.mark.parametrize("late", ("after_request", "after_this_request"))
 @pytest.mark.parametrize("page", (200, 500, 503))
 def test_p28_a_hook_that_aborts_after_the_view_has_failed(late: str, page: int) -> None:
-    """
-    Flask makes an unhandled error of it, and the page for that may have any status.
-    """
+    """Flask makes an unhandled error of it, and the page for that may have any status."""
     world = new_world()
     world.app.register_error_handler(500, lambda error: ("sorry", page))
 
@@ -341,9 +321,7 @@ def test_p28_a_hook_that_aborts_after_the_view_has_failed(late: str, page: int) 
 
 
 def test_p28_under_keep_the_500_of_a_failed_hook_is_what_is_kept() -> None:
-    """
-    Never the success that the client was not given.
-    """
+    """Never the success that the client was not given."""
     world = new_world(on_error="keep")
     world.view()(lambda: "paid")
     world.app.after_request(lambda response: make_response("no commit", 500))
@@ -356,9 +334,7 @@ def test_p28_under_keep_the_500_of_a_failed_hook_is_what_is_kept() -> None:
 
 
 def test_p29_a_session_that_cannot_be_saved_leaves_nothing_completed() -> None:
-    """
-    save_session comes after all hooks, and may fail as well.
-    """
+    """save_session comes after all hooks, and may fail as well."""
     world = new_world(effects="deduplicated")
 
     @world.view()
@@ -374,9 +350,7 @@ def test_p29_a_session_that_cannot_be_saved_leaves_nothing_completed() -> None:
 
 
 def test_p30_another_extensions_failing_teardown_does_not_undo_a_success() -> None:
-    """
-    The answer was stored before; the retry replays it.
-    """
+    """The answer was stored before; the retry replays it."""
     world = new_world(config={"PROPAGATE_EXCEPTIONS": True})
     world.view()(lambda: "paid")
     failing = [True]
@@ -393,9 +367,7 @@ def test_p30_another_extensions_failing_teardown_does_not_undo_a_success() -> No
 
 
 def test_p30_another_extensions_failing_teardown_does_not_keep_a_crash_from_being_settled() -> None:
-    """
-    Flask stops at the first teardown function that raises, so ours is the first.
-    """
+    """Flask stops at the first teardown function that raises, so ours is the first."""
     world = new_world(config={"PROPAGATE_EXCEPTIONS": True})
 
     @world.view()
@@ -414,9 +386,7 @@ def test_p30_another_extensions_failing_teardown_does_not_keep_a_crash_from_bein
 
 @pytest.mark.parametrize("verb", ("complete", "release"))
 def test_p31_a_store_that_fails_at_the_end_does_not_cost_the_client_its_answer(verb: Any) -> None:
-    """
-    The work is done; the record stays claimed and the write is repeated.
-    """
+    """The work is done; the record stays claimed and the write is repeated."""
     world = new_world()
     world.view()(lambda: ("paid", 201 if verb == "complete" else 503))
     world.store.lose_request(verb)
@@ -426,9 +396,7 @@ def test_p31_a_store_that_fails_at_the_end_does_not_cost_the_client_its_answer(v
 
 
 def test_p31_a_store_with_a_bug_does_not_cost_the_client_its_answer(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    Nor does an error that no store should raise; the log has it.
-    """
+    """Nor does an error that no store should raise; the log has it."""
     world = new_world()
     world.view()(lambda: "paid")
 
@@ -442,9 +410,7 @@ def test_p31_a_store_with_a_bug_does_not_cost_the_client_its_answer(caplog: pyte
 
 
 def test_p32_a_replay_carries_no_session_cookie_of_the_first_answer() -> None:
-    """
-    A session change is not part of the stored answer.
-    """
+    """A session change is not part of the stored answer."""
     world = new_world()
 
     @world.view()
@@ -460,9 +426,7 @@ def test_p32_a_replay_carries_no_session_cookie_of_the_first_answer() -> None:
 
 
 def test_p33_a_principal_loader_that_leaves_the_session_alone_adds_no_vary_cookie() -> None:
-    """
-    Merely touching the session would.
-    """
+    """Merely touching the session would."""
     world = new_world()
     world.view()(lambda: "paid")
 
@@ -470,9 +434,7 @@ def test_p33_a_principal_loader_that_leaves_the_session_alone_adds_no_vary_cooki
 
 
 def test_p33_no_principal_loader_either() -> None:
-    """
-    Looking for credentials looks at the cookie, not at the session.
-    """
+    """Looking for credentials looks at the cookie, not at the session."""
     world = new_world(principal=None)
     world.view()(lambda: "paid")
 
@@ -480,9 +442,7 @@ def test_p33_no_principal_loader_either() -> None:
 
 
 def test_p34_hooks_of_others_run_on_a_replay_as_for_any_request() -> None:
-    """
-    after_request and teardown run, got_request_exception is not sent.
-    """
+    """after_request and teardown run, got_request_exception is not sent."""
     world = new_world()
     world.view()(lambda: "paid")
     ran: list[str] = []
@@ -557,9 +517,7 @@ ANSWERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", ANSWERS)
 @pytest.mark.parametrize("response_class", (Response, Branded, NoConversion))
 def test_p43_to_p47_every_kind_of_answer_is_replayed_as_it_was(name: str, response_class: type[Response]) -> None:
-    """
-    Status line, header list and body of the replay equal the first answer's, for every response class.
-    """
+    """Status line, header list and body of the replay equal the first answer's, for every response class."""
     app = Flask(__name__)
     app.response_class = response_class
     world = new_world(app)
@@ -580,9 +538,7 @@ def test_p43_to_p47_every_kind_of_answer_is_replayed_as_it_was(name: str, respon
 
 @pytest.mark.parametrize("body", (str, lambda: (part for part in ("never sent",))))
 def test_p44_204_is_stored_with_an_empty_body(body: Any) -> None:
-    """
-    Its iterator is never iterated; it is complete all the same, and has no Content-Length.
-    """
+    """Its iterator is never iterated; it is complete all the same, and has no Content-Length."""
     world = new_world()
     world.view()(lambda: (body(), 204))
     world.post()
@@ -597,9 +553,7 @@ def test_p44_204_is_stored_with_an_empty_body(body: Any) -> None:
 def test_p55_a_stored_header_that_would_split_the_response_is_never_sent(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    A store that somebody else wrote to: 500, told as corrupt, and never the header nor a second run.
-    """
+    """A store that somebody else wrote to: 500, told as corrupt, and never the header nor a second run."""
     world = new_world()
 
     @world.view()
@@ -619,9 +573,7 @@ def test_p55_a_stored_header_that_would_split_the_response_is_never_sent(
 
 
 def test_hooks_see_g_of_their_own_request_on_a_replay() -> None:
-    """
-    Nothing of ours lives in g.
-    """
+    """Nothing of ours lives in g."""
     world = new_world()
     world.view()(lambda: "paid")
     world.app.before_request(lambda: setattr(g, "started", request.headers["X-At"]))

@@ -32,9 +32,7 @@ from tests.web.apps import KEY, is_replay, new_world
 
 @pytest.mark.parametrize("how", ("called", "thread", "failing thread"))
 def test_p64_a_copied_context_that_is_popped_leaves_the_claim_alone(how: str) -> None:
-    """
-    Each popped copy runs all teardown functions while the view is still at work.
-    """
+    """Each popped copy runs all teardown functions while the view is still at work."""
     world = new_world()
     failures: list[BaseException] = []
 
@@ -66,9 +64,7 @@ def test_p64_a_copied_context_that_is_popped_leaves_the_claim_alone(how: str) ->
 
 
 def test_p65_a_nested_call_with_another_key_is_independent() -> None:
-    """
-    A view that calls its own application through the test client.
-    """
+    """A view that calls its own application through the test client."""
     world = new_world()
 
     @world.view("/inner")
@@ -88,9 +84,7 @@ def test_p65_a_nested_call_with_another_key_is_independent() -> None:
 
 
 def test_p65_a_nested_request_that_finishes_does_not_settle_the_outer_one() -> None:
-    """
-    A hook that makes one with its own environ, and fails afterwards: the outer answer never became final.
-    """
+    """A hook that makes one with its own environ, and fails afterwards: the outer answer never became final."""
     world = new_world()
     world.view("/inner", endpoint="inner")(lambda: "inner")
     world.view("/outer", endpoint="outer")(lambda: "outer")
@@ -108,9 +102,7 @@ def test_p65_a_nested_request_that_finishes_does_not_settle_the_outer_one() -> N
 
 
 def test_p65_a_view_that_returns_another_guarded_app_as_its_response() -> None:
-    """
-    It runs on the same environ; each application finds its own visit in it.
-    """
+    """It runs on the same environ; each application finds its own visit in it."""
     inner, outer = new_world(), new_world(Flask("outer"))
 
     @inner.view()
@@ -126,9 +118,7 @@ def test_p65_a_view_that_returns_another_guarded_app_as_its_response() -> None:
 
 
 def test_p66_several_requests_in_one_application_context_do_not_leak() -> None:
-    """
-    They share `g` on Flask 3.1 and before.
-    """
+    """They share `g` on Flask 3.1 and before."""
     world = new_world()
     world.view()(lambda: current_claim.key if current_claim else "none")
     with world.app.app_context():
@@ -138,9 +128,7 @@ def test_p66_several_requests_in_one_application_context_do_not_leak() -> None:
 
 
 def test_p67_a_thread_that_was_left_with_a_foreign_context_does_not_matter() -> None:
-    """
-    pallets/flask#6123, simulated: an application context stays pushed, with all that was in its `g`.
-    """
+    """pallets/flask#6123, simulated: an application context stays pushed, with all that was in its `g`."""
     world = new_world()
     world.view()(lambda: str(bool(current_claim)))
     context = world.app.app_context()
@@ -153,9 +141,7 @@ def test_p67_a_thread_that_was_left_with_a_foreign_context_does_not_matter() -> 
 
 
 def test_p68_a_preserved_context_does_not_delay_completion() -> None:
-    """
-    `with client:` keeps the context; the answer is stored before it is returned, and replayed within.
-    """
+    """`with client:` keeps the context; the answer is stored before it is returned, and replayed within."""
     world = new_world()
     world.view()(lambda: "paid")
     with world.client() as client:
@@ -180,9 +166,7 @@ def test_p69_a_context_pushed_by_hand_settles_as_a_vanished_worker_would(effects
 
 
 def test_p70_one_extension_on_two_applications_does_not_mix_them_up() -> None:
-    """
-    Behind a dispatcher, with one store: the namespace is part of the key.
-    """
+    """Behind a dispatcher, with one store: the namespace is part of the key."""
     store = MemoryStore()
     idempotency = Idempotency(principal=lambda: "alice", store=store, secret="s-9f2c47d1e8b35a60")
     apps = []
@@ -199,9 +183,7 @@ def test_p70_one_extension_on_two_applications_does_not_mix_them_up() -> None:
 
 
 def test_p70_setting_up_one_application_twice_is_refused() -> None:
-    """
-    Two guards on one application would claim each other's keys.
-    """
+    """Two guards on one application would claim each other's keys."""
     world = new_world()
 
     with pytest.raises(ConfigurationError, match="once"):
@@ -209,9 +191,7 @@ def test_p70_setting_up_one_application_twice_is_refused() -> None:
 
 
 def test_p71_a_blueprint_registered_twice_has_two_scopes() -> None:
-    """
-    Each registration keeps hooks of its own.
-    """
+    """Each registration keeps hooks of its own."""
     world = new_world()
     blueprint = Blueprint("shop", __name__)
     ran: list[str] = []
@@ -230,9 +210,7 @@ def test_p71_a_blueprint_registered_twice_has_two_scopes() -> None:
 
 
 def test_p72_async_views_and_hooks() -> None:
-    """
-    Flask runs them on a loop of their own; the replay is identical.
-    """
+    """Flask runs them on a loop of their own; the replay is identical."""
     world = new_world(keep_headers=["X-This"])
 
     @world.app.before_request
@@ -261,9 +239,7 @@ def test_p72_async_views_and_hooks() -> None:
 
 
 def test_p73_a_dropped_application_is_collected() -> None:
-    """
-    Signals hold us weakly, and the lease thread holds nobody.
-    """
+    """Signals hold us weakly, and the lease thread holds nobody."""
     app = Flask("dropped")
     app.config.update(SECRET_KEY="s", TESTING=True)
     Idempotency(app, principal=lambda: "alice")
@@ -277,9 +253,7 @@ def test_p73_a_dropped_application_is_collected() -> None:
 
 
 def test_p73_no_cycle_keeps_a_request_alive() -> None:
-    """
-    A request that is over is freed by reference count.
-    """
+    """A request that is over is freed by reference count."""
     world = new_world()
     requests: list[weakref.ref[Any]] = []
 
@@ -299,9 +273,7 @@ def test_p73_no_cycle_keeps_a_request_alive() -> None:
 
 
 def test_p77_a_worker_that_lost_its_claim_delivers_the_stored_answer() -> None:
-    """
-    A is slow beyond its lease, B takes over and completes. A's client gets B's answer, never A's own.
-    """
+    """A is slow beyond its lease, B takes over and completes. A's client gets B's answer, never A's own."""
     world = new_world(effects="deduplicated")
     answers = ["from B", "from A"]
 
@@ -326,9 +298,7 @@ def test_p77_a_worker_that_lost_its_claim_delivers_the_stored_answer() -> None:
 
 
 def test_p77_a_worker_whose_successor_is_still_running_says_so() -> None:
-    """
-    409 over its own answer: what it would say may contradict what the successor will.
-    """
+    """409 over its own answer: what it would say may contradict what the successor will."""
     world = new_world(effects="deduplicated")
     entered, go_on = threading.Event(), threading.Event()
     successors: list[threading.Thread] = []

@@ -37,9 +37,7 @@ def post_through(world: World, **options: Any) -> int | None:
 
 @pytest.mark.parametrize("handled", (True, False))
 def test_p35_an_abort_is_stored_even_if_nobody_reads_its_body(handled: bool) -> None:
-    """
-    abort(422) is a final answer, with an error handler or without; replayed byte for byte.
-    """
+    """abort(422) is a final answer, with an error handler or without; replayed byte for byte."""
     world = new_world()
     if handled:
         world.app.register_error_handler(422, lambda error: ({"problem": error.code}, 422))
@@ -61,9 +59,7 @@ def test_p35_an_abort_is_stored_even_if_nobody_reads_its_body(handled: bool) -> 
 
 @pytest.mark.parametrize("config", PROPAGATION)
 def test_p36_an_unhandled_exception_of_a_plain_view_quarantines_whoever_it_propagates_to(config: str) -> None:
-    """
-    In production, under TESTING, DEBUG and PROPAGATE_EXCEPTIONS alike: nothing says how far the view came.
-    """
+    """In production, under TESTING, DEBUG and PROPAGATE_EXCEPTIONS alike: nothing says how far the view came."""
     world = new_world(config=PROPAGATION[config])
 
     @world.view()
@@ -82,9 +78,7 @@ def test_p36_an_unhandled_exception_of_a_plain_view_quarantines_whoever_it_propa
 def test_p36_where_effects_allow_it_an_unhandled_exception_releases_whoever_it_propagates_to(
     config: str, effects: str
 ) -> None:
-    """
-    The next attempt runs the view.
-    """
+    """The next attempt runs the view."""
     world = new_world(config=PROPAGATION[config], effects=effects)
 
     @world.view()
@@ -102,9 +96,7 @@ def test_p36_where_effects_allow_it_an_unhandled_exception_releases_whoever_it_p
 
 @pytest.mark.parametrize("config", PROPAGATION)
 def test_p36_under_keep_a_tombstone_of_a_500_remains_whoever_it_propagates_to(config: str) -> None:
-    """
-    Stripe's rule: once the view began, even a crash is the answer.
-    """
+    """Stripe's rule: once the view began, even a crash is the answer."""
     world = new_world(config=PROPAGATION[config], profile="stripe")
 
     @world.view()
@@ -121,9 +113,7 @@ def test_p36_under_keep_a_tombstone_of_a_500_remains_whoever_it_propagates_to(co
 
 @pytest.mark.parametrize("config", PROPAGATION)
 def test_an_exception_past_the_point_of_no_return_quarantines(config: str) -> None:
-    """
-    What may have been done must not be done again.
-    """
+    """What may have been done must not be done again."""
     world = new_world(config=PROPAGATION[config], effects="marked")
 
     @world.view()
@@ -172,9 +162,7 @@ def test_p37_an_interrupted_worker_leaves_what_a_vanished_one_would(
 
 
 def test_p37_an_interrupted_worker_past_the_point_of_no_return_quarantines() -> None:
-    """
-    The mark counts for a worker that is being killed as for one that is gone.
-    """
+    """The mark counts for a worker that is being killed as for one that is gone."""
     world = new_world(effects="marked")
 
     @world.view()
@@ -191,9 +179,7 @@ def test_p37_an_interrupted_worker_past_the_point_of_no_return_quarantines() -> 
 
 @pytest.mark.parametrize("returned", (None, object(), 5))
 def test_p38_a_view_that_returns_nonsense_has_run(returned: Any) -> None:
-    """
-    Raised in make_response, where no error handler is asked.
-    """
+    """Raised in make_response, where no error handler is asked."""
     world = new_world()
     world.view()(lambda: returned)
 
@@ -202,9 +188,7 @@ def test_p38_a_view_that_returns_nonsense_has_run(returned: Any) -> None:
 
 
 def test_p38_an_error_handler_that_raises_leaves_no_answer() -> None:
-    """
-    The 422 never became one.
-    """
+    """The 422 never became one."""
     world = new_world()
 
     @world.app.errorhandler(422)
@@ -222,9 +206,7 @@ def test_p38_an_error_handler_that_raises_leaves_no_answer() -> None:
     ((200, "complete"), (422, "complete"), (500, "quarantine"), (502, "quarantine"), (503, "release")),
 )
 def test_p39_what_an_error_handler_makes_of_an_exception_is_judged_by_its_status(status: int, settled: str) -> None:
-    """
-    A handler that turns an exception into an answer has chosen that answer.
-    """
+    """A handler that turns an exception into an answer has chosen that answer."""
     world = new_world()
     world.app.register_error_handler(Exception, lambda error: ("sorry", status))
 
@@ -237,9 +219,7 @@ def test_p39_what_an_error_handler_makes_of_an_exception_is_judged_by_its_status
 
 
 def test_p40_flask_restx_abort_is_stored_although_it_signals_an_exception() -> None:
-    """
-    Flask-RESTX sends got_request_exception for every abort().
-    """
+    """Flask-RESTX sends got_request_exception for every abort()."""
     world = new_world()
     api = Api(world.app)
     signalled: list[BaseException] = []
@@ -266,9 +246,7 @@ def test_p40_flask_restx_abort_is_stored_although_it_signals_an_exception() -> N
 def test_p39_an_unhandled_error_is_one_whatever_page_is_shown_for_it(
     status: int, past_point: bool, settled: str
 ) -> None:
-    """
-    Some applications apologise with a 200; nobody knows more about the effect for that.
-    """
+    """Some applications apologise with a 200; nobody knows more about the effect for that."""
     world = new_world(effects="marked")
     world.app.register_error_handler(500, lambda error: ("sorry", status))
 
@@ -283,9 +261,7 @@ def test_p39_an_unhandled_error_is_one_whatever_page_is_shown_for_it(
 
 
 def test_an_error_hidden_from_teardown_functions_is_judged_as_an_error() -> None:
-    """
-    The policy for errors decides, not the one for workers that vanish.
-    """
+    """The policy for errors decides, not the one for workers that vanish."""
     world = new_world(effects="deduplicated", on_error="quarantine", config={"PROPAGATE_EXCEPTIONS": True})
     world.app.should_ignore_error = lambda error: True  # type: ignore[method-assign]
 
@@ -300,9 +276,7 @@ def test_an_error_hidden_from_teardown_functions_is_judged_as_an_error() -> None
 
 
 def test_p40_an_exception_that_flask_restx_has_a_handler_for_is_judged_by_its_status() -> None:
-    """
-    The answer that the handler chose is stored.
-    """
+    """The answer that the handler chose is stored."""
     world = new_world()
     api = Api(world.app)
 
@@ -325,9 +299,7 @@ def test_p40_an_exception_that_flask_restx_has_a_handler_for_is_judged_by_its_st
 @pytest.mark.parametrize("deferred", (True, False))
 @pytest.mark.parametrize("propagate", (True, False))
 def test_p41_trapped_http_exceptions_do_not_break_replays(deferred: bool, propagate: bool) -> None:
-    """
-    Under TRAP_HTTP_EXCEPTIONS an answer that is raised would become a 500.
-    """
+    """Under TRAP_HTTP_EXCEPTIONS an answer that is raised would become a 500."""
     world = new_world(config={"TRAP_HTTP_EXCEPTIONS": True, "PROPAGATE_EXCEPTIONS": propagate})
 
     def pay() -> str:
@@ -341,9 +313,7 @@ def test_p41_trapped_http_exceptions_do_not_break_replays(deferred: bool, propag
 
 
 def test_p42_a_redirect_is_stored_and_its_target_is_not_claimed() -> None:
-    """
-    303 is a final answer; the GET that follows carries the key and has nothing to do with it.
-    """
+    """303 is a final answer; the GET that follows carries the key and has nothing to do with it."""
     world = new_world()
     world.app.get("/done", endpoint="done")(lambda: "done")
     world.view()(lambda: redirect(url_for("done"), 303))
@@ -355,9 +325,7 @@ def test_p42_a_redirect_is_stored_and_its_target_is_not_claimed() -> None:
 
 
 def test_p42_a_307_to_another_endpoint_with_the_same_key_works_twice() -> None:
-    """
-    The same request goes elsewhere, so the first key is released; each endpoint being its own key space.
-    """
+    """The same request goes elsewhere, so the first key is released; each endpoint being its own key space."""
     world = new_world(scope="operation")
 
     @world.view("/target", endpoint="target")
@@ -407,9 +375,7 @@ def test_p42_a_307_to_another_endpoint_with_the_same_key_works_twice() -> None:
     ),
 )
 def test_the_outcome_policy_decides_by_status_or_by_function(policy: dict[str, Any], status: int, settled: str) -> None:
-    """
-    SPEC section 5. A `decide` that fails cannot have meant release.
-    """
+    """SPEC section 5. A `decide` that fails cannot have meant release."""
     world = new_world(**policy)
     world.view()(lambda: ("x", status, {"X-Settle": "release"}))
 
@@ -418,9 +384,7 @@ def test_the_outcome_policy_decides_by_status_or_by_function(policy: dict[str, A
 
 
 def test_a_5xx_past_the_point_of_no_return_quarantines_by_its_status() -> None:
-    """
-    The view said that what follows must not be repeated, then answered 503.
-    """
+    """The view said that what follows must not be repeated, then answered 503."""
     world = new_world()
 
     @world.view()

@@ -64,9 +64,7 @@ def test_p01_a_late_app_hook_authenticates_before_the_store_is_asked(init_first:
 
 @pytest.mark.parametrize("init_first", (True, False))
 def test_p02_p03_app_parent_and_child_hooks_run_before_a_replay_in_that_order(init_first: bool) -> None:
-    """
-    Hooks of nested blueprints run before a replay, and equally when init_app comes last.
-    """
+    """Hooks of nested blueprints run before a replay, and equally when init_app comes last."""
     world = new_world(init=init_first)
     ran: list[str] = []
     parent, child = Blueprint("parent", __name__), Blueprint("child", __name__)
@@ -91,9 +89,7 @@ def test_p02_p03_app_parent_and_child_hooks_run_before_a_replay_in_that_order(in
 
 @pytest.mark.parametrize("where", ("app", "parent", "child"))
 def test_p02_a_hook_of_any_scope_refuses_a_replay(where: str) -> None:
-    """
-    A 401 from the app's, the parent's or the child's hook comes instead of the stored answer.
-    """
+    """A 401 from the app's, the parent's or the child's hook comes instead of the stored answer."""
     world = new_world()
     parent, child = Blueprint("parent", __name__), Blueprint("child", __name__)
 
@@ -113,9 +109,7 @@ def test_p02_a_hook_of_any_scope_refuses_a_replay(where: str) -> None:
 
 
 def test_p04_a_hook_added_after_the_first_keyed_request_runs_before_the_replay() -> None:
-    """
-    Extensions append to the hook lists at run time; the claim stays behind them.
-    """
+    """Extensions append to the hook lists at run time; the claim stays behind them."""
     world = with_view(new_world())
     world.post()
     world.app.before_request_funcs[None].append(require_credentials)
@@ -127,9 +121,7 @@ def test_p04_a_hook_added_after_the_first_keyed_request_runs_before_the_replay()
 
 
 def test_p05_a_hook_that_answers_leaves_no_claim() -> None:
-    """
-    Maintenance mode: nothing is claimed.
-    """
+    """Maintenance mode: nothing is claimed."""
     world = with_view(new_world())
     world.app.before_request(lambda: ("back soon", 503))
 
@@ -138,9 +130,7 @@ def test_p05_a_hook_that_answers_leaves_no_claim() -> None:
 
 
 def test_p06_a_url_value_preprocessor_that_aborts_leaves_no_claim() -> None:
-    """
-    Preprocessors come before all hooks.
-    """
+    """Preprocessors come before all hooks."""
     world = with_view(new_world())
     world.app.url_value_preprocessor(lambda endpoint, values: abort(404))
 
@@ -162,9 +152,7 @@ def test_p06_a_url_value_preprocessor_that_aborts_leaves_no_claim() -> None:
 def test_p07_p08_what_the_router_answers_and_safe_methods_never_touch_the_store(
     method: str, path: str, status: int
 ) -> None:
-    """
-    404, 405, automatic OPTIONS, slash redirects, GET and HEAD: no claim, key or not.
-    """
+    """404, 405, automatic OPTIONS, slash redirects, GET and HEAD: no claim, key or not."""
     world = with_view(new_world(required=True))
     world.app.get("/read", endpoint="read")(lambda: "read")
     world.view("/slashed/", endpoint="slashed")(lambda: "ok")
@@ -175,9 +163,7 @@ def test_p07_p08_what_the_router_answers_and_safe_methods_never_touch_the_store(
 
 @pytest.mark.parametrize("method", ("GET", "HEAD", "POST"))
 def test_p08_without_a_key_the_answer_is_what_it_would_be_without_us(method: str) -> None:
-    """
-    Status line, header list and body are equal to those of an application without the extension.
-    """
+    """Status line, header list and body are equal to those of an application without the extension."""
 
     def answer(init: bool) -> tuple[str, list[tuple[str, str]], bytes]:
         world = new_world(init=init)
@@ -190,9 +176,7 @@ def test_p08_without_a_key_the_answer_is_what_it_would_be_without_us(method: str
 
 
 def test_p08_without_a_key_the_store_is_not_asked() -> None:
-    """
-    An optional key that is absent costs no store call.
-    """
+    """An optional key that is absent costs no store call."""
     world = with_view(new_world())
     world.post(key=None)
 
@@ -200,9 +184,7 @@ def test_p08_without_a_key_the_store_is_not_asked() -> None:
 
 
 def test_p09_a_malformed_key_without_credentials_is_401() -> None:
-    """
-    Nobody learns anything about keys before signing in.
-    """
+    """Nobody learns anything about keys before signing in."""
     world = with_view(new_world())
     world.app.before_request(require_credentials)
 
@@ -211,9 +193,7 @@ def test_p09_a_malformed_key_without_credentials_is_401() -> None:
 
 
 def test_p10_a_body_is_not_read_before_authentication() -> None:
-    """
-    A stranger's upload is not spooled.
-    """
+    """A stranger's upload is not spooled."""
 
     class Untouchable:
         def read(self, size: int = -1) -> bytes:
@@ -231,9 +211,7 @@ def test_p10_a_body_is_not_read_before_authentication() -> None:
 
 
 def test_p11_threads_that_race_the_very_first_request_do_not_slip_past_a_late_hook() -> None:
-    """
-    30 threads start at once on an application that has handled nothing yet; the hook rejects all of them.
-    """
+    """30 threads start at once on an application that has handled nothing yet; the hook rejects all of them."""
     world = with_view(new_world())
     world.app.before_request(require_credentials)
     barrier = threading.Barrier(30)
@@ -279,9 +257,7 @@ def with_login(world: World) -> World:
 
 
 def test_p12_login_required_above_claim_here_runs_on_every_retry() -> None:
-    """
-    The decorator is consulted each time, the view runs once.
-    """
+    """The decorator is consulted each time, the view runs once."""
     world = with_login(new_world(principal=None))
     client = world.client()
     client.get("/login/alice")
@@ -296,9 +272,7 @@ def test_p12_login_required_above_claim_here_runs_on_every_retry() -> None:
 
 
 def test_p13_claim_here_on_a_method_and_in_decorators() -> None:
-    """
-    The claim moves below the decorator in both; a method without it is claimed by the hook.
-    """
+    """The claim moves below the decorator in both; a method without it is claimed by the hook."""
     world = new_world()
 
     class OneMethod(MethodView):
@@ -331,9 +305,7 @@ def test_p13_claim_here_on_a_method_and_in_decorators() -> None:
 
 
 def test_p13_claim_here_on_an_async_view() -> None:
-    """
-    The wrapper of a coroutine function is one itself.
-    """
+    """The wrapper of a coroutine function is one itself."""
     world = new_world()
 
     def signed_in(view: Callable[..., Any]) -> Callable[..., Any]:
@@ -358,9 +330,7 @@ def test_p13_claim_here_on_an_async_view() -> None:
 
 
 def test_p14_a_decorator_without_wraps_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    The mark is hidden, so the hook claims; the first entry of @claim_here says so, once per endpoint.
-    """
+    """The mark is hidden, so the hook claims; the first entry of @claim_here says so, once per endpoint."""
     world = new_world()
 
     def unwrapped(view: Callable[..., Any]) -> Callable[..., Any]:
@@ -380,9 +350,7 @@ def test_p14_a_decorator_without_wraps_is_reported_once(caplog: pytest.LogCaptur
 
 
 def test_p14_a_plain_view_that_calls_a_protected_one_claims_once() -> None:
-    """
-    The hook's claim stands for both.
-    """
+    """The hook's claim stands for both."""
     world = new_world()
 
     @world.view("/inner")
@@ -399,9 +367,7 @@ def test_p14_a_plain_view_that_calls_a_protected_one_claims_once() -> None:
 
 
 def test_p15_a_marshalling_decorator_above_claim_here_does_not_marshal_a_replay_again() -> None:
-    """
-    Flask-RESTX's marshal_with would make an empty document of a Response.
-    """
+    """Flask-RESTX's marshal_with would make an empty document of a Response."""
     world = new_world()
     api = Api(world.app)
     model = api.model("Payment", {"n": fields.Integer})
@@ -423,9 +389,7 @@ def test_p15_a_marshalling_decorator_above_claim_here_does_not_marshal_a_replay_
 
 
 def test_p15_a_decorator_that_builds_on_what_the_view_returns_is_not_given_a_response() -> None:
-    """
-    The answer is raised past it, not returned through it.
-    """
+    """The answer is raised past it, not returned through it."""
     world = new_world()
 
     def with_links(view: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -444,9 +408,7 @@ def test_p15_a_decorator_that_builds_on_what_the_view_returns_is_not_given_a_res
 
 
 def test_p16_a_decorator_that_turns_exceptions_into_500_does_not_spoil_a_replay() -> None:
-    """
-    The stored answer is put back at the capture point.
-    """
+    """The stored answer is put back at the capture point."""
     world = new_world()
 
     def never_raises(view: Callable[..., Any]) -> Callable[..., Any]:
@@ -472,9 +434,7 @@ def test_p16_a_decorator_that_turns_exceptions_into_500_does_not_spoil_a_replay(
 
 
 def test_p17_two_users_with_one_key_and_body_get_their_own_answers() -> None:
-    """
-    The principal is part of the key; nobody without one gets an answer at all.
-    """
+    """The principal is part of the key; nobody without one gets an answer at all."""
     world = with_login(new_world(principal=None))
     answers = {}
     for name in ("alice", "bob"):
@@ -487,9 +447,7 @@ def test_p17_two_users_with_one_key_and_body_get_their_own_answers() -> None:
 
 
 def test_p18_a_session_cookie_that_was_signed_anew_is_the_same_user() -> None:
-    """
-    The principal is the subject, not the cookie.
-    """
+    """The principal is the subject, not the cookie."""
     world = with_login(new_world(principal=None))
     world.app.get("/refresh", endpoint="refresh")(lambda: str(session.setdefault("seen", 1)))
     client = world.client()
@@ -504,9 +462,7 @@ def test_p18_a_session_cookie_that_was_signed_anew_is_the_same_user() -> None:
 
 
 def test_p19_a_rotated_bearer_token_of_the_same_subject_replays() -> None:
-    """
-    Refreshing a token between two attempts does not run the payment twice.
-    """
+    """Refreshing a token between two attempts does not run the payment twice."""
     subjects = {"Bearer old": "alice", "Bearer new": "alice"}
     world = with_view(new_world(principal=lambda: subjects.get(request.headers["Authorization"])))
     world.post(headers={"Authorization": "Bearer old"})
@@ -517,9 +473,7 @@ def test_p19_a_rotated_bearer_token_of_the_same_subject_replays() -> None:
 
 @pytest.mark.parametrize("status", (401, 403, 429))
 def test_p20_a_refusal_by_a_view_decorator_is_not_stored(status: int) -> None:
-    """
-    The claim came first, so it is released, and a later good attempt runs the view.
-    """
+    """The claim came first, so it is released, and a later good attempt runs the view."""
     world = new_world()
 
     def refuses_at_first(view: Callable[..., Any]) -> Callable[..., Any]:
@@ -543,9 +497,7 @@ def test_p20_a_refusal_by_a_view_decorator_is_not_stored(status: int) -> None:
 
 
 def test_a_form_field_may_carry_the_key_and_is_judged_after_authentication() -> None:
-    """
-    A form is parsed for its key at the claim point, and only where the policy says so.
-    """
+    """A form is parsed for its key at the claim point, and only where the policy says so."""
     world = with_view(new_world(form_field="idempotency_key"))
     world.app.before_request(require_credentials)
     form = {"idempotency_key": "from-a-form", "amount": "5"}
@@ -559,9 +511,7 @@ def test_a_form_field_may_carry_the_key_and_is_judged_after_authentication() -> 
 
 
 def test_disabled_installs_no_hook_at_all() -> None:
-    """
-    IDEMPOTENCY_ENABLED=False leaves the application as if the extension were not there.
-    """
+    """IDEMPOTENCY_ENABLED=False leaves the application as if the extension were not there."""
     app = Flask(__name__)
     app.config.update(SECRET_KEY="s", IDEMPOTENCY_ENABLED=False)
     Idempotency(app)

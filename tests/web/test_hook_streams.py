@@ -47,9 +47,7 @@ def streaming(world: World, *chunks: str, log: list[str] | None = None, fail: Ba
 
 
 def test_p48_the_first_chunk_leaves_before_the_second_is_made_and_the_end_is_stored_before_it_is_sent() -> None:
-    """
-    Meanwhile a parallel retry gets 409.
-    """
+    """Meanwhile a parallel retry gets 409."""
     world, log = new_world(), list[str]()
     streaming(world, "a", "b", log=log)
     answer = begin(world)
@@ -67,9 +65,7 @@ def test_p48_the_first_chunk_leaves_before_the_second_is_made_and_the_end_is_sto
 
 
 def test_p49_a_client_that_closes_in_the_middle_leaves_a_tombstone() -> None:
-    """
-    The view's generator sees GeneratorExit; nothing is replayed as the whole, and nothing runs again.
-    """
+    """The view's generator sees GeneratorExit; nothing is replayed as the whole, and nothing runs again."""
     world, log = new_world(), list[str]()
     streaming(world, "a", "b", log=log)
     answer = begin(world)
@@ -83,9 +79,7 @@ def test_p49_a_client_that_closes_in_the_middle_leaves_a_tombstone() -> None:
 
 
 def test_p49_a_server_that_never_iterates_leaves_a_tombstone() -> None:
-    """
-    Closed without a single chunk.
-    """
+    """Closed without a single chunk."""
     world = new_world()
     streaming(world, "a")
     begin(world).close()
@@ -104,9 +98,7 @@ def test_p49_a_server_that_never_iterates_leaves_a_tombstone() -> None:
     ),
 )
 def test_p49_a_generator_that_fails_is_an_unhandled_exception(policy: dict[str, Any], settled: str) -> None:
-    """
-    The error policy decides, as for a view that raises.
-    """
+    """The error policy decides, as for a view that raises."""
     world = new_world(**policy)
     streaming(world, "a", fail=ValueError("in the stream"))
     answer = begin(world)
@@ -121,9 +113,7 @@ def test_p49_a_generator_that_fails_is_an_unhandled_exception(policy: dict[str, 
 def test_p49_a_worker_killed_in_the_middle_of_a_stream_leaves_what_a_vanished_one_would(
     effects: str, settled: str
 ) -> None:
-    """
-    SystemExit in a generator is SystemExit.
-    """
+    """SystemExit in a generator is SystemExit."""
     world = new_world(effects=effects)
     streaming(world, "a", fail=SystemExit())
     answer = begin(world)
@@ -134,9 +124,7 @@ def test_p49_a_worker_killed_in_the_middle_of_a_stream_leaves_what_a_vanished_on
 
 
 def test_p50_a_stream_over_the_limit_reaches_its_client_whole_and_is_never_replayed_as_a_success() -> None:
-    """
-    A tombstone is left.
-    """
+    """A tombstone is left."""
     world = new_world(max_body=10)
     streaming(world, *["12345"] * 4)
 
@@ -175,9 +163,7 @@ def replace_body(response: Response) -> Response:
 def test_p51_a_hook_that_drains_wraps_or_replaces_a_stream_never_leaves_it_running(
     hook: Callable[[Response], Response], read: bool, state: str
 ) -> None:
-    """
-    Completed if it was produced to the end, a tombstone otherwise, and settled by the next attempt at the latest.
-    """
+    """Completed if it was produced to the end, a tombstone otherwise, and settled by the next attempt at the latest."""
     world = new_world()
     streaming(world, "a", "b")
     world.app.after_request(hook)
@@ -197,9 +183,7 @@ def test_p51_a_hook_that_drains_wraps_or_replaces_a_stream_never_leaves_it_runni
 
 
 def test_p51_a_replaced_stream_is_settled_with_its_own_request() -> None:
-    """
-    The tee is gone by then, so there is nothing to wait for: no other request has to come by first.
-    """
+    """The tee is gone by then, so there is nothing to wait for: no other request has to come by first."""
     world = new_world()
     streaming(world, "a", "b")
     world.app.after_request(replace_body)
@@ -209,9 +193,7 @@ def test_p51_a_replaced_stream_is_settled_with_its_own_request() -> None:
 
 
 def test_p52_stream_with_context_settles_once() -> None:
-    """
-    Its teardown runs twice on Flask 3.1.2 and 3.1.3: neither releases nor completes anything a second time.
-    """
+    """Its teardown runs twice on Flask 3.1.2 and 3.1.3: neither releases nor completes anything a second time."""
     world = new_world()
 
     @world.view()
@@ -224,9 +206,7 @@ def test_p52_stream_with_context_settles_once() -> None:
 
 
 def test_p53_a_file_over_the_limit_is_left_to_the_server() -> None:
-    """
-    sendfile() needs the server's own file wrapper; a tombstone is stored. (Under gunicorn: see the server tests.)
-    """
+    """sendfile() needs the server's own file wrapper; a tombstone is stored. (Under gunicorn: see the server tests.)"""
     world = new_world(max_body=3)
     bodies: list[Any] = []
 
@@ -247,9 +227,7 @@ def test_p53_a_file_over_the_limit_is_left_to_the_server() -> None:
 
 
 def test_p54_a_tee_that_dies_while_the_store_is_busy_waits_for_the_next_claim() -> None:
-    """
-    A destructor may run inside the store's own lock: it only queues, and the next claim settles.
-    """
+    """A destructor may run inside the store's own lock: it only queues, and the next claim settles."""
     world = new_world()
     streaming(world, "a", "b")
     answer = begin(world)
@@ -274,9 +252,7 @@ def test_p54_a_tee_that_dies_while_the_store_is_busy_waits_for_the_next_claim() 
 
 
 def test_a_stream_leaves_no_cycle_behind() -> None:
-    """
-    An abandoned body must be heard of by reference count: collectors may be off, or late.
-    """
+    """An abandoned body must be heard of by reference count: collectors may be off, or late."""
     world = new_world()
     streaming(world, "a", "b")
     gc.collect()
@@ -291,9 +267,7 @@ def test_a_stream_leaves_no_cycle_behind() -> None:
 
 
 def test_a_stream_whose_status_is_released_runs_again() -> None:
-    """
-    The view's own 503, streamed.
-    """
+    """The view's own 503, streamed."""
     world = new_world()
 
     @world.view()
@@ -308,9 +282,7 @@ def test_a_stream_whose_status_is_released_runs_again() -> None:
 
 
 def test_a_hook_that_fails_after_a_stream_was_captured_settles_by_the_failure() -> None:
-    """
-    The 500 has a capture of its own; the first answer's stream is closed and asked nothing more.
-    """
+    """The 500 has a capture of its own; the first answer's stream is closed and asked nothing more."""
     world = new_world()
 
     class Source:

@@ -18,9 +18,7 @@ HOSTILE = (
 
 
 def test_hostile_tenants_principals_and_keys_never_meet() -> None:
-    """
-    Each pair runs once and is replayed to nobody else: through loaders, over HTTP, with encryption and quotas.
-    """
+    """Each pair runs once and is replayed to nobody else: through loaders, over HTTP, with encryption and quotas."""
     world = new_world(
         init=False, encryption="required", key_ring=RING, allow_plaintext_transport=True, quota_records=1000
     )
@@ -45,9 +43,7 @@ def test_hostile_tenants_principals_and_keys_never_meet() -> None:
 
 
 def test_hostile_keys_never_meet_either() -> None:
-    """
-    Those that a header can carry, bare and quoted.
-    """
+    """Those that a header can carry, bare and quoted."""
     world = new_world()
     keys = [
         f'"{key}"' for key in ("a:b", "a", "b", "{a}", "a}{b", "a%00b", "%", "*", "a,b", "a;b", "x" * 255, "x" * 254)

@@ -107,9 +107,7 @@ def test_no_command_gives_a_terminal_orders(world: World, command: tuple[str, ..
 
 @pytest.mark.parametrize("of", ("processing", "quarantined"))
 def test_no_record_gives_a_terminal_orders(world: World, of: str) -> None:
-    """
-    Shown, asked about, and settled. A machine is told the names as they are.
-    """
+    """Shown, asked about, and settled. A machine is told the names as they are."""
     (line,) = json.loads(run(world, "list", "--state", of, "--json").stdout)["records"]
     assert (ORDERS, ORDERS, ORDERS) == (line["tenant"], line["principal"], line["endpoint"])
     for command in (
@@ -126,9 +124,7 @@ def test_no_record_gives_a_terminal_orders(world: World, of: str) -> None:
 
 
 def test_what_a_redis_calls_itself_gives_no_orders(redis_servers: RedisServers) -> None:
-    """
-    Its id, its layout and its notes on chores, in each command that tells of them and in each error.
-    """
+    """Its id, its layout and its notes on chores, in each command that tells of them and in each error."""
     server = redis_servers.get(REDIS_KINDS[0])
     store: Any = server.url
     world = new_world(Flask("tests.web.app"), store=store, after_loss="refuse", store_id="ours")
@@ -170,9 +166,7 @@ def lines() -> Iterator[list[str]]:
 
 
 def test_no_event_forges_a_line_of_a_log(lines: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    """
-    Neither the line nor a field of it, for a formatter that writes fields by name.
-    """
+    """Neither the line nor a field of it, for a formatter that writes fields by name."""
     with caplog.at_level(logging.DEBUG, logger=LOGGER):
         log_of("shop\x1b")(Released("abcd1234", ORDERS + SURROGATE, reason=ORDERS))
 
@@ -183,9 +177,7 @@ def test_no_event_forges_a_line_of_a_log(lines: list[str], caplog: pytest.LogCap
 
 
 def test_no_message_forges_a_line_of_a_log(lines: list[str]) -> None:
-    """
-    Whatever it quotes: a name, an exception, and the traceback of one.
-    """
+    """Whatever it quotes: a name, an exception, and the traceback of one."""
     log = logging.getLogger("flask_idempotency")
     log.error("%s was refused (%s): %d, %s", ORDERS, ValueError(ORDERS), 3, {"kept": 1})
     try:
@@ -206,9 +198,7 @@ def test_no_message_forges_a_line_of_a_log(lines: list[str]) -> None:
 
 
 def test_no_error_of_ours_gives_orders() -> None:
-    """
-    A traceback ends with the text of the error. Several faults stay several lines.
-    """
+    """A traceback ends with the text of the error. Several faults stay several lines."""
     assert is_clean(str(ConfigurationError(f"the store {ORDERS} is another one", "and more")))
     assert 3 <= str(ConfigurationError("one", "two")).count("\n") + 1
     assert is_clean(str(CorruptRecord(ORDERS)))
@@ -227,9 +217,7 @@ def test_no_problem_carries_orders(world: World) -> None:
 
 
 def test_no_label_breaks_what_is_scraped() -> None:
-    """
-    A lone surrogate cannot be encoded, and everything else would be missing with it.
-    """
+    """A lone surrogate cannot be encoded, and everything else would be missing with it."""
     registry = CollectorRegistry()
     meter = Meter(Flask("tests.web.app"), name="shop\ud800\x1b", registry=registry)
     meter.event(Released("abcd1234", ORDERS + SURROGATE, reason="status-503"))
@@ -238,9 +226,7 @@ def test_no_label_breaks_what_is_scraped() -> None:
 
 
 def test_nothing_is_said_raw(capsys: pytest.CaptureFixture[str]) -> None:
-    """
-    Also where a command forgets to escape what it quotes.
-    """
+    """Also where a command forgets to escape what it quotes."""
     say(f"a line\nand {ORDERS}")
 
     assert f"a line\nand {printable_lines(ORDERS)}\n" == capsys.readouterr().out
@@ -271,9 +257,7 @@ def test_escaping_is_told_from_text() -> None:
 
 @pytest.mark.parametrize("of", ("tenant", "principal"))
 def test_a_name_that_is_too_long_is_refused_and_never_cut(of: str) -> None:
-    """
-    Names are stored beside the answer, and no quota counts them. Two of them must not become one.
-    """
+    """Names are stored beside the answer, and no quota counts them. Two of them must not become one."""
     world = new_world(Flask("tests.web.app"), init=False)
     loader = getattr(world.idempotency, f"{of}_loader")
     loader(lambda: request.headers["X-Name"])

@@ -35,9 +35,7 @@ def sites(request: pytest.FixtureRequest) -> World:
 
 
 def test_one_site_is_never_given_the_answer_of_another(sites: World) -> None:
-    """
-    Where the host chooses what is run, it is a part of what was asked.
-    """
+    """Where the host chooses what is run, it is a part of what was asked."""
     site(sites, "a.test")
     other = site(sites, "b.test")
 
@@ -47,9 +45,7 @@ def test_one_site_is_never_given_the_answer_of_another(sites: World) -> None:
 
 @pytest.mark.parametrize("again", ("a.test", "A.Test", "a.test:80"))
 def test_the_same_site_replays_however_its_name_is_spelt(sites: World, again: str) -> None:
-    """
-    Case and the default port do not count.
-    """
+    """Case and the default port do not count."""
     site(sites, "a.test")
 
     assert is_replay(site(sites, again))
@@ -57,9 +53,7 @@ def test_the_same_site_replays_however_its_name_is_spelt(sites: World, again: st
 
 
 def test_without_host_routing_the_host_does_not_count() -> None:
-    """
-    A retry may come in by another name of the same service.
-    """
+    """A retry may come in by another name of the same service."""
     world = new_world()
     world.view()(lambda: request.host)
     site(world, "a.test")

@@ -33,9 +33,7 @@ def shop() -> World:
 
 
 def test_one_key_is_as_many_keys_as_there_are_callers() -> None:
-    """
-    Each runs once, and is replayed its own answer only.
-    """
+    """Each runs once, and is replayed its own answer only."""
     world = shop()
 
     first, again = ([world.post(headers=caller) for caller in CALLERS] for _ in range(2))
@@ -47,9 +45,7 @@ def test_one_key_is_as_many_keys_as_there_are_callers() -> None:
 
 @pytest.mark.parametrize("other", CALLERS[1:], ids=str)
 def test_another_callers_key_looks_unused(other: dict[str, str]) -> None:
-    """
-    Neither a mismatch nor a conflict tells that somebody else has used it.
-    """
+    """Neither a mismatch nor a conflict tells that somebody else has used it."""
     world = shop()
     world.post(headers=CALLERS[0], json={"amount": 5})
 

@@ -98,9 +98,7 @@ def told(world: World, key: str) -> tuple[int, str, str | None, str | None]:
 
 
 def test_what_is_known_answers_while_the_data_keys_cannot_be_read() -> None:
-    """
-    A node that is down, a table that is locked, a store that is full: the records are there, and say who has run.
-    """
+    """A node that is down, a table that is locked, a store that is full: the records are there, and say who has run."""
     service = Service()
     plain = new_world(Flask("tests.web.app"), store=CutOff())
     plain.view()(lambda: ("paid", 201))
@@ -118,9 +116,7 @@ def test_what_is_known_answers_while_the_data_keys_cannot_be_read() -> None:
 @pytest.mark.parametrize("encryption", ("on", "required"))
 @pytest.mark.parametrize("error", (TimeoutError(), StoreUnavailable("its own word for it")), ids=("raises", "says so"))
 def test_nothing_runs_while_only_the_keys_are_away(error: Exception, encryption: str) -> None:
-    """
-    The store is up, so it knows who has run: a request that goes past it would be run again by the next.
-    """
+    """The store is up, so it knows who has run: a request that goes past it would be run again by the next."""
     service = Service()
     before = process(service, encryption=encryption)
     before.post(key="known")
@@ -148,9 +144,7 @@ def test_nor_while_the_service_does_not_even_say_which_key_is_the_newest() -> No
 
 
 def test_the_log_says_that_it_is_the_keys(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    Whoever reads it at night looks for the right server.
-    """
+    """Whoever reads it at night looks for the right server."""
     service = Service()
     service.error = TimeoutError("canary")
 
@@ -164,9 +158,7 @@ def test_the_log_says_that_it_is_the_keys(caplog: pytest.LogCaptureFixture) -> N
 
 @pytest.mark.parametrize("keys", ("remembered", "never asked for", "away as well"))
 def test_without_the_store_it_runs_unprotected_whatever_is_known_of_the_keys(keys: str) -> None:
-    """
-    That is what was asked for: it is the store that does not answer, also where it is asked for a data key first.
-    """
+    """That is what was asked for: it is the store that does not answer, also where it is asked for a data key first."""
     service = Service()
     world = process(service)
     if keys == "remembered":

@@ -20,9 +20,7 @@ CANARY = "canary"
 
 
 def test_an_abandoned_stream_is_settled_by_the_next_request_of_any_kind() -> None:
-    """
-    A quiet night may have no keyed request, but it has health checks.
-    """
+    """A quiet night may have no keyed request, but it has health checks."""
     world = new_world()
     streaming(world, "a", "b")
     world.app.get("/health")(lambda: "ok")
@@ -38,9 +36,7 @@ def test_an_abandoned_stream_is_settled_by_the_next_request_of_any_kind() -> Non
 
 @pytest.mark.parametrize("shared", (True, False))
 def test_a_response_that_requests_share_collects_nothing(shared: bool) -> None:
-    """
-    Some applications return one `ACCEPTED = Response(...)` from a module: it must not grow, nor keep bodies.
-    """
+    """Some applications return one `ACCEPTED = Response(...)` from a module: it must not grow, nor keep bodies."""
     world = new_world()
     one = Response("accepted", 202)
     spools: list[Any] = []
@@ -58,9 +54,7 @@ def test_a_response_that_requests_share_collects_nothing(shared: bool) -> None:
 
 
 def test_a_mark_whose_wrapper_is_never_called_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    The decorator calls what is below @claim_here, so the hook waits for a claim that nobody asks for.
-    """
+    """The decorator calls what is below @claim_here, so the hook waits for a claim that nobody asks for."""
     world = new_world()
 
     def unwrapping(view: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,9 +81,7 @@ def test_a_mark_whose_wrapper_is_never_called_is_reported_once(caplog: pytest.Lo
 
 @pytest.mark.parametrize("status", (401, 302, 500))
 def test_a_decorator_that_refuses_is_not_reported(status: int, caplog: pytest.LogCaptureFixture) -> None:
-    """
-    That is what it stands above @claim_here for.
-    """
+    """That is what it stands above @claim_here for."""
     world = new_world()
 
     def refusing(view: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,9 +94,7 @@ def test_a_decorator_that_refuses_is_not_reported(status: int, caplog: pytest.Lo
 
 
 def test_a_hook_that_answers_before_the_view_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    The view has not run, protected or not.
-    """
+    """The view has not run, protected or not."""
     world = new_world()
     world.app.before_request(lambda: "served from a cache")
     world.view()(claim_here(lambda: "paid"))
@@ -114,9 +104,7 @@ def test_a_hook_that_answers_before_the_view_is_not_reported(caplog: pytest.LogC
 
 
 def test_no_repr_tells_who_asked_what() -> None:
-    """
-    Error trackers send the repr of every local variable to somebody else's machine.
-    """
+    """Error trackers send the repr of every local variable to somebody else's machine."""
     world = new_world(principal=lambda: f"principal-{CANARY}", tenant=lambda: f"tenant-{CANARY}")
     world.idempotency.problem_renderer(lambda *args, **kwargs: None)
     seen: list[Any] = []

@@ -28,18 +28,14 @@ def principal(app: Flask, loaders: Callbacks | None = None, /, **headers: str) -
 
 
 def test_a_loader_is_asked_and_believed(app: Flask) -> None:
-    """
-    Whatever credentials the request carries.
-    """
+    """Whatever credentials the request carries."""
     assert principal(app, Callbacks(principal=lambda: "alice"), Authorization="Bearer x") == "alice"
     assert principal(app, Callbacks(principal=lambda: None)) is None
 
 
 @pytest.mark.parametrize("value", ("", 7, b"alice", object()))
 def test_a_loader_must_return_a_name_or_none(app: Flask, value: Any) -> None:
-    """
-    An empty name would be shared by everybody without one, and 7 is not "7" after an upgrade.
-    """
+    """An empty name would be shared by everybody without one, and 7 is not "7" after an upgrade."""
     with pytest.raises(ConfigurationError, match="principal_loader"):
         principal(app, Callbacks(principal=lambda: value))
     with app.test_request_context("/"), pytest.raises(ConfigurationError, match="tenant_loader"):
@@ -47,9 +43,7 @@ def test_a_loader_must_return_a_name_or_none(app: Flask, value: Any) -> None:
 
 
 def test_a_loader_may_be_async(app: Flask) -> None:
-    """
-    As Flask's own callbacks may.
-    """
+    """As Flask's own callbacks may."""
 
     async def load() -> str:
         return "alice"
@@ -58,9 +52,7 @@ def test_a_loader_may_be_async(app: Flask) -> None:
 
 
 def test_a_tenant_is_optional(app: Flask) -> None:
-    """
-    Without a loader, or when it says None.
-    """
+    """Without a loader, or when it says None."""
     with app.test_request_context("/"):
         assert load_tenant(Callbacks(), app) is None
         assert load_tenant(Callbacks(tenant=lambda: None), app) is None
@@ -68,9 +60,7 @@ def test_a_tenant_is_optional(app: Flask) -> None:
 
 
 def test_what_a_loader_raises_is_the_applications_error_and_claims_nothing() -> None:
-    """
-    For replays too: it is asked before anybody knows that it is one.
-    """
+    """For replays too: it is asked before anybody knows that it is one."""
     world = new_world(init=False)
     world.idempotency.quota_loader(lambda tenant: Quota(**plans))
     world.idempotency.init_app(world.app)

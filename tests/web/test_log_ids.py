@@ -39,9 +39,7 @@ def logged(world: World) -> str:
 
 @pytest.mark.parametrize("secret", (("s",), SECRETS), ids=("one secret", "while secrets are rotated"))
 def test_an_id_from_a_log_is_shown_and_released(store: Any, secret: Any) -> None:
-    """
-    Of a key that is quarantined, among others; in capitals too. Then it is found no more.
-    """
+    """Of a key that is quarantined, among others; in capitals too. Then it is found no more."""
     world = world_on(store, secret=secret)
     assert 201 == paid(world, "done").status_code
     assert 500 == paid(world, Fail="yes").status_code
@@ -84,9 +82,7 @@ def test_the_beginning_of_a_handle_is_enough(store: Any) -> None:
 
 
 def test_an_id_of_several_records_is_refused_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Nothing is settled by luck. Also where one of them is completed.
-    """
+    """Nothing is settled by luck. Also where one of them is completed."""
     clock = FrozenClock()
     store = MemoryStore(clock=clock)
     keys = a_key(), a_key()
@@ -100,9 +96,7 @@ def test_an_id_of_several_records_is_refused_with_all_of_them(monkeypatch: pytes
 
 
 def test_what_would_take_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    One that is found may not be the only one.
-    """
+    """One that is found may not be the only one."""
     clock = FrozenClock()
     store = MemoryStore(clock=clock)
     key = a_key()
@@ -119,9 +113,7 @@ def test_what_would_take_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_was_typed_is_never_repeated() -> None:
-    """
-    It may be a client's key.
-    """
+    """It may be a client's key."""
     world = world_on(None)
 
     assert "order4711" not in run(world, "show", "order4711").output

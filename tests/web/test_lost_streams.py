@@ -24,9 +24,7 @@ def tee(*chunks: bytes, announced: int | None = None) -> Tee:
 
 
 def test_a_lost_stream_has_no_end() -> None:
-    """
-    However often it is asked, StopIteration would be taken for the end of a whole answer.
-    """
+    """However often it is asked, StopIteration would be taken for the end of a whole answer."""
     stream = tee(b"a", b"b")
 
     assert [b"a", b"b"] == [next(stream), next(stream)]
@@ -36,9 +34,7 @@ def test_a_lost_stream_has_no_end() -> None:
 
 
 def test_a_lost_stream_of_announced_length_keeps_its_last_chunk() -> None:
-    """
-    With it, the client would have all that was announced.
-    """
+    """With it, the client would have all that was announced."""
     stream = tee(b"a", b"b", announced=2)
 
     assert b"a" == next(stream)
@@ -72,9 +68,7 @@ def superseded(length: int | None) -> World:
 
 @pytest.mark.parametrize(("length", "sent"), ((None, [b"from ", b"A"]), (6, [b"from "])))
 def test_a_superseded_owner_breaks_its_stream_off(length: int | None, sent: list[bytes]) -> None:
-    """
-    B's answer is stored, so A's is not delivered whole; A's client retries, and is given B's.
-    """
+    """B's answer is stored, so A's is not delivered whole; A's client retries, and is given B's."""
     world = superseded(length)
     answer, received = begin(world), list[bytes]()
     with pytest.raises(LeaseLost):
@@ -89,9 +83,7 @@ def test_a_superseded_owner_breaks_its_stream_off(length: int | None, sent: list
 
 
 def test_a_superseded_stream_that_is_closed_early_is_settled_quietly() -> None:
-    """
-    Its client is gone already.
-    """
+    """Its client is gone already."""
     world = superseded(None)
     answer = begin(world)
     next(iter(answer))

@@ -39,9 +39,7 @@ def a_world(**policy: Any) -> World:
 
 @pytest.mark.parametrize("on_store_down", ("refuse", "allow"))
 def test_a_request_is_refused_and_never_run(on_store_down: str) -> None:
-    """
-    Also where requests run while the store is away: it is there, and what ran past it would be run again.
-    """
+    """Also where requests run while the store is away: it is there, and what ran past it would be run again."""
     world = a_world(on_store_down=on_store_down)
     answer = world.post()
 
@@ -71,9 +69,7 @@ def test_a_request_is_refused_and_never_run(on_store_down: str) -> None:
     ),
 )
 def test_the_store_is_told_when_a_key_was_made(key: str, born: float | None) -> None:
-    """
-    Of UUIDs of version 7 and of ULIDs alone: of others nobody knows.
-    """
+    """Of UUIDs of version 7 and of ULIDs alone: of others nobody knows."""
     world = a_world()
     world.post(key=key)
 

@@ -111,9 +111,7 @@ def test_an_inner_request_that_is_sent_twice_runs_once(dispatch: Callable[[Envir
 
 
 def test_an_inner_request_with_another_body_is_a_mismatch(dispatch: Callable[[Environ], Response]) -> None:
-    """
-    The outer body, which both share, must not be what they are compared by.
-    """
+    """The outer body, which both share, must not be what they are compared by."""
     world = inner_shop(dispatch, with_body(b"pay 1", key="inner"), with_body(b"pay 2", key="inner"))
 
     said = world.post("/outer", key="outer", data=b"outside").json
@@ -126,9 +124,7 @@ def test_an_inner_request_with_another_body_is_a_mismatch(dispatch: Callable[[En
 def test_an_inner_request_that_still_carries_the_outer_key_is_another_request(
     dispatch: Callable[[Environ], Response],
 ) -> None:
-    """
-    One key names one request. A copied header is refused, and the outer claim is as it was.
-    """
+    """One key names one request. A copied header is refused, and the outer claim is as it was."""
     world = inner_shop(dispatch, with_body(b"pay", key=None))
 
     first = world.post("/outer", key="outer", data=b"outside")
@@ -143,9 +139,7 @@ def test_an_inner_request_that_still_carries_the_outer_key_is_another_request(
 
 @pytest.mark.parametrize("in_flight", ["reject", "wait"])
 def test_an_application_that_sends_its_own_request_to_itself_is_refused(in_flight: str) -> None:
-    """
-    The same key, path and body as the request that is running: its own claim is in flight.
-    """
+    """The same key, path and body as the request that is running: its own claim is in flight."""
     world = new_world(in_flight=in_flight, wait=0)
     answers: list[int] = []
 
@@ -160,9 +154,7 @@ def test_an_application_that_sends_its_own_request_to_itself_is_refused(in_fligh
 
 
 def test_an_inner_request_without_a_key_runs_as_part_of_the_outer_one(dispatch: Callable[[Environ], Response]) -> None:
-    """
-    The documented remedy: take the key out of the copied environ.
-    """
+    """The documented remedy: take the key out of the copied environ."""
     world = new_world()
 
     @world.view("/inner")
@@ -181,9 +173,7 @@ def test_an_inner_request_without_a_key_runs_as_part_of_the_outer_one(dispatch: 
 
 
 def test_an_inner_request_under_a_downstream_key_has_its_own_claim() -> None:
-    """
-    The documented remedy where the inner view requires a key.
-    """
+    """The documented remedy where the inner view requires a key."""
     world = new_world(required=True)
     world.view("/inner", endpoint="inner")(lambda: current_claim.key)
 
@@ -198,9 +188,7 @@ def test_an_inner_request_under_a_downstream_key_has_its_own_claim() -> None:
 
 
 def test_the_outer_request_keeps_its_claim_after_an_inner_one_on_the_same_environ() -> None:
-    """
-    What the inner request leaves in the environ must not stand for the outer one: it would never be settled.
-    """
+    """What the inner request leaves in the environ must not stand for the outer one: it would never be settled."""
     world = inner_shop(by_same_object, with_body(b"inside", key="inner"))
     world.post("/outer", key="outer")
 
@@ -234,9 +222,7 @@ def test_an_unkeyed_outer_request_leaves_nothing_for_an_inner_one(dispatch: Call
 
 
 def test_a_hook_that_dispatches_before_the_claim(dispatch: Callable[[Environ], Response]) -> None:
-    """
-    The inner request is over before the outer one claims its key.
-    """
+    """The inner request is over before the outer one claims its key."""
     world = new_world()
     world.view("/inner", endpoint="inner")(lambda: f"{current_claim.key}:{request.get_data(as_text=True)}")
     world.view("/outer", endpoint="outer")(lambda: f"{current_claim.key}:{request.get_data(as_text=True)}")
@@ -275,9 +261,7 @@ def test_a_stream_that_dispatches_while_it_is_sent(dispatch: Callable[[Environ],
 
 @pytest.mark.parametrize("size", [3, 200_000])
 def test_the_outer_body_survives_an_inner_request_on_the_same_stream(size: int) -> None:
-    """
-    The inner request ends first. It must not close what the outer view still reads.
-    """
+    """The inner request ends first. It must not close what the outer view still reads."""
     world = new_world()
     world.view("/inner", endpoint="inner")(lambda: "")
 
@@ -305,9 +289,7 @@ def test_the_outer_body_is_still_there_after_an_inner_request(dispatch: Callable
 
 
 def test_an_inner_request_that_shares_the_stream_is_compared_by_what_it_carries() -> None:
-    """
-    A copied environ keeps the outer stream. Its bytes are part of what the inner request is.
-    """
+    """A copied environ keeps the outer stream. Its bytes are part of what the inner request is."""
     world = new_world()
 
     @world.view("/inner")
@@ -324,9 +306,7 @@ def test_an_inner_request_that_shares_the_stream_is_compared_by_what_it_carries(
 
 
 def test_two_applications_behind_a_dispatcher_that_call_each_other() -> None:
-    """
-    Each has its own claim under the key that the copied environ carries: they are two namespaces.
-    """
+    """Each has its own claim under the key that the copied environ carries: they are two namespaces."""
     outer, inner = new_world(Flask("outer")), new_world(Flask("inner"))
     mounted = DispatcherMiddleware(outer.app, {"/api": inner.app})
 

@@ -27,9 +27,7 @@ def unavailable(cause: Exception | None = None) -> StoreUnavailable:
 
 
 def test_a_refusal_for_want_of_the_store_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    By default a silent store means 503 for every keyed request: a line says which and why, and names no key.
-    """
+    """By default a silent store means 503 for every keyed request: a line says which and why, and names no key."""
     world = new_world()
     world.view()(lambda: "paid")
     world.store.down = True
@@ -44,9 +42,7 @@ def test_a_refusal_for_want_of_the_store_is_logged(caplog: pytest.LogCaptureFixt
 
 
 def test_an_outage_is_one_line_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    With the number of those that were left out.
-    """
+    """With the number of those that were left out."""
     ticks = Ticks()
     log = OutageLog(ticks)
     with caplog.at_level(logging.WARNING):
@@ -79,9 +75,7 @@ def test_an_outage_is_one_line_every_ten_seconds(caplog: pytest.LogCaptureFixtur
 def test_of_an_error_its_class_is_named_and_of_a_servers_its_code(
     cause: Exception | None, named: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    Never what follows: it may quote arguments.
-    """
+    """Never what follows: it may quote arguments."""
     with caplog.at_level(logging.WARNING):
         OutageLog(Ticks()).refused("pay", unavailable(cause))
 

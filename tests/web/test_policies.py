@@ -20,9 +20,7 @@ def policies(app: Flask, overrides: Any = None, **base: Any) -> Policies:
 
 
 def test_decorators_return_the_very_function() -> None:
-    """
-    A view stays directly callable, and what it was.
-    """
+    """A view stays directly callable, and what it was."""
 
     def view() -> str:
         return "paid"
@@ -34,9 +32,7 @@ def test_decorators_return_the_very_function() -> None:
 
 
 def test_claim_here_outside_a_request_calls_the_view() -> None:
-    """
-    The one wrapper, and it is transparent; its name and marks are the view's.
-    """
+    """The one wrapper, and it is transparent; its name and marks are the view's."""
 
     @claim_here
     @idempotent(required=True)
@@ -47,9 +43,7 @@ def test_claim_here_outside_a_request_calls_the_view() -> None:
 
 
 def test_layers_merge_from_the_application_to_the_method() -> None:
-    """
-    The innermost that names a value decides it, value by value.
-    """
+    """The innermost that names a value decides it, value by value."""
     app = Flask(__name__)
     parent, child = Blueprint("parent", __name__), Blueprint("child", __name__)
 
@@ -85,9 +79,7 @@ def test_layers_merge_from_the_application_to_the_method() -> None:
 
 
 def test_what_was_written_outside_beats_a_profile_that_is_named_inside() -> None:
-    """
-    At any layer: in the application, a blueprint, or a view.
-    """
+    """At any layer: in the application, a blueprint, or a view."""
     app = Flask(__name__)
     shop = Blueprint("shop", __name__)
     view = idempotent(profile="stripe", release_statuses=[402])(lambda: "x")
@@ -100,9 +92,7 @@ def test_what_was_written_outside_beats_a_profile_that_is_named_inside() -> None
 
 
 def test_a_resolution_is_made_once() -> None:
-    """
-    A dict lookup in the steady state.
-    """
+    """A dict lookup in the steady state."""
     app = Flask(__name__)
     app.post("/")(idempotent(keep=1)(lambda: "x"))
     resolver = policies(app)
@@ -112,9 +102,7 @@ def test_a_resolution_is_made_once() -> None:
 
 
 def test_a_mark_survives_decorators_that_use_wraps() -> None:
-    """
-    And no closure is searched: a view that merely calls a marked one has no mark.
-    """
+    """And no closure is searched: a view that merely calls a marked one has no mark."""
     app = Flask(__name__)
 
     @claim_here
@@ -139,9 +127,7 @@ def test_a_mark_survives_decorators_that_use_wraps() -> None:
 
 
 def test_the_outermost_of_two_annotations_wins_value_by_value() -> None:
-    """
-    As for any pair of decorators.
-    """
+    """As for any pair of decorators."""
     app = Flask(__name__)
 
     @idempotent(keep=2)
@@ -156,9 +142,7 @@ def test_the_outermost_of_two_annotations_wins_value_by_value() -> None:
 
 
 def test_classes_inherit_marks_and_lay_their_own_over_them() -> None:
-    """
-    A subclass that names one value keeps its parent's others.
-    """
+    """A subclass that names one value keeps its parent's others."""
     app = Flask(__name__)
 
     @idempotent(keep=1, lease=1)
@@ -179,9 +163,7 @@ def test_classes_inherit_marks_and_lay_their_own_over_them() -> None:
 
 
 def test_a_subclass_of_an_exempt_class_may_be_guarded() -> None:
-    """
-    Each class has a mark of its own, so these two do not contradict each other.
-    """
+    """Each class has a mark of its own, so these two do not contradict each other."""
     app = Flask(__name__)
 
     @exempt
@@ -201,9 +183,7 @@ def test_a_subclass_of_an_exempt_class_may_be_guarded() -> None:
 
 
 def test_exempt_is_decided_by_the_innermost_that_says_anything() -> None:
-    """
-    A class may be exempt and one of its methods not.
-    """
+    """A class may be exempt and one of its methods not."""
     app = Flask(__name__)
 
     @exempt
@@ -222,9 +202,7 @@ def test_exempt_is_decided_by_the_innermost_that_says_anything() -> None:
 
 
 def test_an_exempt_view_never_touches_the_store() -> None:
-    """
-    Whatever key it is sent.
-    """
+    """Whatever key it is sent."""
     world = new_world(required=True)
     world.view()(exempt(lambda: "paid"))
 
@@ -233,9 +211,7 @@ def test_an_exempt_view_never_touches_the_store() -> None:
 
 
 def test_methods_out_of_scope_are_exempt() -> None:
-    """
-    PUT is natively idempotent for an application that says so.
-    """
+    """PUT is natively idempotent for an application that says so."""
     app = Flask(__name__)
     app.put("/", endpoint="put")(lambda: "x")
 
@@ -243,9 +219,7 @@ def test_methods_out_of_scope_are_exempt() -> None:
 
 
 def test_both_marks_on_one_function_are_refused() -> None:
-    """
-    One of them must be a mistake, and it is not for us to say which.
-    """
+    """One of them must be a mistake, and it is not for us to say which."""
     with pytest.raises(ConfigurationError, match="both @idempotent and @exempt"):
         exempt(idempotent(lambda: "x"))
     with pytest.raises(ConfigurationError, match="both @idempotent and @exempt"):
@@ -253,9 +227,7 @@ def test_both_marks_on_one_function_are_refused() -> None:
 
 
 def test_values_are_checked_where_they_are_written() -> None:
-    """
-    The error names the view.
-    """
+    """The error names the view."""
 
     def pay() -> str:
         return "x"
@@ -266,17 +238,13 @@ def test_values_are_checked_where_they_are_written() -> None:
 
 
 def test_claim_here_on_a_class_is_refused() -> None:
-    """
-    A class is not entered.
-    """
+    """A class is not entered."""
     with pytest.raises(ConfigurationError, match="not entered"):
         claim_here(MethodView)
 
 
 def test_a_blueprint_registered_twice_is_configured_by_object() -> None:
-    """
-    Under each of its names.
-    """
+    """Under each of its names."""
     world = new_world()
     blueprint = Blueprint("shop", __name__)
     blueprint.post("/pay", endpoint="pay")(lambda: "x")
@@ -288,9 +256,7 @@ def test_a_blueprint_registered_twice_is_configured_by_object() -> None:
 
 
 def test_all_faults_of_all_endpoints_are_reported_together() -> None:
-    """
-    With the endpoints that have them; an exempt one has none.
-    """
+    """With the endpoints that have them; an exempt one has none."""
     app = Flask(__name__)
     long_lease = idempotent(lease=3600)
     app.add_url_rule("/a", "a", long_lease(lambda: "x"), methods=["POST"])

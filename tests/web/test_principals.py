@@ -98,9 +98,7 @@ def errors(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]
 @pytest.mark.parametrize("headers", CREDENTIALS, ids=str)
 @pytest.mark.parametrize("loader", (False, True), ids=("no loader", "a loader that says None"))
 def test_credentials_that_nothing_names_never_share_a_key_space(loader: bool, headers: dict[str, str]) -> None:
-    """
-    Under one anonymous name, one caller would get the response of another.
-    """
+    """Under one anonymous name, one caller would get the response of another."""
     world = shop()
     if loader:
         world.idempotency.principal_loader(lambda: None)
@@ -113,9 +111,7 @@ def test_credentials_that_nothing_names_never_share_a_key_space(loader: bool, he
 @pytest.mark.parametrize("headers", NONE_AT_ALL, ids=str)
 @pytest.mark.parametrize("loader", (False, True))
 def test_a_request_without_credentials_is_anonymous(loader: bool, headers: dict[str, str]) -> None:
-    """
-    An empty header, a proxy's "no certificate" and a CSRF token name no caller.
-    """
+    """An empty header, a proxy's "no certificate" and a CSRF token name no caller."""
     world = shop()
     if loader:
         world.idempotency.principal_loader(lambda: None)
@@ -150,9 +146,7 @@ def test_the_application_adds_names_of_its_own() -> None:
 def test_anonymous_callers_are_let_in_as_it_is_written(
     allowed: bool | None, without: int, with_credentials: int
 ) -> None:
-    """
-    Not written: without credentials only. True: with credentials too. False: never.
-    """
+    """Not written: without credentials only. True: with credentials too. False: never."""
     world = shop() if allowed is None else shop(allow_anonymous=allowed)
 
     assert without == world.post(key="a").status_code
@@ -160,9 +154,7 @@ def test_anonymous_callers_are_let_in_as_it_is_written(
 
 
 def test_the_refusal_is_logged_once_for_each_endpoint_and_says_what_to_add(errors: Callable[[], list[str]]) -> None:
-    """
-    Not for each request, and without any value that the client sent.
-    """
+    """Not for each request, and without any value that the client sent."""
     world = shop()
     world.view("/refunds", endpoint="refund")(lambda: "refunded")
     for _ in range(3):
@@ -195,9 +187,7 @@ def test_in_debug_mode_the_refusal_shows_the_lines_to_paste() -> None:
 
 
 def test_only_the_request_that_cannot_be_named_is_refused() -> None:
-    """
-    Neither a request without a key, nor another endpoint, nor the next caller.
-    """
+    """Neither a request without a key, nor another endpoint, nor the next caller."""
     world = shop()
     world.app.get("/")(lambda: "a page")
 
@@ -248,9 +238,7 @@ def signed_in(app: Flask, user_id: str) -> dict[str, str]:
 
 
 def test_flask_login_names_the_user() -> None:
-    """
-    A visitor who has not signed in has a session cookie too, and is not named by it.
-    """
+    """A visitor who has not signed in has a session cookie too, and is not named by it."""
     world = shop(app=login_app())
 
     assert {"whose": "alice"} == world.post(headers=signed_in(world.app, "alice")).json
@@ -261,9 +249,7 @@ def test_flask_login_names_the_user() -> None:
 
 
 def test_an_anonymous_user_with_an_id_names_nobody() -> None:
-    """
-    An application's own `anonymous_user` may be a guest with an id: one for all callers that have not signed in.
-    """
+    """An application's own `anonymous_user` may be a guest with an id: one for all callers that have not signed in."""
     app = login_app()
 
     class Guest(AnonymousUserMixin):  # type: ignore[misc]
@@ -279,9 +265,7 @@ def test_an_anonymous_user_with_an_id_names_nobody() -> None:
 
 
 def test_looking_for_credentials_adds_no_vary() -> None:
-    """
-    To look at the session is to say that the response depends on the cookie.
-    """
+    """To look at the session is to say that the response depends on the cookie."""
     app = Flask("tests.web.app")
     app.config["SECRET_KEY"] = KEY
     world = shop(app=app, allow_anonymous=True)
@@ -290,9 +274,7 @@ def test_looking_for_credentials_adds_no_vary() -> None:
 
 
 def test_a_request_loader_of_flask_login_is_asked_without_any_header() -> None:
-    """
-    It may look into the query.
-    """
+    """It may look into the query."""
     app = login_app()
     app.login_manager.request_loader(  # type: ignore[attr-defined]
         lambda asked: User("robot") if asked.args.get("key") == "x" else None
@@ -385,9 +367,7 @@ def test_the_decorators_that_the_refusal_shows_send_the_client_to_the_login_page
 def test_a_view_that_claims_below_its_decorators_is_not_told_to_do_so(
     warned: Callable[[], list[tuple[str, str]]],
 ) -> None:
-    """
-    They have let the client pass: the page is public, and its visitors need an id.
-    """
+    """They have let the client pass: the page is public, and its visitors need an id."""
     world = new_world(login_app(), principal=None)
     world.view()(claim_here(lambda: "paid"))
 
@@ -417,9 +397,7 @@ def token(
 
 
 def test_a_jwt_names_its_subject_and_another_token_of_it_replays() -> None:
-    """
-    Tokens rotate: a retry carries another one than the first attempt.
-    """
+    """Tokens rotate: a retry carries another one than the first attempt."""
     world = shop(app=jwt_app())
     first, again = token(world.app, "7", fresh=True), token(world.app, "7")
     assert first != again
@@ -463,9 +441,7 @@ def test_another_kind_of_authorization_is_no_jwt_and_no_caller() -> None:
 
 
 def test_a_jwt_in_a_cookie_needs_its_csrf_token() -> None:
-    """
-    As in the view: a forged form must not be answered in its victim's name.
-    """
+    """As in the view: a forged form must not be answered in its victim's name."""
     app = jwt_app(JWT_TOKEN_LOCATION=["cookies"], JWT_COOKIE_SECURE=False)
     world = shop(app=app)
 
@@ -489,9 +465,7 @@ def test_a_jwt_in_a_cookie_needs_its_csrf_token() -> None:
 @pytest.mark.parametrize("body", ([1], "text", 7), ids=str)
 @pytest.mark.parametrize("locations", (["headers", "json"], ["json"]), ids=str)
 def test_json_that_can_hold_no_token_holds_none(locations: list[str], body: Any) -> None:
-    """
-    Flask-JWT-Extended takes every JSON body for an object: a view that asks for no token got 500.
-    """
+    """Flask-JWT-Extended takes every JSON body for an object: a view that asks for no token got 500."""
     app = jwt_app(JWT_TOKEN_LOCATION=locations)
     world = shop(app=app)
 
@@ -501,9 +475,7 @@ def test_json_that_can_hold_no_token_holds_none(locations: list[str], body: Any)
 
 
 def test_a_view_that_asks_for_no_token_finds_none_that_we_have_looked_at() -> None:
-    """
-    A forgotten @jwt_required fails as loudly as it does without a key.
-    """
+    """A forgotten @jwt_required fails as loudly as it does without a key."""
     world = shop(app=jwt_app())
 
     @world.view("/forgotten")
@@ -517,9 +489,7 @@ def test_a_view_that_asks_for_no_token_finds_none_that_we_have_looked_at() -> No
 
 @pytest.mark.parametrize("deferred", (False, True))
 def test_the_views_own_rules_for_tokens_stay_in_force(deferred: bool) -> None:
-    """
-    A claim at the hook replays no more than the view's decorator lets in, if @claim_here stands below that.
-    """
+    """A claim at the hook replays no more than the view's decorator lets in, if @claim_here stands below that."""
     world = shop(app=jwt_app(JWT_TOKEN_LOCATION=["headers"]))
 
     def change() -> dict[str, Any]:
@@ -535,9 +505,7 @@ def test_the_views_own_rules_for_tokens_stay_in_force(deferred: bool) -> None:
 
 
 def test_a_request_within_another_one_is_named_by_its_own_token() -> None:
-    """
-    Both share `g`, where the view around it has left its caller.
-    """
+    """Both share `g`, where the view around it has left its caller."""
     world = shop(app=jwt_app())
     outer, inner = token(world.app, "7"), token(world.app, "8")
 
@@ -551,9 +519,7 @@ def test_a_request_within_another_one_is_named_by_its_own_token() -> None:
 
 
 def test_a_hook_of_the_application_may_look_for_tokens_elsewhere() -> None:
-    """
-    What it has verified counts, if the configured places have none.
-    """
+    """What it has verified counts, if the configured places have none."""
     app = jwt_app(JWT_TOKEN_LOCATION=["headers"])
     app.before_request(jwt_required(locations=["query_string"])(lambda: None))
     bearer = token(app, "7")["Authorization"].partition(" ")[2]
@@ -585,9 +551,7 @@ def http_shop(auth: Any, **options: Any) -> World:
     ids=("True", "a name", "get_id()", "an id"),
 )
 def test_flask_httpauth_names_the_caller_below_its_decorator(verified: Callable[[str], Any]) -> None:
-    """
-    By what `verify_password` returns: True, a name, or a user with an id.
-    """
+    """By what `verify_password` returns: True, a name, or a user with an id."""
     auth = HTTPBasicAuth()
     auth.verify_password(lambda name, password: verified(name) if name and name == password else None)
     world = http_shop(auth)
@@ -604,9 +568,7 @@ class Row:
 
 
 def test_flask_httpauth_above_a_claim_at_the_hook_is_refused_with_the_remedy(errors: Callable[[], list[str]]) -> None:
-    """
-    The decorator runs later than hooks do. A hook of the application that runs it is as good as @claim_here.
-    """
+    """The decorator runs later than hooks do. A hook of the application that runs it is as good as @claim_here."""
     auth = HTTPBasicAuth()
     auth.verify_password(lambda name, password: name)
     world = new_world(principal=None)
@@ -621,9 +583,7 @@ def test_flask_httpauth_above_a_claim_at_the_hook_is_refused_with_the_remedy(err
 
 
 def test_a_token_is_never_a_name() -> None:
-    """
-    A callback that returns the token which it was given: the retry with the next token would run again.
-    """
+    """A callback that returns the token which it was given: the retry with the next token would run again."""
     bearers, keys = HTTPTokenAuth(), HTTPTokenAuth(header="X-API-Key")
     bearers.verify_token(lambda token: token)
     keys.verify_token(lambda token: token)
@@ -647,9 +607,7 @@ def test_an_optional_login_without_a_user_is_refused_with_credentials_only() -> 
 
 
 def test_flask_principal_names_the_identity() -> None:
-    """
-    Its hook has run before ours.
-    """
+    """Its hook has run before ours."""
     app = Flask("tests.web.app")
     principals = Principal(app, use_sessions=False)
     principals.identity_loader(
@@ -666,9 +624,7 @@ def test_flask_principal_names_the_identity() -> None:
 
 
 def test_what_came_with_the_request_itself_goes_before_a_session_that_happens_to_be_there() -> None:
-    """
-    The cookie may be gone at the retry; the token is there, because the view asks for it.
-    """
+    """The cookie may be gone at the retry; the token is there, because the view asks for it."""
     app = login_app()
     app.config["JWT_SECRET_KEY"] = KEY
     JWTManager(app)
@@ -683,9 +639,7 @@ def test_what_came_with_the_request_itself_goes_before_a_session_that_happens_to
 
 @pytest.mark.parametrize("what", ("expired", "revoked"))
 def test_a_token_that_was_valid_at_the_first_attempt_never_gives_way_to_the_session(what: str) -> None:
-    """
-    The retry would have another name, and run again. With a new token it is answered.
-    """
+    """The retry would have another name, and run again. With a new token it is answered."""
     app = login_app()
     app.config["JWT_SECRET_KEY"] = KEY
     revoked: list[str] = []
@@ -704,9 +658,7 @@ def test_a_token_that_was_valid_at_the_first_attempt_never_gives_way_to_the_sess
 
 
 def test_a_valid_refresh_token_names_the_caller_whose_access_token_has_expired() -> None:
-    """
-    Both are in cookies, and the session beside them.
-    """
+    """Both are in cookies, and the session beside them."""
     app = login_app()
     app.config.update(
         JWT_SECRET_KEY=KEY, JWT_TOKEN_LOCATION=["cookies"], JWT_COOKIE_SECURE=False, JWT_COOKIE_CSRF_PROTECT=False
@@ -727,9 +679,7 @@ def test_a_valid_refresh_token_names_the_caller_whose_access_token_has_expired()
 
 
 def test_no_id_of_one_extension_is_taken_for_that_of_another() -> None:
-    """
-    Somebody may sign up under the name `jwt:7`.
-    """
+    """Somebody may sign up under the name `jwt:7`."""
     app = login_app()
     app.config["JWT_SECRET_KEY"] = KEY
     JWTManager(app)

@@ -128,9 +128,7 @@ def test_a_mismatch_tells_when_the_key_was_first_seen() -> None:
 
 
 def test_an_unknown_outcome_tells_neither_its_reason_nor_when_to_ask_again() -> None:
-    """
-    The reason is for operators. A time would be a promise that nobody can make.
-    """
+    """The reason is for operators. A time would be a promise that nobody can make."""
     response = rendered(refusal(Unknown("lease-expired on worker-7")))
 
     assert "worker-7" not in response.get_data(as_text=True)
@@ -256,9 +254,7 @@ def test_the_stripe_client_reads_a_tombstone_of_a_failure(
 
 
 def test_the_stripe_client_takes_a_tombstone_of_a_success_for_one(service: StripeLike) -> None:
-    """
-    The charge was made; raising would tempt its caller to make another.
-    """
+    """The charge was made; raising would tempt its caller to make another."""
     service.answer = Problem("response-not-kept", status=200)
 
     assert "response_not_kept" == service.charge().error.code

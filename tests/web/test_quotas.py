@@ -53,9 +53,7 @@ def fields(response: TestResponse) -> tuple[str, str, str]:
 
 
 def test_a_new_key_too_many_is_429_and_says_when_to_come_back() -> None:
-    """
-    In the fields of the IETF draft, to the second, and in the problem document.
-    """
+    """In the fields of the IETF draft, to the second, and in the problem document."""
     world = shop(quota_new_keys=(1, 3600))
     world.clock.now = 3600.0 * 1000 + 3588.5
     world.post(key="first")
@@ -79,9 +77,7 @@ def test_a_new_key_too_many_is_429_and_says_when_to_come_back() -> None:
     ),
 )
 def test_what_answers_take_is_free_when_their_life_ends(setting: str, policy: str) -> None:
-    """
-    That may be a day off: five seconds would be a lie.
-    """
+    """That may be a day off: five seconds would be a lie."""
     world = shop(**{setting: 1})
     world.post(key="first")
 
@@ -96,9 +92,7 @@ def test_what_answers_take_is_free_when_their_life_ends(setting: str, policy: st
 
 
 def test_a_request_too_many_at_once_is_asked_back_soon() -> None:
-    """
-    What is left of a lease says when its owner was last seen, not when it will be done.
-    """
+    """What is left of a lease says when its owner was last seen, not when it will be done."""
     world = new_world(config={"IDEMPOTENCY_QUOTA_IN_FLIGHT": 1}, lease=300, max_runtime=300)
     inner: list[TestResponse] = []
 
@@ -117,9 +111,7 @@ def test_a_request_too_many_at_once_is_asked_back_soon() -> None:
 @pytest.mark.parametrize("limit", ("records", "bytes", "in-flight", "new-keys"))
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_dialect_says_when(profile: str, limit: str, seconds: float) -> None:
-    """
-    Whole seconds, from one up, and the same twice. A store that cannot tell leaves a minute.
-    """
+    """Whole seconds, from one up, and the same twice. A store that cannot tell leaves a minute."""
     outcome = OverQuota(limit, 7, retry_after=seconds, window=60.0 if limit == "new-keys" else None)
     response = render(refusal(outcome), profile=PROFILES[profile], docs_url="d/", response_class=Response)
 
@@ -131,9 +123,7 @@ def test_every_dialect_says_when(profile: str, limit: str, seconds: float) -> No
 
 
 def test_a_stripe_client_gets_its_own_rate_limit_error() -> None:
-    """
-    And the playbook's its code, with the same fields.
-    """
+    """And the playbook's its code, with the same fields."""
     said = {}
     for profile in ("stripe", "playbook"):
         world = shop(quota_records=0, profile=profile)
@@ -149,9 +139,7 @@ def test_a_stripe_client_gets_its_own_rate_limit_error() -> None:
 
 
 def test_a_tenant_at_its_limit_can_still_retry() -> None:
-    """
-    Replays, conflicts and mismatches of known keys always pass; so do keys that were released.
-    """
+    """Replays, conflicts and mismatches of known keys always pass; so do keys that were released."""
     world = new_world(config={"IDEMPOTENCY_QUOTA_RECORDS": 1})
     conflicts: list[TestResponse] = []
 
@@ -170,9 +158,7 @@ def test_a_tenant_at_its_limit_can_still_retry() -> None:
 
 
 def test_a_released_key_gives_its_place_back() -> None:
-    """
-    A 503 that runs again takes up nothing in between.
-    """
+    """A 503 that runs again takes up nothing in between."""
     world = new_world(config={"IDEMPOTENCY_QUOTA_RECORDS": 1})
 
     @world.view()
@@ -184,9 +170,7 @@ def test_a_released_key_gives_its_place_back() -> None:
 
 
 def test_a_refused_request_leaves_nothing() -> None:
-    """
-    No record, no count, no run; and the third caller is refused too.
-    """
+    """No record, no count, no run; and the third caller is refused too."""
     world = shop(quota_records=1)
     world.post(key="first")
     before = usage(world)
@@ -200,9 +184,7 @@ def test_a_refused_request_leaves_nothing() -> None:
 
 
 def test_each_tenant_has_its_own() -> None:
-    """
-    And so have those that name none.
-    """
+    """And so have those that name none."""
     world = shop(quota_records=1)
 
     def statuses(key: str) -> list[int]:
@@ -213,9 +195,7 @@ def test_each_tenant_has_its_own() -> None:
 
 
 def test_a_loader_has_the_last_word_on_a_tenant_limit_by_limit() -> None:
-    """
-    What it leaves out is as configured; None is all of it.
-    """
+    """What it leaves out is as configured; None is all of it."""
     world = shop(quota_records=1)
     asked: list[str | None] = []
 
@@ -234,9 +214,7 @@ def test_a_loader_has_the_last_word_on_a_tenant_limit_by_limit() -> None:
 
 
 def test_an_operator_has_the_last_word_over_the_loader() -> None:
-    """
-    What is stored with the ledger goes before what any deployed code says.
-    """
+    """What is stored with the ledger goes before what any deployed code says."""
     world = shop(quota_records=1)
     world.store.ledger.limit(Identity(b"s").tenant_id("tests.web.app", "acme"), Quota(records=2))
 
@@ -244,9 +222,7 @@ def test_an_operator_has_the_last_word_over_the_loader() -> None:
 
 
 def test_nothing_is_counted_where_no_quota_is() -> None:
-    """
-    Who has not asked for it does not pay for it.
-    """
+    """Who has not asked for it does not pay for it."""
     world = shop()
 
     world.post()
@@ -257,9 +233,7 @@ def test_nothing_is_counted_where_no_quota_is() -> None:
 
 
 def test_a_loader_alone_has_everything_counted() -> None:
-    """
-    Without a limit even: whoever sets one later finds what is there already.
-    """
+    """Without a limit even: whoever sets one later finds what is there already."""
     world = shop()
     world.idempotency.quota_loader(lambda name: None)
 
@@ -271,9 +245,7 @@ def test_a_loader_alone_has_everything_counted() -> None:
 
 
 def test_a_loader_may_be_async() -> None:
-    """
-    As Flask's own callbacks may.
-    """
+    """As Flask's own callbacks may."""
     world = shop()
 
     async def load(name: str | None) -> Quota:
@@ -285,9 +257,7 @@ def test_a_loader_may_be_async() -> None:
 
 
 def test_a_loader_must_return_a_quota() -> None:
-    """
-    A number means one of four limits, and nobody knows which.
-    """
+    """A number means one of four limits, and nobody knows which."""
     world = shop()
     world.app.config["PROPAGATE_EXCEPTIONS"] = True
     world.idempotency.quota_loader(lambda name: 5)  # type: ignore[type-var]
@@ -298,9 +268,7 @@ def test_a_loader_must_return_a_quota() -> None:
 
 
 def test_quotas_over_a_store_that_counts_nothing_are_refused_at_start() -> None:
-    """
-    By configuration, or by a loader that is there already.
-    """
+    """By configuration, or by a loader that is there already."""
     bare = FaultyStore(MemoryStore())
     with pytest.raises(ConfigurationError, match=r"IDEMPOTENCY_QUOTA_\* is set, and the store cannot count"):
         Idempotency(Flask("shop"), store=bare, secret="s-9f2c47d1e8b35a60", quota_records=1)
@@ -312,9 +280,7 @@ def test_quotas_over_a_store_that_counts_nothing_are_refused_at_start() -> None:
 
 
 def test_a_released_key_is_a_new_one() -> None:
-    """
-    Its work has failed, so nothing is to be replayed; and each claim of it was a new key of its window.
-    """
+    """Its work has failed, so nothing is to be replayed; and each claim of it was a new key of its window."""
     world = shop(quota_new_keys=(2, 3600))
     failing = [True, True, False]
 

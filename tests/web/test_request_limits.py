@@ -43,9 +43,7 @@ def sent(world: World, data: bytes, delivery: Delivery, key: str | None = "k", *
 
 @pytest.mark.parametrize("delivery", DELIVERIES, ids=lambda delivery: delivery.__name__)
 def test_a_body_over_the_limit_is_413_however_it_comes(delivery: Delivery) -> None:
-    """
-    With a Content-Length or in chunks; the limit itself is allowed.
-    """
+    """With a Content-Length or in chunks; the limit itself is allowed."""
     world = shop(max_request_body=10)
 
     status, body = sent(world, b"x" * 11, delivery)
@@ -57,9 +55,7 @@ def test_a_body_over_the_limit_is_413_however_it_comes(delivery: Delivery) -> No
 
 
 def test_an_announced_body_over_the_limit_is_not_read() -> None:
-    """
-    Not its first byte, and nothing is claimed.
-    """
+    """Not its first byte, and nothing is claimed."""
     world = shop(max_request_body=10)
     environ = environ_of(b"", headers={KEY: "k"})
     environ |= {"CONTENT_LENGTH": "11", "wsgi.input": Unread()}
@@ -69,9 +65,7 @@ def test_an_announced_body_over_the_limit_is_not_read() -> None:
 
 
 def test_a_chunked_body_is_cut_off_while_it_is_read() -> None:
-    """
-    One that never ends is not waited for.
-    """
+    """One that never ends is not waited for."""
 
     class Endless:
         read_bytes = 0
@@ -90,18 +84,14 @@ def test_a_chunked_body_is_cut_off_while_it_is_read() -> None:
 
 
 def test_the_key_is_not_used_up() -> None:
-    """
-    A client that sends less under the same key is not told that it was used for another request.
-    """
+    """A client that sends less under the same key is not told that it was used for another request."""
     world = shop(max_request_body=10)
 
     assert [413, 200] == [world.post(data=b"x" * size).status_code for size in (11, 10)]
 
 
 def test_a_form_that_may_carry_the_key_is_not_parsed_over_the_limit() -> None:
-    """
-    The key would be found by reading it.
-    """
+    """The key would be found by reading it."""
     world = shop(max_request_body=10, form_field="idempotency_key")
 
     assert 413 == world.post(key=None, data={"idempotency_key": "k", "amount": "5"}).status_code
@@ -110,9 +100,7 @@ def test_a_form_that_may_carry_the_key_is_not_parsed_over_the_limit() -> None:
 
 @pytest.mark.parametrize("hook", ("data", "form"))
 def test_a_body_that_a_hook_has_read_counts_as_well(hook: str) -> None:
-    """
-    Whoever read it: it is not claimed for.
-    """
+    """Whoever read it: it is not claimed for."""
     world = shop(max_request_body=10)
 
     @world.app.before_request
@@ -127,9 +115,7 @@ def test_a_body_that_a_hook_has_read_counts_as_well(hook: str) -> None:
 
 
 def test_a_hook_that_unzips_does_not_get_around_the_limit() -> None:
-    """
-    What counts is what the view would be given.
-    """
+    """What counts is what the view would be given."""
     world = shop(max_request_body=10)
 
     @world.app.before_request
@@ -141,18 +127,14 @@ def test_a_hook_that_unzips_does_not_get_around_the_limit() -> None:
 
 
 def test_a_request_without_a_key_is_left_alone() -> None:
-    """
-    It is not ours to limit.
-    """
+    """It is not ours to limit."""
     world = shop(max_request_body=10)
 
     assert 200 == world.post(key=None, data=b"x" * 11).status_code
 
 
 def test_flasks_own_limit_keeps_working() -> None:
-    """
-    Below ours, the view is asked as before: it may raise its limit, or answer 413.
-    """
+    """Below ours, the view is asked as before: it may raise its limit, or answer 413."""
     world = shop(max_request_body=100)
     world.app.config["MAX_CONTENT_LENGTH"] = 10
 
@@ -186,9 +168,7 @@ PATHS = ("/", "/shop/", "/shop/view")
 def test_the_form_of_a_key_is_up_to_application_blueprint_and_view(
     keyword: str, limits: tuple[Any, Any, Any], keys: tuple[str, str, str]
 ) -> None:
-    """
-    The innermost decides; what it refuses is 400, before any claim.
-    """
+    """The innermost decides; what it refuses is 400, before any claim."""
     world = layered(keyword, app=limits[0], blueprint=limits[1], view=limits[2])
     expected = [[200, 400, 400], [400, 200, 400], [400, 400, 200]]
     if keyword == "max_key_length":
@@ -204,9 +184,7 @@ def test_the_form_of_a_key_is_up_to_application_blueprint_and_view(
 
 
 def test_the_length_of_a_body_is_up_to_application_blueprint_and_view() -> None:
-    """
-    None gives a limit back that an outer layer has set.
-    """
+    """None gives a limit back that an outer layer has set."""
     world = layered("max_request_body", app=3, blueprint=5, view=None)
 
     got = [

@@ -51,9 +51,7 @@ def form_digest(*parts: Part, boundary: str = "xx", **more: Any) -> bytes:
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_delivery_does_not_matter(delivery: Delivery) -> None:
-    """
-    A retry may arrive in chunks through another proxy.
-    """
+    """A retry may arrive in chunks through another proxy."""
     assert digest(b'{"a": 1}') == digest(b'{"a": 1}', delivery=delivery)
 
 
@@ -74,23 +72,17 @@ def test_delivery_does_not_matter(delivery: Delivery) -> None:
     ),
 )
 def test_every_part_of_the_request_counts(changed: dict[str, Any]) -> None:
-    """
-    Method, path, query, type and body (P-31): another of any is another request.
-    """
+    """Method, path, query, type and body (P-31): another of any is another request."""
     assert digest() != digest(**changed)
 
 
 def test_order_of_the_query_counts() -> None:
-    """
-    It is compared as it was sent.
-    """
+    """It is compared as it was sent."""
     assert digest(query_string="a=1&b=2") != digest(query_string="b=2&a=1")
 
 
 def test_mount_point_is_part_of_the_path() -> None:
-    """
-    One extension may serve two applications behind a dispatcher.
-    """
+    """One extension may serve two applications behind a dispatcher."""
     mounted, elsewhere = environ_of(b"{}"), environ_of(b"{}")
     mounted |= {"SCRIPT_NAME": "/shop", "PATH_INFO": "/pay"}
     elsewhere |= {"SCRIPT_NAME": "/bank", "PATH_INFO": "/pay"}
@@ -100,9 +92,7 @@ def test_mount_point_is_part_of_the_path() -> None:
 
 
 def test_paths_that_are_not_utf_8_stay_apart() -> None:
-    """
-    Werkzeug shows both of these to the view as one replacement character.
-    """
+    """Werkzeug shows both of these to the view as one replacement character."""
     assert digest_of(Request(environ_of() | {"PATH_INFO": "/\xff"})) != digest_of(
         Request(environ_of() | {"PATH_INFO": "/\xfe"})
     )
@@ -118,9 +108,7 @@ def test_paths_that_are_not_utf_8_stay_apart() -> None:
     ),
 )
 def test_media_types_compare_by_meaning(one: str, same: str) -> None:
-    """
-    One type in two spellings is one type.
-    """
+    """One type in two spellings is one type."""
     assert digest(media_type=one) == digest(media_type=same)
 
 
@@ -137,16 +125,12 @@ def test_media_types_compare_by_meaning(one: str, same: str) -> None:
     ),
 )
 def test_volatile_headers_do_not_count(header: tuple[str, str]) -> None:
-    """
-    What changes from one attempt to the next is no part of the request (P-41).
-    """
+    """What changes from one attempt to the next is no part of the request (P-41)."""
     assert digest(headers=[(header[0], "a")]) == digest(headers=[header])
 
 
 def test_chosen_headers_count() -> None:
-    """
-    Such as the version of the interface (P-41, P-42); an absent header is not an empty one.
-    """
+    """Such as the version of the interface (P-41, P-42); an absent header is not an empty one."""
     policy = Policy(fingerprint_headers=("API-Version", "Accept"))
 
     digests = [
@@ -159,9 +143,7 @@ def test_chosen_headers_count() -> None:
 
 
 def test_one_fingerprint_for_each_identity() -> None:
-    """
-    While a secret is rotated, in the order given, from one reading of the body (P-32).
-    """
+    """While a secret is rotated, in the order given, from one reading of the body (P-32)."""
     newest, oldest = Identity(b"new"), Identity(b"old")
     asked, again = request_of(b"{}", delivery=chunked), request_of(b"{}")
     both = fingerprints(asked, Policy(), [newest, oldest], body=read_body(asked))
@@ -175,9 +157,7 @@ def test_one_fingerprint_for_each_identity() -> None:
     "media_type", ("application/json", "application/vnd.api+json", "application/json; charset=utf-8")
 )
 def test_json_compares_by_content(media_type: str) -> None:
-    """
-    White space, order and escapes differ between clients and versions of one client (P-34).
-    """
+    """White space, order and escapes differ between clients and versions of one client (P-34)."""
     assert digest(b'{"a":1,"b":"\\u00e9"}', media_type) == digest('{ "b": "é",\n"a": 1.0}'.encode(), media_type)
     assert digest(b'{"a":1}', media_type) != digest(b'{"a":2}', media_type)
 
@@ -197,17 +177,13 @@ def test_json_compares_by_content(media_type: str) -> None:
     ),
 )
 def test_doubtful_json_compares_by_bytes(one: bytes, other: bytes) -> None:
-    """
-    Never equal unless the bytes are, and never an error (P-35).
-    """
+    """Never equal unless the bytes are, and never an error (P-35)."""
     assert digest(one) != digest(other)
     assert digest(one) == digest(one)
 
 
 def test_ignored_fields_may_change() -> None:
-    """
-    And nothing else may.
-    """
+    """And nothing else may."""
     policy = Policy(ignore_fields=("/sent_at", "/meta/trace"))
     first = b'{"amount":1,"sent_at":10,"meta":{"trace":"a","x":1}}'
 
@@ -221,9 +197,7 @@ def test_ignored_fields_may_change() -> None:
 
 @pytest.mark.parametrize("media_type", ("text/plain", "application/octet-stream", "", "text/json", "nonsense"))
 def test_anything_else_compares_by_bytes(media_type: str) -> None:
-    """
-    What Flask does not parse, we do not.
-    """
+    """What Flask does not parse, we do not."""
     assert digest(b'{"a":1}', media_type) == digest(b'{"a":1}', media_type)
     assert digest(b'{"a":1}', media_type) != digest(b'{"a": 1}', media_type)
 
@@ -231,18 +205,14 @@ def test_anything_else_compares_by_bytes(media_type: str) -> None:
 @pytest.mark.parametrize("media_type", ("application/json", FORM, "text/plain"))
 @pytest.mark.parametrize("size", (MAX_CANONICAL_BYTES - 9, MAX_CANONICAL_BYTES, 3 * MAX_CANONICAL_BYTES))
 def test_last_byte_of_a_large_body_counts(size: int, media_type: str) -> None:
-    """
-    At every limit, of memory and of parsing (P-102).
-    """
+    """At every limit, of memory and of parsing (P-102)."""
     body = b'"' + b"x" * size
 
     assert digest(body + b'1"', media_type) != digest(body + b'2"', media_type)
 
 
 def test_raw_policy_compares_bytes() -> None:
-    """
-    White space counts then, and so does a new boundary: that is what raw means.
-    """
+    """White space counts then, and so does a new boundary: that is what raw means."""
     raw = Policy(fingerprint="raw")
 
     assert digest(b'{"a":1}', policy=raw) != digest(b'{"a": 1}', policy=raw)
@@ -256,9 +226,7 @@ def test_raw_policy_compares_bytes() -> None:
     ((b"a=1&b=2", b"a=1&b=2&"), (b"a=%41", b"a=A"), (b"a=1+2", b"a=1%202"), (b"a", b"a=")),
 )
 def test_forms_compare_by_content(one: bytes, same: bytes) -> None:
-    """
-    As the view reads them.
-    """
+    """As the view reads them."""
     assert digest(one, FORM) == digest(same, FORM)
 
 
@@ -266,16 +234,12 @@ def test_forms_compare_by_content(one: bytes, same: bytes) -> None:
     "other", (b"a=1&b=3", b"b=2&a=1", b"a=1", b"a=1&b=2&c=", b"a=1&b=2&b=2", b"A=1&b=2", b"a=1%26b=2")
 )
 def test_different_forms_differ(other: bytes) -> None:
-    """
-    Names, values, their number and their order.
-    """
+    """Names, values, their number and their order."""
     assert digest(b"a=1&b=2", FORM) != digest(other, FORM)
 
 
 def test_boundary_does_not_count() -> None:
-    """
-    Property 57: every attempt draws its own (P-36).
-    """
+    """Property 57: every attempt draws its own (P-36)."""
     large: Part = ("photo", "a.png", "image/png", b"x" * 2 * MAX_CANONICAL_BYTES)
 
     assert form_digest(AMOUNT, PHOTO, NOTE) == form_digest(AMOUNT, PHOTO, NOTE, boundary="another")
@@ -299,9 +263,7 @@ def test_boundary_does_not_count() -> None:
     ),
 )
 def test_different_multipart_forms_differ(parts: tuple[Part, ...]) -> None:
-    """
-    Property 57: another file byte, name, type or order is another request.
-    """
+    """Property 57: another file byte, name, type or order is another request."""
     assert form_digest(AMOUNT, PHOTO, NOTE) != form_digest(*parts)
 
 
@@ -326,9 +288,7 @@ def parsed(data: bytes, media_type: str, delivery: Delivery) -> bytes:
     ),
 )
 def test_form_parsed_before_has_the_same_digest(data: bytes, media_type: str, delivery: Delivery) -> None:
-    """
-    Property 58: whether or not CSRF protection came first, in this release of the application or the next.
-    """
+    """Property 58: whether or not CSRF protection came first, in this release of the application or the next."""
     assert digest(data, media_type) == parsed(data, media_type, delivery)
 
 
@@ -342,17 +302,13 @@ def test_form_parsed_before_has_the_same_digest(data: bytes, media_type: str, de
     ),
 )
 def test_forms_parsed_before_are_told_apart(one: bytes, other: bytes, media_type: str, delivery: Delivery) -> None:
-    """
-    Property 58: not the hash of the nothing that parsing leaves (P-113).
-    """
+    """Property 58: not the hash of the nothing that parsing leaves (P-113)."""
     assert parsed(one, media_type, delivery) != parsed(other, media_type, delivery)
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.binary(max_size=3)), max_size=4), st.booleans())
 def test_any_form_has_one_digest(pairs: list[tuple[str, bytes]], files: bool) -> None:
-    """
-    Parsed by us, by somebody before us, or from a copy.
-    """
+    """Parsed by us, by somebody before us, or from a copy."""
     form, media_type = multipart(
         *((name, "f" if files else None, None, content.hex().encode()) for name, content in pairs)
     )
@@ -365,9 +321,7 @@ def test_any_form_has_one_digest(pairs: list[tuple[str, bytes]], files: bool) ->
 
 
 def test_files_parsed_before_stay_where_they_stood() -> None:
-    """
-    The hook may have read a few bytes, to look at the type, and the view may rely on it.
-    """
+    """The hook may have read a few bytes, to look at the type, and the view may rely on it."""
     asked = request_of(*multipart(PHOTO))
     asked.files["photo"].read(2)
     digest_of(asked)
@@ -376,9 +330,7 @@ def test_files_parsed_before_stay_where_they_stood() -> None:
 
 
 def test_files_that_a_hook_has_closed_are_a_loud_error() -> None:
-    """
-    Their contents can no longer be compared.
-    """
+    """Their contents can no longer be compared."""
     asked = request_of(*multipart(PHOTO))
     asked.files["photo"].close()
 
@@ -388,9 +340,7 @@ def test_files_that_a_hook_has_closed_are_a_loud_error() -> None:
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_broken_forms_compare_by_bytes(delivery: Delivery) -> None:
-    """
-    Property 56's broken multipart is compared, not refused: the view decides what to say.
-    """
+    """Property 56's broken multipart is compared, not refused: the view decides what to say."""
     form, media_type = multipart(AMOUNT, NOTE)
 
     assert digest(form[:-9], media_type, delivery=delivery) != digest(form[:-10], media_type, delivery=delivery)
@@ -399,9 +349,7 @@ def test_broken_forms_compare_by_bytes(delivery: Delivery) -> None:
 
 
 def test_part_without_a_name_is_compared_by_bytes() -> None:
-    """
-    Werkzeug hands it on under the name None; plain Flask answers such a form, and so must we.
-    """
+    """Werkzeug hands it on under the name None; plain Flask answers such a form, and so must we."""
     nameless = b"--b\r\nContent-Disposition: nonsense\r\n\r\n%b\r\n--b--\r\n"
     media_type = "multipart/form-data; boundary=b"
 
@@ -410,9 +358,7 @@ def test_part_without_a_name_is_compared_by_bytes() -> None:
 
 
 def test_broken_form_parsed_before_is_not_the_empty_form() -> None:
-    """
-    Both look alike by then; what is known of them still differs.
-    """
+    """Both look alike by then; what is known of them still differs."""
     broken = "multipart/form-data"
 
     assert parsed(b"x", broken, by_length) != parsed(b"", broken, by_length)
@@ -429,9 +375,7 @@ def test_broken_form_parsed_before_is_not_the_empty_form() -> None:
 def test_forms_over_the_applications_limits_compare_by_bytes(
     limits: dict[str, int], within: list[Part], beyond: list[Part]
 ) -> None:
-    """
-    MAX_FORM_PARTS and MAX_FORM_MEMORY_SIZE answer 413 in the view, not here.
-    """
+    """MAX_FORM_PARTS and MAX_FORM_MEMORY_SIZE answer 413 in the view, not here."""
     limited = type("Limited", (Request,), limits)
 
     def of(parts: list[Part]) -> bytes:
@@ -454,9 +398,7 @@ def test_body_over_the_limit_is_equal_to_none() -> None:
 
 
 def test_no_body_is_touched_for_the_key() -> None:
-    """
-    Not even of a form, unless the policy names a field.
-    """
+    """Not even of a form, unless the policy names a field."""
     asked = request_of(b"key=k", FORM, headers={"Idempotency-Key": "h"})
 
     assert ["h"] == client_keys(asked, Policy())
@@ -465,9 +407,7 @@ def test_no_body_is_touched_for_the_key() -> None:
 
 
 def test_headers_are_read_by_their_names_in_the_policy() -> None:
-    """
-    All aliases, in the policy's order, as they came; an empty one is there.
-    """
+    """All aliases, in the policy's order, as they came; an empty one is there."""
     policy = Policy(header=("Idempotency-Key", "X-Idempotency-Key"))
     headers = {"x-idempotency-key": '"b"', "IDEMPOTENCY-KEY": ""}
 
@@ -476,9 +416,7 @@ def test_headers_are_read_by_their_names_in_the_policy() -> None:
 
 
 def test_two_lines_of_one_header_are_one_value() -> None:
-    """
-    As WSGI has it; `parse_key` refuses the comma.
-    """
+    """As WSGI has it; `parse_key` refuses the comma."""
     asked = request_of(headers=[("Idempotency-Key", "a"), ("Idempotency-Key", "b")])
 
     assert ["a, b"] == client_keys(asked, Policy())
@@ -533,9 +471,7 @@ LOOK_ALIKES = {
 
 @pytest.mark.parametrize("shape", LOOK_ALIKES)
 def test_forms_that_only_look_alike_are_compared_by_bytes(shape: str) -> None:
-    """
-    A view may read the bytes itself. What it cannot tell apart, a client still meant as two requests.
-    """
+    """A view may read the bytes itself. What it cannot tell apart, a client still meant as two requests."""
     one, other = LOOK_ALIKES[shape]
     forms = [request_of(*sent).form.to_dict() for sent in (one, other)]
     files = [[(file.name, file.filename) for file in request_of(*sent).files.values()] for sent in (one, other)]
@@ -548,9 +484,7 @@ def test_forms_that_only_look_alike_are_compared_by_bytes(shape: str) -> None:
 
 @pytest.mark.parametrize("shape", LOOK_ALIKES)
 def test_key_is_found_in_a_form_that_is_compared_by_bytes(shape: str) -> None:
-    """
-    A view that reads the key reads it all the same: it must not run unprotected.
-    """
+    """A view that reads the key reads it all the same: it must not run unprotected."""
     body, media_type = LOOK_ALIKES[shape][0]
     if media_type == FORM:
         body += b"&idempotency_key=k"
@@ -572,9 +506,7 @@ def test_key_is_found_in_a_form_that_is_compared_by_bytes(shape: str) -> None:
     ],
 )
 def test_unusual_headers_of_parts_are_compared_by_meaning(headers: bytes) -> None:
-    """
-    Java and old Python clients send these, with another boundary each time.
-    """
+    """Java and old Python clients send these, with another boundary each time."""
     data, _ = part(headers)
 
     assert digest(data, "multipart/form-data; boundary=xx") == digest(
@@ -584,9 +516,7 @@ def test_unusual_headers_of_parts_are_compared_by_meaning(headers: bytes) -> Non
 
 @pytest.mark.parametrize("end", ["", "\\", '"', 'a"'])
 def test_header_of_a_part_is_looked_at_once(end: str) -> None:
-    """
-    One match covers a string, whether or not it ends: else a header of n quotes would be searched n times.
-    """
+    """One match covers a string, whether or not it ends: else a header of n quotes would be searched n times."""
     matches = list(requests._QUOTED.finditer('"' + '\\"' * 1000 + end))
 
     assert [(0, 2001 + len(end))] == [match.span() for match in matches]
@@ -608,9 +538,7 @@ BEFORE = pytest.mark.parametrize("before", [lambda asked: None, lambda asked: as
 def test_fields_that_each_rendering_changes_do_not_count(
     kind: str, before: Callable[[Request], Any], name: str
 ) -> None:
-    """
-    The token, also of a form with a prefix, and the key's own field.
-    """
+    """The token, also of a form with a prefix, and the key's own field."""
     digests = set()
     for value in ("first", "second", None):
         token = [] if value is None else [(name, value)]
@@ -637,9 +565,7 @@ def test_fields_that_each_rendering_changes_do_not_count(
     ],
 )
 def test_other_fields_count(kind: str, before: Callable[[Request], Any], name: str) -> None:
-    """
-    What only resembles a token may be an amount.
-    """
+    """What only resembles a token may be an amount."""
     digests = set()
     for value in ("1", "2"):
         asked = request_of(*fields_as(kind, [(name, value)]))
@@ -652,9 +578,7 @@ def test_other_fields_count(kind: str, before: Callable[[Request], Any], name: s
 @BEFORE
 @pytest.mark.parametrize("name", ["csrf_token", "checkout-csrf_token", "idempotency_key"])
 def test_file_under_the_name_of_a_token_counts(before: Callable[[Request], Any], name: str) -> None:
-    """
-    A file is no token, whatever it is called.
-    """
+    """A file is no token, whatever it is called."""
     digests = set()
     for content in (b"1", b"2"):
         asked = request_of(*multipart((name, "a.csv", "text/csv", content)))
@@ -670,9 +594,7 @@ def test_field_of_the_key_counts_where_no_policy_reads_the_key_from_it(kind: str
 
 
 def test_token_counts_under_a_policy_that_compares_bytes_and_in_json() -> None:
-    """
-    Raw means bytes; a JSON document is no form.
-    """
+    """Raw means bytes; a JSON document is no form."""
     raw = Policy(fingerprint="raw")
 
     assert digest(b"csrf_token=1", FORM, policy=raw) != digest(b"csrf_token=2", FORM, policy=raw)
@@ -690,9 +612,7 @@ def test_token_has_the_name_that_the_application_gives_it() -> None:
 
 
 def test_prefixed_field_counts_where_the_name_of_the_token_does_not_say_csrf() -> None:
-    """
-    Where the token is called `token`, a `card-token` is still what is charged.
-    """
+    """Where the token is called `token`, a `card-token` is still what is charged."""
     asked = [request_of(b"token=1&card-token=%d" % number, FORM) for number in (1, 2)]
     one, other = (fingerprints(each, Policy(), [IDENTITY], body=read_body(each), csrf_field="token") for each in asked)
 
@@ -712,9 +632,7 @@ def test_prefixed_field_counts_where_the_name_of_the_token_does_not_say_csrf() -
 def test_key_is_found_in_the_form(
     data: bytes, media_type: str, before: Callable[[Request], Any], delivery: Delivery
 ) -> None:
-    """
-    However large it is and whoever has parsed it; and the view still finds its form.
-    """
+    """However large it is and whoever has parsed it; and the view still finds its form."""
     asked = request_of(data, media_type, delivery=delivery)
     before(asked)
 
@@ -723,9 +641,7 @@ def test_key_is_found_in_the_form(
 
 
 def test_all_keys_that_were_sent_are_told() -> None:
-    """
-    Headers first, then fields; whether they agree is for `one_key` to say.
-    """
+    """Headers first, then fields; whether they agree is for `one_key` to say."""
     asked = request_of(b"idempotency_key=a&idempotency_key=&idempotency_key=b", FORM, headers={"Idempotency-Key": "h"})
 
     assert ["h", "a", "", "b"] == client_keys(asked, FORM_KEY)
@@ -741,23 +657,17 @@ def test_all_keys_that_were_sent_are_told() -> None:
     ),
 )
 def test_other_bodies_carry_no_key(data: bytes, media_type: str) -> None:
-    """
-    Another type, a form without the field, or one that is broken.
-    """
+    """Another type, a form without the field, or one that is broken."""
     assert [] == client_keys(request_of(data, media_type), FORM_KEY)
 
 
 def test_file_under_the_keys_name_is_no_key() -> None:
-    """
-    Its content is never looked at.
-    """
+    """Its content is never looked at."""
     assert [] == client_keys(request_of(*multipart(("idempotency_key", "k", None, b"k"))), FORM_KEY)
 
 
 def test_reading_for_the_key_and_for_the_fingerprint_is_reading_once() -> None:
-    """
-    The server's stream can be read once only.
-    """
+    """The server's stream can be read once only."""
     asked = request_of(b"idempotency_key=k", FORM, delivery=chunked)
     client_keys(asked, FORM_KEY)
     body = read_body(asked)
@@ -798,9 +708,7 @@ def exchange(port: int, message: bytes) -> bytes:
 
 
 def test_truncated_upload_is_refused_by_gunicorn(gunicorn: int) -> None:
-    """
-    Property 59: 3 bytes of 1000, over a real socket. The whole body passes, with a length and in chunks.
-    """
+    """Property 59: 3 bytes of 1000, over a real socket. The whole body passes, with a length and in chunks."""
     head = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: application/json\r\n"
 
     truncated = exchange(gunicorn, head + b"Content-Length: 1000\r\n\r\nabc")

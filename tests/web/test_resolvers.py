@@ -49,9 +49,7 @@ def unknown(says: Callable[[UnknownOutcome], Any] | None = None, **options: Any)
 
 
 def test_retries_get_what_the_resolver_says_that_happened() -> None:
-    """
-    Until then 409; then the answer, replayed, and nothing runs again.
-    """
+    """Until then 409; then the answer, replayed, and nothing runs again."""
     world = unknown(lambda unknown: Happened(("paid", 201, {"Location": "/payments/7"})))
     assert 409 == world.post().status_code
 
@@ -82,9 +80,7 @@ def test_retries_get_what_the_resolver_says_that_happened() -> None:
     ids=("text", "tuple", "object", "list", "response", "result", "nothing"),
 )
 def test_an_answer_may_be_anything_that_a_view_may_return(answer: Any, status: int, body: bytes) -> None:
-    """
-    As Flask makes a response of it.
-    """
+    """As Flask makes a response of it."""
     world = unknown(lambda unknown: Happened(answer))
     reap(world)
     replay = world.post()
@@ -93,9 +89,7 @@ def test_an_answer_may_be_anything_that_a_view_may_return(answer: Any, status: i
 
 
 def test_an_answer_keeps_the_headers_that_the_endpoints_keep() -> None:
-    """
-    By the policy of the view: no cookie is replayed, whoever said the answer.
-    """
+    """By the policy of the view: no cookie is replayed, whoever said the answer."""
 
     def says(unknown: UnknownOutcome) -> Resolution:
         response = jsonify(id=7)
@@ -114,9 +108,7 @@ def test_an_answer_keeps_the_headers_that_the_endpoints_keep() -> None:
 
 
 def test_a_resolver_runs_in_an_application_context_and_in_no_request() -> None:
-    """
-    It may use the application's database, and there is nobody to answer.
-    """
+    """It may use the application's database, and there is nobody to answer."""
     seen = list[Any]()
 
     def says(unknown: UnknownOutcome) -> Resolution:
@@ -131,9 +123,7 @@ def test_a_resolver_runs_in_an_application_context_and_in_no_request() -> None:
 
 
 def test_a_resolver_may_be_async() -> None:
-    """
-    As a view may.
-    """
+    """As a view may."""
 
     async def says(unknown: UnknownOutcome) -> Resolution:
         return Happened("paid")
@@ -145,9 +135,7 @@ def test_a_resolver_may_be_async() -> None:
 
 
 def test_what_never_happened_runs_again() -> None:
-    """
-    The view itself has failed; what it has sent has had the rest of its lease to arrive.
-    """
+    """The view itself has failed; what it has sent has had the rest of its lease to arrive."""
     world = unknown(lambda unknown: NeverHappened())
     world.clock.advance(Policy().lease)
 
@@ -156,9 +144,7 @@ def test_what_never_happened_runs_again() -> None:
 
 
 def test_a_resolver_is_shown_the_record_and_no_body() -> None:
-    """
-    Whose it was and what was called; nothing of it in its repr.
-    """
+    """Whose it was and what was called; nothing of it in its repr."""
     seen = list[UnknownOutcome]()
 
     def says(unknown: UnknownOutcome) -> Resolution:
@@ -185,9 +171,7 @@ def test_a_resolver_is_shown_the_record_and_no_body() -> None:
     ids=("stream", "generator", "nothing", "an object", "a tuple that is none"),
 )
 def test_an_answer_that_is_none_settles_nothing(answer: Callable[[], Any]) -> None:
-    """
-    A stream has nobody to read it. The key stays as it was, and is told as asked about in vain.
-    """
+    """A stream has nobody to read it. The key stays as it was, and is told as asked about in vain."""
     world = unknown(lambda unknown: Happened(answer()))
 
     assert ReapReport(asked=1, failed=1) == reap(world)
@@ -196,9 +180,7 @@ def test_an_answer_that_is_none_settles_nothing(answer: Callable[[], Any]) -> No
 
 
 def test_an_endpoint_has_one_resolver() -> None:
-    """
-    Nobody could say which of two is right.
-    """
+    """Nobody could say which of two is right."""
     idempotency = Idempotency()
     idempotency.resolver("pay")(lambda unknown: StillUnknown())
     with pytest.raises(ConfigurationError, match="has one already"):
@@ -206,9 +188,7 @@ def test_an_endpoint_has_one_resolver() -> None:
 
 
 def test_a_resolver_is_returned_unchanged() -> None:
-    """
-    It may be called, and tested, as it was written.
-    """
+    """It may be called, and tested, as it was written."""
 
     def says(unknown: UnknownOutcome) -> Resolution:
         return StillUnknown()
@@ -217,9 +197,7 @@ def test_a_resolver_is_returned_unchanged() -> None:
 
 
 def test_a_resolver_of_an_endpoint_that_is_not_there_is_refused() -> None:
-    """
-    Its keys would wait for ever. All that are wrong are named.
-    """
+    """Its keys would wait for ever. All that are wrong are named."""
     world = new_world()
     for endpoint in ("payments.cretae", "pay"):
         world.idempotency.resolver(endpoint)(lambda unknown: StillUnknown())
@@ -229,9 +207,7 @@ def test_a_resolver_of_an_endpoint_that_is_not_there_is_refused() -> None:
 
 
 def test_a_blueprints_endpoint_is_named_as_url_for_names_it() -> None:
-    """
-    And its policy is the view's own.
-    """
+    """And its policy is the view's own."""
     world, payments = new_world(), Blueprint("payments", __name__)
 
     @payments.post("/pay")
@@ -250,9 +226,7 @@ def test_a_blueprints_endpoint_is_named_as_url_for_names_it() -> None:
 
 
 def test_an_application_without_idempotency_has_no_janitor() -> None:
-    """
-    And says what is missing.
-    """
+    """And says what is missing."""
     with pytest.raises(ConfigurationError, match="not set up"):
         janitor_of(Flask("bare"))
 
@@ -278,9 +252,7 @@ def restarted(world: World, says: Callable[[UnknownOutcome], Any], *secret: str)
 
 
 def test_the_other_side_is_asked_by_the_key_that_it_was_sent() -> None:
-    """
-    Another would be one that it has never heard of, and that would look as if nothing had been done.
-    """
+    """Another would be one that it has never heard of, and that would look as if nothing had been done."""
     ask = Ask()
     world = unknown(ask)
     reap(world)
@@ -289,9 +261,7 @@ def test_the_other_side_is_asked_by_the_key_that_it_was_sent() -> None:
 
 
 def test_it_is_so_after_the_secret_was_rotated() -> None:
-    """
-    The record shows which of the secrets it was claimed under.
-    """
+    """The record shows which of the secrets it was claimed under."""
     world, ask = unknown(secret=("old",)), Ask()
 
     assert ReapReport(asked=1, unknown=1) == reap(restarted(world, ask, "new", "old"))
@@ -302,9 +272,7 @@ def test_it_is_so_after_the_secret_was_rotated() -> None:
 def test_nobody_is_asked_by_a_key_that_cannot_be_told(
     listed: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    The secret of its owner is listed no more: a wrong key would be proof of nothing, and look like proof.
-    """
+    """The secret of its owner is listed no more: a wrong key would be proof of nothing, and look like proof."""
     world, ask = unknown(secret=("old",)), Ask()
 
     assert ReapReport(asked=1, failed=1) == reap(restarted(world, ask, *listed))
@@ -314,9 +282,7 @@ def test_nobody_is_asked_by_a_key_that_cannot_be_told(
 
 
 def test_nor_by_one_of_a_claim_under_two_secrets() -> None:
-    """
-    While both were listed it had a record under each, and the other side was told by one.
-    """
+    """While both were listed it had a record under each, and the other side was told by one."""
     world, ask = unknown(secret=("new", "old")), Ask()
 
     for listed in (("new", "old"), ("new",), ("old",)):
@@ -326,9 +292,7 @@ def test_nor_by_one_of_a_claim_under_two_secrets() -> None:
 
 
 def test_a_resolver_that_asks_by_something_else_needs_no_key() -> None:
-    """
-    It is told only to those that ask for it.
-    """
+    """It is told only to those that ask for it."""
     world = unknown(secret=("old",))
     again = restarted(world, lambda unknown: Happened("paid"), "new")
 
@@ -361,9 +325,7 @@ def test_another_applications_keys_are_not_asked_about() -> None:
 
 
 def test_each_application_has_a_janitor_of_its_own() -> None:
-    """
-    That the other one's has come says nothing about this one's.
-    """
+    """That the other one's has come says nothing about this one's."""
     billing = unknown()
     shop = Flask("another")
     Idempotency(shop, store=billing.store, secret="shared-9f2c47d1e8b35a60")

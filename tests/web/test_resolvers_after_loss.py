@@ -70,9 +70,7 @@ def test_a_resolver_is_asked_when_somebody_has_looked(
 
 
 def test_a_janitor_that_is_the_first_to_notice_says_so_once(store: RedisStore, clock: FrozenClock, empty: Loss) -> None:
-    """
-    It looks more often than a new key comes.
-    """
+    """It looks more often than a new key comes."""
     world = unknown(store, [])
     empty()
     for _ in range(2):

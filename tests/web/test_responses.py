@@ -111,9 +111,7 @@ MARK = ("Idempotency-Replayed", "true")
 @pytest.mark.parametrize("response_class", (Response, Careful, Talkative))
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_replay_is_the_first_answer_byte_for_byte(view: str, response_class: type[Response]) -> None:
-    """
-    Status line, fields with their duplicates, and body; whatever the view returned. It says that it is a replay.
-    """
+    """Status line, fields with their duplicates, and body; whatever the view returned. It says that it is a replay."""
     service = Remembering(VIEWS[view], response_class=response_class)
     first = service.post()
     again = service.replay()
@@ -165,9 +163,7 @@ def test_a_view_cannot_forge_the_mark() -> None:
 
 
 def test_an_aborted_answer_is_there_before_its_first_byte_leaves() -> None:
-    """
-    What abort() made comes as an iterator, but it is no stream: it is stored like any answer that is all there.
-    """
+    """What abort() made comes as an iterator, but it is no stream: it is stored like any answer that is all there."""
     service = Remembering(VIEWS["abort"])
     service.post(read=False)
 

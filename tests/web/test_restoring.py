@@ -132,9 +132,7 @@ def test_a_stream_that_is_replaced_is_closed_and_not_heard(passed_through: bool)
 
 
 def test_a_stream_that_a_hook_has_wrapped_is_closed_and_not_heard() -> None:
-    """
-    Some hooks wrap a stream and never close it, Flask-Compress for one.
-    """
+    """Some hooks wrap a stream and never close it, Flask-Compress for one."""
     stream = Closing()
 
     def wrapped(response: Response) -> Response:
@@ -155,9 +153,7 @@ def test_a_stream_that_was_never_captured_is_closed_as_well() -> None:
 
 
 def test_what_waits_for_the_end_of_the_response_is_still_called() -> None:
-    """
-    Werkzeug does not call it for a body that is passed through, and ours is not.
-    """
+    """Werkzeug does not call it for a body that is passed through, and ours is not."""
     called: list[bool] = []
 
     def view() -> Response:
@@ -171,9 +167,7 @@ def test_what_waits_for_the_end_of_the_response_is_still_called() -> None:
 
 
 def test_a_replay_keeps_what_was_added_to_it_for_this_request() -> None:
-    """
-    A hook before us may have asked for a cookie by `after_this_request`: it is this caller's, and set once.
-    """
+    """A hook before us may have asked for a cookie by `after_this_request`: it is this caller's, and set once."""
     app = Flask(__name__)
 
     @app.post("/")

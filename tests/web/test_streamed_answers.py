@@ -91,9 +91,7 @@ def test_a_stream_over_the_limit_is_whole_for_its_caller_and_a_tombstone_for_oth
 
 
 def test_a_stream_shorter_than_it_announced_is_no_answer() -> None:
-    """
-    Its first caller saw a broken connection; a replay would look whole.
-    """
+    """Its first caller saw a broken connection; a replay would look whole."""
     service = Streaming(lambda: Response(chunks(), headers={"Content-Length": "9"}))
     list(service.post())
 

@@ -68,9 +68,7 @@ def test_a_chunk_leaves_before_the_next_is_made(listener: Listener) -> None:
 
 
 def test_the_end_is_told_before_the_end_marker(listener: Listener) -> None:
-    """
-    What is stored on hearing it is stored by the time that the client can send its next request.
-    """
+    """What is stored on hearing it is stored by the time that the client can send its next request."""
     tee = listener.tee([b"a"])
     next(tee)
     assert [] == listener.ends
@@ -82,9 +80,7 @@ def test_the_end_is_told_before_the_end_marker(listener: Listener) -> None:
 
 
 def test_a_body_of_announced_length_is_told_before_its_last_byte(listener: Listener) -> None:
-    """
-    No end marker follows it: the last byte is what tells the client.
-    """
+    """No end marker follows it: the last byte is what tells the client."""
     tee = listener.tee(iter([b"ab", b"c"]), announced=3)
     next(tee)
     assert [] == listener.ends
@@ -212,9 +208,7 @@ def test_a_muted_stream_is_not_heard(listener: Listener) -> None:
 
 
 def test_a_dropped_stream_does_nothing_but_leave_a_note(listener: Listener) -> None:
-    """
-    A collector may run it while this very thread holds the store's lock: telling anybody there would deadlock.
-    """
+    """A collector may run it while this very thread holds the store's lock: telling anybody there would deadlock."""
     lock = threading.Lock()
 
     def store(end: StreamEnd) -> None:

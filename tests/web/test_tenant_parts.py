@@ -107,9 +107,7 @@ def test_keys_are_found_and_settled_in_whichever_part_they_are(shop: Shop) -> No
 
 @pytest.mark.parametrize("shred", (False, True), ids=("wiped", "shredded"))
 def test_a_purge_reaches_every_part(shop: Shop, shred: bool) -> None:
-    """
-    Each has data keys of its own. Nobody else's are touched, and nothing runs again.
-    """
+    """Each has data keys of its own. Nobody else's are touched, and nothing runs again."""
     world = shop.world(encryption="on", key_ring=RING)
     assert [201] * 40 == paid(world) + paid(world, tenant="globex")
     assert 2 * PARTS == said(run(world, "keys", "status", "--json"))["keys"][0]["data_keys"]
@@ -139,9 +137,7 @@ def test_while_secrets_rotate_every_key_is_known_in_the_parts_of_both(shop: Shop
 
 
 def test_while_secrets_rotate_both_records_of_a_use_are_settled(shop: Shop) -> None:
-    """
-    By the handle of either. They are in different parts, and under different secrets.
-    """
+    """By the handle of either. They are in different parts, and under different secrets."""
     world = shop.world(secret=["new", "s"])
     assert [500] * 4 == paid(world, TWENTY[:4], Fail="yes")
     handles = listed(world, "quarantined")

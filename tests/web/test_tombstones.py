@@ -91,9 +91,7 @@ TOMBSTONE = StoredResponse(
 def test_a_tombstone_has_the_first_status_and_a_problem_for_a_body(
     profile: str, content_type: str, marks: list[str]
 ) -> None:
-    """
-    What described the lost body is gone; what says something of the resource stays, and where it is to be found.
-    """
+    """What described the lost body is gone; what says something of the resource stays, and where it is to be found."""
     policy = policy_of({"profile": profile})
     again = replay(TOMBSTONE, policy=policy, response_class=Response)
 
@@ -147,9 +145,7 @@ def test_a_tombstone_keeps_nothing_that_describes_the_lost_body(name: str) -> No
 
 
 def test_a_tombstone_has_no_field_twice_that_a_renderer_sets() -> None:
-    """
-    An application's own problem may have an ETag of its own.
-    """
+    """An application's own problem may have an ETag of its own."""
 
     def renderer(problem: Any, **_: Any) -> Response:
         return Response("lost", headers={"ETag": '"problem"', "Location": "/help", "Link": "</help>; rel=help"})
@@ -161,9 +157,7 @@ def test_a_tombstone_has_no_field_twice_that_a_renderer_sets() -> None:
 
 
 def test_a_retry_finds_the_etag_of_a_resource_whose_answer_was_too_large() -> None:
-    """
-    So that it can change the resource, and notices if another client did.
-    """
+    """So that it can change the resource, and notices if another client did."""
     world = new_world(max_body=3)
 
     @world.view()
@@ -232,9 +226,7 @@ def test_a_field_that_no_answer_keeps_is_not_sent_from_the_store(name: str, kept
 
 
 def test_the_policy_of_now_says_which_fields_a_replay_carries() -> None:
-    """
-    A field that the policy names no longer is stored still, and not sent; one that it names again is sent again.
-    """
+    """A field that the policy names no longer is stored still, and not sent; one that it names again is sent again."""
     stored = StoredResponse(200, metadata=(("X-Total", "7"), ("X-Page", "1"), ("x-total", "8")))
     policies = (Policy(keep_headers=frozenset({"X-total"})), Policy())
 
@@ -267,9 +259,7 @@ def test_what_no_server_may_send_is_not_sent_from_the_store(result: StoredRespon
 
 @pytest.mark.parametrize("status", (0, 101, 600, 999))
 def test_a_status_that_is_no_final_one_leaves_a_tombstone_of_500(status: int) -> None:
-    """
-    Clients treat such a status as a 500. It never runs again.
-    """
+    """Clients treat such a status as a 500. It never runs again."""
 
     def view() -> Response:
         response = Response("paid")

@@ -50,9 +50,7 @@ def paying(world: World, error: BaseException | None = None) -> World:
 
 @pytest.mark.parametrize(("policy", "settled"), POLICIES)
 def test_an_application_that_runs_no_hooks_of_its_own_may_have_paid(policy: dict[str, Any], settled: str) -> None:
-    """
-    process_response was replaced: no answer was seen, and the view has run all the same.
-    """
+    """process_response was replaced: no answer was seen, and the view has run all the same."""
     world = paying(new_world(Silent("tests.web.app"), **policy))
 
     assert 200 == world.post().status_code
@@ -61,9 +59,7 @@ def test_an_application_that_runs_no_hooks_of_its_own_may_have_paid(policy: dict
 
 @pytest.mark.parametrize(("policy", "settled"), POLICIES)
 def test_a_view_that_was_dispatched_by_hand_may_have_paid(policy: dict[str, Any], settled: str) -> None:
-    """
-    A context pushed by hand, whose view has run and whose answer nobody made a response of.
-    """
+    """A context pushed by hand, whose view has run and whose answer nobody made a response of."""
     world = paying(new_world(**policy))
     with world.app.test_request_context("/", method="POST", headers={KEY: "k"}):
         assert world.app.preprocess_request() is None
@@ -80,9 +76,7 @@ def test_a_view_that_was_dispatched_by_hand_may_have_paid(policy: dict[str, Any]
 def test_an_interrupt_counts_although_nobody_hears_of_it_or_it_is_falsy(
     app: type[Flask], error: BaseException, policy: dict[str, Any], settled: str
 ) -> None:
-    """
-    should_ignore_error hides it from teardown functions; presence is not truthiness.
-    """
+    """should_ignore_error hides it from teardown functions; presence is not truthiness."""
     world = paying(new_world(app("tests.web.app"), **policy), error)
     with pytest.raises(SystemExit):
         world.post()
@@ -92,9 +86,7 @@ def test_an_interrupt_counts_although_nobody_hears_of_it_or_it_is_falsy(
 
 @pytest.mark.parametrize(("status", "settled"), ((201, "complete"), (402, "complete"), (503, "release")))
 def test_an_error_that_the_view_reported_and_dealt_with_is_none(status: int, settled: str) -> None:
-    """
-    It sent got_request_exception by hand, for a tracker to hear: its answer is the answer.
-    """
+    """It sent got_request_exception by hand, for a tracker to hear: its answer is the answer."""
     world = new_world()
 
     @world.view()
@@ -110,9 +102,7 @@ def test_an_error_that_the_view_reported_and_dealt_with_is_none(status: int, set
 
 
 def test_an_error_that_was_reported_is_no_excuse_to_release_when_no_answer_was_seen() -> None:
-    """
-    Nothing says that the request ended by it.
-    """
+    """Nothing says that the request ended by it."""
     world = new_world(Silent("tests.web.app"))
 
     @world.view()

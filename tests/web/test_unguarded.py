@@ -61,9 +61,7 @@ def assert_refused(shop: Shop, answer: TestResponse) -> None:
 def test_an_idempotent_view_without_the_extension_refuses_to_run(
     config: str, policy: dict[str, Any], headers: dict[str, str]
 ) -> None:
-    """
-    With a key or without one: so its author finds out on the first try, and no client does.
-    """
+    """With a key or without one: so its author finds out on the first try, and no client does."""
     shop = Shop(**CONFIGS[config])
     shop.app.post("/")(idempotent(**policy)(view(shop)))
 
@@ -87,9 +85,7 @@ def test_the_operator_finds_the_remedy_in_the_log(caplog: pytest.LogCaptureFixtu
 
 
 def test_no_error_handler_and_no_hook_makes_it_run() -> None:
-    """
-    Neither turns the refusal into something else.
-    """
+    """Neither turns the refusal into something else."""
     shop = Shop()
     shop.app.post("/")(idempotent(required=True)(view(shop)))
     shop.app.register_error_handler(Exception, lambda error: ("fine", 200))
@@ -143,9 +139,7 @@ def test_method_views_blueprints_and_wrappers_are_found() -> None:
 
 
 def test_a_blueprint_that_was_configured_counts_as_annotated() -> None:
-    """
-    Somebody wrote a policy for it, and forgot init_app. What it says of methods and of exemptions holds.
-    """
+    """Somebody wrote a policy for it, and forgot init_app. What it says of methods and of exemptions holds."""
     shop = Shop()
     blueprint, other = Blueprint("shop", __name__), Blueprint("other", __name__, url_prefix="/other")
     Idempotency().configure(blueprint, required=True, methods=["POST"])
@@ -177,9 +171,7 @@ def test_what_is_exempt_unmarked_or_not_there_is_left_alone() -> None:
 
 
 def test_a_test_that_calls_the_view_is_left_alone() -> None:
-    """
-    Without a context, in one, and after the hooks were run by hand: nothing was dispatched to it.
-    """
+    """Without a context, in one, and after the hooks were run by hand: nothing was dispatched to it."""
     shop = Shop()
     pay = idempotent(required=True)(view(shop))
     shop.app.post("/")(pay)
@@ -211,9 +203,7 @@ def test_an_application_that_switched_it_off_in_so_many_words_runs(installed: bo
 
 
 def test_of_two_applications_that_share_a_blueprint_the_one_without_it_refuses() -> None:
-    """
-    Also where one calls the other: the application that dispatches decides.
-    """
+    """Also where one calls the other: the application that dispatches decides."""
     guarded, bare = Shop(), Shop()
     blueprint = Blueprint("shop", __name__)
 
@@ -249,9 +239,7 @@ def test_an_async_view_is_refused_too() -> None:
 @pytest.mark.parametrize("annotate", (idempotent(required=True), claim_here), ids=("idempotent", "claim_here"))
 @pytest.mark.parametrize("of_class", (False, True), ids=("view", "method"))
 def test_a_mark_that_a_decorator_hides_is_found(annotate: Any, of_class: bool) -> None:
-    """
-    The decorator lacks functools.wraps, and the author forgot the extension too.
-    """
+    """The decorator lacks functools.wraps, and the author forgot the extension too."""
     shop = Shop()
     pay = annotate(view(shop))
 
@@ -267,9 +255,7 @@ def test_a_mark_that_a_decorator_hides_is_found(annotate: Any, of_class: bool) -
 
 
 def test_an_endpoint_with_a_dot_and_without_a_blueprint_is_left_alone() -> None:
-    """
-    Flask-DebugToolbar has one. Flask takes what is before the dot for a blueprint's name.
-    """
+    """Flask-DebugToolbar has one. Flask takes what is before the dot for a blueprint's name."""
     shop = Shop()
     idempotent(view(shop))
     shop.app.add_url_rule("/", "_debug_toolbar.static", lambda: "static", methods=["GET", "POST"])

@@ -52,9 +52,7 @@ def splitting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_erased_answer_is_410_and_never_run() -> None:
-    """
-    Whether it was sealed or not; each time, and told.
-    """
+    """Whether it was sealed or not; each time, and told."""
     world = paid()
     world.store.data_keys.shred(world.store.calls[-1].key.tid)
 
@@ -66,9 +64,7 @@ def test_an_erased_answer_is_410_and_never_run() -> None:
 
 
 def test_a_damaged_answer_is_500_each_time_and_quarantined() -> None:
-    """
-    Time does not end it: the key of a payment that was made never becomes new.
-    """
+    """Time does not end it: the key of a payment that was made never becomes new."""
     world = paid()
     spoil(world, b"rubbish")
 
@@ -82,9 +78,7 @@ def test_a_damaged_answer_is_500_each_time_and_quarantined() -> None:
 
 
 def test_an_answer_that_must_not_be_sent_is_quarantined_too(splitting: None) -> None:
-    """
-    It opens, and still nobody may be given it: found out once, told once.
-    """
+    """It opens, and still nobody may be given it: found out once, told once."""
     world = paid()
 
     answers = [world.post() for _ in range(2)]
@@ -95,9 +89,7 @@ def test_an_answer_that_must_not_be_sent_is_quarantined_too(splitting: None) -> 
 
 
 def test_during_a_rotation_it_is_quarantined_under_the_secret_it_was_kept_with(splitting: None) -> None:
-    """
-    The newest secret's key has no record to condemn.
-    """
+    """The newest secret's key has no record to condemn."""
     world = paid()
     key = world.store.calls[-1].key
     rotated = new_world(Flask("tests.web.app"), secret=["new", "s"], store=world.store)
@@ -111,9 +103,7 @@ def test_during_a_rotation_it_is_quarantined_under_the_secret_it_was_kept_with(s
 
 
 def test_a_store_that_is_gone_by_then_changes_nothing_for_the_caller(splitting: None) -> None:
-    """
-    The answer is still damaged, and the next retry will find it out again.
-    """
+    """The answer is still damaged, and the next retry will find it out again."""
     world = paid(on_store_down="allow")
     world.store.lose_request("mark_corrupt")
 
@@ -127,9 +117,7 @@ def test_a_store_that_is_gone_by_then_changes_nothing_for_the_caller(splitting: 
 def test_what_was_done_is_not_run_again_although_views_may_run_without_a_store(
     lost: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    A key service that is away while an answer is opened, or a store that goes while a damaged one is looked at.
-    """
+    """A key service that is away while an answer is opened, or a store that goes while a damaged one is looked at."""
     world = paid(on_store_down="allow")
 
     def opened(self: EnvelopeCodec, *sealed: Any) -> StoredResponse:

@@ -23,9 +23,7 @@ HEADERS = {"Idempotency-Key": "f9d6fcd6-3f6c-4d53-9d1c-8a3a0e2f5a11"}
 def test_a_duplicate_is_woken_by_a_settlement_in_another_process(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    From the policy to the store and back: here nobody would look by themselves for hours.
-    """
+    """From the policy to the store and back: here nobody would look by themselves for hours."""
     monkeypatch.setattr(engine, "FIRST_POLL_SECONDS", 3600.0)
     monkeypatch.setattr(engine, "LAST_POLL_SECONDS", 3600.0)
     begun, go_on, looked, read = threading.Event(), threading.Event(), threading.Event(), RedisStore.read

@@ -73,18 +73,14 @@ def watched() -> Watched:
 
 
 def test_nothing_is_asked_before_two_intervals_are_over(watched: Watched) -> None:
-    """
-    Counted from the process's first keyed request: the janitor may be starting as we are.
-    """
+    """Counted from the process's first keyed request: the janitor may be starting as we are."""
     told = [watched.look_after(seconds) for seconds in (1000, 0, 30, 29.9)]
 
     assert ([0, 0, 0, 0], 0) == (told, watched.book.looks)
 
 
 def test_that_nobody_ever_came_is_told_once(watched: Watched) -> None:
-    """
-    With how long it has been watched for; and the question is asked once in two intervals, not at each request.
-    """
+    """With how long it has been watched for; and the question is asked once in two intervals, not at each request."""
     told = [watched.look_after(seconds) for seconds in (0, 61, 1, 1, 61, 61)]
 
     assert ([0, 1, 1, 1, 1, 1], 3) == (told, watched.book.looks)
@@ -93,9 +89,7 @@ def test_that_nobody_ever_came_is_told_once(watched: Watched) -> None:
 
 @pytest.mark.parametrize("chore", ("heartbeat", "reap", "expire"))
 def test_any_chore_says_that_somebody_comes(watched: Watched, chore: str) -> None:
-    """
-    Who sweeps by cron has no heartbeat.
-    """
+    """Who sweeps by cron has no heartbeat."""
     watched.look_after(0)
     watched.clock.advance(1)
     watched.book.report(chore, "{}")
@@ -104,9 +98,7 @@ def test_any_chore_says_that_somebody_comes(watched: Watched, chore: str) -> Non
 
 
 def test_a_silence_after_a_report_is_told_anew(watched: Watched) -> None:
-    """
-    With how long it has lasted. In between there is nothing to tell.
-    """
+    """With how long it has lasted. In between there is nothing to tell."""
     watched.look_after(0)
     first = watched.look_after(61)
     watched.book.report("reap", "{}")
@@ -121,9 +113,7 @@ def test_a_silence_after_a_report_is_told_anew(watched: Watched) -> None:
 def test_a_question_that_fails_disturbs_nobody(
     watched: Watched, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    It is asked again after as long, and nothing is concluded from it.
-    """
+    """It is asked again after as long, and nothing is concluded from it."""
     watched.look_after(0)
     watched.book.error = error
     with caplog.at_level(logging.DEBUG, logger="flask_idempotency"):
@@ -150,9 +140,7 @@ def post(app: Flask, key: str | None) -> None:
 def test_a_keyed_request_looks_when_it_ends_and_no_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    New, replayed or refused; the warning says what to do.
-    """
+    """New, replayed or refused; the warning says what to do."""
     clock = FrozenClock()
     monkeypatch.setattr(JanitorMonitor.__init__, "__kwdefaults__", {"monotonic": clock})
     store = Shared(MemoryStore(clock))
@@ -181,9 +169,7 @@ def test_a_keyed_request_looks_when_it_ends_and_no_other(
 def test_where_no_janitor_can_come_or_is_expected_nobody_watches(
     store: Any, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    A process's own memory is seen by no other, and some stores keep no book.
-    """
+    """A process's own memory is seen by no other, and some stores keep no book."""
     made: list[object] = []
     monkeypatch.setattr(JanitorMonitor, "look", made.append)
     app = an_app(store, **config)
@@ -194,9 +180,7 @@ def test_where_no_janitor_can_come_or_is_expected_nobody_watches(
 
 
 def test_what_is_in_one_process_is_told_by_its_store() -> None:
-    """
-    The object and the URL alike.
-    """
+    """The object and the URL alike."""
     states = [an_app(store).extensions["idempotency"] for store in ("memory://", MemoryStore(), Shared(MemoryStore()))]
 
     assert [True, True, False] == [is_process_local(state.settings) for state in states]

@@ -37,9 +37,7 @@ def looks(*times: float) -> Callable[[], float]:
 def test_clocks_that_are_apart_are_told_by_how_far(
     apart: float, verdict: Verdict, ahead: int, book: TaskLog, clock: FrozenClock
 ) -> None:
-    """
-    In either direction.
-    """
+    """In either direction."""
     host = clock.now - ahead * apart
 
     assert verdict is worst(clock_skew(book, host_clock=looks(host, host)))
@@ -52,9 +50,7 @@ def test_it_says_which_of_the_two_is_ahead(book: TaskLog, clock: FrozenClock) ->
 
 
 def test_a_store_that_takes_long_to_answer_is_not_ahead(book: TaskLog, clock: FrozenClock) -> None:
-    """
-    Its clock was read at some moment of this call, and which one nobody knows.
-    """
+    """Its clock was read at some moment of this call, and which one nobody knows."""
     assert Verdict.FINE is worst(clock_skew(book, host_clock=looks(clock.now - 50, clock.now + 50)))
 
 

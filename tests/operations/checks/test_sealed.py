@@ -42,9 +42,7 @@ class Broken(KeyRing):
     ),
 )
 def test_a_newest_key_that_cannot_be_used_is_a_fault(error: Exception | None) -> None:
-    """
-    Whoever's service it is: what it raises is told by its class.
-    """
+    """Whoever's service it is: what it raises is told by its class."""
     found = newest_key(Broken(error))
 
     assert Verdict.FAULT is worst(found)
@@ -71,9 +69,7 @@ def test_what_is_sealed_must_open(others: tuple[KeyStatus, ...], plain: int, req
 
 @pytest.mark.parametrize(("required", "first"), ((True, "Find out who stored them"), (False, "Wait until they expire")))
 def test_nobody_is_advised_to_seal_plain_answers_by_a_rotation(required: bool, first: str) -> None:
-    """
-    A rotation goes on by itself. To seal a planted answer makes it genuine, so a person has to decide that.
-    """
+    """A rotation goes on by itself. To seal a planted answer makes it genuine, so a person has to decide that."""
     (found,) = keys(KeysReport((NEW,), 3), required=required)
 
     assert (True, True) == (found.text.startswith("3 stored answers"), found.remedy.startswith(first))

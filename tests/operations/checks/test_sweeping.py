@@ -21,9 +21,7 @@ DONE, CUT = '{"removed":1,"finished":true}', '{"removed":1,"finished":false}'
     ),
 )
 def test_a_janitor_is_missed_after_two_intervals(last: dict[str, TaskReport], verdict: Verdict) -> None:
-    """
-    Any chore is a sign of life: cron has no heartbeat.
-    """
+    """Any chore is a sign of life: cron has no heartbeat."""
     assert verdict is worst(janitor(last, heartbeat_interval=30.0))
 
 
@@ -42,17 +40,13 @@ def test_where_none_is_expected_none_is_missed() -> None:
     ),
 )
 def test_each_chore_has_to_have_its_turns(last: dict[str, TaskReport], verdict: Verdict) -> None:
-    """
-    One may be late; three intervals without it are told.
-    """
+    """One may be late; three intervals without it are told."""
     assert verdict is worst(chores(last, every={"expire": 60.0, "rotate": 86400.0}, patience=60.0))
 
 
 @pytest.mark.parametrize(("ago", "verdict"), ((119.0, Verdict.FINE), (121.0, Verdict.FAULT)))
 def test_a_chore_is_not_late_before_the_janitor_is(ago: float, verdict: Verdict) -> None:
-    """
-    Who reaps by cron, once a minute, need not be told that ten seconds were the default.
-    """
+    """Who reaps by cron, once a minute, need not be told that ten seconds were the default."""
     assert verdict is worst(chores({"reap": TaskReport(ago, DONE)}, every={"reap": 10.0}, patience=120.0))
 
 

@@ -38,9 +38,7 @@ def endpoint(name: str = "pay", **policy: Any) -> Endpoint:
     ),
 )
 def test_what_gunicorns_arguments_say(command_line: str, seconds: float | None) -> None:
-    """
-    Only a worker that does one thing at a time is taken for dead while it does it; 0 is never.
-    """
+    """Only a worker that does one thing at a time is taken for dead while it does it; 0 is never."""
     assert seconds == gunicorn_timeout(command_line)
 
 
@@ -77,17 +75,13 @@ def test_of_many_endpoints_some_are_named() -> None:
     ("seconds", "verdict"), ((9.0, Verdict.ADVICE), (10.0, Verdict.ADVICE), (10.1, Verdict.FINE), (inf, Verdict.FINE))
 )
 def test_a_proxy_must_outwait_a_duplicate(seconds: float, verdict: Verdict) -> None:
-    """
-    Else its caller gets a 504 of the proxy's, and not our answer.
-    """
+    """Else its caller gets a 504 of the proxy's, and not our answer."""
     assert verdict is worst(proxy_timeout([endpoint(in_flight="wait", wait=10.0)], seconds=seconds))
 
 
 @pytest.mark.parametrize("seconds", (1.0, None))
 def test_where_nobody_waits_a_proxy_may_be_as_it_likes(seconds: float | None) -> None:
-    """
-    Known or not.
-    """
+    """Known or not."""
     assert Verdict.FINE is worst(proxy_timeout([endpoint(wait=10.0)], seconds=seconds))
 
 

@@ -28,9 +28,7 @@ def claim(store: MemoryStore, on_lapse: OnExpiry = OnExpiry.QUARANTINE) -> None:
 
 
 def test_a_quarantined_key_waits_for_a_person(store: MemoryStore, clock: FrozenClock) -> None:
-    """
-    How many, and since when.
-    """
+    """How many, and since when."""
     key, token = a_key(), a_token()
     store.claim(a_request(key), token=token, lease=LEASE)
     store.quarantine(key, token, "test")
@@ -43,9 +41,7 @@ def test_a_quarantined_key_waits_for_a_person(store: MemoryStore, clock: FrozenC
 
 
 def test_where_nothing_is_quarantined_nobody_waits(store: MemoryStore, clock: FrozenClock) -> None:
-    """
-    Not for one that is at work, nor for one that has lapsed.
-    """
+    """Not for one that is at work, nor for one that has lapsed."""
     claim(store)
     before = quarantined(store.recovery)
     clock.advance(LEASE + 1)
@@ -70,9 +66,7 @@ def looked(store: MemoryStore, clock: FrozenClock) -> list[Finding]:
 def test_a_vanished_owner_is_somebodys_to_notice(
     on_lapse: OnExpiry, since: float, verdict: Verdict, store: MemoryStore, clock: FrozenClock
 ) -> None:
-    """
-    A janitor's, by its rule, or the next retry's.
-    """
+    """A janitor's, by its rule, or the next retry's."""
     claim(store, on_lapse)
     clock.advance(LEASE + since)
 
@@ -95,9 +89,7 @@ def test_both_kinds_are_told(store: MemoryStore, clock: FrozenClock) -> None:
 def test_a_store_of_many_sheets_is_looked_through_for_a_moment_only(
     store: MemoryStore, clock: FrozenClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Empty sheets are not the last ones, and a million records are no reason to wait for a minute.
-    """
+    """Empty sheets are not the last ones, and a million records are no reason to wait for a minute."""
     sheets: list[int] = []
 
     def stale(*, horizon: float, after: bytes = b"", limit: int) -> RecordPage:

@@ -25,9 +25,7 @@ def store(clock: FrozenClock) -> MemoryStore:
 
 
 def test_expired_records_are_dropped(clock: FrozenClock, store: MemoryStore) -> None:
-    """
-    A process that serves keys for months holds those that can still be replayed, and not all that ever were.
-    """
+    """A process that serves keys for months holds those that can still be replayed, and not all that ever were."""
     for _ in range(100):
         complete_one(store)
     clock.advance(KEEP)
@@ -38,9 +36,7 @@ def test_expired_records_are_dropped(clock: FrozenClock, store: MemoryStore) -> 
 
 
 def test_no_claim_pays_for_all_that_expired(clock: FrozenClock, store: MemoryStore) -> None:
-    """
-    A thousand answers that end in the same second are dropped a few at a time.
-    """
+    """A thousand answers that end in the same second are dropped a few at a time."""
     for _ in range(1000):
         complete_one(store)
     clock.advance(KEEP)
@@ -51,9 +47,7 @@ def test_no_claim_pays_for_all_that_expired(clock: FrozenClock, store: MemorySto
 
 
 def test_a_key_that_was_used_again_is_not_dropped_with_its_former_life(clock: FrozenClock, store: MemoryStore) -> None:
-    """
-    The note to drop a key may come up when the key is long somebody else's.
-    """
+    """The note to drop a key may come up when the key is long somebody else's."""
     key = complete_one(store)
     clock.advance(KEEP)
     complete_one(store, key)
@@ -64,9 +58,7 @@ def test_a_key_that_was_used_again_is_not_dropped_with_its_former_life(clock: Fr
 
 
 def test_an_empty_store_is_true(store: MemoryStore) -> None:
-    """
-    `store or default` must not put another one in its place until somebody has claimed.
-    """
+    """`store or default` must not put another one in its place until somebody has claimed."""
     assert bool(store)
 
 
@@ -104,9 +96,7 @@ print("claimed" if status == 0 else f"ended with {status}")
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
-    """
-    Whoever held the lock in that moment does not exist in the child, and could never give it back there.
-    """
+    """Whoever held the lock in that moment does not exist in the child, and could never give it back there."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK_WHILE_LOCKED],
         cwd=ROOT,
@@ -120,9 +110,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
 
 
 def test_without_a_clock_it_keeps_its_own_steady_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    An operator who sets the host's clock ahead does not end everybody's lease.
-    """
+    """An operator who sets the host's clock ahead does not end everybody's lease."""
     store = MemoryStore()
     key = a_key()
     granted(store.claim(a_request(key), token=a_token(), lease=LEASE))

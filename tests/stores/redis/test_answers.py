@@ -37,9 +37,7 @@ def complete(store: RedisStore, key: StorageKey, payload: StoredPayload = PAYLOA
 
 
 def test_every_answer_is_met_among_thousands_of_keys(store: RedisStore, redis_client: redis.Redis) -> None:
-    """
-    In many partitions and in one; other people's keys are not looked at.
-    """
+    """In many partitions and in one; other people's keys are not looked at."""
     redis_client.mset({f"other:{number}": "x" for number in range(3000)})
     tid = a_key().tid
     keys = {a_key() for _ in range(100)} | {a_key(tid=tid) for _ in range(100)}
@@ -52,9 +50,7 @@ def test_every_answer_is_met_among_thousands_of_keys(store: RedisStore, redis_cl
 
 
 def test_what_cannot_be_read_is_passed_over(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """
-    Of another type, garbage, or under a name that is none: one of them must not stop the chore for all others.
-    """
+    """Of another type, garbage, or under a name that is none: one of them must not stop the chore for all others."""
     good, spoilt, listed = a_key(), a_key(), a_key()
     for key in (good, spoilt):
         stand(store, clock, key, "completed")
@@ -70,9 +66,7 @@ def test_what_cannot_be_read_is_passed_over(store: RedisStore, redis_client: red
 
 
 def test_an_erased_answer_is_met_as_such(store: RedisStore, clock: FrozenClock) -> None:
-    """
-    So that a chore may drop what plain ones still hold.
-    """
+    """So that a chore may drop what plain ones still hold."""
     key, other = a_key(), a_key()
     for each in (key, other):
         stand(store, clock, each, "completed")
@@ -84,9 +78,7 @@ def test_an_erased_answer_is_met_as_such(store: RedisStore, clock: FrozenClock) 
 def test_replacing_leaves_the_time_to_live_and_the_ledger(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    Redis drops it when it would have.
-    """
+    """Redis drops it when it would have."""
     key = a_key()
     complete(store, key)
     shelf = store.data_keys.read_keys(key.tid)
@@ -120,18 +112,14 @@ class Nodes:
 
 
 def test_every_node_of_a_cluster_is_asked_to_its_end() -> None:
-    """
-    One after the other; a page ends where its node's does.
-    """
+    """One after the other; a page ends where its node's does."""
     server: Any = Nodes(a=2, b=3, c=1)
 
     assert [key for keys in Scan(server).all(b"*") for key in keys] == [b"a0", b"a1", b"b0", b"b1", b"b2", b"c0"]
 
 
 def test_a_walk_whose_node_is_gone_begins_again() -> None:
-    """
-    Where it stood means nothing on another server: to meet some twice is allowed, to pass some over is not.
-    """
+    """Where it stood means nothing on another server: to meet some twice is allowed, to pass some over is not."""
     server: Any = Nodes(a=2, b=3)
     _, after = Scan(server).page(b"*", after=b"b 0", count=1)
     assert after == b"b 1"
@@ -184,9 +172,7 @@ class Weighing(redis.Redis):
 def test_long_answers_are_read_a_few_at_a_time(
     redis_server: RedisServer, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    And only where they are wanted: a server that copies a hundred megabytes in one go lets everybody else wait.
-    """
+    """And only where they are wanted: a server that copies a hundred megabytes in one go lets everybody else wait."""
     tid, payload = a_key().tid, replace(PAYLOAD, data=bytes(300_000))
     with Weighing.from_url(redis_server.url) as client:
         store = redis_store(client, clock=clock)
@@ -207,9 +193,7 @@ def test_long_answers_are_read_a_few_at_a_time(
 
 
 def test_an_answer_is_met_whatever_stands_before_it(store: RedisStore) -> None:
-    """
-    Long texts about the request, a key's long name, a size that scripts cannot count to.
-    """
+    """Long texts about the request, a key's long name, a size that scripts cannot count to."""
     about = RequestInfo(principal="p" * 70_000, tenant="t" * 70_000)
     payloads = [replace(PAYLOAD, sealed_by=SealedBy(kid, 0)) for kid in ("", "k" * 255)]
     payloads += [PAYLOAD, replace(PAYLOAD, byte_size=2**53 + 1), replace(PAYLOAD, data=b"")]

@@ -61,9 +61,7 @@ def waiting(bell: RedisNotifier, *keys: StorageKey) -> Iterator[Ear]:
 
 @pytest.mark.parametrize("backend", IN_REDIS)
 def test_whoever_waits_hears_of_a_settlement(backend: str, request: pytest.FixtureRequest, clock: FrozenClock) -> None:
-    """
-    Over every way to a Redis: a URL, an application's own client of either library, a Cluster.
-    """
+    """Over every way to a Redis: a URL, an application's own client of either library, a Cluster."""
     with ExitStack() as ends:
         make: MakeStore = BACKENDS[backend](request, ends)
         store = make(clock)
@@ -115,9 +113,7 @@ def heard(redis_server: RedisServer) -> Iterator[Callable[[], list[bytes]]]:
 def test_a_key_is_named_once_when_it_is_settled(
     store: RedisStore, clock: FrozenClock, heard: Callable[[], list[bytes]], how: str, counted: bool
 ) -> None:
-    """
-    Whoever settles it, if its claim has said that others may wait; and nothing is named but the record.
-    """
+    """Whoever settles it, if its claim has said that others may wait; and nothing is named but the record."""
     key, token = a_key(), a_token()
     quota = Quota(records=5) if counted else None
     granted(store.claim(awaited(key), token=token, lease=LEASE, quota=quota))
@@ -128,9 +124,7 @@ def test_a_key_is_named_once_when_it_is_settled(
 
 
 def test_nobody_is_told_of_a_key_that_nobody_waits_for(store: RedisStore, heard: Callable[[], list[bytes]]) -> None:
-    """
-    Where duplicates are refused at once, a settlement costs nobody a message.
-    """
+    """Where duplicates are refused at once, a settlement costs nobody a message."""
     for write in WRITES.values():
         key, token = a_key(), a_token()
         granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -142,9 +136,7 @@ def test_nobody_is_told_of_a_key_that_nobody_waits_for(store: RedisStore, heard:
 def test_a_claim_that_is_marked_and_renewed_is_awaited_still(
     store: RedisStore, heard: Callable[[], list[bytes]]
 ) -> None:
-    """
-    What a claim has said holds until it is settled; and its answer is none the more successful for it.
-    """
+    """What a claim has said holds until it is settled; and its answer is none the more successful for it."""
     key, token = a_key(), a_token()
     granted(store.claim(awaited(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
     store.mark_point_of_no_return(key, token)
@@ -159,9 +151,7 @@ def test_a_claim_that_is_marked_and_renewed_is_awaited_still(
 def test_what_follows_a_take_over_is_as_the_new_claim_says(
     store: RedisStore, clock: FrozenClock, heard: Callable[[], list[bytes]]
 ) -> None:
-    """
-    It is another process' claim, perhaps of a release that lets nobody wait.
-    """
+    """It is another process' claim, perhaps of a release that lets nobody wait."""
     key, token = a_key(), a_token()
     granted(store.claim(awaited(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE))
     clock.advance(LEASE + 1)
@@ -174,9 +164,7 @@ def test_what_follows_a_take_over_is_as_the_new_claim_says(
 def test_who_may_not_publish_settles_all_the_same(
     redis_server: RedisServer, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    A user without rights to the channel: its answer is stored, and those who wait look for themselves.
-    """
+    """A user without rights to the channel: its answer is stored, and those who wait look for themselves."""
     redis_client.acl_setuser("mute", enabled=True, nopass=True, keys=["*"], categories=["+@all"], reset_channels=True)
     with closing(redis_store(redis_server.url.replace("//", "//mute:any@"), clock=clock)) as store:
         for how in ("complete", "release", "quarantine"):
@@ -199,9 +187,7 @@ def subscribers(server: RedisServer) -> int:
 
 
 def test_one_subscription_serves_all_who_wait(quiet_server: RedisServer) -> None:
-    """
-    And it is made by the first of them: a process in which nobody waits has none.
-    """
+    """And it is made by the first of them: a process in which nobody waits has none."""
     one, other = a_key(), a_key()
     with closing(redis_store(quiet_server.url)) as store:
         store.read(one)
@@ -215,9 +201,7 @@ def test_one_subscription_serves_all_who_wait(quiet_server: RedisServer) -> None
 
 
 def test_it_is_given_up_when_nobody_has_waited_for_long(quiet_server: RedisServer) -> None:
-    """
-    Its thread and its connection go; whoever waits next has another.
-    """
+    """Its thread and its connection go; whoever waits next has another."""
     with connect(quiet_server.url) as client:
         bell, key = RedisNotifier(client.pubsub, idle_seconds=0.0), a_key()
         for _ in range(2):
@@ -227,9 +211,7 @@ def test_it_is_given_up_when_nobody_has_waited_for_long(quiet_server: RedisServe
 
 
 def test_a_connection_that_was_cut_is_made_anew(store: RedisStore, redis_client: redis.Redis) -> None:
-    """
-    What was settled in between nobody was told of: whoever waits is told to look, and hears again.
-    """
+    """What was settled in between nobody was told of: whoever waits is told to look, and hears again."""
     key, token = a_key(), a_token()
     granted(store.claim(awaited(key), token=token, lease=LEASE))
     with waiting(store.notifier, key) as ear:
@@ -242,9 +224,7 @@ def test_a_connection_that_was_cut_is_made_anew(store: RedisStore, redis_client:
 def test_a_server_that_restarts_is_listened_to_again(
     start_redis: StartRedis, redis_kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    However long it was away. The log says once that nothing is heard, and that it is again.
-    """
+    """However long it was away. The log says once that nothing is heard, and that it is again."""
     server, key = start_redis(redis_kind), a_key()
     caplog.set_level("INFO", "flask_idempotency")
     with closing(redis_store(server.url)) as store, waiting(store.notifier, key) as ear:
@@ -261,9 +241,7 @@ def test_a_server_that_restarts_is_listened_to_again(
 
 
 def test_a_server_that_fell_silent_is_noticed(start_redis: StartRedis, redis_kind: str) -> None:
-    """
-    A connection that was lost without a word would be listened to for ever.
-    """
+    """A connection that was lost without a word would be listened to for ever."""
     server, key = start_redis(redis_kind), a_key()
     with connect(server.url, socket_timeout=0.2) as client:
         bell = RedisNotifier(client.pubsub, patience_seconds=0.0, idle_seconds=0.0)
@@ -275,9 +253,7 @@ def test_a_server_that_fell_silent_is_noticed(start_redis: StartRedis, redis_kin
 
 
 def test_a_forked_child_hears_for_itself(store: RedisStore) -> None:
-    """
-    Its parent's thread and those who wait there are not in it, and it leaves its parent's connection alone.
-    """
+    """Its parent's thread and those who wait there are not in it, and it leaves its parent's connection alone."""
     key, token = a_key(), a_token()
     granted(store.claim(awaited(key), token=token, lease=LEASE))
     with waiting(store.notifier, key) as ear:

@@ -30,16 +30,12 @@ def succeed(breaker: CircuitBreaker) -> None:
 
 
 def test_while_all_is_well_everybody_passes(breaker: CircuitBreaker) -> None:
-    """
-    Any number at once.
-    """
+    """Any number at once."""
     assert None not in [breaker.turn() for _ in range(100)]
 
 
 def test_after_a_failure_nobody_calls_for_a_second(breaker: CircuitBreaker, clock: FrozenClock) -> None:
-    """
-    Not one, to its last moment.
-    """
+    """Not one, to its last moment."""
     fail(breaker)
     clock.advance(FIRST_PAUSE_SECONDS - MILLISECOND)
 
@@ -47,9 +43,7 @@ def test_after_a_failure_nobody_calls_for_a_second(breaker: CircuitBreaker, cloc
 
 
 def test_then_one_tries_and_the_others_do_not_wait(breaker: CircuitBreaker, clock: FrozenClock) -> None:
-    """
-    What was not there a second ago may still be away, and cost each of them a time-out.
-    """
+    """What was not there a second ago may still be away, and cost each of them a time-out."""
     fail(breaker)
     clock.advance(FIRST_PAUSE_SECONDS)
 
@@ -57,9 +51,7 @@ def test_then_one_tries_and_the_others_do_not_wait(breaker: CircuitBreaker, cloc
 
 
 def test_pauses_double_up_to_half_a_minute(breaker: CircuitBreaker, clock: FrozenClock) -> None:
-    """
-    A server that is away for the night costs two time-outs a minute.
-    """
+    """A server that is away for the night costs two time-outs a minute."""
     fail(breaker)
     pauses = []
     for _ in range(7):
@@ -73,9 +65,7 @@ def test_pauses_double_up_to_half_a_minute(breaker: CircuitBreaker, clock: Froze
 
 
 def test_one_success_lets_everybody_pass(breaker: CircuitBreaker, clock: FrozenClock) -> None:
-    """
-    And the next failure begins with a short pause again.
-    """
+    """And the next failure begins with a short pause again."""
     for _ in range(4):
         fail(breaker)
         clock.advance(LAST_PAUSE_SECONDS)
@@ -89,9 +79,7 @@ def test_one_success_lets_everybody_pass(breaker: CircuitBreaker, clock: FrozenC
 
 
 def test_of_many_that_fail_together_one_counts(breaker: CircuitBreaker, clock: FrozenClock) -> None:
-    """
-    A hundred threads in one time-out are one outage of a second, not of half a minute.
-    """
+    """A hundred threads in one time-out are one outage of a second, not of half a minute."""
     turns = [breaker.turn() for _ in range(100)]
     for turn in turns:
         assert turn is not None
@@ -102,9 +90,7 @@ def test_of_many_that_fail_together_one_counts(breaker: CircuitBreaker, clock: F
 
 
 def test_a_success_from_before_the_failure_proves_nothing(breaker: CircuitBreaker) -> None:
-    """
-    Its answer was under way when the server went.
-    """
+    """Its answer was under way when the server went."""
     early = breaker.turn()
     assert early is not None
     fail(breaker)
@@ -114,9 +100,7 @@ def test_a_success_from_before_the_failure_proves_nothing(breaker: CircuitBreake
 
 
 def test_whoever_tries_and_is_never_heard_of_again_blocks_nobody(breaker: CircuitBreaker, clock: FrozenClock) -> None:
-    """
-    Its worker was killed. The next one tries after as long as if it had failed.
-    """
+    """Its worker was killed. The next one tries after as long as if it had failed."""
     fail(breaker)
     clock.advance(FIRST_PAUSE_SECONDS)
     assert breaker.turn() is not None
@@ -128,9 +112,7 @@ def test_whoever_tries_and_is_never_heard_of_again_blocks_nobody(breaker: Circui
 def test_coming_and_going_are_logged_once_each(
     breaker: CircuitBreaker, clock: FrozenClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    A warning with the kind of error, and that it is over.
-    """
+    """A warning with the kind of error, and that it is over."""
     caplog.set_level(logging.INFO, logger="flask_idempotency")
     for _ in range(3):
         fail(breaker)

@@ -16,9 +16,7 @@ from tests.stores.counted import complete, fields
 
 
 def test_a_lock_ends_by_itself(store: RedisStore, redis_client: redis.Redis) -> None:
-    """
-    Where nobody ever takes that chore again; and so does one that was taken again.
-    """
+    """Where nobody ever takes that chore again; and so does one that was taken again."""
     token = a_token()
     for lease in (60, 30):
         assert store.task_log.lock("reap", token, lease=lease)
@@ -26,18 +24,14 @@ def test_a_lock_ends_by_itself(store: RedisStore, redis_client: redis.Redis) -> 
 
 
 def test_the_notes_do_not_end(store: RedisStore, redis_client: redis.Redis) -> None:
-    """
-    That nobody has come for a year is what they are for.
-    """
+    """That nobody has come for a year is what they are for."""
     store.task_log.report("reap", "{}")
 
     assert redis_client.ttl(layout.NOTES) == -1
 
 
 def test_the_book_is_in_one_slot(store: RedisStore, redis_client: redis.Redis) -> None:
-    """
-    Beside the records, and in none of their partitions.
-    """
+    """Beside the records, and in none of their partitions."""
     store.task_log.report("reap", "{}")
     assert store.task_log.lock("reap", a_token(), lease=60)
     names = set(redis_client.scan_iter())
@@ -48,9 +42,7 @@ def test_the_book_is_in_one_slot(store: RedisStore, redis_client: redis.Redis) -
 
 
 def test_a_full_server_keeps_the_book(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> None:
-    """
-    That it is full is no reason to believe that nobody comes, or that nobody may.
-    """
+    """That it is full is no reason to believe that nobody comes, or that nobody may."""
     server, token = start_redis(redis_kind), a_token()
     store = redis_store(server.url, clock=clock)
     with redis.Redis.from_url(server.url) as client:
@@ -66,9 +58,7 @@ def test_a_full_server_keeps_the_book(start_redis: StartRedis, redis_kind: str, 
 
 
 def test_what_is_no_lock_holds_nobody(store: RedisStore, redis_client: redis.Redis) -> None:
-    """
-    Somebody's text in its place: who comes next takes it, and giving back what is not one's own changes nothing.
-    """
+    """Somebody's text in its place: who comes next takes it, and giving back what is not one's own changes nothing."""
     redis_client.set(layout.lock("reap"), "not ours")
     store.task_log.unlock("reap", a_token())
     assert redis_client.get(layout.lock("reap")) == b"not ours"
@@ -78,9 +68,7 @@ def test_what_is_no_lock_holds_nobody(store: RedisStore, redis_client: redis.Red
 
 
 def test_what_is_no_note_is_told(store: RedisStore, redis_client: redis.Redis) -> None:
-    """
-    Of another type, or without a time: nobody can tell when the janitor was there.
-    """
+    """Of another type, or without a time: nobody can tell when the janitor was there."""
     redis_client.set(layout.NOTES, "not ours")
     with pytest.raises(CorruptRecord):
         store.task_log.report("reap", "{}")
@@ -93,9 +81,7 @@ def test_what_is_no_note_is_told(store: RedisStore, redis_client: redis.Redis) -
 
 
 def test_the_time_is_the_servers(redis_client: redis.Redis) -> None:
-    """
-    Wherever no test says otherwise.
-    """
+    """Wherever no test says otherwise."""
     store = redis_store(redis_client)
     before, after = redis_client.time(), store.task_log.now()
     seconds, micros = redis_client.time()
@@ -106,9 +92,7 @@ def test_the_time_is_the_servers(redis_client: redis.Redis) -> None:
 def test_recounting_clears_the_buckets_of_the_idle(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    There is nothing to sweep: a tenant that never comes back is cleared by `reconcile`, and keeps one line.
-    """
+    """There is nothing to sweep: a tenant that never comes back is cleared by `reconcile`, and keeps one line."""
     tid = a_key().tid
     for _ in range(5):
         complete(store, tid)

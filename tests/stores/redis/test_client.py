@@ -38,9 +38,7 @@ def own(redis_server: RedisServer) -> Iterator[RedisStore]:
 
 
 def test_a_client_of_ours_neither_waits_nor_retries_for_ever() -> None:
-    """
-    redis-py's own defaults are ten silent retries, and once were no time-out at all. Ours are the line's alone.
-    """
+    """redis-py's own defaults are ten silent retries, and once were no time-out at all. Ours are the line's alone."""
     with make_client("redis://127.0.0.1:1/0") as client:
         options = client.connection_pool.connection_kwargs
 
@@ -49,9 +47,7 @@ def test_a_client_of_ours_neither_waits_nor_retries_for_ever() -> None:
 
 
 def test_what_the_url_says_goes_first() -> None:
-    """
-    Time-outs can be set where the server is named.
-    """
+    """Time-outs can be set where the server is named."""
     with make_client("redis://127.0.0.1:1/3?socket_timeout=0.5") as client:
         options = client.connection_pool.connection_kwargs
 
@@ -86,9 +82,7 @@ UNREADABLE = (
 
 @pytest.mark.parametrize("url", UNREADABLE)
 def test_a_url_that_names_no_server_is_refused(url: str) -> None:
-    """
-    With examples of what would.
-    """
+    """With examples of what would."""
     with pytest.raises(ConfigurationError, match="rediss://host:6379/0"):
         redis_store(url)
 
@@ -109,9 +103,7 @@ WITH_PASSWORDS = (
 
 @pytest.mark.parametrize("url", WITH_PASSWORDS)
 def test_a_refused_url_keeps_its_password_to_itself(url: str) -> None:
-    """
-    A start-up error ends up in logs and on screens. What was mistaken for a port is half of the password.
-    """
+    """A start-up error ends up in logs and on screens. What was mistaken for a port is half of the password."""
     with pytest.raises(ConfigurationError) as raised:
         redis_store(url)
 
@@ -120,9 +112,7 @@ def test_a_refused_url_keeps_its_password_to_itself(url: str) -> None:
 
 
 def test_several_servers_are_read_as_they_are_written() -> None:
-    """
-    With the ports that each of them has when it is told of none, and addresses of either kind.
-    """
+    """With the ports that each of them has when it is told of none, and addresses of either kind."""
     cluster = several("rediss+cluster://u:p%40@a:7000,[::1]:7001,b/?socket_timeout=2")
     sentinels = several("redis+sentinel://a,[fe80::1%25eth0]/pay%20ments/3")
 
@@ -139,9 +129,7 @@ def test_several_servers_are_read_as_they_are_written() -> None:
 
 
 def test_sentinels_have_credentials_of_their_own() -> None:
-    """
-    Those of Redis are for Redis: Sentinels are asked about it, and have no business with its password.
-    """
+    """Those of Redis are for Redis: Sentinels are asked about it, and have no business with its password."""
     url = "rediss+sentinel://app:secret@a,b/payments/2?sentinel_username=s&sentinel_password=t&ssl_ca_certs=/ca&protocol=3"
     with make_client(url) as client:
         redis_has, pool = client.connection_pool.connection_kwargs, client.connection_pool
@@ -159,9 +147,7 @@ def test_sentinels_have_credentials_of_their_own() -> None:
 
 @pytest.mark.parametrize("url", ("redis+cluster://a?protocol=3", "redis+sentinel://a/payments?protocol=3"))
 def test_several_servers_wait_and_retry_no_longer_than_one(url: str) -> None:
-    """
-    Nor are unread bytes of theirs taken for messages.
-    """
+    """Nor are unread bytes of theirs taken for messages."""
     client = make_client(url)
     pool = client.any_pool if isinstance(client, Cluster) else client.connection_pool
     options = pool.connection_kwargs
@@ -172,25 +158,19 @@ def test_several_servers_wait_and_retry_no_longer_than_one(url: str) -> None:
 
 
 def test_a_client_for_asyncio_is_refused() -> None:
-    """
-    Its calls return promises; a Flask view cannot wait for them.
-    """
+    """Its calls return promises; a Flask view cannot wait for them."""
     with pytest.raises(ConfigurationError, match=r"redis\.Redis"):
         redis_store(redis.asyncio.Redis())
 
 
 def test_what_is_no_client_is_refused() -> None:
-    """
-    By the name of its class.
-    """
+    """By the name of its class."""
     with pytest.raises(ConfigurationError, match="PosixPath"):
         redis_store(Path("/run/redis.sock"))
 
 
 def test_closing_leaves_a_borrowed_client_alone(redis_client: redis.Redis) -> None:
-    """
-    It belongs to the application.
-    """
+    """It belongs to the application."""
     store = redis_store(redis_client)
     redis_client.ping()
     held = redis_client.connection_pool.get_connection()
@@ -202,9 +182,7 @@ def test_closing_leaves_a_borrowed_client_alone(redis_client: redis.Redis) -> No
 
 @pytest.mark.parametrize("policy", ("allkeys-lru", "allkeys-lfu", "volatile-lru", "volatile-ttl", "volatile-random"))
 def test_a_server_that_evicts_is_refused(start_redis: StartRedis, redis_kind: str, policy: str) -> None:
-    """
-    An evicted answer is a payment made twice. Evicting only what has a TTL evicts answers first.
-    """
+    """An evicted answer is a payment made twice. Evicting only what has a TTL evicts answers first."""
     store = redis_store(start_redis(redis_kind, "--maxmemory-policy", policy).url)
 
     with pytest.raises(ConfigurationError, match=f"{policy}.*Set maxmemory-policy to noeviction"):
@@ -213,9 +191,7 @@ def test_a_server_that_evicts_is_refused(start_redis: StartRedis, redis_kind: st
 
 
 def test_a_server_that_keeps_everything_is_fine(own: RedisStore, caplog: pytest.LogCaptureFixture) -> None:
-    """
-    And nothing is said about it.
-    """
+    """And nothing is said about it."""
     own.check()
 
     assert caplog.records == []
@@ -223,9 +199,7 @@ def test_a_server_that_keeps_everything_is_fine(own: RedisStore, caplog: pytest.
 
 @pytest.mark.parametrize("decode", (True, False))
 def test_a_borrowed_client_is_checked_too(start_redis: StartRedis, redis_kind: str, decode: bool) -> None:
-    """
-    Whichever way it reads its answers.
-    """
+    """Whichever way it reads its answers."""
     server = start_redis(redis_kind, "--maxmemory-policy", "allkeys-lru")
     with redis.Redis.from_url(server.url, decode_responses=decode) as client, pytest.raises(ConfigurationError):
         redis_store(client).check()
@@ -234,9 +208,7 @@ def test_a_borrowed_client_is_checked_too(start_redis: StartRedis, redis_kind: s
 def test_a_server_that_will_not_tell_is_warned_of(
     redis_server: RedisServer, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    Managed services may hide INFO. The operator is told what to make sure of; the application starts.
-    """
+    """Managed services may hide INFO. The operator is told what to make sure of; the application starts."""
     redis_client.acl_setuser("app", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-info"])
     store = redis_store(f"redis://app:pw@127.0.0.1:{redis_server.port}/0")
 
@@ -250,18 +222,14 @@ def test_a_server_that_will_not_tell_is_warned_of(
 
 
 def test_a_server_that_is_down_does_not_keep_the_application_from_starting(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    It may come up a second later. Until it does, requests with a key are refused.
-    """
+    """It may come up a second later. Until it does, requests with a key are refused."""
     redis_store("redis://127.0.0.1:1/0").check()
 
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
 def test_a_fake_server_can_be_checked(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    It has no INFO to look at; an application under test starts nevertheless.
-    """
+    """It has no INFO to look at; an application under test starts nevertheless."""
     redis_store(fakeredis.FakeRedis()).check()
 
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
@@ -297,9 +265,7 @@ def test_a_connection_with_an_unread_answer_is_never_used_again(
 
 
 def test_an_answer_that_is_an_error_does_not_cost_the_connection(redis_server: RedisServer) -> None:
-    """
-    The question was answered: nothing is left on the line.
-    """
+    """The question was answered: nothing is left on the line."""
     with make_client(redis_server.url) as client:
         line = PooledConnection(client)
         before = line("CLIENT", "ID")
@@ -342,9 +308,7 @@ sys.exit(max(os.waitpid(child, 0)[1] for child in children) != 0)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_forked_workers_do_not_share_connections(redis_server: RedisServer) -> None:
-    """
-    gunicorn with preload_app forks after the store was made and used: parent and children then talk at once.
-    """
+    """gunicorn with preload_app forks after the store was made and used: parent and children then talk at once."""
     done = subprocess.run(
         [sys.executable, "-c", FORK, redis_server.url],
         cwd=ROOT,
@@ -358,7 +322,5 @@ def test_forked_workers_do_not_share_connections(redis_server: RedisServer) -> N
 
 
 def test_a_store_can_be_used_from_the_moment_it_is_made(own: RedisStore) -> None:
-    """
-    Nothing has to be called first.
-    """
+    """Nothing has to be called first."""
     assert isinstance(own.claim(a_request(a_key()), token=a_token(), lease=LEASE), Claimed)

@@ -51,9 +51,7 @@ def quarantined(client: redis.Redis, key: StorageKey) -> bool:
 def test_a_condemned_record_has_no_time_to_live(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    Redis would drop it a minute after its answer's life, and the payment would run again.
-    """
+    """Redis would drop it a minute after its answer's life, and the payment would run again."""
     key = a_key()
     stand(store, clock, key, "completed")
     assert redis_client.pttl(layout.keys(key)[0]) > 0
@@ -67,9 +65,7 @@ def test_a_condemned_record_has_no_time_to_live(
 def test_whoever_completes_a_condemned_record_takes_it_out(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    By its token, as any other that is quarantined; nobody else's.
-    """
+    """By its token, as any other that is quarantined; nobody else's."""
     key = a_key()
     token = stand(store, clock, key, "completed")
     store.mark_corrupt(key, PAYLOAD)
@@ -128,9 +124,7 @@ def test_no_owner_releases_what_was_completed(
 def test_an_answer_without_time_and_status_is_one(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    A consumer's result may have no status, and take less than a millisecond.
-    """
+    """A consumer's result may have no status, and take less than a millisecond."""
     key, token, bare = a_key(), a_token(), StoredPayload(b"", 0, True, 0)
     granted(store.claim(a_request(key), token=token, lease=LEASE))
     store.complete(key, token, bare, keep=KEEP)
@@ -142,9 +136,7 @@ def test_an_answer_without_time_and_status_is_one(
 def test_a_quarantine_whose_reason_is_cut_short_is_not_released(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    Nobody can say whether an answer stood behind it.
-    """
+    """Nobody can say whether an answer stood behind it."""
     key = a_key()
     token = stand(store, clock, key, "quarantined")
     redis_client.set(layout.keys(key)[0], stored(redis_client, key)[:-3])
@@ -153,9 +145,7 @@ def test_a_quarantine_whose_reason_is_cut_short_is_not_released(
 
 
 def test_condemning_moves_what_is_counted(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """
-    From its bucket to the unsettled, once, and back when it is settled.
-    """
+    """From its bucket to the unsettled, once, and back when it is settled."""
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota()))
     store.complete(key, token, PAYLOAD, keep=KEEP)
@@ -176,9 +166,7 @@ def test_condemning_moves_what_is_counted(store: RedisStore, redis_client: redis
 def test_what_cannot_be_read_stays_for_ever(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, spoilt: str
 ) -> None:
-    """
-    From the first claim that meets it, byte for byte, and every claim says the same.
-    """
+    """From the first claim that meets it, byte for byte, and every claim says the same."""
     key = a_key()
     stand(store, clock, key, "completed")
     name, data = layout.keys(key)[0], GARBAGE[spoilt](stored(redis_client, key))
@@ -193,9 +181,7 @@ def test_what_cannot_be_read_stays_for_ever(
 
 
 def test_a_key_of_another_type_stays_for_ever(store: RedisStore, redis_client: redis.Redis) -> None:
-    """
-    Somebody else's list in our place is no absent record, and would be one when its time is over.
-    """
+    """Somebody else's list in our place is no absent record, and would be one when its time is over."""
     key = a_key()
     name = layout.keys(key)[0]
     redis_client.lpush(name, "not ours")
@@ -210,9 +196,7 @@ def test_a_key_of_another_type_stays_for_ever(store: RedisStore, redis_client: r
 def test_what_only_scripts_can_read_is_quarantined(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, place: int
 ) -> None:
-    """
-    To them it was completed, and time would have ended it.
-    """
+    """To them it was completed, and time would have ended it."""
     key = a_key()
     stand(store, clock, key, "completed")
     name, data = layout.keys(key)[0], stored(redis_client, key)
@@ -229,9 +213,7 @@ def test_what_only_scripts_can_read_is_quarantined(
 def test_a_reason_that_is_cut_short_is_corrupt(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    For whoever claims the key and for whoever reads it.
-    """
+    """For whoever claims the key and for whoever reads it."""
     key = a_key()
     stand(store, clock, key, "quarantined")
     redis_client.set(layout.keys(key)[0], stored(redis_client, key)[:-3])
@@ -243,9 +225,7 @@ def test_a_reason_that_is_cut_short_is_corrupt(
 
 
 def test_another_status_is_another_payload(store: RedisStore, clock: FrozenClock) -> None:
-    """
-    The facts beside the bytes count as well.
-    """
+    """The facts beside the bytes count as well."""
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE))
     store.complete(key, token, PAYLOAD, keep=KEEP)

@@ -50,9 +50,7 @@ def spoil(data: bytes, spoilt: str) -> bytes:
 def test_what_cannot_be_read_is_corrupt(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, standing: Standing, spoilt: str
 ) -> None:
-    """
-    Never absent, which would run the payment again; and no call changes a byte of it.
-    """
+    """Never absent, which would run the payment again; and no call changes a byte of it."""
     key = a_key()
     token = stand(store, clock, key, standing)
     record = layout.keys(key)[0]
@@ -70,9 +68,7 @@ def test_what_cannot_be_read_is_corrupt(
 def test_a_key_of_another_type_is_corrupt(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, which: int
 ) -> None:
-    """
-    Somebody else's key in our place is found before the first write: scripts cannot be undone.
-    """
+    """Somebody else's key in our place is found before the first write: scripts cannot be undone."""
     key = a_key()
     token = stand(store, clock, key, "in flight")
     keys = layout.keys(key)
@@ -133,9 +129,7 @@ def test_a_key_of_another_type_is_corrupt(
 def test_a_partition_without_a_readable_floor_grants_nothing(
     store: RedisStore, redis_client: redis.Redis, floor: str
 ) -> None:
-    """
-    A fence that might be an old one, or the same as the next, is worse than none.
-    """
+    """A fence that might be an old one, or the same as the next, is worse than none."""
     key = a_key()
     partition = layout.keys(key)[3]
     redis_client.hset(partition, "fence", floor)
@@ -148,9 +142,7 @@ def test_a_partition_without_a_readable_floor_grants_nothing(
 
 
 def test_the_highest_floor_still_gives_a_fence(store: RedisStore, redis_client: redis.Redis) -> None:
-    """
-    The last one that Lua can count to; after it the partition is closed.
-    """
+    """The last one that Lua can count to; after it the partition is closed."""
     key = a_key()
     redis_client.hset(layout.keys(key)[3], "fence", str(2**53 - 2))
 
@@ -162,9 +154,7 @@ def test_the_highest_floor_still_gives_a_fence(store: RedisStore, redis_client: 
 def test_a_record_with_too_high_a_fence_is_not_taken_over(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    The successor's fence would not be above it.
-    """
+    """The successor's fence would not be above it."""
     key = a_key()
     stand(store, clock, key, "lapsed, takeover")
     record = layout.keys(key)[0]
@@ -178,9 +168,7 @@ def test_a_record_with_too_high_a_fence_is_not_taken_over(
 
 
 def test_a_reason_that_is_no_text_is_corrupt(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """
-    Whoever claims the key hears the same as whoever reads it.
-    """
+    """Whoever claims the key hears the same as whoever reads it."""
     key = a_key()
     stand(store, clock, key, "quarantined")
     record = layout.keys(key)[0]
@@ -196,9 +184,7 @@ def test_a_reason_that_is_no_text_is_corrupt(store: RedisStore, redis_client: re
 def test_no_flipped_bit_runs_a_payment_again(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, counted: bool
 ) -> None:
-    """
-    Any single one of a whole record: the answer or a refusal, whoever asks, and whatever its owner says.
-    """
+    """Any single one of a whole record: the answer or a refusal, whoever asks, and whatever its owner says."""
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota() if counted else None))
     clock.advance(1.5)
@@ -255,9 +241,7 @@ def test_an_answer_that_ended_before_it_was_there_stays_for_ever(
 def test_a_clock_that_was_set_back_makes_no_such_record(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, counted: bool
 ) -> None:
-    """
-    Between the claim and its completion: the answer is kept for as long as was asked, from the claim on.
-    """
+    """Between the claim and its completion: the answer is kept for as long as was asked, from the claim on."""
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota() if counted else None))
     clock.advance(-86_400)
@@ -271,9 +255,7 @@ def test_a_clock_that_was_set_back_makes_no_such_record(
 
 
 def test_an_answer_that_redis_is_to_keep_has_not_ended(redis_server: RedisServer, redis_client: redis.Redis) -> None:
-    """
-    A deadline may lose a bit hours after it was written, and be in the past and still after the completion.
-    """
+    """A deadline may lose a bit hours after it was written, and be in the past and still after the completion."""
     store, key, token = redis_store(redis_server.url), a_key(), a_token()
     record = layout.keys(key)[0]
     try:
@@ -312,9 +294,7 @@ def refused(store: RedisStore, key: StorageKey, token: bytes) -> None:
 
 @given(data=st.binary(max_size=200))
 def test_no_bytes_make_the_reader_stumble(data: bytes) -> None:
-    """
-    It tells a record or says that there is none in there, whatever it is given.
-    """
+    """It tells a record or says that there is none in there, whatever it is given."""
     try:
         decode(data, now=0.0)
     except CorruptRecord:

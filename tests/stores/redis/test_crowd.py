@@ -11,9 +11,7 @@ PROCESSES, THREADS, ROUNDS = 4, 8, 40
 
 
 def test_of_all_processes_threads_exactly_one_is_granted(redis_server: RedisServer) -> None:
-    """
-    In every round one claim is granted, and everybody else hears of it or of its answer.
-    """
+    """In every round one claim is granted, and everybody else hears of it or of its answer."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(PROCESSES * THREADS), context.Queue()
     processes = [

@@ -103,9 +103,7 @@ PLACES = ("memory", "ledger", "data keys", "notes", "lock", "in flight", "quaran
 def test_what_is_damaged_beside_the_records_raises_nothing_of_pythons(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, place: str, odd: bytes
 ) -> None:
-    """
-    Field by field, and entry by entry. Each who looks comes to an end, and a completed key replays or is damage.
-    """
+    """Field by field, and entry by entry. Each who looks comes to an end, and a completed key replays or is damage."""
     key, token = a_key(), a_token()
     shelf = store.data_keys.read_keys(key.tid)
     assert store.data_keys.add(key.tid, DataKey(1, "k", b"wrapped"), store=shelf.store, after=shelf.last)

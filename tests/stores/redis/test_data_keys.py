@@ -51,9 +51,7 @@ def test_a_store_that_lost_its_memory_is_another(store: RedisStore, redis_client
 
 
 def test_the_stores_id_is_made_once(redis_server: RedisServer, store: RedisStore) -> None:
-    """
-    Whoever asks first, in whatever process.
-    """
+    """Whoever asks first, in whatever process."""
     tid, other = a_key().tid, redis_store(redis_server.url)
     first = store.data_keys.read_keys(tid).store
     try:
@@ -63,9 +61,7 @@ def test_the_stores_id_is_made_once(redis_server: RedisServer, store: RedisStore
 
 
 def test_an_answer_from_before_the_flush_is_not_stored(store: RedisStore, redis_client: redis.Redis) -> None:
-    """
-    Its key is looked for in the same step as it is stored: nobody's cache of keys may decide.
-    """
+    """Its key is looked for in the same step as it is stored: nobody's cache of keys may decide."""
     tid = a_key().tid
     add(store, tid)
     redis_client.delete(layout.data_keys(tid))
@@ -77,9 +73,7 @@ def test_an_answer_from_before_the_flush_is_not_stored(store: RedisStore, redis_
 
 
 def test_a_replay_of_an_erased_answer_is_one_command(redis_server: RedisServer, clock: FrozenClock) -> None:
-    """
-    That it was erased is said by the same script; and so is, when it is stored, that its key is there.
-    """
+    """That it was erased is said by the same script; and so is, when it is stored, that its key is there."""
     with TcpProxy(redis_server.port) as proxy:
         store = redis_store(f"redis://127.0.0.1:{proxy.port}/0", clock=clock)
         tid = a_key().tid
@@ -110,9 +104,7 @@ def full(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> Iterat
 
 @pytest.mark.parametrize("keys", (0, 2))
 def test_a_full_server_erases(full: tuple[RedisStore, redis.Redis], keys: int) -> None:
-    """
-    Whoever has to erase cannot wait until there is room.
-    """
+    """Whoever has to erase cannot wait until there is room."""
     store, client = full
     tid = a_key().tid
     for number in range(1, keys + 1):
@@ -128,9 +120,7 @@ def test_a_full_server_erases(full: tuple[RedisStore, redis.Redis], keys: int) -
 
 
 def test_nothing_of_a_destroyed_key_is_left(store: RedisStore, redis_client: redis.Redis) -> None:
-    """
-    Neither wrapped nor closed: the hash says how many there were and when that ended.
-    """
+    """Neither wrapped nor closed: the hash says how many there were and when that ended."""
     tid = a_key().tid
     add(store, tid), add(store, tid, 2)
     store.data_keys.disable(tid, 2)
@@ -142,9 +132,7 @@ def test_nothing_of_a_destroyed_key_is_left(store: RedisStore, redis_client: red
 
 @pytest.mark.parametrize("text", ("", "1", "nan nan", "1 -1", "one two", "1 1e3"))
 def test_an_erasure_that_cannot_be_read_is_not_none(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
-    """
-    To replay what was erased would be worse than to replay nothing for a while.
-    """
+    """To replay what was erased would be worse than to replay nothing for a while."""
     tid = a_key().tid
     add(store, tid)
     key, token = claimed(store, tid)
@@ -163,9 +151,7 @@ def test_an_erasure_that_cannot_be_read_is_not_none(store: RedisStore, redis_cli
 
 
 def test_a_number_that_cannot_be_read_is_given_to_nobody(store: RedisStore, redis_client: redis.Redis) -> None:
-    """
-    A key of a number that was used before would seal for records that name another.
-    """
+    """A key of a number that was used before would seal for records that name another."""
     tid = a_key().tid
     shelf = store.data_keys.read_keys(tid)
     redis_client.hset(layout.data_keys(tid), "last", "0x1")
@@ -177,9 +163,7 @@ def test_a_number_that_cannot_be_read_is_given_to_nobody(store: RedisStore, redi
 
 
 def test_keys_of_all_tenants_are_found_among_everything_else(store: RedisStore, redis_client: redis.Redis) -> None:
-    """
-    In any partition, past records and other people's keys, and each once.
-    """
+    """In any partition, past records and other people's keys, and each once."""
     tids = [a_key().tid for _ in range(30)]
     redis_client.hset("idm1:{p0000}:k:not-ours", "1", "x")
     redis_client.hset("idm1:{p0000}:q:not-ours", "1", "x")
@@ -199,9 +183,7 @@ def test_keys_of_all_tenants_are_found_among_everything_else(store: RedisStore, 
 def test_a_data_key_that_cannot_be_read_is_corrupt(
     store: RedisStore, redis_client: redis.Redis, field: str, kept: bytes
 ) -> None:
-    """
-    And not absent: with another of its number nothing would open that it has sealed.
-    """
+    """And not absent: with another of its number nothing would open that it has sealed."""
     tid = a_key().tid
     add(store, tid)
     redis_client.hset(layout.data_keys(tid), field, kept)
@@ -213,9 +195,7 @@ def test_a_data_key_that_cannot_be_read_is_corrupt(
 def test_one_damaged_shelf_stops_nobodys_chores(
     store: RedisStore, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    Of another type, or with a field that cannot be read: all other keys are told, and once how many are not.
-    """
+    """Of another type, or with a field that cannot be read: all other keys are told, and once how many are not."""
     good, lost, spoilt, listed = (a_key().tid for _ in range(4))
     for tid in (good, lost, spoilt):
         add(store, tid), add(store, tid, 2)

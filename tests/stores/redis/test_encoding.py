@@ -74,18 +74,14 @@ A_RECORD = Record(
 @settings(deadline=None)
 @given(record=records())
 def test_every_record_survives(record: Record) -> None:
-    """
-    Field by field, whatever an application calls its tenants.
-    """
+    """Field by field, whatever an application calls its tenants."""
     assert decode(encode(record, tid=TID), now=record.deadline) == record
 
 
 @settings(deadline=None)
 @given(record=records(), off=st.floats(-0.0004, 0.0004))
 def test_times_are_told_to_the_millisecond(record: Record, off: float) -> None:
-    """
-    A database counts in microseconds. What is between two milliseconds goes to the nearer one.
-    """
+    """A database counts in microseconds. What is between two milliseconds goes to the nearer one."""
     finer = replace(record, deadline=abs(record.deadline + off))
 
     assert decode(encode(finer, tid=TID), now=0.0).deadline == pytest.approx(finer.deadline, abs=0.00051, rel=0)
@@ -95,9 +91,7 @@ def test_times_are_told_to_the_millisecond(record: Record, off: float) -> None:
 def test_bytes_of_the_scripts_are_made_again(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, standing: Standing
 ) -> None:
-    """
-    To the last bit: there is one format, and two who write it.
-    """
+    """To the last bit: there is one format, and two who write it."""
     key = a_key()
     clock.advance(0.123)
     stand(store, clock, key, standing)
@@ -134,8 +128,6 @@ def test_bytes_of_the_scripts_are_made_again(
     ),
 )
 def test_what_does_not_fit_is_refused(record: Record) -> None:
-    """
-    Cut or wrapped round it would be another record.
-    """
+    """Cut or wrapped round it would be another record."""
     with pytest.raises(ValueError, match=r"fit|completed|NaN|surrogates"):
         encode(record, tid=TID)

@@ -28,9 +28,7 @@ def levels(caplog: pytest.LogCaptureFixture) -> list[int]:
 def test_a_server_that_came_late_and_evicts_grants_nothing(
     start_redis: StartRedis, redis_kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    The application started without it. That it evicts is said once, and not at every request.
-    """
+    """The application started without it. That it evicts is said once, and not at every request."""
     server = start_redis(redis_kind, "--maxmemory-policy", "allkeys-lru")
     store = redis_store(server.url)
     server.kill()
@@ -50,9 +48,7 @@ def test_a_server_that_came_late_and_evicts_grants_nothing(
 
 
 def test_a_server_that_stops_evicting_grants_again(start_redis: StartRedis, redis_kind: str) -> None:
-    """
-    Without a restart of the application.
-    """
+    """Without a restart of the application."""
     server = start_redis(redis_kind, "--maxmemory-policy", "volatile-ttl")
     store = redis_store(server.url)
     with pytest.raises(StoreUnavailable):
@@ -65,9 +61,7 @@ def test_a_server_that_stops_evicting_grants_again(start_redis: StartRedis, redi
 
 
 def test_a_server_that_evicts_still_takes_what_owners_write(start_redis: StartRedis, redis_kind: str) -> None:
-    """
-    A worker that was granted before must be able to settle, through whichever store.
-    """
+    """A worker that was granted before must be able to settle, through whichever store."""
     server = start_redis(redis_kind)
     store, key, token = redis_store(server.url), a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -85,9 +79,7 @@ def test_a_server_that_evicts_still_takes_what_owners_write(start_redis: StartRe
 
 @pytest.mark.parametrize("checked", (True, False))
 def test_it_is_asked_once(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, checked: bool) -> None:
-    """
-    At the start or before the first claim; then every claim is one round trip.
-    """
+    """At the start or before the first claim; then every claim is one round trip."""
     asked = list[str]()
     info: Any = redis.Redis.info
 
@@ -109,9 +101,7 @@ def test_it_is_asked_once(redis_server: RedisServer, monkeypatch: pytest.MonkeyP
 def test_a_server_that_will_not_tell_is_warned_of_once(
     redis_server: RedisServer, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    It will not tell at the next claim either. Claims are granted.
-    """
+    """It will not tell at the next claim either. Claims are granted."""
     redis_client.acl_setuser("app", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-info"])
     store = redis_store(f"redis://app:pw@127.0.0.1:{redis_server.port}/0")
     outcomes = [claim_one(store) for _ in range(2)]
@@ -133,9 +123,7 @@ def test_a_server_that_will_not_tell_is_warned_of_once(
     ids=lambda error: type(error).__name__,
 )
 def test_a_server_that_cannot_tell_now_is_asked_again(redis_server: RedisServer, error: Exception) -> None:
-    """
-    What it says because it is busy or down is no refusal to tell.
-    """
+    """What it says because it is busy or down is no refusal to tell."""
     answers = [error]
 
     class Shaky(redis.Redis):

@@ -70,9 +70,7 @@ def lose(proxy: TcpProxy, what: Lost) -> None:
 
 @pytest.mark.parametrize("what", ("request", "reply"))
 def test_a_claim_survives_a_broken_line(store: RedisStore, proxy: TcpProxy, what: Lost) -> None:
-    """
-    The client repeats it by itself. Whoever asked owns the key, once, and is not told that it is taken.
-    """
+    """The client repeats it by itself. Whoever asked owns the key, once, and is not told that it is taken."""
     key, token = a_key(), a_token()
     before = proxy.requests
     lose(proxy, what)
@@ -87,9 +85,7 @@ def test_a_claim_survives_a_broken_line(store: RedisStore, proxy: TcpProxy, what
 @pytest.mark.parametrize("what", ("request", "reply"))
 @pytest.mark.parametrize("verb", list(WRITES))
 def test_a_write_survives_a_broken_line(store: RedisStore, proxy: TcpProxy, verb: str, what: Lost) -> None:
-    """
-    Repeated by the client it ends as once would have, without an error.
-    """
+    """Repeated by the client it ends as once would have, without an error."""
     key, token, twin, twins = a_key(), a_token(), a_key(), a_token()
     for each, its in ((key, token), (twin, twins)):
         granted(store.claim(a_request(each, on_lapse=OnExpiry.TAKEOVER), token=its, lease=LEASE))
@@ -109,9 +105,7 @@ def comparable(store: RedisStore, key: StorageKey) -> object:
 
 
 def test_a_takeover_survives_a_lost_reply(store: RedisStore, proxy: TcpProxy, clock: FrozenClock) -> None:
-    """
-    It counts as one attempt.
-    """
+    """It counts as one attempt."""
     key = a_key()
     stand(store, clock, key, "lapsed, takeover")
     proxy.lose_reply()
@@ -121,9 +115,7 @@ def test_a_takeover_survives_a_lost_reply(store: RedisStore, proxy: TcpProxy, cl
 
 @pytest.mark.parametrize("what", ("request", "reply"))
 def test_a_line_that_stays_broken_is_reported(store: RedisStore, proxy: TcpProxy, what: Lost) -> None:
-    """
-    Nobody knows what happened: neither a refusal nor a grant. Asking again with the same token tells.
-    """
+    """Nobody knows what happened: neither a refusal nor a grant. Asking again with the same token tells."""
     key, token = a_key(), a_token()
     for _ in range(1 + RETRIES):
         lose(proxy, what)
@@ -137,9 +129,7 @@ def test_a_line_that_stays_broken_is_reported(store: RedisStore, proxy: TcpProxy
 
 
 def test_idle_connections_that_the_server_closed_are_noticed(store: RedisStore, proxy: TcpProxy) -> None:
-    """
-    After a server's restart the first request of each connection works like any other.
-    """
+    """After a server's restart the first request of each connection works like any other."""
     proxy.cut()
 
     assert isinstance(store.claim(a_request(a_key()), token=a_token(), lease=LEASE), Claimed)
@@ -147,9 +137,7 @@ def test_idle_connections_that_the_server_closed_are_noticed(store: RedisStore, 
 
 @pytest.mark.parametrize("verb", ("claim", "read", *WRITES))
 def test_one_call_is_one_round_trip(store: RedisStore, proxy: TcpProxy, verb: str) -> None:
-    """
-    A first request makes two of these calls, a replay, a conflict and a mismatch one.
-    """
+    """A first request makes two of these calls, a replay, a conflict and a mismatch one."""
     key, token = a_key(), a_token()
     if verb != "claim":
         granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -173,9 +161,7 @@ def call(store: RedisStore, verb: str, key: StorageKey, token: bytes) -> None:
 def test_a_server_that_forgot_the_scripts_is_told_again(
     store: RedisStore, redis_client: redis.Redis, verb: str
 ) -> None:
-    """
-    After a restart or a fail-over no script is known. That costs a second round trip and nothing else.
-    """
+    """After a restart or a fail-over no script is known. That costs a second round trip and nothing else."""
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE))
     redis_client.script_flush()
@@ -184,9 +170,7 @@ def test_a_server_that_forgot_the_scripts_is_told_again(
 
 
 def test_a_dead_server_is_unavailable(start_redis: StartRedis, redis_kind: str) -> None:
-    """
-    Every call says so, with the driver's error as its cause, and without the key that it was about.
-    """
+    """Every call says so, with the driver's error as its cause, and without the key that it was about."""
     server = start_redis(redis_kind)
     store, key = redis_store(server.url), a_key()
     store.claim(a_request(key), token=a_token(), lease=LEASE)
@@ -201,9 +185,7 @@ def test_a_dead_server_is_unavailable(start_redis: StartRedis, redis_kind: str) 
 
 
 def test_a_silent_server_is_unavailable(start_redis: StartRedis, redis_kind: str) -> None:
-    """
-    A request is not kept waiting for ever, and what it asked for may have happened: the token tells later.
-    """
+    """A request is not kept waiting for ever, and what it asked for may have happened: the token tells later."""
     server = start_redis(redis_kind)
     store, key, token = redis_store(f"{server.url}?socket_timeout=0.2"), a_key(), a_token()
     server.pause()
@@ -253,9 +235,7 @@ def test_whatever_a_client_raises_is_unavailable(client: type[Any], kind: type[E
 def test_a_silent_server_costs_three_replies(
     start_redis: StartRedis, redis_kind: str, monkeypatch: pytest.MonkeyPatch, warm: bool
 ) -> None:
-    """
-    A worker waits one second for each, and no retry of one layer is multiplied by that of another.
-    """
+    """A worker waits one second for each, and no retry of one layer is multiplied by that of another."""
     assert (REPLY_SECONDS, 1 + RETRIES) == (1.0, 3)
 
     server = start_redis(redis_kind)
@@ -289,9 +269,7 @@ def count_replies(monkeypatch: pytest.MonkeyPatch) -> list[type[Exception]]:
 
 
 def test_the_first_result_stays_when_its_reply_was_lost(store: RedisStore, proxy: TcpProxy) -> None:
-    """
-    What a client repeats after a lost reply does not overwrite what was stored.
-    """
+    """What a client repeats after a lost reply does not overwrite what was stored."""
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE))
     for _ in range(1 + RETRIES):

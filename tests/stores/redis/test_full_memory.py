@@ -27,9 +27,7 @@ def fill(redis_client: Any) -> Iterator[Any]:
 
 
 def test_a_key_that_is_not_known_is_refused_as_such(store: RedisStore, hand_over: Loss, fill: Any) -> None:
-    """
-    Not as by a store that is away, which some let requests run past; and it is noticed again when there is room.
-    """
+    """Not as by a store that is away, which some let requests run past; and it is noticed again when there is room."""
     hand_over()
     fill()
 
@@ -85,9 +83,7 @@ def test_a_claim_that_may_be_taken_over_is_not(
 def test_what_an_emptied_store_is_given_back_from_before_is_not_taken_over(
     store: RedisStore, clock: FrozenClock, redis_server: RedisServer, redis_client: Any
 ) -> None:
-    """
-    A copy from before it was made ready holds claims, and says nothing of itself.
-    """
+    """A copy from before it was made ready holds claims, and says nothing of itself."""
     key = a_key()
     stand(store, clock, key, "lapsed, takeover")
     kept = redis_client.dump(layout.keys(key)[0])

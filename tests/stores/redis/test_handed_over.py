@@ -21,9 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_redis_that_keeps_its_process_to_itself_is_told(redis_server: RedisServer, redis_client: Any) -> None:
-    """
-    Scripts of a user who may not ask: an emptied store is noticed, and a restart is not.
-    """
+    """Scripts of a user who may not ask: an emptied store is noticed, and a restart is not."""
     redis_client.execute_command("ACL", "SETUSER", "shy", "on", ">pw", "~*", "&*", "+@all", "-info")
     with closing(RedisStore(f"redis://shy:pw@127.0.0.1:{redis_server.port}/0", rules=RULES)) as store:
         store.data_loss.initialise()
@@ -37,9 +35,7 @@ def test_a_redis_that_keeps_its_process_to_itself_is_told(redis_server: RedisSer
 
 @pytest.mark.parametrize("kind", REDIS_KINDS)
 def test_a_restart_is_noticed_though_nothing_is_lost(start_redis: StartRedis, kind: str) -> None:
-    """
-    Nobody can tell that nothing is: what was written last may not have reached the disk.
-    """
+    """Nobody can tell that nothing is: what was written last may not have reached the disk."""
     server = start_redis(kind, "--appendonly", "yes", "--appendfsync", "everysec")
     with closing(RedisStore(server.url, rules=RULES)) as store:
         store.data_loss.initialise()
@@ -56,9 +52,7 @@ def test_a_restart_is_noticed_though_nothing_is_lost(start_redis: StartRedis, ki
 
 @pytest.mark.parametrize("kind", REDIS_KINDS)
 def test_a_first_replica_is_no_loss(start_redis: StartRedis, kind: str) -> None:
-    """
-    The line of replication is another one from then on, and begins anew.
-    """
+    """The line of replication is another one from then on, and begins anew."""
     primary, replica = start_redis(kind), start_redis(kind)
     with closing(RedisStore(primary.url, rules=RULES)) as store:
         store.data_loss.initialise()
@@ -70,9 +64,7 @@ def test_a_first_replica_is_no_loss(start_redis: StartRedis, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", REDIS_KINDS)
 def test_a_primary_that_was_one_before_has_lost_what_came_between(start_redis: StartRedis, kind: str) -> None:
-    """
-    The same process keeps the memory again, and has thrown its own last writes away to follow the other one.
-    """
+    """The same process keeps the memory again, and has thrown its own last writes away to follow the other one."""
     first, second = start_redis(kind), start_redis(kind)
     with closing(RedisStore(first.url, rules=RULES)) as store:
         store.data_loss.initialise()

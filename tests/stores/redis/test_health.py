@@ -57,9 +57,7 @@ def worse(told: dict[str, Finding]) -> dict[str, Verdict]:
 
 
 def test_a_server_that_is_as_it_should_be_is_fine(start_redis: StartRedis, redis_kind: str) -> None:
-    """
-    Each check says so by name, always in the same order, and there is nothing to do.
-    """
+    """Each check says so by name, always in the same order, and there is nothing to do."""
     told = found(start_redis(redis_kind, *GOOD).url)
 
     assert (CHECKS, {}) == (list(told), worse(told))
@@ -80,9 +78,7 @@ def test_a_server_that_is_as_it_should_be_is_fine(start_redis: StartRedis, redis
 def test_a_setting_that_breaks_a_promise_is_found(
     start_redis: StartRedis, redis_kind: str, check: str, setting: str, value: str, verdict: Verdict
 ) -> None:
-    """
-    It alone, with what to do about it.
-    """
+    """It alone, with what to do about it."""
     server = start_redis(redis_kind, *GOOD)
     with redis.Redis.from_url(server.url) as client:
         client.config_set(setting, value)
@@ -91,9 +87,7 @@ def test_a_setting_that_breaks_a_promise_is_found(
 
 
 def test_a_server_that_is_nearly_full_is_found(start_redis: StartRedis, redis_kind: str) -> None:
-    """
-    Before it is: then there is still time.
-    """
+    """Before it is: then there is still time."""
     server = start_redis(redis_kind, *GOOD)
     with redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory", int(client.info("memory")["used_memory"] / 0.87))
@@ -102,9 +96,7 @@ def test_a_server_that_is_nearly_full_is_found(start_redis: StartRedis, redis_ki
 
 
 def test_a_server_without_a_limit_may_use_all_there_is(start_redis: StartRedis, redis_kind: str) -> None:
-    """
-    It is compared with its machine.
-    """
+    """It is compared with its machine."""
     told = found(start_redis(redis_kind, *GOOD[:4]).url)
 
     assert Verdict.FINE is told["memory"].verdict
@@ -112,9 +104,7 @@ def test_a_server_without_a_limit_may_use_all_there_is(start_redis: StartRedis, 
 
 @pytest.mark.parametrize("command", ("BGSAVE", "BGREWRITEAOF"))
 def test_a_disk_that_cannot_be_written_to_is_found(start_redis: StartRedis, redis_kind: str, command: str) -> None:
-    """
-    A snapshot or an append-only file that failed, which the server's log alone would tell.
-    """
+    """A snapshot or an append-only file that failed, which the server's log alone would tell."""
     server = start_redis(redis_kind, "--maxmemory", "1gb")
     shutil.rmtree(server.folder)
     with redis.Redis.from_url(server.url) as client:
@@ -140,9 +130,7 @@ def pair(start_redis: StartRedis, redis_kind: str) -> Iterator[tuple[RedisServer
 
 
 def test_claims_that_no_replica_has_are_found(pair: tuple[RedisServer, RedisServer]) -> None:
-    """
-    Until they wait for all replicas. Nearer ones lose less, and still something.
-    """
+    """Until they wait for all replicas. Nearer ones lose less, and still something."""
     primary, _ = pair
     assert {"replication": Verdict.ADVICE} == worse(told := found(primary.url))
     with redis.Redis.from_url(primary.url) as client:
@@ -154,25 +142,19 @@ def test_claims_that_no_replica_has_are_found(pair: tuple[RedisServer, RedisServ
 
 
 def test_claims_that_wait_for_a_replica_that_is_not_there_are_found(pair: tuple[RedisServer, RedisServer]) -> None:
-    """
-    None would be granted.
-    """
+    """None would be granted."""
     assert {"replication": Verdict.FAULT} == worse(found(pair[0].url, replicas=2))
 
 
 def test_a_replica_is_no_store(pair: tuple[RedisServer, RedisServer]) -> None:
-    """
-    It grants nothing, however well it is.
-    """
+    """It grants nothing, however well it is."""
     assert {"replication": Verdict.FAULT} == worse(found(pair[1].url))
 
 
 def test_a_replica_that_is_behind_is_found(
     pair: tuple[RedisServer, RedisServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Whatever else is set: what it has not heard of is lost in a fail-over.
-    """
+    """Whatever else is set: what it has not heard of is lost in a fail-over."""
     primary, replica = pair
     monkeypatch.setattr("flask_idempotency.stores.redis.admin.health.LAG_SECONDS", 2)
     with redis.Redis.from_url(primary.url) as client:
@@ -194,9 +176,7 @@ def test_a_replica_that_is_behind_is_found(
 def test_a_server_that_will_not_tell_is_unknown(
     start_redis: StartRedis, redis_kind: str, refused: tuple[str, ...], unknown: list[str]
 ) -> None:
-    """
-    Not fine and no fault; and the user's rights are what to change.
-    """
+    """Not fine and no fault; and the user's rights are what to change."""
     server = start_redis(redis_kind, *GOOD)
     with redis.Redis.from_url(server.url) as client:
         client.acl_setuser("app", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", *refused])
@@ -207,9 +187,7 @@ def test_a_server_that_will_not_tell_is_unknown(
 
 
 def test_the_rights_that_the_remedy_names_are_enough(start_redis: StartRedis, redis_kind: str) -> None:
-    """
-    As it spells them, for a user that has no others.
-    """
+    """As it spells them, for a user that has no others."""
     server = start_redis(redis_kind, *GOOD)
     with redis.Redis.from_url(server.url) as client:
         client.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "+info", "+config|get")
@@ -218,9 +196,7 @@ def test_the_rights_that_the_remedy_names_are_enough(start_redis: StartRedis, re
 
 
 def test_asking_changes_nothing(start_redis: StartRedis, redis_kind: str) -> None:
-    """
-    Neither a key nor a setting.
-    """
+    """Neither a key nor a setting."""
     server = start_redis(redis_kind)
     with redis.Redis.from_url(server.url) as client:
         before = client.config_get("*")
@@ -231,9 +207,7 @@ def test_asking_changes_nothing(start_redis: StartRedis, redis_kind: str) -> Non
 
 @pytest.mark.parametrize("kind", REDIS_KINDS)
 def test_a_cluster_is_asked(clusters: Clusters, kind: str) -> None:
-    """
-    By its own client.
-    """
+    """By its own client."""
     client: Any = redis.RedisCluster.from_url(clusters.get(kind).url)
 
     assert {"persistence": Verdict.FAULT} == worse(found(client))
@@ -241,9 +215,7 @@ def test_a_cluster_is_asked(clusters: Clusters, kind: str) -> None:
 
 
 def test_the_worst_primary_is_told_of(redis_servers: RedisServers, start_redis: StartRedis) -> None:
-    """
-    One that forgets is enough, and it does not matter which; without its address.
-    """
+    """One that forgets is enough, and it does not matter which; without its address."""
     good, bad = (
         start_redis(REDIS_KINDS[0], *GOOD),
         start_redis(REDIS_KINDS[0], *GOOD, "--maxmemory-policy", "allkeys-lru"),

@@ -87,9 +87,7 @@ def test_a_claim_that_arrives_after_it_was_given_up_is_granted_to_nobody(
     redis_client: redis.Redis,
     meanwhile: Callable[[RedisStore, StorageKey], None],
 ) -> None:
-    """
-    Else it would be in flight for a lease, and quarantined then, without anybody having begun its work.
-    """
+    """Else it would be in flight for a lease, and quarantined then, without anybody having begun its work."""
     key, token = a_key(), a_token()
     send_too_late(far, proxy, key, token)
     store.release(key, token)
@@ -104,9 +102,7 @@ def test_a_claim_that_arrives_after_it_was_given_up_is_granted_to_nobody(
 def test_a_claim_that_was_given_up_while_another_had_the_key_is_granted_to_nobody(
     store: RedisStore, far: RedisStore, proxy: TcpProxy, redis_client: redis.Redis
 ) -> None:
-    """
-    Whoever gave it up was told that the key is somebody else's. That it was given up is remembered all the same.
-    """
+    """Whoever gave it up was told that the key is somebody else's. That it was given up is remembered all the same."""
     key, token, others = a_key(), a_token(), a_token()
     send_too_late(far, proxy, key, token)
     granted(store.claim(a_request(key), token=others, lease=LEASE))
@@ -122,9 +118,7 @@ def test_a_claim_that_was_given_up_while_another_had_the_key_is_granted_to_nobod
 def test_a_claim_that_was_answered_and_arrives_once_more_is_granted_to_nobody(
     store: RedisStore, far: RedisStore, proxy: TcpProxy, redis_client: redis.Redis
 ) -> None:
-    """
-    The client repeated it because the first was held back; the second was granted, and what it was for is over.
-    """
+    """The client repeated it because the first was held back; the second was granted, and what it was for is over."""
     key, token = a_key(), a_token()
     proxy.delay_request()
     granted(far.claim(a_request(key), token=token, lease=LEASE))
@@ -152,9 +146,7 @@ def test_a_claim_that_was_refused_and_arrives_once_more_is_granted_to_nobody(
 
 
 def test_that_it_was_given_up_is_remembered_for_a_minute(store: RedisStore, redis_client: redis.Redis) -> None:
-    """
-    And no longer: it takes memory.
-    """
+    """And no longer: it takes memory."""
     key, token = a_key(), a_token()
     store.release(key, token)
 
@@ -162,9 +154,7 @@ def test_that_it_was_given_up_is_remembered_for_a_minute(store: RedisStore, redi
 
 
 def test_a_full_server_remembers_it_too(start_redis: StartRedis, redis_kind: str) -> None:
-    """
-    A release is not refused for want of memory, whether or not there is something to release.
-    """
+    """A release is not refused for want of memory, whether or not there is something to release."""
     server, key, token = start_redis(redis_kind, "--maxmemory-policy", "noeviction"), a_key(), a_token()
     with closing(redis_store(server.url)) as store, redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory", 1)

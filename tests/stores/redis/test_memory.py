@@ -47,9 +47,7 @@ __all__ = ["emptying", "handing_over", "losing", "ready_store"]
 
 
 def test_a_redis_that_was_never_made_ready_grants_nothing(redis_server: RedisServer, clock: FrozenClock) -> None:
-    """
-    Nobody can tell it from one that was emptied, but whoever has set it up.
-    """
+    """Nobody can tell it from one that was emptied, but whoever has set it up."""
     with closing(RedisStore(redis_server.url, clock=clock, rules=RULES)) as store:
         assert "missing" == refused(store).loss
         store.data_loss.initialise()
@@ -58,9 +56,7 @@ def test_a_redis_that_was_never_made_ready_grants_nothing(redis_server: RedisSer
 
 
 def test_a_loss_is_noticed_once(store: RedisStore, lose: Loss) -> None:
-    """
-    For all partitions: keys of another one are not the first to notice a week later.
-    """
+    """For all partitions: keys of another one are not the first to notice a week later."""
     lose()
 
     assert [True, False, False] == [refused(store).noticed for _ in range(3)]
@@ -88,9 +84,7 @@ def test_owners_that_are_remembered_renew_and_complete(store: RedisStore, clock:
 
 
 def test_a_key_that_is_not_known_waits_for_somebody_to_look(store: RedisStore, clock: FrozenClock, lose: Loss) -> None:
-    """
-    However long that takes; and then it runs.
-    """
+    """However long that takes; and then it runs."""
     key = a_key()
     lose()
     refused(store, key)
@@ -180,9 +174,7 @@ def test_no_time_in_a_key_helps_where_nothing_says_when_it_was_emptied(
 
 
 def test_another_store_is_foreign(redis_server: RedisServer, clock: FrozenClock) -> None:
-    """
-    Another environment's, or a wrong number in the URL: nothing runs, and nobody's acknowledgement changes that.
-    """
+    """Another environment's, or a wrong number in the URL: nothing runs, and nobody's acknowledgement changes that."""
     with closing(RedisStore(redis_server.url, clock=clock, rules=replace(RULES, store_id="theirs"))) as theirs:
         assert "theirs" == theirs.data_loss.initialise()
     for rules in (replace(RULES, store_id="ours"), replace(RULES, store_id="theirs", shards=2)):
@@ -230,9 +222,7 @@ def test_nothing_is_taken_over_in_a_store_that_lacks_its_name(
 def test_whoever_may_have_been_taken_over_in_what_was_forgotten_has_lost_its_claim(
     store: RedisStore, clock: FrozenClock, hand_over: Loss, verb: str
 ) -> None:
-    """
-    Its successor may have finished. The record stays as it is, for whoever can find out.
-    """
+    """Its successor may have finished. The record stays as it is, for whoever can find out."""
     key = a_key()
     token = a_token()
     granted(claim(store, key, token=token, on_expiry=OnExpiry.TAKEOVER))
@@ -250,9 +240,7 @@ def test_whoever_may_have_been_taken_over_in_what_was_forgotten_has_lost_its_cla
 def test_what_was_completed_before_a_loss_may_be_completed_again(
     store: RedisStore, clock: FrozenClock, hand_over: Loss
 ) -> None:
-    """
-    As after every lost reply.
-    """
+    """As after every lost reply."""
     key, token = a_key(), a_token()
     granted(claim(store, key, token=token, on_expiry=OnExpiry.TAKEOVER))
     store.complete(key, token, PAYLOAD, keep=KEEP)
@@ -264,9 +252,7 @@ def test_what_was_completed_before_a_loss_may_be_completed_again(
 def test_a_point_of_no_return_is_not_passed_where_a_successor_may_be_forgotten(
     store: RedisStore, clock: FrozenClock, hand_over: Loss
 ) -> None:
-    """
-    Of claims made before the loss; those made after it may.
-    """
+    """Of claims made before the loss; those made after it may."""
     key, later = a_key(), a_key()
     token = a_token()
     granted(claim(store, key, token=token, on_expiry=OnExpiry.TAKEOVER))
@@ -283,9 +269,7 @@ def test_a_point_of_no_return_is_not_passed_where_a_successor_may_be_forgotten(
 
 
 def test_owners_are_waited_for(store: RedisStore, clock: FrozenClock, lose: Loss) -> None:
-    """
-    An acknowledgement that comes too early says how long to wait, or is forced; it says how all stood before.
-    """
+    """An acknowledgement that comes too early says how long to wait, or is forced; it says how all stood before."""
     lose()
     refused(store)
     clock.advance(HOLD - 10)
@@ -301,9 +285,7 @@ def test_owners_are_waited_for(store: RedisStore, clock: FrozenClock, lose: Loss
 def test_what_is_lost_after_an_acknowledgement_is_another_loss(
     store: RedisStore, clock: FrozenClock, hand_over: Loss
 ) -> None:
-    """
-    Also where the clock was set back in between.
-    """
+    """Also where the clock was set back in between."""
     hand_over()
     refused(store)
     store.data_loss.acknowledge(forced=True)
@@ -323,9 +305,7 @@ def test_a_store_that_lacks_a_part_is_not_made_ready_anew(store: RedisStore, red
 
 
 def test_what_nobody_looked_at_is_not_acknowledged(store: RedisStore, clock: FrozenClock, hand_over: Loss) -> None:
-    """
-    While somebody thinks about one loss, there may be another.
-    """
+    """While somebody thinks about one loss, there may be another."""
     hand_over()
     seen = store.data_loss.status()
     clock.advance(HOLD)
@@ -342,9 +322,7 @@ def test_what_nobody_looked_at_is_not_acknowledged(store: RedisStore, clock: Fro
 def test_an_acknowledgement_that_comes_late_is_of_what_was_seen(
     store: RedisStore, hand_over: Loss, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Another process took over between the look and the word.
-    """
+    """Another process took over between the look and the word."""
     hand_over()
     seen = store.data_loss._parts()
     hand_over()
@@ -359,9 +337,7 @@ def test_an_acknowledgement_that_comes_late_is_of_what_was_seen(
 def test_a_part_that_is_away_makes_no_loss_an_outage(
     store: RedisStore, hand_over: Loss, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Whoever may go on without a store must hear that this one is there, and has forgotten.
-    """
+    """Whoever may go on without a store must hear that this one is there, and has forgotten."""
 
     def away() -> None:
         raise StoreUnavailable("one of its nodes is down")
@@ -375,9 +351,7 @@ def test_a_part_that_is_away_makes_no_loss_an_outage(
 def test_a_part_that_was_run_in_haste_takes_the_stores_name(
     redis_server: RedisServer, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    Some process was set up to run what is not known, and named what it found empty as it had to.
-    """
+    """Some process was set up to run what is not known, and named what it found empty as it had to."""
     rules = replace(RULES, store_id="prod")
     with (
         closing(RedisStore(redis_server.url, clock=clock, rules=rules)) as store,
@@ -392,9 +366,7 @@ def test_a_part_that_was_run_in_haste_takes_the_stores_name(
 
 
 def test_a_loss_is_never_earlier_than_a_claim(store: RedisStore, clock: FrozenClock, hand_over: Loss) -> None:
-    """
-    A machine may come back with a clock that is behind: keys made in between are not later than the loss.
-    """
+    """A machine may come back with a clock that is behind: keys made in between are not later than the loss."""
     clock.advance(3600)
     granted(claim(store, key := a_key()))
     clock.advance(-600)
@@ -409,9 +381,7 @@ def test_a_loss_is_never_earlier_than_a_claim(store: RedisStore, clock: FrozenCl
 def test_no_key_is_believed_where_that_was_chosen(
     store: RedisStore, redis_server: RedisServer, clock: FrozenClock, hand_over: Loss
 ) -> None:
-    """
-    A primary that was cut off may have gone on, and answered keys that were made after the fail-over.
-    """
+    """A primary that was cut off may have gone on, and answered keys that were made after the fail-over."""
     rules = replace(RULES, clock_skew=None)
     with closing(RedisStore(redis_server.url, clock=clock, rules=rules)) as wary:
         hand_over()
@@ -424,9 +394,7 @@ def test_no_key_is_believed_where_that_was_chosen(
 def test_a_loss_of_a_part_that_is_older_than_another_is_not_acknowledged_unseen(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, hand_over: Loss
 ) -> None:
-    """
-    The nodes of a Cluster have clocks of their own.
-    """
+    """The nodes of a Cluster have clocks of their own."""
     hand_over()
     refused(store)
     seen = store.data_loss.status()
@@ -442,9 +410,7 @@ def test_a_loss_of_a_part_that_is_older_than_another_is_not_acknowledged_unseen(
 def test_parts_of_two_stores_are_not_acknowledged(
     store: RedisStore, redis_client: redis.Redis, hand_over: Loss
 ) -> None:
-    """
-    Nothing is written into any of them.
-    """
+    """Nothing is written into any of them."""
     hand_over()
     refused(store)
     redis_client.hset(layout.memory_in(7), "store_id", "another")
@@ -463,9 +429,7 @@ def test_to_be_made_ready_twice_harms_nothing(store: RedisStore) -> None:
 
 
 def test_two_who_make_it_ready_at_once_give_it_one_name(redis_server: RedisServer, clock: FrozenClock) -> None:
-    """
-    And so do two who acknowledge that it was emptied.
-    """
+    """And so do two who acknowledge that it was emptied."""
     with ExitStack() as ends:
         stores = [ends.enter_context(closing(RedisStore(redis_server.url, clock=clock, rules=RULES))) for _ in range(4)]
 

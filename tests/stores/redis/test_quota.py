@@ -54,9 +54,7 @@ def test_a_ledger_is_as_long_as_there_are_buckets(
 def test_who_is_refused_writes_nothing(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, quota: Quota
 ) -> None:
-    """
-    Not a byte, though buckets have ended that could be swept: a tenant that is over its limit costs reads alone.
-    """
+    """Not a byte, though buckets have ended that could be swept: a tenant that is over its limit costs reads alone."""
     tid = a_key().tid
     complete(store, tid, keep=10)
     complete(store, tid)
@@ -69,9 +67,7 @@ def test_who_is_refused_writes_nothing(
 
 
 def test_what_is_not_counted_writes_no_ledger(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """
-    Whatever becomes of it.
-    """
+    """Whatever becomes of it."""
     for on_lapse in OnExpiry:
         key, token = a_key(), a_token()
         granted(store.claim(a_request(key, on_lapse=on_lapse), token=token, lease=LEASE))
@@ -89,9 +85,7 @@ def test_what_is_not_counted_writes_no_ledger(store: RedisStore, redis_client: r
 def test_a_claim_after_a_long_pause_sweeps_once(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    All buckets of a tenant that was away for a month are gone with its first claim, and its books are even.
-    """
+    """All buckets of a tenant that was away for a month are gone with its first claim, and its books are even."""
     tid = a_key().tid
     for _ in range(70):
         complete(store, tid)
@@ -106,9 +100,7 @@ def test_a_claim_after_a_long_pause_sweeps_once(
 
 
 def test_windows_that_are_over_are_dropped(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """
-    When one of another length comes, or a bucket ends. Those that are open stay, and count.
-    """
+    """When one of another length comes, or a bucket ends. Those that are open stay, and count."""
     tid = a_key().tid
     clock.advance(86_400 - clock.now % 86_400)
     lengths = 7, 30, 86_400
@@ -132,9 +124,7 @@ def test_windows_that_are_over_are_dropped(store: RedisStore, redis_client: redi
 
 @pytest.mark.parametrize("text", ("", "1", "x y", "1 2 3", "-1 5"))
 def test_a_window_that_cannot_be_read_begins_anew(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
-    """
-    It would end by itself, and until then it would shut the tenant out.
-    """
+    """It would end by itself, and until then it would shut the tenant out."""
     tid = a_key().tid
     redis_client.hset(layout.ledger(tid), "w60000000", text)
     claim(store, tid)
@@ -145,9 +135,7 @@ def test_a_window_that_cannot_be_read_begins_anew(store: RedisStore, redis_clien
 def test_no_claim_reads_the_whole_ledger_before_a_bucket_ends(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    A few fields, however many there are.
-    """
+    """A few fields, however many there are."""
     tid = a_key().tid
     for _ in range(20):
         complete(store, tid)
@@ -165,9 +153,7 @@ def test_no_claim_reads_the_whole_ledger_before_a_bucket_ends(
 def test_what_is_repeated_after_a_lost_reply_counts_once(
     redis_server: RedisServer, clock: FrozenClock, lost: str
 ) -> None:
-    """
-    By the client, which does it by itself, and again by whoever called.
-    """
+    """By the client, which does it by itself, and again by whoever called."""
     with TcpProxy(redis_server.port) as proxy:
         store = redis_store(f"redis://127.0.0.1:{proxy.port}/0", clock=clock)
         tid, token, calls = a_key().tid, a_token(), list[Any]()
@@ -202,9 +188,7 @@ def full(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> Iterat
 
 
 def test_a_full_server_counts_what_owners_do(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
-    """
-    And grants nothing, also when it could first sweep a bucket, which needs no memory.
-    """
+    """And grants nothing, also when it could first sweep a bucket, which needs no memory."""
     store, client = full
     tid = a_key().tid
     complete(store, tid, keep=1)
@@ -231,9 +215,7 @@ def test_a_full_server_counts_what_owners_do(full: tuple[RedisStore, redis.Redis
 def test_a_ledger_of_another_type_stops_before_the_first_write(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, which: int
 ) -> None:
-    """
-    A script that stopped half-way would leave a record in an index and not, or counted and not.
-    """
+    """A script that stopped half-way would leave a record in an index and not, or counted and not."""
     tid = a_key().tid
     (key, token), done = claim(store, tid), complete(store, tid)
     lapsed, _ = claim(store, tid, on_lapse=OnExpiry.TAKEOVER)
@@ -285,9 +267,7 @@ def test_totals_that_cannot_be_read_grant_nothing_and_are_mended(
 
 @pytest.mark.parametrize("text", ("", "1", "nan,,,,,", "-1,,,,,", ",,,1,,", ",,,1,0,0", ",,,1,-1,1", "a,b,c,d,e,f"))
 def test_limits_that_cannot_be_read_are_not_no_limits(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
-    """
-    Until somebody sets them again.
-    """
+    """Until somebody sets them again."""
     tid = a_key().tid
     redis_client.hset(layout.ledger(tid), "l", text)
     with pytest.raises(CorruptRecord):
@@ -298,9 +278,7 @@ def test_limits_that_cannot_be_read_are_not_no_limits(store: RedisStore, redis_c
 
 
 def test_a_limit_may_be_as_high_as_any(store: RedisStore) -> None:
-    """
-    As good as none, and told as it was set.
-    """
+    """As good as none, and told as it was set."""
     limit = MAX_LIMIT
     tid, quota = a_key().tid, Quota(limit, limit, limit, NewKeys(limit, 1e-9))
     claim(store, tid, quota)
@@ -311,9 +289,7 @@ def test_a_limit_may_be_as_high_as_any(store: RedisStore) -> None:
 
 
 def test_sums_of_absurd_sizes_stay_numbers(store: RedisStore, redis_client: redis.Redis) -> None:
-    """
-    A codec that says that an answer has an exabyte neither stops the script nor makes a ledger unreadable.
-    """
+    """A codec that says that an answer has an exabyte neither stops the script nor makes a ledger unreadable."""
     tid = a_key().tid
     for size in (2**62, 2**200):
         complete(store, tid, payload=replace(PAYLOAD, byte_size=size))
@@ -326,9 +302,7 @@ def test_sums_of_absurd_sizes_stay_numbers(store: RedisStore, redis_client: redi
 
 
 def test_a_crowd_of_unknown_answers_leaves_room_for_a_takeover(store: RedisStore, clock: FrozenClock) -> None:
-    """
-    A lapsed claim that is taken over passes every limit: its key is known.
-    """
+    """A lapsed claim that is taken over passes every limit: its key is known."""
     tid, key = a_key().tid, a_key()
     key = a_key(tid=tid)
     granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE, quota=PLENTY))

@@ -42,9 +42,7 @@ def all_keys(client: redis.Redis) -> list[bytes]:
 
 @pytest.mark.parametrize("text", ("a}{b", "{x}", "*", "a:b", "\0", "\r\nFLUSHALL\r\n", "Ü🦊", "p" * 10_000, ""))
 def test_nothing_that_a_client_sent_is_in_a_key(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
-    """
-    Whatever tenants, principals and keys contain, Redis keys are made of sixteen and thirty-two letters of ours.
-    """
+    """Whatever tenants, principals and keys contain, Redis keys are made of sixteen and thirty-two letters of ours."""
     key = Identity(b"s" * 32).storage_key(Scope("app", tenant=text, principal=text), client_key=text)
     token = a_token()
     store.claim(a_request(key, about=RequestInfo(tenant=text, principal=text)), token=token, lease=LEASE)
@@ -58,9 +56,7 @@ def test_nothing_that_a_client_sent_is_in_a_key(store: RedisStore, redis_client:
 
 @given(rid=st.binary(min_size=32, max_size=32), tid=st.binary(min_size=16, max_size=16))
 def test_every_key_has_the_layouts_form(rid: bytes, tid: bytes) -> None:
-    """
-    All seven of one record's keys, and with the same hash tag: they are in one slot of a Cluster.
-    """
+    """All seven of one record's keys, and with the same hash tag: they are in one slot of a Cluster."""
     keys = layout.keys(StorageKey(rid=rid, tid=tid))
 
     assert all(map(KEY_OF_OURS.fullmatch, keys))
@@ -68,9 +64,7 @@ def test_every_key_has_the_layouts_form(rid: bytes, tid: bytes) -> None:
 
 
 def test_the_partition_is_part_of_the_format() -> None:
-    """
-    Records of older releases must be found where they are.
-    """
+    """Records of older releases must be found where they are."""
     keys = layout.keys(StorageKey(rid=bytes(32), tid=b"\xff\xff" + bytes(14)))
     tenants = tuple(b"idm1:{p03ff}:%b:__8" % kind + b"A" * 19 for kind in (b"f", b"q", b"k"))
 
@@ -81,9 +75,7 @@ def test_the_partition_is_part_of_the_format() -> None:
 def test_what_is_not_completed_has_no_time_to_live(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, standing: Standing
 ) -> None:
-    """
-    A claim that vanished by itself would let the payment run again.
-    """
+    """A claim that vanished by itself would let the payment run again."""
     key = a_key()
     stand(store, clock, key, "completed")
     clock.advance(KEEP)  # The record of an earlier life is still there, and about to be dropped by Redis.
@@ -96,9 +88,7 @@ def test_what_is_not_completed_has_no_time_to_live(
 def test_what_is_completed_outlives_its_deadline_by_a_minute(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    Redis only takes out the rubbish. When the answer expires is written in the record.
-    """
+    """Redis only takes out the rubbish. When the answer expires is written in the record."""
     key = a_key()
     stand(store, clock, key, "completed")
 
@@ -110,9 +100,7 @@ def test_what_is_completed_outlives_its_deadline_by_a_minute(
 def test_the_indexes_hold_what_needs_looking_after(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    In flight by the end of the lease, renewed or not; quarantined by when; completed and released in neither.
-    """
+    """In flight by the end of the lease, renewed or not; quarantined by when; completed and released in neither."""
     key = a_key()
     in_flight, quarantined = layout.keys(key)[1:3]
     name = layout.name(layout.keys(key))
@@ -139,9 +127,7 @@ def test_the_indexes_hold_what_needs_looking_after(
 
 
 def test_a_takeover_moves_in_the_index(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """
-    The successor's lease is the one to watch.
-    """
+    """The successor's lease is the one to watch."""
     key = a_key()
     stand(store, clock, key, "lapsed, takeover")
     granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
@@ -152,9 +138,7 @@ def test_a_takeover_moves_in_the_index(store: RedisStore, redis_client: redis.Re
 def test_a_partition_that_forgot_its_floor_still_gives_the_higher_fence(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    The record's own fence counts too, even where both it and the floor were far ahead of the clock.
-    """
+    """The record's own fence counts too, even where both it and the floor were far ahead of the clock."""
     key = a_key()
     floor = layout.keys(key)[3]
     redis_client.hset(floor, "fence", str(int((clock.now + 86400) * 1_000_000)))
@@ -166,9 +150,7 @@ def test_a_partition_that_forgot_its_floor_still_gives_the_higher_fence(
 
 
 def test_work_does_not_take_less_than_no_time(store: RedisStore, clock: FrozenClock) -> None:
-    """
-    A clock that was set back in between leaves a record that says: at once.
-    """
+    """A clock that was set back in between leaves a record that says: at once."""
     key = a_key()
     token = stand(store, clock, key, "in flight")
     clock.advance(-3600)
@@ -178,9 +160,7 @@ def test_work_does_not_take_less_than_no_time(store: RedisStore, clock: FrozenCl
 
 
 def test_the_servers_own_time_decides(redis_server: RedisServer, redis_client: redis.Redis) -> None:
-    """
-    Without a clock from a test the script asks Redis: deadline, fence and first use are all in its time.
-    """
+    """Without a clock from a test the script asks Redis: deadline, fence and first use are all in its time."""
     store, key = redis_store(redis_server.url), a_key()
     try:
         before = redis_client.time()
@@ -217,9 +197,7 @@ def answer_of_two_kilobytes() -> StoredResponse:
 
 
 def test_a_stored_answer_takes_little_memory(store: RedisStore, redis_client: redis.Redis) -> None:
-    """
-    A 2 KB JSON answer takes at most 1.1 KB of Redis, its key and Redis' own bookkeeping included.
-    """
+    """A 2 KB JSON answer takes at most 1.1 KB of Redis, its key and Redis' own bookkeeping included."""
     result = answer_of_two_kilobytes()
     data = EnvelopeCodec(compression=Zlib()).wrap(result)
     key, token = a_key(), a_token()
@@ -235,9 +213,7 @@ def test_a_stored_answer_takes_little_memory(store: RedisStore, redis_client: re
 
 
 def test_a_record_adds_little_to_its_payload(store: RedisStore, redis_client: redis.Redis) -> None:
-    """
-    77 bytes of header, one that says that it is not sealed, and a length for each thing that may be long.
-    """
+    """77 bytes of header, one that says that it is not sealed, and a length for each thing that may be long."""
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key, about=RequestInfo()), token=token, lease=LEASE))
     store.complete(key, token, StoredPayload(b"x" * 100, 200, True, 100), keep=KEEP)
@@ -247,9 +223,7 @@ def test_a_record_adds_little_to_its_payload(store: RedisStore, redis_client: re
 
 @given(data=st.binary(max_size=60), text=st.text(max_size=300))
 def test_whom_it_is_about_is_told_apart_from_the_rest(data: bytes, text: str) -> None:
-    """
-    Lengths stand before texts: no text can end one early.
-    """
+    """Lengths stand before texts: no text can end one early."""
     about = RequestInfo(tenant=text, principal="p", method="", operation=text)
     first = bytes([1 << 5 | 1 << 3])
 
@@ -258,9 +232,7 @@ def test_whom_it_is_about_is_told_apart_from_the_rest(data: bytes, text: str) ->
 
 @pytest.mark.parametrize("letter", ("p", "ü", "…", "🦊", "\ud800"), ids=ascii)
 def test_a_text_that_is_too_long_for_an_auditor_is_cut(store: RedisStore, letter: str) -> None:
-    """
-    A principal of twenty megabytes fails no payment. What is there of it ends between two letters, and says so.
-    """
+    """A principal of twenty megabytes fails no payment. What is there of it ends between two letters, and says so."""
     key = a_key()
     about = RequestInfo(tenant="acme", principal=letter * (20_000_000 // len(letter.encode("utf-8", "surrogatepass"))))
     granted(store.claim(a_request(key, about=about), token=a_token(), lease=LEASE))
@@ -274,18 +246,14 @@ def test_a_text_that_is_too_long_for_an_auditor_is_cut(store: RedisStore, letter
 
 @pytest.mark.parametrize(("size", "cut"), ((ABOUT_TEXT_BYTES, False), (ABOUT_TEXT_BYTES + 1, True)))
 def test_a_text_that_just_fits_is_kept_whole(size: int, cut: bool) -> None:
-    """
-    To the byte.
-    """
+    """To the byte."""
     data = bytes([1 << 5 | 1 << 3]) + bytes(76) + about_bytes(RequestInfo(operation="o" * size))
 
     assert (decode(data, now=0.0).info.operation != "o" * size) == cut
 
 
 def test_attempts_are_counted_to_255(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """
-    One byte. A key that was taken over more often than that has other worries.
-    """
+    """One byte. A key that was taken over more often than that has other worries."""
     key = a_key()
     stand(store, clock, key, "lapsed, takeover")
     redis_client.setrange(layout.keys(key)[0], 24, b"\xfe")
@@ -306,9 +274,7 @@ def test_attempts_are_counted_to_255(store: RedisStore, redis_client: redis.Redi
 def test_what_does_not_fit_the_header_is_refused(
     store: RedisStore, redis_client: redis.Redis, token: bytes, fingerprint: bytes, tid: bytes
 ) -> None:
-    """
-    Written nevertheless it would shift every field behind it.
-    """
+    """Written nevertheless it would shift every field behind it."""
     with pytest.raises(ValueError, match="16 bytes"):
         store.claim(a_request(a_key(tid=tid), fingerprint=fingerprint), token=token, lease=LEASE)
 

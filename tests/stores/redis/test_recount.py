@@ -20,9 +20,7 @@ from tests.stores.counted import claim, complete
 def test_what_was_deleted_by_hand_is_found_by_a_recount(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    Said once, and right from then on. Other tenants of the partition are none of it.
-    """
+    """Said once, and right from then on. Other tenants of the partition are none of it."""
     tid = a_key().tid
     neighbour = tid[:2] + a_key().tid[2:]
     for each in (tid, neighbour):
@@ -91,9 +89,7 @@ def test_what_changes_during_a_recount_is_left_alone(
 
 
 def test_a_recount_is_right_beyond_one_batch(store: RedisStore, clock: FrozenClock) -> None:
-    """
-    SCAN tells some keys twice while its tables grow, and never all at once.
-    """
+    """SCAN tells some keys twice while its tables grow, and never all at once."""
     tid = a_key().tid
     for _ in range(1300):
         complete(store, tid)
@@ -118,9 +114,7 @@ class Twice(redis.Redis):
 
 
 def test_what_is_met_twice_counts_once(redis_server: RedisServer, store: RedisStore, clock: FrozenClock) -> None:
-    """
-    A recount that counted it twice would raise the ledger, and shut a tenant out.
-    """
+    """A recount that counted it twice would raise the ledger, and shut a tenant out."""
     tid = a_key().tid
     for _ in range(5):
         complete(store, tid)
@@ -137,9 +131,7 @@ def test_what_is_met_twice_counts_once(redis_server: RedisServer, store: RedisSt
 def test_a_record_that_nobody_can_read_stays_counted(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    It is there until somebody has settled it.
-    """
+    """It is there until somebody has settled it."""
     tid = a_key().tid
     key, _ = claim(store, tid)
     redis_client.set(layout.keys(key)[0], b"rubbish")

@@ -20,9 +20,7 @@ from tests.stores.owners import WRITES
 
 
 def test_a_replica_grants_nothing(start_redis: StartRedis, redis_kind: str) -> None:
-    """
-    It may not write, and what it has read may be old.
-    """
+    """It may not write, and what it has read may be old."""
     server = start_redis(redis_kind)
     store = redis_store(server.url)
     with redis.Redis.from_url(server.url) as client:
@@ -34,9 +32,7 @@ def test_a_replica_grants_nothing(start_redis: StartRedis, redis_kind: str) -> N
 
 
 def test_a_demoted_server_is_not_asked_again(start_redis: StartRedis, redis_kind: str) -> None:
-    """
-    Behind a DNS name or a proxy the next connection leads to the new primary. No pooled one may keep to the old.
-    """
+    """Behind a DNS name or a proxy the next connection leads to the new primary. No pooled one may keep to the old."""
     server = start_redis(redis_kind)
     with make_client(server.url) as client, redis.Redis.from_url(server.url) as operator:
         pool, line = client.connection_pool, PooledConnection(client)
@@ -52,9 +48,7 @@ def test_a_demoted_server_is_not_asked_again(start_redis: StartRedis, redis_kind
 
 
 def test_a_replica_without_its_primary_is_not_asked_again(start_redis: StartRedis, redis_kind: str) -> None:
-    """
-    It answers MASTERDOWN to everything, and so it would for as long as it is asked.
-    """
+    """It answers MASTERDOWN to everything, and so it would for as long as it is asked."""
     server = start_redis(redis_kind, "--replica-serve-stale-data", "no")
     with make_client(server.url) as client, redis.Redis.from_url(server.url) as operator:
         pool, line = client.connection_pool, PooledConnection(client)
@@ -84,9 +78,7 @@ def fill(client: redis.Redis) -> None:
 
 
 def test_a_full_server_grants_nothing(full: tuple[RedisStore, redis.Redis]) -> None:
-    """
-    The claim is refused before anything was written: no record, no index, no fence.
-    """
+    """The claim is refused before anything was written: no record, no index, no fence."""
     store, client = full
     fill(client)
 
@@ -97,9 +89,7 @@ def test_a_full_server_grants_nothing(full: tuple[RedisStore, redis.Redis]) -> N
 
 
 def test_a_full_server_takes_over_nothing(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
-    """
-    Taking over is claiming. The lapsed record stays as it was.
-    """
+    """Taking over is claiming. The lapsed record stays as it was."""
     store, client = full
     key = a_key()
     stand(store, clock, key, "lapsed, takeover")
@@ -113,9 +103,7 @@ def test_a_full_server_takes_over_nothing(full: tuple[RedisStore, redis.Redis], 
 
 
 def test_a_full_server_still_takes_what_owners_write(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
-    """
-    The payment has been made: its answer must be stored. On Redis 6.2 too, which knows no flags for scripts.
-    """
+    """The payment has been made: its answer must be stored. On Redis 6.2 too, which knows no flags for scripts."""
     store, client = full
     keys = {verb: (a_key(), a_token()) for verb in WRITES}
     for key, token in keys.values():
@@ -133,9 +121,7 @@ def test_a_full_server_still_takes_what_owners_write(full: tuple[RedisStore, red
 
 
 def test_a_full_server_still_answers_retries(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
-    """
-    Replaying needs no memory, and quarantining what has lapsed is a duty.
-    """
+    """Replaying needs no memory, and quarantining what has lapsed is a duty."""
     store, client = full
     done, lapsed = a_key(), a_key()
     stand(store, clock, done, "completed")

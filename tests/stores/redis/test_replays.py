@@ -31,9 +31,7 @@ def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplay
 
 
 def test_what_is_filled_in_is_found(cache: RedisReplayCache, clock: FrozenClock) -> None:
-    """
-    The whole record, and how long it has to live.
-    """
+    """The whole record, and how long it has to live."""
     record = completed(clock)
     key = filled(cache, record)
     clock.advance(100)
@@ -42,16 +40,12 @@ def test_what_is_filled_in_is_found(cache: RedisReplayCache, clock: FrozenClock)
 
 
 def test_a_miss_tells_the_caches_time(cache: RedisReplayCache, clock: FrozenClock) -> None:
-    """
-    Nobody else's clock can say when an answer has to go from here.
-    """
+    """Nobody else's clock can say when an answer has to go from here."""
     assert cache.get(a_key()) == Missed(at=int(clock.now * 1_000_000))
 
 
 def test_without_a_clock_the_servers_time_is_told(redis_server: RedisServer, redis_client: redis.Redis) -> None:
-    """
-    As in production; and what is filled in by it is found.
-    """
+    """As in production; and what is filled in by it is found."""
     cache, key = RedisReplayCache(redis_server.url + PATIENT), a_key()
     try:
         before = redis_client.time()
@@ -70,9 +64,7 @@ def test_without_a_clock_the_servers_time_is_told(redis_server: RedisServer, red
 def test_the_clock_decides_and_not_the_keys_existence(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    Redis is late with throwing keys away, and a frozen one does not do it at all.
-    """
+    """Redis is late with throwing keys away, and a frozen one does not do it at all."""
     key = filled(cache, completed(clock))
     clock.advance(KEEP - 0.125)
     assert isinstance(cache.get(key), Record)
@@ -83,18 +75,14 @@ def test_the_clock_decides_and_not_the_keys_existence(
 
 
 def test_redis_throws_it_away_by_itself(cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """
-    A cache that nobody sweeps must not grow for ever.
-    """
+    """A cache that nobody sweeps must not grow for ever."""
     key = filled(cache, completed(clock))
 
     assert (KEEP - 60) * 1000 < redis_client.pttl(layout.replay(key)) <= KEEP * 1000
 
 
 def test_no_key_says_whose_it_is(cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """
-    Its place is in the layout, beside the place that a record would have if this Redis were the store.
-    """
+    """Its place is in the layout, beside the place that a record would have if this Redis were the store."""
     key = filled(cache, completed(clock))
 
     assert redis_client.keys() == [layout.replay(key)]
@@ -103,9 +91,7 @@ def test_no_key_says_whose_it_is(cache: RedisReplayCache, redis_client: redis.Re
 
 
 def test_what_arrives_late_has_lived_for_as_long(cache: RedisReplayCache, clock: FrozenClock) -> None:
-    """
-    The system said how long before the fill set out. On its way it was held up; the record's end did not move.
-    """
+    """The system said how long before the fill set out. On its way it was held up; the record's end did not move."""
     key, record = a_key(), completed(clock)
     at = missed(cache, key)
     clock.advance(KEEP / 2)
@@ -117,9 +103,7 @@ def test_what_arrives_late_has_lived_for_as_long(cache: RedisReplayCache, clock:
 def test_what_arrives_after_its_end_is_not_filled_in(
     cache: RedisReplayCache, clock: FrozenClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    By then the key may be in use again. Nothing is wrong with that, and nothing is said.
-    """
+    """By then the key may be in use again. Nothing is wrong with that, and nothing is said."""
     key, record = a_key(), completed(clock)
     at = missed(cache, key)
     clock.advance(KEEP)
@@ -132,9 +116,7 @@ def test_what_arrives_after_its_end_is_not_filled_in(
 def test_a_clock_that_is_set_back_does_not_lengthen_a_life_that_begins(
     cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
-    """
-    Between the miss and the fill, as when a replica with another clock takes over.
-    """
+    """Between the miss and the fill, as when a replica with another clock takes over."""
     key, record = a_key(), completed(clock)
     at = missed(cache, key)
     clock.advance(-86400)
@@ -144,9 +126,7 @@ def test_a_clock_that_is_set_back_does_not_lengthen_a_life_that_begins(
 
 
 def test_a_later_claims_answer_stays(cache: RedisReplayCache, clock: FrozenClock) -> None:
-    """
-    Fences tell which is later, whichever arrives last.
-    """
+    """Fences tell which is later, whichever arrives last."""
     late, early = completed(clock, fence=2**41), completed(clock, fence=2**41 - 1)
     key = filled(cache, late)
     cache.put(key, early, missed_at=int(clock.now * 1_000_000))
@@ -156,9 +136,7 @@ def test_a_later_claims_answer_stays(cache: RedisReplayCache, clock: FrozenClock
 
 @pytest.mark.parametrize("fence", (2**41, 2**41 + 1))
 def test_an_earlier_claims_answer_is_replaced(cache: RedisReplayCache, clock: FrozenClock, fence: int) -> None:
-    """
-    And the same claim's, which is the same answer.
-    """
+    """And the same claim's, which is the same answer."""
     key, record = filled(cache, completed(clock, fence=2**41)), completed(clock, fence=fence)
     cache.put(key, record, missed_at=int(clock.now * 1_000_000))
 
@@ -166,9 +144,7 @@ def test_an_earlier_claims_answer_is_replaced(cache: RedisReplayCache, clock: Fr
 
 
 def test_a_later_answer_that_has_ended_stands_in_nobodys_way(cache: RedisReplayCache, clock: FrozenClock) -> None:
-    """
-    Its fence counts for as long as it lives.
-    """
+    """Its fence counts for as long as it lives."""
     key = filled(cache, completed(clock, fence=9))
     clock.advance(KEEP)
     record = completed(clock, fence=8)
@@ -180,9 +156,7 @@ def test_a_later_answer_that_has_ended_stands_in_nobodys_way(cache: RedisReplayC
 def test_only_what_is_completed_is_cached(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    A record in flight that was replayed from a cache would be in flight for ever.
-    """
+    """A record in flight that was replayed from a cache would be in flight for ever."""
     at = int(clock.now * 1_000_000)
     for state in (State.PROCESSING, State.QUARANTINED):
         cache.put(a_key(), replace(completed(clock), state=state, payload=None), missed_at=at)
@@ -193,9 +167,7 @@ def test_only_what_is_completed_is_cached(
 def test_what_does_not_fit_is_left_to_the_system(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    A cached record equals the system's, or there is none.
-    """
+    """A cached record equals the system's, or there is none."""
     at = int(clock.now * 1_000_000)
     for record in (
         completed(clock, about=RequestInfo(principal="p" * (ABOUT_TEXT_BYTES + 1))),
@@ -209,9 +181,7 @@ def test_what_does_not_fit_is_left_to_the_system(
 
 
 def test_looking_and_filling_are_one_command_each(redis_server: RedisServer, clock: FrozenClock) -> None:
-    """
-    Counted where they pass.
-    """
+    """Counted where they pass."""
     with TcpProxy(redis_server.port) as proxy:
         cache, key = RedisReplayCache(f"redis://127.0.0.1:{proxy.port}/0{PATIENT}", clock=clock), a_key()
         filled(cache, completed(clock))
@@ -226,9 +196,7 @@ def test_looking_and_filling_are_one_command_each(redis_server: RedisServer, clo
 def test_a_client_of_the_applications_own_will_do(
     redis_client: redis.Redis, redis_server: RedisServer, clock: FrozenClock
 ) -> None:
-    """
-    Also one that takes everything for text; and it is not closed.
-    """
+    """Also one that takes everything for text; and it is not closed."""
     with redis.Redis.from_url(redis_server.url, decode_responses=True) as client:
         cache = RedisReplayCache(client, clock=clock)
         filled(cache, completed(clock))
@@ -240,9 +208,7 @@ def test_a_client_of_the_applications_own_will_do(
 
 
 def test_a_cache_waits_briefly_and_asks_once() -> None:
-    """
-    It is there to save time.
-    """
+    """It is there to save time."""
     with make_cache_client("redis://127.0.0.1:1/0") as client:
         options = client.connection_pool.connection_kwargs
 
@@ -252,17 +218,13 @@ def test_a_cache_waits_briefly_and_asks_once() -> None:
 
 
 def test_the_url_may_give_it_more_time() -> None:
-    """
-    For one that is far away.
-    """
+    """For one that is far away."""
     with make_cache_client("redis://127.0.0.1:1/0?socket_timeout=0.5") as client:
         assert client.connection_pool.connection_kwargs["socket_timeout"] == 0.5
 
 
 def test_a_url_that_names_no_server_is_refused() -> None:
-    """
-    Under the name of the setting that it comes from, and without its password.
-    """
+    """Under the name of the setting that it comes from, and without its password."""
     with pytest.raises(ConfigurationError, match="IDEMPOTENCY_REDIS_URL") as raised:
         RedisReplayCache("redis://:p4ss/w0rd@host")
 

@@ -29,9 +29,7 @@ def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplay
 def test_what_was_cached_of_an_erased_tenant_is_not_replayed(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    Nor is it there any more; and other tenants of the partition keep theirs.
-    """
+    """Nor is it there any more; and other tenants of the partition keep theirs."""
     key, record = filled(cache, completed(clock)), completed(clock)
     neighbour = StorageKey(rid=key.rid[::-1], tid=key.tid[:2] + bytes(14))
     cache.put(neighbour, record, missed_at=missed(cache, neighbour))
@@ -45,9 +43,7 @@ def test_what_was_cached_of_an_erased_tenant_is_not_replayed(
 def test_what_is_on_its_way_when_a_tenant_is_erased_is_not_filled_in(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    The system has told it before. What it tells afterwards it knows to be good.
-    """
+    """The system has told it before. What it tells afterwards it knows to be good."""
     key, record = a_key(), completed(clock)
     at = missed(cache, key)
     clock.advance(1)
@@ -64,9 +60,7 @@ def test_what_is_on_its_way_when_a_tenant_is_erased_is_not_filled_in(
 def test_an_erasure_counts_for_entries_that_were_not_dropped(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    A restored snapshot, or one that came in between.
-    """
+    """A restored snapshot, or one that came in between."""
     key = filled(cache, completed(clock))
     entry = redis_client.dump(layout.replay(key))
     assert isinstance(entry, bytes)
@@ -80,9 +74,7 @@ def test_an_erasure_counts_for_entries_that_were_not_dropped(
 
 
 def test_a_clock_that_is_set_back_takes_back_no_erasure(cache: RedisReplayCache, clock: FrozenClock) -> None:
-    """
-    A later one counts from the earlier one's time.
-    """
+    """A later one counts from the earlier one's time."""
     key = filled(cache, completed(clock))
     cache.erase(key.tid)
     clock.advance(-3600)
@@ -97,9 +89,7 @@ def test_a_clock_that_is_set_back_takes_back_no_erasure(cache: RedisReplayCache,
 def test_an_erasure_that_cannot_be_read_is_not_none(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock, text: str
 ) -> None:
-    """
-    The system of record is asked instead.
-    """
+    """The system of record is asked instead."""
     key = filled(cache, completed(clock))
     redis_client.set(layout.erasure(key.tid), text)
 
@@ -109,9 +99,7 @@ def test_an_erasure_that_cannot_be_read_is_not_none(
 def test_an_erasure_is_remembered_for_as_long_as_answers_are_kept(
     cache: RedisReplayCache, redis_client: redis.Redis
 ) -> None:
-    """
-    And not for ever.
-    """
+    """And not for ever."""
     tid = a_key().tid
     cache.erase(tid)
 
@@ -121,18 +109,14 @@ def test_an_erasure_is_remembered_for_as_long_as_answers_are_kept(
 def test_an_answer_that_the_system_says_is_erased_is_not_kept(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    Told by the cache it would be no longer erased.
-    """
+    """Told by the cache it would be no longer erased."""
     cache.put(a_key(), replace(completed(clock), erased=True), missed_at=int(clock.now * 1_000_000))
 
     assert redis_client.dbsize() == 0
 
 
 def test_a_cache_that_does_not_answer_has_erased_nothing() -> None:
-    """
-    Whoever asked for it must hear so.
-    """
+    """Whoever asked for it must hear so."""
     cache = RedisReplayCache("redis://127.0.0.1:1/0")
 
     assert not cache.erase(a_key().tid)

@@ -42,9 +42,7 @@ def test_what_cannot_be_read_is_dropped(
     caplog: pytest.LogCaptureFixture,
     spoilt: str,
 ) -> None:
-    """
-    In a cache it is as good as absent, because the system of record still decides. It is logged, without the key.
-    """
+    """In a cache it is as good as absent, because the system of record still decides. It is logged, without the key."""
     key, other = filled(cache, completed(clock)), filled(cache, completed(clock))
     data = sealed(redis_client, key)
     match spoilt:
@@ -72,9 +70,7 @@ def test_what_cannot_be_read_is_dropped(
 def test_of_what_is_ours_nothing_is_dropped_beside_what_is_not(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock, which: str
 ) -> None:
-    """
-    What keeps late answers out goes on doing so.
-    """
+    """What keeps late answers out goes on doing so."""
     key, record = a_key(), completed(clock)
     at = missed(cache, key)
     clock.advance(1)
@@ -93,9 +89,7 @@ def test_of_what_is_ours_nothing_is_dropped_beside_what_is_not(
 def test_an_answer_that_is_withdrawn_late_lets_nothing_in_that_was_withdrawn_since(
     cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
-    """
-    The first one was stuck on its way, and its key was used again.
-    """
+    """The first one was stuck on its way, and its key was used again."""
     key = a_key()
     at = missed(cache, key)
     for fence in (8, 7):
@@ -110,9 +104,7 @@ def test_an_answer_that_is_withdrawn_late_lets_nothing_in_that_was_withdrawn_sin
 def test_a_server_that_forgot_the_scripts_is_told_again(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    Restarted, it knows neither scripts nor answers.
-    """
+    """Restarted, it knows neither scripts nor answers."""
     filled(cache, completed(clock))
     redis_client.flushall()
     redis_client.script_flush()
@@ -123,9 +115,7 @@ def test_a_server_that_forgot_the_scripts_is_told_again(
 def test_a_full_one_still_replays(
     start_redis: StartRedis, redis_kind: str, clock: FrozenClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    It takes no more answers, which is said once until it does, and nobody leaves it alone for that.
-    """
+    """It takes no more answers, which is said once until it does, and nobody leaves it alone for that."""
     server = start_redis(redis_kind, "--maxmemory-policy", "noeviction")
     cache = RedisReplayCache(server.url + PATIENT, clock=clock)
     record = completed(clock)
@@ -146,9 +136,7 @@ def test_a_full_one_still_replays(
 
 
 def test_any_eviction_policy_will_do(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> None:
-    """
-    What is evicted is asked of the system again.
-    """
+    """What is evicted is asked of the system again."""
     server = start_redis(redis_kind, "--maxmemory-policy", "allkeys-lru", "--maxmemory", "3mb")
     cache = RedisReplayCache(server.url + PATIENT, clock=clock)
     large = completed(clock, payload=replace(PAYLOAD, data=bytes(100_000)))
@@ -162,9 +150,7 @@ def test_any_eviction_policy_will_do(start_redis: StartRedis, redis_kind: str, c
 def test_a_dead_server_is_no_error(
     start_redis: StartRedis, redis_kind: str, clock: FrozenClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    It has nothing, and takes nothing; used again when it is back. Neither key nor password is logged.
-    """
+    """It has nothing, and takes nothing; used again when it is back. Neither key nor password is logged."""
     caplog.set_level(logging.INFO, logger="flask_idempotency")
     server, ticking = start_redis(redis_kind), FrozenClock()
     url = server.url.replace("127.0.0.1", ":s3cret@127.0.0.1")

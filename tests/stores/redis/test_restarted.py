@@ -89,9 +89,7 @@ def put_aside(server: RedisServer) -> Callable[[], None]:
 def test_a_restart_that_loses_nothing_needs_nobody(
     server: RedisServer, store: RedisStore, restart: Callable[[RedisServer], None], after_loss: Any
 ) -> None:
-    """
-    Twice in a row, for the process that was there and for a new one; and nothing is left of it to look at.
-    """
+    """Twice in a row, for the process that was there and for a new one; and nothing is left of it to look at."""
     done, running = key(), key()
     before = store.data_loss.status()
     token = stand(store, FrozenClock(), done, "in flight")
@@ -118,9 +116,7 @@ def test_it_is_enough_that_somebody_looks(server: RedisServer, store: RedisStore
 
 @pytest.mark.parametrize("verb", sorted(WRITES))
 def test_an_owner_goes_on_after_a_restart_that_loses_nothing(server: RedisServer, store: RedisStore, verb: str) -> None:
-    """
-    Also where others could have taken over: nobody can have done so in what was forgotten, for nothing was.
-    """
+    """Also where others could have taken over: nobody can have done so in what was forgotten, for nothing was."""
     mine, token = key(), a_token()
     granted(claim(store, mine, token=token, on_expiry=OnExpiry.TAKEOVER))
     killed(server)
@@ -151,9 +147,7 @@ def test_a_lapsed_claim_is_taken_over_after_it(server: RedisServer, store: Redis
 def test_a_server_that_was_told_to_be_careless_is_looked_at(
     server: RedisServer, store: RedisStore, settings: dict[str, str]
 ) -> None:
-    """
-    Its configuration file says otherwise, which is what the next process reads.
-    """
+    """Its configuration file says otherwise, which is what the next process reads."""
     with connect(server.url) as client:
         for name, value in settings.items():
             client.config_set(name, value)
@@ -168,9 +162,7 @@ def test_a_server_that_was_told_to_be_careless_is_looked_at(
 def test_a_rewrite_of_the_file_does_not_end_the_looks(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Redis begins one by itself. A look that falls into it fails, and one after it counts.
-    """
+    """Redis begins one by itself. A look that falls into it fails, and one after it counts."""
     monkeypatch.setattr(data_loss, "LOOK_SECONDS", 0.0)
     store.data_loss.status()
 
@@ -192,9 +184,7 @@ def test_a_rewrite_of_the_file_does_not_end_the_looks(
 
 
 def test_a_process_that_started_before_redis_looks_too(server: RedisServer, store: RedisStore) -> None:
-    """
-    Else nobody may have looked when Redis restarts next, and that would wait for a person.
-    """
+    """Else nobody may have looked when Redis restarts next, and that would wait for a person."""
     server.kill()
     with closing(RedisStore(server.url, rules=RULES)) as early:
         early.check()
@@ -211,9 +201,7 @@ def test_a_process_that_started_before_redis_looks_too(server: RedisServer, stor
 def test_what_was_started_from_a_snapshot_is_looked_at(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Though it was told to write each answer to its disk since, and has done so.
-    """
+    """Though it was told to write each answer to its disk since, and has done so."""
     with connect(server.url) as client:
         client.save()
     granted(claim(store, key()))
@@ -231,9 +219,7 @@ def test_what_was_started_from_a_snapshot_is_looked_at(
 
 
 def test_a_copy_that_lacks_what_this_process_was_granted_is_looked_at(server: RedisServer, store: RedisStore) -> None:
-    """
-    Also where the application was made again since.
-    """
+    """Also where the application was made again since."""
     put_back = put_aside(server)
     granted(claim(store, forgotten := key()))
     put_back()
@@ -253,9 +239,7 @@ def test_what_is_lost_of_one_part_is_looked_at_in_all(server: RedisServer, store
 def test_what_an_owner_has_to_put_back_is_a_loss(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    It is another process that looks afterwards, and has been granted nothing.
-    """
+    """It is another process that looks afterwards, and has been granted nothing."""
     put_back = put_aside(server)
     grant = granted(claim(store, mine := key(), token=(token := a_token())))
     assert token == grant.token
@@ -274,9 +258,7 @@ def test_what_an_owner_has_to_put_back_is_a_loss(
 def test_files_that_are_older_than_a_restart_takes_are_looked_at(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, seconds: float, accepted: bool
 ) -> None:
-    """
-    Nobody is left who was granted what they lack.
-    """
+    """Nobody is left who was granted what they lack."""
     clock = FrozenClock()
     with closing(RedisStore(server.url, clock=clock, rules=RULES)) as store:
         store.data_loss.initialise()
@@ -293,9 +275,7 @@ def test_files_that_are_older_than_a_restart_takes_are_looked_at(
 def test_a_server_that_had_a_replica_is_looked_at(
     start_redis: StartRedis, server: RedisServer, store: RedisStore
 ) -> None:
-    """
-    The replica may be started in its place, with what it had received.
-    """
+    """The replica may be started in its place, with what it had received."""
     replica = start_redis()
     with redis.Redis.from_url(replica.url) as client, connect(server.url) as followed:
         follow(client, followed, port=server.port)
@@ -327,9 +307,7 @@ def test_who_is_not_told_takes_nothing_back_that_others_have_seen(server: RedisS
 def test_a_restart_that_nobody_can_judge_is_no_outage(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Whoever may go on without a store must hear that this one is there.
-    """
+    """Whoever may go on without a store must hear that this one is there."""
     killed(server)
     monkeypatch.setattr(store.data_loss, "judge", lambda: None)
 

@@ -39,9 +39,7 @@ class Owner:
 
 
 def test_an_owner_puts_its_claim_back(store: RedisStore, clock: FrozenClock, lose: Loss, redis_client: Any) -> None:
-    """
-    Retries are refused as before, its answer is stored, and it is in the index of what is in flight.
-    """
+    """Retries are refused as before, its answer is stored, and it is in the index of what is in flight."""
     owner = Owner(store, clock)
     lose()
     redis_client.delete(layout.keys(owner.key)[0])
@@ -59,9 +57,7 @@ def test_an_owner_puts_its_claim_back(store: RedisStore, clock: FrozenClock, los
 
 
 def test_fences_rise_after_what_was_put_back(store: RedisStore, clock: FrozenClock, empty: Loss) -> None:
-    """
-    Also where the clock of the server that took over is behind.
-    """
+    """Also where the clock of the server that took over is behind."""
     owner = Owner(store, clock)
     empty()
     owner.restore()
@@ -84,9 +80,7 @@ def test_an_owner_is_the_first_to_notice(
 
 
 def test_nothing_is_put_back_that_was_not_forgotten(store: RedisStore, clock: FrozenClock) -> None:
-    """
-    A key that its owner, or a person, has freed stays free.
-    """
+    """A key that its owner, or a person, has freed stays free."""
     owner = Owner(store, clock)
     store.release(owner.key, owner.token)
 
@@ -97,9 +91,7 @@ def test_nothing_is_put_back_that_was_not_forgotten(store: RedisStore, clock: Fr
 def test_an_owner_puts_its_claim_back_after_the_clock_was_set(
     store: RedisStore, clock: FrozenClock, hand_over: Loss, redis_client: redis.Redis
 ) -> None:
-    """
-    The loss was noticed by a clock that was behind; then it was set forward.
-    """
+    """The loss was noticed by a clock that was behind; then it was set forward."""
     owner = Owner(store, clock)
     clock.advance(-600)
     hand_over()
@@ -111,9 +103,7 @@ def test_an_owner_puts_its_claim_back_after_the_clock_was_set(
 
 
 def test_nothing_is_put_back_that_was_removed(store: RedisStore, clock: FrozenClock, redis_client: redis.Redis) -> None:
-    """
-    By whoever removes all that a tenant has: the store has lost nothing.
-    """
+    """By whoever removes all that a tenant has: the store has lost nothing."""
     owner = Owner(store, clock)
     redis_client.delete(layout.keys(owner.key)[0])
 
@@ -123,9 +113,7 @@ def test_nothing_is_put_back_that_was_removed(store: RedisStore, clock: FrozenCl
 def test_nothing_is_put_back_that_its_owner_gives_up_at_that_moment(
     store: RedisStore, clock: FrozenClock, empty: Loss
 ) -> None:
-    """
-    The thread that renews may find its claim forgotten just before the view's thread releases it.
-    """
+    """The thread that renews may find its claim forgotten just before the view's thread releases it."""
     owner = Owner(store, clock)
     empty()
     store.release(owner.key, owner.token)
@@ -147,9 +135,7 @@ def test_nothing_is_put_back_twice_that_somebody_has_freed(store: RedisStore, cl
 def test_nothing_is_put_back_that_was_claimed_since_the_loss(
     store: RedisStore, clock: FrozenClock, hand_over: Loss
 ) -> None:
-    """
-    The store has not forgotten that: somebody has freed it.
-    """
+    """The store has not forgotten that: somebody has freed it."""
     hand_over()
     refused(store)
     store.data_loss.acknowledge(forced=True)

@@ -38,9 +38,7 @@ def server(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterato
 
 
 def test_each_answer_is_its_commands(server: ScriptExecutor, redis_client: redis.Redis) -> None:
-    """
-    In bytes, in their order; and none is none.
-    """
+    """In bytes, in their order; and none is none."""
     redis_client.set("a", b"\xff")
 
     assert [b"\xff", None, 1, b"\xff"] == server.ask_all([("GET", "a"), ("GET", "b"), ("EXISTS", "a"), ("GET", "a")])
@@ -48,9 +46,7 @@ def test_each_answer_is_its_commands(server: ScriptExecutor, redis_client: redis
 
 
 def test_a_refusal_leaves_the_line_in_step(server: ScriptExecutor, redis_client: redis.Redis) -> None:
-    """
-    The answers behind it are read: the next one to ask gets its own.
-    """
+    """The answers behind it are read: the next one to ask gets its own."""
     redis_client.set("text", "one")
     redis_client.lpush("list", "two")
     with pytest.raises(CorruptRecord):
@@ -61,9 +57,7 @@ def test_a_refusal_leaves_the_line_in_step(server: ScriptExecutor, redis_client:
 
 
 def test_scripts_that_the_server_does_not_know_are_run_once(server: ScriptExecutor, redis_client: redis.Redis) -> None:
-    """
-    Each of them: those that were refused, and no others, are sent again in full.
-    """
+    """Each of them: those that were refused, and no others, are sent again in full."""
     calls = [Call((layout.lock(f"chore-{number}"),), (b"t" * 16, 1_000_000_000)) for number in range(3)]
     for _ in range(2):
         redis_client.script_flush()
@@ -77,9 +71,7 @@ def test_scripts_that_the_server_does_not_know_are_run_once(server: ScriptExecut
 
 
 def test_many_commands_are_one_round_trip(redis_server: RedisServer) -> None:
-    """
-    As far as they fit into one piece.
-    """
+    """As far as they fit into one piece."""
     with TcpProxy(redis_server.port) as proxy, make_client(f"redis://127.0.0.1:{proxy.port}/0") as client:
         server = ScriptExecutor(client, owned=True, clock=store_time)
         server.ask("GET", "a")
@@ -90,9 +82,7 @@ def test_many_commands_are_one_round_trip(redis_server: RedisServer) -> None:
 
 
 def test_a_demoted_server_is_not_asked_again(start_redis: StartRedis, redis_kind: str) -> None:
-    """
-    No answer is kept that it still owes, and behind a name the next connection finds the new primary.
-    """
+    """No answer is kept that it still owes, and behind a name the next connection finds the new primary."""
     demoted = start_redis(redis_kind)
     with make_client(demoted.url) as client, redis.Redis.from_url(demoted.url) as operator:
         pool, line = client.connection_pool, PooledConnection(client)

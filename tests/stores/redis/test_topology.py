@@ -68,9 +68,7 @@ def found_again(store: RedisStore, key: StorageKey) -> bool:
 
 
 def test_every_node_is_reached_from_any(store: RedisStore, cluster_rig: ClusterRig) -> None:
-    """
-    One by one, and together: in one round trip to each of them.
-    """
+    """One by one, and together: in one round trip to each of them."""
     for node in cluster_rig.primaries:
         key = kept_by(cluster_rig, node)
         answered(store, key)
@@ -85,9 +83,7 @@ def test_every_node_is_reached_from_any(store: RedisStore, cluster_rig: ClusterR
 def test_what_goes_together_is_one_round_trip_to_each_node(
     cluster_rig: ClusterRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Not one for each slot: a chore asks for hundreds.
-    """
+    """Not one for each slot: a chore asks for hundreds."""
     client = make_client(by_url(cluster_rig))
     line = line_of(client, owned=True)
     line("GET", "a")
@@ -105,9 +101,7 @@ def test_what_goes_together_is_one_round_trip_to_each_node(
 
 
 def test_threads_that_begin_at_once_share_one_look(clusters: Clusters, redis_kind: str) -> None:
-    """
-    A worker's first requests come together: one of them asks who keeps what, and the others wait for its answer.
-    """
+    """A worker's first requests come together: one of them asks who keeps what, and the others wait for its answer."""
     server = clusters.get(redis_kind)
     client = make_client(f"redis+cluster://127.0.0.1:{server.port}")
     line = line_of(client, owned=True)
@@ -128,9 +122,7 @@ def test_threads_that_begin_at_once_share_one_look(clusters: Clusters, redis_kin
 
 
 def test_a_planned_failover_is_followed(store: RedisStore, cluster_rig: ClusterRig) -> None:
-    """
-    What was known is replayed, what is in flight is taken, and what is new runs; by whoever has the slot now.
-    """
+    """What was known is replayed, what is in flight is taken, and what is new runs; by whoever has the slot now."""
     primary = cluster_rig.primaries[0]
     known, running, new = (kept_by(cluster_rig, primary) for _ in range(3))
     answered(store, known)
@@ -149,9 +141,7 @@ def test_a_planned_failover_is_followed(store: RedisStore, cluster_rig: ClusterR
 
 @pytest.mark.slow
 def test_a_silent_primary_is_unavailable_until_it_is_replaced(store: RedisStore, cluster_rig: ClusterRig) -> None:
-    """
-    Its keys get no answer and those of others do; then the same store finds the new one by itself.
-    """
+    """Its keys get no answer and those of others do; then the same store finds the new one by itself."""
     primary, other = cluster_rig.primaries[:2]
     known, elsewhere = kept_by(cluster_rig, primary), kept_by(cluster_rig, other)
     answered(store, known)
@@ -172,9 +162,7 @@ def test_a_silent_primary_is_unavailable_until_it_is_replaced(store: RedisStore,
 def test_one_at_a_time_waits_for_a_silent_node(
     store: RedisStore, cluster_rig: ClusterRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    All the others keep their threads, and leases elsewhere are renewed in time; other nodes' keys are answered.
-    """
+    """All the others keep their threads, and leases elsewhere are renewed in time; other nodes' keys are answered."""
     gone, well = cluster_rig.primaries[:2]
     key, other = kept_by(cluster_rig, gone), kept_by(cluster_rig, well)
     answered(store, other)
@@ -220,9 +208,7 @@ def test_a_slot_on_its_way_gives_no_answer_and_then_the_right_one(store: RedisSt
 
 
 def test_a_single_key_is_asked_for_where_it_is_going(store: RedisStore, cluster_rig: ClusterRig) -> None:
-    """
-    A lock of the chores, taken while its slot moves: it is nobody else's at either end.
-    """
+    """A lock of the chores, taken while its slot moves: it is nobody else's at either end."""
     slot = slot_of(layout.lock("reap"))
     source = cluster_rig.primary_of(slot)
     target = next(node for node in cluster_rig.primaries if node is not source)
@@ -237,9 +223,7 @@ def test_a_single_key_is_asked_for_where_it_is_going(store: RedisStore, cluster_
 
 @pytest.mark.parametrize("kind", (AttributeError, KeyError, IndexError, TypeError, ValueError))
 def test_a_cluster_client_that_has_lost_its_way_is_unavailable(kind: type[Exception]) -> None:
-    """
-    Sent on to a node that it does not know, redis-py's raises what Python raises for a None.
-    """
+    """Sent on to a node that it does not know, redis-py's raises what Python raises for a None."""
 
     class Lost(redis.RedisCluster):
         def __init__(self) -> None: ...
@@ -281,9 +265,7 @@ def test_what_is_down_does_not_keep_the_application_from_starting(url: str, capl
 def test_a_server_is_no_cluster_and_a_cluster_no_server(
     start_redis: StartRedis, clusters: Clusters, redis_kind: str
 ) -> None:
-    """
-    Both would refuse most requests, or all: this is said at the start, with what to write instead.
-    """
+    """Both would refuse most requests, or all: this is said at the start, with what to write instead."""
     alone, node = start_redis(redis_kind), clusters.get(redis_kind)
     with pytest.raises(ConfigurationError, match="Write redis://"):
         RedisStore(f"redis+cluster://127.0.0.1:{alone.port}").check()
@@ -309,9 +291,7 @@ def test_sentinels_lead_to_the_new_primary(sentinel_rig: SentinelRig) -> None:
 
 @pytest.mark.slow
 def test_a_silent_primary_is_unavailable_until_sentinels_name_another(sentinel_rig: SentinelRig) -> None:
-    """
-    With one of the Sentinels silent as well.
-    """
+    """With one of the Sentinels silent as well."""
     primary, heir = sentinel_rig.primary, sentinel_rig.replicas[0]
     store, known = redis_store(f"{sentinel_rig.url}?socket_timeout=0.5"), a_key()
     answered(store, known)

@@ -29,9 +29,7 @@ def turn(client: redis.Redis, key: StorageKey) -> float | None:
 
 
 def test_the_one_that_has_waited_longest_comes_first(store: RedisStore, clock: FrozenClock) -> None:
-    """
-    Of all partitions, however many of them have some, and however many one has.
-    """
+    """Of all partitions, however many of them have some, and however many one has."""
     made = list[StorageKey]()
     for partition in (900, 3, 900, 900, 500, 3, 1023):
         made.append(in_partition(partition))
@@ -47,9 +45,7 @@ def test_the_one_that_has_waited_longest_comes_first(store: RedisStore, clock: F
 def test_the_run_that_ends_a_lease_asks_as_well(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    It goes by when it began, and what it quarantines it does later.
-    """
+    """It goes by when it began, and what it quarantines it does later."""
     key = a_key()
     stand(store, clock, key, "lapsed, quarantine")
     began = clock.now
@@ -64,9 +60,7 @@ def test_the_run_that_ends_a_lease_asks_as_well(
 def test_a_condemned_answer_has_its_turn_at_once(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    Its deadline is the end of the answer's life, which may be in three months.
-    """
+    """Its deadline is the end of the answer's life, which may be in three months."""
     key = a_key()
     stand(store, clock, key, "completed")
     store.mark_corrupt(key, PAYLOAD)
@@ -77,9 +71,7 @@ def test_a_condemned_answer_has_its_turn_at_once(
 
 
 def test_the_next_turn_stands_in_the_index(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """
-    As long from now as the key has been quarantined for, within bounds.
-    """
+    """As long from now as the key has been quarantined for, within bounds."""
     key = a_key()
     stand(store, clock, key, "quarantined")
     for age, pause in ((0, LEAST), (LEASE + 5, LEAST), (20, 25), (50, 75), (100, MOST), (1e6, MOST)):
@@ -91,9 +83,7 @@ def test_the_next_turn_stands_in_the_index(store: RedisStore, redis_client: redi
 def test_what_cannot_be_read_keeps_nobody_waiting(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    It would be the first in the queue for ever. It stays as it is, and comes up again after the longest pause.
-    """
+    """It would be the first in the queue for ever. It stays as it is, and comes up again after the longest pause."""
     spoilt = [a_key() for _ in range(5)]
     for key in spoilt:
         stand(store, clock, key, "quarantined")
@@ -111,9 +101,7 @@ def test_what_cannot_be_read_keeps_nobody_waiting(
 def test_a_claim_that_meets_what_cannot_be_read_gives_it_a_turn(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    It is nobody's to settle, and stays counted among the quarantined.
-    """
+    """It is nobody's to settle, and stays counted among the quarantined."""
     key = a_key()
     stand(store, clock, key, "completed")
     store.mark_corrupt(key, PAYLOAD)
@@ -145,9 +133,7 @@ def test_the_owner_may_settle_whatever_the_turn(
 
 
 def test_turns_are_no_drift(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """
-    Whoever recounts a tenant does not look at when it is to be asked about.
-    """
+    """Whoever recounts a tenant does not look at when it is to be asked about."""
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE))
     store.quarantine(key, token, "view-crashed")

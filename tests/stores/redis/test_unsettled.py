@@ -50,9 +50,7 @@ def test_every_partition_is_looked_at(store: RedisStore, clock: FrozenClock, lim
 
 
 def test_more_than_one_script_looks_at_are_all_met(store: RedisStore, clock: FrozenClock) -> None:
-    """
-    Of one tenant, whose leases ended in one moment.
-    """
+    """Of one tenant, whose leases ended in one moment."""
     tid = a_key().tid
     made = {a_key(tid=tid) for _ in range(2 * RECORDS_AT_ONCE + 1)}
     lapsed(store, clock, *made)
@@ -64,9 +62,7 @@ def test_more_than_one_script_looks_at_are_all_met(store: RedisStore, clock: Fro
 
 @pytest.mark.parametrize("state", (State.PROCESSING, State.QUARANTINED))
 def test_who_leaves_or_moves_makes_no_other_missed(store: RedisStore, clock: FrozenClock, state: State) -> None:
-    """
-    A place is behind a score and a name, and not so many from the beginning.
-    """
+    """A place is behind a score and a name, and not so many from the beginning."""
     tid = a_key().tid
     owners = {a_key(tid=tid): a_token() for _ in range(12)}
     for at, (key, token) in enumerate(owners.items()):
@@ -89,9 +85,7 @@ def test_who_leaves_or_moves_makes_no_other_missed(store: RedisStore, clock: Fro
 def test_an_entry_whose_record_is_gone_is_dropped(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    By whoever meets it; nobody can look for a lapsed record in vain for ever.
-    """
+    """By whoever meets it; nobody can look for a lapsed record in vain for ever."""
     gone, left = a_key(), a_key()
     lapsed(store, clock, gone, left)
     redis_client.delete(layout.keys(gone)[0])
@@ -108,9 +102,7 @@ def test_an_entry_whose_record_is_gone_is_dropped(
 def test_an_entry_in_the_wrong_index_is_put_right(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    Also on a Redis that is full: what is lost from both is asked about no more.
-    """
+    """Also on a Redis that is full: what is lost from both is asked about no more."""
     held, flying, answered = a_key(), a_key(), a_key()
     stand(store, clock, held, "quarantined")
     stand(store, clock, flying, "in flight")
@@ -140,9 +132,7 @@ def test_an_entry_in_the_wrong_index_is_put_right(
 def test_what_cannot_be_read_stays_and_is_left_out(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, standing: Any, spoilt: str
 ) -> None:
-    """
-    Byte for byte, in its index, and counted: only a person can say what it was.
-    """
+    """Byte for byte, in its index, and counted: only a person can say what it was."""
     key = a_key()
     stand(store, clock, key, standing)
     name = layout.keys(key)[0]
@@ -165,9 +155,7 @@ def test_what_cannot_be_read_stays_and_is_left_out(
 
 
 def test_an_index_of_another_type_is_told(store: RedisStore, redis_client: redis.Redis) -> None:
-    """
-    Nobody can tell what is in flight there: a run that passed it over would look as if all were well.
-    """
+    """Nobody can tell what is in flight there: a run that passed it over would look as if all were well."""
     redis_client.set(layout.indexes_in(700)[0], "not ours")
 
     with pytest.raises(CorruptRecord):
@@ -193,9 +181,7 @@ def test_a_long_answer_is_not_read(store: RedisStore, redis_client: redis.Redis,
 
 
 def test_what_others_settle_leaves_no_trace(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """
-    In no index, and an answer by another's hand has a time to live.
-    """
+    """In no index, and an answer by another's hand has a time to live."""
     freed, settled = a_key(), a_key()
     for key in (freed, settled):
         stand(store, clock, key, "quarantined")
@@ -208,9 +194,7 @@ def test_what_others_settle_leaves_no_trace(store: RedisStore, redis_client: red
 
 
 def test_nothing_is_looked_through(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """
-    However many answers there are: no key is asked for but by an index, and the empty ones cost a count each.
-    """
+    """However many answers there are: no key is asked for but by an index, and the empty ones cost a count each."""
     for _ in range(20):
         stand(store, clock, a_key(), "completed")
     redis_client.config_resetstat()

@@ -46,9 +46,7 @@ def full(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> Iterat
 def test_a_full_server_is_looked_after_all_the_same(
     full: tuple[RedisStore, redis.Redis], clock: FrozenClock, quota: Quota | None
 ) -> None:
-    """
-    Most of all then: each is found, quarantined, given to a resolver, and settled or freed.
-    """
+    """Most of all then: each is found, quarantined, given to a resolver, and settled or freed."""
     store, client = full
     tid = a_key().tid
     for on_lapse in (OnExpiry.QUARANTINE,) * 3 + (OnExpiry.TAKEOVER,):
@@ -75,9 +73,7 @@ def test_a_full_server_is_looked_after_all_the_same(
 
 
 def test_a_full_server_mends_its_indexes(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
-    """
-    It puts in what it takes out elsewhere.
-    """
+    """It puts in what it takes out elsewhere."""
     store, client = full
     held = a_key()
     stand(store, clock, held, "quarantined")
@@ -110,9 +106,7 @@ def far(proxy: TcpProxy, clock: FrozenClock) -> Iterator[RedisStore]:
 def test_a_broken_line_is_mended(
     store: RedisStore, far: RedisStore, proxy: TcpProxy, clock: FrozenClock, verb: str, lose: str
 ) -> None:
-    """
-    The client repeats what it sent, a script or many, and nobody notices.
-    """
+    """The client repeats what it sent, a script or many, and nobody notices."""
     key, token = a_key(), a_token()
     stand(store, clock, key, "quarantined")
     before = seen(store, key)
@@ -168,9 +162,7 @@ def test_a_call_that_has_freed_a_key_is_told_so_when_it_is_repeated(
 def test_a_server_that_forgot_the_scripts_is_told_again(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, verb: str
 ) -> None:
-    """
-    All that were sent together, and each is run once.
-    """
+    """All that were sent together, and each is run once."""
     made = {a_key() for _ in range(5)}
     for key in made:
         stand(store, clock, key, "quarantined" if verb == "due" else "in flight")
@@ -187,9 +179,7 @@ def test_a_server_that_forgot_the_scripts_is_told_again(
 
 
 def test_a_dead_server_is_unavailable(start_redis: StartRedis, redis_kind: str) -> None:
-    """
-    And so is a replica, for whatever is to be changed.
-    """
+    """And so is a replica, for whatever is to be changed."""
     server = start_redis(redis_kind)
     store, key = redis_store(server.url), a_key()
     granted(store.claim(a_request(key), token=a_token(), lease=LEASE))

@@ -118,9 +118,7 @@ def test_what_is_repeated_is_not_believed_either(pair: Pair, verb: str) -> None:
 
 
 def test_who_is_refused_or_told_what_is_known_needs_no_replica(pair: Pair) -> None:
-    """
-    Nothing is promised to them.
-    """
+    """Nothing is promised to them."""
     known, running, token = a_key(), a_key(), a_token()
     granted(pair.store.claim(a_request(known), token=token, lease=LEASE))
     pair.store.complete(known, token, PAYLOAD, keep=KEEP)
@@ -150,9 +148,7 @@ def test_a_full_server_still_takes_what_its_owner_brings(pair: Pair) -> None:
 
 
 def test_waiting_takes_no_round_trip_of_its_own(start_redis: StartRedis, redis_kind: str) -> None:
-    """
-    A first request still makes two, and a replay one.
-    """
+    """A first request still makes two, and a replay one."""
     primary = start_redis(redis_kind, "--repl-diskless-sync-delay", "0")
     node = Node(start_redis(redis_kind, "--replicaof", "127.0.0.1", str(primary.port)))
     assert eventually(node.in_step)
@@ -171,9 +167,7 @@ def test_waiting_takes_no_round_trip_of_its_own(start_redis: StartRedis, redis_k
 
 @pytest.mark.parametrize("way", ("url", "client"))
 def test_in_a_cluster_the_replicas_of_the_keys_own_primary_count(cluster_rig: ClusterRig, way: str) -> None:
-    """
-    Those of the others say nothing about it.
-    """
+    """Those of the others say nothing about it."""
     primary = cluster_rig.primaries[0]
     replica = cluster_rig.replica_of(primary)
     with ExitStack() as ends:

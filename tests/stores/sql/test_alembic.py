@@ -70,9 +70,7 @@ def standing(engine: Engine) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize("convention", (None, CONVENTION), ids=("plain", "named"))
 def test_autogenerate_finds_no_difference(engine: Engine, convention: dict[str, str] | None) -> None:
-    """
-    Neither in types nor in comments, indexes or keys, however the application names its own.
-    """
+    """Neither in types nor in comments, indexes or keys, however the application names its own."""
     metadata = MetaData(naming_convention=convention)
     include_in(metadata)
     upgrade(engine)
@@ -81,9 +79,7 @@ def test_autogenerate_finds_no_difference(engine: Engine, convention: dict[str, 
 
 
 def test_autogenerate_would_notice_a_difference(engine: Engine) -> None:
-    """
-    Else its silence above would mean nothing.
-    """
+    """Else its silence above would mean nothing."""
     metadata = MetaData()
     include_in(metadata)
     metadata.tables["idempotency_records"].append_column(Column("extra", Integer))
@@ -93,9 +89,7 @@ def test_autogenerate_would_notice_a_difference(engine: Engine) -> None:
 
 
 def test_without_us_autogenerate_would_drop_the_tables(engine: Engine) -> None:
-    """
-    Which is what `include_in` is for: nobody should find out by paying twice.
-    """
+    """Which is what `include_in` is for: nobody should find out by paying twice."""
     metadata = MetaData()
     Table("payment", metadata, Column("id", Integer, primary_key=True))
     metadata.create_all(engine)
@@ -107,9 +101,7 @@ def test_without_us_autogenerate_would_drop_the_tables(engine: Engine) -> None:
 
 
 def test_including_twice_is_including_once() -> None:
-    """
-    An application factory runs once for every test.
-    """
+    """An application factory runs once for every test."""
     metadata = MetaData()
 
     include_in(metadata)
@@ -119,9 +111,7 @@ def test_including_twice_is_including_once() -> None:
 
 
 def test_the_tables_of_an_application_with_a_schema_of_its_own_are_where_ours_are(engine: Engine) -> None:
-    """
-    `MetaData(schema=…)` is about the application's tables; the store looks for its own where the connection does.
-    """
+    """`MetaData(schema=…)` is about the application's tables; the store looks for its own where the connection does."""
     metadata = MetaData(schema="main" if engine.dialect.name == "sqlite" else "shop")
     include_in(metadata)
     upgrade(engine)
@@ -130,9 +120,7 @@ def test_the_tables_of_an_application_with_a_schema_of_its_own_are_where_ours_ar
 
 
 def test_create_all_serves_those_without_migrations(engine: Engine) -> None:
-    """
-    `db.create_all()` in the tests of an application makes tables that may be claimed in.
-    """
+    """`db.create_all()` in the tests of an application makes tables that may be claimed in."""
     metadata = MetaData(naming_convention=CONVENTION)
     include_in(metadata)
 
@@ -143,9 +131,7 @@ def test_create_all_serves_those_without_migrations(engine: Engine) -> None:
 
 @on_postgresql
 def test_a_revision_that_fails_takes_our_tables_back(engine: Engine) -> None:
-    """
-    They are made in the revision's transaction and not beside it. On SQLite Alembic has none for this.
-    """
+    """They are made in the revision's transaction and not beside it. On SQLite Alembic has none for this."""
 
     def revision(connection: Connection) -> None:
         context = MigrationContext.configure(connection)

@@ -23,9 +23,7 @@ CROWD = 8
 
 @pytest.mark.parametrize("isolation", (None, "AUTOCOMMIT", "SERIALIZABLE"))
 def test_an_engine_is_upgraded_at_once(make_engine: MakeEngine, isolation: str | None) -> None:
-    """
-    Whatever it does about transactions, what was done is committed and nothing is left open.
-    """
+    """Whatever it does about transactions, what was done is committed and nothing is left open."""
     engine = make_engine(**({"isolation_level": isolation} if isolation else {}))
 
     done = upgrade(engine)
@@ -34,9 +32,7 @@ def test_an_engine_is_upgraded_at_once(make_engine: MakeEngine, isolation: str |
 
 
 def test_a_transaction_of_the_callers_stays_the_callers(engine: Engine) -> None:
-    """
-    Alembic commits the tables together with its own note of them, or not at all.
-    """
+    """Alembic commits the tables together with its own note of them, or not at all."""
     with engine.connect() as connection, connection.begin() as transaction:
         upgrade(connection)
         transaction.rollback()
@@ -51,9 +47,7 @@ def test_a_transaction_of_the_callers_stays_the_callers(engine: Engine) -> None:
 
 @pytest.mark.parametrize("isolation", (None, "AUTOCOMMIT"))
 def test_a_connection_without_a_transaction_gets_one(make_engine: MakeEngine, isolation: str | None) -> None:
-    """
-    What was said to be done is not rolled back when the connection is put away.
-    """
+    """What was said to be done is not rolled back when the connection is put away."""
     engine = make_engine(**({"isolation_level": isolation} if isolation else {}))
     with engine.connect() as connection:
         upgrade(connection)
@@ -62,9 +56,7 @@ def test_a_connection_without_a_transaction_gets_one(make_engine: MakeEngine, is
 
 
 def test_a_connection_that_commits_every_statement_gets_one_too(make_engine: MakeEngine) -> None:
-    """
-    Although SQLAlchemy says that it is in a transaction since its first statement.
-    """
+    """Although SQLAlchemy says that it is in a transaction since its first statement."""
     engine = make_engine(isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         connection.execute(text("SELECT 1"))
@@ -75,9 +67,7 @@ def test_a_connection_that_commits_every_statement_gets_one_too(make_engine: Mak
 
 @on_sqlite
 def test_a_transaction_that_an_application_begins_by_its_own_words_is_joined(engine: Engine) -> None:
-    """
-    As SQLAlchemy's documentation recommends for SQLite: pysqlite begins nothing, an event does.
-    """
+    """As SQLAlchemy's documentation recommends for SQLite: pysqlite begins nothing, an event does."""
 
     @event.listens_for(engine, "connect")
     def begin_nothing(connection: sqlite3.Connection, record: object) -> None:
@@ -96,9 +86,7 @@ def test_a_transaction_that_an_application_begins_by_its_own_words_is_joined(eng
 def test_a_step_that_fails_leaves_nothing(
     make_engine: MakeEngine, isolation: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Half a schema is never committed, and the connection serves whoever is next.
-    """
+    """Half a schema is never committed, and the connection serves whoever is next."""
     engine = make_engine(pool_size=1, max_overflow=0, **({"isolation_level": isolation} if isolation else {}))
     with monkeypatch.context() as patch:
         statements = (*STEPS[-1].statements[engine.dialect.name], "SELECT nothing FROM nowhere")
@@ -112,9 +100,7 @@ def test_a_step_that_fails_leaves_nothing(
 
 
 def test_a_crowd_upgrades_once(make_engine: MakeEngine) -> None:
-    """
-    Every container of a deployment runs it at start: one works, the others find it done.
-    """
+    """Every container of a deployment runs it at start: one works, the others find it done."""
     barrier = Barrier(CROWD)
 
     def run(engine: Engine) -> list[str]:
@@ -148,9 +134,7 @@ def test_the_second_waits_before_its_first_look(make_engine: MakeEngine, isolati
 
 @on_sqlite
 def test_the_second_asks_for_the_lock_before_its_first_look(make_engine: MakeEngine) -> None:
-    """
-    A transaction that had read first would fail at its first write, however patient it is.
-    """
+    """A transaction that had read first would fail at its first write, however patient it is."""
     with make_engine().connect() as first, first.begin():
         upgrade(first)
         with pytest.raises(OperationalError, match="locked") as refused:
@@ -161,9 +145,7 @@ def test_the_second_asks_for_the_lock_before_its_first_look(make_engine: MakeEng
 
 @on_postgresql
 def test_no_lock_outlives_an_upgrade(engine: Engine) -> None:
-    """
-    Behind a pooler it would be somebody else's, and the next upgrade would wait for ever.
-    """
+    """Behind a pooler it would be somebody else's, and the next upgrade would wait for ever."""
     with engine.connect() as connection:
         upgrade(connection)
 

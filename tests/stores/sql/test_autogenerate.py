@@ -151,9 +151,7 @@ engine.dispose()
 
 @pytest.mark.parametrize("ours_first", (False, True))
 def test_plain_alembic_makes_a_working_store(tmp_path: Path, engine: Engine, ours_first: bool) -> None:
-    """
-    By its own commands: revision, upgrade, and a check that finds nothing.
-    """
+    """By its own commands: revision, upgrade, and a check that finds nothing."""
     if ours_first:
         upgrade(engine)
     config = Config(str(tmp_path / "alembic.ini"), stdout=StringIO())

@@ -59,16 +59,12 @@ def advised(engine: Engine) -> list[str]:
 
 
 def test_a_database_in_order_has_no_faults(engine: Engine) -> None:
-    """
-    As the upgrade leaves it.
-    """
+    """As the upgrade leaves it."""
     assert ([], []) == (found(engine), advised(engine))
 
 
 def test_missing_tables_are_one_fault(engine: Engine) -> None:
-    """
-    Not one for each table, column and index of them.
-    """
+    """Not one for each table, column and index of them."""
     metadata.drop_all(engine)
 
     (fault,) = found(engine)
@@ -78,9 +74,7 @@ def test_missing_tables_are_one_fault(engine: Engine) -> None:
 
 @pytest.mark.parametrize("table", list(metadata.tables))
 def test_a_missing_table_is_named(engine: Engine, table: str) -> None:
-    """
-    Somebody dropped it: the others are still there.
-    """
+    """Somebody dropped it: the others are still there."""
     execute(engine, f"DROP TABLE {table}")
 
     (fault,) = found(engine)
@@ -89,9 +83,7 @@ def test_a_missing_table_is_named(engine: Engine, table: str) -> None:
 
 
 def test_missing_tables_are_named_where_others_are_there(engine: Engine) -> None:
-    """
-    Made by an older release, or dropped.
-    """
+    """Made by an older release, or dropped."""
     execute(engine, "DROP TABLE idempotency_quota", "DROP TABLE idempotency_tenants")
 
     (fault,) = found(engine)
@@ -100,9 +92,7 @@ def test_missing_tables_are_named_where_others_are_there(engine: Engine) -> None
 
 
 def test_an_older_schema_is_a_fault(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    One that lacks what a later release needs.
-    """
+    """One that lacks what a later release needs."""
     monkeypatch.setattr(schema_check, "LATEST", 2)
     execute(engine, "DROP INDEX idempotency_expired_leases")
 
@@ -113,18 +103,14 @@ def test_an_older_schema_is_a_fault(engine: Engine, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_schema_is_not_older_for_want_of_a_version(engine: Engine) -> None:
-    """
-    Alembic writes no rows. What it made is judged by what is there.
-    """
+    """Alembic writes no rows. What it made is judged by what is there."""
     execute(engine, "DELETE FROM idempotency_meta")
 
     assert [] == found(engine)
 
 
 def test_a_newer_schema_is_a_fault(engine: Engine) -> None:
-    """
-    And the only one: this release cannot say what else is right or wrong about it.
-    """
+    """And the only one: this release cannot say what else is right or wrong about it."""
     execute(engine, "UPDATE idempotency_meta SET value = 99 WHERE name = 'schema_version'")
     execute(engine, "DROP INDEX idempotency_expired_leases")
 
@@ -134,9 +120,7 @@ def test_a_newer_schema_is_a_fault(engine: Engine) -> None:
 
 
 def test_a_missing_column_is_a_fault_that_no_upgrade_mends(engine: Engine) -> None:
-    """
-    A column that were added anew would be empty, and what it held is what replays.
-    """
+    """A column that were added anew would be empty, and what it held is what replays."""
     execute(engine, "ALTER TABLE idempotency_records RENAME COLUMN principal TO subject")
     upgrade(engine)
 
@@ -148,9 +132,7 @@ def test_a_missing_column_is_a_fault_that_no_upgrade_mends(engine: Engine) -> No
 
 @pytest.mark.parametrize("index", ("idempotency_expired_leases", "idempotency_expiry", "idempotency_unfinished"))
 def test_a_missing_index_is_a_fault(engine: Engine, index: str) -> None:
-    """
-    Chores would read the whole table, and claims under a quota.
-    """
+    """Chores would read the whole table, and claims under a quota."""
     execute(engine, f"DROP INDEX {index}")
 
     (fault,) = found(engine)
@@ -161,9 +143,7 @@ def test_a_missing_index_is_a_fault(engine: Engine, index: str) -> None:
 
 @on_postgresql
 def test_a_missing_sequence_is_a_fault(engine: Engine) -> None:
-    """
-    Somebody dropped it: Alembic's autogenerate makes it with its table.
-    """
+    """Somebody dropped it: Alembic's autogenerate makes it with its table."""
     execute(engine, "DROP SEQUENCE idempotency_fence_numbers_number_seq CASCADE")
 
     (fault,) = found(engine)
@@ -173,9 +153,7 @@ def test_a_missing_sequence_is_a_fault(engine: Engine) -> None:
 
 @on_postgresql
 def test_fences_that_count_from_one_are_a_fault_where_no_claim_can_lift_them(engine: Engine, teller: Engine) -> None:
-    """
-    Whoever may set the sequence does so at the first claim.
-    """
+    """Whoever may set the sequence does so at the first claim."""
     execute(engine, FENCE_FROM_ONE)
 
     assert [] == found(engine)
@@ -196,9 +174,7 @@ IN_USE = {
 
 @pytest.mark.parametrize("answers", ("sealed", "cached"))
 def test_a_lost_number_is_a_fault_where_answers_depend_on_it(engine: Engine, answers: str) -> None:
-    """
-    Another one would make them unreadable without a word.
-    """
+    """Another one would make them unreadable without a word."""
     execute(engine, "DELETE FROM idempotency_meta WHERE name = 'store'")
     assert [] == found(engine)
     execute(engine, IN_USE[answers])
@@ -234,17 +210,13 @@ def revoke(engine: Engine, rights: str, *, of: Engine) -> None:
 
 @on_postgresql
 def test_a_role_with_the_rights_that_are_documented_is_in_order(teller: Engine) -> None:
-    """
-    It need not be the tables' owner, nor read the sequence.
-    """
+    """It need not be the tables' owner, nor read the sequence."""
     assert [] == found(teller)
 
 
 @on_postgresql
 def test_whoever_may_change_the_sequence_may_count(engine: Engine, teller: Engine) -> None:
-    """
-    PostgreSQL asks for one of two rights.
-    """
+    """PostgreSQL asks for one of two rights."""
     revoke(engine, "USAGE ON SEQUENCE idempotency_fence_numbers_number_seq", of=teller)
     execute(engine, f"GRANT UPDATE ON SEQUENCE idempotency_fence_numbers_number_seq TO {teller.url.username}")
 
@@ -255,9 +227,7 @@ def test_whoever_may_change_the_sequence_may_count(engine: Engine, teller: Engin
 @pytest.mark.parametrize("table", USED)
 @pytest.mark.parametrize("right", ("SELECT", "INSERT", "UPDATE", "DELETE"))
 def test_each_right_that_a_role_lacks_is_named(engine: Engine, teller: Engine, right: str, table: str) -> None:
-    """
-    Whatever docs/sql.md asks for: what is not missed today is missed by some request to come.
-    """
+    """Whatever docs/sql.md asks for: what is not missed today is missed by some request to come."""
     revoke(engine, f"{right} ON {table}", of=teller)
 
     (fault,) = found(teller)
@@ -268,9 +238,7 @@ def test_each_right_that_a_role_lacks_is_named(engine: Engine, teller: Engine, r
 
 @on_postgresql
 def test_a_role_that_may_not_count_is_told_so(engine: Engine, teller: Engine) -> None:
-    """
-    And not that fences start from one: what cannot be seen is not reported as if it had been.
-    """
+    """And not that fences start from one: what cannot be seen is not reported as if it had been."""
     revoke(engine, "USAGE ON SEQUENCE idempotency_fence_numbers_number_seq", of=teller)
 
     (fault,) = found(teller)
@@ -280,9 +248,7 @@ def test_a_role_that_may_not_count_is_told_so(engine: Engine, teller: Engine) ->
 
 @on_postgresql
 def test_a_role_without_any_right_is_told_what_a_request_would_be(engine: Engine, teller: Engine) -> None:
-    """
-    In the same words. That its version cannot be read is no outage.
-    """
+    """In the same words. That its version cannot be read is no outage."""
     execute(engine, f"DROP OWNED BY {teller.url.username}")
     store = SqlStore(Database(teller))
 
@@ -297,9 +263,7 @@ def test_a_role_without_any_right_is_told_what_a_request_would_be(engine: Engine
 
 @on_postgresql
 def test_what_else_is_wrong_is_said_to_a_role_that_may_read(engine: Engine, teller: Engine) -> None:
-    """
-    One look shows all there is to mend.
-    """
+    """One look shows all there is to mend."""
     execute(engine, "DROP INDEX idempotency_expired_leases")
     revoke(engine, "DELETE ON idempotency_records", of=teller)
 
@@ -311,9 +275,7 @@ def test_what_else_is_wrong_is_said_to_a_role_that_may_read(engine: Engine, tell
 
 @on_postgresql
 def test_commits_that_may_be_lost_are_a_fault(engine: Engine, make_engine: MakeEngine) -> None:
-    """
-    A claim that was acknowledged and then forgotten is a payment that runs again.
-    """
+    """A claim that was acknowledged and then forgotten is a payment that runs again."""
     careless = make_engine(connect_args={"options": "-c synchronous_commit=off"})
 
     (fault,) = found(careless)
@@ -323,9 +285,7 @@ def test_commits_that_may_be_lost_are_a_fault(engine: Engine, make_engine: MakeE
 
 @on_sqlite
 def test_a_journal_that_is_not_written_ahead_is_a_fault(engine: Engine) -> None:
-    """
-    Readers and writers would keep each other waiting.
-    """
+    """Readers and writers would keep each other waiting."""
     execute(engine, "PRAGMA journal_mode = DELETE")
 
     (fault,) = found(engine)
@@ -335,9 +295,7 @@ def test_a_journal_that_is_not_written_ahead_is_a_fault(engine: Engine) -> None:
 
 @on_sqlite
 def test_a_log_that_is_not_flushed_is_a_fault(engine: Engine) -> None:
-    """
-    It is set for each connection, so that of the store is looked at.
-    """
+    """It is set for each connection, so that of the store is looked at."""
 
     with engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA synchronous = NORMAL")
@@ -348,9 +306,7 @@ def test_a_log_that_is_not_flushed_is_a_fault(engine: Engine) -> None:
 
 @on_postgresql
 def test_another_isolation_is_advice_and_no_fault(engine: Engine, make_engine: MakeEngine) -> None:
-    """
-    It costs repetitions, not correctness.
-    """
+    """It costs repetitions, not correctness."""
     strict = make_engine(connect_args={"options": "-c default_transaction_isolation=serializable"})
 
     assert [] == found(strict)
@@ -359,9 +315,7 @@ def test_another_isolation_is_advice_and_no_fault(engine: Engine, make_engine: M
 
 
 def test_looking_changes_nothing(engine: Engine) -> None:
-    """
-    Only reads are sent: behind a pooler, whatever else was set would be somebody else's next.
-    """
+    """Only reads are sent: behind a pooler, whatever else was set would be somebody else's next."""
     sent: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2].split()[0]))
 
@@ -372,9 +326,7 @@ def test_looking_changes_nothing(engine: Engine) -> None:
 
 
 def test_the_port_does_all_of_it(make_engine: MakeEngine) -> None:
-    """
-    On an engine that commits each statement, as the store's is.
-    """
+    """On an engine that commits each statement, as the store's is."""
     engine = make_engine(isolation_level="AUTOCOMMIT")
     if engine.dialect.name == "sqlite":
         execute(engine, "PRAGMA journal_mode = WAL")
@@ -391,9 +343,7 @@ def test_the_port_does_all_of_it(make_engine: MakeEngine) -> None:
 def test_a_database_that_is_down_is_told_without_its_password(
     make_engine: MakeEngine, verb: str, password: str
 ) -> None:
-    """
-    Drivers quote what they were given.
-    """
+    """Drivers quote what they were given."""
     engine = make_engine()
     url = engine.url.set(password=password, port=1)
     schema = SqlSchema(Holder(make_engine(url.render_as_string(hide_password=False))))
@@ -407,9 +357,7 @@ def test_a_database_that_is_down_is_told_without_its_password(
 @on_postgresql
 @pytest.mark.parametrize("spelling", ("a b/c@d", "a+b%2Fc%40d", "a%20b%2Fc%40d"))
 def test_what_a_driver_quotes_is_blotted_out(make_engine: MakeEngine, spelling: str) -> None:
-    """
-    However it spells the password.
-    """
+    """However it spells the password."""
     engine = make_engine()
     engine = make_engine(engine.url.set(password="a b/c@d").render_as_string(hide_password=False))
 
@@ -425,9 +373,7 @@ def test_what_a_driver_quotes_is_blotted_out(make_engine: MakeEngine, spelling: 
     "password", ("p@ss/w", "p@ss", "p@s?s", "p@s?x=s", "p@ss:5/w", "p@/ss", "p@[s]/w", "p@ss#w", "p/@ss", "p@s?a=1&&")
 )
 def test_no_piece_of_a_password_is_taken_for_a_place(password: str) -> None:
-    """
-    A URL is split at its first @. What drivers quote as host and database is then the rest of the password.
-    """
+    """A URL is split at its first @. What drivers quote as host and database is then the rest of the password."""
     engine = create_engine(f"postgresql+psycopg://shop:{password}@db/shop")
 
     @event.listens_for(engine, "do_connect")
@@ -453,9 +399,7 @@ def test_no_piece_of_a_password_is_taken_for_a_place(password: str) -> None:
     ),
 )
 def test_a_place_is_named_that_can_be_no_password(url: str, place: str) -> None:
-    """
-    An operator with three databases needs to know which.
-    """
+    """An operator with three databases needs to know which."""
     engine = create_engine(url)
 
     @event.listens_for(engine, "do_connect")
@@ -469,9 +413,7 @@ def test_a_place_is_named_that_can_be_no_password(url: str, place: str) -> None:
 
 
 def test_a_pooler_is_no_hindrance(pgbouncer_url: str) -> None:
-    """
-    Each statement may reach another server connection: the upgrade is one transaction, and a look needs none.
-    """
+    """Each statement may reach another server connection: the upgrade is one transaction, and a look needs none."""
     options = {"connect_args": {"prepare_threshold": None}, "isolation_level": "AUTOCOMMIT"}
     engine = create_engine(pgbouncer_url, **options)
     try:

@@ -32,9 +32,7 @@ ENDS: dict[str, Callable[[SqlStore, StorageKey, bytes], None]] = {
 def test_its_owner_cannot_say_otherwise(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, verb: str, spoilt: dict[str, Any]
 ) -> None:
-    """
-    A settlement that is repeated after a lost reply must not free a key whose answer was condemned in between.
-    """
+    """A settlement that is repeated after a lost reply must not free a key whose answer was condemned in between."""
     store, key = open_store(), a_key()
     token = stand(store, clock, key, "completed")
     if spoilt:
@@ -52,9 +50,7 @@ def test_its_owner_cannot_say_otherwise(
 
 
 def test_its_owner_may_complete_it_again(open_store: OpenStore, clock: FrozenClock) -> None:
-    """
-    The same answer, as it should be: nobody else has it.
-    """
+    """The same answer, as it should be: nobody else has it."""
     store, key = open_store(), a_key()
     token = stand(store, clock, key, "completed")
     store.mark_corrupt(key, PAYLOAD)
@@ -69,9 +65,7 @@ def test_its_owner_may_complete_it_again(open_store: OpenStore, clock: FrozenClo
 def test_a_commit_whose_reply_is_lost_was_done_although_its_answer_is_condemned(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Who asks the record what became of the commit must not be told that nothing did, and pay again.
-    """
+    """Who asks the record what became of the commit must not be told that nothing did, and pay again."""
     paying(shop)
     condemned_with_its_commit(shop, monkeypatch)
 
@@ -82,9 +76,7 @@ def test_a_commit_whose_reply_is_lost_was_done_although_its_answer_is_condemned(
 
 
 def test_a_condemned_record_is_no_ones_to_commit_with(shop: Shop) -> None:
-    """
-    A view that commits by itself, after somebody has settled its claim and a third has found that unreadable.
-    """
+    """A view that commits by itself, after somebody has settled its claim and a third has found that unreadable."""
 
     @shop.view()
     def pay() -> tuple[str, int]:

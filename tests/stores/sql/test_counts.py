@@ -60,16 +60,12 @@ def statements_of_a_claim(store: SqlStore, clock: FrozenClock, what: str) -> lis
 @on_postgresql
 @pytest.mark.parametrize("what", ("new", "replay", "mismatch", "conflict", "unknown"))
 def test_a_claim_is_one_statement(open_store: OpenStore, clock: FrozenClock, what: str) -> None:
-    """
-    Whether the key is free or not, on a connection that commits by itself.
-    """
+    """Whether the key is free or not, on a connection that commits by itself."""
     assert ["WITH granted"] == statements_of_a_claim(open_store(), clock, what)
 
 
 def test_the_first_claim_of_a_process_looks_once_for_what_is_missing(open_store: OpenStore) -> None:
-    """
-    One statement more, and never again.
-    """
+    """One statement more, and never again."""
     store = open_store()
     store.read(a_key())
     looks = []
@@ -84,18 +80,14 @@ def test_the_first_claim_of_a_process_looks_once_for_what_is_missing(open_store:
 @on_postgresql
 @pytest.mark.parametrize("what", ("take-over", "quarantine"))
 def test_a_row_that_must_change_takes_a_second_statement(open_store: OpenStore, clock: FrozenClock, what: str) -> None:
-    """
-    Which compares what the first has seen.
-    """
+    """Which compares what the first has seen."""
     assert ["WITH granted", "UPDATE idempotency_records"] == statements_of_a_claim(open_store(), clock, what)
 
 
 @on_sqlite
 @pytest.mark.parametrize("what", ("replay", "mismatch", "conflict", "unknown"))
 def test_on_sqlite_a_refusal_takes_no_lock(open_store: OpenStore, clock: FrozenClock, what: str) -> None:
-    """
-    There is one lock for all writers, and a replay must not wait for it.
-    """
+    """There is one lock for all writers, and a replay must not wait for it."""
     assert ["SELECT idempotency_records.state,"] == statements_of_a_claim(open_store(), clock, what)
 
 
@@ -111,9 +103,7 @@ def test_on_sqlite_a_refusal_takes_no_lock(open_store: OpenStore, clock: FrozenC
 def test_on_sqlite_a_grant_looks_again_under_its_lock(
     open_store: OpenStore, clock: FrozenClock, what: str, writes: list[str]
 ) -> None:
-    """
-    Begun as a writer: a reader that comes to write is refused at once when somebody else has written in between.
-    """
+    """Begun as a writer: a reader that comes to write is refused at once when somebody else has written in between."""
     look, *rest = statements_of_a_claim(open_store(), clock, what)
 
     assert "SELECT idempotency_records.state," == look
@@ -131,18 +121,14 @@ def test_on_sqlite_a_grant_looks_again_under_its_lock(
 def test_a_replay_by_the_other_strategies(
     open_store: OpenStore, clock: FrozenClock, strategy: str, statements: list[str]
 ) -> None:
-    """
-    Inside a transaction, whose beginning and end come on top.
-    """
+    """Inside a transaction, whose beginning and end come on top."""
     assert statements == statements_of_a_claim(open_store(strategy=strategy), clock, "replay")
 
 
 @by_every_strategy
 @pytest.mark.parametrize("verb", list(WRITES))
 def test_an_owners_write_is_one_statement(open_store: OpenStore, clock: FrozenClock, strategy: str, verb: str) -> None:
-    """
-    When it changes something. Why it did not, a second one asks.
-    """
+    """When it changes something. Why it did not, a second one asks."""
     store, key = open_store(strategy=strategy), a_key()
     token = stand(store, clock, key, "in flight")
 

@@ -32,9 +32,7 @@ def elsewhere(make_engine: MakeEngine) -> Iterator[Connection]:
 def test_who_is_full_is_refused_whoever_holds_the_tenant(
     open_store: OpenStore, elsewhere: Connection, strategy: str
 ) -> None:
-    """
-    What is committed suffices to refuse; and a key that is known is told as ever.
-    """
+    """What is committed suffices to refuse; and a key that is known is told as ever."""
     store, known = open_store(strategy=strategy), a_key()
     granted(ask(store, known.tid, FULL, key=known))
     alone(elsewhere, known.tid)
@@ -45,9 +43,7 @@ def test_who_is_full_is_refused_whoever_holds_the_tenant(
 
 @by_every_lock
 def test_who_was_slower_for_the_same_key_is_not_refused(open_store: OpenStore, strategy: str) -> None:
-    """
-    The last place was taken for it between one look and the next: so it is known, and in flight.
-    """
+    """The last place was taken for it between one look and the next: so it is known, and in flight."""
     store, other, key = open_store(strategy=strategy), open_store(), a_key()
     overtaking = [lambda: granted(ask(other, key.tid, FULL, key=key))]
 
@@ -65,9 +61,7 @@ def test_who_was_slower_for_the_same_key_is_not_refused(open_store: OpenStore, s
 def test_who_waits_for_a_tenant_keeps_no_connections_from_others(
     records_url: str, make_engine: MakeEngine, elsewhere: Connection, strategy: str
 ) -> None:
-    """
-    Of many that wait for a lock whose holder does not move, with two connections: one is enough for all of them.
-    """
+    """Of many that wait for a lock whose holder does not move, with two connections: one is enough for all of them."""
     engine = make_engine(pool_size=2, max_overflow=0, pool_timeout=60)
     store, tid = SqlStore(Database(engine), strategy=strategy), a_key().tid
     alone(elsewhere, tid)
@@ -93,9 +87,7 @@ def waiting(connection: Connection) -> bool:
 
 
 def test_one_passes_and_one_is_told_to_come_again() -> None:
-    """
-    Tenants do not know of each other, and nobody is remembered who has gone.
-    """
+    """Tenants do not know of each other, and nobody is remembered who has gone."""
     turnstile = TenantLock()
 
     with turnstile.turn(b"one", timeout=0) as first, turnstile.turn(b"two", timeout=0) as other:
@@ -107,9 +99,7 @@ def test_one_passes_and_one_is_told_to_come_again() -> None:
 
 
 def test_a_child_waits_for_no_thread_of_its_parent() -> None:
-    """
-    It was in there when its process was copied, and is not here to leave.
-    """
+    """It was in there when its process was copied, and is not here to leave."""
     turnstile = TenantLock()
 
     with turnstile.turn(b"one", timeout=0):

@@ -63,9 +63,7 @@ def told(ask: Callable[[], object]) -> object:
 def test_a_damaged_row_raises_nothing_of_pythons(
     open_store: OpenStore, records_url: str, clock: FrozenClock, standing: str, odd: str
 ) -> None:
-    """
-    Column by column, whoever asks: a claim, a reader, a janitor. What was done is granted to nobody.
-    """
+    """Column by column, whoever asks: a claim, a reader, a janitor. What was done is granted to nobody."""
     store = open_store()
     for table, column in places(schema.records):
         key, token = a_key(), a_token()
@@ -102,9 +100,7 @@ def test_a_damaged_row_raises_nothing_of_pythons(
 def test_what_is_damaged_beside_the_records_raises_nothing_of_pythons(
     open_store: OpenStore, records_url: str, odd: str
 ) -> None:
-    """
-    Data keys, limits, counts, chores and facts.
-    """
+    """Data keys, limits, counts, chores and facts."""
     beside = (schema.tenants, schema.data_keys, schema.quota_buckets, schema.tasks, schema.meta)
     for table, column in places(*beside):
         store, key = open_store(), a_key()

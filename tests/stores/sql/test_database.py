@@ -46,9 +46,7 @@ OpenDatabase = Callable[..., Database]
 
 
 def test_an_url_becomes_two_engines(open_database: OpenDatabase, records_url: str) -> None:
-    """
-    One for records, where every statement commits by itself, and one for work in transactions.
-    """
+    """One for records, where every statement commits by itself, and one for work in transactions."""
     database = open_database(records_url)
 
     assert database.engine.pool is not database.base.pool
@@ -62,9 +60,7 @@ def test_an_url_becomes_two_engines(open_database: OpenDatabase, records_url: st
 def test_an_applications_engine_lends_its_way_to_connect(
     open_database: OpenDatabase, make_engine: MakeEngine, isolation_level: str
 ) -> None:
-    """
-    Its connect arguments, what it listens to and how it makes connections; and not a single one of those it has.
-    """
+    """Its connect arguments, what it listens to and how it makes connections; and not a single one of those it has."""
     base = make_engine(
         isolation_level=isolation_level, connect_args={"application_name": "shop"}, pool_size=1, max_overflow=0
     )
@@ -115,9 +111,7 @@ def test_our_own_transactions_are_read_committed(
 
 @on_postgresql
 def test_sessions_that_hold_every_connection_do_not_hold_records_up(make_engine: MakeEngine, records_url: str) -> None:
-    """
-    A request that claims has its session's connection already. From the same pool it would wait for itself.
-    """
+    """A request that claims has its session's connection already. From the same pool it would wait for itself."""
     base = make_engine(pool_size=1, max_overflow=0, pool_timeout=0.1)
     store = SqlStore(Database(base))
     with base.connect() as held:
@@ -131,9 +125,7 @@ def test_sessions_that_hold_every_connection_do_not_hold_records_up(make_engine:
 def test_a_pool_that_pings_does_not_ping_for_records(
     open_database: OpenDatabase, make_engine: MakeEngine, records_url: str
 ) -> None:
-    """
-    That would be a second round trip for each.
-    """
+    """That would be a second round trip for each."""
     database = open_database(make_engine(pool_pre_ping=True))
     for _ in range(2):
         database.run(lambda connection: connection.execute(text("SELECT 1")).scalar_one())
@@ -148,9 +140,7 @@ def test_a_pool_that_pings_does_not_ping_for_records(
 def test_a_function_is_asked_at_first_use_and_once(
     open_database: OpenDatabase, make_engine: MakeEngine, records_url: str
 ) -> None:
-    """
-    Flask-SQLAlchemy has its engine inside an application's context, and not before.
-    """
+    """Flask-SQLAlchemy has its engine inside an application's context, and not before."""
     asked: list[Engine] = []
 
     def bind() -> Engine:
@@ -166,9 +156,7 @@ def test_a_function_is_asked_at_first_use_and_once(
 
 
 def test_a_pool_of_none_works(make_engine: MakeEngine, records_url: str) -> None:
-    """
-    As behind a pooler: a connection for each call.
-    """
+    """As behind a pooler: a connection for each call."""
     store = SqlStore(Database(make_engine(poolclass=NullPool)))
 
     granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))
@@ -176,9 +164,7 @@ def test_a_pool_of_none_works(make_engine: MakeEngine, records_url: str) -> None
 
 
 def test_closing_leaves_the_applications_connections_alone(make_engine: MakeEngine, records_url: str) -> None:
-    """
-    They are not ours.
-    """
+    """They are not ours."""
     base = make_engine()
     with base.connect() as connection:
         SqlStore(Database(base)).close()
@@ -197,17 +183,13 @@ def test_closing_leaves_the_applications_connections_alone(make_engine: MakeEngi
     ),
 )
 def test_a_database_in_memory_is_refused(url: Any) -> None:
-    """
-    Every connection would have one of its own. The remedy is named.
-    """
+    """Every connection would have one of its own. The remedy is named."""
     with pytest.raises(ConfigurationError, match=r"sqlite:////path/to/file\.db.*memory://"):
         Database(url)
 
 
 def test_an_engine_of_one_connection_is_refused() -> None:
-    """
-    It is how tests keep SQLite in memory, and shares its one connection with every session.
-    """
+    """It is how tests keep SQLite in memory, and shares its one connection with every session."""
     engine = create_engine("sqlite://", poolclass=StaticPool)
 
     with pytest.raises(ConfigurationError, match="in memory"):
@@ -217,26 +199,20 @@ def test_an_engine_of_one_connection_is_refused() -> None:
 
 @pytest.mark.parametrize("url", ("mssql+pyodbc://sa@host/x", "mysql+pymysql://root@host/x", "duckdb:///x"))
 def test_other_databases_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Whether or not their driver is installed: nobody has tested what they do.
-    """
+    """Whether or not their driver is installed: nobody has tested what they do."""
     with pytest.raises(ConfigurationError, match=r"postgresql\+psycopg://"):
         Database(url)
 
 
 @pytest.mark.parametrize("bind", (None, 5, object()))
 def test_what_is_no_engine_is_refused(bind: Any) -> None:
-    """
-    Before the first request.
-    """
+    """Before the first request."""
     with pytest.raises(ConfigurationError, match="Pass an Engine"):
         Database(bind)
 
 
 def test_a_function_must_return_an_engine(open_database: OpenDatabase) -> None:
-    """
-    It says so when it is asked.
-    """
+    """It says so when it is asked."""
     with pytest.raises(ConfigurationError, match="Pass an Engine"):
         open_database(lambda: "sqlite:///file.db").engine  # noqa: B018
 
@@ -252,9 +228,7 @@ def test_a_function_must_return_an_engine(open_database: OpenDatabase) -> None:
     ),
 )
 def test_an_error_about_an_url_does_not_quote_its_password(url: str) -> None:
-    """
-    Nor does the error behind it.
-    """
+    """Nor does the error behind it."""
     with pytest.raises(ConfigurationError) as caught:
         Database(url)
 
@@ -263,9 +237,7 @@ def test_an_error_about_an_url_does_not_quote_its_password(url: str) -> None:
 
 
 def test_patience_is_set_unless_the_url_says_otherwise() -> None:
-    """
-    Without it a worker waits a quarter of an hour for a network that swallows what it sends.
-    """
+    """Without it a worker waits a quarter of an hour for a network that swallows what it sends."""
     usual = engines._connect_args(make_url("postgresql+psycopg://h/x"))
     chosen = engines._connect_args(make_url("postgresql+psycopg://h/x?connect_timeout=9"))
 
@@ -275,9 +247,7 @@ def test_patience_is_set_unless_the_url_says_otherwise() -> None:
 
 @on_postgresql
 def test_nothing_is_prepared(open_database: OpenDatabase, records_url: str) -> None:
-    """
-    A pooler's next server connection would not know it.
-    """
+    """A pooler's next server connection would not know it."""
     database = open_database(records_url)
     for _ in range(20):
         database.run(lambda connection: connection.execute(text("SELECT 1")).scalar_one())
@@ -300,9 +270,7 @@ def test_an_applications_engine_prepares_as_the_application_wants(
 
 @on_sqlite
 def test_a_commit_is_on_the_disk(open_database: OpenDatabase, records_url: str) -> None:
-    """
-    And readers do not stand in a writer's way, nor a writer in theirs.
-    """
+    """And readers do not stand in a writer's way, nor a writer in theirs."""
     database = open_database(records_url)
 
     with database.engine.connect() as connection:
@@ -335,9 +303,7 @@ def test_a_file_in_use_is_opened_all_the_same(open_store: OpenStore, make_engine
 
 @on_sqlite
 def test_a_longer_patience_of_the_applications_stays(open_database: OpenDatabase, make_engine: MakeEngine) -> None:
-    """
-    Ours is the least, not the most.
-    """
+    """Ours is the least, not the most."""
     database = open_database(make_engine(connect_args={"timeout": 9}))
 
     with database.engine.connect() as connection:
@@ -346,9 +312,7 @@ def test_a_longer_patience_of_the_applications_stays(open_database: OpenDatabase
 
 @on_postgresql
 def test_a_stale_connection_is_not_noticed(open_store: OpenStore, make_engine: MakeEngine) -> None:
-    """
-    The server has ended it, as all are after a restart: the statement is sent once more, over a new one.
-    """
+    """The server has ended it, as all are after a restart: the statement is sent once more, over a new one."""
     store, key, token = open_store(), a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE))
     end_all_others(make_engine)
@@ -362,9 +326,7 @@ def test_a_stale_connection_is_not_noticed(open_store: OpenStore, make_engine: M
 
 @on_postgresql
 def test_a_connection_that_breaks_every_time_is_an_outage(open_store: OpenStore, make_engine: MakeEngine) -> None:
-    """
-    Once more, and no more.
-    """
+    """Once more, and no more."""
     store = open_store()
     tried: list[int] = []
 
@@ -381,9 +343,7 @@ def test_a_connection_that_breaks_every_time_is_an_outage(open_store: OpenStore,
 @on_postgresql
 @pytest.mark.parametrize("state", ("40001", "40P01"))
 def test_when_others_were_faster_it_is_done_again(open_store: OpenStore, state: str) -> None:
-    """
-    A few times, without waiting; then it is an outage.
-    """
+    """A few times, without waiting; then it is an outage."""
     store = open_store()
     tried: list[int] = []
 
@@ -403,9 +363,7 @@ def test_when_others_were_faster_it_is_done_again(open_store: OpenStore, state: 
 @on_postgresql
 @pytest.mark.parametrize("statement", ("SELEKT 1", "SELECT 1/0", "INSERT INTO idempotency_meta VALUES ('fence', NULL)"))
 def test_a_mistake_of_ours_is_not_an_outage(open_store: OpenStore, statement: str) -> None:
-    """
-    It would be retried for ever, and never mended.
-    """
+    """It would be retried for ever, and never mended."""
     store = open_store()
 
     with pytest.raises(Exception, match=r"psycopg\.errors") as caught:
@@ -416,9 +374,7 @@ def test_a_mistake_of_ours_is_not_an_outage(open_store: OpenStore, statement: st
 
 @on_sqlite
 def test_a_mistake_of_ours_is_not_an_outage_on_sqlite_either(open_store: OpenStore) -> None:
-    """
-    Which has one name for all errors.
-    """
+    """Which has one name for all errors."""
     with pytest.raises(Exception, match="syntax error") as caught:
         open_store().database.run(lambda connection: connection.execute(text("SELEKT 1")))
 
@@ -428,9 +384,7 @@ def test_a_mistake_of_ours_is_not_an_outage_on_sqlite_either(open_store: OpenSto
 def test_a_database_without_our_tables_is_one_sentence_and_no_statement(
     open_database: OpenDatabase, database_url: str
 ) -> None:
-    """
-    In the log of every request, until somebody reads it: the SQL behind it says nothing more.
-    """
+    """In the log of every request, until somebody reads it: the SQL behind it says nothing more."""
     store = SqlStore(open_database(database_url))
 
     with pytest.raises(ConfigurationError, match="run `flask idempotency db upgrade`") as caught:
@@ -441,9 +395,7 @@ def test_a_database_without_our_tables_is_one_sentence_and_no_statement(
 
 
 def test_an_outage_has_its_cause(open_database: OpenDatabase, database_url: str) -> None:
-    """
-    What the driver has met is what mends it.
-    """
+    """What the driver has met is what mends it."""
     database = open_database(database_url)
     refused = OperationalError("SELECT 1", {}, ConnectionError("broken"))
 
@@ -458,9 +410,7 @@ def test_an_outage_has_its_cause(open_database: OpenDatabase, database_url: str)
 
 @on_postgresql
 def test_a_pool_that_is_used_up_is_an_outage(make_engine: MakeEngine, records_url: str) -> None:
-    """
-    After the pool's own patience.
-    """
+    """After the pool's own patience."""
     store = SqlStore(Database(make_engine(pool_size=1, max_overflow=0, pool_timeout=0.05)))
     with store.database.engine.connect(), pytest.raises(StoreUnavailable, match="became free"):
         store.read(a_key())
@@ -469,9 +419,7 @@ def test_a_pool_that_is_used_up_is_an_outage(make_engine: MakeEngine, records_ur
 
 @pytest.mark.slow
 def test_a_server_that_is_gone_is_an_outage_until_it_is_back(start_postgres: StartPostgres) -> None:
-    """
-    Killed, it is an outage at once. Restarted, the next call works, and what was granted is known.
-    """
+    """Killed, it is an outage at once. Restarted, the next call works, and what was granted is known."""
     server = start_postgres()
     server.create_database("records")
     store = SqlStore(Database(server.url("records")))
@@ -512,9 +460,7 @@ def test_a_silent_server_is_an_outage(
 
 
 def test_a_server_that_accepts_and_says_nothing_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Not for ever, that is.
-    """
+    """Not for ever, that is."""
     monkeypatch.setattr(engines, "CONNECT_SECONDS", 2)  # the least that libpq knows
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -528,9 +474,7 @@ def test_a_server_that_accepts_and_says_nothing_is_an_outage(monkeypatch: pytest
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_shares_no_connection(records_url: str) -> None:
-    """
-    Workers of a preloaded application work at the same time as their parent, on connections of their own.
-    """
+    """Workers of a preloaded application work at the same time as their parent, on connections of their own."""
     run = subprocess.run(
         # An inherited connection is not ours to close, whatever psycopg says of that.
         [sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-m", "tests.stores.sql.forking", records_url],

@@ -32,9 +32,7 @@ BINDS: dict[str, Bind] = {
 def test_no_row_is_logged(
     records_url: str, make_engine: MakeEngine, caplog: pytest.LogCaptureFixture, bind: str
 ) -> None:
-    """
-    By an engine that is made when the level is set already; what is sent is logged as ever.
-    """
+    """By an engine that is made when the level is set already; what is sent is logged as ever."""
     key = a_key()
     with caplog.at_level(logging.DEBUG, logger="sqlalchemy"):
         store = SqlStore(Database(BINDS[bind](records_url, make_engine)))
@@ -55,9 +53,7 @@ def test_no_row_is_logged(
 def test_what_is_done_in_the_applications_transaction_is_not_logged(
     open_: OpenShop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    Its own engine logs what its views write, with parameters and rows, and nothing of ours beside it.
-    """
+    """Its own engine logs what its views write, with parameters and rows, and nothing of ours beside it."""
     with caplog.at_level(logging.DEBUG, logger="sqlalchemy"):
         shop = open_()
 

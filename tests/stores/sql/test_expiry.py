@@ -54,9 +54,7 @@ def answers(store: SqlStore, number: int, *, quota: Quota | None = None) -> list
 def test_a_key_that_is_over_has_one_new_owner_while_it_is_removed(
     open_store: OpenStore, clock: FrozenClock, strategy: str, quota: Quota | None
 ) -> None:
-    """
-    Whoever it is keeps the record: nobody removes the new one for the old one's end.
-    """
+    """Whoever it is keeps the record: nobody removes the new one for the old one's end."""
     store = open_store(strategy=strategy)
     for _ in range(ROUNDS):
         key, token = a_key(), a_token()
@@ -89,9 +87,7 @@ def test_a_key_that_is_over_has_one_new_owner_while_it_is_removed(
 def test_a_claim_waits_for_its_row_to_be_removed(
     open_store: OpenStore, clock: FrozenClock, elsewhere: Connection, strategy: str
 ) -> None:
-    """
-    And has the key then: a second later there would have been nothing to wait for.
-    """
+    """And has the key then: a second later there would have been nothing to wait for."""
     store, key = open_store(strategy=strategy), a_key()
     stand(store, clock, key, "completed")
     clock.advance(KEEP)
@@ -108,9 +104,7 @@ def test_a_claim_waits_for_its_row_to_be_removed(
 def test_a_row_that_is_removed_by_nobody_in_the_end_is_in_flight_for_a_moment(
     open_store: OpenStore, clock: FrozenClock, elsewhere: Connection, strategy: str
 ) -> None:
-    """
-    Somebody's forgotten transaction does not hold up the request.
-    """
+    """Somebody's forgotten transaction does not hold up the request."""
     store, key = open_store(strategy=strategy), a_key()
     stand(store, clock, key, "completed")
     clock.advance(KEEP)
@@ -125,9 +119,7 @@ def test_a_row_that_is_removed_by_nobody_in_the_end_is_in_flight_for_a_moment(
 def test_a_row_that_somebody_uses_again_is_passed_over(
     store: SqlStore, clock: FrozenClock, elsewhere: Connection
 ) -> None:
-    """
-    Nobody waits for them, and the rest is removed.
-    """
+    """Nobody waits for them, and the rest is removed."""
     used, removed = a_key(), a_key()
     for key in (used, removed):
         stand(store, clock, key, "completed")
@@ -142,9 +134,7 @@ def test_a_row_that_somebody_uses_again_is_passed_over(
 def test_a_row_whose_life_ended_before_it_began_stays(
     store: SqlStore, clock: FrozenClock, make_engine: MakeEngine
 ) -> None:
-    """
-    It was damaged, and to remove it is to run its payment again.
-    """
+    """It was damaged, and to remove it is to run its payment again."""
     key = a_key()
     stand(store, clock, key, "completed")
     with make_engine().begin() as connection:
@@ -156,9 +146,7 @@ def test_a_row_whose_life_ended_before_it_began_stays(
 
 @pytest.mark.parametrize("verb", ("released", "freed"))
 def test_a_released_row_is_removed_after_a_day(store: SqlStore, clock: FrozenClock, verb: str) -> None:
-    """
-    Until then somebody may ask what became of the key.
-    """
+    """Until then somebody may ask what became of the key."""
     key = a_key()
     token = stand(store, clock, key, "in flight")
     if verb == "released":
@@ -176,9 +164,7 @@ def test_a_released_row_is_removed_after_a_day(store: SqlStore, clock: FrozenClo
 def test_entries_of_ledgers_are_removed_when_no_record_is_left(
     store: SqlStore, clock: FrozenClock, make_engine: MakeEngine
 ) -> None:
-    """
-    They count as well, and those whose time has not come stay.
-    """
+    """They count as well, and those whose time has not come stay."""
     answers(store, 3, quota=Quota(records=100, new_keys=NewKeys(100, 60.0)))
     clock.advance(2 * KEEP)
     with make_engine().begin() as connection:
@@ -194,9 +180,7 @@ def test_entries_of_ledgers_are_removed_when_no_record_is_left(
 
 
 def test_entries_of_ledgers_have_to_be_over_by_the_horizon_too(store: SqlStore, clock: FrozenClock) -> None:
-    """
-    A clock that was set forward ends no bucket for good: its records will be counted again.
-    """
+    """A clock that was set forward ends no bucket for good: its records will be counted again."""
     tid, token = a_key().tid, a_token()
     key, before = a_key(tid=tid), clock.now
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota(records=100)))
@@ -210,9 +194,7 @@ def test_entries_of_ledgers_have_to_be_over_by_the_horizon_too(store: SqlStore, 
 
 @pytest.mark.slow
 def test_claims_and_answers_go_on_while_ledgers_are_swept(store: SqlStore, clock: FrozenClock) -> None:
-    """
-    No claim fails, and no count is lost.
-    """
+    """No claim fails, and no count is lost."""
     quota, stop = Quota(records=10**6, new_keys=NewKeys(10**6, 1.0)), threading.Event()
     tid = a_key().tid
 
@@ -239,9 +221,7 @@ def test_claims_and_answers_go_on_while_ledgers_are_swept(store: SqlStore, clock
 
 
 def test_an_answer_that_lives_is_replayed_while_others_are_removed(store: SqlStore, clock: FrozenClock) -> None:
-    """
-    The one that ends last is there to the end.
-    """
+    """The one that ends last is there to the end."""
     answers(store, 5)
     clock.advance(KEEP)
     living = a_key()
@@ -252,9 +232,7 @@ def test_an_answer_that_lives_is_replayed_while_others_are_removed(store: SqlSto
 
 
 def test_what_is_over_is_found_by_an_index(store: SqlStore, clock: FrozenClock, make_engine: MakeEngine) -> None:
-    """
-    However many records there are that live.
-    """
+    """However many records there are that live."""
     answers(store, 1)
     with make_engine().connect() as connection:
         fill(connection)

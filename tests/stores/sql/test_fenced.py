@@ -78,9 +78,7 @@ def matched(session: Session, statement: Update) -> int:
 
 @every_way
 def test_the_paused_worker_wakes_after_its_successor(session: Session, build: Builds) -> None:
-    """
-    It matches no row, so that it knows; and what its successor wrote stays.
-    """
+    """It matches no row, so that it knows; and what its successor wrote stays."""
     successor = matched(session, build(200, THEIRS))
     paused = matched(session, build(100, MINE))
 
@@ -89,25 +87,19 @@ def test_the_paused_worker_wakes_after_its_successor(session: Session, build: Bu
 
 @every_way
 def test_the_successor_writes_over_what_the_paused_worker_wrote(session: Session, build: Builds) -> None:
-    """
-    Fences rise: the later claim is the one that counts.
-    """
+    """Fences rise: the later claim is the one that counts."""
     assert [1, 1] == [matched(session, build(100, MINE)), matched(session, build(200, THEIRS))]
     assert (1, 200, THEIRS) == rows(session)[0]
 
 
 @every_way
 def test_the_same_attempt_writes_twice(session: Session, build: Builds) -> None:
-    """
-    A view may update one row in several steps.
-    """
+    """A view may update one row in several steps."""
     assert [1, 1] == [matched(session, build(100, MINE)), matched(session, build(150, MINE))]
 
 
 def test_a_worker_that_was_paused_with_the_row_in_its_hands(engine: Engine, session: Session) -> None:
-    """
-    What its session read before it was paused is no reason to write.
-    """
+    """What its session read before it was paused is no reason to write."""
     account = session.get_one(Account, 1)
     assert 0 == account.balance
     session.rollback()
@@ -118,9 +110,7 @@ def test_a_worker_that_was_paused_with_the_row_in_its_hands(engine: Engine, sess
 
 
 def test_every_row_is_fenced_by_itself(session: Session) -> None:
-    """
-    One statement may touch rows of which only some have been written to since.
-    """
+    """One statement may touch rows of which only some have been written to since."""
     matched(session, orm(200, THEIRS))
 
     assert 1 == matched(session, fenced(update(Account).values(balance=100), Account.written_by, MINE))
@@ -128,9 +118,7 @@ def test_every_row_is_fenced_by_itself(session: Session) -> None:
 
 
 def test_the_fence_wins_over_another_value_for_its_column(session: Session) -> None:
-    """
-    A row that was written without a mark would be open to everybody.
-    """
+    """A row that was written without a mark would be open to everybody."""
     matched(session, fenced(update(Account).values(balance=1, written_by=None), Account.written_by, MINE))
 
     assert [MINE, MINE] == [row[2] for row in rows(session)]
@@ -140,17 +128,13 @@ def test_the_fence_wins_over_another_value_for_its_column(session: Session) -> N
     "statement", (insert(TABLE), delete(TABLE), select(TABLE), text("UPDATE accounts SET balance = 1"), TABLE)
 )
 def test_anything_but_an_update_is_refused(statement: Any) -> None:
-    """
-    There is no row yet to compare with, or nowhere to leave the mark.
-    """
+    """There is no row yet to compare with, or nowhere to leave the mark."""
     with pytest.raises(TypeError, match=r"fenced\(\) takes an UPDATE"):
         fenced(statement, TABLE.c.written_by, MINE)
 
 
 @pytest.mark.parametrize("fence", (None, "7", 7.0, True))
 def test_anything_but_a_whole_number_is_refused(fence: Any) -> None:
-    """
-    Compared with NULL, no row would match and no successor would be to blame.
-    """
+    """Compared with NULL, no row would match and no successor would be to blame."""
     with pytest.raises(TypeError, match="a whole number for a fence"):
         fenced(update(TABLE), TABLE.c.written_by, fence)

@@ -38,9 +38,7 @@ def rows(engine: Engine, statement: str) -> list[tuple[Any, ...]]:
 
 @pytest.mark.slow
 def test_processes_that_open_a_new_database_together_grant_each_key_once(engine: Engine) -> None:
-    """
-    The very first claim is contended: everything that is missing is made meanwhile, and fences are all different.
-    """
+    """The very first claim is contended: everything that is missing is made meanwhile, and fences are all different."""
     autogenerate(engine, included())
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(PROCESSES * THREADS), context.Queue()
@@ -65,9 +63,7 @@ def test_processes_that_open_a_new_database_together_grant_each_key_once(engine:
 
 @on_postgresql
 def test_whoever_waited_to_lift_fences_looks_again(engine: Engine) -> None:
-    """
-    Another process has lifted them meanwhile, and granted claims: to lift them once more could set them back.
-    """
+    """Another process has lifted them meanwhile, and granted claims: to lift them once more could set them back."""
     autogenerate(engine, included())
     ahead = 10**17
     with ThreadPoolExecutor(1) as other, engine.connect() as first, first.begin():
@@ -108,9 +104,7 @@ def teller(engine: Engine, make_engine: MakeEngine) -> Iterator[Engine]:
 
 @on_postgresql
 def test_a_role_that_may_only_use_the_tables_can_claim(teller: Engine) -> None:
-    """
-    Its fences count from one, and rise.
-    """
+    """Its fences count from one, and rise."""
     assert [1, 2] == [claim(teller), claim(teller)]
     assert VERSION == reached(teller)
 
@@ -128,9 +122,7 @@ def test_a_role_that_may_set_the_sequence_lifts_it(engine: Engine, teller: Engin
 def test_a_role_that_may_not_set_the_sequence_looks_twice_at_most(
     teller: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    It may never be able to, and a claim takes no third statement.
-    """
+    """It may never be able to, and a claim takes no third statement."""
     looks = []
 
     def prepare(connection: Connection) -> None:
@@ -147,9 +139,7 @@ def test_a_role_that_may_not_set_the_sequence_looks_twice_at_most(
 
 @on_postgresql
 def test_fences_rise_over_tables_that_are_made_again_while_a_process_runs(engine: Engine) -> None:
-    """
-    The second claim after each time is above those of before; the first one's sequence is new.
-    """
+    """The second claim after each time is above those of before; the first one's sequence is new."""
     autogenerate(engine, included())
     with closing(SqlStore(Database(engine))) as running:
 
@@ -180,9 +170,7 @@ def test_a_database_that_has_everything_is_not_written_to(engine: Engine) -> Non
 
 
 def test_tables_that_are_made_while_a_process_runs_serve_it(engine: Engine) -> None:
-    """
-    A worker that was started before the migration works as soon as that is through.
-    """
+    """A worker that was started before the migration works as soon as that is through."""
     with closing(SqlStore(Database(engine))) as store:
         with pytest.raises(Exception, match="has no tables for idempotency records"):
             store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
@@ -195,9 +183,7 @@ def test_tables_that_are_made_while_a_process_runs_serve_it(engine: Engine) -> N
 
 
 def test_behind_a_pooler_too(pgbouncer_url: str) -> None:
-    """
-    Nothing is left on a server connection that the next client of the pooler would find.
-    """
+    """Nothing is left on a server connection that the next client of the pooler would find."""
     engine = create_engine(pgbouncer_url, connect_args={"prepare_threshold": None})
     try:
         autogenerate(engine, included())

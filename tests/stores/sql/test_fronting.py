@@ -23,9 +23,7 @@ def since(store: SqlStore) -> list[int]:
 
 
 def test_a_cache_is_remembered_since_when_it_was_first_noted(open_store: OpenStore, clock: FrozenClock) -> None:
-    """
-    By every host, and also when two note it at once: of the second nothing is left.
-    """
+    """By every host, and also when two note it at once: of the second nothing is left."""
     store, other = open_store(clock=clock), open_store(clock=clock)
     assert not store.has_cache()
     first = round(clock.now * 1_000_000)
@@ -41,9 +39,7 @@ def test_a_cache_is_remembered_since_when_it_was_first_noted(open_store: OpenSto
 def test_a_process_notes_its_cache_once_and_writes_only_where_nobody_has(
     open_store: OpenStore, clock: FrozenClock, redis_server: RedisServer
 ) -> None:
-    """
-    Before its first claim, so before anything is cached: one statement more than to learn which database it is.
-    """
+    """Before its first claim, so before anything is cached: one statement more than to learn which database it is."""
     noted: list[list[str]] = []
     for _ in range(2):
         system, cache = open_store(clock=clock), RedisReplayCache(redis_server.url, clock=clock)

@@ -64,9 +64,7 @@ def found(store: SqlStore, check: str) -> Finding:
 
 @pytest.mark.parametrize("start", ("postgresql", "sqlite"))
 def test_all_is_fine(start: str, request: pytest.FixtureRequest, opened: Open, tmp_path: Path) -> None:
-    """
-    As the upgrade leaves it, on a server that keeps what it is told.
-    """
+    """As the upgrade leaves it, on a server that keeps what it is told."""
     if start == "sqlite":
         store = opened(f"sqlite:///{tmp_path / 'records.sqlite'}")
     else:
@@ -77,9 +75,7 @@ def test_all_is_fine(start: str, request: pytest.FixtureRequest, opened: Open, t
 
 
 def test_missing_tables(store: SqlStore, make_engine: MakeEngine) -> None:
-    """
-    Said once, with the command that makes them; what cannot be looked at then is unknown.
-    """
+    """Said once, with the command that makes them; what cannot be looked at then is unknown."""
     metadata.drop_all(make_engine())
 
     schema = found(store, "schema")
@@ -89,9 +85,7 @@ def test_missing_tables(store: SqlStore, make_engine: MakeEngine) -> None:
 
 
 def test_old_tables(store: SqlStore, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Their version and the one that is needed.
-    """
+    """Their version and the one that is needed."""
     monkeypatch.setattr(schema_check, "LATEST", 2)
     execute(make_engine(), "DROP INDEX idempotency_expired_leases")
 
@@ -101,9 +95,7 @@ def test_old_tables(store: SqlStore, make_engine: MakeEngine, monkeypatch: pytes
 
 @on_postgresql
 def test_tables_without_a_fillfactor(store: SqlStore, make_engine: MakeEngine) -> None:
-    """
-    As Alembic makes them. What an operator has chosen is left alone.
-    """
+    """As Alembic makes them. What an operator has chosen is left alone."""
     assert Verdict.FINE is found(store, "storage").verdict
     execute(make_engine(), "ALTER TABLE idempotency_records RESET (fillfactor)")
 
@@ -114,9 +106,7 @@ def test_tables_without_a_fillfactor(store: SqlStore, make_engine: MakeEngine) -
 
 
 def test_a_missing_index(store: SqlStore, make_engine: MakeEngine) -> None:
-    """
-    Is a finding of its own, and none of the schema's.
-    """
+    """Is a finding of its own, and none of the schema's."""
     execute(make_engine(), "DROP INDEX idempotency_quarantined")
 
     indexes = found(store, "indexes")
@@ -126,9 +116,7 @@ def test_a_missing_index(store: SqlStore, make_engine: MakeEngine) -> None:
 
 @on_postgresql
 def test_an_index_that_was_never_finished(store: SqlStore, make_engine: MakeEngine) -> None:
-    """
-    As one that was built concurrently, and failed.
-    """
+    """As one that was built concurrently, and failed."""
     execute(
         make_engine(),
         "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'idempotency_expiry'::regclass",
@@ -141,9 +129,7 @@ def test_an_index_that_was_never_finished(store: SqlStore, make_engine: MakeEngi
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", ("fsync", "full_page_writes"))
 def test_a_server_that_may_lose_what_it_acknowledged(start_postgres: StartPostgres, opened: Open, setting: str) -> None:
-    """
-    Which of its settings, and what to do.
-    """
+    """Which of its settings, and what to do."""
     store = opened(start_postgres(*DURABLE, "-c", f"{setting}=off").url("postgres"))
 
     durability = found(store, "durability")
@@ -156,9 +142,7 @@ def test_a_server_that_may_lose_what_it_acknowledged(start_postgres: StartPostgr
 
 @on_postgresql
 def test_a_role_whose_commits_do_not_wait(open_store: OpenStore, make_engine: MakeEngine, records_url: str) -> None:
-    """
-    The store refuses it; the doctor says why, all the same.
-    """
+    """The store refuses it; the doctor says why, all the same."""
     name = records_url.rpartition("/")[2]
     execute(make_engine(), f"ALTER DATABASE {name} SET synchronous_commit = off")
 
@@ -173,9 +157,7 @@ def test_a_role_whose_commits_do_not_wait(open_store: OpenStore, make_engine: Ma
 def test_a_file_that_is_not_written_as_it_should_be(
     records_url: str, make_engine: MakeEngine, opened: Open, pragma: str, word: str
 ) -> None:
-    """
-    Because the application sets it so, wherever it connects.
-    """
+    """Because the application sets it so, wherever it connects."""
     engine = make_engine()
 
     @event.listens_for(engine, "connect")
@@ -211,9 +193,7 @@ def test_a_pooler_and_statements_that_are_prepared(
     make_bind: Callable[..., Engine],
     opened: Open,
 ) -> None:
-    """
-    An application that has not told psycopg is advised to; one that has, and a URL of ours, are fine.
-    """
+    """An application that has not told psycopg is advised to; one that has, and a URL of ours, are fine."""
     url = pgbouncer.url(durable_url)
     tables = postgres_server.url(durable_url)
     careless = found(opened(make_bind(url), tables=tables), "pooling")
@@ -231,9 +211,7 @@ def test_a_pooler_and_statements_that_are_prepared(
 def test_a_pooler_of_sessions_is_none(
     postgres_server: PostgresServer, start_pgbouncer: StartPgBouncer, durable_url: str, make_bind: Any, opened: Open
 ) -> None:
-    """
-    Whoever has a server of their own while they are connected may prepare what they like.
-    """
+    """Whoever has a server of their own while they are connected may prepare what they like."""
     bouncer = start_pgbouncer(postgres_server, pool_mode="session")
     store = opened(make_bind(bouncer.url(durable_url)), tables=postgres_server.url(durable_url))
 
@@ -243,9 +221,7 @@ def test_a_pooler_of_sessions_is_none(
 def test_a_pooler_and_settings_given_at_connect(
     postgres_server: PostgresServer, start_pgbouncer: StartPgBouncer, durable_url: str, make_bind: Any, opened: Open
 ) -> None:
-    """
-    They are ignored, or are some stranger's.
-    """
+    """They are ignored, or are some stranger's."""
     bouncer = start_pgbouncer(postgres_server, ignored="options")
     arguments = {"options": "-c statement_timeout=1000", "prepare_threshold": None}
     engine = make_bind(bouncer.url(durable_url), connect_args=arguments)
@@ -270,9 +246,7 @@ def make_bind() -> Iterator[Callable[..., Engine]]:
 def test_stricter_isolation_is_advised_against(
     open_store: OpenStore, make_engine: MakeEngine, records_url: str
 ) -> None:
-    """
-    Nothing is wrong with it, but for work that is done twice.
-    """
+    """Nothing is wrong with it, but for work that is done twice."""
     name = records_url.rpartition("/")[2]
     execute(make_engine(), f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
 
@@ -284,9 +258,7 @@ def test_stricter_isolation_is_advised_against(
 def test_dead_rows_that_nobody_clears(
     store: SqlStore, clock: FrozenClock, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    As when a forgotten transaction keeps autovacuum from its work.
-    """
+    """As when a forgotten transaction keeps autovacuum from its work."""
     monkeypatch.setattr(health, "MANY_DEAD", 20)
     engine = make_engine()
     execute(engine, "ALTER TABLE idempotency_records SET (autovacuum_enabled = false)")
@@ -304,9 +276,7 @@ def test_dead_rows_that_nobody_clears(
 
 
 def test_records_that_nobody_removes(store: SqlStore, clock: FrozenClock) -> None:
-    """
-    For an hour that is a janitor's interval; then there is none.
-    """
+    """For an hour that is a janitor's interval; then there is none."""
     stand(store, clock, a_key(), "completed")
     clock.advance(KEEP + 3600 - 1)
     before = found(store, "expiry").verdict
@@ -319,9 +289,7 @@ def test_records_that_nobody_removes(store: SqlStore, clock: FrozenClock) -> Non
 
 @on_postgresql
 def test_what_the_role_may_not_see_is_unknown(records_url: str, make_engine: MakeEngine, opened: Open) -> None:
-    """
-    And says so, with what to grant.
-    """
+    """And says so, with what to grant."""
     execute(make_engine(), "DROP ROLE IF EXISTS onlooker", "CREATE ROLE onlooker LOGIN")
     try:
         store = SqlStore(Database(records_url.replace("postgres@", "onlooker@")))
@@ -336,9 +304,7 @@ def test_what_the_role_may_not_see_is_unknown(records_url: str, make_engine: Mak
 
 
 def test_a_database_that_is_away(start_postgres: StartPostgres) -> None:
-    """
-    Nobody can tell how it is.
-    """
+    """Nobody can tell how it is."""
     server = start_postgres()
     store = SqlStore(Database(server.url("postgres")))
     server.stop()
@@ -348,9 +314,7 @@ def test_a_database_that_is_away(start_postgres: StartPostgres) -> None:
 
 
 def test_looking_changes_nothing(store: SqlStore, clock: FrozenClock, make_engine: MakeEngine) -> None:
-    """
-    A doctor may be asked at any time.
-    """
+    """A doctor may be asked at any time."""
     key = a_key()
     stand(store, clock, key, "quarantined")
     before = store.read(key)

@@ -23,9 +23,7 @@ BACK = KEEP * 100
 def test_a_clock_that_is_set_back_shortens_no_life(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, quota: Quota | None
 ) -> None:
-    """
-    Between claim and completion: the answer's life begins when the key was first used, at the earliest.
-    """
+    """Between claim and completion: the answer's life begins when the key was first used, at the earliest."""
     store, key, token = open_store(), a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=quota))
     began = round(clock.now * 1_000_000)
@@ -44,9 +42,7 @@ def test_a_clock_that_is_set_back_shortens_no_life(
 def test_nobody_takes_over_what_was_over_before_it_began(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, quota: Quota | None
 ) -> None:
-    """
-    Nor by a statement that compares what was seen before the bit was flipped.
-    """
+    """Nor by a statement that compares what was seen before the bit was flipped."""
     store, key = open_store(), a_key()
     stand(store, clock, key, "completed")
     clock.advance(KEEP)

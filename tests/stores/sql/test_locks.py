@@ -101,9 +101,7 @@ def somebody_waits(connection: Connection) -> bool:
 def test_a_claim_does_not_wait_for_a_locked_row(
     open_store: OpenStore, clock: FrozenClock, elsewhere: Connection, strategy: str, standing: str
 ) -> None:
-    """
-    It is in flight, as far as anybody can tell, and nothing was written. Free again, it is taken.
-    """
+    """It is in flight, as far as anybody can tell, and nothing was written. Free again, it is taken."""
     store, key = open_store(strategy=strategy), a_key()
     stand(store, clock, key, "lapsed, takeover" if standing == "lapsed, takeover" else "lapsed, quarantine")
     before = found(store, key)
@@ -123,9 +121,7 @@ def test_a_claim_does_not_wait_for_a_locked_row(
 def test_a_locked_row_is_replayed_all_the_same(
     open_store: OpenStore, clock: FrozenClock, elsewhere: Connection, strategy: str
 ) -> None:
-    """
-    What is certain without the lock is said without it: an answer, a mismatch, a live lease.
-    """
+    """What is certain without the lock is said without it: an answer, a mismatch, a live lease."""
     store, done, alive = open_store(strategy=strategy), a_key(), a_key()
     stand(store, clock, done, "completed")
     stand(store, clock, alive, "in flight")
@@ -141,9 +137,7 @@ def test_a_locked_row_is_replayed_all_the_same(
 def test_an_owner_waits_for_its_row_no_longer_than_is_good(
     open_store: OpenStore, clock: FrozenClock, elsewhere: Connection, verb: str
 ) -> None:
-    """
-    A worker must not hang on a transaction that never ends. Nothing was written, and later it works.
-    """
+    """A worker must not hang on a transaction that never ends. Nothing was written, and later it works."""
     store, key = open_store(), a_key()
     token = stand(store, clock, key, "in flight")
     before = found(store, key)
@@ -161,9 +155,7 @@ def test_an_owner_waits_for_its_row_no_longer_than_is_good(
 
 @on_postgresql
 def test_the_patience_is_gone_with_its_statement(open_store: OpenStore, clock: FrozenClock) -> None:
-    """
-    On a pooler's connection the next one is somebody else's.
-    """
+    """On a pooler's connection the next one is somebody else's."""
     store, key = open_store(), a_key()
     token = stand(store, clock, key, "in flight")
     with store.database.engine.connect() as connection:
@@ -177,9 +169,7 @@ def test_the_patience_is_gone_with_its_statement(open_store: OpenStore, clock: F
 def test_a_claim_does_not_wait_for_an_insert_that_never_ends(
     open_store: OpenStore, clock: FrozenClock, elsewhere: Connection, strategy: str
 ) -> None:
-    """
-    Somebody is about to own the key, or not; after our patience it is in flight, and nobody was granted it.
-    """
+    """Somebody is about to own the key, or not; after our patience it is in flight, and nobody was granted it."""
     store, key = open_store(strategy=strategy), a_key()
     insert_a_row(elsewhere, key.rid, now=clock.now)
 
@@ -222,9 +212,7 @@ def test_a_row_that_appears_while_a_claim_is_under_way_is_seen(
 def test_a_number_that_is_locked_for_ever_grants_nothing(
     open_store: OpenStore, clock: FrozenClock, elsewhere: Connection
 ) -> None:
-    """
-    An advisory lock that somebody holds and never gives back: what can be read is said, a free key is in flight.
-    """
+    """An advisory lock that somebody holds and never gives back: what can be read is said, a free key is in flight."""
     store, free, done = open_store(strategy="advisory"), a_key(), a_key()
     stand(store, clock, done, "completed")
     for key in (free, done):
@@ -237,9 +225,7 @@ def test_a_number_that_is_locked_for_ever_grants_nothing(
 
 @on_postgresql
 def test_an_advisory_lock_does_not_outlive_its_claim(open_store: OpenStore, elsewhere: Connection) -> None:
-    """
-    The session's kind would stay with a connection that a pooler gives to others.
-    """
+    """The session's kind would stay with a connection that a pooler gives to others."""
     store = open_store(strategy="advisory")
     store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
 

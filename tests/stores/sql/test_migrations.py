@@ -70,25 +70,19 @@ def test_all_migrations_make_what_is_declared(engine: Engine) -> None:
 
 
 def test_the_declaration_names_the_migration_that_makes_it() -> None:
-    """
-    Numbers rise by one, and `create_all` writes the last of them into the facts.
-    """
+    """Numbers rise by one, and `create_all` writes the last of them into the facts."""
     assert ([*range(1, schema.VERSION + 1)], schema.VERSION) == ([step.number for step in STEPS], LATEST)
 
 
 def test_migrations_do_not_follow_the_declaration() -> None:
-    """
-    A frozen step that read schema.py would make other tables tomorrow.
-    """
+    """A frozen step that read schema.py would make other tables tomorrow."""
     sources = [inspect.getsource(module) for name, module in vars(migrations).items() if name.startswith("m0")]
 
     assert [False] * len(STEPS) == [".schema" in source or "import schema" in source for source in sources]
 
 
 def test_tables_that_others_made_are_taken_over(engine: Engine) -> None:
-    """
-    Alembic's autogenerate makes tables and indexes, and no facts: the rest is added.
-    """
+    """Alembic's autogenerate makes tables and indexes, and no facts: the rest is added."""
     upgrade(engine)
     migrated = found(engine)
     schema.metadata.drop_all(engine)
@@ -108,9 +102,7 @@ def test_tables_that_others_made_are_taken_over(engine: Engine) -> None:
     (*(f"DROP TABLE {table}" for table in schema.metadata.tables), "DROP INDEX idempotency_expired_leases"),
 )
 def test_what_was_dropped_is_made_again(engine: Engine, loss: str) -> None:
-    """
-    Although the facts say that this database is up to date.
-    """
+    """Although the facts say that this database is up to date."""
     upgrade(engine)
     migrated = found(engine)
     execute(engine, loss)
@@ -121,9 +113,7 @@ def test_what_was_dropped_is_made_again(engine: Engine, loss: str) -> None:
 
 
 def test_fences_rise_over_tables_that_were_dropped(engine: Engine) -> None:
-    """
-    A fence that restarted from one would let a worker of long ago overwrite everybody.
-    """
+    """A fence that restarted from one would let a worker of long ago overwrite everybody."""
     upgrade(engine)
     before = last_fence(engine)
     schema.metadata.drop_all(engine)
@@ -135,9 +125,7 @@ def test_fences_rise_over_tables_that_were_dropped(engine: Engine) -> None:
 
 @on_postgresql
 def test_a_sequence_that_was_dropped_is_made_again(engine: Engine) -> None:
-    """
-    Its table is still there.
-    """
+    """Its table is still there."""
     upgrade(engine)
     migrated = found(engine)
     execute(engine, f"DROP SEQUENCE {FENCES} CASCADE")
@@ -149,9 +137,7 @@ def test_a_sequence_that_was_dropped_is_made_again(engine: Engine) -> None:
 
 @pytest.mark.parametrize("ahead", (True, False))
 def test_fences_are_seeded_only_upwards(engine: Engine, ahead: bool) -> None:
-    """
-    One that is ahead of the clock stays; one that counts from one is lifted.
-    """
+    """One that is ahead of the clock stays; one that counts from one is lifted."""
     upgrade(engine)
     fence = 10**17 if ahead else 1
     set_fence(engine, fence)
@@ -164,9 +150,7 @@ def test_fences_are_seeded_only_upwards(engine: Engine, ahead: bool) -> None:
 
 @on_postgresql
 def test_a_sequence_that_hands_out_numbers_in_advance_is_mended(engine: Engine) -> None:
-    """
-    A later claim would get a lower fence from another session's store of them.
-    """
+    """A later claim would get a lower fence from another session's store of them."""
     upgrade(engine)
     execute(engine, f"ALTER SEQUENCE {FENCES} CACHE 20")
     execute(engine, "DROP INDEX idempotency_expiry")
@@ -179,9 +163,7 @@ def test_a_sequence_that_hands_out_numbers_in_advance_is_mended(engine: Engine) 
 
 @on_postgresql
 def test_no_fence_is_granted_while_fences_are_lifted(make_engine: MakeEngine) -> None:
-    """
-    One that was granted between the look and the leap could be granted again.
-    """
+    """One that was granted between the look and the leap could be granted again."""
     engine, other = make_engine(), make_engine(connect_args={"options": "-c lock_timeout=1ms"})
     upgrade(engine)
     set_fence(engine, 1)
@@ -194,9 +176,7 @@ def test_no_fence_is_granted_while_fences_are_lifted(make_engine: MakeEngine) ->
 
 @on_postgresql
 def test_an_unseeded_fence_is_found_and_lifted(engine: Engine) -> None:
-    """
-    A sequence that somebody made by hand looks complete and counts from one.
-    """
+    """A sequence that somebody made by hand looks complete and counts from one."""
     upgrade(engine)
     set_fence(engine, 1)
     with engine.connect() as connection:
@@ -225,9 +205,7 @@ def test_every_database_gets_a_number_of_its_own(engine: Engine, make: Callable[
 
 
 def test_a_databases_number_is_never_changed(engine: Engine) -> None:
-    """
-    Not by an upgrade that has other things to mend either: what was cached under the old one would be lost.
-    """
+    """Not by an upgrade that has other things to mend either: what was cached under the old one would be lost."""
     upgrade(engine)
     before = number(engine)
     execute(engine, "DROP INDEX idempotency_expired_leases")
@@ -238,9 +216,7 @@ def test_a_databases_number_is_never_changed(engine: Engine) -> None:
 
 
 def test_a_copy_may_be_given_another_number(engine: Engine) -> None:
-    """
-    By the statement of docs/sql.md, which shows PostgreSQL's way and, behind it, SQLite's.
-    """
+    """By the statement of docs/sql.md, which shows PostgreSQL's way and, behind it, SQLite's."""
     upgrade(engine)
     before = number(engine)
     statement, _, sqlite = documented_update().partition(";  -- on SQLite: value = ")
@@ -253,9 +229,7 @@ def test_a_copy_may_be_given_another_number(engine: Engine) -> None:
 
 
 def test_tables_that_have_no_number_get_one(engine: Engine) -> None:
-    """
-    Somebody deleted it, or copied the records alone.
-    """
+    """Somebody deleted it, or copied the records alone."""
     upgrade(engine)
     execute(engine, "DELETE FROM idempotency_meta WHERE name = 'store'")
     with engine.connect() as connection:
@@ -267,9 +241,7 @@ def test_tables_that_have_no_number_get_one(engine: Engine) -> None:
 
 
 def test_a_newer_schema_is_left_alone(engine: Engine) -> None:
-    """
-    While a release is rolled back, the old one must not touch what the new one made.
-    """
+    """While a release is rolled back, the old one must not touch what the new one made."""
     upgrade(engine)
     execute(engine, "UPDATE idempotency_meta SET value = value + 1 WHERE name = 'schema_version'")
     execute(engine, "DROP INDEX idempotency_expired_leases")
@@ -279,9 +251,7 @@ def test_a_newer_schema_is_left_alone(engine: Engine) -> None:
 
 
 def test_another_database_is_refused_by_name(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Before anything is written to it.
-    """
+    """Before anything is written to it."""
     monkeypatch.setattr(engine.dialect, "name", "oracle")
 
     with pytest.raises(ConfigurationError, match="no schema for oracle in this release"):

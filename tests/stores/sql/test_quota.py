@@ -74,9 +74,7 @@ def asked_by_many(stores: list[SqlStore], tid: bytes, quota: Quota, *, each: int
 @by_every_strategy
 @pytest.mark.parametrize("limit", list(EVERY_LIMIT))
 def test_never_more_than_the_limit_and_never_less(open_store: OpenStore, strategy: str, limit: str) -> None:
-    """
-    Of thirty-two threads in three stores, who all look before anybody has written.
-    """
+    """Of thirty-two threads in three stores, who all look before anybody has written."""
     tid = a_key().tid
     stores = [open_store(strategy=strategy) for _ in range(3)]
     each = 5 if strategy == "insert" else 4
@@ -91,9 +89,7 @@ def test_never_more_than_the_limit_and_never_less(open_store: OpenStore, strateg
 @pytest.mark.slow
 @by_every_lock
 def test_a_limit_is_exact_where_the_margin_begins(open_store: OpenStore, strategy: str) -> None:
-    """
-    The first ones are let in from afar and the last ones one at a time, all at once.
-    """
+    """The first ones are let in from afar and the last ones one at a time, all at once."""
     tid, limit = a_key().tid, MARGIN + 60
     stores = [open_store(strategy=strategy) for _ in range(3)]
 
@@ -104,9 +100,7 @@ def test_a_limit_is_exact_where_the_margin_begins(open_store: OpenStore, strateg
 
 @by_every_strategy
 def test_several_strategies_keep_one_limit(open_store: OpenStore, strategy: str) -> None:
-    """
-    During a deployment that changes it, both are at work.
-    """
+    """During a deployment that changes it, both are at work."""
     tid = a_key().tid
     stores = [open_store(strategy=strategy), open_store()]
 
@@ -120,9 +114,7 @@ def test_several_strategies_keep_one_limit(open_store: OpenStore, strategy: str)
 def test_a_new_key_far_from_every_limit_waits_for_nobody(
     open_store: OpenStore, quota: Quota | None, statements: list[str]
 ) -> None:
-    """
-    It takes one statement more than without a quota, so that a replay does not pay for the planning of this one.
-    """
+    """It takes one statement more than without a quota, so that a replay does not pay for the planning of this one."""
     store, tid = open_store(), a_key().tid
     ask(store, tid, quota)
 
@@ -134,9 +126,7 @@ def test_a_new_key_far_from_every_limit_waits_for_nobody(
 
 @on_postgresql
 def test_a_new_key_near_a_limit_is_a_short_transaction(open_store: OpenStore) -> None:
-    """
-    Where no limit is reached yet, it is looked at once more under the tenant's lock.
-    """
+    """Where no limit is reached yet, it is looked at once more under the tenant's lock."""
     store, tid = open_store(), a_key().tid
     ask(store, tid, ROOM)
 
@@ -148,9 +138,7 @@ def test_a_new_key_near_a_limit_is_a_short_transaction(open_store: OpenStore) ->
 
 @on_postgresql
 def test_a_limit_below_the_margin_is_always_near(open_store: OpenStore) -> None:
-    """
-    So nobody looks from afar.
-    """
+    """So nobody looks from afar."""
     store, tid = open_store(), a_key().tid
     ask(store, tid, None)
 
@@ -162,9 +150,7 @@ def test_a_limit_below_the_margin_is_always_near(open_store: OpenStore) -> None:
 
 @on_postgresql
 def test_a_refusal_is_one_statement_more_and_waits_for_nobody(open_store: OpenStore) -> None:
-    """
-    And has written nothing.
-    """
+    """And has written nothing."""
     store, tid = open_store(), a_key().tid
     ask(store, tid, FULL)
 
@@ -186,9 +172,7 @@ def test_a_refusal_is_one_statement_more_and_waits_for_nobody(open_store: OpenSt
 def test_on_sqlite_a_new_key_is_counted_under_the_one_lock(
     open_store: OpenStore, quota: Quota | None, more: list[str]
 ) -> None:
-    """
-    Which is exact without anything else.
-    """
+    """Which is exact without anything else."""
     store, tid = open_store(), a_key().tid
     ask(store, tid, None)
 
@@ -203,9 +187,7 @@ def test_on_sqlite_a_new_key_is_counted_under_the_one_lock(
 def test_a_known_key_takes_as_many_statements_as_ever(
     open_store: OpenStore, strategy: str, quota: Quota | None
 ) -> None:
-    """
-    A replay is counted by nobody, and refused by nobody.
-    """
+    """A replay is counted by nobody, and refused by nobody."""
     store, tid = open_store(strategy=strategy), a_key().tid
     key = complete(store, tid)
     with sent(store) as without:
@@ -221,9 +203,7 @@ def test_a_known_key_takes_as_many_statements_as_ever(
 def test_an_answer_is_counted_in_the_statement_that_stores_it(
     open_store: OpenStore, quota: Quota | None, on_sqlite: int
 ) -> None:
-    """
-    On PostgreSQL; on SQLite in its transaction. Without quotas it is what it was.
-    """
+    """On PostgreSQL; on SQLite in its transaction. Without quotas it is what it was."""
     store, key, token = open_store(), a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=quota))
 
@@ -234,9 +214,7 @@ def test_an_answer_is_counted_in_the_statement_that_stores_it(
 
 
 def test_who_knows_of_no_quota_counts_what_is_counted(open_store: OpenStore) -> None:
-    """
-    A worker of the release before may finish what another has claimed; and so may one that took over.
-    """
+    """A worker of the release before may finish what another has claimed; and so may one that took over."""
     claiming, completing, tid = open_store(), open_store(), a_key().tid
     key, token = a_key(tid=tid), a_token()
     granted(claiming.claim(a_request(key), token=token, lease=LEASE, quota=ROOM))
@@ -250,9 +228,7 @@ def test_who_knows_of_no_quota_counts_what_is_counted(open_store: OpenStore) -> 
 def test_an_uncounted_claim_of_a_counted_key_counts_no_more(
     open_store: OpenStore, clock: FrozenClock, strategy: str
 ) -> None:
-    """
-    Its first life was counted until it was over, and its second is not.
-    """
+    """Its first life was counted until it was over, and its second is not."""
     store, tid = open_store(strategy=strategy), a_key().tid
     key, token = complete(store, tid), a_token()
     clock.advance(KEEP * 2)
@@ -282,9 +258,7 @@ def test_two_rates_are_two_windows(open_store: OpenStore, clock: FrozenClock) ->
 
 
 def test_lives_end_at_few_edges(open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock) -> None:
-    """
-    However many answers there are: a ledger is as long as there are buckets and shards.
-    """
+    """However many answers there are: a ledger is as long as there are buckets and shards."""
     store, tid = open_store(), a_key().tid
     for _ in range(20):
         complete(store, tid)
@@ -303,9 +277,7 @@ def entries(engine: Engine) -> int:
 
 
 def test_what_is_over_is_swept(open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock) -> None:
-    """
-    A few at a time. What is not over stays, and nobody notices.
-    """
+    """A few at a time. What is not over stays, and nobody notices."""
     store, tid, engine = open_store(), a_key().tid, make_engine()
     for _ in range(3):
         complete(store, tid)
@@ -323,9 +295,7 @@ def test_what_is_over_is_swept(open_store: OpenStore, make_engine: MakeEngine, c
 def test_a_ledger_that_is_wrong_is_put_right(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
 ) -> None:
-    """
-    Somebody deleted records by hand; by how much it was wrong is told once.
-    """
+    """Somebody deleted records by hand; by how much it was wrong is told once."""
     store, tid, engine = open_store(), a_key().tid, make_engine()
     keys = [complete(store, tid) for _ in range(3)]
     with engine.begin() as connection:
@@ -343,9 +313,7 @@ def test_a_ledger_that_is_wrong_is_put_right(
 
 
 def test_a_recount_leaves_alone_what_changes_meanwhile(open_store: OpenStore, clock: FrozenClock) -> None:
-    """
-    Whoever completes is in the ledger and among the records in one moment, so nothing of it passes for a drift.
-    """
+    """Whoever completes is in the ledger and among the records in one moment, so nothing of it passes for a drift."""
     store, tid = open_store(), a_key().tid
     rounds = 15
 
@@ -366,9 +334,7 @@ def test_a_recount_leaves_alone_what_changes_meanwhile(open_store: OpenStore, cl
 def test_an_edge_that_passes_during_a_recount_is_no_drift(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
 ) -> None:
-    """
-    By a clock that goes on each time that it is asked: both sides are told the same time.
-    """
+    """By a clock that goes on each time that it is asked: both sides are told the same time."""
     store, tid, engine = open_store(), a_key().tid, make_engine()
     for _ in range(3):
         complete(store, tid)
@@ -405,9 +371,7 @@ def alone(elsewhere: Connection, tid: bytes) -> None:
 def test_who_has_the_tenant_alone_keeps_out_who_looks_from_afar(
     open_store: OpenStore, elsewhere: Connection, threads: ThreadPoolExecutor, strategy: str
 ) -> None:
-    """
-    Also where there is plenty of room; and no longer than is good. Other tenants and known keys do not wait.
-    """
+    """Also where there is plenty of room; and no longer than is good. Other tenants and known keys do not wait."""
     store, tid = open_store(strategy=strategy), a_key().tid
     known = complete(store, tid)
     alone(elsewhere, tid)
@@ -426,9 +390,7 @@ def test_who_has_the_tenant_alone_keeps_out_who_looks_from_afar(
 def test_who_looks_closely_waits_for_those_who_looked_from_afar(
     open_store: OpenStore, make_engine: MakeEngine, threads: ThreadPoolExecutor
 ) -> None:
-    """
-    What they have written is not committed yet, and counts.
-    """
+    """What they have written is not committed yet, and counts."""
     store, tid, key = open_store(), a_key().tid, a_key()
     statement = ledger_statements.insert_within(DIALECTS[POSTGRESQL])
     sent_before: list[dict[str, Any]] = []
@@ -474,9 +436,7 @@ def test_of_one_new_key_one_asker_is_granted(open_store: OpenStore, strategy: st
 def test_a_stricter_isolation_costs_repetitions_and_no_answers(
     open_store: OpenStore, records_url: str, isolation: str
 ) -> None:
-    """
-    Those who meet in one entry of the ledger are refused by PostgreSQL, and are repeated.
-    """
+    """Those who meet in one entry of the ledger are refused by PostgreSQL, and are repeated."""
     url = f"{records_url}?options=-c%20default_transaction_isolation%3D{isolation.replace(' ', '%5C%20')}"
     store, tid, rounds = open_store(url), a_key().tid, 10
 
@@ -495,9 +455,7 @@ def test_a_stricter_isolation_costs_repetitions_and_no_answers(
 def test_an_answer_that_cannot_be_read_is_counted_once(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
 ) -> None:
-    """
-    As quarantined from then on, and not under its old expiry as well.
-    """
+    """As quarantined from then on, and not under its old expiry as well."""
     store, tid, engine = open_store(), a_key().tid, make_engine()
     key = complete(store, tid)
     with engine.begin() as connection:

@@ -21,9 +21,7 @@ PROCESSES, THREADS_EACH = 4, 8
 
 @by_every_strategy
 def test_of_all_threads_exactly_one_is_granted(open_store: OpenStore, strategy: str) -> None:
-    """
-    In every round, and everybody else hears of it or of its answer.
-    """
+    """In every round, and everybody else hears of it or of its answer."""
     store = open_store(strategy=strategy)
     for _ in range(ROUNDS):
         key = a_key()
@@ -43,9 +41,7 @@ def test_of_all_threads_exactly_one_is_granted(open_store: OpenStore, strategy: 
 
 @by_every_strategy
 def test_of_all_threads_exactly_one_takes_over(open_store: OpenStore, clock: FrozenClock, strategy: str) -> None:
-    """
-    A lapsed claim has one successor, and nobody else is told that it is theirs.
-    """
+    """A lapsed claim has one successor, and nobody else is told that it is theirs."""
     store = open_store(strategy=strategy)
     for _ in range(ROUNDS):
         key = a_key()
@@ -60,9 +56,7 @@ def test_of_all_threads_exactly_one_takes_over(open_store: OpenStore, clock: Fro
 
 @pytest.mark.parametrize("database_url", ("postgresql", "sqlite"), indirect=True)
 def test_of_all_processes_threads_exactly_one_is_granted(records_url: str) -> None:
-    """
-    By fences that rise from round to round, whichever process takes them.
-    """
+    """By fences that rise from round to round, whichever process takes them."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(PROCESSES * THREADS_EACH), context.Queue()
     processes = [

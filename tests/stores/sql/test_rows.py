@@ -37,9 +37,7 @@ letters = st.characters() | st.sampled_from("\0\ud800\udfff␛0d")
 
 @given(st.text(letters))
 def test_an_escaped_text_comes_back(about: str) -> None:
-    """
-    Whatever a tenant or a principal contains; and what is stored contains nothing that a database refuses.
-    """
+    """Whatever a tenant or a principal contains; and what is stored contains nothing that a database refuses."""
     stored = escape(about)
 
     assert about == unescape(stored)
@@ -48,24 +46,18 @@ def test_an_escaped_text_comes_back(about: str) -> None:
 
 @given(st.text(letters), st.text(letters))
 def test_no_two_texts_become_one(one: str, other: str) -> None:
-    """
-    Somebody else's name must not be written as mine.
-    """
+    """Somebody else's name must not be written as mine."""
     assert (one == other) == (escape(one) == escape(other))
 
 
 @pytest.mark.parametrize("plain", ("", "acme", "größer", "日本語 🦊", "a\tb\r\n", "%s :now {x}"))
 def test_an_ordinary_text_is_stored_as_it_is(plain: str) -> None:
-    """
-    Auditors read it with tools of their own.
-    """
+    """Auditors read it with tools of their own."""
     assert plain == escape(plain)
 
 
 def test_a_reason_may_hold_anything(open_store: OpenStore, clock: FrozenClock) -> None:
-    """
-    As texts about the request may.
-    """
+    """As texts about the request may."""
     store, key = open_store(), a_key()
     store.quarantine(key, stand(store, clock, key, "in flight"), "lost\0\udc80␛")
 
@@ -100,9 +92,7 @@ READABLE_AFTERWARDS = {"no expiry", "over before it began", "begun after it is o
 def test_what_cannot_be_ours_is_corrupt(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, spoilt: str
 ) -> None:
-    """
-    Looking changes nothing.
-    """
+    """Looking changes nothing."""
     standing, columns = SPOILT[spoilt]
     store, key = open_store(), a_key()
     stand(store, clock, key, standing)
@@ -151,9 +141,7 @@ def raises_corrupt(store: SqlStore, key: StorageKey) -> bool:
 def test_an_answer_that_lacks_its_expiry_alone_is_told_as_condemned(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
 ) -> None:
-    """
-    All else of it can be read, and in quarantine it needs no expiry.
-    """
+    """All else of it can be read, and in quarantine it needs no expiry."""
     store, key = open_store(), a_key()
     stand(store, clock, key, "completed")
     spoil(make_engine, key, {"expires_at": None})
@@ -167,9 +155,7 @@ def test_an_answer_that_lacks_its_expiry_alone_is_told_as_condemned(
 def test_what_cannot_be_written_is_refused_all_the_same(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
 ) -> None:
-    """
-    A rule that the row breaks is in force for every write, also for one that would keep it.
-    """
+    """A rule that the row breaks is in force for every write, also for one that would keep it."""
     store, key = open_store(), a_key()
     stand(store, clock, key, "completed")
     spoil(make_engine, key, {"on_expiry": "forget"})
@@ -191,9 +177,7 @@ def test_what_cannot_be_written_is_refused_all_the_same(
 def test_what_cannot_be_ours_is_corrupt_to_its_owner_too(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, spoilt: str
 ) -> None:
-    """
-    A lost lease would say that somebody else has it; nobody has.
-    """
+    """A lost lease would say that somebody else has it; nobody has."""
     standing, columns = SPOILT[spoilt]
     store, key = open_store(), a_key()
     token = stand(store, clock, key, standing)
@@ -210,9 +194,7 @@ def test_what_cannot_be_ours_is_corrupt_to_its_owner_too(
 def test_a_column_of_another_type_is_corrupt(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, column: str
 ) -> None:
-    """
-    SQLite takes any value in any column.
-    """
+    """SQLite takes any value in any column."""
     store, key = open_store(), a_key()
     stand(store, clock, key, "in flight")
     value = "CAST('x' AS BLOB)" if column == "tenant" else "'some text'"
@@ -226,9 +208,7 @@ def test_a_column_of_another_type_is_corrupt(
 
 
 def test_a_corrupt_row_locks_nobody_out(open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock) -> None:
-    """
-    The claim that stumbled over it leaves no transaction behind: other keys are granted.
-    """
+    """The claim that stumbled over it leaves no transaction behind: other keys are granted."""
     store, key = open_store(), a_key()
     stand(store, clock, key, "in flight")
     spoil(make_engine, key, {"on_expiry": "forget"})
@@ -241,9 +221,7 @@ def test_a_corrupt_row_locks_nobody_out(open_store: OpenStore, make_engine: Make
 def test_a_released_row_tells_what_became_of_the_key(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
 ) -> None:
-    """
-    For a day, to whoever looks into the table; with no answer, and whom it was about.
-    """
+    """For a day, to whoever looks into the table; with no answer, and whom it was about."""
     store, key = open_store(), a_key()
     token = stand(store, clock, key, "quarantined")
     store.release(key, token)
@@ -264,9 +242,7 @@ def test_a_released_row_tells_what_became_of_the_key(
 def test_a_key_that_is_used_again_keeps_nothing_of_before(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
 ) -> None:
-    """
-    Neither answer nor dates nor whom it was about.
-    """
+    """Neither answer nor dates nor whom it was about."""
     store, key = open_store(), a_key()
     stand(store, clock, key, "completed")
     clock.advance(KEEP)
@@ -283,9 +259,7 @@ def test_a_key_that_is_used_again_keeps_nothing_of_before(
 def test_an_auditor_can_tell_success_from_failure(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, success: bool, state: str
 ) -> None:
-    """
-    Without opening the answer.
-    """
+    """Without opening the answer."""
     store, key = open_store(), a_key()
     token = stand(store, clock, key, "in flight")
     payload = type(PAYLOAD)(data=b"x", status=402, success=success, byte_size=7)

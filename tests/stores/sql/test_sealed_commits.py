@@ -99,9 +99,7 @@ def joint(open_joint: OpenJoint, request: pytest.FixtureRequest) -> Joint:
 @pytest.mark.parametrize("payload", (PAYLOAD, SEALED), ids=("plain", "sealed"))
 @pytest.mark.parametrize("quota", (None, ROOM), ids=("uncounted", "counted"))
 def test_rows_and_answer_are_there_together(joint: Joint, payload: StoredPayload, quota: Quota | None) -> None:
-    """
-    Sealed or not, counted or not.
-    """
+    """Sealed or not, counted or not."""
     key = a_key()
     add(joint.store, key.tid)
     transaction = joint.work(key, quota=quota)
@@ -120,9 +118,7 @@ def test_rows_and_answer_are_there_together(joint: Joint, payload: StoredPayload
 
 @pytest.mark.parametrize("keys", (1, 2))
 def test_a_lost_data_key_leaves_the_transaction_as_it_is(joint: Joint, keys: int) -> None:
-    """
-    Nothing is committed and nothing rolled back, and it may be settled once more.
-    """
+    """Nothing is committed and nothing rolled back, and it may be settled once more."""
     used = [a_key() for _ in range(keys)]
     # Of two, the first could be completed, and could not be taken back.
     for key in used[:-1]:
@@ -148,9 +144,7 @@ def test_a_lost_data_key_leaves_the_transaction_as_it_is(joint: Joint, keys: int
 def test_a_tenant_that_is_erased_meanwhile_keeps_its_rows_and_no_answer(
     open_joint: OpenJoint, make_engine: MakeEngine, clock: FrozenClock
 ) -> None:
-    """
-    The work was done, and that is all that is said of it. On SQLite nobody else writes while a view does.
-    """
+    """The work was done, and that is all that is said of it. On SQLite nobody else writes while a view does."""
     joint, key = open_joint(), a_key()
     add(joint.store, key.tid)
     granted(joint.store.claim(a_request(key), token=joint.token, lease=LEASE))
@@ -173,9 +167,7 @@ def test_a_tenant_that_is_erased_meanwhile_keeps_its_rows_and_no_answer(
 
 
 def test_a_tenant_that_is_erased_between_check_and_commit_is_told_as_erased(open_joint: OpenJoint) -> None:
-    """
-    Nobody can open that answer, so nobody need have kept it from being written.
-    """
+    """Nobody can open that answer, so nobody need have kept it from being written."""
     joint, key = open_joint(), a_key()
     add(joint.store, key.tid)
     transaction = joint.work(key)
@@ -194,9 +186,7 @@ def test_a_tenant_that_is_erased_between_check_and_commit_is_told_as_erased(open
 
 
 def test_a_superseded_worker_hears_that_it_has_lost_and_nothing_of_keys(joint: Joint, clock: FrozenClock) -> None:
-    """
-    To seal its answer anew would not help.
-    """
+    """To seal its answer anew would not help."""
     key = a_key()
     granted(joint.store.claim(a_request(key), token=a_token(), lease=LEASE))
     transaction = joint.store.transactions.join([key], joint.token, operation="pay", told=lambda: None)
@@ -206,9 +196,7 @@ def test_a_superseded_worker_hears_that_it_has_lost_and_nothing_of_keys(joint: J
 
 
 def test_who_knows_of_no_quota_counts_what_is_counted(open_joint: OpenJoint, clock: FrozenClock) -> None:
-    """
-    Also within the application's transaction.
-    """
+    """Also within the application's transaction."""
     claiming, joint, key = open_joint(), open_joint(), a_key()
     granted(claiming.store.claim(a_request(key), token=joint.token, lease=LEASE, quota=ROOM))
     transaction = joint.store.transactions.join([key], joint.token, operation="pay", told=lambda: None)
@@ -220,9 +208,7 @@ def test_who_knows_of_no_quota_counts_what_is_counted(open_joint: OpenJoint, clo
 
 @pytest.mark.parametrize("payload", (PAYLOAD, SEALED), ids=("plain", "sealed"))
 def test_to_store_a_sealed_answer_is_one_statement(open_joint: OpenJoint, payload: StoredPayload) -> None:
-    """
-    As a plain one is. Whether its key is there is looked at in the same.
-    """
+    """As a plain one is. Whether its key is there is looked at in the same."""
     store, key, token = open_joint().store, a_key(), a_token()
     add(store, key.tid)
     granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -234,9 +220,7 @@ def test_to_store_a_sealed_answer_is_one_statement(open_joint: OpenJoint, payloa
 
 
 def test_a_tenants_keys_are_read_in_one_statement(open_joint: OpenJoint) -> None:
-    """
-    Its last number and the store's own with them: what is read in two looks may be of two tenants.
-    """
+    """Its last number and the store's own with them: what is read in two looks may be of two tenants."""
     store, tid = open_joint().store, a_key().tid
     add(store, tid)
     add(store, tid, 2)
@@ -248,9 +232,7 @@ def test_a_tenants_keys_are_read_in_one_statement(open_joint: OpenJoint) -> None
 
 
 def test_a_store_that_was_copied_takes_no_key_of_the_original(open_joint: OpenJoint) -> None:
-    """
-    Nor one that names its store in other bytes than eight.
-    """
+    """Nor one that names its store in other bytes than eight."""
     store, tid = open_joint().store, a_key().tid
 
     for other in (b"", bytes(8), bytes(9), store.identity() + b"\0"):
@@ -259,9 +241,7 @@ def test_a_store_that_was_copied_takes_no_key_of_the_original(open_joint: OpenJo
 
 
 def test_an_answer_of_another_size_changes_the_ledger_by_the_difference(open_joint: OpenJoint) -> None:
-    """
-    Sealed anew it has the size it had; erased, it has none.
-    """
+    """Sealed anew it has the size it had; erased, it has none."""
     store, key, token = open_joint().store, a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=ROOM))
     store.complete(key, token, PAYLOAD, keep=KEEP)
@@ -272,9 +252,7 @@ def test_an_answer_of_another_size_changes_the_ledger_by_the_difference(open_joi
 
 
 def test_a_response_that_cannot_be_sealed_again_commits_nothing(open_joint: OpenJoint) -> None:
-    """
-    The codec's own error leaves, with nothing committed; the claim settles the record then.
-    """
+    """The codec's own error leaves, with nothing committed; the claim settles the record then."""
     joint, key = open_joint(), a_key()
     transaction = joint.work(key)
 

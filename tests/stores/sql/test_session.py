@@ -416,9 +416,7 @@ def test_one_extra_commit_and_two_statements(shop: Shop) -> None:
 def test_a_transactional_request_inside_another_one_on_its_session_is_refused_and_harms_nothing(
     shop: Shop, key: str | None
 ) -> None:
-    """
-    What it commits or rolls back would be the outer one's. The outer rows stay, once, with the outer record.
-    """
+    """What it commits or rolls back would be the outer one's. The outer rows stay, once, with the outer record."""
     inner: list[int] = []
 
     @shop.view("/inner")

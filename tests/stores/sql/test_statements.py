@@ -86,9 +86,7 @@ EVERY = [(name, database) for name, (_, databases) in STATEMENTS.items() for dat
 
 @pytest.mark.parametrize(("name", "database"), EVERY)
 def test_a_statement_reads_as_it_did(name: str, database: str) -> None:
-    """
-    A change of what is sent is seen by whoever reviews it, on every SQLAlchemy that we work with.
-    """
+    """A change of what is sent is seen by whoever reviews it, on every SQLAlchemy that we work with."""
     made: CompilerElement = STATEMENTS[name][0](DIALECTS[database])
     text = f"{made.compile(dialect=DRIVERS[database]())}\n"
     text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
@@ -100,9 +98,7 @@ def test_a_statement_reads_as_it_did(name: str, database: str) -> None:
 
 
 def test_every_snapshot_is_of_a_statement() -> None:
-    """
-    No file is left of one that is gone.
-    """
+    """No file is left of one that is gone."""
     kept = {path.relative_to(SNAPSHOTS).as_posix() for path in SNAPSHOTS.rglob("*.sql")}
 
     assert {f"{database}/{name}.sql" for name, database in EVERY} == kept
@@ -110,7 +106,5 @@ def test_every_snapshot_is_of_a_statement() -> None:
 
 @pytest.mark.parametrize(("name", "database"), EVERY)
 def test_a_statement_is_compiled_once(name: str, database: str) -> None:
-    """
-    What makes SQLAlchemy's cache recognise it is there.
-    """
+    """What makes SQLAlchemy's cache recognise it is there."""
     assert STATEMENTS[name][0](DIALECTS[database])._generate_cache_key() is not None

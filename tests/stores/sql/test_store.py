@@ -35,9 +35,7 @@ STRATEGIES = ("insert", "row_lock", "advisory")
 
 @by_every_strategy
 def test_time_is_the_servers(open_store: OpenStore, strategy: str) -> None:
-    """
-    In production nobody says what time it is. Here server and test share a clock.
-    """
+    """In production nobody says what time it is. Here server and test share a clock."""
     store, key, token = open_store(strategy=strategy, clock=store_time), a_key(), a_token()
     before = time.time()
     granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -55,9 +53,7 @@ def test_time_is_the_servers(open_store: OpenStore, strategy: str) -> None:
 
 @by_every_strategy
 def test_a_lease_ends_by_the_servers_clock(open_store: OpenStore, strategy: str) -> None:
-    """
-    Whoever asks after it takes over, and is the only one.
-    """
+    """Whoever asks after it takes over, and is the only one."""
     store, key = open_store(strategy=strategy, clock=store_time), a_key()
     granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=0.000_001))
     attempts: list[int] = []
@@ -75,9 +71,7 @@ def test_a_lease_ends_by_the_servers_clock(open_store: OpenStore, strategy: str)
 
 @by_every_strategy
 def test_a_refusal_takes_no_number(open_store: OpenStore, clock: FrozenClock, strategy: str) -> None:
-    """
-    Nor does it try to insert: either would be written to disk for every replay.
-    """
+    """Nor does it try to insert: either would be written to disk for every replay."""
     store, key = open_store(strategy=strategy), a_key()
     stand(store, clock, key, "completed")
     fence = found(store, key).fence
@@ -92,9 +86,7 @@ def test_a_refusal_takes_no_number(open_store: OpenStore, clock: FrozenClock, st
 @pytest.mark.parametrize("first", STRATEGIES)
 @pytest.mark.parametrize("second", STRATEGIES)
 def test_strategies_may_be_mixed(open_store: OpenStore, clock: FrozenClock, first: str, second: str) -> None:
-    """
-    While a release that uses another one is rolled out, both are at work.
-    """
+    """While a release that uses another one is rolled out, both are at work."""
     one, other, key, token = open_store(strategy=first), open_store(strategy=second), a_key(), a_token()
     fence = granted(one.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE)).fence
     assert isinstance(other.claim(a_request(key), token=a_token(), lease=LEASE), InFlight)
@@ -107,9 +99,7 @@ def test_strategies_may_be_mixed(open_store: OpenStore, clock: FrozenClock, firs
 
 
 def test_an_unknown_strategy_is_refused(records_url: str) -> None:
-    """
-    With the names of those that there are.
-    """
+    """With the names of those that there are."""
     with pytest.raises(ConfigurationError, match="insert, row_lock, advisory"):
         SqlStore(Database(records_url), strategy="optimism")
 
@@ -117,18 +107,14 @@ def test_an_unknown_strategy_is_refused(records_url: str) -> None:
 @on_sqlite
 @pytest.mark.parametrize("strategy", ("row_lock", "advisory"))
 def test_a_strategy_is_refused_where_it_cannot_work(records_url: str, strategy: str) -> None:
-    """
-    SQLite has neither locks on rows nor on numbers, and would say nothing.
-    """
+    """SQLite has neither locks on rows nor on numbers, and would say nothing."""
     with pytest.raises(ConfigurationError, match=f"{strategy} works on postgresql, not on sqlite"):
         SqlStore(Database(records_url), strategy=strategy)
 
 
 @on_sqlite
 def test_a_strategy_is_refused_at_first_use_where_the_database_was_not_known(make_engine: MakeEngine) -> None:
-    """
-    A function that returns the engine is not asked before it is needed.
-    """
+    """A function that returns the engine is not asked before it is needed."""
     store = SqlStore(Database(make_engine), strategy="advisory")
 
     with pytest.raises(ConfigurationError, match="not on sqlite"):
@@ -141,9 +127,7 @@ def test_a_strategy_is_refused_at_first_use_where_the_database_was_not_known(mak
     ids=("token", "fingerprint", "no token"),
 )
 def test_what_would_be_corrupt_is_not_written(open_store: OpenStore, token: bytes, fingerprint: bytes) -> None:
-    """
-    A token or a fingerprint of another size could not be read again.
-    """
+    """A token or a fingerprint of another size could not be read again."""
     store, key = open_store(), a_key()
 
     with pytest.raises(ValueError, match="16 bytes and a fingerprint 17"):
@@ -154,9 +138,7 @@ def test_what_would_be_corrupt_is_not_written(open_store: OpenStore, token: byte
 
 @by_every_strategy
 def test_without_tables_the_remedy_is_named(make_engine: MakeEngine, open_store: OpenStore, strategy: str) -> None:
-    """
-    The database is there and has not been prepared: that is no outage.
-    """
+    """The database is there and has not been prepared: that is no outage."""
     metadata.drop_all(make_engine())
     store = open_store(strategy=strategy)
 
@@ -169,9 +151,7 @@ def test_without_tables_the_remedy_is_named(make_engine: MakeEngine, open_store:
 
 
 def test_an_old_table_is_named_as_such(make_engine: MakeEngine, open_store: OpenStore) -> None:
-    """
-    A column that a later release has added is not there.
-    """
+    """A column that a later release has added is not there."""
     with make_engine().begin() as connection:
         connection.execute(text("ALTER TABLE idempotency_records RENAME COLUMN method TO verb"))
 
@@ -183,9 +163,7 @@ def test_an_old_table_is_named_as_such(make_engine: MakeEngine, open_store: Open
 def test_a_lost_last_fence_is_found_in_the_records(
     make_engine: MakeEngine, open_store: OpenStore, clock: FrozenClock
 ) -> None:
-    """
-    One from the clock might have been given out before: that was set back.
-    """
+    """One from the clock might have been given out before: that was set back."""
     store = open_store()
     before = granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))
     with make_engine().begin() as connection:
@@ -228,9 +206,7 @@ def test_the_fence_of_a_key_rises_where_the_sequence_went_back(
 
 @on_postgresql
 def test_a_role_without_rights_is_told_which(open_store: OpenStore, make_engine: MakeEngine, database_url: str) -> None:
-    """
-    Not an outage either: somebody has to grant them.
-    """
+    """Not an outage either: somebody has to grant them."""
     with make_engine().begin() as connection:
         connection.execute(text("CREATE ROLE stranger LOGIN"))
     try:
@@ -244,9 +220,7 @@ def test_a_role_without_rights_is_told_which(open_store: OpenStore, make_engine:
 
 @on_postgresql
 def test_a_standby_is_an_outage(open_store: OpenStore, make_engine: MakeEngine, database_url: str) -> None:
-    """
-    It can be read and not be written: nobody is granted anything by it.
-    """
+    """It can be read and not be written: nobody is granted anything by it."""
     name = database_url.rpartition("/")[2]
     with make_engine(isolation_level="AUTOCOMMIT").connect() as connection:
         connection.execute(text(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
@@ -260,9 +234,7 @@ def test_a_standby_is_an_outage(open_store: OpenStore, make_engine: MakeEngine, 
 
 @on_sqlite
 def test_a_file_that_cannot_be_written_is_an_outage(open_store: OpenStore, records_url: str) -> None:
-    """
-    Answers can still be read from it, as far as SQLite lets us.
-    """
+    """Answers can still be read from it, as far as SQLite lets us."""
     store = open_store(f"{records_url}?mode=ro&uri=true".replace("sqlite:///", "sqlite:///file:"))
 
     with pytest.raises(StoreUnavailable):
@@ -271,9 +243,7 @@ def test_a_file_that_cannot_be_written_is_an_outage(open_store: OpenStore, recor
 
 @on_sqlite
 def test_a_file_that_is_no_database_is_an_outage(open_store: OpenStore, tmp_path: Path) -> None:
-    """
-    It cannot decide, so nobody may.
-    """
+    """It cannot decide, so nobody may."""
     broken = tmp_path / "broken.sqlite"
     broken.write_bytes(b"not a database" * 100)
     store = open_store(f"sqlite:///{broken}")
@@ -286,9 +256,7 @@ def test_a_file_that_is_no_database_is_an_outage(open_store: OpenStore, tmp_path
 def test_a_writer_that_never_ends_is_an_outage(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    After SQLite's own patience. What needs no lock goes on meanwhile, and a free key is granted afterwards.
-    """
+    """After SQLite's own patience. What needs no lock goes on meanwhile, and a free key is granted afterwards."""
     monkeypatch.setattr("flask_idempotency.stores.sql.database.BUSY_MS", 50)
     store, done = open_store(f"{make_engine().url.render_as_string()}?timeout=0.05"), a_key()
     stand(store, clock, done, "completed")
@@ -307,9 +275,7 @@ def test_a_writer_that_never_ends_is_an_outage(
 def test_an_error_says_nothing_of_what_was_stored(
     open_store: OpenStore, make_engine: MakeEngine, strategy: str
 ) -> None:
-    """
-    A traceback ends up in logs, and what it hides in error trackers; tokens, principals and answers must not.
-    """
+    """A traceback ends up in logs, and what it hides in error trackers; tokens, principals and answers must not."""
     metadata.drop_all(make_engine())
     with pytest.raises(ConfigurationError) as caught:
         open_store(strategy=strategy).claim(a_request(a_key()), token=b"secret-token-16b", lease=LEASE)

@@ -54,9 +54,7 @@ def elsewhere(make_engine: MakeEngine, records_url: str) -> Iterator[Connection]
 
 @given(st.integers(0, IN_2106))
 def test_a_time_is_told_back_to_the_microsecond(us: int) -> None:
-    """
-    A record tells its deadline as a float, and is compared by it.
-    """
+    """A record tells its deadline as a float, and is compared by it."""
     assert us == in_microseconds(us / 1_000_000)
 
 
@@ -74,9 +72,7 @@ def test_a_time_is_told_back_to_the_microsecond(us: int) -> None:
 def test_the_few_are_found_by_an_index_of_them(
     store: SqlStore, clock: FrozenClock, make_engine: MakeEngine, name: str, index: str
 ) -> None:
-    """
-    Not by looking through all that are completed.
-    """
+    """Not by looking through all that are completed."""
     for standing in ("completed", "quarantined", "lapsed, quarantine"):
         stood(store, clock, standing)
     with make_engine().connect() as connection:
@@ -88,9 +84,7 @@ def test_the_few_are_found_by_an_index_of_them(
 
 
 def test_each_change_is_one_statement(store: SqlStore, clock: FrozenClock) -> None:
-    """
-    So it needs no transaction, and no pooler has to keep a connection for it.
-    """
+    """So it needs no transaction, and no pooler has to keep a connection for it."""
     lapsed, _ = stood(store, clock, "lapsed, quarantine")
     held, _ = stood(store, clock, "quarantined")
     freed, _ = stood(store, clock, "quarantined")
@@ -105,9 +99,7 @@ def test_each_change_is_one_statement(store: SqlStore, clock: FrozenClock) -> No
 
 
 def test_a_freed_row_holds_nothing_of_an_answer(store: SqlStore, clock: FrozenClock, make_engine: MakeEngine) -> None:
-    """
-    It is absent to everybody, and no backup needs to keep what it said.
-    """
+    """It is absent to everybody, and no backup needs to keep what it said."""
     done, _ = stood(store, clock, "completed")
     assert store.recovery.force_release(done)
     with make_engine().connect() as connection:
@@ -118,9 +110,7 @@ def test_a_freed_row_holds_nothing_of_an_answer(store: SqlStore, clock: FrozenCl
 
 
 def test_a_reply_that_was_lost_is_not_taken_for_somebody_elses_work(store: SqlStore, clock: FrozenClock) -> None:
-    """
-    To free is repeated when the connection broke, and finds its own work.
-    """
+    """To free is repeated when the connection broke, and finds its own work."""
     held, _ = stood(store, clock, "quarantined")
     run = store.database.run
 
@@ -134,9 +124,7 @@ def test_a_reply_that_was_lost_is_not_taken_for_somebody_elses_work(store: SqlSt
 
 
 def test_an_owners_release_is_not_taken_for_ones_own(store: SqlStore, clock: FrozenClock) -> None:
-    """
-    Whoever was too late to free a key says so.
-    """
+    """Whoever was too late to free a key says so."""
     held, token = stood(store, clock, "quarantined")
     store.release(held.key, token)
 
@@ -144,9 +132,7 @@ def test_an_owners_release_is_not_taken_for_ones_own(store: SqlStore, clock: Fro
 
 
 def test_a_counted_answer_that_is_freed_leaves_its_ledger(store: SqlStore, clock: FrozenClock) -> None:
-    """
-    With all its bytes, from the very bucket that it was put into.
-    """
+    """With all its bytes, from the very bucket that it was put into."""
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota(records=10)))
     store.complete(key, token, PAYLOAD, keep=KEEP)
@@ -167,9 +153,7 @@ def spoil(engine: MakeEngine, key: StorageKey) -> None:
 def test_rows_that_cannot_be_read_keep_nobody_from_the_others(
     store: SqlStore, clock: FrozenClock, make_engine: MakeEngine, how: str
 ) -> None:
-    """
-    They are left out, though they come first and fill a batch.
-    """
+    """They are left out, though they come first and fill a batch."""
     spoilt, fine = (stood(store, clock, "lapsed, quarantine" if how == "stale" else "quarantined")[0] for _ in range(2))
     spoil(make_engine, spoilt.key)
 
@@ -191,9 +175,7 @@ def test_rows_that_cannot_be_read_keep_nobody_from_the_others(
 
 @on_postgresql
 def test_a_janitor_does_not_wait_for_an_owner(store: SqlStore, clock: FrozenClock, elsewhere: Connection) -> None:
-    """
-    Whoever holds the row is its owner, or does the same: it is left to them.
-    """
+    """Whoever holds the row is its owner, or does the same: it is left to them."""
     lapsed, _ = stood(store, clock, "lapsed, quarantine")
     elsewhere.execute(select(records.c.record_id).where(records.c.record_id == lapsed.key.rid).with_for_update())
 
@@ -202,9 +184,7 @@ def test_a_janitor_does_not_wait_for_an_owner(store: SqlStore, clock: FrozenCloc
 
 @on_postgresql
 def test_a_turn_that_somebody_holds_is_left_to_them(store: SqlStore, clock: FrozenClock, elsewhere: Connection) -> None:
-    """
-    The next one is given, and nobody waits.
-    """
+    """The next one is given, and nobody waits."""
     held, other = (stood(store, clock, "quarantined")[0] for _ in range(2))
     elsewhere.execute(select(records.c.record_id).where(records.c.record_id == held.key.rid).with_for_update())
 
@@ -218,9 +198,7 @@ def test_a_turn_that_somebody_holds_is_left_to_them(store: SqlStore, clock: Froz
 def test_a_person_hears_that_nobody_can_tell(
     store: SqlStore, clock: FrozenClock, elsewhere: Connection, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """
-    While somebody else's transaction has the row, "something else is there by now" would be a guess.
-    """
+    """While somebody else's transaction has the row, "something else is there by now" would be a guess."""
     monkeypatch.setattr(dialects, "LOCK_TIMEOUT_MS", 50)
     held, _ = stood(store, clock, "quarantined")
     elsewhere.execute(select(records.c.record_id).where(records.c.record_id == held.key.rid).with_for_update())
@@ -234,9 +212,7 @@ def test_a_person_hears_that_nobody_can_tell(
 def test_what_is_asked_about_first_is_what_waits_longest(
     store: SqlStore, clock: FrozenClock, make_engine: MakeEngine
 ) -> None:
-    """
-    Whoever was never asked about comes before those that were, and those in the order of their turns.
-    """
+    """Whoever was never asked about comes before those that were, and those in the order of their turns."""
     first, second = stood(store, clock, "quarantined")[0], stood(store, clock, "quarantined")[0]
 
     def ask(limit: int) -> list[StorageKey]:

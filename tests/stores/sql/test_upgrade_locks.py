@@ -82,9 +82,7 @@ def test_an_upgrade_waits_for_another_one(
 
 @on_postgresql
 def test_an_upgrade_with_nothing_to_do_waits_for_nobody(engine: Engine, make_engine: MakeEngine) -> None:
-    """
-    Not even for another upgrade: each deployment runs it.
-    """
+    """Not even for another upgrade: each deployment runs it."""
     upgrade(engine)
     with make_engine().connect() as other, other.begin():
         other.exec_driver_sql(f"SELECT pg_advisory_xact_lock({runner._MIGRATION_LOCK})")
@@ -95,9 +93,7 @@ def test_an_upgrade_with_nothing_to_do_waits_for_nobody(engine: Engine, make_eng
 
 @on_postgresql
 def test_every_step_of_a_current_schema_locks_no_more_than_its_facts(engine: Engine) -> None:
-    """
-    As whoever claims does: everybody works on meanwhile.
-    """
+    """As whoever claims does: everybody works on meanwhile."""
     upgrade(engine)
     with engine.begin() as connection:
         for step in runner.STEPS:
@@ -111,9 +107,7 @@ def test_every_step_of_a_current_schema_locks_no_more_than_its_facts(engine: Eng
 @on_postgresql
 @pytest.mark.parametrize(("loss", "use"), ((NO_INDEX, READ), (NO_NUMBER, READ), (NO_NUMBER, UPDATE)))
 def test_what_is_in_use_is_waited_for_only_where_it_must_be(engine: Engine, loss: str, use: str) -> None:
-    """
-    A long report keeps nobody from building an index, and neither it nor a writer from adding a number.
-    """
+    """A long report keeps nobody from building an index, and neither it nor a writer from adding a number."""
     upgrade(engine)
     before = found(engine)
     execute(engine, loss)
@@ -155,9 +149,7 @@ def test_a_table_that_is_not_to_be_had_is_left_alone(
 
 @on_postgresql
 def test_a_transaction_of_the_callers_keeps_its_own_patience(engine: Engine) -> None:
-    """
-    What Alembic does next is none of ours.
-    """
+    """What Alembic does next is none of ours."""
     with engine.begin() as connection:
         connection.execute(text("SET LOCAL lock_timeout = '7s'"))
         upgrade(connection)
@@ -167,9 +159,7 @@ def test_a_transaction_of_the_callers_keeps_its_own_patience(engine: Engine) -> 
 
 @on_postgresql
 def test_an_application_that_sets_up_its_connections_with_statements_is_upgraded(make_engine: MakeEngine) -> None:
-    """
-    To psycopg each of them begins a transaction, in which the connection's mode cannot be changed.
-    """
+    """To psycopg each of them begins a transaction, in which the connection's mode cannot be changed."""
     engine = make_engine()
 
     @event.listens_for(engine, "connect")
@@ -187,9 +177,7 @@ def test_an_application_that_sets_up_its_connections_with_statements_is_upgraded
 
 
 def test_the_port_upgrades_on_the_applications_own_engine(engine: Engine) -> None:
-    """
-    In ordinary transactions, SQLite's legacy mode among them; its connections are as they were afterwards.
-    """
+    """In ordinary transactions, SQLite's legacy mode among them; its connections are as they were afterwards."""
     database = Database(engine)
     sent: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2]))
@@ -206,9 +194,7 @@ def test_the_port_upgrades_on_the_applications_own_engine(engine: Engine) -> Non
 
 
 def test_a_pooler_is_no_hindrance_to_repeated_upgrades(pgbouncer_url: str) -> None:
-    """
-    Of a database by its URL, whose own engine has heard of no pooler: twelve times, each with something to mend.
-    """
+    """Of a database by its URL, whose own engine has heard of no pooler: twelve times, each with something to mend."""
     database = Database(pgbouncer_url)
     schema = SqlSchema(database)
     for _ in range(12):

@@ -82,9 +82,7 @@ class HeldUp:
 def test_a_fill_that_arrives_in_the_keys_next_life_does_not_bring_back_the_old_answer(
     cache: RedisReplayCache, clock: FrozenClock, settled: bool, telling: bool
 ) -> None:
-    """
-    It was stuck in front of a frozen server while the answer's life ended and the key was used again.
-    """
+    """It was stuck in front of a frozen server while the answer's life ended and the key was used again."""
     slow = HeldUp(cache)
     system = TellingStore(clock) if telling else MemoryStore(clock)
     late, store, key = TieredStore(system, slow), TieredStore(system, cache), a_key()
@@ -105,9 +103,7 @@ def test_a_fill_that_arrives_in_the_keys_next_life_does_not_bring_back_the_old_a
 def test_a_worker_killed_between_commit_and_fill_costs_one_more_look(
     cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
-    """
-    The next request, in another process, replays from the system, and fills in what is missing.
-    """
+    """The next request, in another process, replays from the system, and fills in what is missing."""
     system = TellingStore(clock)
     dying, watched = TieredStore(system, HeldUp(cache)), FaultyStore(system)
     store, key = TieredStore(watched, cache), a_key()
@@ -122,9 +118,7 @@ def test_a_worker_killed_between_commit_and_fill_costs_one_more_look(
 def test_an_answer_that_was_cached_and_spoilt_is_asked_for_again(
     store: TieredStore, clock: FrozenClock, redis_client: redis.Redis
 ) -> None:
-    """
-    The caller notices nothing, and the next finds it mended.
-    """
+    """The caller notices nothing, and the next finds it mended."""
     key = a_key()
     stand(store, clock, key, "completed")
     store.claim(a_request(key), token=a_token(), lease=LEASE)
@@ -165,9 +159,7 @@ class BrokenFill(Broken):
 def test_a_bug_of_the_caches_is_logged_and_does_no_harm(
     clock: FrozenClock, caplog: pytest.LogCaptureFixture, broken: type[Broken]
 ) -> None:
-    """
-    A payment is not refused because its answer cannot be found sooner.
-    """
+    """A payment is not refused because its answer cannot be found sooner."""
     store, key = TieredStore(TellingStore(clock), broken()), a_key()
     token = a_token()
     assert isinstance(store.claim(a_request(key), token=token, lease=LEASE), Claimed)
@@ -179,9 +171,7 @@ def test_a_bug_of_the_caches_is_logged_and_does_no_harm(
 
 
 def test_the_systems_silence_is_not_covered_up(store: TieredStore, system: FaultyStore, clock: FrozenClock) -> None:
-    """
-    Only it grants. What is hot is replayed all the same, for that has happened.
-    """
+    """Only it grants. What is hot is replayed all the same, for that has happened."""
     hot = a_key()
     stand(store, clock, hot, "completed")
     store.claim(a_request(hot), token=a_token(), lease=LEASE)
@@ -217,9 +207,7 @@ class FrozenServer:
 
 
 def test_a_frozen_server_is_waited_for_once_per_pause(clock: FrozenClock) -> None:
-    """
-    Of a hundred requests in each pause one waits, on one connection, for one time-out; the others do not notice.
-    """
+    """Of a hundred requests in each pause one waits, on one connection, for one time-out; the others do not notice."""
     ticking = FrozenClock()
     with FrozenServer() as server:
         cache = RedisReplayCache(server.url, clock=clock, monotonic=ticking)
@@ -235,9 +223,7 @@ def test_a_frozen_server_is_waited_for_once_per_pause(clock: FrozenClock) -> Non
 
 
 def test_a_stopped_server_does_no_harm_and_is_used_again(start_redis: StartRedis, redis_kind: str) -> None:
-    """
-    Stopped in the middle, by a debugger or by the host of its virtual machine, with an answer in it.
-    """
+    """Stopped in the middle, by a debugger or by the host of its virtual machine, with an answer in it."""
     server, clock, ticking = start_redis(redis_kind), FrozenClock(), FrozenClock()
     cache = RedisReplayCache(server.url, clock=clock, monotonic=ticking)
     system = FaultyStore(MemoryStore(clock))
@@ -283,9 +269,7 @@ def story(store: Store, clock: FrozenClock) -> list[object]:
 def test_whenever_it_strikes_the_story_is_the_same(
     redis_server: RedisServer, system: type[MemoryStore], fate: Fate
 ) -> None:
-    """
-    Before and after every command that the cache is sent, one at a time and ever after.
-    """
+    """Before and after every command that the cache is sent, one at a time and ever after."""
     alone = FrozenClock()
     expected = story(MemoryStore(alone), alone)
 

@@ -48,9 +48,7 @@ class Cache:
     ),
 )
 def test_a_cache_that_is_away_is_advice(said: Record | Missed | Exception, verdict: Verdict) -> None:
-    """
-    No promise hangs on it, and the database does its work meanwhile.
-    """
+    """No promise hangs on it, and the database does its work meanwhile."""
     [found] = TieredStore(FaultyStore(MemoryStore()), Cache(said)).health.findings()
 
     assert ("replays", verdict, verdict is not Verdict.FINE) == (found.check, found.verdict, bool(found.remedy))

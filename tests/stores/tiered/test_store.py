@@ -81,9 +81,7 @@ def cached(cache: RedisReplayCache, key: StorageKey) -> bool:
 def test_the_first_request_asks_the_system_twice(
     store: TieredStore, system: FaultyStore, clock: FrozenClock, redis_client: redis.Redis
 ) -> None:
-    """
-    Once to claim and once to complete. An answer that nobody asks for again takes no memory of the cache.
-    """
+    """Once to claim and once to complete. An answer that nobody asks for again takes no memory of the cache."""
     stand(store, clock, a_key(), "completed")
 
     assert (["claim", "complete"], 0) == (system.verbs(), redis_client.dbsize())
@@ -92,9 +90,7 @@ def test_the_first_request_asks_the_system_twice(
 def test_the_first_replay_asks_the_system_and_the_next_do_not(
     store: TieredStore, system: FaultyStore, clock: FrozenClock
 ) -> None:
-    """
-    All of them give the record that the system would give.
-    """
+    """All of them give the record that the system would give."""
     key = a_key()
     stand(store, clock, key, "completed")
     clock.advance(100)
@@ -110,9 +106,7 @@ def test_the_first_replay_asks_the_system_and_the_next_do_not(
 def test_a_hot_replay_is_one_command_and_nothing_of_the_system(
     redis_server: RedisServer, system: FaultyStore, clock: FrozenClock
 ) -> None:
-    """
-    Counted where it passes; and so is the refusal of another request under the same key.
-    """
+    """Counted where it passes; and so is the refusal of another request under the same key."""
     with TcpProxy(redis_server.port) as proxy:
         cache = RedisReplayCache(f"redis://127.0.0.1:{proxy.port}/0{PATIENT}", clock=clock)
         store, key = TieredStore(system, cache), a_key()
@@ -132,9 +126,7 @@ def test_a_hot_replay_is_one_command_and_nothing_of_the_system(
 def test_what_is_not_completed_is_never_cached(
     store: TieredStore, clock: FrozenClock, redis_client: redis.Redis, standing: Standing
 ) -> None:
-    """
-    It would have two homes, and they would soon differ.
-    """
+    """It would have two homes, and they would soon differ."""
     key = a_key()
     stand(store, clock, key, standing)
     outcomes = [
@@ -148,9 +140,7 @@ def test_what_is_not_completed_is_never_cached(
 
 
 def test_reading_is_the_systems(store: TieredStore, clock: FrozenClock, cache: RedisReplayCache) -> None:
-    """
-    Whoever waits or looks into a record wants to know how it stands, not how it stood.
-    """
+    """Whoever waits or looks into a record wants to know how it stands, not how it stood."""
     key = a_key()
     cache.put(key, completed(clock), missed_at=int(clock.now * 1_000_000))
 
@@ -160,9 +150,7 @@ def test_reading_is_the_systems(store: TieredStore, clock: FrozenClock, cache: R
 def test_a_telling_system_has_its_answers_cached_at_once(
     telling: TieredStore, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
-    """
-    Without another statement: the first replay is hot already.
-    """
+    """Without another statement: the first replay is hot already."""
     key = a_key()
     token = stand(telling, clock, key, "in flight")
     clock.advance(5)
@@ -177,9 +165,7 @@ def test_a_telling_system_has_its_answers_cached_at_once(
 def test_repeating_a_completion_caches_what_was_stored_first(
     telling: TieredStore, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
-    """
-    Its reply was lost. Another answer that comes with the repetition is nobody's.
-    """
+    """Its reply was lost. Another answer that comes with the repetition is nobody's."""
     key = a_key()
     token = stand(telling, clock, key, "in flight")
     TellingStore.complete(telling._system, key, token, PAYLOAD, keep=KEEP)  # type: ignore[arg-type]
@@ -190,9 +176,7 @@ def test_repeating_a_completion_caches_what_was_stored_first(
 
 
 def test_nothing_is_cached_before_the_system_has_committed(cache: RedisReplayCache, clock: FrozenClock) -> None:
-    """
-    However long the commit takes: an answer that is then rolled back must never have been replayed.
-    """
+    """However long the commit takes: an answer that is then rolled back must never have been replayed."""
     begun, commit = threading.Event(), threading.Event()
 
     class Slow(TellingStore):
@@ -219,9 +203,7 @@ def test_nothing_is_cached_before_the_system_has_committed(cache: RedisReplayCac
 def test_what_the_system_did_not_take_is_not_cached(
     cache: RedisReplayCache, clock: FrozenClock, redis_client: redis.Redis, error: type[Exception]
 ) -> None:
-    """
-    The caller hears what the system said; and when the owner repeats it, it is cached then.
-    """
+    """The caller hears what the system said; and when the owner repeats it, it is cached then."""
     errors = [error("as this test asked")]
 
     class Refusing(TellingStore):
@@ -244,9 +226,7 @@ def test_what_the_system_did_not_take_is_not_cached(
 def test_a_record_committed_elsewhere_is_cached_when_told(
     store: TieredStore, system: FaultyStore, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
-    """
-    In a transaction of the application, after the claim came through here.
-    """
+    """In a transaction of the application, after the claim came through here."""
     key = a_key()
     token = stand(store, clock, key, "in flight")
     system.complete(key, token, PAYLOAD, keep=KEEP)
@@ -260,9 +240,7 @@ def test_a_record_committed_elsewhere_is_cached_when_told(
 def test_what_this_process_did_not_claim_waits_for_its_first_replay(
     store: TieredStore, system: FaultyStore, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
-    """
-    Nobody here knows what the cache's clock said before the system was asked.
-    """
+    """Nobody here knows what the cache's clock said before the system was asked."""
     key = a_key()
     stand(system, clock, key, "completed")
 
@@ -276,9 +254,7 @@ def test_what_this_process_did_not_claim_waits_for_its_first_replay(
 def test_a_commit_that_is_told_of_in_the_keys_next_life_is_not_cached(
     store: TieredStore, system: FaultyStore, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
-    """
-    The next owner's miss came after the question, and says nothing of this answer's end.
-    """
+    """The next owner's miss came after the question, and says nothing of this answer's end."""
     key = a_key()
     system.complete(key, stand(store, clock, key, "in flight"), PAYLOAD, keep=KEEP)
     late = found(system, key)
@@ -291,9 +267,7 @@ def test_a_commit_that_is_told_of_in_the_keys_next_life_is_not_cached(
 
 
 def test_only_so_many_claims_are_remembered(telling: TieredStore, cache: RedisReplayCache, clock: FrozenClock) -> None:
-    """
-    The oldest is forgotten: a process that never completes what it claims must not grow for ever.
-    """
+    """The oldest is forgotten: a process that never completes what it claims must not grow for ever."""
     first, last = a_key(), a_key()
     tokens = {first: stand(telling, clock, first, "in flight")}
     for _ in range(REMEMBERED_CLAIMS - 1):
@@ -306,9 +280,7 @@ def test_only_so_many_claims_are_remembered(telling: TieredStore, cache: RedisRe
 
 
 def test_settled_claims_are_not_remembered(telling: TieredStore, clock: FrozenClock) -> None:
-    """
-    Completed or released: their place is free.
-    """
+    """Completed or released: their place is free."""
     stand(telling, clock, a_key(), "completed")
     key = a_key()
     telling.release(key, stand(telling, clock, key, "in flight"))
@@ -317,9 +289,7 @@ def test_settled_claims_are_not_remembered(telling: TieredStore, clock: FrozenCl
 
 
 def test_systems_that_share_a_cache_find_their_own_answers_only(cache: RedisReplayCache, clock: FrozenClock) -> None:
-    """
-    The same key of the same tenant with the same secret: in the other system it is free.
-    """
+    """The same key of the same tenant with the same secret: in the other system it is free."""
     first, second = (TieredStore(NamedStore(clock, name), cache) for name in (b"first", b"second"))
     key = a_key()
     stand(first, clock, key, "completed")
@@ -331,9 +301,7 @@ def test_systems_that_share_a_cache_find_their_own_answers_only(cache: RedisRepl
 
 
 def test_processes_of_one_system_share_their_answers(cache: RedisReplayCache, clock: FrozenClock) -> None:
-    """
-    What one has completed is hot in every other.
-    """
+    """What one has completed is hot in every other."""
     system = NamedStore(clock, b"the one")
     key = a_key()
     stand(TieredStore(system, cache), clock, key, "completed")
@@ -345,9 +313,7 @@ def test_processes_of_one_system_share_their_answers(cache: RedisReplayCache, cl
 
 
 def test_a_system_is_asked_for_its_identity_once(cache: RedisReplayCache, clock: FrozenClock) -> None:
-    """
-    A hot replay must not cost a question.
-    """
+    """A hot replay must not cost a question."""
     system = NamedStore(clock, b"the one")
     store = TieredStore(system, cache)
     for _ in range(3):
@@ -366,9 +332,7 @@ def test_nobodys_answers_are_looked_for_while_it_is_not_known_whose(
     caplog: pytest.LogCaptureFixture,
     error: Exception,
 ) -> None:
-    """
-    The system is asked, and nothing is cached. When it has said which one it is, the next answer is hot.
-    """
+    """The system is asked, and nothing is cached. When it has said which one it is, the next answer is hot."""
     system = NamedStore(clock, b"the one")
     system.name = error
     store, key = TieredStore(system, cache), a_key()
@@ -395,9 +359,7 @@ class FrontedStore(NamedStore):
 def test_nothing_is_cached_while_hosts_that_know_no_cache_would_not_hear_of_it(
     cache: RedisReplayCache, clock: FrozenClock, redis_client: redis.Redis
 ) -> None:
-    """
-    They could free a key whose answer is replayed on.
-    """
+    """They could free a key whose answer is replayed on."""
     store, key = TieredStore(FrontedStore(clock, b"the one"), cache), a_key()
     stand(store, clock, key, "completed")
     for _ in range(2):
@@ -407,9 +369,7 @@ def test_nothing_is_cached_while_hosts_that_know_no_cache_would_not_hear_of_it(
 
 
 def test_a_system_that_is_down_is_not_waited_for_twice(cache: RedisReplayCache, clock: FrozenClock) -> None:
-    """
-    Each claim finds out by itself that it still is; the question is put again after one got an answer.
-    """
+    """Each claim finds out by itself that it still is; the question is put again after one got an answer."""
     system, claim = NamedStore(clock, b"the one"), NamedStore.claim
     system.name = StoreUnavailable("it is down")
     store = TieredStore(system, cache)

@@ -79,9 +79,7 @@ def replayed(store: TieredStore, key: StorageKey) -> Record:
 
 
 def test_an_answer_whose_key_was_freed_is_not_replayed(store: TieredStore, system: Looked, clock: FrozenClock) -> None:
-    """
-    The key runs again, and what comes of it then is cached as ever.
-    """
+    """The key runs again, and what comes of it then is cached as ever."""
     answered = cached(store, system, clock)
     key, token = answered.key, a_token()
 
@@ -98,9 +96,7 @@ def test_an_answer_whose_key_was_freed_is_not_replayed(store: TieredStore, syste
 def test_an_answer_on_its_way_to_the_cache_is_not_kept_once_its_key_was_freed(
     cache: RedisReplayCache, system: Looked, clock: FrozenClock, again: bool
 ) -> None:
-    """
-    Another process replayed it just before, and its fill was stuck on the way.
-    """
+    """Another process replayed it just before, and its fill was stuck on the way."""
     slow = HeldUp(cache)
     late, store, key = TieredStore(system, slow), TieredStore(system, cache), a_key()
     stand(late, clock, key, "completed")
@@ -116,9 +112,7 @@ def test_an_answer_on_its_way_to_the_cache_is_not_kept_once_its_key_was_freed(
 def test_an_answer_in_the_place_of_a_condemned_one_is_what_is_replayed(
     store: TieredStore, system: Looked, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
-    """
-    Also when the damaged one comes to the cache late, by a process that read it before it was condemned.
-    """
+    """Also when the damaged one comes to the cache late, by a process that read it before it was condemned."""
     slow = HeldUp(cache)
     late = TieredStore(system, slow)
     answered = cached(store, system, clock)
@@ -137,9 +131,7 @@ def test_an_answer_in_the_place_of_a_condemned_one_is_what_is_replayed(
 def test_a_cache_that_is_to_forget_a_key_goes_on_keeping_out_what_was_withdrawn(
     cache: RedisReplayCache, system: Looked, clock: FrozenClock, meanwhile: str
 ) -> None:
-    """
-    Others may find the answer damaged, or seal it anew, just before its key is freed.
-    """
+    """Others may find the answer damaged, or seal it anew, just before its key is freed."""
     slow = HeldUp(cache)
     late, other, key = TieredStore(system, slow), TieredStore(system, cache), a_key()
     stand(late, clock, key, "completed")
@@ -159,9 +151,7 @@ def test_a_cache_that_is_to_forget_a_key_goes_on_keeping_out_what_was_withdrawn(
 def test_what_was_settled_anew_has_one_answer_whoever_condemns_the_old_one_once_more(
     store: TieredStore, system: Looked, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
-    """
-    Where the cache is asked and where it is not.
-    """
+    """Where the cache is asked and where it is not."""
     slow, key = HeldUp(cache), a_key()
     late = TieredStore(system, slow)
     stand(late, clock, key, "completed")
@@ -177,9 +167,7 @@ def test_what_was_settled_anew_has_one_answer_whoever_condemns_the_old_one_once_
 def test_what_does_not_stand_as_it_was_seen_stays_and_is_replayed(
     store: TieredStore, system: Looked, clock: FrozenClock
 ) -> None:
-    """
-    The cache may have been told in vain: then the system is asked.
-    """
+    """The cache may have been told in vain: then the system is asked."""
     answered = cached(store, system, clock)
     clock.advance(KEEP)
     stand(store, clock, answered.key, "completed")
@@ -197,9 +185,7 @@ class Silent(Broken):
 def test_nothing_is_freed_or_settled_that_the_cache_would_go_on_replaying(
     kind: type[Broken], system: Looked, clock: FrozenClock
 ) -> None:
-    """
-    Whoever asks is told to ask again, and can.
-    """
+    """Whoever asks is told to ask again, and can."""
     store = TieredStore(system, kind())
     answered, damaged = a_key(), a_key()
     for key in (answered, damaged):
@@ -219,9 +205,7 @@ def test_nothing_is_freed_or_settled_that_the_cache_would_go_on_replaying(
 def test_what_holds_no_answer_is_freed_without_the_cache(
     system: Looked, clock: FrozenClock, standing: Standing
 ) -> None:
-    """
-    It has never been there: a cache that is gone is in no janitor's way.
-    """
+    """It has never been there: a cache that is gone is in no janitor's way."""
     store, key = TieredStore(system, Broken()), a_key()
     stand(system, clock, key, standing)
 
@@ -229,9 +213,7 @@ def test_what_holds_no_answer_is_freed_without_the_cache(
 
 
 def test_what_is_quarantined_is_settled_without_the_cache(system: Looked, clock: FrozenClock) -> None:
-    """
-    Its answer is the first that there is.
-    """
+    """Its answer is the first that there is."""
     store, key = TieredStore(system, Broken()), a_key()
     stand(system, clock, key, "quarantined")
 
@@ -247,9 +229,7 @@ class Unnamed(Looked):
 
 
 def test_a_cache_that_may_not_be_asked_cannot_be_told(clock: FrozenClock, cache: RedisReplayCache) -> None:
-    """
-    Nobody knows here what the key is called there, and other processes may.
-    """
+    """Nobody knows here what the key is called there, and other processes may."""
     system, key = Unnamed(clock), a_key()
     stand(system, clock, key, "completed")
 
@@ -260,9 +240,7 @@ def test_a_cache_that_may_not_be_asked_cannot_be_told(clock: FrozenClock, cache:
 def test_a_cache_that_takes_nothing_more_cannot_be_told(
     store: TieredStore, system: Looked, clock: FrozenClock, redis_client: redis.Redis
 ) -> None:
-    """
-    It is full, or a replica: what it holds stays there.
-    """
+    """It is full, or a replica: what it holds stays there."""
     answered = cached(store, system, clock)
     redis_client.config_set("maxmemory", 1)
     try:
@@ -275,18 +253,14 @@ def test_a_cache_that_takes_nothing_more_cannot_be_told(
 
 
 def test_what_the_system_does_for_its_janitor_the_whole_does(store: TieredStore, system: Looked) -> None:
-    """
-    Time ends what is cached by itself, and chores are written down in one place.
-    """
+    """Time ends what is cached by itself, and chores are written down in one place."""
     assert (system.expiry, system.task_log) == (store.expiry, store.task_log)
 
 
 def test_what_the_system_cannot_do_for_a_janitor_the_whole_cannot_do(
     clock: FrozenClock, cache: RedisReplayCache
 ) -> None:
-    """
-    And says so where it is put together.
-    """
+    """And says so where it is put together."""
     store = TieredStore(FaultyStore(MemoryStore(clock)), cache)
 
     assert [hasattr(store, name) for name in ("unsettled", "expiry", "chores")] == [False] * 3

@@ -71,9 +71,7 @@ def replayed(store: TieredStore, key: StorageKey) -> Record:
 def test_an_erased_answer_is_not_replayed_out_of_the_cache(
     store: TieredStore, system: Counted, payload: StoredPayload
 ) -> None:
-    """
-    At once, and in no other tenant's way. What is told as erased is not cached either.
-    """
+    """At once, and in no other tenant's way. What is told as erased is not cached either."""
     key, other = a_key(), a_key()
     cached(store, system, key, payload)
     cached(store, system, other, payload)
@@ -88,9 +86,7 @@ def test_an_erased_answer_is_not_replayed_out_of_the_cache(
 def test_an_erased_tenant_that_comes_back_is_cached_again(
     store: TieredStore, system: Counted, clock: FrozenClock
 ) -> None:
-    """
-    It was erased until then, and not for ever.
-    """
+    """It was erased until then, and not for ever."""
     tid = a_key().tid
     cached(store, system, a_key(tid=tid))
     store.data_keys.shred(tid)
@@ -103,9 +99,7 @@ def test_an_erased_tenant_that_comes_back_is_cached_again(
 def test_what_was_told_as_erased_is_never_kept(
     system: Counted, cache: RedisReplayCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Whatever cache it is: one that has forgotten that a tenant was erased must not be told anew what it had.
-    """
+    """Whatever cache it is: one that has forgotten that a tenant was erased must not be told anew what it had."""
     key, filled = a_key(), list[Record]()
     monkeypatch.setattr(cache, "put", lambda key, record, *, missed_at: filled.append(record))
     store = TieredStore(system, cache)
@@ -139,9 +133,7 @@ class Silent(Broken):
 def test_a_cache_that_does_not_hear_of_it_does_not_keep_keys_from_being_destroyed(
     kind: type[Broken], system: Counted, cache: RedisReplayCache
 ) -> None:
-    """
-    The system says what is erased to whoever asks it; and whoever erases is told to do it again.
-    """
+    """The system says what is erased to whoever asks it; and whoever erases is told to do it again."""
     store, key = TieredStore(system, kind(cache)), a_key()
     cached(store, system, key)
 
@@ -151,9 +143,7 @@ def test_a_cache_that_does_not_hear_of_it_does_not_keep_keys_from_being_destroye
 
 
 def test_an_answer_that_was_sealed_anew_is_not_replayed_as_it_was(store: TieredStore, system: Counted) -> None:
-    """
-    The key that it was sealed with may be gone by then.
-    """
+    """The key that it was sealed with may be gone by then."""
     key, anew = a_key(), replace(SEALED, data=b"sealed anew")
     cached(store, system, key)
 
@@ -162,9 +152,7 @@ def test_an_answer_that_was_sealed_anew_is_not_replayed_as_it_was(store: TieredS
 
 
 def test_what_was_condemned_in_the_system_is_not_replayed_out_of_the_cache(store: TieredStore, system: Counted) -> None:
-    """
-    Nobody could open it.
-    """
+    """Nobody could open it."""
     key = a_key()
     cached(store, system, key)
     store.mark_corrupt(key, SEALED)
@@ -175,9 +163,7 @@ def test_what_was_condemned_in_the_system_is_not_replayed_out_of_the_cache(store
 def test_an_answer_that_is_damaged_in_the_cache_alone_is_replayed_by_the_system(
     store: TieredStore, system: Counted
 ) -> None:
-    """
-    What is condemned is compared with what the system has: that is another, and stays.
-    """
+    """What is condemned is compared with what the system has: that is another, and stays."""
     key = a_key()
     cached(store, system, key)
     store.mark_corrupt(key, OTHER_PAYLOAD)
@@ -187,9 +173,7 @@ def test_an_answer_that_is_damaged_in_the_cache_alone_is_replayed_by_the_system(
 
 
 def test_what_the_system_cannot_do_the_whole_cannot_do(clock: FrozenClock, cache: RedisReplayCache) -> None:
-    """
-    And says so where it is put together, and not at the first request.
-    """
+    """And says so where it is put together, and not at the first request."""
     store = TieredStore(FaultyStore(MemoryStore(clock)), cache)
 
     assert [False] * 3 == [hasattr(store, name) for name in ("data_keys", "answers", "ledger")]
