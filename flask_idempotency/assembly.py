@@ -108,8 +108,8 @@ def build(
         raise ConfigurationError(
             "IDEMPOTENCY_CLAIM_STRATEGY: the store is an object, and was given its way to claim when it was made. Remove this."
         )
-    if settings.of_memory and system is settings.store and isinstance(system, DetectsDataLoss):
-        named = ", ".join(f"IDEMPOTENCY_{name.upper()}" for name in settings.of_memory)
+    if settings.configured_data_loss and system is settings.store and isinstance(system, DetectsDataLoss):
+        named = ", ".join(f"IDEMPOTENCY_{name.upper()}" for name in settings.configured_data_loss)
         raise ConfigurationError(
             f"{named}: the store is an object, and was given its RedisDataLossPolicy when it was made. Remove this, and give "
             "it those."

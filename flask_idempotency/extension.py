@@ -168,7 +168,7 @@ class Idempotency:
             self._settings,
             app_name=app.name,
             lenient=app.debug or app.testing,
-            identified=self._loaders.principal is not None or identifies(app),
+            has_principal=self._loaders.principal is not None or identifies(app),
         )
         for warning in settings.warnings:
             _log.warning(warning)

@@ -106,7 +106,7 @@ def generate(kid: str | None) -> None:
     """
     with giving_up(as_json=False):
         try:
-            from flask_idempotency.codec.keyring import generate as made
+            from flask_idempotency.codec.key_sources import generate as made
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] != "cryptography":
                 raise

@@ -1,35 +1,171 @@
-"""An example of a `KeyProvider`: a ring in a file that is worth nothing without its passphrase.
+"""Where a key ring comes from: text, environment, file, factory, or a file with a passphrase.
 
-The file is JSON. It says how the passphrase becomes a key (scrypt, with its salt and costs), and has each key of the ring
-encrypted with that by AES-256-GCM, the newest first. Each is bound to its id, to its place, and to how many there are, so
-that nobody can make an old key the newest again by moving lines.
+`load_ring` reads the value of `IDEMPOTENCY_KEY_RING`. To support another source, such as Vault, add it there; a user can
+also pass an object of their own that implements `KeyProvider`. No error shows a key or a passphrase.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from binascii import Error as NotBase64
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import getattr_static
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from flask_idempotency.codec.keyring import KEY_BYTES, NONCE_BYTES, KeyRing, read_private, write_private
+from flask_idempotency.codec.keyring import (
+    KEY_BYTES,
+    MAKE_KEY,
+    NONCE_BYTES,
+    KeyProvider,
+    KeyRing,
+    key_faults,
+    read_private,
+    shown_kid,
+    write_private,
+)
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import encode
 
+_FACTORY = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASCII)
+
+
+def load_ring(source: object) -> KeyProvider:
+    """Return the provider that `IDEMPOTENCY_KEY_RING` names. Raises `ConfigurationError`, which never shows a key.
+
+    `source` is one of: a mapping of ids to keys in base64, newest first; the same as text, `id:key,id:key`; `env:NAME`, a
+    variable that holds such a text; `file:/path`, a file with one `id:key` on a line; `package.module:factory`, a function
+    that returns any of these; or a `KeyProvider`.
+    """
+    if isinstance(source, Mapping):
+        return _from_pairs((str(kid), text) for kid, text in source.items())
+    if isinstance(source, str):
+        return _from_text(source.strip())
+    missing = [name for name in ("newest", "kids", "wrap", "unwrap") if getattr_static(source, name, None) is None]
+    if missing:
+        raise ConfigurationError(
+            f"A key provider needs newest, kids, wrap and unwrap; a {type(source).__name__} has no {', '.join(missing)}."
+        )
+    return cast("KeyProvider", source)
+
+
+def generate(kid: str | None = None, *, today: date | None = None) -> str:
+    """Return a new key as one line of a ring, `id:key`. Its id is the date, unless you give one."""
+    kid = (today or datetime.now(UTC).date()).isoformat() if kid is None else kid
+    key = os.urandom(KEY_BYTES)
+    if faults := key_faults(kid, key):
+        raise ConfigurationError(*faults)
+    return f"{kid}:{b64encode(key).decode('ascii')}"
+
+
+def _from_text(source: str) -> KeyProvider:
+    if source.startswith("env:"):
+        name = source.removeprefix("env:")
+        if not os.environ.get(name, "").strip():
+            raise ConfigurationError(
+                f"The key ring is configured as the environment variable {name}, which is not set."
+            )
+        return _from_lines(os.environ[name].split(","))
+    if source.startswith("file:"):
+        return _from_lines(read_private(Path(source.removeprefix("file:"))).splitlines())
+    # Whole keys end in "=", and no name does.
+    factory = _FACTORY.fullmatch(source)
+    return _from_factory(factory[1], factory[2]) if factory is not None else _from_lines(source.split(","))
+
+
+def _from_factory(module: str, name: str) -> KeyProvider:
+    # `name` may be what a shell has left of a key, and `module` a key, if id and key are swapped. So show neither, and do not
+    # let Python quote them, unless there is such a package.
+    if not _is_package(module.partition(".")[0]):
+        raise ConfigurationError(
+            "The key ring is read as the name of a function, package.module:function, and there is no such package. If you "
+            f"meant a key: its id comes first, then a colon, then {KEY_BYTES} bytes in base64. {MAKE_KEY}"
+        )
+    try:
+        factory = getattr(import_module(module), name, None)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"The key ring names the module {module}, which cannot be imported ({type(error).__name__}). "
+            f"If {module} is the id of a key, that key is not {KEY_BYTES} bytes in base64. {MAKE_KEY}"
+        ) from error
+    if not callable(factory):
+        raise ConfigurationError(
+            f"The key ring names a function of the module {module}, and there is no such function."
+        )
+    made = factory()
+    if isinstance(made, str):
+        # Do not follow the name of another factory: two could call each other for ever.
+        return _from_lines(made.split(","))
+    return load_ring(made)
+
+
+def _is_package(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ValueError:  # a module without a spec, such as __main__
+        return True
+
+
+def _from_lines(lines: Iterable[str]) -> KeyRing:
+    pairs: list[tuple[str, object]] = []
+    faults = []
+    for number, line in enumerate(lines, 1):
+        if not (text := line.strip()) or text.startswith("#"):
+            continue
+        kid, separator, key = text.partition(":")
+        if separator:
+            pairs.append((kid.strip(), key.strip()))
+        else:
+            faults.append(f"Entry {number} of the key ring does not have the form id:key. {MAKE_KEY}")
+    if faults:
+        raise ConfigurationError(*faults)
+    return _from_pairs(pairs)
+
+
+def _from_pairs(pairs: Iterable[tuple[str, object]]) -> KeyRing:
+    keys: dict[str, bytes] = {}
+    faults = []
+    for kid, text in pairs:
+        key = _decoded(text)
+        if kid in keys:
+            faults.append(f"The key ring has two keys with the id {shown_kid(kid)}. Give the new one another id.")
+        elif key is None:
+            faults.append(f"The key {shown_kid(kid)} of the ring is not {KEY_BYTES} bytes in base64. {MAKE_KEY}")
+        else:
+            keys[kid] = key
+            faults += key_faults(kid, key)
+    if faults:
+        raise ConfigurationError(*faults)
+    return KeyRing(keys)
+
+
+def _decoded(text: object) -> bytes | None:
+    try:
+        return b64decode(text.strip(), validate=True) if isinstance(text, str) else None
+    except (NotBase64, ValueError):
+        return None
+
+
+# A file with a passphrase.
+
 FORMAT: Final = 1
 COST: Final = 2**17
-"""What OWASP asks of scrypt: 128 MiB and a third of a second, once for each start."""
+"""The cost of scrypt that OWASP recommends: 128 MiB and a third of a second, once for each start."""
 COSTS: Final = frozenset(2**exponent for exponent in range(14, 21))
-"""Less is no obstacle. More takes over a gigabyte, and whoever can write the file could have us try."""
+"""A lower cost does not stop a guesser. A higher one takes over a gigabyte, and an attacker could write it into the file."""
 MIN_PASSPHRASE: Final = 16
-"""Characters. Whoever has the file may guess for as long as he likes."""
+"""Characters. A thief of the file can guess without limit."""
 
 _BLOCK: Final = 8
 _SALT_BYTES: Final = 16
@@ -46,10 +182,15 @@ class _Lock:
 
 
 class PassphraseKeyFile:
-    """Implements `KeyProvider`. The file is read once, when this is made; a key that is added later needs a restart."""
+    """A `KeyProvider` for a file that is worth nothing without its passphrase.
+
+    Set `IDEMPOTENCY_KEY_RING` to one. It reads the file once, so restart after you add a key. The file is JSON: how scrypt
+    makes a key of the passphrase, and each key of the ring encrypted with that by AES-256-GCM, newest first. Each is bound
+    to its id, its place and the number of keys, so moving lines cannot make an old key the newest again.
+    """
 
     def __init__(self, path: str | Path, passphrase: str) -> None:
-        """Raises `ConfigurationError`, which says neither a key nor the passphrase."""
+        """Read the file. Raises `ConfigurationError`, which shows neither a key nor the passphrase."""
         self._path = Path(path)
         self._ring = KeyRing(_read(self._path, passphrase)[1])
 
@@ -58,7 +199,7 @@ class PassphraseKeyFile:
 
     @classmethod
     def make(cls, path: str | Path, passphrase: str, kid: str, *, cost: int = COST) -> PassphraseKeyFile:
-        """A new file with one key of this id, readable by its owner only. Refuses to replace one that is there."""
+        """Write a new file with one key, which only its owner may read. Refuses to replace a file."""
         if len(passphrase) < MIN_PASSPHRASE:
             raise ConfigurationError(f"The passphrase of a key file needs at least {MIN_PASSPHRASE} characters.")
         if cost not in COSTS:
@@ -66,15 +207,15 @@ class PassphraseKeyFile:
         try:
             _write(Path(path), passphrase, {kid: os.urandom(KEY_BYTES)}, cost=cost, replace=False)
         except FileExistsError as error:
-            raise ConfigurationError(f"There is a file {path} already: add a key to it, or name another.") from error
+            raise ConfigurationError(f"The file {path} already exists: add a key to it, or name another.") from error
         return cls(path, passphrase)
 
     @classmethod
     def add(cls, path: str | Path, passphrase: str, kid: str, *, newest: bool = True) -> PassphraseKeyFile:
-        """One more key, as the newest, or as the second: to be known everywhere before it seals anything."""
+        """Add a key as the newest, or as the second, so that every process knows it before you use it."""
         lock, keys = _read(Path(path), passphrase)
         if kid in keys:
-            raise ConfigurationError(f"The key file has a key {kid!r} already. Give the new one an id of its own.")
+            raise ConfigurationError(f"The key file has a key {kid!r} already. Give the new one another id.")
         pairs = list(keys.items())
         pairs.insert(0 if newest else 1, (kid, os.urandom(KEY_BYTES)))
         _write(Path(path), passphrase, dict(pairs), cost=lock.cost, replace=True)
@@ -82,7 +223,7 @@ class PassphraseKeyFile:
 
     @classmethod
     def arrange(cls, path: str | Path, passphrase: str, kids: Sequence[str]) -> PassphraseKeyFile:
-        """These keys of the file in this order, the newest first, and no others: the rest are gone for ever."""
+        """Keep these keys in this order, newest first. Delete all others for ever."""
         lock, keys = _read(Path(path), passphrase)
         if not kids or len(set(kids)) != len(kids) or not set(kids) <= set(keys):
             raise ConfigurationError(
@@ -106,7 +247,7 @@ class PassphraseKeyFile:
 
 
 def _write(path: Path, passphrase: str, keys: Mapping[str, bytes], *, cost: int, replace: bool) -> None:
-    KeyRing(keys)  # what it would refuse must not be in the file
+    KeyRing(keys)  # do not write what a reader would refuse
     lock = _locked(passphrase, os.urandom(_SALT_BYTES), cost)
     wrapped = []
     for place, (kid, key) in enumerate(keys.items()):
@@ -131,11 +272,11 @@ def _read(path: Path, passphrase: str) -> tuple[_Lock, dict[str, bytes]]:
         }
     except InvalidTag:
         raise ConfigurationError(
-            f"The key file {path} does not open: the passphrase is another one, or the file was changed."
+            f"The key file {path} does not open: the passphrase is wrong, or the file was changed."
         ) from None
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ConfigurationError(
-            f"The key file {path} is not one that this release can read ({type(error).__name__})."
+            f"The key file {path} cannot be read by this release ({type(error).__name__})."
         ) from None
     return lock, keys
 
@@ -145,7 +286,7 @@ def _costs(content: Any) -> tuple[bytes, int]:
     salt, cost = _bytes(costs["salt"]), costs["n"]
     known = content["format"] == FORMAT and costs["r"] == _BLOCK and costs["p"] == 1
     if not known or type(cost) is not int or cost not in COSTS or len(salt) != _SALT_BYTES:
-        raise ValueError("not a format or a cost that this release knows")
+        raise ValueError("unknown format or cost")
     return salt, cost
 
 

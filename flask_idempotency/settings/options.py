@@ -1,259 +1,217 @@
-"""What a deployment sets, and no endpoint."""
+"""Every option once: its type, its limits, its default and the text that the reference shows.
+
+To add an option, add one attribute to `Settings` (or, if an endpoint may set it, to `PolicySchema` and `engine.policy.Policy`)
+and read it where you need it. `loading` and `docs/generate.py` find it here.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from marshmallow import RAISE, Schema, ValidationError, fields, validate
 
 from flask_idempotency.engine.fingerprint import check_pointer
 from flask_idempotency.engine.keys import LONGEST_NAME
-from flask_idempotency.engine.quota import MAX_LIMIT, NewKeys
+from flask_idempotency.engine.policy import Override, Policy
+from flask_idempotency.engine.quota import MAX_LIMIT, NewKeys, Quota
+from flask_idempotency.engine.store import Store
 from flask_idempotency.settings.profiles import PROFILES, faults_of_kept
 
-# The types of values in configuration: what each accepts, and what becomes of it.
-
 if TYPE_CHECKING:
-    Field = fields.Field
+    from flask_idempotency.codec.keyring import KeyProvider  # needs an optional package
+
+    Field = fields.Field[Any]
 else:
+    Field = fields.Field  # not generic in marshmallow 3
 
-    class Field(fields.Field):
-        """A field of marshmallow 3 or 4. Only 4 knows what a field loads."""
+MEMORY: Final = "memory://"
+REDIS_SCHEMES: Final = ("redis:", "rediss:", "unix:", "redis+", "rediss+")
+DOCS_URL: Final = "https://flask-idempotency.readthedocs.io/problems/"
+EXTENSIONS: Final = ("Flask-HTTPAuth", "Flask-JWT-Extended", "Flask-Login", "Flask-Principal")
+"""The extensions that can name a caller, in the order in which we read them."""
 
-        def __class_getitem__(cls, loaded: Any) -> Any:
-            return cls
+MIN_LEASE_SECONDS: Final = 0.1
+"""We renew a lease every third of it. A busy processor would lose a shorter one."""
+MAX_KEEP_SECONDS: Final = 90 * 24 * 3600.0
+MAX_WINDOW_SECONDS: Final = 366 * 24 * 3600.0
+"""Every store can count so far: Redis counts in floating point, and a database stops at 2**63."""
+MAX_REPLICAS: Final = 9
+MAX_SHARDS: Final = 256
+"""Tasks and commands visit all parts of a tenant, one after the other."""
 
+StoreChoice: TypeAlias = "str | Store | Callable[[], Store]"
+Encryption: TypeAlias = Literal["off", "on", "required"]
+T = TypeVar("T")
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _STATUS_CLASS = re.compile(r"([1-5])xx", re.IGNORECASE)
-
-MAX_WINDOW_SECONDS = 366 * 24 * 3600.0
-"""What every store can count to: Redis counts in floating point, and a database stops at 2**63."""
-
-_TOO_MUCH = f"must not be more than 2**53 ({MAX_LIMIT}), which is what stores can count to; for no limit, leave it out."
+_TOO_MUCH = (
+    f"must not be more than 2**53 ({MAX_LIMIT}), the largest number that stores count to; for no limit, leave it out."
+)
 
 
-def count(*, least: int = 0, most: int | None = None, **options: Any) -> fields.Integer:
-    """A whole number, from this one up. True is none."""
-    error = "must not be negative." if least == 0 else f"must be at least {least}."
-    if most is not None:
-        error = f"must be from {least} to {most}."
-    return fields.Integer(strict=True, validate=validate.Range(min=least, max=most, error=error), **options)
+# How values are read. Each function returns the loaded value, or raises `ValidationError`.
 
 
-def limit(**options: Any) -> fields.Integer:
-    """What a tenant may have of something. None is no limit."""
-    field = count(allow_none=True, **options)
-    field.validators.append(validate.Range(max=MAX_LIMIT, error=_TOO_MUCH))
-    return field
+class Parsed(Field):
+    """A field whose value this function loads."""
+
+    def __init__(self, parse: Callable[[Any], Any], **options: Any) -> None:
+        super().__init__(**options)
+        self._parse = parse
+
+    def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any) -> Any:
+        return self._parse(value)
 
 
-def interval(default: int, doc: str) -> Seconds:
-    """Seconds between two times that something is done by itself. None: it is not."""
-    return Seconds(allow_none=True, validate=positive(), metadata={"doc": doc, "default": default})
+def seconds(value: Any) -> float:
+    """Read a duration: a number of seconds, or a `timedelta`."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValidationError("must be a number of seconds or a timedelta.")
+    return float(value)
 
 
-def patience(doc: str) -> Seconds:
-    """Seconds after which somebody else gives up. 0 is never; None: nobody has said."""
-    error = "must not be negative."
-    return Seconds(
-        allow_none=True, validate=validate.Range(min=0, error=error), metadata={"doc": doc, "default": "not known"}
-    )
+def header_names(value: Any) -> tuple[str, ...]:
+    """Read one header name or several. Clients should use the first; the others are aliases."""
+    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+    if not all(isinstance(name, str) and _TOKEN.fullmatch(name) for name in names):
+        raise ValidationError("must be a header name such as Idempotency-Key, or a list of them.")
+    return names
 
 
-def positive() -> validate.Range:
-    """For durations that must not be 0."""
-    return validate.Range(min=0, min_inclusive=False, error="must be more than 0.")
+def header_pairs(value: Any) -> tuple[tuple[str, str], ...]:
+    """Read the headers that mark a replay: one name, with the value `true`, or a mapping of names to values."""
+    pairs = {value: "true"} if isinstance(value, str) else dict(value) if isinstance(value, Mapping) else None
+    if pairs is None or not all(
+        isinstance(name, str)
+        and _TOKEN.fullmatch(name)
+        and isinstance(text, str)
+        and all(" " <= char <= "~" for char in text)
+        for name, text in pairs.items()
+    ):
+        raise ValidationError("must be a header name, or a mapping of header names to values.")
+    return tuple(pairs.items())
 
 
-class Seconds(Field[float]):
-    """A duration in seconds, written as a number or a `timedelta`."""
-
-    def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any) -> float:
-        if isinstance(value, timedelta):
-            return value.total_seconds()
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValidationError("must be a number of seconds or a timedelta.")
-        return float(value)
-
-
-class HeaderNames(Field[tuple[str, ...]]):
-    """One header name, or several: the first is the one in use, the rest are aliases."""
-
-    def _deserialize(
-        self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any
-    ) -> tuple[str, ...]:
-        names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
-        if not all(isinstance(name, str) and _TOKEN.fullmatch(name) for name in names):
-            raise ValidationError("must be a header name such as Idempotency-Key, or a list of them.")
-        return names
+def kept_headers(value: Any) -> frozenset[str]:
+    """Read names of response headers to keep, in lower case. Refuse, rather than ignore, what belongs to one caller."""
+    names = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
+    if not all(isinstance(name, str) for name in names):
+        raise ValidationError("must be a header name, or a list of them.")
+    if faults := faults_of_kept(names):
+        raise ValidationError(faults)
+    return frozenset(name.lower() for name in names)
 
 
-EXTENSIONS: Final = ("Flask-HTTPAuth", "Flask-JWT-Extended", "Flask-Login", "Flask-Principal")
-"""Those that name callers, in the order in which they are asked."""
+def statuses(value: Any) -> frozenset[int]:
+    """Read HTTP statuses: numbers, and classes such as "5xx"."""
+    found: set[int] = set()
+    for item in (value,) if isinstance(value, str | int) or not isinstance(value, Iterable) else value:
+        if isinstance(item, str) and (match := _STATUS_CLASS.fullmatch(item)):
+            found.update(range(int(match[1]) * 100, int(match[1]) * 100 + 100))
+        elif isinstance(item, int) and not isinstance(item, bool) and 100 <= item <= 599:
+            found.add(item)
+        else:
+            raise ValidationError('must contain statuses from 100 to 599, or classes such as "5xx".')
+    return frozenset(found)
 
 
-class FormerIdentityField(Field[dict[str, Any]]):
-    """What was otherwise in the identity of keys: a mapping with `namespace`, `tenant` and `principal`, or some of them.
-
-    Extensions that named callers become a tuple.
-    """
-
-    def _deserialize(
-        self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any
-    ) -> dict[str, Any]:
-        names = ("namespace", "tenant", "principal")
-        if not isinstance(value, Mapping) or not value or not set(value) <= set(names):
-            raise ValidationError(
-                'must be a mapping of what was otherwise, such as {"tenant": False}, {"principal": False}, '
-                '{"principal": "Flask-Login"} or {"namespace": "old"}.'
-            )
-        faults = []
-        if "namespace" in value and not (isinstance(value["namespace"], str) and value["namespace"]):
-            faults.append("namespace must be the former namespace, a non-empty string.")
-        loaded = dict(value)
-        named = value.get("principal")
-        listed = (named,) if isinstance(named, str) else tuple(named) if isinstance(named, list | tuple) else ()
-        if listed and all(each in EXTENSIONS for each in listed):
-            loaded["principal"] = tuple(each for each in EXTENSIONS if each in listed)
-        elif "principal" in value and named is not False and not callable(named):
-            faults.append(
-                "principal must be False if callers had no name; the function that was the principal_loader; or the "
-                f"extensions that named callers: one of {', '.join(EXTENSIONS)}, or a list of them."
-            )
-        if "tenant" in value and value["tenant"] is not False and not callable(value["tenant"]):
-            faults.append(
-                "tenant must be False if there was no tenant_loader, or else the function that was the loader."
-            )
-        if faults:
-            raise ValidationError(faults)
-        return loaded
+def methods(value: Any) -> frozenset[str]:
+    """Read HTTP methods. Refuse those that are safe to repeat by definition (RFC 9110, section 9.2.1)."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ValidationError('must be a list of methods such as ["POST", "PATCH"].')
+    names = frozenset(str(method).upper() for method in value)
+    if safe := names & {"GET", "HEAD", "OPTIONS", "TRACE"}:
+        raise ValidationError(f"must not contain {', '.join(sorted(safe))}: such requests are safe to repeat anyway.")
+    return names
 
 
-class KeptHeaders(Field[frozenset[str]]):
-    """Names of response headers to keep, in lower case. What belongs to one caller is refused, not ignored."""
-
-    def _deserialize(
-        self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any
-    ) -> frozenset[str]:
-        names = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
-        if not all(isinstance(name, str) for name in names):
-            raise ValidationError("must be a header name, or a list of them.")
-        if faults := faults_of_kept(names):
-            raise ValidationError(faults)
-        return frozenset(name.lower() for name in names)
-
-
-class HeaderPairs(Field[tuple[tuple[str, str], ...]]):
-    """The headers that mark a replay: one name (its value is then `true`), or a mapping of names to values."""
-
-    def _deserialize(
-        self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any
-    ) -> tuple[tuple[str, str], ...]:
-        pairs = {value: "true"} if isinstance(value, str) else dict(value) if isinstance(value, Mapping) else None
-        if pairs is None or not all(
-            isinstance(name, str) and _TOKEN.fullmatch(name) and isinstance(text, str) and _is_header_text(text)
-            for name, text in pairs.items()
-        ):
-            raise ValidationError("must be a header name, or a mapping of header names to values.")
-        return tuple(pairs.items())
+def pointers(value: Any) -> tuple[str, ...]:
+    """Read JSON Pointers (RFC 6901)."""
+    found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+    if not all(isinstance(pointer, str) for pointer in found):
+        raise ValidationError('must be a JSON Pointer such as "/sent_at", or a list of them.')
+    for pointer in found:
+        try:
+            check_pointer(pointer)
+        except ValueError as error:
+            raise ValidationError(str(error)) from error
+    return found
 
 
-class Statuses(Field[frozenset[int]]):
-    """HTTP statuses: numbers, and classes such as "5xx"."""
-
-    def _deserialize(
-        self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any
-    ) -> frozenset[int]:
-        if isinstance(value, str | int) or not isinstance(value, Iterable):
-            value = (value,)
-        return frozenset(status for item in value for status in _statuses(item))
+def function(value: Any) -> Callable[..., Any]:
+    """Read a function."""
+    if not callable(value):
+        raise ValidationError("must be a function.")
+    return value  # type: ignore[no-any-return]
 
 
-class Methods(Field[frozenset[str]]):
-    """HTTP methods in scope. GET, HEAD and OPTIONS are safe to repeat by definition (RFC 9110) and never in scope."""
-
-    def _deserialize(
-        self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any
-    ) -> frozenset[str]:
-        if isinstance(value, str) or not isinstance(value, Iterable):
-            raise ValidationError('must be a list of methods such as ["POST", "PATCH"].')
-        methods = frozenset(str(method).upper() for method in value)
-        if safe := methods & {"GET", "HEAD", "OPTIONS", "TRACE"}:
-            raise ValidationError(
-                f"must not contain {', '.join(sorted(safe))}: such requests are safe to repeat anyway."
-            )
-        return methods
-
-
-class Pointers(Field[tuple[str, ...]]):
-    """JSON Pointers (RFC 6901) of members that may change from one retry to the next."""
-
-    def _deserialize(
-        self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any
-    ) -> tuple[str, ...]:
-        pointers = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
-        if not all(isinstance(pointer, str) for pointer in pointers):
-            raise ValidationError('must be a JSON Pointer such as "/sent_at", or a list of them.')
-        for pointer in pointers:
-            try:
-                check_pointer(pointer)
-            except ValueError as error:
-                raise ValidationError(str(error)) from error
-        return pointers
+def rate(value: Any) -> NewKeys:
+    """Read a pair: a number of keys, and the duration of the window in which they are counted."""
+    if isinstance(value, NewKeys):
+        value = (value.count, value.seconds)
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) != 2:
+        raise ValidationError("must be a pair: how many keys, and in each how many seconds, such as (1000, 3600).")
+    number, length = value
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise ValidationError("must begin with a whole number of keys, from 0 up.")
+    if number > MAX_LIMIT:
+        raise ValidationError(_TOO_MUCH)
+    window = seconds(length)
+    if not 0 < window <= MAX_WINDOW_SECONDS:
+        raise ValidationError("must end with a window of more than 0 seconds and not more than a year.")
+    return NewKeys(number, window)
 
 
-class CallableField(Field[Callable[..., Any]]):
-    """A function."""
+@dataclass(frozen=True, slots=True)
+class FormerIdentity:
+    """The parts of a key's identity that were different until a change. None: this part has not changed."""
 
-    def _deserialize(
-        self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any
-    ) -> Callable[..., Any]:
-        if not callable(value):
-            raise ValidationError("must be a function.")
-        return value  # type: ignore[no-any-return]
+    namespace: str | None = None
+    tenant: Literal[False] | Callable[[], str | None] | None = None
+    """False: there was no loader. Otherwise the former loader."""
+    principal: Literal[False] | tuple[str, ...] | Callable[[], str | None] | None = None
+    """As `tenant`; or the extensions that named callers."""
 
-
-class Rate(Field[NewKeys]):
-    """So many in each so long: a pair of a whole number and a duration."""
-
-    def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **kwargs: Any) -> NewKeys:
-        if isinstance(value, NewKeys):
-            value = (value.count, value.seconds)
-        if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) != 2:
-            raise ValidationError("must be a pair: how many keys, and in each how many seconds, such as (1000, 3600).")
-        number, length = value
-        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-            raise ValidationError("must begin with a whole number of keys, from 0 up.")
-        if number > MAX_LIMIT:
-            raise ValidationError(_TOO_MUCH)
-        seconds = Seconds().deserialize(length) or 0.0
-        if not 0 < seconds <= MAX_WINDOW_SECONDS:
-            raise ValidationError("must end with a window of more than 0 seconds and not more than a year.")
-        return NewKeys(number, seconds)
+    @property
+    def coarse(self) -> bool:
+        """Return whether the former names may stand for several callers of today."""
+        return self.tenant is not None or self.principal is not None
 
 
-def _is_header_text(text: str) -> bool:
-    return all(" " <= char <= "~" for char in text)
-
-
-def _statuses(item: Any) -> Iterable[int]:
-    if isinstance(item, str) and (match := _STATUS_CLASS.fullmatch(item)):
-        return range(int(match[1]) * 100, int(match[1]) * 100 + 100)
-    if isinstance(item, int) and not isinstance(item, bool) and 100 <= item <= 599:
-        return (item,)
-    raise ValidationError('must contain statuses from 100 to 599, or classes such as "5xx".')
-
-
-# Every keyword of a policy.
-
-MIN_LEASE_SECONDS = 0.1
-"""Renewed every third of it: shorter ones would be lost to a busy processor."""
-MAX_KEEP_SECONDS = 90 * 24 * 3600.0
+def former_identity(value: Any) -> FormerIdentity:
+    """Read a mapping with one or more of `namespace`, `tenant` and `principal`."""
+    if not isinstance(value, Mapping) or not value or not set(value) <= {"namespace", "tenant", "principal"}:
+        raise ValidationError(
+            'must be a mapping of what was otherwise, such as {"tenant": False}, {"principal": False}, '
+            '{"principal": "Flask-Login"} or {"namespace": "old"}.'
+        )
+    faults = []
+    loaded = dict(value)
+    if "namespace" in value and not (isinstance(value["namespace"], str) and value["namespace"]):
+        faults.append("namespace must be the former namespace, a non-empty string.")
+    named = value.get("principal")
+    listed = (named,) if isinstance(named, str) else tuple(named) if isinstance(named, list | tuple) else ()
+    if listed and all(each in EXTENSIONS for each in listed):
+        loaded["principal"] = tuple(each for each in EXTENSIONS if each in listed)
+    elif "principal" in value and named is not False and not callable(named):
+        faults.append(
+            "principal must be False if callers had no name; the function that was the principal_loader; or the "
+            f"extensions that named callers: one of {', '.join(EXTENSIONS)}, or a list of them."
+        )
+    if "tenant" in value and value["tenant"] is not False and not callable(value["tenant"]):
+        faults.append("tenant must be False if there was no tenant_loader, or else the function that was the loader.")
+    if faults:
+        raise ValidationError(faults)
+    return FormerIdentity(**loaded)
 
 
 def _compiles(pattern: str) -> None:
@@ -263,352 +221,409 @@ def _compiles(pattern: str) -> None:
         raise ValidationError(f"is not a regular expression: {error}.") from error
 
 
+def _one_of(*words: str, **options: Any) -> fields.String:
+    return fields.String(validate=validate.OneOf(words, error="must be one of: {choices}."), **options)
+
+
+def _count(*, least: int = 0, most: int | None = None, **options: Any) -> fields.Integer:
+    """A whole number from `least` up. True is not one."""
+    error = "must not be negative." if least == 0 else f"must be at least {least}."
+    if most is not None:
+        error = f"must be from {least} to {most}."
+    return fields.Integer(strict=True, validate=validate.Range(min=least, max=most, error=error), **options)
+
+
+def _limit(doc: str) -> fields.Integer:
+    """How much one tenant may have. None is no limit."""
+    field = _count(allow_none=True, metadata={"doc": doc, "default": "no limit"})
+    field.validators.append(validate.Range(max=MAX_LIMIT, error=_TOO_MUCH))
+    return field
+
+
+_POSITIVE: Final = validate.Range(min=0, min_inclusive=False, error="must be more than 0.")
+_NOT_NEGATIVE: Final = validate.Range(min=0, error="must not be negative.")
+
+
 class PolicySchema(Schema):
-    """Every keyword that may differ from one endpoint to the next, with the text that the reference shows."""
+    """Every keyword that may differ from one endpoint to the next. Its defaults are those of `engine.policy.Policy`."""
 
     class Meta:
         unknown = RAISE
 
     required = fields.Boolean(metadata={"doc": "Refuse a request without a key (400 `missing-key`)."})
-    profile = fields.String(
-        validate=validate.OneOf(PROFILES, error="must be one of: {choices}."),
+    profile = _one_of(
+        *PROFILES,
         metadata={
-            "doc": "The dialect that clients speak; a bundle of the values below. Each can still be set by itself."
+            "doc": "The dialect that clients speak; a bundle of the values below. You can still set each by itself."
         },
     )
-    header = HeaderNames(
+    header = Parsed(
+        header_names,
         validate=validate.Length(min=1, error="must name at least one header."),
         metadata={"doc": "The request header that carries the key; a list adds aliases."},
     )
-    replayed_header = HeaderPairs(
-        metadata={"doc": "What marks a replay: a header name, or a mapping of names to values."}
+    replayed_header = Parsed(
+        header_pairs, metadata={"doc": "What marks a replay: a header name, or a mapping of names to values."}
     )
-    methods = Methods(metadata={"doc": "The methods in scope."})
-    max_key_length = fields.Integer(
-        strict=True,
-        validate=validate.Range(1, 4096, error="must be from 1 to 4096."),
-        metadata={"doc": "Longest key, in characters."},
-    )
+    methods = Parsed(methods, metadata={"doc": "The methods in scope."})
+    max_key_length = _count(least=1, most=4096, metadata={"doc": "Longest key, in characters."})
     key_format = fields.String(
         validate=_compiles,
         metadata={"doc": "`any`, `uuid`, or a regular expression that the whole key must match."},
     )
-    keep = Seconds(
-        validate=[positive(), validate.Range(max=MAX_KEEP_SECONDS, error="must not be longer than 90 days.")],
-        metadata={"doc": "How long an answer is replayable. After it, the key is new."},
+    keep = Parsed(
+        seconds,
+        validate=[_POSITIVE, validate.Range(max=MAX_KEEP_SECONDS, error="must not be longer than 90 days.")],
+        metadata={"doc": "How long a response can be replayed. After it, the key is new."},
     )
-    lease = Seconds(
+    lease = Parsed(
+        seconds,
         validate=validate.Range(min=MIN_LEASE_SECONDS, error="must be at least a tenth of a second."),
         metadata={"doc": "How long a worker may be silent before it counts as vanished."},
     )
-    max_runtime = Seconds(validate=positive(), metadata={"doc": "How long the lease of a running view is renewed."})
-    in_flight = fields.String(
-        validate=validate.OneOf(["reject", "wait"], error="must be one of: {choices}."),
-        metadata={"doc": "What a duplicate of a running request gets: 409 at once, or a seat to wait for the answer."},
+    max_runtime = Parsed(
+        seconds, validate=_POSITIVE, metadata={"doc": "How long the worker renews the lease of a running view."}
     )
-    wait = Seconds(
-        validate=validate.Range(min=0, error="must not be negative."),
-        metadata={"doc": "How long such a duplicate waits at most."},
+    in_flight = _one_of(
+        "reject",
+        "wait",
+        metadata={
+            "doc": "What a duplicate of a running request gets: `reject` is 409 immediately; with `wait` it waits for the "
+            "response."
+        },
     )
-    effects = fields.String(
-        validate=validate.OneOf(
-            ["plain", "marked", "deduplicated", "transactional"], error="must be one of: {choices}."
-        ),
+    wait = Parsed(seconds, validate=_NOT_NEGATIVE, metadata={"doc": "How long such a duplicate waits at most."})
+    effects = _one_of(
+        "plain",
+        "marked",
+        "deduplicated",
+        "transactional",
         metadata={"doc": "What the view does to the world; decides what a vanished worker leaves behind."},
     )
-    on_abandoned = fields.String(
+    on_abandoned = _one_of(
+        "takeover",
+        "quarantine",
         allow_none=True,
-        validate=validate.OneOf(["takeover", "quarantine"], error="must be one of: {choices}."),
-        metadata={"doc": "Overrides what `effects` says of a vanished worker. Take-over may run a plain effect twice."},
+        metadata={
+            "doc": "Overrides what `effects` decides about a vanished worker. Take-over may run a plain effect twice."
+        },
     )
-    on_error = fields.String(
+    on_error = _one_of(
+        "release",
+        "keep",
+        "quarantine",
         allow_none=True,
-        validate=validate.OneOf(["release", "keep", "quarantine"], error="must be one of: {choices}."),
         metadata={
             "doc": "What becomes of the key after an unhandled exception or any 5xx. By `effects`: 501 and 503 release; the "
             "rest quarantines under `plain`, and releases under the others. Past the point of no return nothing releases."
         },
     )
-    on_store_down = fields.String(
-        validate=validate.OneOf(["refuse", "allow"], error="must be one of: {choices}."),
+    on_store_down = _one_of(
+        "refuse",
+        "allow",
         metadata={
             "doc": "Without a store: refuse keyed requests (503), or run them unprotected, visibly. Without the "
-            "keys of encrypted answers they are refused in any case."
+            "keys of encrypted responses they are refused in any case."
         },
     )
-    keep_statuses = Statuses(metadata={"doc": 'Statuses stored in any case: numbers and classes such as "5xx".'})
-    release_statuses = Statuses(metadata={"doc": "Statuses after which the key may run again."})
-    decide = CallableField(
-        allow_none=True, metadata={"doc": '`(response, exception) -> "keep" | "release" | "quarantine" | None`.'}
+    keep_statuses = Parsed(
+        statuses, metadata={"doc": 'Statuses stored in any case: numbers and classes such as "5xx".'}
     )
-    max_body = count(
-        metadata={"doc": "Largest answer body that is kept, in bytes; a larger one leaves a tombstone."},
+    release_statuses = Parsed(statuses, metadata={"doc": "Statuses after which the key may run again."})
+    decide = Parsed(
+        function,
+        allow_none=True,
+        metadata={"doc": '`(response, exception) -> "keep" | "release" | "quarantine" | None`.'},
     )
-    max_request_body = count(
+    max_body = _count(
+        metadata={"doc": "Largest response body to keep, in bytes; a larger one leaves a tombstone."},
+    )
+    max_request_body = _count(
         allow_none=True,
         metadata={
             "doc": "Largest body of a request with a key, in bytes; a larger one is refused before anything is claimed (413 "
             "`request-too-large`)."
         },
     )
-    keep_headers = KeptHeaders(
-        metadata={"doc": "Response headers kept and replayed besides the allow-list. A replay goes by the list of now."}
+    keep_headers = Parsed(
+        kept_headers,
+        metadata={
+            "doc": "Response headers to keep and replay, in addition to the allow-list. A replay uses the list of today."
+        },
     )
-    fingerprint = fields.String(
-        validate=validate.OneOf(["canonical", "raw"], error="must be one of: {choices}."),
-        metadata={"doc": "Compare JSON and forms by meaning, or bytes only."},
+    fingerprint = _one_of("canonical", "raw", metadata={"doc": "Compare JSON and forms by meaning, or bytes only."})
+    ignore_fields = Parsed(pointers, metadata={"doc": "JSON Pointers of members that may change between retries."})
+    fingerprint_headers = Parsed(
+        header_names, metadata={"doc": "Request headers that are part of the request's identity."}
     )
-    ignore_fields = Pointers(metadata={"doc": "JSON Pointers of members that may change between retries."})
-    fingerprint_headers = HeaderNames(metadata={"doc": "Request headers that are part of the request's identity."})
     form_field = fields.String(
         allow_none=True,
         metadata={"doc": "Hidden form field that may carry the key (`idempotency_field()` renders one)."},
     )
-    scope = fields.String(
-        validate=validate.OneOf(["key", "operation"], error="must be one of: {choices}."),
-        metadata={"doc": "`operation` makes each endpoint a key space of its own."},
-    )
+    scope = _one_of("key", "operation", metadata={"doc": "`operation` gives each endpoint its own key space."})
 
 
-MEMORY = "memory://"
-MOST_REPLICAS = 9
-MOST_SHARDS = 256
-"""Chores and commands go through all parts of a tenant, one after the other."""
-DOCS_URL = "https://flask-idempotency.readthedocs.io/problems/"
+def _option(default: T, field: Field, doc: str, *, shown: object = None, repr: bool = True) -> T:
+    """Declare an option that becomes this setting as it was loaded. The reference shows the default, or `shown`."""
+    field.metadata = {"doc": doc, "default": default if shown is None else shown}
+    return dataclasses.field(default=default, repr=repr, metadata={"": field})
 
 
-class DeploymentSchema(PolicySchema):
-    """What changes with the deployment, not with the endpoint: configuration only."""
+def _interval(default: float, doc: str) -> float | None:
+    """Declare the seconds between two runs of a task. None: the task does not run by itself."""
+    return _option(default, Parsed(seconds, allow_none=True, validate=_POSITIVE), doc, shown=int(default))
 
-    store = fields.Raw(
-        metadata={"doc": 'A URL, a `Store` object, or `"package.module:factory"`.', "default": "memory://"}
+
+def _timeout(doc: str) -> float | None:
+    """Declare the seconds after which a server or proxy gives up. 0: never. None: the operator has not said."""
+    field = Parsed(seconds, allow_none=True, validate=_NOT_NEGATIVE)
+    return _option(None, field, doc, shown="not known")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of one application: frozen, and never shown whole, because they hold secrets.
+
+    Each attribute declares its option. An attribute of another name or type than its option is computed by
+    `loading.load_settings`; it names its options in its metadata.
+    """
+
+    store: StoreChoice = _option(
+        MEMORY, fields.Raw(), 'A URL, a `Store` object, or `"package.module:factory"`.', repr=False
     )
-    redis_url = fields.String(
-        metadata={
-            "doc": "With a SQL store: a Redis or Valkey that answers replays in its place. It may lose everything at any "
-            "time; SQL alone grants.",
-            "default": "none",
-        }
+    redis_url: str | None = _option(
+        None,
+        fields.String(),
+        "With a SQL store: a Redis or Valkey that serves replays in its place. It may lose everything at any time, because "
+        "only SQL grants claims.",
+        shown="none",
+        repr=False,
     )
-    claim_strategy = fields.String(
-        validate=validate.OneOf(["insert", "row_lock", "advisory"], error="must be one of: {choices}."),
+    claim_strategy: str | None = _option(
+        None,
+        _one_of("insert", "row_lock", "advisory"),
+        "How a SQL store claims a key. `row_lock` and `advisory` are for PostgreSQL.",
+        shown="insert",
+    )
+    namespace: str = _option(
+        "",
+        fields.String(
+            validate=validate.Length(min=1, max=LONGEST_NAME, error=f"must have 1 to {LONGEST_NAME} characters.")
+        ),
+        "Keeps applications apart in one store. If you change it, every key is new.",
+        shown="the application's name",
+    )
+    secrets: tuple[bytes, ...] = dataclasses.field(
+        repr=False,
         metadata={
-            "doc": "How a SQL store claims a key. `row_lock` and `advisory` are for PostgreSQL.",
-            "default": "insert",
+            "secret": fields.Raw(
+                metadata={
+                    "doc": "Derives every storage key: a string, or a list of them, oldest last, during a rotation. At least "
+                    "16 random bytes, 32 with encryption `required`: "
+                    "`python -c 'import secrets; print(secrets.token_urlsafe(32))'`. In debug and testing any will do, "
+                    "unless encryption is `required`.",
+                    "default": "derived from `SECRET_KEY`, with a warning",
+                }
+            )
         },
     )
-    namespace = fields.String(
-        validate=validate.Length(min=1, max=LONGEST_NAME, error=f"must have 1 to {LONGEST_NAME} characters."),
+    """The newest first."""
+    former_identity: FormerIdentity | None = _option(
+        None,
+        Parsed(former_identity),
+        'For one `keep` after a change of identity: what was otherwise. `{"tenant": False}` if there was no '
+        '`tenant_loader`, `{"principal": False}`, `{"principal": "Flask-Login"}` if that named the callers, '
+        '`{"namespace": "old"}`, or several. Keys are claimed under both '
+        "names. See [a change of identity](identity.md#when-the-identity-of-keys-changes).",
+        shown="none",
+    )
+    encryption: Encryption = _option(
+        "off",
+        _one_of("off", "on", "required"),
+        "Whether responses are encrypted in the store. `required` refuses to start if a part that encryption needs is "
+        "missing, and opens no response that is not encrypted.",
+    )
+    key_ring: KeyProvider | None = _option(
+        None,
+        fields.Raw(allow_none=True),
+        "The keys that wrap the data keys of tenants, newest first: `env:NAME`, `file:/path`, "
+        '`"package.module:factory"`, a mapping of ids to keys, or a `KeyProvider`. With encryption off it opens responses '
+        "that were encrypted before.",
+        shown="none",
+        repr=False,
+    )
+    compression: str | None = _option(
+        "zlib",
+        _one_of("zlib", "off"),
+        "How responses above 1 KiB are compressed.",
+        shown="`zlib`; `off` with encryption, because lengths tell something",
+    )
+    """None: not at all."""
+    hash_identities: bool = _option(
+        False,
+        fields.Boolean(),
+        "Whether a record names its tenant and principal by a keyed hash that cannot be reversed. A `replay_guard` gets the "
+        "hash too.",
+        shown="`False`; `True` when encryption is required",
+    )
+    allow_plaintext_transport: bool = _option(
+        False,
+        fields.Boolean(),
+        "Lets `required` start where the store is, or may be, reached over a network without TLS.",
+    )
+    docs_url: str = _option(DOCS_URL, fields.String(), "Where the `type` of a problem points to.")
+    allow_anonymous: bool | None = _option(
+        None,
+        fields.Boolean(),
+        "Whether requests whose caller has no name may use keys. They share one key space. Not set: only requests "
+        "without credentials. `True`: those with credentials too. `False`: none. See [identity](identity.md).",
+        shown="only without credentials",
+    )
+    credential_headers: tuple[str, ...] = _option(
+        (),
+        Parsed(header_names),
+        "Request headers that count as credentials, in addition to "
+        "[those that do anyway](identity.md#what-counts-as-credentials).",
+        shown="none",
+    )
+    quota: Quota | None = dataclasses.field(
+        default=None,
         metadata={
-            "doc": "Keeps applications apart in one store. Changing it makes every key new.",
-            "default": "the application's name",
-        },
-    )
-    secret = fields.Raw(
-        metadata={
-            "doc": "Derives every storage key: a string, or a list of them, oldest last, during a rotation. At least 16 random "
-            "bytes, 32 with encryption `required`: `python -c 'import secrets; print(secrets.token_urlsafe(32))'`. In debug "
-            "and testing any will do, unless encryption is `required`.",
-            "default": "derived from `SECRET_KEY`, with a warning",
-        }
-    )
-    former_identity = FormerIdentityField(
-        metadata={
-            "doc": 'For one `keep` after a change of identity: what was otherwise. `{"tenant": False}` if there was no '
-            '`tenant_loader`, `{"principal": False}`, `{"principal": "Flask-Login"}` if that named the callers, '
-            '`{"namespace": "old"}`, or several. Keys are claimed under both '
-            "names. See [a change of identity](identity.md#when-the-identity-of-keys-changes).",
-            "default": "none",
-        }
-    )
-    encryption = fields.String(
-        validate=validate.OneOf(["off", "on", "required"], error="must be one of: {choices}."),
-        metadata={
-            "doc": "Whether answers are encrypted in the store. `required` refuses to start with anything missing that "
-            "this takes, and opens no answer that is not encrypted.",
-            "default": "off",
-        },
-    )
-    key_ring = fields.Raw(
-        allow_none=True,
-        metadata={
-            "doc": "The keys that wrap the data keys of tenants, newest first: `env:NAME`, `file:/path`, "
-            '`"package.module:factory"`, a mapping of ids to keys, or a `KeyProvider`. With encryption off it opens what '
-            "was encrypted before.",
-            "default": "none",
-        },
-    )
-    compression = fields.String(
-        validate=validate.OneOf(["zlib", "off"], error="must be one of: {choices}."),
-        metadata={
-            "doc": "How answers above 1 KiB are made smaller.",
-            "default": "`zlib`; `off` with encryption, because lengths tell something",
-        },
-    )
-    hash_identities = fields.Boolean(
-        metadata={
-            "doc": "Whether a record names its tenant and principal by a keyed hash, which does not lead back to them. "
-            "A `replay_guard` sees the hash too.",
-            "default": "`False`; `True` when encryption is required",
-        }
-    )
-    allow_plaintext_transport = fields.Boolean(
-        metadata={
-            "doc": "Lets `required` start where the store is, or may be, reached over a network without TLS.",
-            "default": False,
-        }
-    )
-    docs_url = fields.String(metadata={"doc": "Where the `type` of a problem points to.", "default": DOCS_URL})
-    allow_anonymous = fields.Boolean(
-        metadata={
-            "doc": "Whether requests whose caller has no name may use keys. They share one key space. Not set: only requests "
-            "without credentials. `True`: those with credentials too. `False`: none. See [identity](identity.md).",
-            "default": "only without credentials",
-        }
-    )
-    credential_headers = HeaderNames(
-        metadata={
-            "doc": "Request headers that count as credentials besides "
-            "[those that do anyway](identity.md#what-counts-as-credentials).",
-            "default": "none",
-        }
-    )
-    quota_records = limit(
-        metadata={
-            "doc": "Most live records of one tenant: in progress, quarantined, and answers whose life has not ended.",
-            "default": "no limit",
-        },
-    )
-    quota_bytes = limit(
-        metadata={"doc": "Most bytes of stored answers of one tenant, as they were sent.", "default": "no limit"},
-    )
-    quota_in_flight = limit(
-        metadata={"doc": "Most requests of one tenant that run at once under keys.", "default": "no limit"},
-    )
-    quota_new_keys = Rate(
-        allow_none=True,
-        metadata={
-            "doc": "Most new keys of one tenant in each window: `(count, seconds)`.",
-            "default": "no limit",
-        },
-    )
-    store_id = fields.String(
-        validate=[
-            validate.Regexp(r"[!-~]{1,64}\Z", error="must be 1 to 64 visible ASCII characters."),
-            validate.NoneOf(
-                ["unnamed"], error="must not be `unnamed`, which is what a Redis without a name is called."
+            "quota_records": _limit(
+                "Most live records of one tenant: in progress, quarantined, and responses that have not expired."
             ),
-        ],
-        metadata={
-            "doc": "Which Redis this is, as `flask idempotency redis init` has said: another environment's is refused.",
-            "default": "any will do",
+            "quota_bytes": _limit("Most bytes of stored responses of one tenant, as they were sent."),
+            "quota_in_flight": _limit("Most keyed requests of one tenant that run at the same time."),
+            "quota_new_keys": Parsed(
+                rate,
+                allow_none=True,
+                metadata={
+                    "doc": "Most new keys of one tenant in each window: `(count, seconds)`.",
+                    "default": "no limit",
+                },
+            ),
         },
     )
-    after_loss = fields.String(
-        validate=validate.OneOf(["refuse", "hold", "run"], error="must be one of: {choices}."),
-        metadata={
-            "doc": "What becomes of keys that a Redis does not know once it has lost its memory. `refuse`: 503 until "
-            "`flask idempotency redis ack`. `hold`: 503 for `data_loss_grace` after a restart or a fail-over, and until "
-            "then after it was emptied. `run`: they run, those among them that have run before.",
-            "default": "`refuse`; `run` in debug and testing",
-        },
+    """The quota of a tenant that the loader gives none. None: the store counts nothing."""
+    store_id: str | None = _option(
+        None,
+        fields.String(
+            validate=[
+                validate.Regexp(r"[!-~]{1,64}\Z", error="must be 1 to 64 visible ASCII characters."),
+                validate.NoneOf(["unnamed"], error="must not be `unnamed`, the name of a Redis without an id."),
+            ]
+        ),
+        "The id that `flask idempotency redis init` gave this Redis. A Redis with another id is refused.",
+        shown="any will do",
     )
-    data_loss_grace = Seconds(
-        validate=positive(),
-        metadata={
-            "doc": "For how long owners that survived a loss may put their claims back before keys that are not known run "
-            "again. At least the longest lease.",
-            "default": 60,
-        },
+    after_loss: Literal["refuse", "hold", "run"] = _option(
+        "refuse",
+        _one_of("refuse", "hold", "run"),
+        "What becomes of keys that a Redis does not know after it has lost data. `refuse`: 503 until "
+        "`flask idempotency redis ack`. `hold`: 503 for `data_loss_grace` after a restart or a fail-over; 503 until `ack` if "
+        "Redis was emptied. `run`: they run, and a key that has run before runs again.",
+        shown="`refuse`; `run` in debug and testing",
     )
-    client_clock_skew = Seconds(
-        allow_none=True,
-        validate=validate.Range(min=0, error="must not be negative."),
-        metadata={
-            "doc": "How far clients' clocks may be off. A UUID of version 7 or a ULID that was made later than a loss by more "
-            "than this runs at once. None: no key is believed; see [what may be lost](redis-memory.md).",
-            "default": 5,
-        },
+    data_loss_grace: float = _option(
+        60.0,
+        Parsed(seconds, validate=_POSITIVE),
+        "How long workers that survived a data loss have to put their claims back. Then unknown keys run again. At least the "
+        "longest lease.",
+        shown=60,
     )
-    replicas = count(
-        least=0,
-        most=MOST_REPLICAS,
-        metadata={
-            "doc": "How many replicas of a Redis must have each claim and each answer before it counts: all that each primary "
-            "has, or none. With fewer at hand first requests get 503. See "
-            "[waiting for replicas](redis-memory.md#waiting-for-replicas).",
-            "default": 0,
-        },
+    client_clock_skew: float | None = _option(
+        5.0,
+        Parsed(seconds, allow_none=True, validate=_NOT_NEGATIVE),
+        "How far clients' clocks may be off. A UUID of version 7 or a ULID that was made later than a data loss by more "
+        "than this runs immediately. None: no key is believed; see [what may be lost](redis-memory.md).",
+        shown=5,
     )
-    tenant_shards = count(
-        least=1,
-        most=MOST_SHARDS,
-        metadata={
-            "doc": "Over how many parts the keys of each tenant are spread, on Redis, so that no tenant has to fit into one "
-            "node of a Cluster. Part of the format of keys: it cannot be changed while any are remembered. See "
-            "[tenants that outgrow a node](redis.md#tenants-that-outgrow-a-node).",
-            "default": 1,
-        },
+    replicas: int = _option(
+        0,
+        _count(least=0, most=MAX_REPLICAS),
+        "How many replicas of a Redis must have each claim and each response before it counts: all that each primary "
+        "has, or none. With fewer connected, first requests get 503. See "
+        "[waiting for replicas](redis-memory.md#waiting-for-replicas).",
     )
-    max_waiters = count(
-        metadata={
-            "doc": "Most duplicates that wait at once in one process. Aim at a quarter of its threads.",
-            "default": 2,
-        },
+    tenant_shards: int = _option(
+        1,
+        _count(least=1, most=MAX_SHARDS),
+        "Over how many parts the keys of each tenant are spread, on Redis, so that no tenant has to fit into one "
+        "node of a Cluster. Part of the format of keys: you cannot change it while the store has records. See "
+        "[tenants that outgrow a node](redis.md#tenants-that-outgrow-a-node).",
     )
-    reap_interval = interval(
-        10,
-        "Seconds between two looks of the janitor at claims whose owners have vanished. None: beat leaves it out.",
+    max_waiters: int = _option(
+        2, _count(), "Most duplicates that wait at the same time in one process. Aim at a quarter of its threads."
     )
-    expire_interval = interval(60, "Seconds between two times that what is over is removed. None: beat leaves it out.")
-    rotate_interval = interval(
-        86400,
-        "Seconds between two times that old answers are sealed anew, where encryption is on. None: never by itself.",
+    reap_interval: float | None = _interval(
+        10.0, "Seconds between two runs of `reap`, which looks for expired leases. None: beat leaves it out."
     )
-    reconcile_interval = interval(
-        86400, "Seconds between two recounts of the tenants' ledgers, where there are quotas. None: never by itself."
+    expire_interval: float | None = _interval(
+        60.0, "Seconds between two runs of `expire`, which removes expired records. None: beat leaves it out."
     )
-    heartbeat_interval = interval(
-        30,
-        "Seconds between two signs of life of the janitor. The application warns when none came for two such times. None: "
-        "no janitor is expected, and nobody warns.",
+    rotate_interval: float | None = _interval(
+        86400.0,
+        "Seconds between two runs of `rotate`, which encrypts old responses under the newest key. None: never by itself.",
     )
-    worker_timeout = patience(
-        "Seconds after which a worker is killed that is still at work: gunicorn's `--timeout`. For `doctor` alone, which "
-        "reads GUNICORN_CMD_ARGS as well. 0: never."
+    reconcile_interval: float | None = _interval(
+        86400.0, "Seconds between two recounts of the tenants' quotas. None: never by itself."
     )
-    proxy_timeout = patience(
+    heartbeat_interval: float | None = _interval(
+        30.0,
+        "Seconds between two heartbeats of the janitor. The application warns after two intervals without one. None: you run "
+        "no janitor, and the application does not warn.",
+    )
+    worker_timeout: float | None = _timeout(
+        "Seconds after which the server kills a worker that has not finished: gunicorn's `--timeout`. For `doctor` alone, "
+        "which reads GUNICORN_CMD_ARGS as well. 0: never."
+    )
+    proxy_timeout: float | None = _timeout(
         "Seconds after which a proxy gives up on a request: nginx's `proxy_read_timeout`. For `doctor` alone. 0: never."
     )
-    expire_rate = count(
-        least=1,
-        metadata={"doc": "Most records that one run of `expire` removes in a second.", "default": 10_000},
+    expire_rate: int = _option(10_000, _count(least=1), "Most records that one run of `expire` removes in a second.")
+    broker_url: str | None = _option(
+        None,
+        fields.String(allow_none=True),
+        "Where the janitor's Celery worker gets its tasks, if `flask_idempotency.janitor` makes the Celery app.",
+        shown="the store's URL, where that is a Redis",
+        repr=False,
     )
-    broker_url = fields.String(
-        allow_none=True,
-        metadata={
-            "doc": "Where the janitor's Celery worker gets its tasks, if `flask_idempotency.janitor` makes the Celery app.",
-            "default": "the store's URL, where that is a Redis",
-        },
+    metrics: bool = _option(False, fields.Boolean(), "Whether events and store calls are counted for Prometheus.")
+    guard: Literal["all", "chosen"] = _option(
+        "all",
+        _one_of("all", "chosen"),
+        "Which endpoints are guarded. `all`: each that is not `@exempt`. `chosen`: those with `@idempotent` or "
+        "`@claim_here`, and those of a configured blueprint. See [choosing endpoints](endpoints.md#choose-endpoints).",
     )
-    metrics = fields.Boolean(
-        metadata={"doc": "Whether events and store calls are counted for Prometheus.", "default": False}
+    enabled: bool = _option(
+        True,
+        fields.Boolean(),
+        "False: no key is looked at, and the store is not called. Views run as if the extension were not there. "
+        "It still commits the rows of transactional views, because they leave that to it.",
     )
-    guard = fields.String(
-        validate=validate.OneOf(["all", "chosen"], error="must be one of: {choices}."),
-        metadata={
-            "doc": "Which endpoints are guarded. `all`: each that is not `@exempt`. `chosen`: those with `@idempotent` or "
-            "`@claim_here`, and those of a configured blueprint. See [choosing endpoints](endpoints.md#choose-endpoints).",
-            "default": "all",
-        },
-    )
-    enabled = fields.Boolean(
-        metadata={
-            "doc": "False: no key is looked at, and the store is not called. Views run as if the extension were not there. "
-            "It still commits the rows of transactional views, because they leave that to it.",
-            "default": True,
-        }
-    )
+    policy: Policy
+    written: Override = dataclasses.field(default_factory=dict, repr=False)
+    """The policy values that the application wrote. The others are defaults, or come from its profile."""
+    origins: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
+    """Where the application wrote each value of `written`, by name."""
+    configured_data_loss: tuple[str, ...] = ()
+    """The options about data loss that the application wrote."""
+    warnings: tuple[str, ...] = ()
+    """What is allowed and unwise, one sentence each. Log them when the application starts."""
+
+    @property
+    def of_application(self) -> bool:
+        """Return whether the store is the database that Flask-SQLAlchemy keeps for the application."""
+        return isinstance(self.store, str) and self.store.startswith("flask-sqlalchemy:")
+
+    @property
+    def may_be_joint(self) -> bool:
+        """Return whether the store may turn out to be in the database of the application's own session."""
+        return not str(self.store).startswith((MEMORY, *REDIS_SCHEMES))
 
 
-# Every word that configuration may contain: its type, its limits, and the text that the reference shows.
+DeploymentSchema: Final[type[Schema]] = PolicySchema.from_dict(
+    {name or each.name: field for each in dataclasses.fields(Settings) for name, field in each.metadata.items()},
+    name="DeploymentSchema",
+)
+"""Everything that configuration may contain: the policy keywords, and one option for each setting."""

@@ -1,11 +1,17 @@
-"""Whether what is sent to a store can be read on its way. A URL is read here and never said: it may hold a password."""
+"""Check what protects stored data: the secrets that name records, encryption at rest, and the way to the store.
+
+Texts show lengths and setting names. They never show a secret, a key or a URL, because a URL may hold a password.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
+from itertools import pairwise
+from secrets import token_bytes
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlsplit
 
@@ -14,38 +20,254 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.urls import is_of_several, several
 
+if TYPE_CHECKING:
+    from flask_idempotency.codec.keyring import KeyProvider  # needs an optional package
+
+# Secrets.
+
+MIN_SECRET_BYTES: Final = 16
+MIN_SECRET_BYTES_REQUIRED: Final = 32
+"""With encryption `required`: as long as the HMAC that is keyed with the secret."""
+
+MIN_DIFFERENT_BYTES: Final = 6
+"""Of 16 random bytes at least 12 differ, and of 32 random hexadecimal digits at least 8."""
+
+MAKE_ONE: Final = "Make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+
+_DERIVED: Final = b"derived from SECRET_KEY:"
+
+_PUBLISHED: Final = frozenset(
+    example.encode(encoding)
+    for encoding in ("utf-8", "latin-1")
+    for example in (
+        "192b9bdd22ab9ed4d12e236c78afcb9a393ec15f71bbf5dc987d54727823bcbf",  # Flask
+        '_5#y2L"F4Q8z\n\xec]/',  # Flask, as a string
+        "A0Zr98j/3yX R~XHH!jmN]LWX/,?RT",  # Flask until 1.0
+        "F12Zr47j\3yX R~X@H!jmM]Lwf/,?KT",  # copied from Flask's by many
+        "09d25e094faa6ca2556c818166b7a9563b93f7099f6f0f4caa6cf63b88e8d3e7",  # FastAPI
+        "pf9Wkove4IKEAXvy-cQkeDPhv9Cb3Ag-wyJILbq_dFw",  # Flask-Security
+        "146585145368132386173505678016728509634",  # Flask-Security, a salt
+        "you-will-never-guess",  # the Flask Mega-Tutorial
+        "hard to guess string",
+        "correct horse battery staple",
+    )
+)
+"""Examples that documentation has published."""
+
+# A secret that consists of these words and digits is a placeholder.
+_PLACEHOLDERS: Final = """
+    a an and any app application at be bit bits byte bytes change changed changeit changeme default demo dev development do
+    documented env environment example fill flask for foo bar baz generate get hard here hmac idempotency in insecure insert is
+    it jwt key keep kept least length local long lorem me min must my need not of on only or out outside own pass passphrase
+    passwd password placeholder please private prod production put random replace safe sample secret secure set should signing
+    some something staging store string strong super supersecret test testing tests text that the this to todo token top unsafe
+    use value very with xxx you your qwerty abc abcdef admin root letmein django database
+"""
+_WORDS: Final = tuple(_PLACEHOLDERS.split())
+_BETWEEN: Final = re.compile(r"""[ \t.,:;!?'"_/+*#@=<>(){}\[\]-]+""")
+_MAX_DIGITS: Final = 8
+
+
+def derived_secret(secret_key: str | bytes) -> bytes:
+    """Return the secret of an application that has only a `SECRET_KEY`.
+
+    List it last in `IDEMPOTENCY_SECRET` for one `keep`, when you give the application its own secret.
+    """
+    return _DERIVED + _bytes(secret_key)
+
+
+def load_secrets(
+    configured: Any, secret_key: Any, *, in_memory: bool, lenient: bool
+) -> tuple[tuple[bytes, ...], list[str]]:
+    """Return the secrets, newest first, and warnings. Return no secrets if these cannot be used."""
+    if configured is not None:
+        is_list = isinstance(configured, Sequence) and not isinstance(configured, str | bytes)
+        listed = list(configured) if is_list else [configured]
+        return tuple(map(_bytes, listed)) if all(map(_is_secret, listed)) else (), []
+    if in_memory:
+        return (token_bytes(32),), []  # the records end with this process, so their names may too
+    if _is_secret(secret_key):
+        warning = (
+            "IDEMPOTENCY_SECRET is not set, so it is derived from SECRET_KEY: rotating SECRET_KEY would make every "
+            "idempotency key new and run retries again. Set IDEMPOTENCY_SECRET to [a value of its own, "
+            "flask_idempotency.settings.derived_secret(SECRET_KEY)], and drop the second after one `keep`."
+        )
+        return (derived_secret(secret_key),), [] if lenient else [warning]
+    return (), []
+
+
+def secret_weaknesses(secrets: Sequence[bytes], *, required: bool, lenient: bool) -> tuple[list[str], list[str]]:
+    """Return the faults and the warnings about these secrets: one sentence each, with the length and the remedy.
+
+    A weak former secret may stay in the list for one `keep`, with a warning: without it, every key would be new. With
+    encryption `required` it may not. In debug and testing (`lenient`) any secret will do, unless encryption is `required`.
+    """
+    faults, warnings = [], []
+    if lenient and not required:
+        return [], []
+    least = MIN_SECRET_BYTES_REQUIRED if required else MIN_SECRET_BYTES
+    for number, secret in enumerate(secrets):
+        weakness = _weakness(secret.removeprefix(_DERIVED), least)
+        if weakness is None:
+            continue
+        name = (
+            "IDEMPOTENCY_SECRET" if len(secrets) == 1 else f"IDEMPOTENCY_SECRET, number {number + 1} of {len(secrets)}"
+        )
+        if secret.startswith(_DERIVED):
+            name += ", which is derived from SECRET_KEY"
+        if number == 0:
+            faults.append(
+                f"{name}: {weakness} {MAKE_ONE}. If it has named records, set IDEMPOTENCY_SECRET to [the new one, the old "
+                "one], and drop the second after one `keep`."
+            )
+        elif required:
+            faults.append(
+                f"{name}: {weakness} IDEMPOTENCY_ENCRYPTION is required: drop it, or set that to on until one `keep` has "
+                "passed since every process knows the first."
+            )
+        else:
+            warnings.append(
+                f"{name}: {weakness} Drop it when one `keep` has passed since every process knows the first."
+            )
+    return faults, warnings
+
+
+def is_same(secret: bytes, keys: Iterable[Any]) -> bool:
+    """Return whether this secret is one of these keys of the application, written as text or bytes."""
+    return any(_is_secret(key) and secret == _bytes(key) for key in keys)
+
+
+def _is_secret(value: Any) -> bool:
+    return isinstance(value, str | bytes) and bool(value)
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _weakness(secret: bytes, least: int) -> str | None:
+    size = f"it has {len(secret)} bytes, and"
+    if len(secret) < least:
+        return f"{size} must have at least {least}."
+    if secret in _PUBLISHED:
+        return f"{size} is an example that documentation has published."
+    if _is_placeholder(secret):
+        return f"{size} is a placeholder that many use."
+    if len(set(secret)) < MIN_DIFFERENT_BYTES or _repeats(secret):
+        return f"{size} repeats itself."
+    return None
+
+
+def _repeats(secret: bytes) -> bool:
+    """Return whether it repeats a short text, or counts up or down."""
+    half = len(secret) // 2
+    if any(secret == (secret[:size] * len(secret))[: len(secret)] for size in range(1, half + 1)):
+        return True
+    return len({(after - before) % 256 for before, after in pairwise(secret)} - {1}) < 2
+
+
+def _is_placeholder(secret: bytes) -> bool:
+    """Return whether it consists of placeholder words, a few digits and punctuation."""
+    text = _BETWEEN.sub("", secret.decode("latin-1").lower())
+    if not text or sum(map(str.isdecimal, text)) > _MAX_DIGITS:
+        return False
+    ends = {0}
+    for at in range(len(text)):
+        if at in ends:
+            ends |= {at + len(word) for word in _WORDS if text.startswith(word, at)}
+            ends |= {at + 1} if text[at].isdecimal() else set()
+    return len(text) in ends
+
+
+# Encryption at rest.
+
+NO_RING = (
+    "IDEMPOTENCY_KEY_RING: is not set, and IDEMPOTENCY_ENCRYPTION is {mode}. Make a key with `flask idempotency keys "
+    "generate`, keep it outside the store, and set this to its place: env:NAME, file:/path, or a KeyProvider."
+)
+NO_DATA_KEYS = (
+    "IDEMPOTENCY_ENCRYPTION is {mode}, and the store ({store}) cannot keep the data keys of tenants: it has no `data_keys`. "
+    "Use a memory, Redis or SQL store of this package, or set it to off."
+)
+
+
+def load_key_ring(source: Any) -> tuple[KeyProvider | None, list[str]]:
+    """Return the ring that this option names, or the faults."""
+    if source is None:
+        return None, []
+    try:
+        from flask_idempotency.codec import key_sources
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "cryptography":
+            raise
+        return None, [
+            "IDEMPOTENCY_KEY_RING is set, and the cryptography package is not installed: pip install "
+            "'flask-idempotency[crypto]'."
+        ]
+    try:
+        return key_sources.load_ring(source), []
+    except ConfigurationError as error:
+        return None, [f"IDEMPOTENCY_KEY_RING: {fault}" for fault in error.faults]
+
+
+def encryption_faults(loaded: Mapping[str, Any], config: Mapping[str, Any], *, has_principal: bool) -> Iterator[str]:
+    """Yield one sentence with its remedy for each part that encryption needs and that is missing."""
+    mode, store = loaded.get("encryption", "off"), loaded["store"]
+    if mode == "off":
+        return
+    if loaded.get("key_ring") is None:
+        yield NO_RING.format(mode=mode)
+    if callable(getattr(store, "claim", None)) and not isinstance(store, KeepsDataKeys):
+        yield NO_DATA_KEYS.format(mode=mode, store=type(store).__name__)
+    if mode != "required":
+        return
+    if loaded.get("secret") is None:
+        yield (
+            "IDEMPOTENCY_SECRET: is not set, and IDEMPOTENCY_ENCRYPTION is required. A secret that is "
+            "derived from SECRET_KEY, or made at random, is not enough: set a long random value that is kept outside the "
+            "store."
+        )
+    if not has_principal:
+        yield (
+            "IDEMPOTENCY_ENCRYPTION is required, and the application cannot name its callers. Set up "
+            "Flask-Login or Flask-JWT-Extended first, pass Idempotency(app, principal=…), or register "
+            "@idempotency.principal_loader before init_app."
+        )
+    if not loaded.get("allow_plaintext_transport", False):
+        for name in ("store", "redis_url"):
+            found = exposure(f"IDEMPOTENCY_{name.upper()}", loaded[name], config) if loaded.get(name) else None
+            if found is not None:
+                yield (
+                    f"{found.setting}: {found.what}, and IDEMPOTENCY_ENCRYPTION is required. {found.remedy}, or, if "
+                    "something else protects the way there, set IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT to True."
+                )
+
+
+# The way to the store.
+
 _ENCRYPTED: Final = frozenset({"require", "verify-ca", "verify-full"})
 _FALSE: Final = frozenset({"", "0", "f", "false", "n", "no"})
-"""As redis-py reads them."""
+"""The values that redis-py reads as false."""
 
 _VERIFIED: Final = frozenset({"required", "optional"})
-"""In a client both verify. Allowed by name: what else stands there may mean `none` to whoever decodes it once more."""
+"""Both make a client verify. An allow-list: redis-py may decode another value to `none`."""
 _LOCAL_DRIVERS: Final = frozenset({"sqlite", "sqlite+pysqlite", "sqlite+aiosqlite", "sqlite+pysqlcipher"})
-"""They open a file. Others under that name go over a network, and some do so with nothing but a path in their URL."""
-_WAIVE: Final = "or, if something else protects the way there, set IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT to True."
+"""These open a file. Other SQLite drivers use a network, some of them with only a path in their URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """Why what is sent to a store may be read on its way. `remedy` begins a sentence."""
+    """Why data that is sent to a store may be readable on its way. `remedy` begins a sentence."""
 
     setting: str
     what: str
     remedy: str
     certain: bool = True
-    """False: nobody can tell."""
-
-
-def transport_fault(setting: str, choice: Any, config: Mapping[str, Any]) -> str | None:
-    """What keeps `required` from starting with this store, with a remedy. None: nothing does."""
-    found = exposure(setting, choice, config)
-    if found is None:
-        return None
-    return f"{found.setting}: {found.what}, and IDEMPOTENCY_ENCRYPTION is required. {found.remedy}, {_WAIVE}"
+    """False: the setting does not tell."""
 
 
 def exposure(setting: str, choice: Any, config: Mapping[str, Any]) -> Exposure | None:
-    """How what is sent to this store may be read on its way. None: it cannot, or never leaves the machine."""
+    """Return how data on its way to this store may be read. None: it is encrypted, or does not leave the machine."""
     if isinstance(choice, MemoryStore):
         return None
     if not isinstance(choice, str):
@@ -69,7 +291,7 @@ def exposure(setting: str, choice: Any, config: Mapping[str, Any]) -> Exposure |
 
 
 def _is_ambiguous(url: str) -> bool:
-    """Whether a driver may find another host in it than we do: where a password was not encoded, say."""
+    """Return whether a driver may read another host than we do, such as when a password was not encoded."""
     try:
         authority = urlsplit(url).netloc
     except ValueError:
@@ -79,7 +301,7 @@ def _is_ambiguous(url: str) -> bool:
 
 def _of_redis(setting: str, url: str) -> Exposure | None:
     parts = urlsplit(url)
-    # Where the URL names no host before its path, redis-py takes one from behind the question mark.
+    # If the URL names no host before its path, redis-py takes the host from the query.
     if _is_here(parts.hostname or _last(url, "host") or "localhost"):
         return None
     if parts.scheme == "rediss":
@@ -88,7 +310,7 @@ def _of_redis(setting: str, url: str) -> Exposure | None:
 
 
 def _of_several(setting: str, url: str) -> Exposure | None:
-    """Wherever those are that it names: they say where the others are."""
+    """Judge a URL of several hosts. Their places do not matter: Sentinels and nodes name further hosts."""
     try:
         named = several(url)
     except ValueError:
@@ -105,8 +327,8 @@ def _unchecked(setting: str, url: str) -> Exposure | None:
         return None
     return Exposure(
         setting,
-        "names a Redis on another machine whose certificate nobody looks at",
-        "Take ssl_cert_reqs and ssl_check_hostname out of the URL (ssl_ca_certs names an authority of your own)",
+        "names a Redis on another machine whose certificate is not verified",
+        "Take ssl_cert_reqs and ssl_check_hostname out of the URL (ssl_ca_certs names your own authority)",
     )
 
 
@@ -122,7 +344,7 @@ def _of_application(config: Mapping[str, Any]) -> Exposure | None:
     options = _default_bind(config)
     url = options.get("url")
     if url is None:
-        what = "is not set, so nobody can tell how its database is reached"
+        what = "is not set, so it does not tell how the database is reached"
         return Exposure(setting, what, "Set it before init_app", certain=False)
     if {"creator", "pool"} & options.keys():
         return _opaque("SQLALCHEMY_ENGINE_OPTIONS", "database connection that a function makes")
@@ -135,7 +357,7 @@ def _of_application(config: Mapping[str, Any]) -> Exposure | None:
 
 
 def _default_bind(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What Flask-SQLAlchemy makes the application's engine from, as it puts that together from three settings."""
+    """Return the options of the application's engine, combined from three settings as Flask-SQLAlchemy does it."""
     bind = (config.get("SQLALCHEMY_BINDS") or {}).get(None) or {}
     basic = dict(config.get("SQLALCHEMY_ENGINE_OPTIONS") or {})
     if config.get("SQLALCHEMY_DATABASE_URI") is not None:
@@ -144,17 +366,17 @@ def _default_bind(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_postgresql(setting: str, url: str, connect_args: Mapping[str, Any]) -> Exposure | None:
-    """As libpq finds its way: what the driver is given goes before what the URL says, and that before the environment."""
+    """Read options in libpq's order: the driver's arguments, then the URL, then the environment."""
 
-    def said(name: str, variable: str) -> str:
+    def option(name: str, variable: str) -> str:
         return str(connect_args.get(name) or _last(url, name) or os.environ.get(variable, ""))
 
-    if said("service", "PGSERVICE") or connect_args.get("dsn") or connect_args.get("conninfo"):
+    if option("service", "PGSERVICE") or connect_args.get("dsn") or connect_args.get("conninfo"):
         return _opaque(setting, "PostgreSQL service")
-    if said("sslmode", "PGSSLMODE") in _ENCRYPTED:
+    if option("sslmode", "PGSSLMODE") in _ENCRYPTED:
         return None
     named = connect_args.get("host") or _all(url, "host") or urlsplit(url).hostname or os.environ.get("PGHOST", "")
-    hosts = [*_hosts(named), *_hosts(said("hostaddr", "PGHOSTADDR"))]
+    hosts = [*_hosts(named), *_hosts(option("hostaddr", "PGHOSTADDR"))]
     if all(_is_here(host) for host in hosts):
         return None
     return Exposure(
@@ -165,18 +387,18 @@ def _of_postgresql(setting: str, url: str, connect_args: Mapping[str, Any]) -> E
 
 
 def _opaque(setting: str, kind: str) -> Exposure:
-    what = f"nobody can tell from a {kind} whether it is reached over TLS"
+    what = f"a {kind} does not tell whether it is reached over TLS"
     return Exposure(setting, what, "Use a URL", certain=False)
 
 
 def _hosts(named: str | Sequence[str]) -> list[str]:
-    """libpq takes several, each of which may be the one."""
+    """Split the hosts: libpq takes several, and connects to any of them."""
     several = named.split(",") if isinstance(named, str) else [host for each in named for host in each.split(",")]
     return [host for host in several if host]
 
 
 def _is_here(host: str) -> bool:
-    """Whether it is this machine: by name, by address, or as the folder of a socket."""
+    """Return whether it is this machine: by name, by address, or as the folder of a socket."""
     if host.startswith(("/", "@")) or host == "localhost":
         return True
     for address in (host, host.rpartition(":")[0]):  # libpq's hosts may carry a port here
@@ -193,68 +415,3 @@ def _all(url: str, name: str) -> list[str]:
 
 def _last(url: str, name: str) -> str:
     return (_all(url, name) or [""])[-1]
-
-
-# Encryption at rest: the ring, and what has to be there before `required` is believed.
-
-if TYPE_CHECKING:
-    from flask_idempotency.codec.keyring import KeyProvider
-
-NO_RING = (
-    "IDEMPOTENCY_KEY_RING: is not set, and IDEMPOTENCY_ENCRYPTION is {mode}. Make a key with `flask idempotency keys "
-    "generate`, keep it outside the store, and name its place: env:NAME, file:/path, or a KeyProvider."
-)
-NO_DATA_KEYS = (
-    "IDEMPOTENCY_ENCRYPTION is {mode}, and the store ({store}) cannot keep the data keys of tenants: it has no `data_keys`. "
-    "Use a memory, Redis or SQL store of this package, or set it to off."
-)
-
-
-def load_ring(source: Any) -> tuple[KeyProvider | None, list[str]]:
-    """The ring that this setting names, or what is wrong with it. Says no key."""
-    if source is None:
-        return None, []
-    try:
-        from flask_idempotency.codec import keyring
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "cryptography":
-            raise
-        return None, [
-            "IDEMPOTENCY_KEY_RING is set, and the cryptography package is not installed: pip install "
-            "'flask-idempotency[crypto]'."
-        ]
-    try:
-        return keyring.load_ring(source), []
-    except ConfigurationError as error:
-        return None, [f"IDEMPOTENCY_KEY_RING: {fault}" for fault in error.faults]
-
-
-def faults_of_encryption(loaded: Mapping[str, Any], config: Mapping[str, Any], *, identified: bool) -> Iterator[str]:
-    """One sentence for each part that is missing, with its remedy.
-
-    `identified`: whether something says who a caller is.
-    """
-    mode, store = loaded.get("encryption", "off"), loaded["store"]
-    if mode == "off":
-        return
-    if loaded.get("key_ring") is None:
-        yield NO_RING.format(mode=mode)
-    if callable(getattr(store, "claim", None)) and not isinstance(store, KeepsDataKeys):
-        yield NO_DATA_KEYS.format(mode=mode, store=type(store).__name__)
-    if mode != "required":
-        return
-    if loaded.get("secret") is None:
-        yield (
-            "IDEMPOTENCY_SECRET: is not set, and IDEMPOTENCY_ENCRYPTION is required. One that is derived from SECRET_KEY, or "
-            "made at random, does not do: set a long random value that is kept outside the store."
-        )
-    if not identified:
-        yield (
-            "IDEMPOTENCY_ENCRYPTION is required, and nothing says who a caller is. Register @idempotency.principal_loader "
-            "before init_app, pass Idempotency(app, principal=…), or set up Flask-Login or Flask-JWT-Extended first."
-        )
-    if not loaded.get("allow_plaintext_transport", False):
-        for name in ("store", "redis_url"):
-            fault = transport_fault(f"IDEMPOTENCY_{name.upper()}", loaded[name], config) if loaded.get(name) else None
-            if fault is not None:
-                yield fault

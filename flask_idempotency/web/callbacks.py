@@ -11,7 +11,7 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.model import Record
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.recovery import Resolution, UnknownOutcome
-from flask_idempotency.settings.loading import FormerIdentity
+from flask_idempotency.settings.options import FormerIdentity
 from flask_idempotency.web.principals import Loader, checked, principal_by
 
 

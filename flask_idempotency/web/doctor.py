@@ -24,8 +24,7 @@ from flask_idempotency.operations.doctor import Check, DoctorReport, Endpoint, e
 from flask_idempotency.operations.identity import look
 from flask_idempotency.operations.records import moment
 from flask_idempotency.settings import Settings, derived_secret
-from flask_idempotency.settings.loading import is_same, weak_secrets
-from flask_idempotency.settings.security import exposure
+from flask_idempotency.settings.security import exposure, is_same, secret_weaknesses
 from flask_idempotency.web.callbacks import Callbacks
 from flask_idempotency.web.janitor import intervals, shape_in, work_of
 from flask_idempotency.web.policies import Policies
@@ -289,7 +288,7 @@ def _store_kind(settings: Settings, *, lenient: bool) -> list[Finding]:
 def _secret(settings: Settings, config: Mapping[str, Any], *, lenient: bool) -> list[Finding]:
     """Whether the secret is one of its own, and strong. Flask's SECRET_KEY_FALLBACKS are keys of the application too."""
     required = settings.encryption == "required"
-    faults, unwise = weak_secrets(settings.secrets, required=required, lenient=False)
+    faults, unwise = secret_weaknesses(settings.secrets, required=required, lenient=False)
     verdict = Verdict.ADVICE if lenient and not required else Verdict.FAULT
     findings = [Finding("secret", verdict, fault, _ROTATE) for fault in faults]
     findings += [Finding("secret", Verdict.ADVICE, text, _DROP) for text in unwise]
@@ -346,7 +345,7 @@ def _identity(app: Flask, built: Services, settings: Settings, loaders: Callback
 
 
 def _transport(settings: Settings, config: Mapping[str, Any]) -> list[Finding]:
-    if settings.plaintext_transport:
+    if settings.allow_plaintext_transport:
         text = "Nobody looks at how the stores are reached: IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT is True."
         return [Finding("transport", Verdict.FINE, text)]
     findings = []

@@ -196,7 +196,7 @@ class Guard:
         scope = Scope(settings.namespace, state.tenant, state.principal, operation)
         tenant = "" if state.tenant is None else state.tenant
         principal = "" if state.principal is None else state.principal
-        if settings.hashed_names:
+        if settings.hash_identities:
             pseudonym = self._identities[0].pseudonym
             tenant = "" if state.tenant is None else pseudonym(tenant)
             principal = "" if state.principal is None else pseudonym(principal)

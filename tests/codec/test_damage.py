@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from flask_idempotency.codec import envelope as compression
 from flask_idempotency.codec.envelope import LARGEST_HEAD, LONGEST_REASON, MOST_PAIRS, EnvelopeCodec
-from flask_idempotency.codec.key_sources import PassphraseKeyFile
-from flask_idempotency.codec.keyring import KEY_BYTES, KeyRing, load_ring
+from flask_idempotency.codec.key_sources import PassphraseKeyFile, load_ring
+from flask_idempotency.codec.keyring import KEY_BYTES, KeyRing
 from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, TenantKeys
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, KeyProviderUnavailable, NotStorable
 from flask_idempotency.engine.model import LARGEST_PAYLOAD, SealedBy, StoredPayload, StoredResponse

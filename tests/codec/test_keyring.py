@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flask_idempotency.codec.keyring import KeyRing, _refuse_shared_folders, generate, load_ring
+from flask_idempotency.codec.key_sources import generate, load_ring
+from flask_idempotency.codec.keyring import KeyRing, _refuse_shared_folders
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord
 from tests.codec.sealing import NEW, OLD, RING, Service, text
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.codec.keyring import load_ring
+from flask_idempotency.codec.key_sources import load_ring
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.stores.memory import MemoryStore

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from flask_idempotency.codec import key_sources
-from flask_idempotency.codec.key_sources import PassphraseKeyFile
-from flask_idempotency.codec.keyring import load_ring
+from flask_idempotency.codec.key_sources import PassphraseKeyFile, load_ring
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord
 
 PASSPHRASE = "correct horse battery"
@@ -96,7 +95,7 @@ def test_another_passphrase_does_not_open_it(path: Path) -> None:
     """And neither is told, nor what is in the file."""
     PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
 
-    with pytest.raises(ConfigurationError, match="passphrase is another") as caught:
+    with pytest.raises(ConfigurationError, match="passphrase is wrong") as caught:
         PassphraseKeyFile(path, "wrong horse battery")
     assert "horse" not in repr(caught.value)
     assert f"PassphraseKeyFile({str(path)!r}: spring)" == repr(PassphraseKeyFile(path, PASSPHRASE))
@@ -161,7 +160,7 @@ def test_costs_are_bounded_before_they_are_paid(
     path.write_text(json.dumps(content))
     monkeypatch.setattr(key_sources, "Scrypt", lambda **_: pytest.fail("it was paid"))
 
-    with pytest.raises(ConfigurationError, match="not one that this release can read"):
+    with pytest.raises(ConfigurationError, match="cannot be read by this release"):
         PassphraseKeyFile(path, PASSPHRASE)
 
 
@@ -170,7 +169,7 @@ def test_a_format_of_a_later_release_is_not_guessed_at(path: Path) -> None:
     PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
 
-    with pytest.raises(ConfigurationError, match="not one that this release can read"):
+    with pytest.raises(ConfigurationError, match="cannot be read by this release"):
         PassphraseKeyFile(path, PASSPHRASE)
 
 
@@ -192,7 +191,7 @@ def test_any_text_is_refused(path: Path, content: str) -> None:
     path.write_text(content)
     path.chmod(0o600)
 
-    with pytest.raises(ConfigurationError, match="not one that this release can read"):
+    with pytest.raises(ConfigurationError, match="cannot be read by this release"):
         PassphraseKeyFile(path, PASSPHRASE)
 
 

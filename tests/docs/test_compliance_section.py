@@ -9,7 +9,7 @@ import pytest
 from flask import Flask
 
 from flask_idempotency import Idempotency
-from flask_idempotency.codec.keyring import generate
+from flask_idempotency.codec.key_sources import generate
 
 PAGE = Path(__file__).parents[2] / "docs" / "encryption.md"
 
@@ -26,4 +26,4 @@ def test_its_three_settings_and_a_principal_switch_it_on(monkeypatch: pytest.Mon
 
     settings = app.extensions["idempotency"].settings
     assert 3 == len([name for name in app.config if name.startswith("IDEMPOTENCY_")])
-    assert ("required", True, None) == (settings.encryption, settings.hashed_names, settings.compression)
+    assert ("required", True, None) == (settings.encryption, settings.hash_identities, settings.compression)

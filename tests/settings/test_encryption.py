@@ -23,14 +23,14 @@ WHOLE: dict[str, Any] = {
 }
 
 
-def load(config: dict[str, Any] | None = None, *, identified: bool = True, **settings: Any) -> Settings:
+def load(config: dict[str, Any] | None = None, *, has_principal: bool = True, **settings: Any) -> Settings:
     named = {f"IDEMPOTENCY_{name.upper()}": value for name, value in settings.items() if value is not None}
-    return load_settings({**(config or {}), **named}, {}, app_name="shop", lenient=True, identified=identified)
+    return load_settings({**(config or {}), **named}, {}, app_name="shop", lenient=True, has_principal=has_principal)
 
 
-def faults(config: dict[str, Any] | None = None, *, identified: bool = True, **settings: Any) -> tuple[str, ...]:
+def faults(config: dict[str, Any] | None = None, *, has_principal: bool = True, **settings: Any) -> tuple[str, ...]:
     with pytest.raises(ConfigurationError) as caught:
-        load(config, identified=identified, **settings)
+        load(config, has_principal=has_principal, **settings)
     assert "canary" not in str(caught.value)
     return caught.value.faults
 
@@ -39,7 +39,7 @@ def test_required_starts_when_everything_is_there() -> None:
     """And means: sealed, uncompressed, and nobody named in clear."""
     settings = load(**WHOLE)
 
-    assert ("required", None, True) == (settings.encryption, settings.compression, settings.hashed_names)
+    assert ("required", None, True) == (settings.encryption, settings.compression, settings.hash_identities)
     assert settings.key_ring is not None
     assert "2026-11" == settings.key_ring.newest
 
@@ -77,16 +77,16 @@ def test_each_missing_part_is_one_sentence_with_its_remedy(missing: dict[str, An
 
 def test_a_caller_that_nobody_names_is_a_missing_part() -> None:
     """Under one anonymous name, answers would be sealed for everybody."""
-    (told,) = faults(**WHOLE, identified=False)
+    (told,) = faults(**WHOLE, has_principal=False)
 
-    assert "nothing says who a caller is" in told
+    assert "the application cannot name its callers" in told
     assert "principal_loader" in told
 
 
 def test_all_missing_parts_are_told_together() -> None:
     """With whatever else is wrong; nobody fixes a deployment one restart at a time."""
     told = faults(
-        {"SECRET_KEY": "canary"}, identified=False, encryption="required", store="redis://cache", quota_records=-1
+        {"SECRET_KEY": "canary"}, has_principal=False, encryption="required", store="redis://cache", quota_records=-1
     )
 
     assert [
@@ -100,9 +100,9 @@ def test_all_missing_parts_are_told_together() -> None:
 
 def test_on_asks_for_less() -> None:
     """A ring, and a store that can keep data keys. It is the way to `required`, and leaves plain answers readable."""
-    settings = load({"SECRET_KEY": "k"}, identified=False, encryption="on", store="redis://cache", key_ring=RING)
+    settings = load({"SECRET_KEY": "k"}, has_principal=False, encryption="on", store="redis://cache", key_ring=RING)
 
-    assert ("on", None, False) == (settings.encryption, settings.compression, settings.hashed_names)
+    assert ("on", None, False) == (settings.encryption, settings.compression, settings.hash_identities)
     (told,) = faults({"SECRET_KEY": "k"}, encryption="on", store="redis://cache")
     assert told.startswith("IDEMPOTENCY_KEY_RING: is not set, and IDEMPOTENCY_ENCRYPTION is on.")
 
@@ -133,9 +133,9 @@ def test_what_was_chosen_goes_before_what_encryption_would_have() -> None:
     """Compression and names have defaults that depend on it, and values of their own."""
     settings = load(**WHOLE, compression="zlib", hash_identities=False)
 
-    assert ("zlib", False) == (settings.compression, settings.hashed_names)
+    assert ("zlib", False) == (settings.compression, settings.hash_identities)
     plain = load({"SECRET_KEY": "k"}, store="redis://cache", compression="off", hash_identities=True)
-    assert (None, True, "off") == (plain.compression, plain.hashed_names, plain.encryption)
+    assert (None, True, "off") == (plain.compression, plain.hash_identities, plain.encryption)
 
 
 @pytest.mark.parametrize("name", ("encryption", "compression", "hash_identities", "allow_plaintext_transport"))
@@ -220,4 +220,4 @@ def test_a_key_service_that_is_down_does_not_keep_the_application_from_starting(
 
     line = summary(load(**{**WHOLE, "key_ring": Down()}), quota_loader=False)
 
-    assert "encryption required, the key ring does not answer (OSError)" in line
+    assert "encryption required, the key ring does not respond (OSError)" in line

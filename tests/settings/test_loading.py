@@ -76,8 +76,8 @@ def test_a_combination_that_cannot_hold_is_refused_at_start() -> None:
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"IDEMPOTENCY_REDIS_URL": "redis://127.0.0.1"}, "IDEMPOTENCY_REDIS_URL: a cache in front of the records"),
-        ({"IDEMPOTENCY_CLAIM_STRATEGY": "advisory"}, "IDEMPOTENCY_CLAIM_STRATEGY: the way in which a claim is made"),
+        ({"IDEMPOTENCY_REDIS_URL": "redis://127.0.0.1"}, "IDEMPOTENCY_REDIS_URL: only SQL stores have this option"),
+        ({"IDEMPOTENCY_CLAIM_STRATEGY": "advisory"}, "IDEMPOTENCY_CLAIM_STRATEGY: only SQL stores have this option"),
         ({"IDEMPOTENCY_STORE": "redis://h", "IDEMPOTENCY_EFFECTS": "transactional"}, "needs a SQL store"),
         (
             {"IDEMPOTENCY_EFFECTS": "transactional", "IDEMPOTENCY_ON_STORE_DOWN": "allow"},

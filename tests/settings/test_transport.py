@@ -48,7 +48,7 @@ def test_a_redis_elsewhere_without_tls_is_refused_and_can_be_waived(url: str) ->
 
     assert told.startswith("IDEMPOTENCY_STORE: ")
     assert "set IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT to True" in told
-    assert load(**{**WHOLE, "store": url, "allow_plaintext_transport": True}).plaintext_transport
+    assert load(**{**WHOLE, "store": url, "allow_plaintext_transport": True}).allow_plaintext_transport
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_an_object_cannot_be_looked_into() -> None:
 
     (told,) = faults(**{**WHOLE, "store": Client()})
 
-    assert "nobody can tell from a Client object" in told
+    assert "a Client object does not tell" in told
     assert load(**{**WHOLE, "store": MemoryStore()}).encryption == "required"
 
 
@@ -269,4 +269,4 @@ def test_several_that_may_lead_elsewhere_without_tls_are_refused(url: str) -> No
 
     assert told.startswith("IDEMPOTENCY_STORE: ")
     assert "set IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT to True" in told
-    assert load(**{**WHOLE, "store": url, "allow_plaintext_transport": True}).plaintext_transport
+    assert load(**{**WHOLE, "store": url, "allow_plaintext_transport": True}).allow_plaintext_transport

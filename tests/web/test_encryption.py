@@ -175,7 +175,7 @@ def test_required_is_content_with_whoever_names_the_caller(how: str) -> None:
 
 
 def test_required_without_anybody_who_names_the_caller_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="nothing says who a caller is"):
+    with pytest.raises(ConfigurationError, match="the application cannot name its callers"):
         Idempotency(
             Flask("shop"),
             encryption="required",

@@ -6,7 +6,8 @@ from base64 import b64encode
 
 import pytest
 
-from flask_idempotency.codec.keyring import KeyRing, load_ring
+from flask_idempotency.codec.key_sources import load_ring
+from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.capabilities import Verdict
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.operations.admin import KeysReport, KeyStatus
