@@ -1,4 +1,4 @@
-"""The stairs: which way imports may go, and that the check would notice."""
+"""The layers: which way imports may go, and that the check would notice."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_a_module_without_a_floor_fails(tree: Path) -> None:
         ("flask_idempotency/extension.py", "example_app"),
     ),
 )
-def test_an_import_up_the_stairs_fails(tree: Path, importer: str, imported: str) -> None:
-    """Not even for the type checker's eyes only: what two rooms share belongs on a lower floor."""
+def test_an_import_of_a_higher_layer_fails(tree: Path, importer: str, imported: str) -> None:
+    """Not even under TYPE_CHECKING: what two modules share belongs on a lower layer."""
     for path in (tree / importer, tree / f"{imported.replace('.', '/')}/__init__.py"):
         if not path.parent.exists():
             path.parent.mkdir(parents=True)
