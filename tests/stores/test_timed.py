@@ -18,7 +18,7 @@ from flask_idempotency.engine.capabilities import (
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.store import Store
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.timed import BESIDES, TimedStore
+from flask_idempotency.stores.timed import CAPABILITIES, TimedStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
 from flask_idempotency.testing.contract import LedgerContract, StoreContract
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
@@ -124,9 +124,9 @@ def test_what_the_store_can_do_besides_is_still_found() -> None:
 
     assert all(isinstance(store, each) for each in known)
     # As Python from 3.12 on looks for what a protocol names.
-    assert [getattr_static(store, name) for name in BESIDES if hasattr(behind, name)]
-    assert [getattr(behind, name) for name in BESIDES if hasattr(behind, name)] == [
-        getattr(store, name) for name in BESIDES if hasattr(store, name)
+    assert [getattr_static(store, name) for name in CAPABILITIES if hasattr(behind, name)]
+    assert [getattr(behind, name) for name in CAPABILITIES if hasattr(behind, name)] == [
+        getattr(store, name) for name in CAPABILITIES if hasattr(store, name)
     ]
     assert [] == watch.told
 

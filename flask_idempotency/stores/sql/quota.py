@@ -8,7 +8,6 @@ keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any, Final
 
 import sqlalchemy
@@ -335,13 +334,15 @@ class SqlLedger:
         self._now = now
 
     def usage(self, tid: bytes) -> Usage:
+        dialect = self._database.dialect
         parameters = {"my_tenant_id": tid, "now": self._now()}
-        found = self._database.run(lambda connection: connection.execute(self._sent.usage, parameters).one())
+        found = self._database.run(lambda connection: connection.execute(usage(dialect), parameters).one())
         return Usage(**found._mapping)
 
     def limits(self, tid: bytes) -> Quota:
+        dialect = self._database.dialect
         found = self._database.run(
-            lambda connection: connection.execute(self._sent.limits, {"my_tenant_id": tid}).one_or_none()
+            lambda connection: connection.execute(limits(dialect), {"my_tenant_id": tid}).one_or_none()
         )
         if found is None:
             return Quota()
@@ -354,11 +355,15 @@ class SqlLedger:
         return Quota(found.records, found.bytes, found.in_flight, rate(found.new_keys, found.window))
 
     def limit(self, tid: bytes, quota: Quota) -> None:
+        dialect = self._database.dialect
         parameters = {"my_tenant_id": tid, **limits_of(quota)}
-        self._database.run(lambda connection: connection.execute(self._sent.set_limits, parameters).one())
+        self._database.run(lambda connection: connection.execute(set_limits(dialect), parameters).one())
 
     def tenants(self) -> Sequence[bytes]:
-        found = self._database.run(lambda connection: connection.execute(self._sent.tenants).scalars().all(), long=True)
+        dialect = self._database.dialect
+        found = self._database.run(
+            lambda connection: connection.execute(tenants_with_ledger(dialect)).scalars().all(), long=True
+        )
         return tuple(found)
 
     def reconcile(self, tid: bytes) -> Drift:
@@ -367,13 +372,14 @@ class SqlLedger:
         Nobody waits for it but who does the same. It sees records and ledger in one snapshot, in which every completion
         is in both or in neither, and adds the difference, which stays right whatever was added since.
         """
+        dialect = self._database.dialect
         parameters = {"my_tenant_id": tid, "my_number": _chores_number(tid), "now": self._now()}
 
         def reconcile(connection: Connection) -> Drift:
             with transaction(connection):
                 if connection.dialect.name == POSTGRESQL:
-                    connection.execute(self._sent.chores_lock, parameters)
-                found = connection.execute(self._sent.drift, parameters).all()
+                    connection.execute(advisory_lock(dialect), parameters)
+                found = connection.execute(drift(dialect), parameters).all()
                 for row in found:
                     mended = entry(
                         kind=RESPONSES,
@@ -382,7 +388,7 @@ class SqlLedger:
                         records=-row.records,
                         stored=-row.bytes,
                     )
-                    connection.execute(self._sent.book, {**parameters, "my_shard": 0, **mended})
+                    connection.execute(completion.book(dialect), {**parameters, "my_shard": 0, **mended})
             return Drift(sum(row.records for row in found), sum(row.bytes for row in found))
 
         return self._database.run(reconcile, long=True)
@@ -390,27 +396,10 @@ class SqlLedger:
     def sweep(self, *, limit: int = SWEPT, horizon: float | None = None) -> int:
         """Forget up to so many entries that are over, and were by this horizon, and say how many it were. Nobody counts
         them any more."""
+        dialect = self._database.dialect
         by = None if horizon is None else in_microseconds(horizon)
         parameters = {"my_limit": limit, "my_horizon": by, "now": self._now()}
-        return self._database.run(
-            lambda connection: connection.execute(self._sent.sweep, parameters).rowcount, long=True
-        )
-
-    @cached_property
-    def _sent(self) -> _Sent:
-        return _Sent(self._database.dialect)
-
-
-class _Sent:
-    def __init__(self, dialect: Dialect) -> None:
-        self.usage = usage(dialect)
-        self.limits = limits(dialect)
-        self.set_limits = set_limits(dialect)
-        self.tenants = tenants_with_ledger(dialect)
-        self.drift = drift(dialect)
-        self.sweep = sweep(dialect)
-        self.chores_lock = advisory_lock(dialect)
-        self.book = completion.book(dialect)
+        return self._database.run(lambda connection: connection.execute(sweep(dialect), parameters).rowcount, long=True)
 
 
 def _chores_number(tid: bytes) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Final
 
 import sqlalchemy
@@ -58,6 +57,7 @@ class SqlResponses:
         self._now = now
 
     def scan(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
+        dialect = self._database.dialect
         asked = {
             "my_after": after,
             "my_limit": limit,
@@ -67,9 +67,9 @@ class SqlResponses:
         }
 
         def page(connection: Connection) -> tuple[Sequence[Any], bytes | None]:
-            ends = connection.execute(self._sent.page_end, asked).scalars().all()
+            ends = connection.execute(completion.page_end(dialect), asked).scalars().all()
             last = ends[0] if len(ends) > 1 else None
-            return connection.execute(self._sent.page, {**asked, "my_until": last or _LAST}).all(), last
+            return connection.execute(completion.page(dialect), {**asked, "my_until": last or _LAST}).all(), last
 
         # Not the connections for records: a page of large answers may take its time.
         found, last = self._database.run(page, long=True)
@@ -87,19 +87,23 @@ class SqlResponses:
         return self._database.run(replace)
 
     def count(self) -> Mapping[str, int]:
-        found = self._database.run(lambda connection: connection.execute(self._sent.count_answers).all(), long=True)
+        dialect = self._database.dialect
+        found = self._database.run(
+            lambda connection: connection.execute(completion.count_answers(dialect)).all(), long=True
+        )
         return {row.wrapping_key_id: row.responses for row in found}
 
     def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
         """As `Store.condemn` says."""
+        dialect = self._database.dialect
         parameters = _seen(key, payload, self._now())
 
         def condemn(connection: Connection) -> None:
             with transaction(connection):
-                found = connection.execute(self._sent.holds, parameters).one_or_none()
+                found = connection.execute(completion.holds(dialect), parameters).one_or_none()
                 if (
                     found is not None
-                    and connection.execute(self._sent.mark_corrupt, parameters).one_or_none() is not None
+                    and connection.execute(completion.condemn(dialect), parameters).one_or_none() is not None
                 ):
                     self._take_away(connection, key, found)
 
@@ -107,14 +111,15 @@ class SqlResponses:
 
     def distrust(self, key: StorageKey) -> None:
         """A row that cannot be read at all goes where time does not end it, as far as it can be written."""
+        dialect = self._database.dialect
         parameters = {"my_record_id": key.rid, "now": self._now()}
 
         def distrust(connection: Connection) -> None:
             with transaction(connection):
-                found = connection.execute(self._sent.unreadable, parameters).one_or_none()
+                found = connection.execute(completion.unreadable(dialect), parameters).one_or_none()
                 if found is None:
                     return
-                connection.execute(self._sent.distrust, parameters)
+                connection.execute(completion.distrust(dialect), parameters)
                 if found.state in (COMPLETED, FAILED) and _can_be_counted(found):
                     self._take_away(connection, key, found)
 
@@ -127,10 +132,11 @@ class SqlResponses:
     def _replace(
         self, connection: Connection, parameters: dict[str, Any], *, key: StorageKey | None = None, grown: int = 0
     ) -> bool:
-        before = None if key is None else connection.execute(self._sent.holds, parameters).one_or_none()
-        statement = self._sent.replace_sealed if is_sealed(parameters) else self._sent.replace
+        dialect = self._database.dialect
+        before = None if key is None else connection.execute(completion.holds(dialect), parameters).one_or_none()
+        statement = completion.replace_sealed(dialect) if is_sealed(parameters) else completion.replace(dialect)
         if connection.execute(statement, parameters).one_or_none() is None:
-            if connection.execute(self._sent.holds, parameters).one_or_none() is not None:
+            if connection.execute(completion.holds(dialect), parameters).one_or_none() is not None:
                 self._completing().refuse_without_key(connection, parameters)
             return False
         if key is not None and before is not None and before.in_quota:
@@ -142,26 +148,9 @@ class SqlResponses:
             self._book(connection, key, bucket_end=found.expires_at, records=-1, stored=-found.response_size)
 
     def _book(self, connection: Connection, key: StorageKey, *, bucket_end: int, records: int, stored: int) -> None:
+        dialect = self._database.dialect
         added = entry(kind=RESPONSES, bucket_end=bucket_end, window_length=0, records=records, stored=stored)
-        connection.execute(self._sent.book, {"my_tenant_id": key.tid, "my_shard": shard_of(key), **added})
-
-    @cached_property
-    def _sent(self) -> _SentResponse:
-        return _SentResponse(self._database.dialect)
-
-
-class _SentResponse:
-    def __init__(self, dialect: Dialect) -> None:
-        self.page_end = completion.page_end(dialect)
-        self.page = completion.page(dialect)
-        self.count_answers = completion.count_answers(dialect)
-        self.replace = completion.replace(dialect)
-        self.replace_sealed = completion.replace_sealed(dialect)
-        self.holds = completion.holds(dialect)
-        self.mark_corrupt = completion.condemn(dialect)
-        self.unreadable = completion.unreadable(dialect)
-        self.distrust = completion.distrust(dialect)
-        self.book = completion.book(dialect)
+        connection.execute(completion.book(dialect), {"my_tenant_id": key.tid, "my_shard": shard_of(key), **added})
 
 
 def _seen(key: StorageKey, payload: StoredPayload, now: int | None) -> dict[str, Any]:
@@ -290,11 +279,12 @@ class SqlDataKeys:
         self._now = now
 
     def read_keys(self, tid: bytes) -> TenantKeys:
+        dialect = self._database.dialect
         parameters = {"my_tenant_id": tid, "now": self._now()}
-        found = self._database.run(lambda connection: connection.execute(self._sent.shelf, parameters).all())
+        found = self._database.run(lambda connection: connection.execute(shelf(dialect), parameters).all())
         if not found:
             self._database.run(identity)
-            found = self._database.run(lambda connection: connection.execute(self._sent.shelf, parameters).all())
+            found = self._database.run(lambda connection: connection.execute(shelf(dialect), parameters).all())
         if not found:
             raise nameless()
         keys = tuple(_key(row) for row in found if row.number is not None)
@@ -304,6 +294,7 @@ class SqlDataKeys:
         return TenantKeys(spelt(store), keys, last)
 
     def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
+        dialect = self._database.dialect
         if len(store) != IDENTITY_BYTES:
             return False
         number = int.from_bytes(store, "big", signed=True)
@@ -319,64 +310,51 @@ class SqlDataKeys:
 
         def add(connection: Connection) -> bool:
             with transaction(connection):
-                connection.execute(self._sent.first_key, parameters)
-                if connection.execute(self._sent.take_number, parameters).one_or_none() is None:
+                connection.execute(first_key(dialect), parameters)
+                if connection.execute(take_number(dialect), parameters).one_or_none() is None:
                     return False
-                connection.execute(self._sent.add_key, parameters)
+                connection.execute(add_key(dialect), parameters)
                 return True
 
         return self._database.run(add)
 
     def disable(self, tid: bytes, number: int) -> None:
-        self._execute(self._sent.close_key, tid, number)
+        dialect = self._database.dialect
+        self._execute(close_key(dialect), tid, number)
 
     def delete(self, tid: bytes, number: int) -> None:
-        self._execute(self._sent.retire_key, tid, number)
+        dialect = self._database.dialect
+        self._execute(retire_key(dialect), tid, number)
 
     def wrapped_by_other(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
+        dialect = self._database.dialect
         parameters = {"my_wrapping_key_id": kid, "now": self._now()}
         found = self._database.run(
-            lambda connection: connection.execute(self._sent.other_keys, parameters).all(), long=True
+            lambda connection: connection.execute(other_keys(dialect), parameters).all(), long=True
         )
         return list(_readable(found))
 
     def shred(self, tid: bytes) -> int:
+        dialect = self._database.dialect
         parameters = {"my_tenant_id": tid, "now": self._now()}
 
         def destroy(connection: Connection) -> int:
             with transaction(connection):
-                connection.execute(self._sent.first_key, parameters)
+                connection.execute(first_key(dialect), parameters)
                 # Whoever adds a key meanwhile holds the tenant's row, or waits for it: what is deleted is all there is.
-                connection.execute(self._sent.erase, parameters)
-                return connection.execute(self._sent.destroy_keys, parameters).rowcount
+                connection.execute(erase(dialect), parameters)
+                return connection.execute(destroy_keys(dialect), parameters).rowcount
 
         return self._database.run(destroy)
 
     def count(self) -> Mapping[str, int]:
-        found = self._database.run(lambda connection: connection.execute(self._sent.count_keys).all(), long=True)
+        dialect = self._database.dialect
+        found = self._database.run(lambda connection: connection.execute(count_keys(dialect)).all(), long=True)
         return {row.wrapping_key_id: row.keys_ for row in found}
 
     def _execute(self, statement: Any, tid: bytes, number: int) -> None:
         parameters = {"my_tenant_id": tid, "my_number": number, "now": self._now()}
         self._database.run(lambda connection: connection.execute(statement, parameters))
-
-    @cached_property
-    def _sent(self) -> _SentDataKey:
-        return _SentDataKey(self._database.dialect)
-
-
-class _SentDataKey:
-    def __init__(self, dialect: Dialect) -> None:
-        self.shelf = shelf(dialect)
-        self.first_key = first_key(dialect)
-        self.take_number = take_number(dialect)
-        self.add_key = add_key(dialect)
-        self.close_key = close_key(dialect)
-        self.retire_key = retire_key(dialect)
-        self.erase = erase(dialect)
-        self.destroy_keys = destroy_keys(dialect)
-        self.other_keys = other_keys(dialect)
-        self.count_keys = count_keys(dialect)
 
 
 def _key(row: Any) -> DataKey:

@@ -7,7 +7,6 @@ server's clock as well, which is compared apart, because no index can be searche
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Final
 
 import sqlalchemy
@@ -182,42 +181,34 @@ class SqlTaskLog:
         self._now = now
 
     def now(self) -> float:
+        dialect = self._database.dialect
         parameters = {"now": self._now()}
-        now = self._database.run(lambda connection: connection.execute(self._sent.time, parameters).scalar_one())
+        now = self._database.run(lambda connection: connection.execute(time(dialect), parameters).scalar_one())
         return float(now / 1_000_000)
 
     def report(self, chore: str, report: str) -> None:
+        dialect = self._database.dialect
         parameters = {"my_name": chore, "my_report": report, "now": self._now()}
-        self._database.run(lambda connection: connection.execute(self._sent.note, parameters))
+        self._database.run(lambda connection: connection.execute(note(dialect), parameters))
 
     def reports(self) -> Mapping[str, TaskReport]:
+        dialect = self._database.dialect
         parameters = {"now": self._now()}
-        found = self._database.run(lambda connection: connection.execute(self._sent.last, parameters).all())
+        found = self._database.run(lambda connection: connection.execute(last(dialect), parameters).all())
         if not all(isinstance(row.ago, int) and isinstance(row.report, str) for row in found):
             raise CorruptRecord("what the database holds of a janitor's last run cannot be read")
         return {row.name: TaskReport(max(row.ago, 0) / 1_000_000, row.report) for row in found}
 
     def lock(self, chore: str, token: bytes, *, lease: float) -> bool:
+        dialect = self._database.dialect
         parameters = {"my_name": chore, "my_locked_by": token, "lease": microseconds(lease), "now": self._now()}
-        taken = self._database.run(lambda connection: connection.execute(self._sent.take, parameters).one_or_none())
+        taken = self._database.run(lambda connection: connection.execute(take(dialect), parameters).one_or_none())
         return taken is not None
 
     def unlock(self, chore: str, token: bytes) -> None:
+        dialect = self._database.dialect
         parameters = {"my_name": chore, "my_locked_by": token}
-        self._database.run(lambda connection: connection.execute(self._sent.give_back, parameters))
-
-    @cached_property
-    def _sent(self) -> _SentTask:
-        return _SentTask(self._database.dialect)
-
-
-class _SentTask:
-    def __init__(self, dialect: Dialect) -> None:
-        self.time = time(dialect)
-        self.note = note(dialect)
-        self.last = last(dialect)
-        self.take = take(dialect)
-        self.give_back = give_back(dialect)
+        self._database.run(lambda connection: connection.execute(give_back(dialect), parameters))
 
 
 class SqlExpiry:
@@ -229,18 +220,15 @@ class SqlExpiry:
         self._now = now
 
     def sweep(self, *, horizon: float, limit: int) -> int:
-        if self._database.dialect.name == SQLITE:
+        dialect = self._database.dialect
+        if dialect.name == SQLITE:
             limit = min(limit, AT_ONCE_IN_A_FILE)
         parameters = {"my_horizon": in_microseconds(horizon), "my_limit": limit, "now": self._now()}
-        removed = self._database.run(lambda connection: connection.execute(self._sweep, parameters).rowcount)
+        removed = self._database.run(lambda connection: connection.execute(sweep(dialect), parameters).rowcount)
         if removed >= limit:
             return removed
         # Entries of ledgers have no index by time: they are looked through once, when no record is left.
         return removed + self._ledger.sweep(limit=limit - removed, horizon=horizon)
-
-    @cached_property
-    def _sweep(self) -> Any:
-        return sweep(self._database.dialect)
 
 
 TWO: Final[ColumnElement[int]] = literal_column("2", BigInteger)
@@ -446,9 +434,10 @@ class SqlRecovery:
         self._now = now
 
     def expired_leases(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
+        dialect = self._database.dialect
         first, behind = int.from_bytes(after[:_TIME_BYTES], "big"), after[_TIME_BYTES:]
         asked = {"my_horizon": in_microseconds(horizon), "my_first": first, "my_after": behind, "my_limit": limit}
-        found = self._all(self._sent.expired_leases, asked)
+        found = self._all(stale(dialect), asked)
         last = found[-1] if len(found) == limit else None
         return RecordPage(
             _readable(found),
@@ -456,16 +445,19 @@ class SqlRecovery:
         )
 
     def quarantine_expired(self, seen: SeenRecord, *, horizon: float) -> bool:
+        dialect = self._database.dialect
         asked = {**self._seen(seen), "my_horizon": in_microseconds(horizon)}
-        lapse = self._sent.quarantine_expired
-        return self._database.run(lambda connection: connection.execute(lapse, asked).one_or_none()) is not None
+        return (
+            self._database.run(lambda connection: connection.execute(lapse(dialect), asked).one_or_none()) is not None
+        )
 
     def next_for_resolver(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
     ) -> Sequence[SeenRecord]:
+        dialect = self._database.dialect
         pauses = {"least": microseconds(least), "most": microseconds(most)}
         asked = {"my_horizon": in_microseconds(horizon), "my_limit": limit, "my_owner": owner, **pauses}
-        statement = self._sent.next_for_resolver if owner is None else self._sent.due_of_one
+        statement = due(dialect) if owner is None else due_of_one(dialect)
         while True:
             taken = self._all(statement, asked)
             found = _readable(taken)
@@ -474,6 +466,7 @@ class SqlRecovery:
                 return sorted(found, key=lambda each: each.record.deadline)
 
     def resolve(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
+        dialect = self._database.dialect
         brought = {"my_tenant_id": seen.key.tid, "my_token": token, **answer_of(seen.key, payload, keep)}
         parameters = {**self._seen(seen), **brought}
         completing = self._completing()
@@ -482,7 +475,7 @@ class SqlRecovery:
             for _ in range(TRIES):
                 if completing.write(connection, parameters, resolving=True) is not None:
                     return True
-                found = connection.execute(self._sent.glance, parameters).one_or_none()
+                found = connection.execute(glance(dialect), parameters).one_or_none()
                 if found is not None and found.token == token:
                     return found.state in (COMPLETED, FAILED)
                 if found is None or found.state != QUARANTINED or not found.unchanged:
@@ -493,32 +486,35 @@ class SqlRecovery:
         return self._database.run(settle)
 
     def force_release(self, seen: SeenRecord) -> bool:
+        dialect = self._database.dialect
         # A token of its own, so that a reply that was lost is not taken for somebody else's work.
         parameters = {**self._seen(seen), "my_tenant_id": seen.key.tid, "my_token": new_token()}
 
-        def free(connection: Connection) -> bool:
+        def freed_by(connection: Connection) -> bool:
             if seen.record.state is not State.COMPLETED:
-                freed = connection.execute(self._sent.force_release, parameters).one_or_none() is not None
+                freed = connection.execute(free(dialect), parameters).one_or_none() is not None
             else:
                 with transaction(connection):
                     freed = self._free_and_book(connection, seen.key, parameters)
             if freed:
                 return True
-            found = connection.execute(self._sent.glance, parameters).one_or_none()
+            found = connection.execute(glance(dialect), parameters).one_or_none()
             return found is not None and (found.state, found.token) == (RELEASED, parameters["my_token"])
 
-        return self._database.run(free)
+        return self._database.run(freed_by)
 
     def scan(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
+        dialect = self._database.dialect
         asked = {"my_after": after, "my_limit": limit, "my_tenant_id": tid}
         if state is State.COMPLETED:
             return self._walk_completed(asked)
-        statement = self._sent.walk_processing if state is State.PROCESSING else self._sent.walk_quarantined
+        statement = walk_processing(dialect) if state is State.PROCESSING else walk_quarantined(dialect)
         found = self._all(statement, asked)
         return RecordPage(_readable(found), found[-1].record_id if len(found) == limit else None)
 
     def counts(self) -> UnfinishedCounts:
-        (found,) = self._all(self._sent.counts, {})
+        dialect = self._database.dialect
+        (found,) = self._all(standing(dialect), {})
         return UnfinishedCounts(
             in_flight=int(found.in_flight),
             lapsed=int(found.lapsed),
@@ -529,24 +525,26 @@ class SqlRecovery:
 
     def _walk_completed(self, asked: dict[str, Any]) -> RecordPage:
         """Page by page of all that there is: most records are completed."""
+        dialect = self._database.dialect
 
         def page(connection: Connection) -> tuple[Sequence[Any], bytes | None]:
-            ends = connection.execute(self._sent.page_end, asked).scalars().all()
+            ends = connection.execute(completion.page_end(dialect), asked).scalars().all()
             last = ends[0] if len(ends) > 1 else None
             bounded = {**asked, "my_until": last or _LAST, "now": self._now()}
-            return connection.execute(self._sent.walk_completed, bounded).all(), last
+            return connection.execute(walk_completed(dialect), bounded).all(), last
 
         found, last = self._database.run(page)
         return RecordPage(_readable(found), after=last)
 
     def _free_and_book(self, connection: Connection, key: StorageKey, parameters: dict[str, Any]) -> bool:
-        freed = connection.execute(self._sent.force_release, parameters).one_or_none()
+        dialect = self._database.dialect
+        freed = connection.execute(free(dialect), parameters).one_or_none()
         if freed is not None and freed.in_quota:
             bucket_end = parameters["seen_deadline"]
             taken = entry(
                 kind=RESPONSES, bucket_end=bucket_end, window_length=0, records=-1, stored=-freed.response_size
             )
-            connection.execute(self._sent.book, {**parameters, "my_shard": shard_of(key), **taken})
+            connection.execute(completion.book(dialect), {**parameters, "my_shard": shard_of(key), **taken})
         return freed is not None
 
     def _all(self, statement: Any, asked: dict[str, Any]) -> Sequence[Any]:
@@ -563,26 +561,6 @@ class SqlRecovery:
             "seen_deadline": in_microseconds(seen.record.deadline),
             "now": self._now(),
         }
-
-    @cached_property
-    def _sent(self) -> _SentRecovery:
-        return _SentRecovery(self._database.dialect)
-
-
-class _SentRecovery:
-    def __init__(self, dialect: Dialect) -> None:
-        self.expired_leases = stale(dialect)
-        self.quarantine_expired = lapse(dialect)
-        self.next_for_resolver = due(dialect)
-        self.due_of_one = due_of_one(dialect)
-        self.force_release = free(dialect)
-        self.glance = glance(dialect)
-        self.walk_processing = walk_processing(dialect)
-        self.walk_quarantined = walk_quarantined(dialect)
-        self.walk_completed = walk_completed(dialect)
-        self.page_end = completion.page_end(dialect)
-        self.counts = standing(dialect)
-        self.book = completion.book(dialect)
 
 
 def _readable(found: Sequence[Any]) -> tuple[SeenRecord, ...]:
