@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -13,7 +13,6 @@ from typing import Final, Protocol, runtime_checkable
 
 from flask_idempotency.engine.capabilities import (
     Counts,
-    DataKey,
     DataKeys,
     Expires,
     Expiry,
@@ -24,180 +23,24 @@ from flask_idempotency.engine.capabilities import (
     KnowsCache,
     KnowsItsHealth,
     Ledger,
-    Page,
-    RecordPage,
     Recovery,
     Responses,
     SeenRecord,
     ShowsResponses,
     SupportsRecovery,
     TaskLog,
-    TenantKeys,
-    UnfinishedCounts,
     Verdict,
 )
 from flask_idempotency.engine.errors import IdempotencyError, NotApplied, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, ClaimRequest, Mismatched, Record, Replayed, State, StoredPayload
+from flask_idempotency.engine.model import Claimed, ClaimRequest, Mismatched, Record, Replayed, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
 from flask_idempotency.engine.waiting import Announces, Notifier
 
-# How a system of record is, and the cache of its answers before it.
-
-_REMEDY: Final = "Check IDEMPOTENCY_REDIS_URL, and that its server runs and lets this host in."
-
-
-class CachedHealth:
-    """Implements `health.Health`: the system's findings, and whether the cache answers.
-
-    `answers` looks for a key in the cache and says whether it answered, found or not. What it raises is its fault.
-    """
-
-    def __init__(self, health: Health | None, answers: Callable[[StorageKey], bool]) -> None:
-        self._health = health
-        self._answers = answers
-
-    def findings(self) -> Sequence[Finding]:
-        return [*(() if self._health is None else self._health.findings()), self._replays()]
-
-    def _replays(self) -> Finding:
-        try:
-            answered = self._answers(StorageKey(os.urandom(32), os.urandom(16)))
-        except Exception as error:  # noqa: BLE001 - the system's findings are worth having without it
-            why = f"The cache of answers failed ({type(error).__name__})"
-        else:
-            if answered:
-                return Finding("replays", Verdict.FINE, "The cache of answers answers.")
-            why = "The cache of answers does not answer"
-        return Finding("replays", Verdict.ADVICE, f"{why}: every replay is asked of the database.", _REMEDY)
-
-
-# Settling by others in a system of record, where a cache of its answers stands before it.
-
-
-class CachedRecovery:
-    """Implements `unsettled.Unsettled`: the system's, and the cache replays nothing that was freed or settled anew.
-
-    Only a record that holds an answer, completed or condemned, can be in the cache: a janitor needs no cache for others.
-    """
-
-    def __init__(self, unsettled: Recovery, withdraw: Callable[[StorageKey, int], bool]) -> None:
-        self._unsettled = unsettled
-        self._withdraw = withdraw
-
-    def expired_leases(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
-        return self._unsettled.expired_leases(horizon=horizon, after=after, limit=limit)
-
-    def quarantine_expired(self, seen: SeenRecord, *, horizon: float) -> bool:
-        return self._unsettled.quarantine_expired(seen, horizon=horizon)
-
-    def next_for_resolver(
-        self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
-    ) -> Sequence[SeenRecord]:
-        return self._unsettled.next_for_resolver(horizon=horizon, least=least, most=most, limit=limit, owner=owner)
-
-    def resolve(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
-        self._forget(seen)
-        return self._unsettled.resolve(seen, token=token, payload=payload, keep=keep)
-
-    def force_release(self, seen: SeenRecord) -> bool:
-        self._forget(seen)
-        return self._unsettled.force_release(seen)
-
-    def scan(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
-        return self._unsettled.scan(state, after=after, limit=limit, tid=tid)
-
-    def counts(self) -> UnfinishedCounts:
-        return self._unsettled.counts()
-
-    def _forget(self, seen: SeenRecord) -> None:
-        # Before the system changes: what is withdrawn in vain is cached again when its tombstone is gone, after 90 days, and
-        # this may be repeated; what was freed and is replayed could not be freed once more.
-        if seen.record.payload is not None and not self._withdraw(seen.key, seen.record.fence):
-            raise NotApplied(
-                "Nothing was changed, for the cache of answers did not hear of it and would go on replaying this one: repeat "
-                "this when the cache answers, where IDEMPOTENCY_REDIS_URL is set as on the web hosts. If it never will again, "
-                "see `A cache that is gone` in docs/operations.md."
-            )
-
-
-# What a system of record can do besides, where a cache of its answers stands before it.
-
 _log = logging.getLogger("flask_idempotency")
 
-
-class Erasing(Protocol):
-    """A cache that can be told to forget everything about one tenant."""
-
-    def erase(self, tid: bytes) -> bool:
-        """From now on nothing is replayed that was kept for this tenant so far. False: it did not answer."""
-        ...
-
-
-class CachedDataKeys:
-    """Implements `upkeep.DataKeys`: the system's, and the cache is told of what is erased."""
-
-    def __init__(self, keys: DataKeys, cache: Erasing) -> None:
-        self._keys = keys
-        self._cache = cache
-
-    def read_keys(self, tid: bytes) -> TenantKeys:
-        return self._keys.read_keys(tid)
-
-    def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
-        return self._keys.add(tid, key, store=store, after=after)
-
-    def disable(self, tid: bytes, number: int) -> None:
-        self._keys.disable(tid, number)
-
-    def delete(self, tid: bytes, number: int) -> None:
-        self._keys.delete(tid, number)
-
-    def wrapped_by_other(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
-        return self._keys.wrapped_by_other(kid)
-
-    def shred(self, tid: bytes) -> int:
-        gone = self._keys.shred(tid)
-        # Afterwards, so that nothing is filled in between that was told before.
-        if not self._erased(tid):
-            raise StoreUnavailable(
-                "The data keys are destroyed, and the cache of answers did not hear of it. What it holds of this tenant is "
-                "replayed for a minute at most where it is encrypted, and to its end where it is not: repeat this when the "
-                "cache answers, or empty the cache."
-            )
-        return gone
-
-    def count(self) -> Mapping[str, int]:
-        return self._keys.count()
-
-    def _erased(self, tid: bytes) -> bool:
-        try:
-            return self._cache.erase(tid)
-        except Exception:  # noqa: BLE001 - the keys are destroyed, and whoever asked must hear so
-            _log.exception("The cache of answers failed")
-            return False
-
-
-class CachedResponses:
-    """Implements `upkeep.Answers`: the system's, and the cache forgets what is replaced."""
-
-    def __init__(self, answers: Responses, forget: Callable[[StorageKey], None]) -> None:
-        self._answers = answers
-        self._forget = forget
-
-    def scan(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
-        return self._answers.scan(after=after, limit=limit, tid=tid, other_than=other_than)
-
-    def replace(self, key: StorageKey, old: StoredPayload, new: StoredPayload) -> bool:
-        replaced = self._answers.replace(key, old, new)
-        if replaced:
-            self._forget(key)
-        return replaced
-
-    def count(self) -> Mapping[str, int]:
-        return self._answers.count()
-
+_REMEDY: Final = "Check IDEMPOTENCY_REDIS_URL, and that its server runs and lets this host in."
 
 REMEMBERED_CLAIMS = 4096
 """Claims whose answers may be cached as soon as they are there: more than run at once in any one process. The answer
@@ -286,6 +129,11 @@ class TieredStore:
 
     def __init__(self, system: Store, cache: ReplayCache) -> None:
         self._system = system
+        # No cache is concerned.
+        self.renew = system.renew
+        self.mark_point_of_no_return = system.mark_point_of_no_return
+        self.quarantine = system.quarantine
+        self.read = system.read
         if isinstance(system, KeepsDataKeys):
             self.data_keys = CachedDataKeys(system.data_keys, cache)
         if isinstance(system, ShowsResponses):
@@ -327,12 +175,6 @@ class TieredStore:
                     pass
         return outcome
 
-    def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
-        self._system.renew(key, token, lease=lease)
-
-    def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
-        self._system.mark_point_of_no_return(key, token)
-
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
         if self._telling is None:
             self._system.complete(key, token, payload, keep=keep)
@@ -352,12 +194,6 @@ class TieredStore:
     def release(self, key: StorageKey, token: bytes) -> None:
         self._system.release(key, token)
         self._missed.pop(key.rid + token, None)
-
-    def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
-        self._system.quarantine(key, token, reason)
-
-    def read(self, key: StorageKey) -> Record | None:
-        return self._system.read(key)
 
     def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
         # The damage may be the cache's alone; the system compares, and knows.
@@ -440,3 +276,109 @@ class TieredStore:
         if len(self._missed) > REMEMBERED_CLAIMS:
             with suppress(KeyError):  # another thread was first
                 self._missed.popitem(last=False)
+
+
+class CachedRecovery:
+    """Implements `capabilities.Recovery`: the system's. The cache replays nothing that was released or resolved since.
+
+    Only a record that holds an answer, completed or condemned, can be in the cache: a janitor needs no cache for others.
+    """
+
+    def __init__(self, recovery: Recovery, withdraw: Callable[[StorageKey, int], bool]) -> None:
+        self._recovery = recovery
+        self._withdraw = withdraw
+        # No cache is concerned.
+        self.expired_leases = recovery.expired_leases
+        self.quarantine_expired = recovery.quarantine_expired
+        self.next_for_resolver = recovery.next_for_resolver
+        self.scan = recovery.scan
+        self.counts = recovery.counts
+
+    def resolve(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
+        self._forget(seen)
+        return self._recovery.resolve(seen, token=token, payload=payload, keep=keep)
+
+    def force_release(self, seen: SeenRecord) -> bool:
+        self._forget(seen)
+        return self._recovery.force_release(seen)
+
+    def _forget(self, seen: SeenRecord) -> None:
+        # Before the system changes: what is withdrawn in vain is cached again when its tombstone is gone, after 90 days, and
+        # this may be repeated; what was freed and is replayed could not be freed once more.
+        if seen.record.payload is not None and not self._withdraw(seen.key, seen.record.fence):
+            raise NotApplied(
+                "Nothing was changed, for the cache of answers did not hear of it and would go on replaying this one: repeat "
+                "this when the cache answers, where IDEMPOTENCY_REDIS_URL is set as on the web hosts. If it never will again, "
+                "see `A cache that is gone` in docs/operations.md."
+            )
+
+
+class CachedDataKeys:
+    """Implements `capabilities.DataKeys`: the system's, and the cache is told of what is erased."""
+
+    def __init__(self, keys: DataKeys, cache: ReplayCache) -> None:
+        self._keys = keys
+        self._cache = cache
+        # No cache is concerned.
+        self.read_keys = keys.read_keys
+        self.add = keys.add
+        self.disable = keys.disable
+        self.delete = keys.delete
+        self.wrapped_by_other = keys.wrapped_by_other
+        self.count = keys.count
+
+    def shred(self, tid: bytes) -> int:
+        gone = self._keys.shred(tid)
+        # Afterwards, so that nothing is filled in between that was told before.
+        try:
+            erased = self._cache.erase(tid)
+        except Exception:  # noqa: BLE001 - the keys are destroyed, and the operator must hear so
+            _log.exception("The cache of answers failed")
+            erased = False
+        if not erased:
+            raise StoreUnavailable(
+                "The data keys are destroyed, and the cache of answers did not hear of it. What it holds of this tenant is "
+                "replayed for a minute at most where it is encrypted, and to its end where it is not: repeat this when the "
+                "cache answers, or empty the cache."
+            )
+        return gone
+
+
+class CachedResponses:
+    """Implements `capabilities.Responses`: the system's, and the cache forgets what is replaced."""
+
+    def __init__(self, responses: Responses, forget: Callable[[StorageKey], None]) -> None:
+        self._responses = responses
+        self._forget = forget
+        # No cache is concerned.
+        self.scan = responses.scan
+        self.count = responses.count
+
+    def replace(self, key: StorageKey, old: StoredPayload, new: StoredPayload) -> bool:
+        replaced = self._responses.replace(key, old, new)
+        if replaced:
+            self._forget(key)
+        return replaced
+
+
+class CachedHealth:
+    """Implements `capabilities.Health`: the system's findings, and whether the cache answers.
+
+    `answers` looks for a key in the cache and says whether it answered, found or not. What it raises is its fault.
+    """
+
+    def __init__(self, health: Health | None, answers: Callable[[StorageKey], bool]) -> None:
+        self._health = health
+        self._answers = answers
+
+    def findings(self) -> Sequence[Finding]:
+        found = [] if self._health is None else list(self._health.findings())
+        try:
+            answered = self._answers(StorageKey(os.urandom(32), os.urandom(16)))
+        except Exception as error:  # noqa: BLE001 - the system's findings are worth having without it
+            why = f"The cache of answers failed ({type(error).__name__})"
+        else:
+            if answered:
+                return [*found, Finding("replays", Verdict.FINE, "The cache of answers answers.")]
+            why = "The cache of answers does not answer"
+        return [*found, Finding("replays", Verdict.ADVICE, f"{why}: every replay is asked of the database.", _REMEDY)]
