@@ -1,4 +1,4 @@
-"""Finding the claims of vanished owners, and what became of their work."""
+"""Quarantine claims whose lease expired, and ask the application's resolvers about quarantined keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, TypedDict
+from typing import Final
 
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord
 from flask_idempotency.engine.errors import (
@@ -35,58 +35,53 @@ from flask_idempotency.maintenance.janitor import Batcher, BatchResult
 
 FIRST_PAUSE_SECONDS: Final = 30.0
 LAST_PAUSE_SECONDS: Final = 3600.0
-"""Between two questions to a resolver about one key: the pauses double from one to the other."""
+"""The pauses between two calls of a resolver for one key double from the first to the last."""
 
-ASKED_AT_ONCE: Final = 1
-"""A resolver calls somebody else, and may take its time: what is to be asked about after that waits for its own turn."""
+CALLED_AT_ONCE: Final = 1
+"""Keys in one step of resolvers. A resolver calls another service and may be slow, so each key has its own step."""
 
 _log = logging.getLogger("flask_idempotency")
 
 
-class _Why(TypedDict):
-    actor: str
-    reason: str
-
-
 @dataclass(frozen=True, slots=True)
 class ReapReport:
-    """What one run has found."""
+    """The result of one run of `reap`."""
 
     quarantined: int = 0
     waiting: int = 0
-    """Lapsed, and to be taken over by the next retry: nothing to do until there is one."""
+    """Leases that expired under a policy by which the next retry takes over: only a retry ends them."""
     overtaken: int = 0
-    """Somebody was faster: the owner, a retry, or another janitor."""
+    """The worker, a retry or another janitor changed the record first."""
     asked: int = 0
-    """Quarantined ones whose endpoint has a resolver, and whose turn it was."""
+    """Quarantined keys that were due, and whose endpoint has a resolver."""
     completed: int = 0
     released: int = 0
     unknown: int = 0
-    """Still unknown, or said to have never happened while the owner may still be at it."""
+    """Still unknown; or `NeverHappened`, while the worker may still run."""
     failed: int = 0
-    """The resolver raised, or said something that cannot be."""
+    """The resolver raised an exception, or returned an impossible value."""
     shrunk: int = 0
     finished: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ResolverContext:
-    """All it takes to settle what resolvers know."""
+    """The application's resolvers, and what a key needs to be resolved."""
 
     resolvers: Mapping[str, Callable[[UnknownOutcome], Resolution]]
-    """By endpoint. The answer of a `Happened` is a `StoredResponse` by then."""
+    """By endpoint. The response of a `Happened` is already a `StoredResponse`."""
     policy_of: Callable[[RequestInfo], Policy]
     settler: Settler
     downstream: Callable[[SeenRecord, str], str]
-    """What `current_claim.downstream_key(name)` was for this record. Raises `ConfigurationError` where nobody can tell."""
+    """Return what `current_claim.downstream_key(name)` was for this record. Raises `ConfigurationError` if that is unknown."""
     owner: bytes | None = None
-    """What the tokens of this application's claims begin with. None: nobody else has any in this store."""
+    """The prefix of this application's tokens. None: the store holds no other application's records."""
     first_pause: float = FIRST_PAUSE_SECONDS
-    """Seconds between the first two questions: longer than an owner that lives needs to renew its lease."""
+    """Seconds between the first two calls: longer than a living worker needs to renew its lease."""
 
 
 def reap(
-    unsettled: Recovery,
+    recovery: Recovery,
     *,
     horizon: float,
     drain: Batcher,
@@ -94,122 +89,119 @@ def reap(
     label: Callable[[StorageKey], str],
     asking: ResolverContext | None = None,
 ) -> ReapReport:
-    """Quarantine the claims whose lease was over by this horizon (seconds since the epoch, store's clock) and whose rule
-    says so, and ask resolvers about those that are quarantined.
+    """Quarantine claims whose lease expired by this horizon, then call resolvers for quarantined keys that are due.
 
-    One that is to be taken over is left to the next retry: only that knows the request. Raises `StoreUnavailable` when the
-    store does not answer; what was done until then stays done.
+    `horizon` is in seconds since the epoch, by the store's clock. Leave a claim that a retry may take over to the next
+    retry: only that knows the request. Raises `StoreUnavailable` if the store does not answer; what was done until then
+    stays done.
     """
     counts: Counter[str] = Counter()
     cursor: bytes | None = b""
 
     def quarantine(limit: int) -> BatchResult:
         nonlocal cursor
-        sheet = unsettled.expired_leases(horizon=horizon, after=cursor or b"", limit=limit)
-        for found in sheet.found:
+        page = recovery.expired_leases(horizon=horizon, after=cursor or b"", limit=limit)
+        for found in page.found:
             if found.record.on_expiry is OnExpiry.TAKEOVER:
                 continue
-            if unsettled.quarantine_expired(found, horizon=horizon):
+            if recovery.quarantine_expired(found, horizon=horizon):
                 counts["quarantined"] += 1
                 observers(Reaped(label(found.key), found.record.info.operation))
             else:
                 counts["overtaken"] += 1
-        # At the end: a step that fails is repeated, and these are met again.
-        counts["waiting"] += sum(found.record.on_expiry is OnExpiry.TAKEOVER for found in sheet.found)
-        cursor = sheet.after
-        return BatchResult(len(sheet.found), more=cursor is not None)
-
-    def ask(limit: int) -> BatchResult:
-        if asking is None:
-            return BatchResult(0, more=False)
-        due = unsettled.next_for_resolver(
-            horizon=horizon,
-            least=asking.first_pause,
-            most=LAST_PAUSE_SECONDS,
-            limit=min(limit, ASKED_AT_ONCE),
-            owner=asking.owner,
-        )
-        for found in due:
-            resolver = asking.resolvers.get(found.record.info.operation)
-            if resolver is not None:
-                counts["asked"] += 1
-                counts[_resolved(found, resolver, asking, observers, label, horizon=horizon)] += 1
-        return BatchResult(len(due), more=bool(due))
+        # Count these last: a step that fails runs again, and meets them again.
+        counts["waiting"] += sum(found.record.on_expiry is OnExpiry.TAKEOVER for found in page.found)
+        cursor = page.after
+        return BatchResult(len(page.found), more=cursor is not None)
 
     began = drain.monotonic()
     first = drain.run(quarantine)
-    rest = replace(drain, budget=drain.budget - (drain.monotonic() - began))
-    second = rest.run(ask) if asking is not None and asking.resolvers else None
-    return ReapReport(
-        **counts,
-        shrunk=first.shrunk + (second.shrunk if second else 0),
-        finished=first.finished and (second is None or second.finished),
-    )
+    shrunk, finished = first.shrunk, first.finished
+    if asking is not None and asking.resolvers:
+        context = asking
+
+        def resolve(limit: int) -> BatchResult:
+            due = recovery.next_for_resolver(
+                horizon=horizon,
+                least=context.first_pause,
+                most=LAST_PAUSE_SECONDS,
+                limit=min(limit, CALLED_AT_ONCE),
+                owner=context.owner,
+            )
+            for found in due:
+                resolver = context.resolvers.get(found.record.info.operation)
+                if resolver is not None:
+                    counts["asked"] += 1
+                    counts[_call(found, resolver, context, observers, label, horizon=horizon)] += 1
+            return BatchResult(len(due), more=bool(due))
+
+        second = replace(drain, budget=drain.budget - (drain.monotonic() - began)).run(resolve)
+        shrunk, finished = shrunk + second.shrunk, finished and second.finished
+    return ReapReport(**counts, shrunk=shrunk, finished=finished)
 
 
-def _resolved(
+def _call(
     found: SeenRecord,
     resolver: Callable[[UnknownOutcome], Resolution],
-    asking: ResolverContext,
+    context: ResolverContext,
     observers: Callable[[Event], None],
     label: Callable[[StorageKey], str],
     *,
     horizon: float,
 ) -> str:
-    """Which of a report's counts this was."""
-
-    def unsettled(answer: str) -> None:
-        observers(ResolverAsked(label(found.key), found.record.info.operation, answer=answer))
+    """Call the resolver, act on its result, and return the name of the count in `ReapReport` that rises."""
+    endpoint = found.record.info.operation
 
     def failed(error: Exception, why: str) -> str:
-        _log.error("the resolver of %s failed, or said what cannot be: %s", found.record.info.operation, why)
-        unsettled(type(error).__name__)
+        _log.error("The resolver of %s failed or returned an impossible value: %s", endpoint, why)
+        observers(ResolverAsked(label(found.key), endpoint, answer=type(error).__name__))
         return "failed"
 
     try:
-        resolution = resolver(UnknownOutcome(found.record, lambda name: asking.downstream(found, name)))
-    except Exception as error:  # noqa: BLE001 - an application's own function may raise anything, and its turn comes again
-        # By its class, unless it is ours: other services' clients may quote what they were to do, and for whom.
+        resolution = resolver(UnknownOutcome(found.record, lambda name: context.downstream(found, name)))
+    except Exception as error:  # noqa: BLE001 - an application's function may raise anything; the key's next turn comes
+        # Log only the class of a foreign exception: clients of other services may quote a body or a person in its text.
         return failed(error, str(error) if isinstance(error, ConfigurationError) else type(error).__name__)
     try:
-        policy = asking.policy_of(found.record.info)
-        settled = _settle(found, resolution, policy, asking.settler, horizon=horizon)
+        policy = context.policy_of(found.record.info)
+        outcome = _apply(found, resolution, policy, context.settler, horizon=horizon)
     except (KeyProviderUnavailable, NotApplied) as error:
-        # It may be one tenant's keys alone, or one answer's cache: the others, whose turn it is as well, are not to wait.
+        # This may concern one tenant's keys or one response's cache. Other keys that are due must not wait.
         return failed(error, str(error))
     except StoreUnavailable:
         raise
-    except Exception as error:  # noqa: BLE001 - nor may what it says lead anywhere else
+    except Exception as error:  # noqa: BLE001 - a wrong value must not stop the run either
         return failed(error, str(error) if isinstance(error, IdempotencyError | TypeError) else type(error).__name__)
-    if settled == "unknown":
-        unsettled("still-unknown")
-    return settled
+    if outcome == "unknown":
+        observers(ResolverAsked(label(found.key), endpoint, answer="still-unknown"))
+    return outcome
 
 
-def _settle(found: SeenRecord, resolution: Resolution, policy: Policy, settler: Settler, *, horizon: float) -> str:
-    why: _Why = {"actor": "resolver", "reason": "resolved"}
+def _apply(found: SeenRecord, resolution: Resolution, policy: Policy, settler: Settler, *, horizon: float) -> str:
+    """Resolve the key as its resolver decided, and return the name of the count."""
     match resolution:
-        case Happened(answer):
-            if not isinstance(answer, StoredResponse):
-                raise TypeError(f"the answer of a resolver is no result, but {type(answer).__name__}")
-            return "completed" if settler.complete(found, answer, keep=policy.keep, **why) else "overtaken"
+        case Happened(response):
+            if not isinstance(response, StoredResponse):
+                raise TypeError(f"the response of a resolver is no StoredResponse, but {type(response).__name__}")
+            resolved = settler.complete(found, response, keep=policy.keep, actor="resolver", reason="resolved")
+            return "completed" if resolved else "overtaken"
         case NeverHappened():
             if found.record.payload is not None:
                 raise ConfigurationError(
-                    "a resolver said NeverHappened() of work that was done: its record holds an answer"
+                    "a resolver returned NeverHappened() for completed work: the record holds a response"
                 )
             if max_remaining(clamp_clock(found.record, horizon), max_runtime=policy.max_runtime) > 0:
-                # The other side has not heard of it yet, and the owner may be about to ask.
+                # The worker may be about to call the other service.
                 return "unknown"
             if found.record.reason == LAPSED and not found.asked:
-                # Leases that end all at once may have been ended by a clock that was set right. By the next turn an owner
-                # that lives has renewed its own.
+                # A clock that was set may have ended many leases together. A living worker renews its lease before the next
+                # turn.
                 return "unknown"
-            return "released" if settler.force_release(found, **why) else "overtaken"
+            return "released" if settler.force_release(found, actor="resolver", reason="resolved") else "overtaken"
         case StillUnknown():
             return "unknown"
-        case unexpected:  # of an application's own function
-            # By its class alone: it may hold an answer.
+        case unexpected:  # from an application's function
+            # Name only its class: it may hold a response.
             raise TypeError(
                 f"a resolver returns Happened, NeverHappened or StillUnknown, not {type(unexpected).__name__}"
             )

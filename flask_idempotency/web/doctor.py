@@ -1,10 +1,14 @@
-"""What there is to check of one application: its store, its settings, its policies, and who serves it."""
+"""Run `doctor` on one application, and check its settings, its policies, its resolvers and its migrations.
+
+To add a check of the application, write a function with `@check(...)` here and describe it in docs/doctor.md. A check of
+what the store holds belongs in `operations/doctor.py`.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any, Final
@@ -13,14 +17,22 @@ from urllib.parse import urlsplit
 from flask import Flask
 
 from flask_idempotency.assembly import Services, is_process_local
-from flask_idempotency.engine.capabilities import DataLossDetector, Finding, Verdict
+from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.store import Schema
-from flask_idempotency.operations import doctor
-from flask_idempotency.operations.admin import keys_status
-from flask_idempotency.operations.doctor import Check, DoctorReport, Endpoint, examine, some
+from flask_idempotency.operations.doctor import (
+    DoctorReport,
+    Endpoint,
+    Target,
+    cannot,
+    check,
+    checks_of,
+    examine,
+    gunicorn_timeout,
+    some,
+)
 from flask_idempotency.operations.identity import look
 from flask_idempotency.operations.records import moment
 from flask_idempotency.settings import Settings, derived_secret
@@ -29,45 +41,273 @@ from flask_idempotency.web.callbacks import Callbacks
 from flask_idempotency.web.janitor import intervals, shape_in, work_of
 from flask_idempotency.web.policies import Policies
 
-# Whether `flask db migrate` would write a migration that drops the store's tables.
-#
-# Alembic drops what the application's metadata lacks. From here Flask-Migrate's arguments can be seen, and the text of its
-# `env.py`. What another `env.py` does cannot.
+
+@dataclass(frozen=True, kw_only=True)
+class Application(Target):
+    """A Flask application as the checks look at it."""
+
+    app: Flask
+    services: Services
+    settings: Settings
+    callbacks: Callbacks
+    policies: Policies
+    schema: Schema | None
+
+    @property
+    def endpoints(self) -> Sequence[Endpoint]:
+        found: list[Endpoint] = []
+        for name, method in self.policies.pairs():
+            resolved = self.policies.resolve(name, method)
+            if not resolved.exempt and (endpoint := Endpoint(name, resolved.policy)) not in found:
+                found.append(endpoint)
+        return found
+
+    @property
+    def intervals(self) -> Mapping[str, float]:
+        try:
+            work = work_of(self.app, self.services, self.settings, self.callbacks, self.policies, lambda event: None)
+        except ConfigurationError:
+            return {}  # a fault of the resolvers, which another check reports
+        return {task: every for task, every in intervals(self.settings).items() if task in work and task != "heartbeat"}
+
+
+def run_checks(
+    app: Flask,
+    *,
+    worker_timeout: float | None = None,
+    proxy_timeout: float | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> DoctorReport:
+    """Run every check on this application, which must be set up and enabled.
+
+    Your timeouts go before those of the settings, and these before gunicorn's arguments. They are seconds; 0 is never.
+    """
+    state: Any = app.extensions["idempotency"]
+    services: Services = state.built
+    settings: Settings = state.settings
+    worker = _first(worker_timeout, settings.worker_timeout)
+    if worker is None:
+        worker = gunicorn_timeout(environ.get("GUNICORN_CMD_ARGS", ""))
+    target = Application(
+        health=services.health,
+        task_log=services.chores,
+        recovery=services.recovery,
+        responses=services.responses,
+        data_keys=services.data_keys,
+        data_loss=services.data_loss,
+        schema=services.schema,
+        key_ring=settings.key_ring,
+        encryption=settings.encryption,
+        process_local=is_process_local(settings),
+        heartbeat_interval=settings.heartbeat_interval,
+        worker_timeout=worker,
+        proxy_timeout=_first(proxy_timeout, settings.proxy_timeout),
+        lenient=app.debug or app.testing,
+        app=app,
+        services=services,
+        settings=settings,
+        callbacks=state.loaders,
+        policies=state.policies,
+    )
+
+    def reach() -> None:
+        if services.chores is not None:
+            services.chores.now()
+        else:  # read a key that no request has used
+            services.engine.read(StorageKey(os.urandom(32), os.urandom(16)))
+
+    return examine(checks_of(target), reach=reach)
+
+
+def _first(option: float | None, setting: float | None) -> float | None:
+    """Return the option, or else the setting. 0 is never."""
+    seconds = option if option is not None else setting
+    return seconds if seconds is None or seconds > 0 else inf
+
+
+@check("store-kind")
+def store_kind(settings: Settings, *, lenient: bool) -> list[Finding]:
+    """Report a store that one process keeps to itself."""
+    if is_process_local(settings) and not lenient:
+        text = "One process keeps the keys in its memory: every other process, and this one after a restart, runs them again."
+        remedy = "Set IDEMPOTENCY_STORE to flask-sqlalchemy:// or a redis:// URL before this application moves money."
+        return [Finding("store-kind", Verdict.FAULT, text, remedy)]
+    kind = urlsplit(settings.store).scheme if isinstance(settings.store, str) else type(settings.store).__name__
+    return [Finding("store-kind", Verdict.FINE, f"The store is {kind or 'made by a function'}.")]
+
+
+_ROTATE = "Set IDEMPOTENCY_SECRET to [a new random value, the one in use], and drop the second after one `keep`."
+_DROP = "Drop the last one from IDEMPOTENCY_SECRET when one `keep` has passed since every process knows the first."
+
+
+@check("secret")
+def secret(settings: Settings, app: Flask, *, lenient: bool) -> list[Finding]:
+    """Report a secret that is weak, or that is also Flask's SECRET_KEY or one of SECRET_KEY_FALLBACKS."""
+    required = settings.encryption == "required"
+    faults, unwise = secret_weaknesses(settings.secrets, required=required, lenient=False)
+    verdict = Verdict.ADVICE if lenient and not required else Verdict.FAULT
+    findings = [Finding("secret", verdict, fault, _ROTATE) for fault in faults]
+    findings += [Finding("secret", Verdict.ADVICE, text, _DROP) for text in unwise]
+    keys = [app.config.get("SECRET_KEY"), *(app.config.get("SECRET_KEY_FALLBACKS") or ())]
+    if any(is_same(secret, keys) for secret in settings.secrets[:1]):
+        text = (
+            "IDEMPOTENCY_SECRET is SECRET_KEY itself. If you rotate one, you rotate the other, and retries run again."
+        )
+        findings.append(Finding("secret", Verdict.ADVICE, text, _ROTATE))
+    elif any(key and settings.secrets[0] == derived_secret(key) for key in keys):
+        text = "The secret is derived from SECRET_KEY: if you rotate that, every key is new, and retries run again."
+        remedy = (
+            "Set IDEMPOTENCY_SECRET to [a value of its own, flask_idempotency.settings.derived_secret(SECRET_KEY)], and drop "
+            "the second after one `keep`."
+        )
+        findings.append(Finding("secret", Verdict.ADVICE, text, remedy))
+    if len(settings.secrets) > 1:
+        text = (
+            f"A rotation of the secret has not finished: {len(settings.secrets)} are listed, and each request claims its key "
+            "under every one."
+        )
+        findings.append(Finding("secret", Verdict.ADVICE, text, _DROP))
+    return findings or [Finding("secret", Verdict.FINE, "One secret names the records, and it is not SECRET_KEY.")]
+
+
+@check("identity", asks_store=True)
+def identity(
+    app: Flask, services: Services, settings: Settings, callbacks: Callbacks, policies: Policies
+) -> list[Finding]:
+    """Report a change of the names that keys are claimed under. Record nothing: this process may not serve requests."""
+    if services.book is None:
+        return [cannot("identity", "task_log")]
+    history = look(services.book, shape_in(app, settings, callbacks, policies), note=False)
+    findings = [
+        Finding("identity", Verdict.FAULT if each.certain else Verdict.ADVICE, each.text, each.remedy)
+        for each in history.changes
+    ]
+    former = settings.former_identity
+    if former is not None and not history.wrong:
+        text = "Every request claims its key under a former name too: IDEMPOTENCY_FORMER_IDENTITY is set."
+        if callable(former.tenant) or callable(former.principal):
+            text += " Whether its function returns the former names cannot be verified."
+        if history.former_until is None:
+            remedy = "Remove it: no key that the store knows of needs it."
+        else:
+            remedy = f"Remove it after {moment(history.former_until)}."
+        findings.append(Finding("identity", Verdict.ADVICE, text, remedy))
+    return findings or [Finding("identity", Verdict.FINE, "Keys have the same names as before, as far as is known.")]
+
+
+@check("transport")
+def transport(settings: Settings, app: Flask) -> list[Finding]:
+    """Report a connection to a store that others on the network could read."""
+    if settings.allow_plaintext_transport:
+        text = "This check is off: IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT is True."
+        return [Finding("transport", Verdict.FINE, text)]
+    findings = []
+    for name in ("store", "redis_url"):
+        choice = getattr(settings, name)
+        found = None if choice is None else exposure(f"IDEMPOTENCY_{name.upper()}", choice, app.config)
+        if found is not None:
+            verdict = Verdict.ADVICE if found.certain else Verdict.UNKNOWN
+            remedy = (
+                f"{found.remedy}; or, if something else protects the connection, set "
+                "IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT to True."
+            )
+            findings.append(Finding("transport", verdict, f"{found.setting}: {found.what}.", remedy))
+    return findings or [Finding("transport", Verdict.FINE, "The connections to the store are encrypted or local.")]
+
+
+@check("policies")
+def policy_faults(policies: Policies) -> list[Finding]:
+    """Report every policy that cannot hold."""
+    remedy = "Change the policy there: @idempotent(…), idempotency.configure(…), or the IDEMPOTENCY_* setting it names."
+    faults = [Finding("policies", Verdict.FAULT, fault, remedy) for fault in policies.faults()]
+    return faults or [Finding("policies", Verdict.FINE, "The policy of every endpoint can hold.")]
+
+
+@check("resolvers")
+def resolvers(app: Flask, callbacks: Callbacks, endpoints: Iterable[Endpoint]) -> list[Finding]:
+    """Report resolvers of unknown endpoints, and endpoints that may need a resolver."""
+    findings = []
+    nowhere = [name for name in callbacks.resolvers if name not in app.view_functions]
+    if nowhere:
+        text = f"Resolvers are registered for unknown endpoints ({some(nowhere)}): no janitor can start."
+        remedy = (
+            "Name an endpoint in @idempotency.resolver(…) as `url_for` would: blueprint and view, with a dot between."
+        )
+        findings.append(Finding("resolvers", Verdict.FAULT, text, remedy))
+    # A marked view is quarantined too, once it has passed its point of no return.
+    unresolved = [
+        each.name
+        for each in endpoints
+        if (each.policy.on_expiry is OnExpiry.QUARANTINE or each.policy.effects == "marked")
+        and each.name not in callbacks.resolvers
+    ]
+    if unresolved:
+        text = (
+            f"If a worker vanishes, only an operator can resolve its keys of {some(unresolved)}: there is no resolver."
+        )
+        remedy = (
+            "Register @idempotency.resolver(…) that finds out what happened, or be ready for `flask idempotency resolve`; or "
+            'declare effects="deduplicated" or "transactional" where that is true.'
+        )
+        findings.append(Finding("resolvers", Verdict.ADVICE, text, remedy))
+    return findings or [Finding("resolvers", Verdict.FINE, "Every endpoint that can be quarantined has a resolver.")]
+
+
+@check("docs-url")
+def docs_url(settings: Settings) -> list[Finding]:
+    """Report a base address that the code of a problem cannot follow."""
+    url = settings.docs_url
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        text = "IDEMPOTENCY_DOCS_URL is no URL, so the `type` of a problem leads nowhere."
+    elif not url.endswith(("/", "#", "=")):
+        text = "IDEMPOTENCY_DOCS_URL does not end with a slash, and the code of a problem follows it directly."
+    else:
+        return [Finding("docs-url", Verdict.FINE, "The `type` of a problem is a URL.")]
+    remedy = "Set IDEMPOTENCY_DOCS_URL to https://… that ends with a slash, or remove it."
+    return [Finding("docs-url", Verdict.ADVICE, text, remedy)]
+
+
+# Migrations of Alembic.
 
 _REMEDY: Final = (
     "Pass include_object=flask_idempotency.sql.include_object to Migrate(…), or to context.configure(…) in env.py; or "
     "declare the tables with flask_idempotency.sql.include_in(metadata)."
 )
 _DECIDES: Final = ("include_object", "include_name", "flask_idempotency")
-"""Words in `env.py` that show that it may choose by itself which tables are compared."""
+"""Words in `env.py` by which it may choose which tables Alembic compares."""
 
 
-def autogenerate(app: Flask, schema: Schema | None) -> list[Finding]:
-    """Empty for a store without tables. Must be called in an application context."""
-    if schema is None:
-        return []
-    # Needs a package that is optional; a store with tables of ours has it.
+@check("autogenerate", asks_store=True)
+def autogenerate(app: Flask, schema: Schema) -> list[Finding]:
+    """Report whether `flask db migrate` would write a migration that drops the store's tables.
+
+    Alembic drops every table that the application's metadata lacks. The check sees the arguments of Flask-Migrate and the
+    text of its `env.py`, and no other `env.py`. Call it in an application context.
+    """
+    # SQLAlchemy is optional; a store with our tables has it.
     from flask_idempotency.stores.sql.admin.schema_check import SqlSchema
+    from flask_idempotency.stores.sql.schema import metadata as ours
 
     if not isinstance(schema, SqlSchema):
         return []
     migrate = app.extensions.get("migrate")
     if migrate is None:
         return [_without_flask_migrate(schema)]
-    if any(_names() <= set(metadata.tables) for metadata in _metadatas(migrate.db)):
+    if any(set(ours.tables) <= set(metadata.tables) for metadata in _metadatas(migrate.db)):
         return [_fine("Flask-Migrate knows the tables as the application's own.")]
     return [_with_flask_migrate(migrate, schema)]
 
 
 def _without_flask_migrate(schema: Any) -> Finding:
     if not schema.knows_alembic():
-        return _fine("No migration of Alembic's was ever run in this database.")
-    text = "Alembic is used on this database. Its env.py cannot be seen from here, and may drop the tables."
+        return _fine("Alembic has run no migration in this database.")
+    text = "Alembic is used on this database. This check cannot see its env.py, which may drop the tables."
     return Finding(
         "autogenerate",
         Verdict.UNKNOWN,
         text,
-        "See that `alembic check` names none of them. If it does: in env.py pass "
+        "Make sure that `alembic check` names none of them. If it does: in env.py pass "
         "include_object=flask_idempotency.sql.include_object to context.configure(…), or declare the tables with "
         "flask_idempotency.sql.include_in(metadata).",
     )
@@ -85,13 +325,13 @@ def _with_flask_migrate(migrate: Any, schema: Any) -> Finding:
     )
     if certain and left_alone is False and not _env_decides(migrate.directory):
         return Finding("autogenerate", Verdict.FAULT, text, _REMEDY)
-    why = "the database may be another one" if certain is None else "env.py or a function of yours may leave them alone"
-    unknown = f"`flask db migrate` may write a migration that drops the tables; it cannot be seen from here: {why}."
+    why = "the database may be another one" if certain is None else "env.py or your own function may leave them alone"
+    unknown = f"`flask db migrate` may write a migration that drops the tables; this check cannot tell: {why}."
     return Finding("autogenerate", Verdict.UNKNOWN, unknown, f"Read the next migration before you run it. {_REMEDY}")
 
 
 def _metadatas(db: Any) -> Iterable[Any]:
-    # Flask-SQLAlchemy 3 has one for each bind; other extensions have one, or none.
+    # Flask-SQLAlchemy 3 has one for each bind; other extensions have one or none.
     several = getattr(db, "metadatas", None)
     if several is not None:
         return list(several.values())
@@ -100,7 +340,7 @@ def _metadatas(db: Any) -> Iterable[Any]:
 
 
 def _is_same(db: Any, schema: Any) -> bool | None:
-    """Whether Flask-Migrate compares the store's database. None: the names are the same, and the hosts differ."""
+    """Return whether Flask-Migrate compares the store's database. None: the names are equal, but the hosts differ."""
     from flask_idempotency.stores.sql.admin.schema_check import place_of
 
     ours = schema.place()
@@ -113,7 +353,7 @@ def _is_same(db: Any, schema: Any) -> bool | None:
 
 
 def _leaves_alone(arguments: Any) -> bool | None:
-    """What Flask-Migrate's own arguments say of the tables. None: the application's function failed on them."""
+    """Return whether Flask-Migrate's arguments leave the tables alone. None: the application's function failed on them."""
     from flask_idempotency.stores.sql.schema import metadata
 
     include_object, include_name = arguments.get("include_object"), arguments.get("include_name")
@@ -123,7 +363,7 @@ def _leaves_alone(arguments: Any) -> bool | None:
             compared = include_name is None or include_name(name, "table", parents)
             if compared and (include_object is None or include_object(table, name, "table", True, None)):
                 return False
-    except Exception:  # noqa: BLE001 - a function of the application's, which was made for Alembic alone
+    except Exception:  # noqa: BLE001 - a function of the application, written for Alembic alone
         return None
     return True
 
@@ -136,278 +376,5 @@ def _env_decides(directory: str) -> bool:
     return any(word in text for word in _DECIDES)
 
 
-def _names() -> set[str]:
-    from flask_idempotency.stores.sql.schema import metadata
-
-    return set(metadata.tables)
-
-
 def _fine(text: str) -> Finding:
     return Finding("autogenerate", Verdict.FINE, text)
-
-
-def run_checks(
-    app: Flask,
-    *,
-    worker_timeout: float | None = None,
-    proxy_timeout: float | None = None,
-    environ: Mapping[str, str] = os.environ,
-) -> DoctorReport:
-    """Everything `doctor` looks at. The timeouts go before what the settings and gunicorn's arguments say; 0 is never.
-
-    The application must be guarded, or have been put together at least: its state has `built` and `policies`.
-    """
-    state: Any = app.extensions["idempotency"]
-    built: Services = state.built
-    settings: Settings = state.settings
-    worker = _first(worker_timeout, settings.worker_timeout)
-    if worker is None:
-        worker = doctor.gunicorn_timeout(environ.get("GUNICORN_CMD_ARGS", ""))
-    endpoints = partial(_endpoints, state.policies)
-    checks = [
-        *_of_store(app, built, settings, state.loaders, state.policies),
-        Check("store-kind", lambda: _store_kind(settings, lenient=app.debug or app.testing)),
-        Check("secret", lambda: _secret(settings, app.config, lenient=app.debug or app.testing)),
-        _identity(app, built, settings, state.loaders, state.policies),
-        Check("transport", lambda: _transport(settings, app.config)),
-        Check("worker-timeout", lambda: doctor.worker_timeout(endpoints(), seconds=worker)),
-        Check(
-            "proxy-timeout",
-            lambda: doctor.proxy_timeout(endpoints(), seconds=_first(proxy_timeout, settings.proxy_timeout)),
-        ),
-        Check("lease", lambda: doctor.lease(endpoints())),
-        *_of_memory(built.data_loss, endpoints, lenient=app.debug or app.testing),
-        Check("autogenerate", lambda: autogenerate(app, built.schema), asks_store=True),
-        Check("policies", lambda: _policies(state.policies)),
-        Check("resolvers", lambda: _resolvers(app, state.loaders, endpoints())),
-        Check("docs-url", lambda: _docs_url(settings.docs_url)),
-    ]
-    return examine(checks, reach=partial(_reach, built))
-
-
-def _reach(built: Services) -> None:
-    """Ask the store for the time; or for a key that nobody has ever used, where it does not tell the time."""
-    if built.chores is not None:
-        built.chores.now()
-    else:
-        built.engine.read(StorageKey(os.urandom(32), os.urandom(16)))
-
-
-def _of_store(
-    app: Flask, built: Services, settings: Settings, loaders: Callbacks, policies: Policies
-) -> Iterable[Check]:
-    """What the store says of itself, and what stands in it."""
-
-    def asking(name: str, look: Callable[[], Iterable[Finding]]) -> Check:
-        return Check(name, look, asks_store=True)
-
-    if built.health is None:
-        yield asking("health", lambda: [_cannot("health", "health")])
-    else:
-        yield asking("health", built.health.findings)
-    if (book := built.chores) is None:
-        for name in ("clock-skew", "clock-step", "janitor", "chores", "backlog"):
-            yield asking(name, partial(lambda name: [_cannot(name, "chores")], name))
-    else:
-        yield asking("clock-skew", lambda: doctor.clock_skew(book))
-        yield asking("clock-step", lambda: doctor.clock_step(book))
-        if is_process_local(settings):
-            alone = "No janitor is expected: no other process could see these records."
-            yield Check("janitor", lambda: [Finding("janitor", Verdict.FINE, alone)])
-        else:
-            yield asking(
-                "janitor", lambda: doctor.janitor(book.reports(), heartbeat_interval=settings.heartbeat_interval)
-            )
-        if settings.heartbeat_interval is not None and not is_process_local(settings):
-            every = partial(_intervals, app, built, settings, loaders, policies)
-            patience = 2 * settings.heartbeat_interval
-            yield asking("chores", lambda: doctor.chores(book.reports(), every=every(), patience=patience))
-            yield asking("backlog", lambda: doctor.backlog(book.reports()))
-    if (unsettled := built.recovery) is None:
-        for name in ("quarantined", "lapsed"):
-            yield asking(name, partial(lambda name: [_cannot(name, "unsettled")], name))
-    else:
-        yield asking("quarantined", lambda: doctor.quarantined(unsettled))
-        if book is not None:
-            yield asking("lapsed", lambda: doctor.lapsed(unsettled, now=book.now()))
-    ring, answers, data_keys = settings.key_ring, built.responses, built.data_keys
-    if ring is not None and answers is not None and data_keys is not None:
-        required = settings.encryption == "required"
-        yield Check("newest-key", lambda: doctor.newest_key(ring))
-        yield asking("keys", lambda: doctor.keys(keys_status(ring, answers, data_keys), required=required))
-
-
-def _of_memory(
-    memory: DataLossDetector | None, endpoints: Callable[[], list[Endpoint]], *, lenient: bool
-) -> Iterable[Check]:
-    """Of a store that can lose it."""
-    if memory is not None:
-        yield Check("canary", lambda: doctor.canary(memory), asks_store=True)
-        yield Check("after-loss", lambda: doctor.after_loss(memory, endpoints(), lenient=lenient), asks_store=True)
-
-
-def _cannot(name: str, port: str) -> Finding:
-    text = f"This store cannot tell: it has no `{port}`."
-    return Finding(
-        name, Verdict.UNKNOWN, text, "Set IDEMPOTENCY_STORE to a store of this package, or add that to yours."
-    )
-
-
-def _intervals(
-    app: Flask, built: Services, settings: Settings, loaders: Callbacks, policies: Policies
-) -> Mapping[str, float]:
-    """Of the chores that there is anything to do for. The heartbeat is looked at by itself."""
-    try:
-        work = work_of(app, built, settings, loaders, policies, lambda event: None)
-    except ConfigurationError:
-        return {}  # of the resolvers, which are a check of their own
-    return {c: seconds for c, seconds in intervals(settings).items() if c in work and c != "heartbeat"}
-
-
-def _endpoints(policies: Policies) -> list[Endpoint]:
-    """Every endpoint that is guarded, once for each policy that its methods have."""
-    resolved = ((endpoint, policies.resolve(endpoint, method)) for endpoint, method in policies.pairs())
-    found: list[Endpoint] = []
-    for name, each in resolved:
-        if not each.exempt and (endpoint := Endpoint(name, each.policy)) not in found:
-            found.append(endpoint)
-    return found
-
-
-def _store_kind(settings: Settings, *, lenient: bool) -> list[Finding]:
-    if is_process_local(settings) and not lenient:
-        text = (
-            "Keys are in the memory of one process: every other process, and this one after a restart, runs them again."
-        )
-        remedy = "Set IDEMPOTENCY_STORE to flask-sqlalchemy:// or a redis:// URL before this application moves money."
-        return [Finding("store-kind", Verdict.FAULT, text, remedy)]
-    kind = urlsplit(settings.store).scheme if isinstance(settings.store, str) else type(settings.store).__name__
-    return [Finding("store-kind", Verdict.FINE, f"The store is {kind or 'made by a function'}.")]
-
-
-def _secret(settings: Settings, config: Mapping[str, Any], *, lenient: bool) -> list[Finding]:
-    """Whether the secret is one of its own, and strong. Flask's SECRET_KEY_FALLBACKS are keys of the application too."""
-    required = settings.encryption == "required"
-    faults, unwise = secret_weaknesses(settings.secrets, required=required, lenient=False)
-    verdict = Verdict.ADVICE if lenient and not required else Verdict.FAULT
-    findings = [Finding("secret", verdict, fault, _ROTATE) for fault in faults]
-    findings += [Finding("secret", Verdict.ADVICE, text, _DROP) for text in unwise]
-    keys = [config.get("SECRET_KEY"), *(config.get("SECRET_KEY_FALLBACKS") or ())]
-    if any(is_same(secret, keys) for secret in settings.secrets[:1]):
-        text = (
-            "IDEMPOTENCY_SECRET is SECRET_KEY itself. If you rotate one, you rotate the other, and retries run again."
-        )
-        findings.append(Finding("secret", Verdict.ADVICE, text, _ROTATE))
-    elif any(key and settings.secrets[0] == derived_secret(key) for key in keys):
-        text = "The secret is derived from SECRET_KEY: whoever rotates that makes every key new, and retries run again."
-        remedy = (
-            "Set IDEMPOTENCY_SECRET to [a value of its own, flask_idempotency.settings.derived_secret(SECRET_KEY)], and drop "
-            "the second after one `keep`."
-        )
-        findings.append(Finding("secret", Verdict.ADVICE, text, remedy))
-    if len(settings.secrets) > 1:
-        text = (
-            f"A rotation of the secret is not at its end: {len(settings.secrets)} are listed, and every new key is claimed "
-            "under each."
-        )
-        findings.append(Finding("secret", Verdict.ADVICE, text, _DROP))
-    return findings or [Finding("secret", Verdict.FINE, "One secret names the records, and it is not SECRET_KEY.")]
-
-
-_ROTATE = "Set IDEMPOTENCY_SECRET to [a new random value, the one in use], and drop the second after one `keep`."
-_DROP = "Drop the last one from IDEMPOTENCY_SECRET when one `keep` has passed since every process knows the first."
-
-
-def _identity(app: Flask, built: Services, settings: Settings, loaders: Callbacks, policies: Policies) -> Check:
-    """Whether keys go by the names that they had before. Notes nothing: the application may not be in use as it is here."""
-
-    def findings() -> list[Finding]:
-        if built.book is None:
-            return [_cannot("identity", "chores")]
-        history = look(built.book, shape_in(app, settings, loaders, policies), note=False)
-        found = [
-            Finding("identity", Verdict.FAULT if each.certain else Verdict.ADVICE, each.text, each.remedy)
-            for each in history.changes
-        ]
-        former = settings.former_identity
-        if former is not None and not history.wrong:
-            text = "Every key is claimed under a former name too: IDEMPOTENCY_FORMER_IDENTITY is set."
-            if callable(former.tenant) or callable(former.principal):
-                text += " Whether its function returns the former names cannot be verified."
-            if history.former_until is None:
-                remedy = "Remove it: no key that the store knows of needs it."
-            else:
-                remedy = f"Remove it after {moment(history.former_until)}."
-            found.append(Finding("identity", Verdict.ADVICE, text, remedy))
-        return found or [Finding("identity", Verdict.FINE, "Keys go by the same names as before, as far as is noted.")]
-
-    return Check("identity", findings, asks_store=True)
-
-
-def _transport(settings: Settings, config: Mapping[str, Any]) -> list[Finding]:
-    if settings.allow_plaintext_transport:
-        text = "Nobody looks at how the stores are reached: IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT is True."
-        return [Finding("transport", Verdict.FINE, text)]
-    findings = []
-    for name in ("store", "redis_url"):
-        choice = getattr(settings, name)
-        found = None if choice is None else exposure(f"IDEMPOTENCY_{name.upper()}", choice, config)
-        if found is not None:
-            verdict = Verdict.ADVICE if found.certain else Verdict.UNKNOWN
-            remedy = (
-                f"{found.remedy}; or, if something else protects the way there, set "
-                "IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT to True."
-            )
-            findings.append(Finding("transport", verdict, f"{found.setting}: {found.what}.", remedy))
-    return findings or [Finding("transport", Verdict.FINE, "Nobody can read what is sent to the store on its way.")]
-
-
-def _policies(policies: Policies) -> list[Finding]:
-    remedy = "Change the policy there: @idempotent(…), idempotency.configure(…), or the IDEMPOTENCY_* setting it names."
-    faults = [Finding("policies", Verdict.FAULT, fault, remedy) for fault in policies.faults()]
-    return faults or [Finding("policies", Verdict.FINE, "Every endpoint's policy can be kept.")]
-
-
-def _resolvers(app: Flask, loaders: Callbacks, endpoints: Iterable[Endpoint]) -> list[Finding]:
-    """`endpoints` are those that are guarded."""
-    findings = []
-    nowhere = [name for name in loaders.resolvers if name not in app.view_functions]
-    if nowhere:
-        text = f"Resolvers are registered for endpoints that are not there ({some(nowhere)}): no janitor can start."
-        remedy = (
-            "Name an endpoint in @idempotency.resolver(…) as `url_for` would: blueprint and view, with a dot between."
-        )
-        findings.append(Finding("resolvers", Verdict.FAULT, text, remedy))
-    # One that is taken over is quarantined as well, once its view has passed the point of no return.
-    asking = [
-        each.name
-        for each in endpoints
-        if (each.policy.on_expiry is OnExpiry.QUARANTINE or each.policy.effects == "marked")
-        and each.name not in loaders.resolvers
-    ]
-    if asking:
-        text = f"Nobody but a person can settle what a vanished worker leaves of {some(asking)}: there is no resolver."
-        remedy = (
-            "Register @idempotency.resolver(…) that asks the other side, or be ready for `flask idempotency resolve`; or "
-            'declare effects="deduplicated" or "transactional" where they are.'
-        )
-        findings.append(Finding("resolvers", Verdict.ADVICE, text, remedy))
-    return findings or [Finding("resolvers", Verdict.FINE, "Whatever can be quarantined has a resolver to ask.")]
-
-
-def _docs_url(url: str) -> list[Finding]:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        text = "IDEMPOTENCY_DOCS_URL is no address, so the `type` of a problem leads nowhere."
-    elif not url.endswith(("/", "#", "=")):
-        text = "IDEMPOTENCY_DOCS_URL does not end with a slash, and the code of a problem is put right behind it."
-    else:
-        return [Finding("docs-url", Verdict.FINE, "The `type` of a problem is an address.")]
-    remedy = "Set IDEMPOTENCY_DOCS_URL to https://… that ends with a slash, or leave it away."
-    return [Finding("docs-url", Verdict.ADVICE, text, remedy)]
-
-
-def _first(option: float | None, setting: float | None) -> float | None:
-    """What was said first. 0 is never."""
-    said = option if option is not None else setting
-    return said if said is None or said > 0 else inf

@@ -23,7 +23,7 @@ def checks() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
-        and node.func.id in ("Finding", "Check", "asking")
+        and node.func.id in ("Finding", "check", "cannot")
         and node.args
         and isinstance(node.args[0], ast.Constant)
     }

@@ -1,14 +1,53 @@
-"""Every check is made, whatever becomes of the others."""
+"""The runner of `doctor`, and what each check of `operations/doctor.py` finds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import inf
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from flask_idempotency.engine.capabilities import Finding, Verdict
+from flask_idempotency.codec.key_sources import load_ring
+from flask_idempotency.codec.keyring import KeyRing
+from flask_idempotency.engine.capabilities import DataLossStatus, Finding, RecordPage, TaskLog, TaskReport, Verdict
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
-from flask_idempotency.operations.doctor import REACHABLE, Check, examine
+from flask_idempotency.engine.model import OnExpiry
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.operations.admin import KeyStatus
+from flask_idempotency.operations.doctor import (
+    LOOKED_AT,
+    PATIENCE_SECONDS,
+    REACHABLE,
+    RETRIED_SECONDS,
+    Check,
+    Endpoint,
+    Target,
+    after_loss,
+    backlog,
+    canary,
+    checks_of,
+    chores,
+    clock_skew,
+    clock_step,
+    examine,
+    gunicorn_timeout,
+    janitor,
+    keys,
+    lapsed,
+    lease,
+    newest_key,
+    proxy_timeout,
+    quarantined,
+    worker_timeout,
+)
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
+from tests.operations.judging import worst
+from tests.operations.memories import PARTS, Kept, Told, standing
 
 FAULT, UNKNOWN, ADVICE, FINE = Verdict.FAULT, Verdict.UNKNOWN, Verdict.ADVICE, Verdict.FINE
 
@@ -105,3 +144,486 @@ def test_a_store_that_cannot_even_be_asked_is_away() -> None:
 
     assert [(REACHABLE, FAULT)] == verdicts(found.findings)
     assert ("OSError" in found.findings[0].text, "password" in found.findings[0].text) == (True, False)
+
+
+@pytest.fixture
+def bare() -> Target:
+    """An application whose store has none of the optional parts."""
+    return Target(
+        health=None,
+        task_log=None,
+        recovery=None,
+        responses=None,
+        data_keys=None,
+        data_loss=None,
+        key_ring=None,
+        encryption="off",
+        process_local=False,
+        heartbeat_interval=30.0,
+        worker_timeout=None,
+        proxy_timeout=None,
+        lenient=False,
+    )
+
+
+def test_a_check_of_a_part_that_every_store_should_have_is_unknown_without_it(bare: Target) -> None:
+    found = {
+        check.name: list(check.look()) for check in checks_of(bare) if check.name in ("health", "lapsed", "janitor")
+    }
+
+    assert [Verdict.UNKNOWN] * 3 == [worst(findings) for findings in found.values()]
+    assert ["`health`", "`task_log`", "`recovery`"] == [
+        findings[0].text.split()[-1][:-1] for findings in found.values()
+    ]
+
+
+def test_a_check_of_a_part_that_few_stores_have_is_left_out_without_it(bare: Target) -> None:
+    assert not {"canary", "after-loss", "newest-key", "keys"} & {check.name for check in checks_of(bare)}
+
+
+# Clocks.
+
+
+@pytest.fixture
+def clock() -> FrozenClock:
+    return FrozenClock()
+
+
+@pytest.fixture
+def store(clock: FrozenClock) -> MemoryStore:
+    return MemoryStore(clock=clock)
+
+
+@pytest.fixture
+def book(store: MemoryStore) -> TaskLog:
+    return store.task_log
+
+
+def looks(*times: float) -> Callable[[], float]:
+    """A host's clock that says this at its first look, and at its next."""
+    given: Iterator[float] = iter(times)
+    return lambda: next(given)
+
+
+@pytest.mark.parametrize("ahead", (1, -1))
+@pytest.mark.parametrize(
+    ("apart", "verdict"),
+    ((0.9, Verdict.FINE), (1.1, Verdict.ADVICE), (29.9, Verdict.ADVICE), (30.1, Verdict.FAULT), (86400, Verdict.FAULT)),
+)
+def test_clocks_that_are_apart_are_told_by_how_far(
+    apart: float, verdict: Verdict, ahead: int, book: TaskLog, clock: FrozenClock
+) -> None:
+    """In either direction."""
+    host = clock.now - ahead * apart
+
+    assert verdict is worst(clock_skew(book, host_clock=looks(host, host)))
+
+
+def test_it_says_which_of_the_two_is_ahead(book: TaskLog, clock: FrozenClock) -> None:
+    said = [clock_skew(book, host_clock=looks(host, host))[0].text for host in (clock.now - 5, clock.now + 5)]
+
+    assert [True, True] == ["5.0 s ahead of" in said[0], "5.0 s behind" in said[1]]
+
+
+def test_a_store_that_takes_long_to_answer_is_not_ahead(book: TaskLog, clock: FrozenClock) -> None:
+    """Its clock was read at some moment of this call, and which one nobody knows."""
+    assert Verdict.FINE is worst(clock_skew(book, host_clock=looks(clock.now - 50, clock.now + 50)))
+
+
+@pytest.mark.parametrize(
+    ("report", "verdict"),
+    (
+        pytest.param(None, Verdict.FINE, id="no heartbeat"),
+        pytest.param('{"skew_ms":9000,"stepped_ms":0}', Verdict.FINE, id="apart, and steady"),
+        pytest.param('{"skew_ms":0,"stepped_ms":-900}', Verdict.FINE, id="a little"),
+        pytest.param('{"skew_ms":0,"stepped_ms":1100}', Verdict.ADVICE, id="a second"),
+        pytest.param('{"skew_ms":0,"stepped_ms":-40000}', Verdict.FAULT, id="more than a lease"),
+        pytest.param('{"skew_ms":0}', Verdict.FINE, id="of another release"),
+        pytest.param("[]", Verdict.FINE, id="something else"),
+        pytest.param("{", Verdict.FINE, id="nothing that can be read"),
+    ),
+)
+def test_a_clock_that_was_set_is_told(report: str | None, verdict: Verdict, book: TaskLog) -> None:
+    if report is not None:
+        book.report("heartbeat", report)
+
+    assert verdict is worst(clock_step(book))
+
+
+# Data loss.
+
+MISSING = standing(missing=PARTS, store_id=None)
+
+
+@pytest.mark.parametrize(
+    ("how", "rule", "verdict"),
+    (
+        pytest.param(standing(), "refuse", Verdict.FINE, id="fine"),
+        pytest.param(standing(acknowledged=PARTS), "refuse", Verdict.FINE, id="acknowledged"),
+        pytest.param(MISSING, "refuse", Verdict.FAULT, id="missing"),
+        pytest.param(standing(missing=1), "refuse", Verdict.FAULT, id="a part is missing"),
+        pytest.param(standing(changed=1), "refuse", Verdict.FAULT, id="changed"),
+        pytest.param(standing(foreign=PARTS), "refuse", Verdict.FAULT, id="foreign"),
+        pytest.param(standing(changed=1), "hold", Verdict.FAULT, id="changed, held"),
+        pytest.param(standing(changed=1, hold=1.0), "hold", Verdict.ADVICE, id="nobody has looked"),
+        pytest.param(MISSING, "run", Verdict.FINE, id="whatever it is"),
+        pytest.param(standing(foreign=PARTS), "run", Verdict.FAULT, id="but foreign"),
+        pytest.param(standing(blind=True), "refuse", Verdict.UNKNOWN, id="not told which process"),
+        pytest.param(standing(blind=True, missing=1), "refuse", Verdict.FAULT, id="which hides no other"),
+    ),
+)
+def test_a_store_that_has_forgotten_is_judged_by_whether_new_keys_run(
+    how: DataLossStatus, rule: str, verdict: Verdict
+) -> None:
+    assert verdict is worst(canary(Kept(how, Told(after_loss=rule))))
+
+
+@pytest.mark.parametrize(
+    ("rules", "lenient", "verdict"),
+    (
+        pytest.param({}, False, Verdict.FINE, id="named, and held for longer than a lease"),
+        pytest.param({"store_id": None}, False, Verdict.ADVICE, id="any store will do"),
+        pytest.param({"after_loss": "run"}, False, Verdict.ADVICE, id="run"),
+        pytest.param({"after_loss": "run", "store_id": None}, True, Verdict.FINE, id="run, in debug mode"),
+        pytest.param({"grace": 30.0}, False, Verdict.FINE, id="as long as a lease"),
+        pytest.param({"grace": 29.0}, False, Verdict.ADVICE, id="acknowledged too early"),
+        pytest.param({"grace": 29.0, "after_loss": "hold"}, False, Verdict.FAULT, id="by itself too early"),
+    ),
+)
+def test_settings_are_judged_by_what_a_loss_would_do(rules: dict[str, Any], lenient: bool, verdict: Verdict) -> None:
+    endpoints = [Endpoint("pay", Policy(lease=30.0)), Endpoint("refund", Policy(lease=10.0))]
+
+    assert verdict is worst(after_loss(Kept(standing(), Told(**rules)), endpoints, lenient=lenient))
+
+
+def test_it_names_the_store_and_the_endpoints_that_it_is_about() -> None:
+    endpoints = [Endpoint("pay", Policy(lease=30.0)), Endpoint("refund", Policy(lease=10.0))]
+
+    unnamed, hasty = after_loss(Kept(standing(), Told(store_id=None, grace=20.0)), endpoints, lenient=False)
+
+    assert "IDEMPOTENCY_STORE_ID to shop." in unnamed.remedy
+    assert [True, False] == [name in hasty.text for name in ("pay", "refund")]
+    assert "IDEMPOTENCY_DATA_LOSS_GRACE to 30" in hasty.remedy
+
+
+def test_a_store_that_has_no_name_yet_is_asked_for_it() -> None:
+    assert "redis status" in after_loss(Kept(MISSING, Told(store_id=None)), [], lenient=False)[0].remedy
+
+
+# Encryption.
+
+NEW = KeyStatus("new", 5, 1, newest=True, known=True)
+
+
+def ring(*keys: KeyStatus) -> Any:
+    """The part of a key ring that says which keys there are."""
+    return SimpleNamespace(newest=keys[0].kid, kids=lambda: [key.kid for key in keys if key.known])
+
+
+def stored(*keys: KeyStatus, plain: int = 0) -> tuple[Any, Any]:
+    """Responses and data keys of a store in these numbers."""
+    return (
+        SimpleNamespace(count=lambda: {**{key.kid: key.records for key in keys}, "": plain}),
+        SimpleNamespace(count=lambda: {key.kid: key.data_keys for key in keys}),
+    )
+
+
+def test_a_ring_that_works_is_fine() -> None:
+    assert Verdict.FINE is worst(newest_key(load_ring({"a": b64encode(b"k" * 32).decode()}), *stored()))
+
+
+class Broken(KeyRing):
+    """A key service that has lost its newest key, or does not answer."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__({"a": b"k" * 32})
+        self.error = error
+
+    def unwrap(self, kid: str, wrapped: bytes, *, context: bytes) -> bytes:
+        if self.error is not None:
+            raise self.error
+        return b"something else"
+
+
+@pytest.mark.parametrize(
+    "error",
+    (
+        pytest.param(StoreUnavailable("away"), id="away"),
+        pytest.param(PermissionError("arn:aws:kms:secret"), id="forbidden"),
+        pytest.param(None, id="another key"),
+    ),
+)
+def test_a_newest_key_that_cannot_be_used_is_a_fault(error: Exception | None) -> None:
+    """Whoever's service it is: what it raises is told by its class."""
+    found = newest_key(Broken(error), *stored())
+
+    assert Verdict.FAULT is worst(found)
+    assert "arn:" not in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("others", "plain", "required", "verdict"),
+    (
+        pytest.param((), 0, True, Verdict.FINE, id="one key"),
+        pytest.param((KeyStatus("old", 0, 0, newest=False, known=True),), 0, True, Verdict.FINE, id="a spare one"),
+        pytest.param((KeyStatus("old", 1, 0, newest=False, known=True),), 0, False, Verdict.ADVICE, id="an old record"),
+        pytest.param(
+            (KeyStatus("old", 0, 1, newest=False, known=True),), 0, False, Verdict.ADVICE, id="an old data key"
+        ),
+        pytest.param((KeyStatus("lost", 1, 0, newest=False, known=False),), 0, False, Verdict.FAULT, id="a lost key"),
+        pytest.param((), 3, False, Verdict.ADVICE, id="plain ones, which open"),
+        pytest.param((), 3, True, Verdict.FAULT, id="plain ones, which are refused"),
+    ),
+)
+def test_what_is_sealed_must_open(others: tuple[KeyStatus, ...], plain: int, required: bool, verdict: Verdict) -> None:
+    assert verdict is worst(
+        keys(ring(NEW, *others), *stored(NEW, *others, plain=plain), encryption="required" if required else "on")
+    )
+
+
+@pytest.mark.parametrize(("required", "first"), ((True, "Find out who stored them"), (False, "Wait until they expire")))
+def test_nobody_is_advised_to_seal_plain_answers_by_a_rotation(required: bool, first: str) -> None:
+    """A rotation goes on by itself. To seal a planted answer makes it genuine, so a person has to decide that."""
+    (found,) = keys(ring(NEW), *stored(NEW, plain=3), encryption="required" if required else "on")
+
+    assert (True, True) == (found.text.startswith("3 stored responses"), found.remedy.startswith(first))
+    assert ("rotate" in found.remedy, "flask idempotency seal" in found.remedy) == (False, True)
+    assert required is ("planted" in found.text)
+
+
+# The janitor.
+
+
+def log(reports: Mapping[str, TaskReport]) -> Any:
+    """A task log with these reports."""
+    return SimpleNamespace(reports=lambda: reports)
+
+
+DONE, CUT = '{"removed":1,"finished":true}', '{"removed":1,"finished":false}'
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"),
+    (
+        pytest.param({}, Verdict.FAULT, id="never"),
+        pytest.param({"heartbeat": TaskReport(59.0, "{}")}, Verdict.FINE, id="lately"),
+        pytest.param({"heartbeat": TaskReport(61.0, "{}")}, Verdict.FAULT, id="long ago"),
+        pytest.param({"heartbeat": TaskReport(9e9, "{}"), "expire": TaskReport(5.0, "{}")}, Verdict.FINE, id="by cron"),
+    ),
+)
+def test_a_janitor_is_missed_after_two_intervals(last: dict[str, TaskReport], verdict: Verdict) -> None:
+    """Any chore is a sign of life: cron has no heartbeat."""
+    assert verdict is worst(janitor(log(last), heartbeat_interval=30.0))
+
+
+def test_where_none_is_expected_none_is_missed() -> None:
+    assert Verdict.FINE is worst(janitor(log({}), heartbeat_interval=None))
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"),
+    (
+        pytest.param({"expire": TaskReport(179.0, DONE), "rotate": TaskReport(9.0, DONE)}, Verdict.FINE, id="in time"),
+        pytest.param({"expire": TaskReport(181.0, DONE), "rotate": TaskReport(9.0, DONE)}, Verdict.FAULT, id="late"),
+        pytest.param({"rotate": TaskReport(9.0, DONE)}, Verdict.ADVICE, id="never, though due every minute"),
+        pytest.param({"expire": TaskReport(9.0, DONE)}, Verdict.FINE, id="never, and due every day"),
+        pytest.param({}, Verdict.FINE, id="no janitor at all is another check's"),
+    ),
+)
+def test_each_chore_has_to_have_its_turns(last: dict[str, TaskReport], verdict: Verdict) -> None:
+    """One may be late; three intervals without it are told."""
+    assert verdict is worst(chores(log(last), {"expire": 60.0, "rotate": 86400.0}, heartbeat_interval=30.0))
+
+
+@pytest.mark.parametrize(("ago", "verdict"), ((119.0, Verdict.FINE), (121.0, Verdict.FAULT)))
+def test_a_chore_is_not_late_before_the_janitor_is(ago: float, verdict: Verdict) -> None:
+    """Who reaps by cron, once a minute, need not be told that ten seconds were the default."""
+    assert verdict is worst(chores(log({"reap": TaskReport(ago, DONE)}), {"reap": 10.0}, heartbeat_interval=60.0))
+
+
+def test_a_chore_that_nobody_does_by_itself_is_not_missed() -> None:
+    assert Verdict.FINE is worst(chores(log({"expire": TaskReport(9e9, DONE)}), {}, heartbeat_interval=30.0))
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"),
+    (
+        pytest.param({}, Verdict.FINE, id="nothing"),
+        pytest.param({"expire": TaskReport(1.0, DONE)}, Verdict.FINE, id="to its end"),
+        pytest.param({"expire": TaskReport(1.0, CUT)}, Verdict.ADVICE, id="cut short"),
+        pytest.param({"reap": TaskReport(1.0, CUT), "expire": TaskReport(1.0, DONE)}, Verdict.ADVICE, id="one of two"),
+        pytest.param({"expire": TaskReport(1.0, "?")}, Verdict.FINE, id="of another release"),
+    ),
+)
+def test_a_run_that_its_budget_has_ended_is_a_backlog(last: dict[str, TaskReport], verdict: Verdict) -> None:
+    assert verdict is worst(backlog(log(last), heartbeat_interval=30.0))
+
+
+def test_the_backlog_of_expire_names_its_rate() -> None:
+    said = [
+        backlog(log({chore: TaskReport(1.0, CUT)}), heartbeat_interval=30.0)[0].remedy for chore in ("expire", "reap")
+    ]
+
+    assert [True, False] == ["IDEMPOTENCY_EXPIRE_RATE" in remedy for remedy in said]
+
+
+# Timeouts and leases.
+
+
+def endpoint(name: str = "pay", **policy: Any) -> Endpoint:
+    return Endpoint(name, Policy(**policy))
+
+
+@pytest.mark.parametrize(
+    ("command_line", "seconds"),
+    (
+        ("", None),
+        ("--bind 0.0.0.0:80", None),
+        ("--timeout 45", 45.0),
+        ("--timeout=45 --workers 2", 45.0),
+        ("-w 2 -t 45", 45.0),
+        ("-t45", 45.0),
+        ("-t 0", inf),
+        ("-t 45 -k sync", 45.0),
+        ("-t 45 --threads 1", 45.0),
+        ("-t 45 --threads 8", inf),
+        ("-t 45 -k gthread", inf),
+        ("--worker-class=gevent -t 45", inf),
+        ("-t soon", None),
+        ("-t", None),
+        ("--timeout '45", None),
+    ),
+)
+def test_what_gunicorns_arguments_say(command_line: str, seconds: float | None) -> None:
+    """Only a worker that does one thing at a time is taken for dead while it does it; 0 is never."""
+    assert seconds == gunicorn_timeout(command_line)
+
+
+@pytest.mark.parametrize("effects", ("plain", "marked"))
+def test_workers_that_are_killed_before_a_view_must_end_leave_unknown_outcomes(effects: str) -> None:
+    found = worker_timeout([endpoint(effects=effects, max_runtime=60.0)], worker_timeout=30.0)
+
+    assert Verdict.FAULT is worst(found)
+    assert ("30 s" in found[0].text, "60 s" in found[0].text, "pay" in found[0].text) == (True, True, True)
+
+
+@pytest.mark.parametrize("effects", ("deduplicated", "transactional"))
+def test_where_a_retry_may_begin_anew_it_is_advice(effects: str) -> None:
+    assert Verdict.ADVICE is worst(worker_timeout([endpoint(effects=effects)], worker_timeout=30.0))
+
+
+@pytest.mark.parametrize("seconds", (60.0, 61.0, inf))
+def test_workers_that_outlive_their_views_are_fine(seconds: float) -> None:
+    assert Verdict.FINE is worst(worker_timeout([endpoint(max_runtime=60.0)], worker_timeout=seconds))
+
+
+def test_a_timeout_that_nobody_has_said_is_unknown_and_says_how_to_say_it() -> None:
+    assert Verdict.UNKNOWN is worst(worker_timeout([endpoint()], worker_timeout=None))
+    assert Verdict.UNKNOWN is worst(proxy_timeout([endpoint(in_flight="wait")], proxy_timeout=None))
+
+
+def test_of_many_endpoints_some_are_named() -> None:
+    every = [endpoint(f"pay{number}") for number in range(8)]
+
+    assert "pay0, pay1, pay2, pay3, pay4 and 3 more." in worker_timeout(every, worker_timeout=1.0)[0].text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict"), ((9.0, Verdict.ADVICE), (10.0, Verdict.ADVICE), (10.1, Verdict.FINE), (inf, Verdict.FINE))
+)
+def test_a_proxy_must_outwait_a_duplicate(seconds: float, verdict: Verdict) -> None:
+    """Else its caller gets a 504 of the proxy's, and not our answer."""
+    assert verdict is worst(proxy_timeout([endpoint(in_flight="wait", wait=10.0)], proxy_timeout=seconds))
+
+
+@pytest.mark.parametrize("seconds", (1.0, None))
+def test_where_nobody_waits_a_proxy_may_be_as_it_likes(seconds: float | None) -> None:
+    """Known or not."""
+    assert Verdict.FINE is worst(proxy_timeout([endpoint(wait=10.0)], proxy_timeout=seconds))
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), ((5.9, Verdict.ADVICE), (6.0, Verdict.FINE), (30.0, Verdict.FINE)))
+def test_a_lease_that_one_pause_ends_is_too_short(seconds: float, verdict: Verdict) -> None:
+    assert verdict is worst(lease([endpoint(lease=seconds)]))
+
+
+# Keys that wait.
+
+
+def claim(store: MemoryStore, on_lapse: OnExpiry = OnExpiry.QUARANTINE) -> None:
+    store.claim(a_request(a_key(), on_lapse=on_lapse), token=a_token(), lease=LEASE)
+
+
+def test_a_quarantined_key_waits_for_a_person(store: MemoryStore, clock: FrozenClock) -> None:
+    """How many, and since when."""
+    key, token = a_key(), a_token()
+    store.claim(a_request(key), token=token, lease=LEASE)
+    store.quarantine(key, token, "test")
+    clock.advance(LEASE + 7200)
+
+    found = quarantined(store.recovery)
+
+    assert Verdict.ADVICE is worst(found)
+    assert "1 key is quarantined, the first for 2 h" in found[0].text
+
+
+def test_where_nothing_is_quarantined_nobody_waits(store: MemoryStore, clock: FrozenClock) -> None:
+    """Not for one that is at work, nor for one that has lapsed."""
+    claim(store)
+    before = quarantined(store.recovery)
+    clock.advance(LEASE + 1)
+
+    assert [Verdict.FINE, Verdict.FINE] == [worst(before), worst(quarantined(store.recovery))]
+
+
+def looked(store: MemoryStore) -> list[Finding]:
+    return lapsed(store.recovery, store.task_log)
+
+
+@pytest.mark.parametrize(
+    ("on_lapse", "since", "verdict"),
+    (
+        pytest.param(OnExpiry.QUARANTINE, -1, Verdict.FINE, id="at work"),
+        pytest.param(OnExpiry.QUARANTINE, PATIENCE_SECONDS - 1, Verdict.FINE, id="the janitor's turn is to come"),
+        pytest.param(OnExpiry.QUARANTINE, PATIENCE_SECONDS + 1, Verdict.FAULT, id="no janitor came"),
+        pytest.param(OnExpiry.TAKEOVER, RETRIED_SECONDS - 1, Verdict.FINE, id="a retry may come"),
+        pytest.param(OnExpiry.TAKEOVER, RETRIED_SECONDS + 1, Verdict.ADVICE, id="no retry came"),
+    ),
+)
+def test_a_vanished_owner_is_somebodys_to_notice(
+    on_lapse: OnExpiry, since: float, verdict: Verdict, store: MemoryStore, clock: FrozenClock
+) -> None:
+    """A janitor's, by its rule, or the next retry's."""
+    claim(store, on_lapse)
+    clock.advance(LEASE + since)
+
+    assert verdict is worst(looked(store))
+
+
+def test_both_kinds_are_told(store: MemoryStore, clock: FrozenClock) -> None:
+    claim(store, OnExpiry.QUARANTINE)
+    claim(store, OnExpiry.TAKEOVER)
+    claim(store, OnExpiry.TAKEOVER)
+    clock.advance(LEASE + RETRIED_SECONDS + 1)
+
+    found = looked(store)
+
+    assert [(Verdict.FAULT, "1 key is"), (Verdict.ADVICE, "2 keys are")] == [
+        (finding.verdict, finding.text[: finding.text.index(" w")]) for finding in found
+    ]
+
+
+def test_a_store_of_many_sheets_is_looked_through_for_a_moment_only(
+    store: MemoryStore, clock: FrozenClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Empty sheets are not the last ones, and a million records are no reason to wait for a minute."""
+    sheets: list[int] = []
+
+    def stale(*, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
+        sheets.append(limit)
+        return RecordPage((), after=b"more")
+
+    monkeypatch.setattr(store.recovery, "expired_leases", stale)
+
+    assert Verdict.FINE is worst(looked(store))
+    assert LOOKED_AT == sum(sheets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ from flask_idempotency import Idempotency, idempotent
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.recovery import StillUnknown
-from flask_idempotency.operations.doctor import DoctorReport
+from flask_idempotency.operations.doctor import DoctorReport, _registered
 from flask_idempotency.settings import derived_secret
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
-from flask_idempotency.web.doctor import run_checks
+from flask_idempotency.web.doctor import Application, run_checks
 from tests.books import book_in
-from tests.operations.checks.judging import worst
+from tests.operations.judging import worst
 
 FAULT, UNKNOWN, ADVICE, FINE = Verdict.FAULT, Verdict.UNKNOWN, Verdict.ADVICE, Verdict.FINE
 RING = {"new": b64encode(b"n" * 32).decode()}
@@ -115,6 +116,14 @@ CASES: list[tuple[str, Verdict, dict[str, Any]]] = [
 ]
 
 
+def test_every_parameter_of_a_check_is_an_attribute_of_the_application() -> None:
+    known = {*Application.__dataclass_fields__, "endpoints", "intervals"}
+
+    for each in _registered:
+        parameters = signature(each.look).parameters.items()
+        assert {name for name, parameter in parameters if parameter.default is Parameter.empty} <= known, each.name
+
+
 @pytest.mark.parametrize(("check", "verdict", "settings"), CASES)
 def test_a_setting_is_judged(check: str, verdict: Verdict, settings: dict[str, Any]) -> None:
     assert verdict is worst(found(shop(**settings), check))
@@ -139,7 +148,7 @@ def test_a_policy_that_cannot_be_kept_is_a_fault() -> None:
         ("redis://localhost", FINE),
         ("postgresql+psycopg://u:password@elsewhere.example/shop", ADVICE),
         ("postgresql+psycopg://u:password@elsewhere.example/shop?sslmode=verify-full", FINE),
-        ("tests.web.test_checkup:Store", UNKNOWN),
+        ("tests.web.test_doctor:Store", UNKNOWN),
     ),
 )
 def test_a_line_that_others_can_read_is_told(url: str, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +197,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 def of_function(**settings: Any) -> Flask:
-    return shop(store="tests.web.test_checkup:Store", **settings)
+    return shop(store="tests.web.test_doctor:Store", **settings)
 
 
 def test_a_janitor_that_never_came_is_missed(shared: Store) -> None:
@@ -206,9 +215,9 @@ def test_a_chore_is_missed_where_there_is_work_for_it(shared: Store) -> None:
     counted = found(of_function(reconcile_interval=10, quota_records=5), "chores")
 
     assert [True, True, False, False] == [
-        f"chore {c} is" in str(said) for c in ("reap", "expire", "reconcile", "rotate")
+        f"task {c} is" in str(said) for c in ("reap", "expire", "reconcile", "rotate")
     ]
-    assert "chore reconcile is" in str(counted)
+    assert "task reconcile is" in str(counted)
 
 
 def test_a_janitor_that_cannot_start_is_the_resolvers_fault_alone(shared: Store) -> None:
