@@ -30,9 +30,16 @@ def page(notice: str) -> str:
     return _HEAD.format(notice=notice) + "\n\n".join(_section(name, command) for name, command in commands(cli)) + "\n"
 
 
+def subcommands(group: click.Group) -> dict[str, click.Command]:
+    """Every command of this group by its name. A lazy group imports them."""
+    context = click.Context(group)
+    found = {name: group.get_command(context, name) for name in sorted(group.list_commands(context))}
+    return {name: command for name, command in found.items() if command is not None}
+
+
 def commands(group: click.Group, *above: str) -> Iterator[tuple[str, click.Command]]:
     """Every command by its whole name."""
-    for name, command in sorted(group.commands.items()):
+    for name, command in subcommands(group).items():
         if isinstance(command, click.Group):
             yield from commands(command, *above, name)
         else:

@@ -1,41 +1,53 @@
-"""`flask idempotency …`: parse, call a verb, print. What a verb does is in `operations/`.
+"""`flask idempotency …`: parse the arguments, call a verb, print what it returns.
 
-Exit codes: 0 when all is in order, 1 when it is not or was refused, 2 when nobody can tell.
+What a verb does is in `operations/` and `maintenance/`. A command exits with 0 when all is in order, with 1 when something
+is not or the command refused, and with 2 when nobody can tell. `import flask_idempotency` loads no command: each module
+loads when its command is first used.
 """
 
-from flask_idempotency.cli.context import cli
-from flask_idempotency.cli.maintenance import (
-    doctor_command,
-    expire_command,
-    reap_command,
-    reconcile_command,
-    rotate_command,
-    seal_command,
-)
-from flask_idempotency.cli.resolve import release_command, resolve_command
-from flask_idempotency.cli.show import list_command, policy_command, show_command, stats_command
-from flask_idempotency.cli.stores import db, keys, redis
-from flask_idempotency.cli.tenants import purge, quota
+from __future__ import annotations
 
-for command in (
-    db,
-    doctor_command,
-    expire_command,
-    keys,
-    list_command,
-    policy_command,
-    purge,
-    quota,
-    reap_command,
-    reconcile_command,
-    redis,
-    release_command,
-    resolve_command,
-    rotate_command,
-    seal_command,
-    show_command,
-    stats_command,
-):
-    cli.add_command(command)
+from importlib import import_module
+from typing import Final
 
-__all__ = ["cli"]
+import click
+from flask.cli import AppGroup
+
+# Each command, with its module and its name there.
+COMMANDS: Final = {
+    "db": ("stores", "db"),
+    "doctor": ("maintenance", "doctor_command"),
+    "expire": ("maintenance", "expire_command"),
+    "keys": ("stores", "keys"),
+    "list": ("show", "list_command"),
+    "policy": ("show", "policy_command"),
+    "purge": ("tenants", "purge"),
+    "quota": ("tenants", "quota"),
+    "reap": ("maintenance", "reap_command"),
+    "reconcile": ("maintenance", "reconcile_command"),
+    "redis": ("stores", "redis"),
+    "release": ("resolve", "release_command"),
+    "resolve": ("resolve", "resolve_command"),
+    "rotate": ("maintenance", "rotate_command"),
+    "seal": ("maintenance", "seal_command"),
+    "show": ("show", "show_command"),
+    "stats": ("show", "stats_command"),
+}
+
+
+class LazyGroup(AppGroup):
+    """A group that imports a command when it is used. Source: click, "Lazily Loading Subcommands"."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, name = COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(f"{__name__}.{module}"), name)
+        return command
+
+
+cli = LazyGroup("idempotency", help="Look after the records of idempotency keys.")
+"""Stateless, so that one object serves every application."""

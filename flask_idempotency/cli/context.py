@@ -12,7 +12,6 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import click
 from flask import current_app
-from flask.cli import AppGroup
 
 from flask_idempotency.assembly import Services, identities
 from flask_idempotency.engine.capabilities import DataLoss, Recovery, SeenRecord
@@ -31,9 +30,6 @@ from flask_idempotency.web.policies import Policies
 
 NOT_IN_ORDER: Final = 1
 UNKNOWN: Final = 2
-
-cli = AppGroup("idempotency", help="Look after the records of idempotency keys.")
-"""Stateless, so that one object serves every application."""
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 

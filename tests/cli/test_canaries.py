@@ -12,6 +12,7 @@ from typing import Any
 import click
 import pytest
 
+from docs.commands import subcommands
 from flask_idempotency.cli import cli
 from flask_idempotency.engine.keys import Identity, Scope, StorageKey
 from flask_idempotency.engine.model import ClaimRequest, OnExpiry, RequestInfo
@@ -62,7 +63,7 @@ SAYS_WHO = ("list", "show", "release", "resolve")
 
 
 def commands(group: click.Group = cli, *above: str) -> Iterator[str]:
-    for name, command in sorted(group.commands.items()):
+    for name, command in subcommands(group).items():
         if isinstance(command, click.Group):
             yield from commands(command, *above, name)
         else:

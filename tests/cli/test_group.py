@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import dataclass, field
+from importlib import import_module
+from pkgutil import iter_modules
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from click.testing import Result
 from flask import Flask, current_app
 
+import flask_idempotency.cli
+from docs.commands import subcommands
 from flask_idempotency.cli import cli
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.operations import SchemaReport, db_check, db_upgrade
@@ -168,3 +175,25 @@ def test_the_verbs_need_no_flask() -> None:
         db_upgrade(Plain(broken=[FAULT])),
         db_check(Plain(broken=[FAULT])),
     )
+
+
+def test_importing_the_package_loads_no_command() -> None:
+    """A web process never needs them."""
+    loaded = "import sys, flask_idempotency; print([name for name in sys.modules if name.startswith('flask_idempotency.cli.')])"
+    done = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True)
+
+    assert done.stdout == "[]\n"
+
+
+def test_every_command_of_a_module_is_reachable() -> None:
+    defined = {
+        value
+        for module in iter_modules(flask_idempotency.cli.__path__)
+        for value in vars(import_module(f"flask_idempotency.cli.{module.name}")).values()
+        if isinstance(value, click.Command)
+    }
+    reachable = set(subcommands(cli).values())
+    for group in [command for command in reachable if isinstance(command, click.Group)]:
+        reachable |= set(subcommands(group).values())
+
+    assert defined == reachable

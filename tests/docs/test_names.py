@@ -16,6 +16,7 @@ import pytest
 
 import flask_idempotency
 import janitor
+from docs.commands import subcommands
 from flask_idempotency import Idempotency, UnknownOutcome, current_claim
 from flask_idempotency.cli import cli as group
 from flask_idempotency.logs import LOGGER
@@ -60,7 +61,7 @@ def commands() -> Iterator[Any]:
         for number, span in enumerate(spans(page)):
             first, options, _ = span.partition(" --")
             found = COMMAND.search(span)
-            if (found and found[1] and found[1][0] not in "…`") or (options and first.split()[0] in group.commands):
+            if (found and found[1] and found[1][0] not in "…`") or (options and first.split()[0] in subcommands(group)):
                 words = ENDS.sub("", ((found[1] or "") if found else span).replace('"…"', "something"))
                 yield pytest.param(words, id=f"{page.relative_to(ROOT)}:{number}:{words}")
 
@@ -72,8 +73,8 @@ def test_a_command_that_a_page_names_is_there(words: str) -> None:
     rest = shlex.split(words)
     while isinstance(command, click.Group):
         assert rest, f"{command.name} alone is no command"
-        assert rest[0] in command.commands, rest[0]
-        command = command.commands[rest.pop(0)]
+        assert rest[0] in subcommands(command), rest[0]
+        command = subcommands(command)[rest.pop(0)]
     known = {name: option for option in command.params for name in option.opts}
     for place, word in enumerate(rest):
         if word.startswith("--"):
