@@ -12,24 +12,17 @@ from urllib.parse import urlsplit
 
 from flask_idempotency.codec.envelope import COMPRESSIONS, EnvelopeCodec
 from flask_idempotency.engine.capabilities import (
-    Counts,
     DataKeys,
     DataLossDetector,
-    DetectsDataLoss,
-    Expires,
     Expiry,
     Health,
-    KeepsDataKeys,
-    KeepsTaskLog,
     KnowsCache,
-    KnowsItsHealth,
     Ledger,
     OwnTaskLog,
     Recovery,
     Responses,
-    ShowsResponses,
-    SupportsRecovery,
     TaskLog,
+    capabilities_of,
 )
 from flask_idempotency.engine.claim import Dependencies
 from flask_idempotency.engine.engine import Engine
@@ -38,8 +31,8 @@ from flask_idempotency.engine.escape import without_password
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.keys import Identity, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.store import Codec, Partitioned, Schema, Store, Transactions
-from flask_idempotency.engine.waiting import Announces, Waiters
+from flask_idempotency.engine.store import Codec, Schema, Store, Transactions
+from flask_idempotency.engine.waiting import Waiters
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.security import NO_DATA_KEYS
 from flask_idempotency.stores.memory import MemoryStore
@@ -108,69 +101,72 @@ def build(
         raise ConfigurationError(
             "IDEMPOTENCY_CLAIM_STRATEGY: the store is an object, and was given its way to claim when it was made. Remove this."
         )
-    if settings.configured_data_loss and system is settings.store and isinstance(system, DetectsDataLoss):
+    if settings.configured_data_loss and system is settings.store and capabilities_of(system).data_loss is not None:
         named = ", ".join(f"IDEMPOTENCY_{name.upper()}" for name in settings.configured_data_loss)
         raise ConfigurationError(
             f"{named}: the store is an object, and was given its RedisDataLossPolicy when it was made. Remove this, and give "
             "it those."
         )
     _check_shards(settings.tenant_shards, system)
-    transactions: Transactions | None = getattr(system, "transactions", None)
+    transactions = capabilities_of(system).transactions
     store = system if settings.redis_url is None else _tiered(system, settings.redis_url, transactions)
-    # Of the tiered store, where there is one: what is erased or sealed anew must leave the cache too.
-    data_keys = store.data_keys if isinstance(store, KeepsDataKeys) else None
-    codec = _codec(settings, data_keys, store=type(system).__name__)
-    around = Dependencies(
+    # Of the tiered store, where there is one: what is erased or sealed again must leave the cache too.
+    offered = capabilities_of(store)
+    codec = _codec(settings, offered.data_keys, store=type(system).__name__)
+    deps = Dependencies(
         store=store if timing is None else TimedStore(store, timing),
         codec=codec,
         renewer=LeaseRenewer(),
         repeater=LeaseRenewer(),
-        waiters=Waiters(settings.max_waiters, notifier=store.notifier if isinstance(store, Announces) else None),
+        waiters=Waiters(settings.max_waiters, notifier=offered.notifier),
         observers=observers,
         transactions=transactions,
-        data_loss=store.data_loss if isinstance(store, DetectsDataLoss) else None,
+        data_loss=offered.data_loss,
     )
-    book = store.task_log if isinstance(store, KeepsTaskLog) else None
+    book = offered.task_log
     return Services(
-        Engine(around),
+        Engine(deps),
         codec,
-        schema=getattr(system, "schema", None),
-        ledger=store.ledger if isinstance(store, Counts) else None,
-        data_keys=data_keys,
-        responses=store.responses if isinstance(store, ShowsResponses) else None,
-        recovery=_unsettled(store, system),
-        expiry=store.expiry if isinstance(store, Expires) else None,
+        schema=capabilities_of(system).schema,
+        ledger=offered.ledger,
+        data_keys=offered.data_keys,
+        responses=offered.responses,
+        recovery=_recovery(store, system),
+        expiry=offered.expiry,
         chores=None if book is None else OwnTaskLog(book, owner=owner_mark(settings.namespace)),
         book=book,
-        health=store.health if isinstance(store, KnowsItsHealth) else None,
-        data_loss=around.data_loss,
+        health=offered.health,
+        data_loss=offered.data_loss,
         fronted=system if isinstance(system, KnowsCache) else None,
     )
 
 
 def _check_shards(shards: int, system: Store) -> None:
     """Keys are derived here and kept there: by the same number of parts, or they would not be found again."""
-    if not isinstance(system, Partitioned):
+    expected = capabilities_of(system).tenant_shards
+    if expected is None:
         if shards > 1:
             raise ConfigurationError(
                 f"IDEMPOTENCY_TENANT_SHARDS: the store ({type(system).__name__}) has no partitions, so that no tenant can "
                 "outgrow one. Remove this, or use a Redis store."
             )
-    elif shards != system.tenant_shards:
+    elif shards != expected:
         raise ConfigurationError(
-            f"IDEMPOTENCY_TENANT_SHARDS: is {shards}, and the store was made for {system.tenant_shards}. Give it "
+            f"IDEMPOTENCY_TENANT_SHARDS: is {shards}, and the store was made for {expected}. Give it "
             f"rules=RedisDataLossPolicy(shards={shards}), or let it be made from a URL or a client."
         )
 
 
-def _unsettled(store: Store, system: Store) -> Recovery | None:
-    """What others than their owners may settle. Here, too, where the answers of a system that others have a cache before
-    cannot be withdrawn from it, nothing that holds one is settled anew: the cache would go on giving what it has."""
-    if not isinstance(store, SupportsRecovery):
-        return None
-    if store is not system or not isinstance(system, KnowsCache):
-        return store.recovery
-    return CachedRecovery(store.recovery, lambda key, fence: not system.has_cache())
+def _recovery(store: Store, system: Store) -> Recovery | None:
+    """Return what resolves the records of other workers.
+
+    Another host may have a cache in front of this system, and this host cannot invalidate its responses. Then a record with a
+    response is not resolved here: the cache would go on sending the old one.
+    """
+    recovery = capabilities_of(store).recovery
+    if recovery is None or store is not system or not isinstance(system, KnowsCache):
+        return recovery
+    return CachedRecovery(recovery, lambda key, fence: not system.has_cache())
 
 
 def _codec(settings: Settings, data_keys: DataKeys | None, *, store: str) -> Codec:

@@ -1,20 +1,22 @@
-"""What a store can do besides being one: keep data keys, show all its answers, and tell what each tenant has.
+"""What a store can offer beside the `Store` protocol: keep data keys, scan its records, count what each tenant has.
 
-Each is a small port of its own, and an attribute of the stores that have it. What needs one asks for it where everything
-is put together, and refuses to start without.
+Each capability is a protocol, and an attribute of the stores that have it. `Capabilities` lists them. Assembly looks them up
+once, and refuses to start without one that the settings need.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Final, Protocol, runtime_checkable
 
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ClaimRequest, Grant, Record, State, StoredPayload
 from flask_idempotency.engine.quota import Drift, Quota, Usage
+from flask_idempotency.engine.store import Schema, Transactions
+from flask_idempotency.engine.waiting import Notifier
 
 # What a store does for those who look after it: remember when that was, let one do it at a time, and clear out.
 
@@ -123,22 +125,6 @@ class Expiry(Protocol):
         ...
 
 
-@runtime_checkable
-class KeepsTaskLog(Protocol):
-    """A store that remembers which chores were done."""
-
-    @property
-    def task_log(self) -> TaskLog: ...
-
-
-@runtime_checkable
-class Expires(Protocol):
-    """A store that has to be cleared of what is over."""
-
-    @property
-    def expiry(self) -> Expiry: ...
-
-
 # What a store can say about itself to somebody who asks whether all is well.
 
 
@@ -176,14 +162,6 @@ class Health(Protocol):
         Raises `StoreUnavailable` when the store cannot answer at all.
         """
         ...
-
-
-@runtime_checkable
-class KnowsItsHealth(Protocol):
-    """A store that can be asked how it is."""
-
-    @property
-    def health(self) -> Health: ...
 
 
 # What a store that can lose its memory says when it has, and what its owners and operators can do about it.
@@ -306,14 +284,6 @@ class DataLossDetector(Protocol):
         ...
 
 
-@runtime_checkable
-class DetectsDataLoss(Protocol):
-    """A store that can lose its memory, and says so."""
-
-    @property
-    def data_loss(self) -> DataLossDetector: ...
-
-
 # Records whose owners may be gone: how to find them, and what may become of them by another's hand.
 
 
@@ -416,14 +386,6 @@ class Recovery(Protocol):
     def counts(self) -> UnfinishedCounts:
         """How many records are not completed. Quick."""
         ...
-
-
-@runtime_checkable
-class SupportsRecovery(Protocol):
-    """A store whose unsettled records can be found and settled by others than their owners."""
-
-    @property
-    def recovery(self) -> Recovery: ...
 
 
 PAGE: Final = 200
@@ -594,22 +556,6 @@ class Ledger(Protocol):
 
 
 @runtime_checkable
-class KeepsDataKeys(Protocol):
-    """A store in which tenants' data keys may be kept."""
-
-    @property
-    def data_keys(self) -> DataKeys: ...
-
-
-@runtime_checkable
-class ShowsResponses(Protocol):
-    """A store that can be walked through."""
-
-    @property
-    def responses(self) -> Responses: ...
-
-
-@runtime_checkable
 class KnowsCache(Protocol):
     """A store that remembers that a cache of its answers stands before it, for hosts that do not know the cache.
 
@@ -625,9 +571,40 @@ class KnowsCache(Protocol):
         ...
 
 
-@runtime_checkable
-class Counts(Protocol):
-    """A store that can hold tenants to quotas."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a store offers beside the `Store` protocol: each is an attribute of the store. None: the store lacks it."""
 
-    @property
-    def ledger(self) -> Ledger: ...
+    schema: Schema | None
+    """Its tables, in a database that others use as well."""
+    transactions: Transactions | None
+    """It keeps its records in the database of the application's own session."""
+    tenant_shards: int | None
+    """Over how many partitions it expects the keys of each tenant to be spread. It refuses to mix two numbers."""
+    data_loss: DataLossDetector | None
+    """It can lose data, and detects that."""
+    notifier: Notifier | None
+    """It publishes the end of claims for which requests wait."""
+    ledger: Ledger | None
+    """It can hold tenants to quotas."""
+    data_keys: DataKeys | None
+    """It keeps wrapped data keys of tenants."""
+    responses: Responses | None
+    """Its completed records can be scanned and replaced."""
+    recovery: Recovery | None
+    """Others than their workers can find and resolve its unfinished records."""
+    expiry: Expiry | None
+    """It has to be cleared of what has expired."""
+    task_log: TaskLog | None
+    """It remembers when maintenance tasks ran."""
+    health: Health | None
+    """It can check its server."""
+
+
+CAPABILITIES: Final = tuple(field.name for field in fields(Capabilities))
+"""The names of these attributes. Calls to them are not timed."""
+
+
+def capabilities_of(store: object) -> Capabilities:
+    """Look up what this store offers. Assembly and the tiered store do so once; no call site looks for an attribute."""
+    return Capabilities(**{name: getattr(store, name, None) for name in CAPABILITIES})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias
 
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
@@ -148,16 +148,6 @@ class Store(Protocol):
         owner may complete it again, and nothing else. Anything else that is there by now, also another payload, stays as
         it is.
         """
-        ...
-
-
-@runtime_checkable
-class Partitioned(Protocol):
-    """A store that keeps everything of one `tid` together in one of its partitions, which a large tenant may outgrow."""
-
-    @property
-    def tenant_shards(self) -> int:
-        """Over how many parts the keys of each tenant are spread that this store expects. It refuses to mix them."""
         ...
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import StorageKey
@@ -23,14 +23,6 @@ class Notifier(Protocol):
         From whatever thread, and more than once. Neither waits for a store nor raises what one says.
         """
         ...
-
-
-@runtime_checkable
-class Announces(Protocol):
-    """A store that tells when a key was settled that was claimed as `awaited`."""
-
-    @property
-    def notifier(self) -> Notifier: ...
 
 
 class Waiters:

@@ -15,7 +15,7 @@ from secrets import token_bytes
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlsplit
 
-from flask_idempotency.engine.capabilities import KeepsDataKeys
+from flask_idempotency.engine.capabilities import capabilities_of
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.urls import is_of_several, several
@@ -217,7 +217,7 @@ def encryption_faults(loaded: Mapping[str, Any], config: Mapping[str, Any], *, h
         return
     if loaded.get("key_ring") is None:
         yield NO_RING.format(mode=mode)
-    if callable(getattr(store, "claim", None)) and not isinstance(store, KeepsDataKeys):
+    if callable(getattr(store, "claim", None)) and capabilities_of(store).data_keys is None:
         yield NO_DATA_KEYS.format(mode=mode, store=type(store).__name__)
     if mode != "required":
         return

@@ -12,31 +12,25 @@ from hashlib import sha256
 from typing import Final, Protocol, runtime_checkable
 
 from flask_idempotency.engine.capabilities import (
-    Counts,
     DataKeys,
-    Expires,
     Expiry,
     Finding,
     Health,
-    KeepsDataKeys,
-    KeepsTaskLog,
     KnowsCache,
-    KnowsItsHealth,
     Ledger,
     Recovery,
     Responses,
     SeenRecord,
-    ShowsResponses,
-    SupportsRecovery,
     TaskLog,
     Verdict,
+    capabilities_of,
 )
 from flask_idempotency.engine.errors import IdempotencyError, NotApplied, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Claimed, ClaimRequest, Mismatched, Record, Replayed, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
-from flask_idempotency.engine.waiting import Announces, Notifier
+from flask_idempotency.engine.waiting import Notifier
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -134,22 +128,22 @@ class TieredStore:
         self.mark_point_of_no_return = system.mark_point_of_no_return
         self.quarantine = system.quarantine
         self.read = system.read
-        if isinstance(system, KeepsDataKeys):
-            self.data_keys = CachedDataKeys(system.data_keys, cache)
-        if isinstance(system, ShowsResponses):
-            self.responses = CachedResponses(system.responses, self._forget)
-        if isinstance(system, Counts):
-            self.ledger = system.ledger
-        if isinstance(system, SupportsRecovery):
-            self.recovery = CachedRecovery(system.recovery, self._withdraw)
-        if isinstance(system, Expires):
-            self.expiry = system.expiry
-        if isinstance(system, KeepsTaskLog):
-            self.task_log = system.task_log
-        if isinstance(system, Announces):
-            self.notifier = system.notifier
-        health = system.health if isinstance(system, KnowsItsHealth) else None
-        self.health = CachedHealth(health, self._cache_answers)
+        offered = capabilities_of(system)
+        if offered.data_keys is not None:
+            self.data_keys = CachedDataKeys(offered.data_keys, cache)
+        if offered.responses is not None:
+            self.responses = CachedResponses(offered.responses, self._forget)
+        if offered.ledger is not None:
+            self.ledger = offered.ledger
+        if offered.recovery is not None:
+            self.recovery = CachedRecovery(offered.recovery, self._withdraw)
+        if offered.expiry is not None:
+            self.expiry = offered.expiry
+        if offered.task_log is not None:
+            self.task_log = offered.task_log
+        if offered.notifier is not None:
+            self.notifier = offered.notifier
+        self.health = CachedHealth(offered.health, self._cache_answers)
         self._telling = system if isinstance(system, Telling) else None
         self._identified = system if isinstance(system, Identified) else None
         self._identity: bytes | None = None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
 
+from flask_idempotency.engine.capabilities import CAPABILITIES
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Claimed, ClaimRequest, Record, Replayed, StoredPayload
@@ -21,12 +22,6 @@ Ending: TypeAlias = Literal["done", "granted", "replayed", "refused", "lost", "u
 Timing: TypeAlias = Callable[[Call, Ending, float], object]
 """Called after every call with its name, how it ended, and how many seconds it took. It must be quick, and not raise."""
 
-CAPABILITIES: Final = (
-    *("data_keys", "responses", "ledger", "recovery", "expiry", "task_log", "health", "schema", "transactions"),
-    *("data_loss", "notifier"),
-)
-"""The optional attributes of a store, of `engine/capabilities.py` and its neighbours. Calls to them are not timed."""
-
 OutcomeT = TypeVar("OutcomeT")
 ArgumentsP = ParamSpec("ArgumentsP")
 
@@ -39,7 +34,6 @@ class TimedStore:
         self._timing = timing
         self._clock = clock
         for name in CAPABILITIES:
-            # An isinstance check of a protocol looks at attributes, and from Python 3.12 on not at __getattr__.
             if hasattr(store, name):
                 setattr(self, name, getattr(store, name))
 

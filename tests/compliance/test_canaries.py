@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 import pytest
 from werkzeug.test import TestResponse
 
-from flask_idempotency.engine.capabilities import KeepsDataKeys
+from flask_idempotency.engine.capabilities import capabilities_of
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ClaimRequest, OnExpiry, Record
 from tests.compliance.conftest import Bank, new_bank
@@ -73,8 +73,9 @@ def go_everywhere(bank: Bank) -> dict[str, TestResponse]:
     bank.vault.forge(key_of(bank, KEY + "-damaged"), _damaged)
     answers["damaged"] = pay(bank, KEY + "-damaged")
     answers["quarantined"] = pay(bank, KEY + "-damaged")
-    assert isinstance(bank.store, KeepsDataKeys)
-    bank.store.data_keys.shred(flying.tid)
+    data_keys = capabilities_of(bank.store).data_keys
+    assert data_keys is not None
+    data_keys.shred(flying.tid)
     answers["erased"] = pay(bank)
     answers["over quota"] = pay(bank, KEY + "-one-too-many")
     return answers
