@@ -1,7 +1,8 @@
-"""The view sees the body it would see without us, and nobody sees half of one."""
+"""How a body is read: the view sees the body that it would see without the extension."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import gzip
 import io
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from io import BytesIO
 from itertools import product
 from pathlib import Path
 from typing import IO, Any, cast
@@ -17,7 +19,14 @@ import pytest
 from flask import Flask, Request, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from flask_idempotency.web.request_body import MEMORY_BYTES, BodyConsumed, TruncatedBody, chunks, read_body
+from flask_idempotency.web.request_body import (
+    MEMORY_BYTES,
+    BodyConsumed,
+    CountingStream,
+    TruncatedBody,
+    chunks,
+    read_body,
+)
 from tests.web.sending import (
     DELIVERIES,
     Delivery,
@@ -484,3 +493,52 @@ def test_pieces_come_from_the_start_and_leave_no_trace() -> None:
 
     assert [b"abcdef"] == list(chunks(stream))
     assert b"cdef" == stream.read()
+
+
+class Plain:
+    """A server's stream as gunicorn has it: it cannot tell where it stands."""
+
+    read_timeout = 30
+
+    def __init__(self) -> None:
+        self._source = BytesIO(b"one\ntwo\nthree")
+
+    def read(self, size: int = -1) -> bytes:
+        return self._source.read(size)
+
+    def __iter__(self) -> Plain:
+        return self
+
+    def __next__(self) -> bytes:
+        return next(self._source)
+
+
+def test_however_it_is_read_it_is_counted() -> None:
+    """By position, by keyword, line by line."""
+    stream = CountingStream(Plain())
+
+    assert (b"on", b"e\n") == (stream.read(2), stream.read(size=2))
+    assert b"two\n" == next(stream)
+    assert [b"three"] == list(stream)
+    assert 13 == stream.bytes_read
+
+
+def test_what_is_no_method_stays_what_it_is() -> None:
+    """Whatever it is called."""
+    assert 30 == CountingStream(Plain()).read_timeout
+
+
+def test_what_is_counted_is_read_as_before() -> None:
+    """Whatever the server's stream can do, it still can."""
+    source = io.BufferedReader(io.BytesIO(b"one\ntwo\nthree\nfour"))
+    counted, buffer = CountingStream(source), bytearray(2)
+
+    assert b"one\n" == counted.readline()
+    assert 2 == counted.readinto(buffer)
+    assert [b"o\n", b"three\n"] == counted.readlines(3)
+    assert b"four" == next(iter(counted))
+    assert 18 == counted.bytes_read
+    assert counted.readable() is True
+    assert 18 == counted.bytes_read
+    assert not hasattr(CountingStream(Pipe(b"")), "seek")
+    assert b"" == copy.copy(counted).read()
