@@ -45,8 +45,6 @@ from flask_idempotency.engine.keys import StorageKey, encode
 from flask_idempotency.engine.model import SealedBy, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.store import SealContext
 
-# Unwrapped data keys, for as long as they may be remembered.
-
 MEMORY_SECONDS: Final = 60.0
 """After this a key is asked for again: so long may a provider's refusal take to be felt."""
 FINISHING_SECONDS: Final = 300.0
@@ -118,10 +116,6 @@ class DataKeyCache:
             del self._held[name]
 
 
-# The data keys of tenants: found by number, made when there is none, unwrapped and remembered for a short while.
-#
-# A wrapped key and every answer name the key that opens them. Nothing here tries one key after another.
-
 LONGEST_STEP: Final = 2**20
 """From one number of a tenant's data keys to the next. Two thousand rotations fit into 31 bits, and two keys that do not
 know of each other have the same number once in a million times."""
@@ -142,7 +136,10 @@ def _any_step() -> int:
 
 
 class DataKeyring:
-    """Data keys as the codec needs them. Safe to share between threads, and across a fork.
+    """The data keys of tenants: found by number, made if there is none, unwrapped and remembered for a short while.
+
+    A wrapped key and every response name the key that opens them: no code here tries one key after another. Safe to share
+    between threads, and across a fork.
 
     Both questions raise `KeyProviderUnavailable` when the provider does not answer, and `StoreUnavailable` when the store does
     not.
@@ -289,7 +286,7 @@ _RECORD_KEY: Final = b"flask_idempotency/record-key/1"
 
 
 class EncryptedCodec:
-    """Implements `ports.Codec`: an `EnvelopeCodec` whose envelopes are encrypted. Safe to share between threads."""
+    """Implements `engine.store.Codec`: an `EnvelopeCodec` whose envelopes are encrypted. Safe to share between threads."""
 
     def __init__(
         self,

@@ -100,7 +100,7 @@ _STATUS_LINE = re.compile(r"([0-9]{3})(?: ([^\r\n\0]{1,512}))?")
 
 
 class EnvelopeCodec:
-    """Implements `ports.Codec`. Stateless and safe to share between threads."""
+    """Implements `engine.store.Codec`. Stateless and safe to share between threads."""
 
     def __init__(
         self, *, compression: Compression | None = COMPRESSIONS["zlib"], max_bytes: int = 64 * 1024 * 1024

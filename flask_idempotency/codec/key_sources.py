@@ -157,8 +157,6 @@ def _decoded(text: object) -> bytes | None:
         return None
 
 
-# A file with a passphrase.
-
 FORMAT: Final = 1
 COST: Final = 2**17
 """The cost of scrypt that OWASP recommends: 128 MiB and a third of a second, once for each start."""

@@ -7,8 +7,6 @@ clock with a server's.
 
 from __future__ import annotations
 
-# Durations as stores count them.
-
 
 def microseconds(seconds: float) -> int:
     """This duration in whole microseconds. Raises `ValueError` unless it is finite and longer than nothing.

@@ -1,4 +1,4 @@
-"""Records that are not completed, and what others than their owners may do with them."""
+"""The records of the memory store, and what the janitor, the command line and `doctor` call of it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,9 @@ from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, window_
 from flask_idempotency.engine.recovery import LAPSED
 from flask_idempotency.engine.store import Clock, SteadyClock
 
-# What the parts of a memory store share: the records, the time, and the lock that all of them take.
-
 
 class MemoryRecords:
-    """Holds records and does nothing with them. Whoever reads or writes here holds the lock."""
+    """The records, the time, and the lock that each caller takes before it reads or writes here."""
 
     def __init__(self, clock: Clock) -> None:
         self.lock = threading.Lock()
@@ -60,11 +58,8 @@ def is_over(record: Record, now: float) -> bool:
     return record.state is State.COMPLETED and record.deadline <= now
 
 
-# Which chores were done, and clearing out what is over.
-
-
 class MemoryTaskLog:
-    """Implements `chores.TaskLog`."""
+    """Implements `capabilities.TaskLog`."""
 
     def __init__(self, room: MemoryRecords) -> None:
         self._room = room
@@ -100,7 +95,7 @@ class MemoryTaskLog:
 
 
 class MemoryExpiry:
-    """Implements `chores.Expiry`. Knows when each answer's life ends, so that nothing has to be looked through."""
+    """Implements `capabilities.Expiry`. Knows when each answer's life ends, so that nothing has to be looked through."""
 
     def __init__(self, room: MemoryRecords, *, put: Callable[[StorageKey, Record | None], None]) -> None:
         self._room = room
@@ -130,7 +125,7 @@ class MemoryExpiry:
 
 
 class MemoryHealth:
-    """Implements `health.Health`."""
+    """Implements `capabilities.Health`."""
 
     def findings(self) -> tuple[Finding, ...]:
         return (
@@ -141,9 +136,6 @@ class MemoryHealth:
                 "Set IDEMPOTENCY_STORE to flask-sqlalchemy:// or a redis:// URL before this application moves money.",
             ),
         )
-
-
-# What each tenant has, counted as its records come and go.
 
 
 @dataclass(slots=True)
@@ -159,7 +151,7 @@ class _Books:
 
 
 class MemoryLedger:
-    """Implements `upkeep.Ledger`."""
+    """Implements `capabilities.Ledger`."""
 
     def __init__(self, room: MemoryRecords) -> None:
         self._room = room
@@ -280,9 +272,6 @@ def _size(record: Record) -> int:
     return 0 if record.payload is None else record.payload.byte_size
 
 
-# Data keys beside the records, and a walk through all answers.
-
-
 @dataclass(slots=True)
 class _Tenant:
     keys: dict[int, DataKey] = field(default_factory=dict)
@@ -293,7 +282,7 @@ class _Tenant:
 
 
 class MemoryDataKeys:
-    """Implements `upkeep.DataKeys`."""
+    """Implements `capabilities.DataKeys`."""
 
     def __init__(self, room: MemoryRecords) -> None:
         self._room = room
@@ -377,7 +366,7 @@ class MemoryDataKeys:
 
 
 class MemoryResponses:
-    """Implements `upkeep.Answers`."""
+    """Implements `capabilities.Responses`."""
 
     def __init__(self, room: MemoryRecords, shelf: MemoryDataKeys) -> None:
         self._room = room
@@ -420,7 +409,7 @@ def _kid(record: Record) -> str:
 
 
 class MemoryRecovery:
-    """Implements `unsettled.Unsettled`. `put` and `complete` are the store's own, which keep its ledger right."""
+    """Implements `capabilities.Recovery`. `put` and `complete` are the store's own, which keep its ledger right."""
 
     def __init__(
         self,

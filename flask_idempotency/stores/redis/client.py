@@ -1,4 +1,4 @@
-"""How a client is made from a URL, and what is known of one that the application brought."""
+"""Make a client from a URL: of one server, of a Cluster, or of a primary behind Sentinels. Describe one that you brought."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ from flask_idempotency.stores.redis.connection import (
     words,
 )
 from flask_idempotency.stores.redis.urls import Address, MultiHostUrl, is_of_several, several
-
-# A client that goes wherever Sentinels say that the primary is.
 
 SENTINEL_SECONDS: Final = 0.3
 """What a Sentinel may take to connect, and to answer. It does so from memory; three silent ones cost what one Redis does."""

@@ -1,4 +1,4 @@
-"""A Cluster as its nodes describe it: which of them keeps which slot."""
+"""A Cluster as its nodes describe it: which of them keeps which slot, and how a command gets to it."""
 
 from __future__ import annotations
 
@@ -243,8 +243,6 @@ def primaries(client: Any) -> list[tuple[bytes, Any]]:
         return [(b"", None)]
     return sorted(((str(node.name).encode(), node) for node in client.get_primaries()), key=lambda named: named[0])
 
-
-# Commands to whichever node of a Cluster keeps their keys, on a way that is found anew when it ends nowhere.
 
 MOST_REDIRECTIONS: Final = 5
 """Two are ordinary while a slot moves. More come from nodes that do not agree, and sooner or later they do."""

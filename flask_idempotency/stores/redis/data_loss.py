@@ -3,6 +3,19 @@
 In every partition stands who it is, how it is laid out, and which process keeps it. A partition that lacks this was
 emptied; another process means a restart, a fail-over or an older copy, and with each of them what was written last may be
 gone. Measured in research/correctness.md, section 3.
+
+A restart loses nothing if every write was on the disk before Redis answered it, and if the files that Redis loaded are the
+ones that the process before it wrote. No single fact proves this, so four are needed:
+
+1. A client saw that the process before wrote and flushed its append-only file before each answer, and had no replica. Each
+   process that claims looks at this twice a minute, and so do `check`, `redis status`, `doctor` and the janitor's `reap`.
+   Partition 0 keeps the last look.
+2. The new process does the same since it started: one that was started without the file, and then told to write it, has
+   loaded a snapshot.
+3. The new process started soon after the last look. Files that are put back are older than that.
+4. No fence is missing that this process was granted.
+
+With one fact less, the restart is a loss that an operator acknowledges. docs/redis-memory.md names what remains.
 """
 
 from __future__ import annotations
@@ -26,21 +39,6 @@ from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.encoding import about_bytes
 from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, corrupt, whole_number
 from flask_idempotency.stores.redis.scripts import Script
-
-# Whether a Redis lost anything when it was restarted.
-#
-# A restart loses nothing if every write was on the disk before Redis answered it, and if the files that Redis loaded are the
-# ones that the process before it wrote. No single fact proves this, so four are asked for:
-#
-# 1. A client saw that the process before wrote and flushed its append-only file before each answer, and had no replica. Each
-#    process that claims looks at this twice a minute, and so do `check`, `redis status`, `doctor` and the janitor's `reap`.
-#    Partition 0 keeps the last look.
-# 2. The new process does the same since it started: one that was started without the file, and then told to write it, has
-#    loaded a snapshot.
-# 3. The new process started soon after the last look. Files that are put back are older than that.
-# 4. No fence is missing that this process was granted.
-#
-# With one fact less, the restart is a loss that an operator acknowledges. docs/redis-memory.md names what remains.
 
 LOOK_SECONDS: Final = 30.0
 """Between two looks of one process. What an operator sets on the running server is seen after this time."""

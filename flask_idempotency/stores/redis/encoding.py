@@ -268,8 +268,6 @@ def _read_length(data: bytes, at: int) -> tuple[int, int]:
     return number | data[at] << shift, at + 1
 
 
-# What scripts are told of an answer that is to be stored.
-
 # An application keeps its answers for a few lengths of time, again and again.
 _width_ms = lru_cache(maxsize=64)(bucket_width_ms)
 

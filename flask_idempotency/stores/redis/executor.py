@@ -1,4 +1,4 @@
-"""The Redis that a store is in."""
+"""Runs scripts and commands in the Redis that a store is in, and waits for its replicas."""
 
 from __future__ import annotations
 
@@ -13,12 +13,6 @@ from flask_idempotency.stores.redis.cluster import primaries
 from flask_idempotency.stores.redis.connection import RETRIES, UNREACHABLE, Argument, Command, RetryBudget, Tries, words
 from flask_idempotency.stores.redis.scripts import Script
 
-# What replicas must have before a promise counts: WAIT, in the same round trip.
-#
-# This is no consensus. It tells how many replicas have a write, not which of them will be promoted: asked for fewer than
-# there are, a fail-over may choose another. What it answers for is a write of its own connection, and a script that is
-# repeated may write nothing: so something is always written behind it, and that is what is waited for.
-
 WAIT_SECONDS: Final = 0.5
 """A replica nearby takes a millisecond. Where the client gives up on a reply before this, the wait is shorter than that."""
 
@@ -27,7 +21,12 @@ _SHARE: Final = 0.6
 
 
 class Replication:
-    """How many replicas must have what is promised; 0: nobody asks."""
+    """How many replicas must have the effect of a durable script: WAIT, in the same round trip. 0: it waits for none.
+
+    This is no consensus. WAIT counts the replicas that have a write, and does not say which of them will be promoted: with
+    fewer than there are, a fail-over may choose another. It counts a write of its own connection, and a script that is
+    repeated may write nothing. So the store always writes one key behind the script, and waits for that.
+    """
 
     def __init__(self, replicas: int, *, reply_seconds: float | None = None) -> None:
         if replicas < 0:

@@ -1,6 +1,6 @@
 """Where a record lives, and what else. The only place where a Redis key, or a field of one, is spelt.
 
-    idm1:{p02b0}:r:<rid>    the record: one string, see `record.py`
+    idm1:{p02b0}:r:<rid>    the record: one string, see `encoding.py`
     idm1:{p02b0}:i          sorted set: records in flight, by the end of their lease in milliseconds
     idm1:{p02b0}:z          sorted set: quarantined records, by when a resolver is to be asked about them next, in
                             milliseconds: first when they were quarantined, or when their lease ended if that was before
@@ -11,7 +11,7 @@
     idm1:{p02b0}:k:<tid>    hash: the tenant's data keys; see below
     idm1:{p02b0}:g:<rid>    by which call the record was freed that was there; gone after minutes
     idm1:{p02b0}:a:<token>  whoever asked for this claim has given it up; gone after a minute
-    idm1:{p02b0}:c:<rid>    a cached answer of another store, see `replays.py`; these may be lost. The store's identity
+    idm1:{p02b0}:c:<rid>    a cached answer of another store, see `replay_cache.py`; these may be lost. The store's identity
                             is mixed into this rid, see `stores/tiered.py`
     idm1:{p02b0}:e:<tid>    when the tenant's cached answers were erased, by the cache's clock in microseconds
     idm1:{p02b0}:w          what is written so that replicas can be waited for; gone after a minute

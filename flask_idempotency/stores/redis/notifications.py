@@ -1,4 +1,4 @@
-"""How a process hears at once that a key was settled in another one."""
+"""Pub/sub messages that wake waiting requests when another process completes or releases their key."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _LONGEST_WINDOW = 1e10
 
 
 class RedisLedger:
-    """Implements `upkeep.Ledger`."""
+    """Implements `capabilities.Ledger`."""
 
     def __init__(self, server: ScriptExecutor) -> None:
         self._server = server

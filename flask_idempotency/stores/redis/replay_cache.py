@@ -1,4 +1,4 @@
-"""Answers kept in Redis in front of a system of record."""
+"""Responses cached in Redis in front of a system of record, behind a circuit breaker."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from flask_idempotency.stores.redis.encoding import decode, encode
 from flask_idempotency.stores.redis.executor import ScriptExecutor
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.tiered import Missed
-
-# Leaves alone what does not answer.
 
 FIRST_PAUSE_SECONDS = 1.0
 """A worker that waits in vain does so for tens of milliseconds: once a second takes a few hundredths of its time."""

@@ -1,4 +1,10 @@
-"""Putting an answer into a record, on whichever connection that is to be committed."""
+"""The statements that put a response into a record, or change one that is there, and the class that completes a record.
+
+The statement that completes has eight forms, so that no response pays for what it does not use. `sealed`: only while the
+tenant's data key is there and the tenant was not erased since. `counted`: with the ledger in the same statement; the plain
+form leaves a counted record alone. `tells`: for the application's transaction; returns the row, because the lock timeout that
+the statement sets on PostgreSQL lasts until the transaction ends, and a second look would be under it.
+"""
 
 from __future__ import annotations
 
@@ -58,13 +64,6 @@ from flask_idempotency.stores.sql.statements import (
     owners,
     word,
 )
-
-# The statement that completes a record, in the eight forms that it needs: no answer pays for what it does not use. And
-# the one by which somebody else does it in the owner's place.
-#
-# `sealed`: only while the tenant's data key is there and the tenant was not erased since. `counted`: the ledger, too, in the
-# same statement; the plain form leaves a counted record alone. `tells`: for the application's transaction, where the patience
-# that it sets on PostgreSQL lasts until that ends, and whoever is to hear of the commit needs the row.
 
 _r = records.c
 
@@ -169,9 +168,6 @@ def _next_bucket_end(ends: ColumnElement[int]) -> ColumnElement[int]:
 
 def _shard() -> ColumnElement[int]:
     return bindparam("my_shard", type_=SmallInteger)
-
-
-# Every statement about answers that are there already: seen, sealed anew, or found to be unreadable.
 
 
 def page_end(dialect: Dialect) -> Select[Any]:
@@ -375,7 +371,7 @@ class CompletionWriter:
 
 
 def answer_of(key: StorageKey, payload: StoredPayload, keep: float) -> dict[str, Any]:
-    """The parameters of `completions.complete`, but for `my_record_id`, `my_token` and `now`."""
+    """Return the parameters of `complete`, but for `my_record_id`, `my_token` and `now`."""
     return {
         **facts_of(payload, "my"),
         "my_shard": key.rid[0] % SHARDS,
@@ -407,7 +403,7 @@ def is_sealed(parameters: dict[str, Any]) -> bool:
 
 
 def entry(*, kind: str, bucket_end: int, window_length: int, records: int, stored: int) -> dict[str, Any]:
-    """The parameters of `completions.book`, but for `my_tenant_id` and `my_shard`."""
+    """Return the parameters of `book`, but for `my_tenant_id` and `my_shard`."""
     return {
         "my_kind": kind,
         "my_bucket_end": bucket_end,

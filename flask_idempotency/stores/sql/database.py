@@ -1,4 +1,10 @@
-"""Connections for records, apart from those that the application's sessions hold."""
+"""Connections for records, apart from those that the application's sessions hold.
+
+An application brings a URL or an Engine. Records get a pool of their own beside it, that bounds every wait and logs no row. A
+forked child neither uses nor closes connections that its parent opened: both would write to one socket and read each other's
+results, `Connection.close()` in the child would end the parent's session at the server, and SQLAlchemy sends ROLLBACK on a
+checked-out connection that is garbage. Source: SQLAlchemy, "Using Connection Pools with Multiprocessing or os.fork()".
+"""
 
 from __future__ import annotations
 
@@ -25,10 +31,6 @@ from flask_idempotency.engine.forks import after_fork, before_fork, notice
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, dialect_of
 from flask_idempotency.stores.sql.errors import explained, is_serialization_failure
 
-# What SQLAlchemy's own logging must not tell: at DEBUG it writes each row, whatever its engine was told of parameters.
-#
-# In ours there are tenants, principals, tokens and answers.
-
 EngineT = TypeVar("EngineT", bound=Engine)
 
 
@@ -53,16 +55,18 @@ def _never() -> bool:
     return False
 
 
-# A server that keeps our connection and says nothing, for which libpq would wait for ever.
-
 READ_TIMEOUT_SECONDS: Final = 5.0
-"""Longer than our patience with a lock, and than any statement of ours takes. What became of it nobody knows."""
+"""How long psycopg waits for an answer: longer than the lock timeout, and than any of our statements takes.
+
+No setting of the server or of the kernel gives this bound. A server process that is stopped, or a pooler that holds the
+statement, runs no `statement_timeout`, and its host still acknowledges our bytes and keepalives: `tcp_user_timeout` does not
+pass. libpq would wait for ever. psycopg2 waits inside libpq, so there only a host that is gone is noticed."""
 
 _READ_TIMED_OUT: Final = "the server did not answer in time"
 
 
 def set_read_timeout(connection: Any) -> None:
-    """From now on this connection of psycopg's raises when an answer takes too long, and is closed then."""
+    """Have this connection of psycopg raise when an answer takes too long, and close it then. The outcome is unknown."""
     wait = connection.wait
 
     def wait_with_timeout(generator: Generator[Any, Any, Any], *arguments: Any, **options: Any) -> Any:
@@ -72,12 +76,12 @@ def set_read_timeout(connection: Any) -> None:
 
 
 def is_read_timeout(error: BaseException | None) -> bool:
-    """Whether this is what `set_read_timeout` makes a connection raise: asking once more would take as long again."""
+    """Whether this is what `set_read_timeout` makes a connection raise. Do not try again: it would take as long again."""
     return _READ_TIMED_OUT in getattr(error, "args", ())
 
 
 def _with_deadline(generator: Generator[Any, Any, Any], connection: Any) -> Generator[Any, Any, Any]:
-    """The same generator, as long as it is answered. psycopg resumes it with 0, several times a second, when not."""
+    """Run this generator while the server answers. Without an answer psycopg resumes it with 0 several times a second."""
     deadline = time.monotonic() + READ_TIMEOUT_SECONDS
     try:
         wanted = next(generator)
@@ -93,12 +97,10 @@ def _with_deadline(generator: Generator[Any, Any, Any], connection: Any) -> Gene
 def _timed_out(connection: Any) -> Exception:
     from psycopg import OperationalError
 
-    # Its answer may still come, and would be taken for that to the next question.
+    # The answer may still come, and the next statement would take it for its own.
     connection.close()
     return OperationalError(_READ_TIMED_OUT)
 
-
-# The engines that a URL, or an application's own Engine, comes to.
 
 CONNECT_SECONDS: Final = 3
 UNANSWERED_MS: Final = 5000
@@ -277,12 +279,6 @@ def _prepare_sqlite(connection: Any, record: object) -> None:
     cursor.close()
 
 
-# Connections that another process opened: a forked child neither uses nor closes them.
-#
-# Parent and child would write to one socket and read each other's results. `Connection.close()` in the child tells the
-# server to end the parent's session, and SQLAlchemy sends ROLLBACK on a checked-out connection that is garbage.
-# Source: SQLAlchemy, "Using Connection Pools with Multiprocessing or os.fork()".
-
 PROCESS: Final = "flask_idempotency_process"
 """The entry of a pooled connection's `info` that holds the id of the process which opened it."""
 
@@ -364,9 +360,6 @@ def _remember(connection: Any, record: Any) -> None:
 
 
 event.listen(Pool, "connect", _remember)
-
-
-# In this process, one thread at a time for each tenant: the others wait here, and hold no connection.
 
 
 class TenantLock:

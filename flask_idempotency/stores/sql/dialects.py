@@ -80,9 +80,6 @@ def dialect_of(name: str) -> Dialect:
     return DIALECTS[name]
 
 
-# Seconds since the epoch, as records tell them, back into the microseconds that rows hold.
-
-
 def in_microseconds(seconds: float) -> int:
-    """The very number that was divided by a million, up to the year 2106 at least."""
+    """Return the microseconds of a row that a record tells as these seconds. Exact up to the year 2106 at least."""
     return round(seconds * 1_000_000)

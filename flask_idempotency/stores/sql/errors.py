@@ -1,4 +1,4 @@
-"""What a database's refusals mean."""
+"""What the errors of a database mean: a log line without secrets, missing privileges, and the errors of this package."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, IdempotencyError, StoreUnavailable
 from flask_idempotency.stores.sql.dialects import SQLITE
-
-# What a database says when it cannot be used, in words that may stand in a log.
 
 _HIDDEN: Final = "***"
 _HOST: Final = re.compile(r"[\w.-]+|[0-9A-Fa-f:.]+")
@@ -67,8 +65,6 @@ def _without_secrets(words: str, url: URL) -> str:
             words = words.replace(spelling, _HIDDEN)
     return words
 
-
-# What the application's role must be allowed to do with our tables.
 
 REMEDY: Final = (
     "the database's role may not use the tables of idempotency records: grant it SELECT, INSERT, UPDATE and DELETE on "

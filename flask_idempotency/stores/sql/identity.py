@@ -1,4 +1,9 @@
-"""The number by which a database's records are told from those of every other, and so are answers cached before it."""
+"""The number that tells a database's records from those of every other, and the rows that a migration tool does not write.
+
+Alembic's autogenerate writes tables, columns, constraints and indexes. It writes no rows and sets no sequence. So at the first
+claim of a process the store adds the schema's version and its own number here, and sets the sequence of fences to the clock.
+Every statement is safe in many processes at once, behind a pooler too, and needs no right to create or alter anything.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +16,6 @@ from flask_idempotency.stores.sql import schema, statements
 from flask_idempotency.stores.sql.database import transaction
 from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL
 from flask_idempotency.stores.sql.schema import FENCES, SEEDED, VERSION
-
-# Make, at the first claim of a process, what a migration tool does not write.
-#
-# Alembic's autogenerate writes tables, columns, constraints and indexes. It writes no rows and sets no sequence. So the
-# store adds the schema's version and its own number here, and sets the sequence of fences to the clock. Every statement
-# is safe in many processes at once, behind a pooler too, and needs no right to create or alter anything.
 
 # "idemfenc" in ASCII: the whole application shares one space of advisory locks.
 _LOCK: Final = 0x6964656D66656E63

@@ -274,8 +274,6 @@ def _tenants_number() -> ColumnElement[int]:
     return bindparam("my_tenants_number", type_=BigInteger)
 
 
-# Quotas as statements take them, and tell them.
-
 MARGIN: Final = 128
 """How far below each limit nobody waits for anybody: limits are exact as long as no more new keys of one tenant are
 between look and commit at once. More than the connections that one application has, and than most servers give out."""
@@ -320,14 +318,12 @@ def rate(count: int | None, span: int | None) -> NewKeys | None:
     return None if count is None or span is None else NewKeys(count, span / 1_000_000)
 
 
-# What tenants have and may have, for those who look after them.
-
 SWEPT: Final = 1000
 """Entries in one statement of `sweep`."""
 
 
 class SqlLedger:
-    """Implements `upkeep.Ledger`. `now` as for `SqlDataKeys`."""
+    """Implements `capabilities.Ledger`. `now` as for `SqlDataKeys`."""
 
     def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
         self._database = database

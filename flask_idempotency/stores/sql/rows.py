@@ -67,7 +67,7 @@ unescape: Final = partial(re.compile("␛([0-9a-f]{4})").sub, _unescaped)
 
 
 class Row(NamedTuple):
-    """A row as `clauses.columns` selects it. Times are microseconds since the epoch, by the server's clock."""
+    """A row as `statements.columns` selects it. Times are microseconds since the epoch, by the server's clock."""
 
     state: str
     token: bytes
@@ -174,7 +174,7 @@ def row_of(columns: Sequence[Any]) -> Row:
 
 
 def completed_row(columns: Any, response: bytes) -> Row:
-    """The row that a `completions.complete` which tells has written, with the answer that it was given."""
+    """Return the row that `completion.complete` with `tells` has written, with the response that it was given."""
     return row_of(Row(response=response, **columns._mapping))
 
 

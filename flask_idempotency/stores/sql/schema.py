@@ -35,8 +35,7 @@ from sqlalchemy import (
 
 from flask_idempotency.stores.sql.dialects import POSTGRESQL
 
-# What a `MetaData` cannot say, for those who make the tables with `create_all`: the same as the migrations make.
-
+# What a `MetaData` cannot say, for applications that make the tables with `create_all`. The migrations make the same.
 # Responses arrive compressed, so the server need not try. A record is written twice and grows in between: free space on
 # the page keeps both versions there.
 _STORAGE: Final = "ALTER TABLE %(fullname)s SET (fillfactor = 80), ALTER COLUMN response SET STORAGE EXTERNAL"
@@ -339,8 +338,6 @@ records, meta, tenants, data_keys, quota_buckets, tasks, fence_numbers = define(
 fences = Sequence(FENCES, data_type=BigInteger)
 """In no metadata: it comes with its table."""
 
-
-# What `schema.py` declares and this database does not have.
 
 SEEDED: Final = 10**15
 """The clock passed this in 2001. A sequence that started from one will never get there."""

@@ -1,8 +1,10 @@
-"""Every statement about one record, each a function that returns it. `tests/stores/sql/snapshots/` holds the text of each for
-each database.
+"""Statements about one record, and the clauses that they share with the statements of other files.
 
-A statement is built once for a store, so that SQLAlchemy compiles it once. Those that complete a record are in
-`completions.py`, those about quotas in `ledger_statements.py`, those about keys and answers in `key_statements.py`.
+`tests/stores/sql/snapshots/` holds the text of each for each database. Those of the request path are built once for a store,
+so that SQLAlchemy compiles each of them once.
+
+Parameters: `my_…` is what the caller brings, `seen_…` what it has read and now compares, `now` the time if a test passes one.
+Durations and times are microseconds.
 """
 
 from __future__ import annotations
@@ -53,11 +55,6 @@ from flask_idempotency.stores.sql.schema import (
     records,
     tenants,
 )
-
-# What statements are made of: conditions on a row, what a grant writes, and the columns that a row is read by.
-#
-# Parameters: `my_…` is what the asker brings, `seen_…` what it has read and now compares, `now` the time when a test says
-# it, and durations in microseconds.
 
 ONE: Final[ColumnElement[int]] = literal_column("1", BigInteger)
 ZERO: Final[ColumnElement[int]] = literal_column("0", BigInteger)

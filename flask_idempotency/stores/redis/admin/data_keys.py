@@ -1,4 +1,4 @@
-"""Tenants' data keys, in the same slot as the records that are sealed with them."""
+"""Tenants' data keys, in the same slot as the records that are sealed with them, and a scan of all responses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from flask_idempotency.engine.model import ERASED, Record, State, StoredPayload
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.encoding import LARGEST_BYTES, decode, payload_bytes, tid_of
 from flask_idempotency.stores.redis.executor import ScriptExecutor, corrupt, whole_number
-
-# All keys of one kind, wherever in a Cluster they are.
 
 BATCH = 500
 """Keys that a server looks at for one answer: less than a millisecond of its time."""
@@ -61,7 +59,7 @@ _log = logging.getLogger("flask_idempotency")
 
 
 class RedisDataKeys:
-    """Implements `upkeep.DataKeys`."""
+    """Implements `capabilities.DataKeys`."""
 
     def __init__(self, server: ScriptExecutor) -> None:
         self._server = server
@@ -197,14 +195,12 @@ def _kid_and_wrapped(kept: bytes) -> tuple[str, bytes]:
         raise corrupt() from error
 
 
-# A walk through all answers.
-
 BATCH_BYTES = 1 << 20
 """Read in one go: less than a millisecond of a server's time. A longer answer is read alone."""
 
 
 class RedisResponses:
-    """Implements `upkeep.Answers`.
+    """Implements `capabilities.Responses`.
 
     A walk is one of SCAN: where a primary is replaced meanwhile it may miss some. Whoever must not miss one counts
     afterwards, and walks again.

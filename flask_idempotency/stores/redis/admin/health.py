@@ -1,4 +1,4 @@
-"""Whether a Redis is set up such that it can keep what it is given."""
+"""Whether this Redis is set up to keep records. The store grants no claim on one that may evict them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.stores.redis.cluster import NoCluster, primaries
 from flask_idempotency.stores.redis.executor import ScriptExecutor
-
-# Whether this Redis may forget records to make room. Nobody may claim on one that does.
 
 REMEDY: Final = "Set maxmemory-policy to noeviction, or use a Redis of its own for this."
 
@@ -125,7 +123,7 @@ class _Look:
 
 
 class RedisHealth:
-    """Implements `health.Health`. Of a Cluster, every primary is asked, and the worst is told of each check."""
+    """Implements `capabilities.Health`. Of a Cluster, every primary is asked, and the worst is told of each check."""
 
     def __init__(self, server: ScriptExecutor) -> None:
         self._server = server

@@ -1,4 +1,4 @@
-"""Records that are not completed, and what others than their owners may do with them."""
+"""The log and the locks of maintenance tasks, and recovery. Redis itself removes what has expired."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ from flask_idempotency.stores.redis.encoding import NUMBERS, completion, decode,
 from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, corrupt, whole_number
 from flask_idempotency.stores.redis.scripts import Script
 
-# Which chores were done, and why there is nothing to clear out.
-
 
 class RedisTaskLog:
-    """Implements `chores.ChoreBook`. A Redis that is full still writes it: what is done must be known then too."""
+    """Implements `capabilities.TaskLog`. A Redis that is full still writes it: what is done must be known then too."""
 
     def __init__(self, server: ScriptExecutor) -> None:
         self._server = server
@@ -55,7 +53,7 @@ class RedisTaskLog:
 
 
 class RedisExpiry:
-    """Implements `chores.Expiry`: there is never anything to remove."""
+    """Implements `capabilities.Expiry`: there is never anything to remove."""
 
     def sweep(self, *, horizon: float, limit: int) -> int:
         """0. Redis drops an answer by its time to live, a minute after its end, and a released key at once.
@@ -80,8 +78,6 @@ def _name(chore: bytes) -> str:
     except UnicodeDecodeError as error:
         raise corrupt() from error
 
-
-# What the indexes of all partitions name: the records in flight or in quarantine, without a look at any other.
 
 PARTITIONS_AT_ONCE: Final = 128
 """Asked in one round trip: eight are all of them, and each is over in a fraction of a millisecond."""
@@ -218,7 +214,7 @@ minutes."""
 
 
 class RedisRecovery:
-    """Implements `unsettled.Unsettled`.
+    """Implements `capabilities.Recovery`.
 
     What the indexes name and is not there, or has another state by now, is taken out of them on the way. Raises
     `CorruptRecord` where an index is of another type than ours: nobody can tell what is in flight there.

@@ -1,4 +1,7 @@
-"""Tenants' data keys, next to the records that are sealed with them."""
+"""Responses that are there already, and the data keys that some of them are sealed with.
+
+Statements about responses are in `completion.py`.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +43,12 @@ from flask_idempotency.stores.sql.rows import row_of
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, RESPONSES, data_keys, meta, tenants
 from flask_idempotency.stores.sql.statements import ONE, ZERO, word
 
-# Answers that are there already: a walk through them, others in their place, and those that nobody can read.
-
 _LAST: Final = b"\xff" * 33
 """Behind every key there is: those have 32 bytes."""
 
 
 class SqlResponses:
-    """Implements `upkeep.Answers`, and quarantines what cannot be read. `now` as for `SqlDataKeys`."""
+    """Implements `capabilities.Responses`, and quarantines what cannot be read. `now` as for `SqlDataKeys`."""
 
     def __init__(
         self, database: Database, completing: Callable[[], CompletionWriter], *, now: Callable[[], int | None]
@@ -171,8 +172,6 @@ def _can_be_counted(found: Any) -> bool:
     return all(isinstance(number, int) and 0 <= number < 2**62 for number in numbers) and found.expires_at > found.now
 
 
-# Every statement about tenants' data keys.
-
 STORE: Final = "store"
 """The row of `idempotency_meta` that tells this database from others."""
 
@@ -272,7 +271,7 @@ _log = logging.getLogger("flask_idempotency")
 
 
 class SqlDataKeys:
-    """Implements `upkeep.DataKeys`. `now` says what time it is, or None to leave that to the server."""
+    """Implements `capabilities.DataKeys`. `now` says what time it is, or None to leave that to the server."""
 
     def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
         self._database = database

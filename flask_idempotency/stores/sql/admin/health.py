@@ -14,8 +14,6 @@ from flask_idempotency.stores.sql.database import Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE
 from flask_idempotency.stores.sql.schema import RECORDS, lacks, metadata
 
-# Looks at a database, each of which comes to one finding. Reads only.
-
 MANY_DEAD: Final = 10_000
 """Autovacuum lets a table of some thousand rows have as many that are dead, and is right to."""
 
@@ -167,8 +165,6 @@ def _parted(fault: str) -> tuple[str, str]:
     return (f"{said}.", remedy) if remedy else (fault, "Run `flask idempotency db check`.")
 
 
-# Whether a pooler stands in front of the database that gives each transaction to another server connection.
-
 LOOKS: Final = 3
 """Beside others that use the pooler, two of ours need not be given the same server connection each time."""
 
@@ -250,7 +246,7 @@ _ON_POSTGRESQL: Final[tuple[tuple[str, Look], ...]] = (
 
 
 class SqlHealth:
-    """Implements `health.Health`. `now` as for `SqlDataKeys`."""
+    """Implements `capabilities.Health`. `now` as for `SqlDataKeys`."""
 
     def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
         self._database = database

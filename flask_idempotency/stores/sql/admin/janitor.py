@@ -1,7 +1,7 @@
-"""Every statement about records that are not completed, sent by others than their owners.
+"""The log and the locks of maintenance tasks, the removal of what has expired, and recovery: each class after its statements.
 
-Parameters as in `clauses.py`. `my_horizon` is a time by somebody else's clock: nothing is done that is not due by the
-server's clock as well, which is compared apart, because no index can be searched by a clock that goes on.
+`my_horizon` is a time by the caller's clock. A statement does only what is due by the server's clock as well, and compares the
+two apart, because no index can be searched by a clock that goes on. Other parameters as in `statements.py`.
 """
 
 from __future__ import annotations
@@ -78,8 +78,6 @@ from flask_idempotency.stores.sql.statements import (
     word,
 )
 
-# Every statement about chores: when each was done, and who is at it.
-
 _c = tasks.c
 
 
@@ -136,45 +134,8 @@ def _holder() -> ColumnElement[bytes]:
     return bindparam("my_locked_by", type_=LargeBinary)
 
 
-# Every statement about what is over and may be removed.
-#
-# Parameters as in `unsettled_statements.py`.
-
-_r = records.c
-
-
-def sweep(dialect: Dialect) -> Delete:
-    """Some of the records that are over, those first that were over first. On PostgreSQL what somebody has locked stays:
-    they are about to use the row again, or remove it themselves."""
-    over = _is_over(dialect)
-    first = select(_r.record_id).where(over).order_by(_r.expires_at).limit(bindparam("my_limit", type_=Integer))
-    which = chosen(dialect, first)
-    # Once more: whoever used the row again between the look and the lock has it.
-    return delete(records).where(_r.record_id.in_(select(which.c.record_id)), over)
-
-
-def is_overdue(dialect: Dialect) -> Select[Any]:
-    """Whether there is a record that was over by then, and is still there."""
-    there = select(ONE).select_from(records).where(_is_over(dialect)).exists()
-    return select(there)
-
-
-def _is_over(dialect: Dialect) -> ColumnElement[bool]:
-    # A life that ended before it began is a flipped bit: to remove that row is to run its payment again.
-    is_answer = and_(_r.state.in_((word(COMPLETED), word(FAILED))), _r.expires_at >= _r.completed_at)
-    horizon = bindparam("my_horizon", type_=BigInteger)
-    return and_(or_(_r.state == word(RELEASED), is_answer), _r.expires_at <= horizon, _r.expires_at <= dialect.now)
-
-
-# Which chores were done, who is at one, and clearing out what is over.
-
-AT_ONCE_IN_A_FILE: Final = 200
-"""SQLite has one writer at a time, and every claim waits for it: a thousand rows took a quarter of a second, two hundred a
-fiftieth."""
-
-
 class SqlTaskLog:
-    """Implements `chores.TaskLog`. `now` as for `SqlDataKeys`."""
+    """Implements `capabilities.TaskLog`. `now` as for `SqlDataKeys`."""
 
     def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
         self._database = database
@@ -211,8 +172,39 @@ class SqlTaskLog:
         self._database.run(lambda connection: connection.execute(give_back(dialect), parameters))
 
 
+_r = records.c
+
+
+def sweep(dialect: Dialect) -> Delete:
+    """Some of the records that are over, those first that were over first. On PostgreSQL what somebody has locked stays:
+    they are about to use the row again, or remove it themselves."""
+    over = _is_over(dialect)
+    first = select(_r.record_id).where(over).order_by(_r.expires_at).limit(bindparam("my_limit", type_=Integer))
+    which = chosen(dialect, first)
+    # Once more: whoever used the row again between the look and the lock has it.
+    return delete(records).where(_r.record_id.in_(select(which.c.record_id)), over)
+
+
+def is_overdue(dialect: Dialect) -> Select[Any]:
+    """Whether there is a record that was over by then, and is still there."""
+    there = select(ONE).select_from(records).where(_is_over(dialect)).exists()
+    return select(there)
+
+
+def _is_over(dialect: Dialect) -> ColumnElement[bool]:
+    # A life that ended before it began is a flipped bit: to remove that row is to run its payment again.
+    is_answer = and_(_r.state.in_((word(COMPLETED), word(FAILED))), _r.expires_at >= _r.completed_at)
+    horizon = bindparam("my_horizon", type_=BigInteger)
+    return and_(or_(_r.state == word(RELEASED), is_answer), _r.expires_at <= horizon, _r.expires_at <= dialect.now)
+
+
+AT_ONCE_IN_A_FILE: Final = 200
+"""SQLite has one writer at a time, and every claim waits for it: a thousand rows took a quarter of a second, two hundred a
+fiftieth."""
+
+
 class SqlExpiry:
-    """Implements `chores.Expiry`. `now` as for `SqlDataKeys`."""
+    """Implements `capabilities.Expiry`. `now` as for `SqlDataKeys`."""
 
     def __init__(self, database: Database, ledger: SqlLedger, *, now: Callable[[], int | None]) -> None:
         self._database = database
@@ -409,8 +401,6 @@ def _limit() -> ColumnElement[int]:
     return bindparam("my_limit", type_=Integer)
 
 
-# Records that are not completed, and what others than their owners may do with them.
-
 _LAST: Final = b"\xff" * 33
 """Behind every key there is: those have 32 bytes."""
 
@@ -424,7 +414,7 @@ _STATES: Final = {
 
 
 class SqlRecovery:
-    """Implements `unsettled.Unsettled`. `now` as for `SqlDataKeys`."""
+    """Implements `capabilities.Recovery`. `now` as for `SqlDataKeys`."""
 
     def __init__(
         self, database: Database, completing: Callable[[], CompletionWriter], *, now: Callable[[], int | None]

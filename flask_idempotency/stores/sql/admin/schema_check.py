@@ -144,9 +144,6 @@ def _durability(connection: Connection) -> Iterator[str]:
             )
 
 
-# `SqlSchema`: the schema port, for whichever database the store keeps its records in.
-
-
 class HasEngines(Protocol):
     @property
     def base(self) -> Engine: ...

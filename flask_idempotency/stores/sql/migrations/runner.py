@@ -15,8 +15,6 @@ from flask_idempotency.stores.sql.errors import is_lock_timeout
 from flask_idempotency.stores.sql.migrations import m0001_tables
 from flask_idempotency.stores.sql.migrations.step import Step
 
-# How long an upgrade waits for whom: for another upgrade as long as it takes, for everybody else briefly.
-
 LOCK_MS: Final = 2000
 """Whatever claims come meanwhile queue behind a statement that waits for the whole table, and give up after five seconds:
 well before that it leaves the queue."""
@@ -59,8 +57,6 @@ def refuse_when_locked(connection: Connection) -> Iterator[None]:
 def _first_line(statement: str | None) -> str:
     return (statement or "").partition("\n")[0].strip("( ")
 
-
-# One upgrade at a time, in one transaction.
 
 # "idempote" in ASCII: the whole application shares one space of advisory locks.
 _MIGRATION_LOCK: Final = 0x6964656D706F7465

@@ -40,7 +40,7 @@ _log = logging.getLogger("flask_idempotency")
 
 
 class SessionTransactions:
-    """Implements `ports.Transactions` on a `scoped_session`, such as Flask-SQLAlchemy's `db.session`.
+    """Implements `engine.store.Transactions` on a `scoped_session`, such as Flask-SQLAlchemy's `db.session`.
 
     `sessions` returns it when it is needed: an application may set up its database after this.
     """
@@ -255,9 +255,6 @@ class SessionTransactions:
                 "flush() to see generated values): the rows are committed together with the answer.",
                 operation,
             )
-
-
-# The SQL store of an application whose own rows are in the same database, and can be committed with its records.
 
 
 class TransactionalSqlStore(SqlStore):

@@ -71,7 +71,7 @@ class SessionRecords(Protocol):
 
 
 class SessionTransaction:
-    """Implements `ports.Transaction`."""
+    """Implements `engine.store.Transaction`."""
 
     def __init__(
         self,
