@@ -1,4 +1,4 @@
-"""Makes unsafe HTTP endpoints of a Flask application safe to retry."""
+"""Make unsafe HTTP endpoints of a Flask application safe to retry. These are the public names."""
 
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.policy import Decision

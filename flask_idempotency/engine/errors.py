@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions: "we do not know" and "this is no longer yours"."""
+"""The exceptions of this package. Each one tells its caller whether the store has changed anything."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from flask_idempotency.engine.escape import printable_lines
 
 
 class IdempotencyError(Exception):
-    """The root of everything this package raises on purpose. Its text may end on a terminal, and is escaped for that."""
+    """The base class of all exceptions of this package. `str()` escapes the text for terminals and logs."""
 
     def __str__(self) -> str:
         return printable_lines(super().__str__())
 
 
 class ConfigurationError(IdempotencyError):
-    """Something was set up in a way that cannot hold; the text names the remedy.
+    """You configured something that cannot work. The text names the remedy.
 
-    All faults found in one place are reported in one error, one line each.
+    One error reports all faults that we find in one place, one line each (`faults`).
     """
 
     def __init__(self, *faults: str) -> None:
@@ -27,27 +27,29 @@ class ConfigurationError(IdempotencyError):
 
 
 class InvalidKey(IdempotencyError):
-    """The client sent an idempotency key that names nothing; the text says what is wrong, never the key."""
+    """The client sent a malformed idempotency key. The text names the fault, and never shows the key."""
 
 
 class StoreUnavailable(IdempotencyError):
-    """The store did not answer, or answered that it cannot decide. Nobody knows what it did."""
+    """The store did not respond, or cannot decide. It may or may not have applied the call."""
 
 
 class NotApplied(StoreUnavailable):
-    """Something did not answer that had to be asked before anything was changed: so nothing was."""
+    """A step that precedes every write failed, so the store has not applied the call."""
 
 
 class KeyProviderUnavailable(StoreUnavailable):
-    """The store is there, and the keys that its answers are encrypted with are not: not even `on_store_down="allow"` runs
-    anything without them, for the store goes on remembering who has run."""
+    """The store works, but the provider of its encryption keys does not respond.
+
+    Even under `on_store_down="allow"` the view does not run, because the store still has the record.
+    """
 
 
 class StoreDataLoss(StoreUnavailable):
-    """The store does not know this key, and has forgotten keys that it should know: nobody can tell whether it was run.
+    """The store does not know this key, and it has lost data: the request may have run before.
 
-    Nothing was granted or changed. Not even `on_store_down="allow"` runs it. `loss` is a `memory.Loss`' value; `noticed`:
-    nobody had noticed it before.
+    The store granted and changed nothing. Even under `on_store_down="allow"` the view does not run. `loss` is the value of a
+    `DataLoss`; `noticed`: this call is the first to detect it.
     """
 
     def __init__(self, text: str, *, loss: str, noticed: bool = False) -> None:
@@ -57,28 +59,28 @@ class StoreDataLoss(StoreUnavailable):
 
 
 class ResponseUnavailable(StoreUnavailable):
-    """The work was done before, and its answer cannot be had for the moment: not even `on_store_down="allow"` runs it."""
+    """The request has completed, and the store cannot return its response now. The view does not run again."""
 
 
 class InheritedConnection(StoreUnavailable):
-    """The application's session holds a connection that another process opened before this one was forked from it.
+    """The application's session holds a connection that its parent process opened before the fork.
 
-    Nothing was claimed or committed.
+    The store has not claimed or committed anything.
     """
 
 
 class LeaseLost(IdempotencyError):
-    """The token is no longer the record's: somebody else owns it, or has settled it. Nothing was changed."""
+    """The token lost the record: another worker owns it, or it is resolved. The store has changed nothing."""
 
 
 class CorruptRecord(IdempotencyError):
-    """A stored record cannot be read. It is never to be taken for an absent one: that would run a payment again."""
+    """A stored record cannot be read. Never treat it as absent: a payment would run again."""
 
 
 class DataKeyMissing(IdempotencyError):
-    """The store does not hold the data key that a payload is sealed with, so it has not stored the payload.
+    """The store does not have the data key of this payload, so it has not stored the payload.
 
-    `erased`: the tenant's answers were erased after this key was first used. Otherwise the store has lost its memory.
+    `erased`: an operator erased the tenant's responses after this key was first used. Otherwise the store has lost data.
     """
 
     def __init__(self, text: str, *, erased: bool) -> None:
@@ -87,13 +89,13 @@ class DataKeyMissing(IdempotencyError):
 
 
 class NotStorable(IdempotencyError):
-    """A result cannot be kept in a form that could be replayed; the text says why."""
+    """A response cannot be stored in a form that we could replay. The text gives the reason."""
 
 
 class NotCommitted(IdempotencyError):
-    """The database refused to commit the work, and holds nothing of it. Its key is free again.
+    """The database refused to commit, and has no row of this request. Its key is free again.
 
-    `again`: the refusal was about other transactions and not about this one, so the same request may succeed.
+    `retryable`: the cause was a conflict with other transactions, so the same request may succeed.
     """
 
     def __init__(self, text: str, *, retryable: bool) -> None:

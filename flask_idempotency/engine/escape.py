@@ -1,9 +1,8 @@
-"""Text that is safe on a terminal and in a log.
+"""Escape text for terminals and logs, and hide the passwords of URLs.
 
-Names, reasons and messages come from clients, from stores and from other libraries. A terminal acts on control characters
-in them, a log takes a line break for another entry, and a reader is deceived by text that changes direction. So every
-place where text leaves calls one of these: logs, commands, problems, metrics, and the text of our exceptions. Events and
-JSON keep the text as it is.
+Clients, stores and other libraries choose names, reasons and messages. A terminal obeys control characters, a log takes a
+line break for a new entry, and text that changes direction deceives a reader. So logs, commands, problems, metrics and our
+exceptions call these functions. Events and JSON keep the text unchanged.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from urllib.parse import unquote
 
 
 def printable(text: str) -> str:
-    """Escape what is not printable, line breaks too: control characters, marks of direction, lone surrogates."""
+    """Escape characters that are not printable: control characters, line breaks, marks of direction, lone surrogates."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def printable_lines(text: str) -> str:
-    """As `printable`, but keep line breaks: for text of ours that has several lines."""
+    """Escape as `printable` does, but keep line breaks. Use it for our own texts of several lines."""
     return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
 
 
 def printable_values(value: Any) -> Any:
-    """The same value with every text in it escaped, in mappings and sequences too."""
+    """Return the same value with every text in it escaped, in mappings and sequences too."""
     match value:
         case str():
             return printable(value)
@@ -56,10 +55,10 @@ _HIDDEN = "***"
 
 
 def without_password(url: str) -> str:
-    """This URL for an error message: user, host, port, database and options, and no password.
+    """Return this URL for an error message: user, host, port, database and options, without the password.
 
-    A URL that is mistyped may have a piece of the password anywhere. So each part is shown only if it cannot be one: where
-    the URL can be read in two ways, nothing before its last @ is shown, and nothing at all if that @ may be in a password.
+    A mistyped URL may have a piece of the password anywhere. So show a part only if it cannot be one. If the URL can be read
+    in two ways, show only the text behind its last @, or none of it if that @ may be in a password.
     """
     scheme, separator, rest = url.partition("://")
     if not separator or not _SCHEME.fullmatch(scheme):
@@ -67,7 +66,7 @@ def without_password(url: str) -> str:
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     behind = rest[len(authority) :]
     if "@" in behind:
-        # The @ that was meant may be in what follows: then the first part is the beginning of a password.
+        # The intended @ may be in this later part. Then the first part is the beginning of a password.
         before, _, last = rest.rpartition("@")
         authority = re.split(r"[/?#]", last, maxsplit=1)[0]
         hosts = _hosts(authority) if not {"?", "#"} & set(before) else None
@@ -75,26 +74,26 @@ def without_password(url: str) -> str:
     user, at, hosts = authority.rpartition("@")
     shown = _hosts(hosts)
     if shown is None:
-        # `redis://user:password`, say, without a host: what follows may be the rest of the password.
+        # Such as `redis://user:password` without a host: the rest may be the end of the password.
         return f"{scheme}://{_HIDDEN}" if not at else f"{scheme}://{_user(scheme, user)}@{_HIDDEN}"
     return printable(f"{scheme}://{_user(scheme, user) + '@' if at else ''}{shown}{_behind(scheme, behind)}")
 
 
 def _user(scheme: str, written: str) -> str:
     name, colon, _ = written.partition(":")
-    # Redis has no user without a password: one that stands alone is a password whose colon was forgotten.
+    # Redis has no user without a password: a single word is a password without its colon.
     alone = not colon and scheme.lower().startswith(("redis", "rediss", "unix", "valkey"))
     shown = name if _USER.fullmatch(name) and not alone else _HIDDEN
     return f"{shown}:{_HIDDEN}" if colon else shown
 
 
 def _hosts(written: str) -> str | None:
-    """Several are separated by commas. None for what is no list of hosts."""
+    """Return a list of hosts, separated by commas, unchanged. Return None for any other text."""
     return written if all(map(_HOST.fullmatch, written.split(","))) else None
 
 
 def _behind(scheme: str, written: str) -> str:
-    """The path and the options. What follows a secret option may be the rest of it."""
+    """Return the path and the options. Hide options behind a secret one: they may be the end of the secret."""
     path, question, query = written.partition("#")[0].partition("?")
     items, secret = list[str](), False
     for item in query.split("&") if question else ():
@@ -112,7 +111,7 @@ def _behind(scheme: str, written: str) -> str:
 
 
 def _path(scheme: str, written: str) -> str:
-    """The database. That of a Redis is a number: anything else may be the rest of a password."""
+    """Return the database. For Redis it is a number: any other text may be the end of a password."""
     form = _SERVICE_PATH if scheme.endswith("+sentinel") else _REDIS_PATH if scheme.startswith("redis") else _PATH
     return written if form.fullmatch(written) else f"/{_HIDDEN}"
 

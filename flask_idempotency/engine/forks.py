@@ -1,7 +1,7 @@
-"""Notice that this process was forked from another one, and have each part forget what belongs to its parent.
+"""Run callbacks around a fork, so that a child drops the connections, locks and threads of its parent.
 
 Python runs the callbacks in the child of every `os.fork()`. A server that forks below Python (uWSGI without
-`py-call-osafterfork`) does not tell Python, so `notice()` compares process ids where work begins.
+`py-call-osafterfork`) does not tell Python, so `notice()` compares process ids before each unit of work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 _log = logging.getLogger("flask_idempotency")
 
 _callbacks: dict[int, weakref.WeakMethod[Callable[[], object]]] = {}
-"""In the order of their registration. Weak: a store or an application that is dropped is not kept alive."""
+"""In the order of registration. References are weak, so that a store or an application can be garbage-collected."""
 
 _before: dict[int, weakref.WeakMethod[Callable[[], object]]] = {}
 
@@ -33,7 +33,7 @@ def after_fork(method: Callable[[], object]) -> None:
 
 
 def before_fork(method: Callable[[], object]) -> None:
-    """Call this bound method in the parent before every fork that Python is told of."""
+    """Call this bound method in the parent before every `os.fork()`."""
     number = next(_numbers)
     _before[number] = weakref.WeakMethod(method, lambda _: _before.pop(number, None))
 
@@ -46,7 +46,7 @@ def notice() -> None:
 
 def _run() -> None:
     global _pid, _running
-    # Threads that come here while the first one runs the callbacks wait for it.
+    # Other threads wait here until the first one has run the callbacks.
     with _lock:
         if _running or os.getpid() == _pid:
             return
@@ -63,20 +63,16 @@ def _call_all(callbacks: dict[int, weakref.WeakMethod[Callable[[], object]]]) ->
             continue
         try:
             callback()
-        except Exception:  # noqa: BLE001 - the other parts must be called all the same
-            _log.exception("a part of this process could not get ready for a fork")
-
-
-def _forks() -> None:
-    _call_all(_before)
+        except Exception:  # noqa: BLE001 - the other callbacks must run as well
+            _log.exception("a fork callback failed")
 
 
 def _forked() -> None:
-    """A thread of the parent may have held the lock, and that thread does not exist in the child."""
+    # A thread of the parent may have held the lock, and that thread does not exist in the child.
     global _lock, _running
     _lock, _running = threading.RLock(), False
     _run()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_forks, after_in_child=_forked)
+    os.register_at_fork(before=lambda: _call_all(_before), after_in_child=_forked)

@@ -1,4 +1,4 @@
-"""What an application registers on the extension, and the tenant and the quota that its functions return."""
+"""The functions that an application registers on the extension, and what they return for a request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flask_idempotency.web.principals import Loader, checked, principal_by
 
 
 class Callbacks:
-    """What an application registered on the extension. Set while it is being set up, only read afterwards."""
+    """The functions that an application registered. It sets them before the first request; afterwards we only read them."""
 
     __slots__ = ("principal", "problem_renderer", "quota", "replay_guard", "resolvers", "tenant")
 
@@ -30,14 +30,14 @@ class Callbacks:
 
 
 def load_tenant(loaders: Callbacks, app: Flask) -> str | None:
-    """The tenant on whose behalf this request acts, or None."""
+    """Return the tenant for which this request acts, or None."""
     return None if loaders.tenant is None else checked(app.ensure_sync(loaders.tenant)(), "tenant_loader")
 
 
 def former_names(
     former: FormerIdentity, tenant: str | None, principal: str | None, request: Request, app: Flask, *, in_view: bool
 ) -> tuple[str | None, str | None]:
-    """The tenant and the principal by which this request was known before the identity of keys was changed."""
+    """Return the tenant and the principal that this request had before the identity of keys was changed."""
     if former.tenant is not None:
         tenant = None if former.tenant is False else checked(app.ensure_sync(former.tenant)(), "former tenant_loader")
     match former.principal:
@@ -53,7 +53,7 @@ def former_names(
 
 
 def load_quota(loaders: Callbacks, default: Quota | None, tenant: str | None, app: Flask) -> Quota | None:
-    """What this tenant may have: the default, and over it what the loader says. None: nothing is to be counted."""
+    """Return the quota of this tenant: the default, overlaid by the loader's. None: the store counts nothing."""
     if loaders.quota is None:
         return default
     own = app.ensure_sync(loaders.quota)(tenant)
@@ -65,7 +65,7 @@ def load_quota(loaders: Callbacks, default: Quota | None, tenant: str | None, ap
 
 
 def check_counted(loaders: Callbacks, default: Quota | None, *, counts: bool) -> None:
-    """Raises `ConfigurationError` for quotas over a store that counts nothing."""
+    """Raise `ConfigurationError` if there are quotas and the store cannot count."""
     if not counts and (default is not None or loaders.quota is not None):
         named = "A quota_loader is registered" if default is None else "IDEMPOTENCY_QUOTA_* is set"
         raise ConfigurationError(

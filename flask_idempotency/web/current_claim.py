@@ -1,4 +1,4 @@
-"""What a view may ask of the claim it runs under, and the form field that carries a key."""
+"""`current_claim`, which a view reads and marks, and `idempotency_field`, which puts a key into a form."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from flask_idempotency.web.request_state import RequestState, context, current_s
 
 
 class CurrentClaim:
-    """The claim of the request that is being handled. Holds nothing itself: what it tells is the request's.
+    """The claim of the current request, as Flask's `request` is the current request.
 
-    False where there is no claim: outside a request, without a key, or when the store was down and the policy let the
-    request run unprotected. There the attributes raise `RuntimeError`, so a view that keys are optional for, or that is
-    called as a plain function, asks first: `if current_claim: …`.
+    It is false without a claim: outside a request, without a key, or if the store was down and the policy let the request
+    run unprotected. Its attributes raise `RuntimeError` then. So if keys are optional for your view, or you call it as a
+    plain function, test it first: `if current_claim: …`.
     """
 
     def __bool__(self) -> bool:
@@ -28,34 +28,34 @@ class CurrentClaim:
 
     @property
     def key(self) -> str:
-        """The client's key, without quotes. Not secret, and not to be trusted more than any other client input."""
+        """The client's key, without quotes. It is not secret. Trust it no more than other client input."""
         return _state("key").client_key
 
     @property
     def tenant(self) -> str | None:
-        """The tenant that the claim is made for."""
+        """The tenant of this claim, or None."""
         return _state("tenant").tenant
 
     @property
     def principal(self) -> str | None:
-        """The subject that the claim is made for; None is anonymous."""
+        """The caller of this claim. None: an anonymous caller."""
         return _state("principal").principal
 
     @property
     def fence(self) -> int:
-        """Rises with every attempt at this key, for ever: for the application's own `WHERE fence <= :mine`."""
-        return _held("fence").fence
+        """A number that rises with every attempt at this key. Use it in your own `WHERE fence <= :mine`."""
+        return _required_claim("fence").fence
 
     @property
     def attempt(self) -> int:
-        """1 for the first attempt, more after a vanished worker's claim was taken over."""
-        return _held("attempt").attempt
+        """1 for the first attempt, more if this worker took the claim of a vanished worker over."""
+        return _required_claim("attempt").attempt
 
     def point_of_no_return(self) -> None:
-        """Say that what follows must not be repeated. Call it right before the first effect outside the database.
+        """Declare that the rest of the view must not run twice. Call it right before the first effect outside the database.
 
-        In a request that has no claim there is nothing to protect, and this does nothing: a view with optional keys need
-        not ask first. Raises what `Claim.point_of_no_return` raises; let it end the view.
+        In a request without a claim it does nothing, so you need not test `current_claim` first. It raises the errors of
+        `Claim.point_of_no_return`; let them end the view.
         """
         claim = _claim()
         if claim is not None:
@@ -64,19 +64,19 @@ class CurrentClaim:
             raise _no_claim("point_of_no_return()")
 
     def keep_rows(self) -> None:
-        """Under `effects="transactional"`: commit this request's rows even if its answer is an error.
+        """Under `effects="transactional"`: commit this request's rows even if its response is an error.
 
-        The rows of an answer of 400 and above are rolled back otherwise, for most of those views have broken off half-way.
-        A declined payment that is to be written down says so here. Anywhere else this does nothing.
+        Without it, we roll back the rows of a response of 400 and above, because most such views stop half-way. Call it to
+        record a declined payment, for example. Under other `effects` it does nothing.
         """
         state = current_state()
         if state is not None:
             state.keeps_rows = True
 
     def downstream_key(self, name: str) -> str:
-        """An idempotency key for a call made on behalf of this one: 52 characters, another for each `name`.
+        """Return an idempotency key for a call that your view makes: 52 characters, another for each `name`.
 
-        The same over all attempts, and while secrets are being rotated, so the other side sees one key per intent.
+        It is the same in all attempts, and while you rotate secrets, so the other side sees one key per intent.
         """
         state = _state("downstream_key()")
         if state.claim is None or state.oldest is None:
@@ -88,20 +88,20 @@ current_claim = CurrentClaim()
 
 
 def idempotency_field(name: str | None = None, *, endpoint: str | None = None) -> Markup:
-    """Render a hidden form field with a fresh key, for templates: `{{ idempotency_field() }}`.
+    """Render a hidden form field with a new key, for templates: `{{ idempotency_field() }}`.
 
-    `endpoint` is what the form is sent to, written as for `url_for`: `".pay"` is in the blueprint of this page. Without it
-    the form is taken to go to the URL of its page, and the field is named as a POST there reads it. On a page whose URL and
-    endpoint take no POST, or whose view is `@exempt`, the name is the application's `form_field`, else the only `form_field`
-    of its blueprints and views. Give `name` or `endpoint` if there are several.
+    `endpoint` is where the form goes, written as for `url_for`: `".pay"` is in the blueprint of this page. Without it, we
+    assume that the form goes to the URL of its page, and take the name that a POST there reads. If that URL takes no POST,
+    or its view is `@exempt`, we take the application's `form_field`, else the only `form_field` of its blueprints and views.
+    Give `name` or `endpoint` if there are several.
 
-    Raises `ConfigurationError` if no policy reads the key from this field: the form would be sent unprotected.
+    Raises `ConfigurationError` if no policy reads the key from this field: the form would be unprotected.
     """
     state = current_app.extensions.get("idempotency")
     if state is None:
         raise ConfigurationError("idempotency_field(): this application has no Idempotency. Call init_app first.")
     if state.policies is None or not state.settings.enabled:
-        # Switched off: pages still render as they do elsewhere.
+        # The extension is switched off: pages must still render.
         field = name or state.settings.policy.form_field or "idempotency_key"
     else:
         field = _field_name(state.policies, state.settings.policy, name, endpoint)
@@ -146,16 +146,16 @@ def _field_name(policies: Policies, base: Policy, name: str | None, endpoint: st
         "idempotency_field(): no policy reads the key from a form field, so the form would be sent unprotected. Set "
         'IDEMPOTENCY_FORM_FIELD = "idempotency_key", or form_field on the blueprint or view that takes the form.'
         if not names
-        else f"idempotency_field(): policies read the key from several fields ({', '.join(sorted(names))}). Say which "
-        "endpoint takes this form: idempotency_field(endpoint=…)."
+        else f"idempotency_field(): policies read the key from several fields ({', '.join(sorted(names))}). Name the "
+        "endpoint that takes this form: idempotency_field(endpoint=…)."
     )
 
 
 def _own_target(here: str) -> str | None:
-    """The endpoint that takes a POST to the URL of this page, else the page's own if it takes one anywhere, else None."""
+    """Return the endpoint that takes a POST to the URL of this page, else the page's own if it takes one, else None."""
     try:
         endpoint: str = context.get().url_adapter.match(method="POST")[0]
-    except HTTPException:  # another method only, or a redirect
+    except HTTPException:  # the URL takes other methods only, or redirects
         rules = current_app.url_map.iter_rules(here)
         return here if any("POST" in (rule.methods or ()) for rule in rules) else None
     return endpoint
@@ -173,7 +173,7 @@ def _state(attribute: str) -> RequestState:
     return state
 
 
-def _held(attribute: str) -> Claim:
+def _required_claim(attribute: str) -> Claim:
     claim = _claim()
     if claim is None:
         raise _no_claim(attribute)
@@ -182,7 +182,7 @@ def _held(attribute: str) -> Claim:
 
 def _no_claim(attribute: str) -> RuntimeError:
     return RuntimeError(
-        f"current_claim.{attribute}: this code does not run under a claim. It runs outside a request, the request carried no "
-        "idempotency key, or the store was down and the policy lets requests run unprotected. Ask `if current_claim:` "
+        f"current_claim.{attribute}: this code runs without a claim. It runs outside a request, the request carried no "
+        "idempotency key, or the store was down and the policy lets requests run unprotected. Test `if current_claim:` "
         "first, or make the key mandatory with @idempotent(required=True)."
     )

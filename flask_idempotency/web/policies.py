@@ -1,9 +1,9 @@
-"""@idempotent, @exempt and @claim_here, and which policy applies to which endpoint.
+"""The decorators @idempotent, @exempt and @claim_here, and the policy of each endpoint and method.
 
-The decorators only annotate: views stay what they were and can be called directly. `Policies` reads the annotations, once
-per endpoint and method. In an application without the extension nothing reads them, so `refuse_unguarded` closes the view.
-The mark travels in the function's `__dict__`, so it survives every decorator that uses `functools.wraps`. A view never
-inherits a policy from a function that it refers to. But if that function is no view, a decorator has hidden its mark.
+The decorators only leave a mark, so you can still call a view directly. `Policies` reads the marks, once for each endpoint
+and method. In an application without the extension, `refuse_unguarded` closes marked views. A mark is in the function's
+`__dict__`, so it survives every decorator that uses `functools.wraps`. A view never inherits the policy of another view
+that it calls. If it calls a marked function that is no view, a decorator has hidden the mark, and the endpoint is closed.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ _APPLICATION = "application"
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 ViewT = TypeVar("ViewT", bound=Callable[..., Any])
+TargetT = TypeVar("TargetT")
 
 _log = logging.getLogger("flask_idempotency")
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What the decorators left on a function or class. `exempt` is None where none of them said anything of it."""
+    """The policy that decorators left on a function or class. `exempt` is None if no decorator decides it."""
 
     override: Override = field(default_factory=dict)
     exempt: bool | None = None
@@ -49,9 +50,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPolicy:
-    """What the guard goes by for one endpoint and method.
+    """The policy that the guard applies to one endpoint and method.
 
-    `deferred`: `@claim_here` will ask for the claim, so the hook must not. `headers` are the WSGI names that carry keys.
+    `deferred`: `@claim_here` makes the claim, so the hook must not. `headers` are the WSGI names that carry keys.
     `chosen` is False if it is exempt only because `IDEMPOTENCY_GUARD` is "chosen".
     """
 
@@ -60,13 +61,13 @@ class ResolvedPolicy:
     deferred: bool
     headers: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
-    """Why this policy cannot hold. Then nothing runs here: see `Hooks.head`."""
+    """Why this policy cannot be kept. The endpoint is closed then."""
     chosen: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySource:
-    """Why an endpoint and method have the policy that they have: by the name of each value, where it was written."""
+    """A policy, and by the name of each value the place where it was written."""
 
     resolved: ResolvedPolicy
     origins: Mapping[str, str]
@@ -74,7 +75,7 @@ class PolicySource:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """What was said in one place."""
+    """The values that were written in one place."""
 
     where: str
     override: Override
@@ -89,89 +90,81 @@ def idempotent(**policy: Any) -> Callable[[ViewT], ViewT]: ...
 
 
 def idempotent(view: Any = None, /, **policy: Any) -> Any:
-    """Give a view, a MethodView or one of its methods a policy of its own. The function itself is returned unchanged.
+    """Give a view, a MethodView or one of its methods its own policy. You get the same function back.
 
-    Values are checked here and now: a `ConfigurationError` names the view. Where several apply to one function, the
-    outermost wins value by value.
+    Raises `ConfigurationError` for a wrong value, and names the view. If you apply several to one function, the outermost
+    wins value by value.
     """
 
     def annotate(target: ViewT) -> ViewT:
         values = load_override(policy, where=f"@idempotent on {_name(target)}")
         mark = _mark(target)
-        return _annotated(target, replace(mark, override={**mark.override, **values}, exempt=_one(target, mark, False)))
+        return _annotate(target, replace(mark, override={**mark.override, **values}, exempt=False))
 
     return annotate if view is None else annotate(view)
 
 
 def exempt(view: ViewT) -> ViewT:
-    """Leave a view, a MethodView or one of its methods alone, whatever its blueprint and application say.
+    """Do not guard a view, a MethodView or one of its methods, even if its blueprint or application has a policy.
 
     Use it for views that sign users in or out: a replay carries no cookie, and a token in a stored body stays readable.
     """
-    mark = _mark(view)
-    return _annotated(view, replace(mark, exempt=_one(view, mark, True)))
+    return _annotate(view, replace(_mark(view), exempt=True))
 
 
 def claim_here(view: ViewT) -> ViewT:
-    """Claim the key when this function is entered, and not before the decorators above it have run.
+    """Claim the key when this function is called, after the decorators above it have run.
 
-    For authentication and permission checks in view decorators: put it below them, directly above the view (in
-    `MethodView.decorators`, first). Each retry then passes those checks before it is given a stored answer.
+    Use it below authentication and permission checks, directly above the view (in `MethodView.decorators`, first). Each
+    retry then passes those checks before it gets a stored response.
     """
     if inspect.isclass(view):
         raise ConfigurationError(
-            f"@claim_here on {_name(view)}: a class is not entered. Put it on the method, or first in `decorators`."
+            f"@claim_here on {_name(view)}: a request does not call a class. Put it on the method, or first in `decorators`."
         )
     if inspect.iscoroutinefunction(view):
 
         @wraps(view)
         async def guarded_async(*args: Any, **kwargs: Any) -> Any:
-            answer = _enter()
-            return await view(*args, **kwargs) if answer is None else answer
+            response = _claim()
+            return await view(*args, **kwargs) if response is None else response
 
         guarded: Any = guarded_async
     else:
 
         @wraps(view)
         def guarded_sync(*args: Any, **kwargs: Any) -> Any:
-            answer = _enter()
-            return view(*args, **kwargs) if answer is None else answer
+            response = _claim()
+            return view(*args, **kwargs) if response is None else response
 
         guarded = guarded_sync
-    annotated: ViewT = _annotated(guarded, replace(_mark(view), deferred=True))
+    annotated: ViewT = _annotate(guarded, replace(_mark(view), deferred=True))
     return annotated
 
 
-def _enter() -> Any:
-    """Ask for the claim. Returns None when the view is to run."""
+def _claim() -> Any:
+    """Claim the key of this request. Return None if the view may run, else the response to send."""
     state = current_state()
-    if state is None and has_request_context() and request.url_rule is not None:
-        _refuse_unchosen(request.url_rule.endpoint)
-    answer = None if state is None else state.from_view(state)
-    if answer is None or current_app.config["TRAP_HTTP_EXCEPTIONS"]:
-        return answer
+    if state is None and has_request_context() and (rule := request.url_rule) is not None:
+        # Flask-RESTX applies `method_decorators` while it serves a request, so `Policies` could not see this decorator.
+        extension = current_app.extensions.get("idempotency")
+        if extension is not None and extension.policies is not None and extension.settings.enabled:
+            resolved = extension.policies.resolve(rule.endpoint, request.method)
+            if not resolved.chosen:
+                remedy = (
+                    '@claim_here was called, and IDEMPOTENCY_GUARD is "chosen" and does not guard this endpoint: the decorator '
+                    "was applied while the request was served. Put @idempotent on the method too, or configure the blueprint."
+                )
+                _refuse(current_app, rule.endpoint, remedy, resolved.policy)
+    response = None if state is None else state.from_view(state)
+    if response is None or current_app.config["TRAP_HTTP_EXCEPTIONS"]:
+        return response
     # Decorators above may convert what a view returns; an exception without a code passes them and all error handlers.
-    raise HTTPException(response=answer)
-
-
-def _refuse_unchosen(endpoint: str) -> None:
-    """Refuse to run where nothing is guarded: `@claim_here` was put on a function while the request was served, so nobody
-    could see it. Flask-RESTX applies `method_decorators` then."""
-    state = current_app.extensions.get("idempotency")
-    if state is None or state.policies is None or not state.settings.enabled:
-        return
-    resolved = state.policies.resolve(endpoint, request.method)
-    if not resolved.chosen:
-        remedy = (
-            '@claim_here was entered, and IDEMPOTENCY_GUARD is "chosen" and does not guard this endpoint: the decorator was '
-            "applied while the request was served. Put @idempotent on the method too, or configure the blueprint."
-        )
-        _refuse(current_app, endpoint, remedy, resolved.policy)
+    raise HTTPException(response=response)
 
 
 def _refuse(app: Flask, endpoint: str, remedy: str, policy: Policy) -> NoReturn:
-    """Raises an exception without a code: Flask answers with its response, and no error handler of the application turns that
-    into something else."""
+    """Raise an exception without a code: Flask sends its response, and no error handler of the application replaces it."""
     _log.error("%s does not run: %s", endpoint, remedy)
     raise HTTPException(
         response=render(
@@ -184,7 +177,7 @@ def _refuse(app: Flask, endpoint: str, remedy: str, policy: Policy) -> NoReturn:
 
 
 class Policies:
-    """Which policy applies where, in one application: app → blueprint → nested blueprint → class → view → method."""
+    """The policies of one application, merged in this order: app, blueprint, nested blueprint, class, view, method."""
 
     def __init__(
         self,
@@ -196,8 +189,11 @@ class Policies:
         origins: Mapping[str, str] | None = None,
         chosen_only: bool = False,
     ) -> None:
-        """`base`: what the application wrote for all its endpoints, and `origins` where. `joint`: whether records and the
-        application's rows can be committed together. `chosen_only`: guard nothing that is not annotated or configured."""
+        """Take what the application wrote for all endpoints (`base`) and where (`origins`).
+
+        `joint`: the store can commit records and the application's rows together. `chosen_only`: guard only endpoints that
+        are annotated or configured.
+        """
         self._app = app
         self._joint = joint
         self._base = base
@@ -208,14 +204,14 @@ class Policies:
         self._form_fields: tuple[int, Mapping[str, str]] | None = None
 
     def resolve(self, endpoint: str, method: str) -> ResolvedPolicy:
-        """The same object for the same endpoint and method, as long as the application lives."""
+        """Return the policy of this endpoint and method. It does not change during the life of the application."""
         resolved = self._resolved.get((endpoint, method))
         if resolved is None:
             resolved = self._resolved[endpoint, method] = self._resolve(endpoint, method)
         return resolved
 
     def explain(self, endpoint: str, method: str) -> PolicySource:
-        """What `resolve` says, and where each value comes from."""
+        """Return the policy, and the place where each value was written."""
         layers = list(self._layers(endpoint, method))
         written = {name: layer.where for layer in layers for name in layer.override}
         values = {name: value for layer in layers for name, value in layer.override.items()}
@@ -225,20 +221,20 @@ class Policies:
             brought = f"profile {values['profile']}, of {written['profile']}"
             origins |= dict.fromkeys(DIALECT_FIELDS, brought)
             if less := yielding(values):
-                # What the application has settled in other words is taken out of the profile's statuses.
-                origins |= dict.fromkeys(STATUS_LISTS, f"{brought}, less what {' and '.join(less)} settles")
+                # A profile gives up the statuses that the application decides in another way.
+                origins |= dict.fromkeys(STATUS_LISTS, f"{brought}, less what {' and '.join(less)} decides")
         resolved = self.resolve(endpoint, method)
         if resolved.policy.lease < policy_of({"profile": resolved.policy.profile}).lease:
             origins["lease"] += ", shortened to max_runtime"
         return PolicySource(resolved, origins | written)
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Every endpoint of the application with every method that it is routed for."""
+        """Return every endpoint with every method that it is routed for."""
         rules = self._app.url_map.iter_rules()
         return sorted({(rule.endpoint, method) for rule in rules for method in rule.methods or ()})
 
     def form_fields(self) -> Mapping[str, str]:
-        """By endpoint, the form field that its policy reads the key of a POST from. Other methods send no forms."""
+        """Return by endpoint the form field that carries the key of a POST. Browsers send forms with no other unsafe method."""
         rules = len(self._app.view_functions)
         if self._form_fields is None or self._form_fields[0] != rules:
             posted = {endpoint: self.resolve(endpoint, "POST") for endpoint, method in self.pairs() if method == "POST"}
@@ -247,9 +243,9 @@ class Policies:
         return self._form_fields[1]
 
     def faults(self) -> list[str]:
-        """One sentence for each combination, on any endpoint, that could not keep its promise, with those that have it.
+        """Return one sentence for each fault, with the endpoints that have it.
 
-        Resolves each endpoint afresh and remembers nothing: more may be configured until the first request.
+        It resolves each endpoint again and caches nothing: the application may configure more until the first request.
         """
         faults: dict[str, list[str]] = {}
         for endpoint, method in self.pairs():
@@ -260,14 +256,14 @@ class Policies:
     def _resolve(self, endpoint: str, method: str) -> ResolvedPolicy:
         marks = [_mark(target) for target in _marked(self._app, endpoint, method)]
         policy = policy_of(*(layer.override for layer in self._layers(endpoint, method)))
-        said = [mark.exempt for mark in marks if mark.exempt is not None]
+        decided = [mark.exempt for mark in marks if mark.exempt is not None]
         deferred = any(mark.deferred for mark in marks)
         unsafe = method in policy.methods
-        chosen = not self._chosen_only or bool(said) or deferred or any(self._of_blueprints(endpoint))
-        # `@claim_here` alone takes nothing away where the hook claims before it: it warns when it is entered.
+        chosen = not self._chosen_only or bool(decided) or deferred or any(self._of_blueprints(endpoint))
+        # If the hook claims, a hidden `@claim_here` loses no protection. It warns when it is called.
         lost = _hidden(self._app, endpoint, method) if unsafe else []
         hidden = [_hides(each) for each in lost if self._chosen_only or _mark(each).exempt is not None]
-        exempt = not unsafe or not (chosen or hidden) or (said[-1] if said else False)
+        exempt = not unsafe or not (chosen or hidden) or (decided[-1] if decided else False)
         return ResolvedPolicy(
             policy=policy,
             exempt=exempt,
@@ -278,18 +274,18 @@ class Policies:
         )
 
     def _layers(self, endpoint: str, method: str) -> Iterator[_Layer]:
-        """Outermost first."""
+        """Yield the layers of this policy, outermost first."""
         yield _Layer(_APPLICATION, self._base)
         yield from self._of_blueprints(endpoint)
         view_class = getattr(self._app.view_functions.get(endpoint), "view_class", None)
         for target in _marked(self._app, endpoint, method):
-            # The function that a MethodView makes of itself has no name of its own; it is what `decorators` decorate.
+            # `MethodView.as_view` makes a function that only `decorators` can mark.
             made = view_class is not None and getattr(target, "view_class", None) is view_class
             name = f"the decorators of {_name(view_class)}" if made else _name(target)
             yield _Layer(f"@idempotent on {name}", _mark(target).override)
 
     def _of_blueprints(self, endpoint: str) -> Iterator[_Layer]:
-        """Outer to inner. Looked up by object: one blueprint may be registered under several names."""
+        """Yield the blueprints' layers, outermost first. Find them by object: a blueprint may have several names."""
         path = endpoint.split(".")[:-1]
         for depth in range(1, len(path) + 1):
             blueprint: Any = self._app.blueprints.get(".".join(path[:depth]))
@@ -298,27 +294,27 @@ class Policies:
 
 
 def refuse_unguarded(app: Flask, **_: Any) -> None:
-    """Refuse to run an annotated view in an application without the extension: nothing there would look at a key.
+    """Refuse to run an annotated view in an application without the extension, which would ignore keys.
 
-    A receiver of `request_started`, which Flask sends before it calls any hook or view. So a view that is called as a
-    function never gets here.
+    This receives `request_started`, which Flask sends before it calls any hook or view. So you can still call a view as a
+    function.
     """
-    # Every request of every application in this process pays for this line.
+    # Every request of every application in this process runs this line.
     if "idempotency" in app.extensions:
         return
     rule = request.url_rule
     if rule is None or app.config.get("IDEMPOTENCY_ENABLED") is False:
         return
     marks = [_mark(target) for target in _marked(app, rule.endpoint, request.method)]
-    said = [mark.exempt for mark in marks if mark.exempt is not None]
+    decided = [mark.exempt for mark in marks if mark.exempt is not None]
     # An endpoint may have a dot in its name and no blueprint.
     blueprints = [app.blueprints[name] for name in request.blueprints if name in app.blueprints]
     configured = [blueprint for blueprint in blueprints if _MARK in vars(blueprint)]
-    if not said and request.method not in _SAFE:
+    if not decided and request.method not in _SAFE:
         lost = [_mark(each) for each in _hidden(app, rule.endpoint, request.method)]
         marks += [mark for mark in lost if not mark.exempt]
-        said = [mark.exempt for mark in marks if mark.exempt is not None]
-    if said[-1] if said else not (configured or any(mark.deferred for mark in marks)):
+        decided = [mark.exempt for mark in marks if mark.exempt is not None]
+    if decided[-1] if decided else not (configured or any(mark.deferred for mark in marks)):
         return
     policy = policy_of(*(_mark(each).override for each in reversed(configured)), *(mark.override for mark in marks))
     if request.method not in policy.methods:
@@ -326,28 +322,28 @@ def refuse_unguarded(app: Flask, **_: Any) -> None:
     annotated = any(mark != Mark() for mark in marks)
     who = "@idempotent or @claim_here is on its view" if annotated else "idempotency.configure(…) names its blueprint"
     remedy = (
-        f"{who}, and this application has no Idempotency extension: nothing would keep a retry from running again. Call "
+        f"{who}, and this application has no Idempotency extension, so a retry would run again. Call "
         "Idempotency(app), or idempotency.init_app(app). IDEMPOTENCY_ENABLED=False runs it without protection."
     )
     _refuse(app, rule.endpoint, remedy, policy)
 
 
 def _marked(app: Flask, endpoint: str, method: str) -> Iterator[Any]:
-    """What decorators may have left a mark on, outermost first."""
+    """Yield the objects that decorators may have marked, outermost first."""
     view: Any = app.view_functions.get(endpoint)
     view_class = getattr(view, "view_class", None)
     parents = reversed(view_class.__mro__) if inspect.isclass(view_class) else ()
-    yield from (*parents, view, *_entered(view, [method])[1:])
+    yield from (*parents, view, *_called(view, [method])[1:])
 
 
 def _hidden(app: Flask, endpoint: str, method: str) -> list[Any]:
-    """Find annotated functions that this endpoint's view calls, and whose marks no view shows.
+    """Return annotated functions that this endpoint's view calls, and whose marks no view shows.
 
     A decorator between the route and the mark lacks `functools.wraps`. A function that is a view itself is not hidden: another
     view may call it.
     """
     view = app.view_functions.get(endpoint)
-    entered = _entered(view, [method])
+    entered = _called(view, [method])
     seen = [*entered]
     for target in seen:
         seen += [held for held in _held(target) if not any(held is each for each in seen)]
@@ -355,13 +351,13 @@ def _hidden(app: Flask, endpoint: str, method: str) -> list[Any]:
     # The view's own marks first: they are nearly always all, and a large application has many views.
     for views in ([view], app.view_functions.values()):
         if marked:
-            shown = [each for view in views for root in _entered(view) for each in _shown_by(root)]
+            shown = [each for view in views for root in _called(view) for each in _shown_by(root)]
             marked = [each for each in marked if not any(each is other for other in shown)]
     return marked
 
 
-def _entered(view: Any, methods: Iterable[str] | None = None) -> list[Any]:
-    """The view, and the functions of its class that it calls for these methods. None: for all that it has."""
+def _called(view: Any, methods: Iterable[str] | None = None) -> list[Any]:
+    """Return the view, and the functions of its class that it calls for these methods. None: for all methods."""
     view_class = getattr(view, "view_class", None)
     if not inspect.isclass(view_class):
         return [view]
@@ -371,9 +367,9 @@ def _entered(view: Any, methods: Iterable[str] | None = None) -> list[Any]:
 
 
 def _held(target: Any) -> list[Any]:
-    """The functions that this function, partial or decorator object holds, and may call.
+    """Return the functions that this function, partial or decorator object holds, and may call.
 
-    Looks at what is stored, and runs no code of the objects: a closure may hold a proxy that has nothing to stand for yet.
+    It reads closures and attributes, and runs no code of the objects: a closure may hold a proxy without a context.
     """
     held: list[Any] = [target.func] if issubclass(type(target), partial) else []
     if type(target) is FunctionType:
@@ -388,12 +384,12 @@ def _held(target: Any) -> list[Any]:
 
 
 def _is_decorator(held: Any) -> bool:
-    """Whether this is an object that stands in for a function, and no application or proxy."""
+    """Return whether this is an object that replaces a function, and no application or proxy."""
     return callable(held) and not issubclass(type(held), type | Flask | LocalProxy)
 
 
 def _shown_by(view: Any) -> Iterator[Any]:
-    """The view and the functions that it wraps, as long as the view has their marks."""
+    """Yield the view and the functions that it wraps, as long as the view has their marks."""
     outer, target = _mark(view), view
     while target is not None:
         mark = _mark(target)
@@ -413,31 +409,23 @@ def _hides(target: Any) -> str:
 
 
 def _mark(target: Any) -> Mark:
-    """This object's own mark. A class that inherits one is asked after the classes it inherits from."""
+    """Return this object's own mark. `_marked` visits the classes that a class inherits from."""
     mark: Mark | None = vars(target).get(_MARK) if inspect.isclass(target) else getattr(target, _MARK, None)
     return mark or Mark()
 
 
 def mark_configured(blueprint: Blueprint, override: Override) -> None:
-    """Note on the blueprint itself that its views count on a guard: see `refuse_unguarded`."""
-    _leave(blueprint, Mark(override=override))
+    """Mark the blueprint, so that `refuse_unguarded` closes its views in an application without the extension."""
+    _annotate(blueprint, Mark(override=override))
 
 
-def _annotated(target: ViewT, mark: Mark) -> ViewT:
-    _leave(target, mark)
-    return target
-
-
-def _leave(target: Any, mark: Mark) -> None:
-    setattr(target, _MARK, mark)
-    # For every application: which one will serve it is not known yet. Connecting it once more changes nothing.
-    request_started.connect(refuse_unguarded)
-
-
-def _one(target: Any, mark: Mark, exempt: bool) -> bool:
-    if mark.exempt is (not exempt):
+def _annotate(target: TargetT, mark: Mark) -> TargetT:
+    if _mark(target).exempt is not None and mark.exempt is not _mark(target).exempt:
         raise ConfigurationError(f"{_name(target)} is both @idempotent and @exempt. Remove one of the two.")
-    return exempt
+    setattr(target, _MARK, mark)
+    # We do not know yet which application will serve it. A second connection changes nothing.
+    request_started.connect(refuse_unguarded)
+    return target
 
 
 def _name(target: Any) -> str:

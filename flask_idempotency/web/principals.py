@@ -1,8 +1,8 @@
-"""Who makes a request: the written loader, or an extension of the application that has signed the caller in.
+"""Find the caller of a request: the application's loader, or an extension that has signed the caller in.
 
-A principal is a stable id of a subject, never a cookie or a token: those rotate, and the retry that carries the new one
-would run a payment again. A request with credentials that nothing names is refused: under a shared name, one caller
-would get the response of another.
+A principal is a stable id of a subject, never a cookie or a token: those rotate, and a retry with the new one would run a
+payment again. We refuse a request that has credentials and no principal: under a shared name, one caller would get the
+response of another.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ ASSERTED: Final = (
     "Cf-Access-Jwt-Assertion",
     "Tailscale-User-Login",
 )
-"""Request headers in which a proxy says whom it has signed in."""
+"""Request headers in which a proxy names the caller that it has signed in."""
 
 CERTIFICATES: Final = (
     "X-Forwarded-Client-Cert",
@@ -96,15 +96,15 @@ PREFIXES: Final = (
     "OIDC_CLAIM_",
     "HTTP_OIDC_CLAIM_",
 )
-"""Of names in the environ: what a server or a proxy says of a client's certificate, and mod_auth_openidc of its caller."""
+"""Prefixes of names in the environ: a client's certificate as a server or proxy describes it, and mod_auth_openidc's caller."""
 
 NO_CERTIFICATE: Final = ("NONE", "(null)")
-"""What Apache and nginx write into such a variable when the client has shown no certificate."""
+"""The values of such a variable if the client has no certificate: Apache's and nginx's."""
 
 _RESERVED: Final = ("httpauth:", "jwt:", "login:", "identity:")
-"""What the ids of extensions begin with. An id of Flask-Login that does so gets a prefix too: no two callers share a name."""
+"""Prefixes of the ids of extensions. An id of Flask-Login with such a prefix gets another one, so that names stay unique."""
 
-_NOTED: Final = "_jwt_extended"
+_JWT_NAMES: Final = "_jwt_extended"
 
 REMEDY: Final = (
     "Register @idempotency.principal_loader: a function that returns a stable id of the signed-in subject (never a cookie or "
@@ -117,7 +117,7 @@ PASTE: Final = """\
 def principal():
     user = g.get("user")  # as your own authentication leaves it
     return None if user is None else str(user.id)"""
-"""What the problem shows in debug mode if nothing is set up that could name a caller."""
+"""The problem shows this in debug mode if the application has no way to name a caller."""
 
 _LOADER: Final = "the principal_loader"
 
@@ -127,24 +127,24 @@ _DECORATORS: Final = {
     "Flask-Login": "@login_required",
     "Flask-Principal": "@permission.require(401)",
 }
-"""By extension, the decorator that answers a client which has not signed in."""
+"""By extension, the decorator that responds to a client that has not signed in."""
 
 
 class UnknownCaller(IdempotencyError):
-    """A request that carries credentials, and nothing names its caller. Says which credentials, and no value of any."""
+    """A request has credentials, and the application does not name its caller. The text names the header, without its value."""
 
     def __init__(self, credential: str, *, set_up: tuple[str, ...], in_view: bool) -> None:
-        named = f"{' and '.join(set_up)} {'names' if len(set_up) == 1 else 'name'} no caller"
+        named = f"{' and '.join(set_up)} {'names' if len(set_up) == 1 else 'name'} no caller" if set_up else ""
         super().__init__(
-            f"the request carries credentials ({credential}), and {named if set_up else 'nothing names the caller'}"
+            f"the request carries credentials ({credential}), and {named or 'the application does not name the caller'}"
         )
         self.set_up = set_up
-        """What the application has that names callers. If it has something, signing in helps."""
+        """The loader or the extensions of the application that name callers. If it has any, signing in helps."""
         self._in_view = in_view
 
     @property
     def remedy(self) -> str:
-        """Say what the application's author can do, the likely thing first."""
+        """Return what the author of the application can do, the likely remedy first."""
         if not self.set_up:
             return REMEDY
         public = (
@@ -174,14 +174,14 @@ class UnknownCaller(IdempotencyError):
 
 
 class Credentials:
-    """Knows what counts as credentials in one application. Reads no session: that would add `Vary: Cookie`."""
+    """The credentials that one application knows. It reads no session, because that would add `Vary: Cookie`."""
 
     def __init__(self, added: tuple[str, ...] = ()) -> None:
         self._names = {_in_environ(name): name for name in (*TOKENS, *ASSERTED, *CERTIFICATES, *added)}
         self._names["REMOTE_USER"] = "REMOTE_USER"
 
     def of(self, request: Request) -> str | None:
-        """Name the first credential of this request. None: it carries none. An empty value is none."""
+        """Return the name of a credential of this request, or None. An empty value is none."""
         environ = request.environ
         for name in self._names.keys() & environ.keys():
             if str(environ[name]).strip():
@@ -203,14 +203,14 @@ def load_principal(
 ) -> str | None:
     """Return the stable id of this request's caller, or None for a caller without a name.
 
-    The written loader decides alone. Without one, the first of these that names the caller: Flask-HTTPAuth,
-    Flask-JWT-Extended, Flask-Login, Flask-Principal. Their ids are kept apart by a prefix, except those of Flask-Login.
+    If there is a loader, it decides alone. Otherwise the first of these that names the caller decides: Flask-HTTPAuth,
+    Flask-JWT-Extended, Flask-Login, Flask-Principal. A prefix keeps their ids apart, except those of Flask-Login.
 
-    `in_view`: the decorators of the view have run. Before, what `g` holds may be of a request around this one.
+    `in_view`: the decorators of the view have run. Before, `g` may hold data of a request around this one.
 
-    Raises `UnknownCaller` for a request with credentials that nothing names, unless `allow_anonymous` is True; and whatever
-    Flask-JWT-Extended raises for a token that is not valid: for one that has expired or was revoked in any case, for others
-    if nothing else names the caller.
+    Raises `UnknownCaller` for a request with credentials and without a name, unless `allow_anonymous` is True. Raises the
+    errors of Flask-JWT-Extended for a token that is not valid: for an expired or revoked one in any case, for others if no
+    other extension names the caller.
     """
     set_up: tuple[str, ...]
     if loader is not None:
@@ -218,7 +218,7 @@ def load_principal(
     else:
         name, set_up, refused = _from_extensions(app, request, EXTENSIONS, in_view=in_view)
         if refused is not None:
-            # The application's own error handlers know what to say of a token. It must not become anonymous.
+            # The application's own error handlers respond to a bad token. The request must not become anonymous.
             raise refused
         bounded(name, "authentication extension gives this caller")
     if name is None and not allow_anonymous and (found := credentials.of(request)) is not None:
@@ -237,31 +237,31 @@ def principal_by(extensions: tuple[str, ...], request: Request, app: Flask, *, i
 
 
 def extensions_of(app: Flask) -> tuple[str, ...]:
-    """Return those that are set up on this application and name callers, in their order.
+    """Return the extensions that are set up on this application and name callers, in the order of `EXTENSIONS`.
 
-    Flask-HTTPAuth is never among them: an application does not show it. See `may_have_httpauth`.
+    Flask-HTTPAuth is never among them, because it leaves no trace on an application. See `may_have_httpauth`.
     """
     there = (False, _has_jwt(app), _has_login(app), _has_principal(app))
     return tuple(name for name, is_there in zip(EXTENSIONS, there, strict=True) if is_there)
 
 
 def may_have_httpauth() -> bool:
-    """Return whether some part of the program has imported it."""
+    """Return whether some module has imported Flask-HTTPAuth."""
     return "flask_httpauth" in sys.modules
 
 
 def is_of_httpauth(principal: str | None) -> bool:
-    """Return whether a principal that no loader returned was named by Flask-HTTPAuth."""
+    """Return whether Flask-HTTPAuth named this principal. Call it only if there is no loader."""
     return principal is not None and principal.startswith(_RESERVED[0])
 
 
 def identifies(app: Flask) -> bool:
-    """Return whether an extension that names callers is set up on this application, as far as that can be seen early."""
+    """Return whether an extension that names callers is already set up on this application."""
     return _has_login(app) or _has_jwt(app)
 
 
 def checked(value: Any, loader: str) -> str | None:
-    """Raise `ConfigurationError` unless this is a name, or None."""
+    """Return a name that a loader returned, or None. Raise `ConfigurationError` for anything else."""
     if value is None or (isinstance(value, str) and 0 < len(value) <= LONGEST_NAME):
         return value
     if isinstance(value, str) and value:
@@ -271,7 +271,7 @@ def checked(value: Any, loader: str) -> str | None:
 
 
 def bounded(name: str | None, source: str) -> str | None:
-    """Raise `ConfigurationError` for a name that is longer than a store keeps."""
+    """Return this name. Raise `ConfigurationError` if it is longer than a store keeps."""
     if name is not None and len(name) > LONGEST_NAME:
         raise ConfigurationError(
             f"The {source} a name of {len(name)} characters, and at most {LONGEST_NAME} are stored with a record. Return a "
@@ -285,26 +285,26 @@ def _in_environ(header: str) -> str:
 
 
 def _from_extensions(
-    app: Flask, request: Request, asked: tuple[str, ...], *, in_view: bool
+    app: Flask, request: Request, extensions: tuple[str, ...], *, in_view: bool
 ) -> tuple[str | None, tuple[str, ...], Exception | None]:
-    """The caller's name, the extensions that could name it, and why a token was refused if none names it."""
+    """Return the caller's name, the extensions that are set up, and the error of a refused token if there is no name."""
     set_up: tuple[str, ...] = ()
     refused = None
-    if "Flask-HTTPAuth" in asked and "flask_httpauth_user" in g:
-        # A decorator or a hook of the application has looked at this request. One that is optional leaves None or False.
+    if "Flask-HTTPAuth" in extensions and "flask_httpauth_user" in g:
+        # A decorator or a hook has checked this request. If login is optional, it leaves None or False.
         set_up = ("Flask-HTTPAuth",)
         if g.flask_httpauth_user is not None and g.flask_httpauth_user is not False:
-            return f"httpauth:{_no_token(_subject(g.flask_httpauth_user, 'Flask-HTTPAuth'), request)}", set_up, None
-    if "Flask-JWT-Extended" in asked and _has_jwt(app):
+            return f"httpauth:{_not_a_token(_subject(g.flask_httpauth_user, 'Flask-HTTPAuth'), request)}", set_up, None
+    if "Flask-JWT-Extended" in extensions and _has_jwt(app):
         set_up += ("Flask-JWT-Extended",)
         name, refused = _jwt_subject(app, in_view=in_view)
         if name is not None:
             return f"jwt:{name}", set_up, None
-    if "Flask-Login" in asked and _has_login(app):
+    if "Flask-Login" in extensions and _has_login(app):
         set_up += ("Flask-Login",)
         if (name := _login_id()) is not None:
             return f"login:{name}" if name.startswith(_RESERVED) else name, set_up, None
-    if "Flask-Principal" in asked and (principals := sys.modules.get("flask_principal")) is not None:
+    if "Flask-Principal" in extensions and (principals := sys.modules.get("flask_principal")) is not None:
         identity = g.get("identity")
         if isinstance(identity, principals.Identity):
             set_up += ("Flask-Principal",)
@@ -329,17 +329,17 @@ def _has_principal(app: Flask) -> bool:
 
 
 def _login_id() -> str | None:
-    # Optional, so only here: an application that has a login_manager has the package.
+    # An optional package: an application with a login_manager has it.
     from flask_login import current_user  # type: ignore[import-untyped]
 
     if not current_user.is_authenticated:
-        # An application's own anonymous_user may have an id: one for all callers that have not signed in.
+        # An application's own anonymous_user may have an id, which all callers who have not signed in share.
         return None
     return checked(current_user.get_id(), "get_id() of Flask-Login's current_user")
 
 
 def _jwt_subject(app: Flask, *, in_view: bool) -> tuple[str | None, Exception | None]:
-    """The subject of a valid token, or why the token was refused. Neither: there is no token."""
+    """Return the subject of a valid token, or the error of a refused one, or neither if there is no token."""
     from flask_jwt_extended import get_jwt, verify_jwt_in_request
     from flask_jwt_extended.exceptions import JWTExtendedException, RevokedTokenError
     from jwt.exceptions import ExpiredSignatureError, PyJWTError
@@ -348,7 +348,7 @@ def _jwt_subject(app: Flask, *, in_view: bool) -> tuple[str | None, Exception | 
     refused: Exception | None = None
     if not in_view and (places := _token_places()):
         for refresh in (False, True):  # a refresh token in a cookie has another name
-            with _leaving_g_alone():
+            with _restored_g():
                 try:
                     found = verify_jwt_in_request(optional=True, refresh=refresh, locations=places, verify_type=False)
                 except (JWTExtendedException, PyJWTError) as error:
@@ -357,17 +357,17 @@ def _jwt_subject(app: Flask, *, in_view: bool) -> tuple[str | None, Exception | 
                     if found is not None:
                         return _jwt_name(found[1].get(claim)), None
     try:
-        # By the view's decorator or a hook of the application, whose rules may be others, such as where a token is.
+        # The view's decorator or a hook may have verified a token under other rules, such as in another place.
         return _jwt_name(get_jwt().get(claim)), refused
     except RuntimeError:
         if isinstance(refused, ExpiredSignatureError | RevokedTokenError):
-            # It named its caller in an earlier attempt. Under another name, this retry would run again.
+            # This token named its caller in an earlier attempt. Under another name, the retry would run again.
             raise refused from None
         return None, refused
 
 
 def _token_places() -> list[str]:
-    """Where Flask-JWT-Extended is to look for a token. It takes every JSON body for an object, and fails on others."""
+    """Return the places where Flask-JWT-Extended may look for a token. It fails on a JSON body that is no object."""
     from flask_jwt_extended.config import config
 
     places = list(config.token_location)
@@ -381,20 +381,20 @@ def _jwt_name(subject: Any) -> str | None:
 
 
 @contextmanager
-def _leaving_g_alone() -> Iterator[None]:
-    """Undo what verifying notes: a view that forgot to ask for a token must not find one that we have asked for."""
-    before = {name: g.get(name) for name in g if name.startswith(_NOTED)}
+def _restored_g() -> Iterator[None]:
+    """Remove what the verification leaves in `g`. A view that forgot @jwt_required must not find our token there."""
+    before = {name: g.get(name) for name in g if name.startswith(_JWT_NAMES)}
     try:
         yield
     finally:
-        for name in [name for name in g if name.startswith(_NOTED)]:
+        for name in [name for name in g if name.startswith(_JWT_NAMES)]:
             g.pop(name)
         for name, value in before.items():
             setattr(g, name, value)
 
 
 def _subject(user: Any, extension: str) -> str:
-    """A stable id of what an extension calls a user. Raises `ConfigurationError` where it holds none."""
+    """Return a stable id of this user. Raise `ConfigurationError` if it has none."""
     if not isinstance(user, str | int):
         user = user.get_id() if callable(getattr(user, "get_id", None)) else getattr(user, "id", None)
     if isinstance(user, int) and not isinstance(user, bool):
@@ -402,13 +402,13 @@ def _subject(user: Any, extension: str) -> str:
     if isinstance(user, str) and user:
         return user
     raise ConfigurationError(
-        f"{extension} names this caller by something without a stable id. Give its user an `id` or a `get_id()`, or register "
+        f"{extension} gives a user without a stable id. Give its user an `id` or a `get_id()`, or register "
         "@idempotency.principal_loader."
     )
 
 
-def _no_token(subject: str, request: Request) -> str:
-    """Raises `ConfigurationError` for a subject that is the very secret which the client sent."""
+def _not_a_token(subject: str, request: Request) -> str:
+    """Return this subject. Raise `ConfigurationError` if it is the token that the client sent."""
     sent = [
         text for name in TOKENS if (value := request.headers.get(name)) for text in (value, value.partition(" ")[2])
     ]

@@ -121,7 +121,7 @@ def test_a_profile_says_which_of_its_statuses_the_application_has_settled() -> N
     (row,) = said(run(world, "policy", "refund.pay", "--json"))["endpoints"]
     kept = row["policy"]["keep_statuses"]
 
-    assert "profile stripe, of configure('refund'), less what release_statuses and on_error settles" == kept["from"]
+    assert "profile stripe, of configure('refund'), less what release_statuses and on_error decides" == kept["from"]
     assert sorted({*range(200, 500)} - {402}) == kept["value"]
     assert "configure('refund')" == row["policy"]["on_error"]["from"]
     assert row["policy"]["release_statuses"]["from"].startswith("@idempotent on")

@@ -238,8 +238,8 @@ def test_values_are_checked_where_they_are_written() -> None:
 
 
 def test_claim_here_on_a_class_is_refused() -> None:
-    """A class is not entered."""
-    with pytest.raises(ConfigurationError, match="not entered"):
+    """A class is does not call a class."""
+    with pytest.raises(ConfigurationError, match="does not call a class"):
         claim_here(MethodView)
 
 
