@@ -7,7 +7,7 @@ point where it was taken, so that all other hooks run once, afresh, on identical
 have succeeded: a stored 200 must not follow a failed commit. `teardown` is the crash path only, and the first to be torn
 down, because a teardown function that fails keeps the rest from running.
 
-`research/flask-hooks.md` has the facts; `tests/web/test_flask_internals.py` holds Flask to those relied on here.
+`research/flask-hooks.md` has the facts; `tests/web/test_hooks_contexts.py` holds Flask to those relied on here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the claim happens: after every hook of the application's own, whatever the order things were set up in."""
+"""The claim happens after every hook of the application, whatever the order of setup."""
 
 from __future__ import annotations
 

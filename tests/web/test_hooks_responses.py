@@ -1,4 +1,4 @@
-"""What is kept of an answer, and that every other hook runs once, afresh, on a replay."""
+"""What is stored of a response, and that every other hook runs once on a replay."""
 
 from __future__ import annotations
 

@@ -1,0 +1,438 @@
+"""Responses and logs while the store, its keys or a stored response are not available."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from flask import Flask
+from redis.exceptions import NoPermissionError, ResponseError
+
+from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.codec.keyring import KeyRing
+from flask_idempotency.engine.errors import CorruptRecord, StoreDataLoss, StoreUnavailable
+from flask_idempotency.engine.events import ErasedRefused, RecordCorrupt, RefusedAfterDataLoss, StoreFailed
+from flask_idempotency.engine.model import CORRUPT, ClaimRequest, Record, State, StoredPayload, StoredResponse
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.web.problems import OutageLog
+from tests.web.apps import FaultyMemory, World, is_replay, new_world
+
+
+class Ticks:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def unavailable(cause: Exception | None = None) -> StoreUnavailable:
+    error = StoreUnavailable("Redis cannot decide")
+    error.__cause__ = cause
+    return error
+
+
+def test_a_refusal_for_want_of_the_store_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """By default a silent store means 503 for every keyed request: a line says which and why, and names no key."""
+    world = new_world()
+    world.view()(lambda: "paid")
+    world.store.down = True
+    with caplog.at_level(logging.WARNING):
+        for number in range(5):
+            world.post(key=f"canary-{number}")
+
+    (message,) = [message for message in caplog.messages if "503" in message]
+    assert "pay" in message or "lambda" in message
+    assert "StoreUnavailable" in message
+    assert "canary" not in caplog.text
+
+
+def test_an_outage_is_one_line_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    """With the number of those that were left out."""
+    ticks = Ticks()
+    log = OutageLog(ticks)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(4):
+            log.refused("pay", unavailable())
+        ticks.now += 9.9
+        log.refused("pay", unavailable())
+        ticks.now += 0.2
+        log.refused("refund", unavailable())
+        ticks.now += 10
+        log.refused("refund", unavailable())
+
+    assert ["pay", "refund", "refund"] == [message.split()[0] for message in caplog.messages]
+    assert [False, True, False] == ["4 more" in message for message in caplog.messages]
+
+
+@pytest.mark.parametrize(
+    ("cause", "named"),
+    (
+        (ResponseError("OOM command not allowed when used memory > 'maxmemory' canary"), "ResponseError: OOM"),
+        (ResponseError("READONLY You can't write against a read only replica canary"), "ResponseError: READONLY"),
+        (NoPermissionError("this user canary has no permissions"), "NoPermissionError"),
+        (ResponseError("Error running script canary"), "ResponseError"),
+        (ResponseError("MISCONF"), "ResponseError: MISCONF"),
+        (ResponseError(""), "ResponseError"),
+        (TimeoutError("TIMEOUT canary"), "TimeoutError"),
+        (None, "StoreUnavailable"),
+    ),
+)
+def test_of_an_error_its_class_is_named_and_of_a_servers_its_code(
+    cause: Exception | None, named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Never what follows: it may quote arguments."""
+    with caplog.at_level(logging.WARNING):
+        OutageLog(Ticks()).refused("pay", unavailable(cause))
+
+    assert f"({named})" in caplog.text
+    assert "canary" not in caplog.text
+
+
+UNAVAILABLE = (503, "store-unavailable", "2", None)
+
+
+class Service:
+    """A key service that may be away, or not even say what its newest key is."""
+
+    def __init__(self) -> None:
+        self._ring = KeyRing({"a": b"a" * 32})
+        self.error: Exception | None = None
+        self.mute = False
+
+    @property
+    def newest(self) -> str:
+        if self.mute:
+            raise TimeoutError
+        return "a"
+
+    def kids(self) -> Sequence[str]:
+        return ["a"]
+
+    def wrap(self, kid: str, key: bytes, *, context: bytes) -> bytes:
+        self._answer()
+        return self._ring.wrap(kid, key, context=context)
+
+    def unwrap(self, kid: str, wrapped: bytes, *, context: bytes) -> bytes:
+        self._answer()
+        return self._ring.unwrap(kid, wrapped, context=context)
+
+    def _answer(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+class _Cut:
+    """What a store keeps besides, behind the same line."""
+
+    def __init__(self, store: FaultyMemory) -> None:
+        self._store, self._keys = store, store.data_keys
+        self.locked = False
+        """Whether they alone are not to be had."""
+
+    def __getattr__(self, name: str) -> Any:
+        if self._store.down or self.locked:
+            raise StoreUnavailable("the line is cut, as this test asked")
+        return getattr(self._keys, name)
+
+
+class CutOff(FaultyMemory):
+    """Also its data keys are not to be had while it is down."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore(clock=FrozenClock()))
+        self.data_keys = _Cut(self)  # type: ignore[assignment]
+
+
+def process(service: Service, store: FaultyMemory | None = None, *, encryption: str = "on") -> World:
+    """One of several processes. Each remembers the data keys that it has asked for, and no other's."""
+    world = new_world(
+        Flask("tests.web.app"),
+        store=store or CutOff(),
+        encryption=encryption,
+        key_ring=service,
+        allow_plaintext_transport=True,
+        on_store_down="allow",
+    )
+
+    @world.view()
+    def pay() -> tuple[str, int]:
+        world.runs.append(1)
+        return "paid", 201
+
+    return world
+
+
+def told(world: World, key: str) -> tuple[int, str, str | None, str | None]:
+    answer = world.post(key=key)
+    status = answer.headers.get("Idempotency-Status")
+    code = answer.get_json()["code"] if answer.is_json else answer.text
+    return answer.status_code, code, answer.headers.get("Retry-After"), status
+
+
+def test_what_is_known_answers_while_the_data_keys_cannot_be_read() -> None:
+    """A node that is down, a table that is locked, a store that is full: the records are there, and say who has run."""
+    service = Service()
+    plain = new_world(Flask("tests.web.app"), store=CutOff())
+    plain.view()(lambda: ("paid", 201))
+    plain.post(key="plain")
+    before = process(service, plain.store)
+    before.post(key="sealed")
+    world = process(service, plain.store)
+    plain.store.data_keys.locked = True  # type: ignore[attr-defined]
+
+    assert [(201, "paid", None, None), UNAVAILABLE, UNAVAILABLE] == [told(world, k) for k in ("plain", "sealed", "new")]
+    assert 422 == world.post(key="sealed", data="another").status_code
+    assert [] == world.runs
+
+
+@pytest.mark.parametrize("encryption", ("on", "required"))
+@pytest.mark.parametrize("error", (TimeoutError(), StoreUnavailable("its own word for it")), ids=("raises", "says so"))
+def test_nothing_runs_while_only_the_keys_are_away(error: Exception, encryption: str) -> None:
+    """The store is up, so it knows who has run: a request that goes past it would be run again by the next."""
+    service = Service()
+    before = process(service, encryption=encryption)
+    before.post(key="known")
+    service.error = error
+    world = process(service, before.store, encryption=encryption)
+
+    answers = [told(world, key) for key in ("known", "new", "new")]
+
+    assert [UNAVAILABLE] * 3 == answers
+    assert [] == world.runs
+    assert [False] * 3 == [event.unprotected for event in world.told(StoreFailed)]  # type: ignore[attr-defined]
+    service.error = None
+    assert (True, 201, [1]) == (is_replay(world.post(key="known")), world.post(key="new").status_code, world.runs)
+
+
+def test_nor_while_the_service_does_not_even_say_which_key_is_the_newest() -> None:
+    service = Service()
+    world = process(service)
+    world.post(key="known")
+    service.mute = True
+
+    # What is known is opened with a key that is remembered, and needs no newest one.
+    assert [(201, "paid", None, None), UNAVAILABLE] == [told(world, key) for key in ("known", "new")]
+    assert [1] == world.runs
+
+
+def test_the_log_says_that_it_is_the_keys(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever reads it at night looks for the right server."""
+    service = Service()
+    service.error = TimeoutError("canary")
+
+    with caplog.at_level(logging.WARNING):
+        told(process(service), "k")
+
+    (message,) = [message for message in caplog.messages if "503" in message]
+    assert "the key provider is not available (TimeoutError)" in message
+    assert "canary" not in caplog.text
+
+
+@pytest.mark.parametrize("keys", ("remembered", "never asked for", "away as well"))
+def test_without_the_store_it_runs_unprotected_whatever_is_known_of_the_keys(keys: str) -> None:
+    """That is what was asked for: it is the store that does not answer, also where it is asked for a data key first."""
+    service = Service()
+    world = process(service)
+    if keys == "remembered":
+        world.post(key="before")
+    if keys == "away as well":
+        service.error = TimeoutError()
+    world.store.down = True
+
+    answer = told(world, "k")
+
+    assert (201, "paid", None, "unprotected") == answer
+    assert [True] == [event.unprotected for event in world.told(StoreFailed)]  # type: ignore[attr-defined]
+
+
+class Forgetful(MemoryStore):
+    """Knows no key, and says that it should."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=FrozenClock())
+        self.asked: list[ClaimRequest] = []
+
+    def claim(self, request: ClaimRequest, **terms: Any) -> Any:
+        self.asked.append(request)
+        raise StoreDataLoss("it was emptied", loss="missing")
+
+
+def a_world(**policy: Any) -> World:
+    world = new_world(store=Forgetful(), **policy)  # type: ignore[arg-type]
+
+    @world.view(endpoint="pay")
+    def pay() -> str:
+        world.runs.append(1)
+        return "paid"
+
+    return world
+
+
+@pytest.mark.parametrize("on_store_down", ("refuse", "allow"))
+def test_a_request_is_refused_and_never_run(on_store_down: str) -> None:
+    """Also where requests run while the store is away: it is there, and what ran past it would be run again."""
+    world = a_world(on_store_down=on_store_down)
+    answer = world.post()
+
+    assert (503, "memory-lost", "30") == (
+        answer.status_code,
+        (answer.json or {})["code"],
+        answer.headers["Retry-After"],
+    )
+    assert [] == world.runs
+    assert (["missing"], []) == ([each.loss for each in world.told(RefusedAfterDataLoss)], world.told(StoreFailed))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("key", "born"),
+    (
+        ("01955eb2-0400-7abc-8def-0123456789ab", 0x01955EB20400 / 1000),
+        ("01955EB2-0400-7ABC-BDEF-0123456789AB", 0x01955EB20400 / 1000),
+        ("01955eb2-0400-4abc-8def-0123456789ab", None),
+        ("01955eb2-0400-7abc-cdef-0123456789ab", None),
+        ("01955eb204007abc8def0123456789ab", None),
+        ("01ARZ3NDEKTSV4RRFFQ69G5FAV", 1469922850.259),
+        ("01arz3ndektsv4rrffq69g5fav", 1469922850.259),
+        ("81ARZ3NDEKTSV4RRFFQ69G5FAV", None),
+        ("01ARZ3NDEKTSV4RRFFQ69G5FAU", None),
+        ("01ARZ3NDEKTSV4RRFFQ69G5FAVX", None),
+        ("order-17", None),
+    ),
+)
+def test_the_store_is_told_when_a_key_was_made(key: str, born: float | None) -> None:
+    """Of UUIDs of version 7 and of ULIDs alone: of others nobody knows."""
+    world = a_world()
+    world.post(key=key)
+
+    assert [born] == [request.key_timestamp for request in world.store.asked]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("in_flight", "awaited"), (("wait", True), ("reject", False)))
+def test_the_store_is_told_whether_duplicates_wait(in_flight: str, awaited: bool) -> None:
+    world = a_world(in_flight=in_flight)
+    world.post()
+
+    assert [awaited] == [request.notify_on_completion for request in world.store.asked]  # type: ignore[attr-defined]
+
+
+def paid(**options: object) -> World:
+    """A payment that was made once, with its answer kept."""
+    world = new_world(**options)  # type: ignore[arg-type]
+
+    @world.view()
+    def pay() -> tuple[str, int]:
+        world.runs.append(1)
+        return "paid", 201
+
+    assert 201 == world.post().status_code
+    return world
+
+
+def kept(world: World) -> Record:
+    record = world.record()
+    assert record is not None
+    return record
+
+
+def spoil(world: World, data: bytes) -> None:
+    """Somebody has written to the store."""
+    payload = kept(world).payload
+    assert payload is not None
+    spoilt = StoredPayload(data, payload.status, payload.success, payload.byte_size)
+    assert world.store.responses.replace(world.store.calls[-1].key, payload, spoilt)
+
+
+@pytest.fixture
+def splitting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What opens from now on must not be sent: a header field would end early."""
+
+    def opened(self: EnvelopeCodec, *sealed: Any) -> StoredResponse:
+        return StoredResponse(201, metadata=(("Location", "/1\r\nSet-Cookie: admin=1"),))
+
+    monkeypatch.setattr(EnvelopeCodec, "open", opened)
+
+
+def test_an_erased_answer_is_410_and_never_run() -> None:
+    """Whether it was sealed or not; each time, and told."""
+    world = paid()
+    world.store.data_keys.shred(world.store.calls[-1].key.tid)
+
+    answers = [world.post() for _ in range(2)]
+
+    assert [(410, "response-erased")] * 2 == [(answer.status_code, answer.get_json()["code"]) for answer in answers]
+    assert (2, [1]) == (len(world.told(ErasedRefused)), world.runs)
+    assert all("Retry-After" not in answer.headers for answer in answers)
+
+
+def test_a_damaged_answer_is_500_each_time_and_quarantined() -> None:
+    """Time does not end it: the key of a payment that was made never becomes new."""
+    world = paid()
+    spoil(world, b"rubbish")
+
+    answers = [world.post() for _ in range(3)]
+    world.clock.advance(100 * 24 * 3600)
+    answers.append(world.post())
+
+    assert [(500, "record-corrupt")] * 4 == [(answer.status_code, answer.get_json()["code"]) for answer in answers]
+    assert (State.QUARANTINED, CORRUPT) == (kept(world).state, kept(world).reason)
+    assert (1, [1]) == (len(world.told(RecordCorrupt)), world.runs)
+
+
+def test_an_answer_that_must_not_be_sent_is_quarantined_too(splitting: None) -> None:
+    """It opens, and still nobody may be given it: found out once, told once."""
+    world = paid()
+
+    answers = [world.post() for _ in range(2)]
+
+    assert [(500, "record-corrupt")] * 2 == [(answer.status_code, answer.get_json()["code"]) for answer in answers]
+    assert (State.QUARANTINED, CORRUPT) == (kept(world).state, kept(world).reason)
+    assert (1, [1]) == (len(world.told(RecordCorrupt)), world.runs)
+
+
+def test_during_a_rotation_it_is_quarantined_under_the_secret_it_was_kept_with(splitting: None) -> None:
+    """The newest secret's key has no record to condemn."""
+    world = paid()
+    key = world.store.calls[-1].key
+    rotated = new_world(Flask("tests.web.app"), secret=["new", "s"], store=world.store)
+    rotated.view()(lambda: "never")
+
+    assert 500 == rotated.post().status_code
+
+    record = world.store.read(key)
+    assert record is not None
+    assert (State.QUARANTINED, CORRUPT) == (record.state, record.reason)
+
+
+def test_a_store_that_is_gone_by_then_changes_nothing_for_the_caller(splitting: None) -> None:
+    """The answer is still damaged, and the next retry will find it out again."""
+    world = paid(on_store_down="allow")
+    world.store.lose_request("mark_corrupt")
+
+    answer = world.post()
+
+    assert (500, "record-corrupt") == (answer.status_code, answer.get_json()["code"])
+    assert ([1], State.COMPLETED) == (world.runs, kept(world).state)
+
+
+@pytest.mark.parametrize("lost", ("key", "mark_corrupt", "read"))
+def test_what_was_done_is_not_run_again_although_views_may_run_without_a_store(
+    lost: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key service that is away while an answer is opened, or a store that goes while a damaged one is looked at."""
+    world = paid(on_store_down="allow")
+
+    def opened(self: EnvelopeCodec, *sealed: Any) -> StoredResponse:
+        raise StoreUnavailable("no answer") if lost == "key" else CorruptRecord("damaged")
+
+    monkeypatch.setattr(EnvelopeCodec, "open", opened)
+    if lost != "key":
+        world.store.lose_request(lost)
+
+    answer = world.post()
+
+    assert (503, "store-unavailable") == (answer.status_code, answer.get_json()["code"])
+    assert ("2", [1]) == (answer.headers["Retry-After"], world.runs)
