@@ -6,17 +6,23 @@ A test fails when a page or a part is not what this would write.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
-from benchmarks import walk
 from docs.commands import page as cli
 from flask_idempotency.engine.events import Event, facts_of, kinds, name_of
 from flask_idempotency.engine.model import TRANSITIONS, State
 from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.store import Store
 from flask_idempotency.logs import LOGGER
 from flask_idempotency.metrics import COUNTED, FAMILIES, GAUGES, Family, Uncounted
 from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
@@ -25,6 +31,7 @@ from flask_idempotency.signals import SIGNALS
 from flask_idempotency.web.problems import PROBLEMS, ProblemType
 
 HERE = Path(__file__).parent
+PACKAGE = HERE.parent / "flask_idempotency"
 NOTICE = "<!-- Written by docs/generate.py from the code. Change the code, then run it. -->\n"
 
 
@@ -215,6 +222,84 @@ def states() -> str:
     )
 
 
+def layers() -> str:
+    """The layers of the package, from the import contract."""
+    contract = next(each for each in _tools()["importlinter"]["contracts"] if each["type"] == "layers")
+    rows = []
+    for number, line in enumerate(contract["layers"], start=1):
+        names = [name.strip(" ()") for name in line.split("|")]
+        there = [f"`{name}`" for name in names if list(PACKAGE.glob(f"{name}.py")) or list(PACKAGE.glob(f"{name}/"))]
+        rows.append((str(number), ", ".join(there)))
+    return _table(("layer", "modules of `flask_idempotency`"), [row for row in rows if row[1]])
+
+
+def _tools() -> Mapping[str, Any]:
+    tools: Mapping[str, Any] = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    return tools
+
+
+def layout() -> str:
+    """Every Python file and folder, with the first sentence of its docstring."""
+    lines = ["```text"]
+    for top in (PACKAGE, HERE.parent / "janitor"):
+        lines += _tree(top, 0)
+    return "\n".join([*lines, "```"]) + "\n"
+
+
+def _tree(folder: Path, depth: int) -> Iterator[str]:
+    indent = "  " * depth
+    scripts = len(list(folder.rglob("*.lua"))) if folder.name == "lua" else 0
+    yield _described(
+        f"{indent}{folder.name}/",
+        f"{scripts} Lua scripts, and what they include in lib/" if scripts else _first(folder / "__init__.py"),
+    )
+    files = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
+    for path in files:
+        yield _described(f"{indent}  {path.name}", _first(path))
+    for inner in sorted(path for path in folder.iterdir() if path.is_dir() and path.name not in ("__pycache__", "lib")):
+        yield from _tree(inner, depth + 1)
+
+
+def _described(name: str, sentence: str) -> str:
+    return f"{name:<28} {sentence}".rstrip()
+
+
+def _first(path: Path) -> str:
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    paragraph = " ".join(text.partition("\n\n")[0].split())
+    return re.split(r"(?<=\.) ", paragraph, maxsplit=1)[0]
+
+
+def protocol() -> str:
+    """The methods of `Store`, with the first sentence of each."""
+    rows = []
+    for name, method in inspect.getmembers(Store, inspect.isfunction):
+        if not name.startswith("_"):
+            parameters = [each for each in inspect.signature(method).parameters if each != "self"]
+            sentence = re.split(
+                r"(?<=\.) ", " ".join((inspect.getdoc(method) or "").partition("\n\n")[0].split()), maxsplit=1
+            )[0]
+            rows.append((method.__code__.co_firstlineno, f"`{name}({', '.join(parameters)})`", sentence))
+    return _table(("method", "what it does"), [(name, sentence) for _, name, sentence in sorted(rows)])
+
+
+@cache
+def _walks() -> str:
+    """The walks of a fresh process, because loggers and caches of this one could add calls."""
+    command = [sys.executable, "-m", "benchmarks.walk", "memory", "redis", "sqlite", "--markdown"]
+    return subprocess.run(command, cwd=HERE.parent, check=True, capture_output=True, text=True).stdout
+
+
+def walks() -> str:
+    """Every function that one keyed POST crosses, where Redis is the store."""
+    return (
+        f"# The walk of a request\n\n{NOTICE}\n"
+        "These are the functions of this package that one keyed POST enters, in call order, in a warm process. "
+        "[Architecture](architecture.md) explains the steps. `python3 run.py walk` prints the same for the other stores.\n\n"
+        + _walks()
+    )
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     **{f"problems/{row.code}.md": partial(_problem_page, row) for row in PROBLEMS.values()},
     "problems/README.md": problems,
@@ -223,11 +308,15 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "events.md": events,
     "signals.md": signals,
     "states.md": states,
+    "walk.md": walks,
 }
 
 # The parts that a page written by hand may hold, by name.
 PARTS: Mapping[str, Callable[[], str]] = {
-    "walk": lambda: walk.markdown(walk.all_walks(("memory", "redis", "sqlite"))),
+    "layers": layers,
+    "layout": layout,
+    "protocol": protocol,
+    "walk": lambda: _walks().partition("\n\n")[0] + "\n",
 }
 PART = re.compile(r"(?<=<!-- generated: )(\w+)( -->\n).*?(?=<!-- end of \1 -->)", re.DOTALL)
 

@@ -1,1 +1,4 @@
-"""HTTP. Nothing here decides what may happen to a key, opens a store or reads configuration."""
+"""Connect Flask's requests and responses to the engine.
+
+Modules here decide nothing about a key, open no store and read no configuration.
+"""

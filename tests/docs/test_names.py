@@ -17,6 +17,7 @@ import pytest
 import flask_idempotency
 import janitor
 from docs.commands import subcommands
+from docs.generate import PART
 from flask_idempotency import Idempotency, UnknownOutcome, current_claim
 from flask_idempotency.cli import cli as group
 from flask_idempotency.logs import LOGGER
@@ -49,7 +50,7 @@ OF_THE_EXTENSION = {*DeploymentSchema().fields, *inspect.signature(Idempotency._
 
 def spans(page: Path) -> Iterator[str]:
     """What stands as code in the text of a page, and each line of its blocks of commands."""
-    text = page.read_text(encoding="utf-8")
+    text = PART.sub("", page.read_text(encoding="utf-8"))  # the code itself, by its own words
     for language, block in FENCE.findall(text):
         if language != "python":
             yield from (line.removeprefix("$ ") for line in block.splitlines())
@@ -88,7 +89,7 @@ def mentioned(pattern: re.Pattern[str]) -> Mapping[str, set[str]]:
     """Where each match of this pattern stands."""
     found: dict[str, set[str]] = {}
     for page in PAGES:
-        for name in pattern.findall(page.read_text(encoding="utf-8")):
+        for name in pattern.findall(PART.sub("", page.read_text(encoding="utf-8"))):
             found.setdefault(name, set()).add(page.name)
     return found
 
@@ -131,7 +132,7 @@ def test_a_keyword_that_a_page_gives_to_a_policy_is_there() -> None:
     taken = {"idempotent": KEYWORDS, "configure": KEYWORDS, "Idempotency": KEYWORDS | OF_THE_EXTENSION}
     found: set[tuple[str, str]] = set()
     for page in PAGES:
-        text = page.read_text(encoding="utf-8")
+        text = PART.sub("", page.read_text(encoding="utf-8"))
         for block in BLOCK.findall(text):
             found.update(called(ast.parse(block)))
         for span in INLINE.findall(FENCE.sub("", text)):
