@@ -21,9 +21,8 @@ from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.keys import LONGEST_NAME, Identity
 from flask_idempotency.engine.model import State
 from flask_idempotency.engine.recovery import Settler
-from flask_idempotency.operations import AuditNote, RecordView, shown
-from flask_idempotency.operations import Refused as Refused
-from flask_idempotency.operations.records import format_duration
+from flask_idempotency.operations.records import AuditNote, RecordView, format_duration, shown
+from flask_idempotency.operations.records import Refused as Refused
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.janitor import policy_of, settler_of
 from flask_idempotency.web.policies import Policies

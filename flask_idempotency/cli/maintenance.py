@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import click
 from flask import current_app
-from flask.cli import with_appcontext
 
 from flask_idempotency.assembly import Services
+from flask_idempotency.cli import cli
 from flask_idempotency.cli.context import (
     NOT_IN_ORDER,
     UNKNOWN,
@@ -32,9 +32,8 @@ from flask_idempotency.engine.keys import owner_mark
 from flask_idempotency.maintenance.janitor import Batcher, Chore, ExpireReport, ReconcileReport, Report
 from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS, RotateReport, SealReport, seal_plain
-from flask_idempotency.operations import AuditNote
 from flask_idempotency.operations.doctor import DoctorReport
-from flask_idempotency.operations.records import Refused
+from flask_idempotency.operations.records import AuditNote, Refused
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.doctor import run_checks
 from flask_idempotency.web.janitor import drain_of, janitor_of, with_budget
@@ -191,10 +190,9 @@ def _budget_option(chore: Chore) -> Callable[[Callable[..., None]], Callable[...
     )
 
 
-@click.command("reap")
+@cli.command("reap")
 @_budget_option("reap")
 @as_json_option
-@with_appcontext
 def reap_command(budget: float, as_json: bool) -> None:
     """Quarantine the claims of owners that have vanished, and ask resolvers what became of their work.
 
@@ -203,10 +201,9 @@ def reap_command(budget: float, as_json: bool) -> None:
     _run(_TOLD["reap"], budget, as_json=as_json)
 
 
-@click.command("expire")
+@cli.command("expire")
 @_budget_option("expire")
 @as_json_option
-@with_appcontext
 def expire_command(budget: float, as_json: bool) -> None:
     """Remove what nobody can see any more: answers whose time is over, and what belongs to them.
 
@@ -215,10 +212,9 @@ def expire_command(budget: float, as_json: bool) -> None:
     _run(_TOLD["expire"], budget, as_json=as_json)
 
 
-@click.command("rotate")
+@cli.command("rotate")
 @_budget_option("rotate")
 @as_json_option
-@with_appcontext
 def rotate_command(budget: float, as_json: bool) -> None:
     """Seal every answer anew that is sealed under another key of the ring than the newest.
 
@@ -229,10 +225,9 @@ def rotate_command(budget: float, as_json: bool) -> None:
     _run(_TOLD["rotate"], budget, as_json=as_json)
 
 
-@click.command("reconcile")
+@cli.command("reconcile")
 @_budget_option("reconcile")
 @as_json_option
-@with_appcontext
 def reconcile_command(budget: float, as_json: bool) -> None:
     """Count the records of every tenant again, and put their ledgers right.
 
@@ -247,7 +242,7 @@ def reconcile_command(budget: float, as_json: bool) -> None:
 _WIDTH = 100
 
 
-@click.command("doctor")
+@cli.command("doctor")
 @as_json_option
 @click.option(
     "--worker-timeout", type=click.FloatRange(min=0), metavar="S", help="When a worker is killed at work. 0: never."
@@ -255,7 +250,6 @@ _WIDTH = 100
 @click.option(
     "--proxy-timeout", type=click.FloatRange(min=0), metavar="S", help="When a proxy gives up on a request. 0: never."
 )
-@with_appcontext
 def doctor_command(as_json: bool, worker_timeout: float | None, proxy_timeout: float | None) -> None:
     """Look at the store, the janitor, the clocks, the keys, the policies and the timeouts, and say what to do.
 
@@ -318,11 +312,10 @@ _WARNING: Final = (
 _NOTHING: Final = "Every stored answer is encrypted. There is nothing to seal."
 
 
-@click.command("seal")
+@cli.command("seal")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @word_options(required=True)
 @as_json_option
-@with_appcontext
 def seal_command(yes: bool, actor: str, reason: str, as_json: bool) -> None:
     """Encrypt the answers that were stored before you switched encryption on.
 

@@ -28,7 +28,16 @@ from flask_idempotency.engine.errors import InvalidKey
 from flask_idempotency.engine.keys import Scope, StorageKey, owner_mark, parse_key
 from flask_idempotency.engine.model import Record, RequestInfo, State
 from flask_idempotency.engine.recovery import clamp_clock
-from flask_idempotency.operations import SHORT, Case, Refused, by_handle, by_key, by_short, handle_of, with_rotated
+from flask_idempotency.operations.records import (
+    SHORT,
+    Case,
+    Refused,
+    by_handle,
+    by_key,
+    by_short,
+    handle_of,
+    with_rotated,
+)
 from flask_idempotency.web.principals import identifies
 
 STDIN: Final = "-"

@@ -10,8 +10,8 @@ from typing import Final
 
 import click
 from flask import current_app
-from flask.cli import with_appcontext
 
+from flask_idempotency.cli import cli
 from flask_idempotency.cli.context import (
     as_json_option,
     built,
@@ -28,7 +28,7 @@ from flask_idempotency.cli.context import (
 from flask_idempotency.cli.record_options import STDIN, RecordOptions, case_of, naming_options
 from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.operations import (
+from flask_idempotency.operations.records import (
     Case,
     Refused,
     ResolveReport,
@@ -59,13 +59,12 @@ _force = click.option("--force", is_flag=True, help="Although its owner may live
 _yes = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
-@click.command("release")
+@cli.command("release")
 @naming_options
 @_force
 @_yes
 @word_options(required=True)
 @as_json_option
-@with_appcontext
 def release_command(named: RecordOptions, force: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
     """Free a key that is in progress or quarantined: its next retry runs.
 
@@ -94,7 +93,7 @@ class GivenResponse:
         return self.status is not None or self.body_file is not None or bool(self.content_type or self.headers)
 
 
-@click.command("resolve")
+@cli.command("resolve")
 @naming_options
 @click.option("--never-happened", "verdict", flag_value="never", help="Nothing was done: its next retry runs.")
 @click.option("--happened", "verdict", flag_value="happened", help="It was done: retries get the answer that you give.")
@@ -114,7 +113,6 @@ class GivenResponse:
 @_yes
 @word_options(required=True)
 @as_json_option
-@with_appcontext
 def resolve_command(
     named: RecordOptions,
     verdict: str | None,

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import click
 from flask import current_app
-from flask.cli import with_appcontext
 
 from flask_idempotency.assembly import Services
+from flask_idempotency.cli import cli
 from flask_idempotency.cli.context import (
     ago,
     as_json_option,
@@ -38,9 +38,9 @@ from flask_idempotency.engine.capabilities import UnfinishedCounts
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.model import OnExpiry, State
 from flask_idempotency.engine.policy import Decision, Policy
-from flask_idempotency.operations import RecordFilter, RecordView, Stats, listed, stats
+from flask_idempotency.operations.admin import Stats, stats
 from flask_idempotency.operations.identity import IdentityChange, look
-from flask_idempotency.operations.records import Refused, format_duration
+from flask_idempotency.operations.records import RecordFilter, RecordView, Refused, format_duration, listed
 from flask_idempotency.web.janitor import shape_in
 from flask_idempotency.web.policies import Policies, PolicySource
 
@@ -78,10 +78,9 @@ class PolicyRow:
         return self.explained.resolved.policy
 
 
-@click.command("policy")
+@cli.command("policy")
 @click.argument("endpoint", required=False)
 @as_json_option
-@with_appcontext
 def policy_command(endpoint: str | None, as_json: bool) -> None:
     """Which policy applies to which endpoint; with an ENDPOINT, every value and where it was written.
 
@@ -269,7 +268,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
-@click.command("list")
+@cli.command("list")
 @click.option("--state", "of_state", required=True, type=click.Choice([state.value for state in State]), help="Which.")
 @tenant_options
 @click.option(
@@ -278,7 +277,6 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
 @click.option("--endpoint", metavar="E", help="Of this endpoint only.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Not more than so many.")
 @as_json_option
-@with_appcontext
 def list_command(
     of_state: str,
     tenant: str | None,
@@ -309,10 +307,9 @@ def list_command(
             say(f"There are more than {limit}: see --limit, --older-than and --endpoint.", err=True)
 
 
-@click.command("show")
+@cli.command("show")
 @naming_options
 @as_json_option
-@with_appcontext
 def show_command(named: RecordOptions, as_json: bool) -> None:
     """Everything that an auditor is told of one record, and never its answer's body. Changes nothing.
 
@@ -349,10 +346,9 @@ def _line(told: RecordView) -> tuple[str, ...]:
 # `flask idempotency stats`
 
 
-@click.command("stats")
+@cli.command("stats")
 @click.option("--quick", is_flag=True, help="Leave out the completed records: counting those may take long.")
 @as_json_option
-@with_appcontext
 def stats_command(quick: bool, as_json: bool) -> None:
     """How many records there are, in which state, and when each chore was last done. Changes nothing."""
     with giving_up(as_json=as_json):

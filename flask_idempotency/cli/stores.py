@@ -10,6 +10,7 @@ from typing import Final
 import click
 from flask.cli import AppGroup
 
+from flask_idempotency.cli import cli
 from flask_idempotency.cli.context import (
     NOT_IN_ORDER,
     as_json_option,
@@ -28,7 +29,7 @@ from flask_idempotency.engine.capabilities import DataLossDetector
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.events import DataLossAcknowledged, StoreInitialised
 from flask_idempotency.engine.store import Schema
-from flask_idempotency.operations import (
+from flask_idempotency.operations.admin import (
     DataLossReport,
     KeysReport,
     KeyStatus,
@@ -48,6 +49,7 @@ from flask_idempotency.operations.records import Refused, format_duration, momen
 _NO_SCHEMA: Final = "The store of this application has no schema: there is nothing to do."
 
 db = AppGroup("db", help="The tables of a SQL store.")
+cli.add_command(db)
 
 
 @db.command("upgrade")
@@ -95,6 +97,7 @@ def _schema_text(report: SchemaReport | None, fine: str) -> str:
 # `flask idempotency keys …`
 
 keys = AppGroup("keys", help="The keys that answers are encrypted with.")
+cli.add_command(keys)
 
 
 @keys.command("generate", with_appcontext=False)
@@ -167,6 +170,7 @@ _NAME_IT: Final = "Set IDEMPOTENCY_STORE_ID={store_id} wherever this application
 _NOTICES_NOTHING: Final = "not noticed: its scripts are not told INFO. Let the user ask, with ACL SETUSER … +info"
 
 redis = AppGroup("redis", help="Whether the Redis that keeps the records has forgotten any, and what then.")
+cli.add_command(redis)
 
 
 @redis.command("init")

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 import click
-from flask.cli import AppGroup, with_appcontext
+from flask.cli import AppGroup
 
+from flask_idempotency.cli import cli
 from flask_idempotency.cli.context import (
     as_json_option,
     built,
@@ -36,9 +37,9 @@ from flask_idempotency.engine.events import QuotaSet, TenantErased
 from flask_idempotency.engine.quota import LIMITS, MAX_LIMIT, NewKeys, Quota, Usage
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.maintenance.rotate import still_open, wipe, wipe_condemned
-from flask_idempotency.operations import AuditNote, TenantUsage, holds_sealed, quota_set, quota_show
-from flask_idempotency.operations import shred as shred_keys
-from flask_idempotency.operations.records import Refused
+from flask_idempotency.operations.admin import TenantUsage, holds_sealed, quota_set, quota_show
+from flask_idempotency.operations.admin import shred as shred_keys
+from flask_idempotency.operations.records import AuditNote, Refused
 from flask_idempotency.web.janitor import policy_of
 
 _STAYS: Final = "Its records stay: a retry gets 410 and is not run again, until its time is over."
@@ -87,13 +88,12 @@ class PurgeReport:
     still_open: int | None = None
 
 
-@click.command("purge")
+@cli.command("purge")
 @tenant_options
 @click.option("--shred", is_flag=True, help="Only destroy the data keys: at once, and without looking at every answer.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @word_options(required=True)
 @as_json_option
-@with_appcontext
 def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
     """Erase the answers of one tenant: destroy the keys that they are encrypted with, and wipe what is stored.
 
@@ -226,6 +226,7 @@ _DIVIDED = (
 )
 
 quota = AppGroup("quota", help="What tenants have, and what they may have.")
+cli.add_command(quota)
 
 
 @quota.command("show")

@@ -50,7 +50,7 @@ from flask_idempotency.engine.model import (
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision, Policy
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.recovery import releasable_in
-from flask_idempotency.operations import handle_of
+from flask_idempotency.operations.records import handle_of
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.profiles import PROFILES, Profile
 from flask_idempotency.web.callbacks import Callbacks, former_names, load_quota, load_tenant

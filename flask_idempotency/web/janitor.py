@@ -1,7 +1,7 @@
-"""What is looked at in the store now and then, as keyed requests end: whether a janitor comes, and whether the identity of
-keys has changed.
+"""Assemble the janitor of one application: its tasks, its resolvers, and the monitors that look for a missing janitor.
 
-A missing janitor costs space and keeps unknown outcomes waiting; no promise hangs on it.
+The monitors also report a change of the identity of keys. They look at the store now and then, when a keyed request ends.
+A missing janitor costs space and leaves unknown outcomes waiting; no promise depends on it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -54,85 +54,18 @@ from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.principals import extensions_of, may_have_httpauth
 from flask_idempotency.web.responses import capture
 
-# Resolvers as an application registers them, and as the janitor calls them.
-
-
-def policy_of(policies: Policies, about: RequestInfo) -> Policy:
-    """What holds for the endpoint that this record is of, as the application is set up now."""
-    return policies.resolve(about.operation, about.method).policy
-
-
-def callable_resolvers(
-    app: Flask, resolvers: Mapping[str, Callable[[UnknownOutcome], Resolution]], policies: Policies
-) -> Mapping[str, Callable[[UnknownOutcome], Resolution]]:
-    """By endpoint, each in an application context, and with a `StoredResponse` for an answer.
-
-    Raises `ConfigurationError` for endpoints that the application does not have: their keys would wait for ever.
-    """
-    unknown = [endpoint for endpoint in resolvers if endpoint not in app.view_functions]
-    if unknown:
-        raise ConfigurationError(
-            *(
-                f"resolver({endpoint!r}): this application has no such endpoint. Name one as `url_for` would."
-                for endpoint in unknown
-            )
-        )
-    return {endpoint: partial(_ask, app, resolver, policies) for endpoint, resolver in resolvers.items()}
-
-
-def result_of(app: Flask, answer: Any, policy: Policy) -> StoredResponse:
-    """What a store keeps of an answer that a view might return. Raises `TypeError` for a stream: there is nobody to read it."""
-    response = app.make_response(answer)
-    taken = capture(response, policy, on_end=lambda end: None, abandoned=deque())
-    if taken.tee is not None or taken.result is None:
-        raise TypeError("the answer of a resolver must not be a stream")
-    return taken.result
-
-
-def downstream_key(identities: Sequence[Identity], namespace: str, found: SeenRecord, name: str) -> str:
-    """What `current_claim.downstream_key(name)` was for whoever claimed this record.
-
-    Raises `ConfigurationError` where nobody can tell: under another secret it would be a key that the other side has never
-    heard of, and that would look as if nothing had been done.
-    """
-    for who in identities:
-        if marked(found.record.token, who.mark(namespace)):
-            return who.downstream_key(found.key, name)
-    raise ConfigurationError(
-        "downstream_key(): this key was claimed while two secrets were listed in IDEMPOTENCY_SECRET, or under one that is not "
-        "listed any more, so nobody can tell what the other side was sent. Ask it by something else, or settle the key by "
-        "`flask idempotency resolve`."
-    )
-
-
-def _ask(
-    app: Flask,
-    resolver: Callable[[UnknownOutcome], Resolution],
-    policies: Policies,
-    unknown: UnknownOutcome,
-) -> Resolution:
-    with app.app_context():
-        said = app.ensure_sync(resolver)(unknown)
-        if isinstance(said, Happened) and not isinstance(said.answer, StoredResponse):
-            return Happened(result_of(app, said.answer, policy_of(policies, unknown.record.info)))
-        resolution: Resolution = said
-        return resolution
-
-
-# What there is to do for the janitor of one application, put together from its settings and its store.
-
 BATCHES: Final = {"reap": 200, "expire": 1000, "rotate": 500, "reconcile": 20, "heartbeat": 1}
-"""How many at once: each is some tens of milliseconds of the store's time, or some hundred of ours."""
+"""Records in one batch: some tens of milliseconds of the store's time, or some hundred of the janitor's."""
 
 BUDGET_SHARE: Final = 0.8
-"""Of a chore's interval: the next one is not to find it still at work."""
+"""The share of its interval that a task may run, so that it ends before its next run."""
 
 LONGEST_BUDGET_SECONDS: Final = 3600.0
 SHORTEST_BUDGET_SECONDS: Final = 5.0
 
 
 def intervals(settings: Settings) -> dict[Chore, float]:
-    """Seconds between two runs of each chore that is done by itself."""
+    """Return the seconds between two runs of each scheduled task."""
     every: dict[Chore, float | None] = {
         "reap": settings.reap_interval,
         "expire": settings.expire_interval,
@@ -144,18 +77,21 @@ def intervals(settings: Settings) -> dict[Chore, float]:
 
 
 def drain_of(chore: Chore, settings: Settings) -> Batcher:
-    """At what pace this chore is done. One that is never done by itself may take an hour when a person asks for it."""
+    """Return the pace of this task. A task that is not scheduled may run for an hour when an operator starts it."""
     every = intervals(settings).get(chore, LONGEST_BUDGET_SECONDS)
     budget = min(max(every * BUDGET_SHARE, SHORTEST_BUDGET_SECONDS), LONGEST_BUDGET_SECONDS)
     return Batcher(batch=BATCHES[chore], budget=budget, rate=settings.expire_rate if chore == "expire" else None)
 
 
 def janitor_of(app: Flask, *, host_clock: Callable[[], float] = time.time) -> Janitor:
-    """The janitor of this application. Raises `ConfigurationError` where there is none, or its resolvers cannot hold."""
+    """Return the janitor of this application.
+
+    Raises `ConfigurationError` if the extension is not set up or disabled, and for resolvers of unknown endpoints.
+    """
     state: Any = app.extensions.get("idempotency")
     if state is None or state.built is None or state.policies is None:
         raise ConfigurationError(
-            "Idempotency is not set up on this application, or IDEMPOTENCY_ENABLED is False: there is nothing to look after."
+            "Idempotency is not set up on this application, or IDEMPOTENCY_ENABLED is False: the janitor has no work."
         )
     built: Services = state.built
     work = work_of(app, built, state.settings, state.loaders, state.policies, state.observers)
@@ -163,7 +99,7 @@ def janitor_of(app: Flask, *, host_clock: Callable[[], float] = time.time) -> Ja
 
 
 def settler_of(built: Services, settings: Settings, observers: Callable[[Event], None]) -> Settler | None:
-    """What settles keys in their owners' place. None: nobody can find them in this store."""
+    """Return what resolves keys of this application. None: the store cannot search its records."""
     if built.recovery is None:
         return None
     return Settler(built.recovery, built.codec, observers, label=identities(settings)[0].label)
@@ -177,27 +113,32 @@ def work_of(
     policies: Policies,
     observers: Callable[[Event], None],
 ) -> dict[Chore, Work]:
-    """Each chore that this application and its store give any work for."""
+    """Return each task that this application and its store have work for."""
     work: dict[Chore, Work] = {}
     owner = owner_mark(settings.namespace)
     settler = settler_of(built, settings, observers)
     if built.recovery is not None and settler is not None:
         every = identities(settings)
-        asking = ResolverContext(
+        leases = [
+            policies.resolve(endpoint, method).policy.lease
+            for endpoint, method in policies.pairs()
+            if endpoint in loaders.resolvers
+        ]
+        context = ResolverContext(
             resolvers=callable_resolvers(app, loaders.resolvers, policies),
             policy_of=partial(policy_of, policies),
             settler=settler,
             downstream=partial(downstream_key, every, settings.namespace),
             owner=owner,
-            # Leases are renewed every third of themselves.
-            first_pause=max([FIRST_PAUSE_SECONDS, *(lease / 2 for lease in _leases(policies, loaders.resolvers))]),
+            # A worker renews its lease after a third of it.
+            first_pause=max([FIRST_PAUSE_SECONDS, *(lease / 2 for lease in leases)]),
         )
-        unsettled, label = built.recovery, every[0].label
+        recovery, label = built.recovery, every[0].label
 
         def reaping(horizon: float, drain: Batcher) -> ReapReport:
-            # Where something is forgotten, somebody may be at work whom no record names: a resolver would find nothing yet.
-            asked = asking if _remembers(built, observers) else None
-            return reap(unsettled, horizon=horizon, drain=drain, observers=observers, label=label, asking=asked)
+            # After a data loss a worker may run without a record, and a resolver would find no work of it yet.
+            asking = None if _has_lost_data(built, observers) else context
+            return reap(recovery, horizon=horizon, drain=drain, observers=observers, label=label, asking=asking)
 
         work["reap"] = reaping
     if built.expiry is not None:
@@ -221,38 +162,91 @@ def work_of(
     return work
 
 
-def _remembers(built: Services, observers: Callable[[Event], None]) -> bool:
-    """Whether the store has all that it promised, or somebody has looked at what it has not. Tells a loss that is new."""
-    memory = built.data_loss
-    if memory is None:
-        return True
-    standing = memory.status()
-    remembers = standing.runs_unknown(memory.rules.after_loss)
-    if standing.noticed and standing.gravest is not None and not remembers:
-        observers(DataLossDetected("", "reap", loss=standing.gravest.value))
-    return remembers
-
-
-def _leases(policies: Policies, endpoints: Iterable[str]) -> Iterator[float]:
-    """How long the leases of these endpoints are, by whichever method they are called."""
-    for endpoint, method in policies.pairs():
-        if endpoint in endpoints:
-            yield policies.resolve(endpoint, method).policy.lease
+def _has_lost_data(built: Services, observers: Callable[[Event], None]) -> bool:
+    """Return whether the store lost data and the loss is not acknowledged. Publish a loss that is new."""
+    if built.data_loss is None:
+        return False
+    status = built.data_loss.status()
+    lost = not status.runs_unknown(built.data_loss.rules.after_loss)
+    if status.noticed and status.gravest is not None and lost:
+        observers(DataLossDetected("", "reap", loss=status.gravest.value))
+    return lost
 
 
 def with_budget(drain: Batcher, *, budget: float, told: Callable[[int], object]) -> Batcher:
-    """The same pace for somebody who watches, says how long it may take, and hears how far it is."""
+    """Return the same pace with the budget of an operator, who sees its progress."""
     return replace(drain, budget=budget, told=told)
 
 
+# Resolvers.
+
+
+def policy_of(policies: Policies, about: RequestInfo) -> Policy:
+    """Return the policy of the endpoint of this record, as the application is set up now."""
+    return policies.resolve(about.operation, about.method).policy
+
+
+def callable_resolvers(
+    app: Flask, resolvers: Mapping[str, Callable[[UnknownOutcome], Resolution]], policies: Policies
+) -> Mapping[str, Callable[[UnknownOutcome], Resolution]]:
+    """Return resolvers by endpoint that run in an application context and return a `StoredResponse` in `Happened`.
+
+    Raises `ConfigurationError` for endpoints that the application lacks: no resolver would ever run for their keys.
+    """
+    unknown = [endpoint for endpoint in resolvers if endpoint not in app.view_functions]
+    if unknown:
+        raise ConfigurationError(
+            *(
+                f"resolver({endpoint!r}): this application has no such endpoint. Name one as `url_for` would."
+                for endpoint in unknown
+            )
+        )
+
+    def call(resolver: Callable[[UnknownOutcome], Resolution], unknown: UnknownOutcome) -> Resolution:
+        with app.app_context():
+            resolution: Resolution = app.ensure_sync(resolver)(unknown)
+            if isinstance(resolution, Happened) and not isinstance(resolution.answer, StoredResponse):
+                return Happened(result_of(app, resolution.answer, policy_of(policies, unknown.record.info)))
+            return resolution
+
+    return {endpoint: partial(call, resolver) for endpoint, resolver in resolvers.items()}
+
+
+def result_of(app: Flask, answer: Any, policy: Policy) -> StoredResponse:
+    """Return what the store keeps of a response that a view might return. Raises `TypeError` for a stream."""
+    response = app.make_response(answer)
+    taken = capture(response, policy, on_end=lambda end: None, abandoned=deque())
+    if taken.tee is not None or taken.result is None:
+        raise TypeError("the response of a resolver must not be a stream")
+    return taken.result
+
+
+def downstream_key(identities: Sequence[Identity], namespace: str, found: SeenRecord, name: str) -> str:
+    """Return what `current_claim.downstream_key(name)` was for the claim of this record.
+
+    Raises `ConfigurationError` if the secret of that claim is unknown. Under another secret the key would be one that the
+    other service has never seen, so it would look as if no work had been done.
+    """
+    for who in identities:
+        if marked(found.record.token, who.mark(namespace)):
+            return who.downstream_key(found.key, name)
+    raise ConfigurationError(
+        "downstream_key(): this key was claimed while two secrets were listed in IDEMPOTENCY_SECRET, or under one that is not "
+        "listed any more, so the key that was sent downstream is unknown. Look the request up by other data, or run "
+        "`flask idempotency resolve`."
+    )
+
+
+# Monitors.
+
 AGAIN_SECONDS: Final = 60.0
-"""After a store that did not answer, or while another process was noting."""
+"""The pause after a store did not answer, or while another process records the identity."""
 
 _log = logging.getLogger("flask_idempotency")
 
 
 def watch_of(built: Services, settings: Settings, observers: Callable[[Event], None]) -> JanitorMonitor | None:
-    """None where no janitor is expected, where nothing tells whether one came, and where none can see the records."""
+    """Return a monitor, or None if no janitor is expected, the store keeps no task log, or only this process has it."""
     if built.chores is None or settings.heartbeat_interval is None or is_process_local(settings):
         return None
     return JanitorMonitor(built.chores, observers, every=settings.heartbeat_interval)
@@ -261,14 +255,14 @@ def watch_of(built: Services, settings: Settings, observers: Callable[[Event], N
 def shape_watch_of(
     app: Flask, built: Services, settings: Settings, loaders: Callbacks, policies: Policies
 ) -> IdentityMonitor | None:
-    """None where the store cannot remember the shape of identity, and where it is forgotten with this process."""
+    """Return a monitor, or None if the store keeps no task log, or only this process has it."""
     if built.book is None or is_process_local(settings):
         return None
     return IdentityMonitor(built.book, partial(shape_in, app, settings, loaders, policies))
 
 
 def shape_in(app: Flask, settings: Settings, loaders: Callbacks, policies: Policies) -> IdentityShape:
-    """The shape of the identity of keys as it is set up now."""
+    """Return the shape of the identity of keys, as the application is set up now."""
     former, extensions = settings.former_identity, extensions_of(app)
     tenant = () if loaders.tenant is None else (LOADER,)
     principal = extensions if loaders.principal is None else (LOADER,)
@@ -281,7 +275,7 @@ def shape_in(app: Flask, settings: Settings, loaders: Callbacks, policies: Polic
         )
     keeps = []
     for endpoint, method in policies.pairs():
-        with suppress(ConfigurationError):  # of that endpoint alone, and reported where it belongs
+        with suppress(ConfigurationError):  # a fault of that endpoint alone, reported elsewhere
             keeps.append(policies.resolve(endpoint, method).policy.keep)
     return shape_of(
         app.name,
@@ -300,7 +294,7 @@ def _kinds_before(
     present: tuple[str, ...],
     extensions: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """What named tenants or callers before, by IDEMPOTENCY_FORMER_IDENTITY."""
+    """Return what named tenants or principals before, as IDEMPOTENCY_FORMER_IDENTITY describes it."""
     match former:
         case None:
             return present
@@ -314,9 +308,9 @@ def _kinds_before(
 
 
 class JanitorMonitor:
-    """Asks the store now and then whether a janitor has reported, and tells once when none has for two intervals.
+    """Publish `JanitorMissing` once when no janitor has reported for two intervals.
 
-    Any chore counts, whoever did it: cron has no heartbeat. After one has reported again, the next silence is told anew.
+    Any task counts, also one that cron runs: cron has no heartbeat. After a report, the next silence is published again.
     """
 
     def __init__(
@@ -334,40 +328,37 @@ class JanitorMonitor:
         self._lock = Lock()
         self._began: float | None = None
         self._due = -inf
-        self._told = False
+        self._published = False
 
     def look(self) -> None:
-        """Called as each keyed request ends. Nearly always it only looks at a clock, and it never fails."""
+        """Look at the task log if it is time. Call this when a keyed request ends; it never raises."""
         now = self._monotonic()
         if now < self._due:
             return
         with self._lock:
             if now < self._due:
-                return  # another thread has been sent
+                return  # another thread does it
             self._due = now + self._patience
             if self._began is None:
-                # The janitor may be starting as we are.
+                # The janitor may be starting too.
                 self._began = now
                 return
-        self._ask(watched=now - self._began)
-
-    def _ask(self, *, watched: float) -> None:
         try:
             silence = min((entry.ago for entry in self._book.reports().values()), default=None)
-        except Exception as error:  # noqa: BLE001 - the answer is given, and nothing may spoil it
-            _log.debug("whether a janitor comes is not known (%s)", type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - the response is ready, and a monitor must not spoil it
+            _log.debug("It is unknown whether a janitor runs (%s).", type(error).__name__)
             return
         missing = silence is None or silence > self._patience
-        if missing and not self._told:
-            self._observers(JanitorMissing("", "", watched if silence is None else silence))
-        self._told = missing
+        if missing and not self._published:
+            self._observers(JanitorMissing("", "", now - self._began if silence is None else silence))
+        self._published = missing
 
 
 class IdentityMonitor:
-    """Reports a change of the identity of keys: when the first request that claimed a key has ended, and then each new one.
+    """Log each change of the identity of keys once.
 
-    Loaders may be registered until the first request, so this cannot be done earlier. It asks the store once, and then
-    every hour; no request waits for it before its view runs.
+    It first looks when the first request that claimed a key ends, because loaders may be registered until then. It asks the
+    store again every hour. No request waits for it before its view runs.
     """
 
     def __init__(
@@ -382,13 +373,13 @@ class IdentityMonitor:
         self._monotonic = monotonic
         self._lock = Lock()
         self._due = -inf
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._httpauth = False
 
     def look(self, *, httpauth: bool = False) -> None:
-        """Called as each request that claimed a key ends. Nearly always it only looks at a clock, and it never fails.
+        """Compare the identity with the store's history if it is time. Call this when a request that claimed a key ends.
 
-        `httpauth`: Flask-HTTPAuth named the caller. The first time that is noted too.
+        It is nearly always quick, and never raises. `httpauth`: Flask-HTTPAuth named the caller, which is recorded once.
         """
         now = self._monotonic()
         if httpauth and not self._httpauth:
@@ -397,17 +388,17 @@ class IdentityMonitor:
             return
         with self._lock:
             if now < self._due:
-                return  # another thread has been sent
+                return  # another thread does it
             self._due = now + NOTED_EVERY_SECONDS
         try:
             history = look(self._book, self._shape(), note=True, httpauth=self._httpauth)
-        except Exception as error:  # noqa: BLE001 - the response is there, and nothing may spoil it
+        except Exception as error:  # noqa: BLE001 - the response is ready, and a monitor must not spoil it
             self._due = now + AGAIN_SECONDS
-            _log.debug("whether the identity of keys has changed is not known (%s)", type(error).__name__)
+            _log.debug("It is unknown whether the identity of keys has changed (%s).", type(error).__name__)
             return
         if not history.noted:
             self._due = now + AGAIN_SECONDS
         for change in history.changes:
-            if change.what not in self._told:
-                self._told.add(change.what)
+            if change.what not in self._logged:
+                self._logged.add(change.what)
                 _log.log(logging.ERROR if change.certain else logging.WARNING, "%s %s", change.text, change.remedy)

@@ -16,7 +16,7 @@ from docs.commands import subcommands
 from flask_idempotency.cli import cli
 from flask_idempotency.engine.keys import Identity, Scope, StorageKey
 from flask_idempotency.engine.model import ClaimRequest, OnExpiry, RequestInfo
-from flask_idempotency.operations import handle_of
+from flask_idempotency.operations.records import handle_of
 from tests.web.apps import World
 from tests.web.cases import NAME, WHY, paid, run, shop
 

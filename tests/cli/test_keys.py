@@ -18,7 +18,7 @@ from flask_idempotency import Idempotency
 from flask_idempotency.cli import cli
 from flask_idempotency.codec.key_sources import load_ring
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.operations import KeysReport, KeyStatus, keys_status
+from flask_idempotency.operations.admin import KeysReport, KeyStatus, keys_status
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from tests.web.apps import World, new_world

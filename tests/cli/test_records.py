@@ -9,7 +9,7 @@ import pytest
 from flask import Flask
 
 from flask_idempotency.engine.keys import Identity
-from flask_idempotency.operations import handle_of
+from flask_idempotency.operations.records import handle_of
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from tests.web.apps import World, new_world

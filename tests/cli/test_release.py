@@ -13,7 +13,7 @@ from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.events import Resolved
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.model import OnExpiry, Record, State
-from flask_idempotency.operations import handle_of
+from flask_idempotency.operations.records import handle_of
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from tests.web.apps import World, new_world

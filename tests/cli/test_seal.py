@@ -85,7 +85,7 @@ def test_under_required_a_planted_answer_is_refused_by_every_way_in() -> None:
 
     assert (1, True) == (refused.exit_code, "may have planted them" in refused.stderr)
     assert (0, 2, 0) == ((said := json.loads(rotated.stdout))["resealed"], said["plain"], said["unreadable"])
-    assert "2 stored answers are not encrypted" in advised
+    assert "2 stored responses are not encrypted" in advised
     assert "run `flask idempotency rotate`" not in advised
     assert (500, "record-corrupt") == (retry.status_code, retry.get_json()["code"])
     assert ([], 1, []) == (world.runs, len(world.told(RecordCorrupt)), world.told(ResponsesSealed))

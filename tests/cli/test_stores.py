@@ -15,7 +15,7 @@ from flask_idempotency.engine.events import Resolved
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.model import State
 from flask_idempotency.extension import Idempotency
-from flask_idempotency.operations import handle_of
+from flask_idempotency.operations.records import handle_of
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import found

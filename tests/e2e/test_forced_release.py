@@ -21,7 +21,7 @@ from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.model import State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Settler
-from flask_idempotency.operations import AuditNote, Case, ResolveReport, release, release_warnings
+from flask_idempotency.operations.records import AuditNote, Case, ResolveReport, release, release_warnings
 from flask_idempotency.sql import fenced
 from flask_idempotency.web.janitor import settler_of
 from tests.e2e.conftest import Serve

@@ -7,7 +7,7 @@ import pytest
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.keys import Identity, Scope, new_token
 from flask_idempotency.engine.model import ClaimRequest, OnExpiry
-from flask_idempotency.operations import Case, with_rotated
+from flask_idempotency.operations.records import Case, with_rotated
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 

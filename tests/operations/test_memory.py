@@ -9,14 +9,14 @@ import pytest
 
 from flask_idempotency.engine.capabilities import DataLossStatus
 from flask_idempotency.engine.capabilities import UnfinishedCounts as Records
-from flask_idempotency.operations import (
+from flask_idempotency.operations.admin import (
     DataLossReport,
-    Refused,
     acknowledge,
     check_acknowledgeable,
     initialise,
     memory_status,
 )
+from flask_idempotency.operations.records import Refused
 from flask_idempotency.stores.memory import MemoryStore
 from tests.operations.memories import PARTS, Kept, Told, standing
 

@@ -11,20 +11,22 @@ from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Settler
-from flask_idempotency.operations import (
+from flask_idempotency.operations.records import (
     AuditNote,
     Case,
     Refused,
     ResolveReport,
     alive,
     complete,
+    format_duration,
     handle_of,
+    key_of,
+    moment,
     release,
     release_warnings,
     reopen,
     way_out,
 )
-from flask_idempotency.operations.records import format_duration, key_of, moment
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import KEEP, LEASE, Standing, a_key, found, stand

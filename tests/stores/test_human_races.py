@@ -15,7 +15,7 @@ from flask_idempotency.engine.events import Event, Resolved
 from flask_idempotency.engine.model import OnExpiry, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Settler
-from flask_idempotency.operations import AuditNote, Case, complete, release, release_warnings
+from flask_idempotency.operations.records import AuditNote, Case, complete, release, release_warnings
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
 from tests.backends import MakeStore, make_kept

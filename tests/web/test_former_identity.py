@@ -15,8 +15,8 @@ from flask_idempotency import current_claim
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.model import State
 from flask_idempotency.extension import Idempotency
-from flask_idempotency.operations import handle_of
 from flask_idempotency.operations.identity import APART_SECONDS, NOTED_EVERY_SECONDS
+from flask_idempotency.operations.records import handle_of
 from flask_idempotency.web.doctor import run_checks
 from tests.web.apps import World, is_replay, new_world
 

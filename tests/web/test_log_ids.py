@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from flask_idempotency.engine.keys import Identity
-from flask_idempotency.operations import by_short, handle_of, records
-from flask_idempotency.operations.records import Refused
+from flask_idempotency.operations import records
+from flask_idempotency.operations.records import Refused, by_short, handle_of
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import a_key, stand

@@ -120,7 +120,7 @@ def test_a_question_that_fails_disturbs_nobody(
         told = [watched.look_after(61), watched.look_after(1)]
 
     assert ([0, 0], 1) == (told, watched.book.looks)
-    assert [f"whether a janitor comes is not known ({type(error).__name__})"] == caplog.messages
+    assert [f"It is unknown whether a janitor runs ({type(error).__name__})."] == caplog.messages
     watched.book.error = None
     assert 1 == watched.look_after(60)
 
