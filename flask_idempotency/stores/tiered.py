@@ -143,7 +143,7 @@ class TieredStore:
             self.task_log = offered.task_log
         if offered.notifier is not None:
             self.notifier = offered.notifier
-        self.health = CachedHealth(offered.health, self._cache_answers)
+        self.health = CachedHealth(offered.health, cache)
         self._telling = system if isinstance(system, Telling) else None
         self._identified = system if isinstance(system, Identified) else None
         self._identity: bytes | None = None
@@ -193,10 +193,6 @@ class TieredStore:
         # The damage may be the cache's alone; the system compares, and knows.
         self._forget(key)
         self._system.mark_corrupt(key, payload)
-
-    def _cache_answers(self, key: StorageKey) -> bool:
-        found = self._cache.get(key)
-        return isinstance(found, Record) or found.at is not None
 
     def _peek(self, key: StorageKey) -> Record | Missed:
         place = self._place(key)
@@ -356,23 +352,20 @@ class CachedResponses:
 
 
 class CachedHealth:
-    """Implements `capabilities.Health`: the system's findings, and whether the cache answers.
+    """Implements `capabilities.Health`: the system's findings, and whether the cache answers."""
 
-    `answers` looks for a key in the cache and says whether it answered, found or not. What it raises is its fault.
-    """
-
-    def __init__(self, health: Health | None, answers: Callable[[StorageKey], bool]) -> None:
+    def __init__(self, health: Health | None, cache: ReplayCache) -> None:
         self._health = health
-        self._answers = answers
+        self._cache = cache
 
     def findings(self) -> Sequence[Finding]:
         found = [] if self._health is None else list(self._health.findings())
         try:
-            answered = self._answers(StorageKey(os.urandom(32), os.urandom(16)))
+            looked = self._cache.get(StorageKey(os.urandom(32), os.urandom(16)))
         except Exception as error:  # noqa: BLE001 - the system's findings are worth having without it
             why = f"The cache of answers failed ({type(error).__name__})"
         else:
-            if answered:
+            if isinstance(looked, Record) or looked.at is not None:
                 return [*found, Finding("replays", Verdict.FINE, "The cache of answers answers.")]
             why = "The cache of answers does not answer"
         return [*found, Finding("replays", Verdict.ADVICE, f"{why}: every replay is asked of the database.", _REMEDY)]

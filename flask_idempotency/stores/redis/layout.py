@@ -221,6 +221,7 @@ def lock(chore: str) -> bytes:
     return b"idm1:{chores}:l:" + chore.encode()
 
 
+@lru_cache(maxsize=1024)
 def _prefix(tid: bytes) -> bytes:
     return _beginning(number(tid))
 

@@ -65,7 +65,7 @@ pass. libpq would wait for ever. psycopg2 waits inside libpq, so there only a ho
 _READ_TIMED_OUT: Final = "the server did not answer in time"
 
 
-def set_read_timeout(connection: Any) -> None:
+def set_read_timeout(connection: Any, record: object) -> None:
     """Have this connection of psycopg raise when an answer takes too long, and close it then. The outcome is unknown."""
     wait = connection.wait
 
@@ -88,18 +88,14 @@ def _with_deadline(generator: Generator[Any, Any, Any], connection: Any) -> Gene
         while True:
             ready = yield wanted
             if ready == 0 and time.monotonic() >= deadline:
-                raise _timed_out(connection)
+                from psycopg import OperationalError
+
+                # The answer may still come, and the next statement would take it for its own.
+                connection.close()
+                raise OperationalError(_READ_TIMED_OUT)
             wanted = generator.send(ready)
     except StopIteration as done:
         return done.value
-
-
-def _timed_out(connection: Any) -> Exception:
-    from psycopg import OperationalError
-
-    # The answer may still come, and the next statement would take it for its own.
-    connection.close()
-    return OperationalError(_READ_TIMED_OUT)
 
 
 CONNECT_SECONDS: Final = 3
@@ -206,7 +202,7 @@ def _engine_for_records(base: Engine, dialect: Dialect) -> Engine:
         event.listen(engine, "connect", _prepare_sqlite)
         return engine
     if engine.driver == "psycopg":
-        event.listen(engine, "connect", _keep_time)
+        event.listen(engine, "connect", set_read_timeout)
     event.listen(engine, "connect", _insist_on_durability)
     return engine
 
@@ -237,10 +233,6 @@ def _connect_in_time(base: Engine, pool: Pool) -> None:
 def _end_transaction(connection: Any, record: object) -> None:
     """What the application has set up with a statement, `SET search_path` say, is part of a transaction until now."""
     connection.commit()
-
-
-def _keep_time(connection: Any, record: object) -> None:
-    set_read_timeout(connection)
 
 
 def _never_prepare(connection: Any, record: object) -> None:

@@ -35,7 +35,14 @@ def error_text(error: SQLAlchemyError, url: URL) -> str:
             "The database (not named here, because its URL may be torn in the middle of a password: write @ in it as "
             f"%40, / as %2F, ? as %3F and % as %25): {type(getattr(error, 'orig', None) or error).__name__}."
         )
-    return f"{_place(url)}: {_without_secrets(_said(error), url)}."
+    place = f"The database {url.database!r}" if url.host is None else f"The database {url.database!r} on {url.host}"
+    # The first line, without its full stop: what follows quotes the statement.
+    words = str(getattr(error, "orig", None) or error).partition("\n")[0].rstrip(".")
+    for secret in (url.password, *(value for name, value in url.query.items() if "pass" in name)):
+        if secret:
+            for spelling in (str(secret), quote(str(secret), safe=""), quote_plus(str(secret))):
+                words = words.replace(spelling, _HIDDEN)
+    return f"{place}: {words}."
 
 
 def _is_torn(url: URL) -> bool:
@@ -47,23 +54,6 @@ def _is_torn(url: URL) -> bool:
         return False
     plain = _NAME.fullmatch(url.database or "") and (url.host is None or _HOST.fullmatch(url.host))
     return not plain or "@" in str(dict(url.query))
-
-
-def _place(url: URL) -> str:
-    return f"The database {url.database!r}" if url.host is None else f"The database {url.database!r} on {url.host}"
-
-
-def _said(error: SQLAlchemyError) -> str:
-    """The first line, without its full stop: what follows quotes the statement."""
-    return str(getattr(error, "orig", None) or error).partition("\n")[0].rstrip(".")
-
-
-def _without_secrets(words: str, url: URL) -> str:
-    secrets = [str(url.password or ""), *(str(value) for name, value in url.query.items() if "pass" in name)]
-    for secret in filter(None, secrets):
-        for spelling in (secret, quote(secret, safe=""), quote_plus(secret)):
-            words = words.replace(spelling, _HIDDEN)
-    return words
 
 
 REMEDY: Final = (
@@ -187,7 +177,9 @@ def explained(error: SQLAlchemyError) -> IdempotencyError | None:
     state = sqlstate(error)
     if state in _DAMAGE or _sqlite_tells_damage(error):
         return CorruptRecord("the database holds something in our tables that we did not write")
-    if state in _NO_TABLE_OR_COLUMN or _sqlite_lacks_a_table(error):
+    if state in _NO_TABLE_OR_COLUMN or (
+        isinstance(error, OperationalError) and any(text in str(error.orig) for text in _SQLITE_NO_TABLE)
+    ):
         return ConfigurationError(
             "the database has no tables for idempotency records, or old ones: run `flask idempotency db upgrade`"
         )
@@ -208,7 +200,3 @@ def _sqlite_tells_damage(error: DBAPIError) -> bool:
     if getattr(error.orig, "sqlite_errorcode", None) in _SQLITE_DAMAGE:
         return True
     return isinstance(error, OperationalError) and str(error.orig).startswith(_SQLITE_UNREADABLE)
-
-
-def _sqlite_lacks_a_table(error: DBAPIError) -> bool:
-    return isinstance(error, OperationalError) and any(text in str(error.orig) for text in _SQLITE_NO_TABLE)

@@ -7,6 +7,7 @@ two apart, because no index can be searched by a clock that goes on. Other param
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Final
 
 import sqlalchemy
@@ -481,12 +482,20 @@ class SqlRecovery:
         parameters = {**self._seen(seen), "my_tenant_id": seen.key.tid, "my_token": new_token()}
 
         def freed_by(connection: Connection) -> bool:
-            if seen.record.state is not State.COMPLETED:
-                freed = connection.execute(free(dialect), parameters).one_or_none() is not None
-            else:
-                with transaction(connection):
-                    freed = self._free_and_book(connection, seen.key, parameters)
-            if freed:
+            with transaction(connection) if seen.record.state is State.COMPLETED else nullcontext():
+                freed = connection.execute(free(dialect), parameters).one_or_none()
+                if freed is not None and freed.in_quota and seen.record.state is State.COMPLETED:
+                    taken = entry(
+                        kind=RESPONSES,
+                        bucket_end=parameters["seen_deadline"],
+                        window_length=0,
+                        records=-1,
+                        stored=-freed.response_size,
+                    )
+                    connection.execute(
+                        completion.book(dialect), {**parameters, "my_shard": shard_of(seen.key), **taken}
+                    )
+            if freed is not None:
                 return True
             found = connection.execute(glance(dialect), parameters).one_or_none()
             return found is not None and (found.state, found.token) == (RELEASED, parameters["my_token"])
@@ -497,7 +506,9 @@ class SqlRecovery:
         dialect = self._database.dialect
         asked = {"my_after": after, "my_limit": limit, "my_tenant_id": tid}
         if state is State.COMPLETED:
-            return self._walk_completed(asked)
+            # Page by page of all rows: most records are completed.
+            found, last = self._database.run(self._page, asked)
+            return RecordPage(_readable(found), after=last)
         statement = walk_processing(dialect) if state is State.PROCESSING else walk_quarantined(dialect)
         found = self._all(statement, asked)
         return RecordPage(_readable(found), found[-1].record_id if len(found) == limit else None)
@@ -513,29 +524,12 @@ class SqlRecovery:
             quarantined_for=_seconds(found.quarantined_for),
         )
 
-    def _walk_completed(self, asked: dict[str, Any]) -> RecordPage:
-        """Page by page of all that there is: most records are completed."""
+    def _page(self, connection: Connection, asked: dict[str, Any]) -> tuple[Sequence[Any], bytes | None]:
         dialect = self._database.dialect
-
-        def page(connection: Connection) -> tuple[Sequence[Any], bytes | None]:
-            ends = connection.execute(completion.page_end(dialect), asked).scalars().all()
-            last = ends[0] if len(ends) > 1 else None
-            bounded = {**asked, "my_until": last or _LAST, "now": self._now()}
-            return connection.execute(walk_completed(dialect), bounded).all(), last
-
-        found, last = self._database.run(page)
-        return RecordPage(_readable(found), after=last)
-
-    def _free_and_book(self, connection: Connection, key: StorageKey, parameters: dict[str, Any]) -> bool:
-        dialect = self._database.dialect
-        freed = connection.execute(free(dialect), parameters).one_or_none()
-        if freed is not None and freed.in_quota:
-            bucket_end = parameters["seen_deadline"]
-            taken = entry(
-                kind=RESPONSES, bucket_end=bucket_end, window_length=0, records=-1, stored=-freed.response_size
-            )
-            connection.execute(completion.book(dialect), {**parameters, "my_shard": shard_of(key), **taken})
-        return freed is not None
+        ends = connection.execute(completion.page_end(dialect), asked).scalars().all()
+        last = ends[0] if len(ends) > 1 else None
+        bounded = {**asked, "my_until": last or _LAST, "now": self._now()}
+        return connection.execute(walk_completed(dialect), bounded).all(), last
 
     def _all(self, statement: Any, asked: dict[str, Any]) -> Sequence[Any]:
         parameters = {**asked, "now": self._now()}
