@@ -1,7 +1,8 @@
-"""Whatever stands under a key of ours in Redis, a caller is told of damage, and work that was done is granted to nobody."""
+"""Damaged data under the store's keys: the caller gets an error, and no completed request runs again."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,19 +12,305 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.capabilities import DataKey
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreDataLoss, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Claimed, SealedBy, State, StoredPayload
-from flask_idempotency.engine.quota import NewKeys, Quota
+from flask_idempotency.engine.quota import Drift, NewKeys, Quota
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.admin.janitor import Index
+from flask_idempotency.stores.redis.encoding import decode
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.testing.contract.support import KEEP, LEASE, Standing, a_key, a_request, a_token, granted, stand
-from flask_idempotency.testing.doubles import FrozenClock
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing.contract.support import (
+    KEEP,
+    LEASE,
+    PAYLOAD,
+    Standing,
+    a_key,
+    a_request,
+    a_token,
+    granted,
+    stand,
+)
 from tests.damage import damaged
+from tests.forgiving import redis_store
+
+
+def spoil(data: bytes, spoilt: str) -> bytes:
+    match spoilt:
+        case "newer format":
+            return bytes([data[0] | 0xE0]) + data[1:]
+        case "unknown state":
+            return bytes([data[0] & 0xE7]) + data[1:]
+        case "cut short":
+            return data[:40]
+        case "no longer ends":
+            return data[:77] + b"\xff\xff\xff" + data[80:]
+        case _:
+            return b""
+
+
+@pytest.mark.parametrize("spoilt", ("newer format", "unknown state", "cut short", "no longer ends", "empty"))
+@pytest.mark.parametrize("standing", ("in flight", "completed", "quarantined"))
+def test_what_cannot_be_read_is_corrupt(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, standing: Standing, spoilt: str
+) -> None:
+    """Never absent, which would run the payment again; and no call changes a byte of it."""
+    key = a_key()
+    token = stand(store, clock, key, standing)
+    record = layout.keys(key)[0]
+    stored = redis_client.get(record)
+    assert isinstance(stored, bytes)
+    data = spoil(stored, spoilt)
+    redis_client.set(record, data)
+
+    refused(store, key, token)
+
+    assert redis_client.get(record) == data
+
+
+@pytest.mark.parametrize("which", (0, 1, 2, 3), ids=("record", "in flight", "quarantined", "partition"))
+def test_a_key_of_another_type_is_corrupt(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, which: int
+) -> None:
+    """Somebody else's key in our place is found before the first write: scripts cannot be undone."""
+    key = a_key()
+    token = stand(store, clock, key, "in flight")
+    keys = layout.keys(key)
+    redis_client.delete(keys[which])
+    redis_client.lpush(keys[which], "not ours")
+    before = redis_client.dump(keys[0])
+
+    match which:
+        case 0:
+            refused(store, key, token)
+        case 1:
+            with pytest.raises(CorruptRecord):
+                store.renew(key, token, lease=2 * LEASE)
+            with pytest.raises(CorruptRecord):
+                store.complete(key, token, PAYLOAD, keep=KEEP)
+            with pytest.raises(CorruptRecord):
+                store.release(key, token)
+            with pytest.raises(CorruptRecord):
+                store.claim(a_request(a_key(tid=key.tid)), token=a_token(), lease=LEASE)
+        case 2:
+            with pytest.raises(CorruptRecord):
+                store.quarantine(key, token, "lost")
+            clock.advance(LEASE)
+            with pytest.raises(CorruptRecord):
+                store.claim(a_request(key), token=a_token(), lease=LEASE)
+            assert redis_client.zcard(keys[1]) == 1
+        case 3:
+            with pytest.raises(CorruptRecord):
+                store.claim(a_request(a_key(tid=key.tid)), token=a_token(), lease=LEASE)
+            assert redis_client.zcard(keys[1]) == 1
+
+    assert redis_client.dump(keys[0]) == before
+    assert len(redis_client.keys("*:r:*")) == 1
+
+
+@pytest.mark.parametrize(
+    "floor",
+    (
+        "high",
+        "",
+        "nan",
+        "-nan",
+        "inf",
+        "1e300",
+        "1e3",
+        "0x1F",
+        "-1",
+        "1.5",
+        " 1",
+        "1 ",
+        "1\n",
+        "9" * 400,
+        "9007199254740991",
+        "9007199254740992",
+        "9007199254740993",
+    ),
+)
+def test_a_partition_without_a_readable_floor_grants_nothing(
+    store: RedisStore, redis_client: redis.Redis, floor: str
+) -> None:
+    """A fence that might be an old one, or the same as the next, is worse than none."""
+    key = a_key()
+    partition = layout.keys(key)[3]
+    redis_client.hset(partition, "fence", floor)
+
+    with pytest.raises(CorruptRecord):
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    assert redis_client.keys() == [partition]
+    assert redis_client.hget(partition, "fence") == floor.encode()
+
+
+def test_the_highest_floor_still_gives_a_fence(store: RedisStore, redis_client: redis.Redis) -> None:
+    """The last one that Lua can count to; after it the partition is closed."""
+    key = a_key()
+    redis_client.hset(layout.keys(key)[3], "fence", str(2**53 - 2))
+
+    assert granted(store.claim(a_request(key), token=a_token(), lease=LEASE)).fence == 2**53 - 1
+    with pytest.raises(CorruptRecord):
+        store.claim(a_request(a_key(tid=key.tid)), token=a_token(), lease=LEASE)
+
+
+def test_a_record_with_too_high_a_fence_is_not_taken_over(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """The successor's fence would not be above it."""
+    key = a_key()
+    stand(store, clock, key, "lapsed, takeover")
+    record = layout.keys(key)[0]
+    redis_client.setrange(record, 17, b"\xff" * 7)
+    before = redis_client.get(record)
+
+    with pytest.raises(CorruptRecord):
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    assert redis_client.get(record) == before
+
+
+def test_a_reason_that_is_no_text_is_corrupt(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+    """Whoever claims the key hears the same as whoever reads it."""
+    key = a_key()
+    stand(store, clock, key, "quarantined")
+    record = layout.keys(key)[0]
+    redis_client.setrange(record, redis_client.strlen(record) - 1, b"\xff")
+
+    with pytest.raises(CorruptRecord):
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+    with pytest.raises(CorruptRecord):
+        store.read(key)
+
+
+@pytest.mark.parametrize("counted", (False, True))
+def test_no_flipped_bit_runs_a_payment_again(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, counted: bool
+) -> None:
+    """Any single one of a whole record: the answer or a refusal, whoever asks, and whatever its owner says."""
+    key, token = a_key(), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota() if counted else None))
+    clock.advance(1.5)
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+    record = layout.keys(key)[0]
+    stored = redis_client.get(record)
+    assert isinstance(stored, bytes)
+    seen = Counter[str]()
+
+    for bit in range(len(stored) * 8):
+        data = bytearray(stored)
+        data[bit // 8] ^= 1 << bit % 8
+        redis_client.set(record, bytes(data), px=100_000)
+        seen[said(store, key)] += 1
+        with pytest.raises((LeaseLost, CorruptRecord)):
+            store.release(key, token)
+        seen[said(store, key)] += 1
+
+    assert set(seen) == {"Replayed", "Mismatched", "CorruptRecord", "Unknown"}
+
+
+def said(store: RedisStore, key: StorageKey) -> str:
+    try:
+        return type(store.claim(a_request(key), token=a_token(), lease=LEASE)).__name__
+    except CorruptRecord as error:
+        return type(error).__name__
+
+
+def test_an_answer_that_ended_before_it_was_there_stays_for_ever(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """
+    By a millisecond, to whoever claims and to whoever reads; one that ended at that moment has just been kept briefly.
+    """
+    key = a_key()
+    stand(store, clock, key, "completed")
+    keys = layout.keys(key)
+    completed_ms = round(clock.now * 1000)
+    redis_client.setrange(keys[0], 48, (completed_ms - 1).to_bytes(6, "big"))
+    for _ in range(2):
+        with pytest.raises(CorruptRecord):
+            store.claim(a_request(key), token=a_token(), lease=LEASE)
+        with pytest.raises(CorruptRecord):
+            store.read(key)
+        clock.advance(100 * 86_400)
+
+    assert (redis_client.pttl(keys[0]), redis_client.zcard(keys[2])) == (-1, 1)
+    redis_client.setrange(keys[0], 48, completed_ms.to_bytes(6, "big"))
+    assert store.read(key) is None
+    granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+
+
+@pytest.mark.parametrize("counted", (False, True))
+def test_a_clock_that_was_set_back_makes_no_such_record(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, counted: bool
+) -> None:
+    """Between the claim and its completion: the answer is kept for as long as was asked, from the claim on."""
+    key, token = a_key(), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota() if counted else None))
+    clock.advance(-86_400)
+    store.complete(key, token, PAYLOAD, keep=1)
+    assert said(store, key) == "Replayed"
+    clock.advance(86_400.5)
+
+    assert said(store, key) == "Replayed"
+    assert redis_client.pttl(layout.keys(key)[0]) > 86_400_000
+    assert Drift() == store.ledger.reconcile(key.tid)
+
+
+def test_an_answer_that_redis_is_to_keep_has_not_ended(redis_server: RedisServer, redis_client: redis.Redis) -> None:
+    """A deadline may lose a bit hours after it was written, and be in the past and still after the completion."""
+    store, key, token = redis_store(redis_server.url), a_key(), a_token()
+    record = layout.keys(key)[0]
+    try:
+        granted(store.claim(a_request(key), token=token, lease=LEASE))
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+        now = redis_client.time()[0]
+        redis_client.setrange(
+            record, 42, ((now - 7200) * 1000).to_bytes(6, "big") + ((now - 1) * 1000).to_bytes(6, "big")
+        )
+        before = redis_client.get(record)
+        assert (said(store, key), said(store, key)) == ("CorruptRecord", "CorruptRecord")
+        assert redis_client.get(record) == before
+        redis_client.pexpire(record, 60_000)
+
+        assert said(store, key) == "Claimed"
+    finally:
+        store.close()
+
+
+def refused(store: RedisStore, key: StorageKey, token: bytes) -> None:
+    with pytest.raises(CorruptRecord):
+        store.claim(a_request(key), token=token, lease=LEASE)
+    with pytest.raises(CorruptRecord):
+        store.renew(key, token, lease=LEASE)
+    with pytest.raises(CorruptRecord):
+        store.mark_point_of_no_return(key, token)
+    with pytest.raises(CorruptRecord):
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+    with pytest.raises(CorruptRecord):
+        store.release(key, token)
+    with pytest.raises(CorruptRecord):
+        store.quarantine(key, token, "lost")
+    with pytest.raises(CorruptRecord):
+        store.read(key)
+
+
+@given(data=st.binary(max_size=200))
+def test_no_bytes_make_the_reader_stumble(data: bytes) -> None:
+    """It tells a record or says that there is none in there, whatever it is given."""
+    try:
+        decode(data, now=0.0)
+    except CorruptRecord:
+        return
+
 
 QUOTA = Quota(records=100, bytes=10**6, in_flight=10, new_keys=NewKeys(100, 60))
+
+
 ODD = (b"", b"-1", b"nan", b"1e300", b"9" * 17, b"9" * 5000, b"\xff\xfe")
 
 

@@ -1,4 +1,4 @@
-"""Who waits for a key hears at once that it was settled in another process, and looks again when it may have missed that."""
+"""Waiters in other processes wake when a record is settled."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What a Redis is asked when somebody asks whether all is well: each answer on a server that is so."""
+"""What `health` reports about a server, and the eviction policy before the first claim."""
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -14,14 +15,21 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.capabilities import Finding, Health, Verdict
+from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.model import Claimed, State
 from flask_idempotency.stores.redis.store import RedisStore
-from tests.forgiving import FORGIVING
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
+from tests.forgiving import FORGIVING, redis_store
 from tests.lab.cluster import Clusters
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers, StartRedis
 
 DEADLINE = 60.0
+
+
 GOOD = "--appendonly", "yes", "--appendfsync", "always", "--maxmemory", "1gb"
+
+
 CHECKS = ["eviction", "persistence", "persistence-errors", "memory", "replication"]
 
 
@@ -34,14 +42,14 @@ def a_store(server: Any, *, replicas: int = 0) -> Iterator[RedisStore]:
         store.close()
 
 
-def found(server: Any, *, replicas: int = 0) -> dict[str, Finding]:
+def findings_of(server: Any, *, replicas: int = 0) -> dict[str, Finding]:
     with a_store(server, replicas=replicas) as store:
         health: Health = store.health
         return {finding.check: finding for finding in health.findings()}
 
 
 def verdicts(server: Any) -> dict[str, Verdict]:
-    return {check: finding.verdict for check, finding in found(server).items()}
+    return {check: finding.verdict for check, finding in findings_of(server).items()}
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -58,7 +66,7 @@ def worse(told: dict[str, Finding]) -> dict[str, Verdict]:
 
 def test_a_server_that_is_as_it_should_be_is_fine(start_redis: StartRedis, redis_kind: str) -> None:
     """Each check says so by name, always in the same order, and there is nothing to do."""
-    told = found(start_redis(redis_kind, *GOOD).url)
+    told = findings_of(start_redis(redis_kind, *GOOD).url)
 
     assert (CHECKS, {}) == (list(told), worse(told))
     assert {finding.remedy for finding in told.values()} == {""}
@@ -83,7 +91,7 @@ def test_a_setting_that_breaks_a_promise_is_found(
     with redis.Redis.from_url(server.url) as client:
         client.config_set(setting, value)
 
-    assert {check: verdict} == worse(found(server.url))
+    assert {check: verdict} == worse(findings_of(server.url))
 
 
 def test_a_server_that_is_nearly_full_is_found(start_redis: StartRedis, redis_kind: str) -> None:
@@ -92,12 +100,12 @@ def test_a_server_that_is_nearly_full_is_found(start_redis: StartRedis, redis_ki
     with redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory", int(client.info("memory")["used_memory"] / 0.87))
 
-    assert {"memory": Verdict.ADVICE} == worse(found(server.url))
+    assert {"memory": Verdict.ADVICE} == worse(findings_of(server.url))
 
 
 def test_a_server_without_a_limit_may_use_all_there_is(start_redis: StartRedis, redis_kind: str) -> None:
     """It is compared with its machine."""
-    told = found(start_redis(redis_kind, *GOOD[:4]).url)
+    told = findings_of(start_redis(redis_kind, *GOOD[:4]).url)
 
     assert Verdict.FINE is told["memory"].verdict
 
@@ -113,7 +121,7 @@ def test_a_disk_that_cannot_be_written_to_is_found(start_redis: StartRedis, redi
         status = "rdb_last_bgsave_status" if command == "BGSAVE" else "aof_last_bgrewrite_status"
         until(lambda: bool(client.info("persistence")[status] != "ok"))
 
-    assert {"persistence": Verdict.FAULT, "persistence-errors": Verdict.FAULT} == worse(found(server.url))
+    assert {"persistence": Verdict.FAULT, "persistence-errors": Verdict.FAULT} == worse(findings_of(server.url))
 
 
 @pytest.fixture
@@ -132,23 +140,23 @@ def pair(start_redis: StartRedis, redis_kind: str) -> Iterator[tuple[RedisServer
 def test_claims_that_no_replica_has_are_found(pair: tuple[RedisServer, RedisServer]) -> None:
     """Until they wait for all replicas. Nearer ones lose less, and still something."""
     primary, _ = pair
-    assert {"replication": Verdict.ADVICE} == worse(told := found(primary.url))
+    assert {"replication": Verdict.ADVICE} == worse(told := findings_of(primary.url))
     with redis.Redis.from_url(primary.url) as client:
         client.config_set("min-replicas-to-write", 1)
-    assert {"replication": Verdict.ADVICE} == worse(nearer := found(primary.url))
+    assert {"replication": Verdict.ADVICE} == worse(nearer := findings_of(primary.url))
 
     assert [True, False] == ["min-replicas-to-write" in each["replication"].remedy for each in (told, nearer)]
-    assert {} == worse(found(primary.url, replicas=1))
+    assert {} == worse(findings_of(primary.url, replicas=1))
 
 
 def test_claims_that_wait_for_a_replica_that_is_not_there_are_found(pair: tuple[RedisServer, RedisServer]) -> None:
     """None would be granted."""
-    assert {"replication": Verdict.FAULT} == worse(found(pair[0].url, replicas=2))
+    assert {"replication": Verdict.FAULT} == worse(findings_of(pair[0].url, replicas=2))
 
 
 def test_a_replica_is_no_store(pair: tuple[RedisServer, RedisServer]) -> None:
     """It grants nothing, however well it is."""
-    assert {"replication": Verdict.FAULT} == worse(found(pair[1].url))
+    assert {"replication": Verdict.FAULT} == worse(findings_of(pair[1].url))
 
 
 def test_a_replica_that_is_behind_is_found(
@@ -161,7 +169,7 @@ def test_a_replica_that_is_behind_is_found(
         client.config_set("min-replicas-to-write", 1)
         replica.pause()
         until(lambda: bool(int(client.info("replication")["slave0"]["lag"]) > 2))
-    told = found(primary.url, replicas=1)
+    told = findings_of(primary.url, replicas=1)
     replica.resume()
 
     assert {"replication": Verdict.ADVICE} == worse(told)
@@ -180,7 +188,7 @@ def test_a_server_that_will_not_tell_is_unknown(
     server = start_redis(redis_kind, *GOOD)
     with redis.Redis.from_url(server.url) as client:
         client.acl_setuser("app", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", *refused])
-    told = found(server.url.replace("://", "://app:pw@"))
+    told = findings_of(server.url.replace("://", "://app:pw@"))
 
     assert dict.fromkeys(unknown, Verdict.UNKNOWN) == worse(told)
     assert all("ACL SETUSER" in told[check].remedy for check in unknown)
@@ -192,7 +200,7 @@ def test_the_rights_that_the_remedy_names_are_enough(start_redis: StartRedis, re
     with redis.Redis.from_url(server.url) as client:
         client.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "+info", "+config|get")
 
-    assert {} == worse(found(server.url.replace("://", "://app:pw@")))
+    assert {} == worse(findings_of(server.url.replace("://", "://app:pw@")))
 
 
 def test_asking_changes_nothing(start_redis: StartRedis, redis_kind: str) -> None:
@@ -200,7 +208,7 @@ def test_asking_changes_nothing(start_redis: StartRedis, redis_kind: str) -> Non
     server = start_redis(redis_kind)
     with redis.Redis.from_url(server.url) as client:
         before = client.config_get("*")
-        found(server.url)
+        findings_of(server.url)
 
         assert (before, 0) == (client.config_get("*"), client.dbsize())
 
@@ -210,7 +218,7 @@ def test_a_cluster_is_asked(clusters: Clusters, kind: str) -> None:
     """By its own client."""
     client: Any = redis.RedisCluster.from_url(clusters.get(kind).url)
 
-    assert {"persistence": Verdict.FAULT} == worse(found(client))
+    assert {"persistence": Verdict.FAULT} == worse(findings_of(client))
     client.close()
 
 
@@ -233,8 +241,132 @@ def test_the_worst_primary_is_told_of(redis_servers: RedisServers, start_redis: 
             with redis.Redis.from_url(target_nodes.server.url) as client:
                 return client.config_get(pattern)
 
-    told = found(Both())
+    told = findings_of(Both())
 
     assert {"eviction": Verdict.FAULT} == worse(told)
     assert told["eviction"].text.startswith("On at least one of 2 primaries: ")
     assert str(bad.port) not in "".join(finding.text + finding.remedy for finding in told.values())
+
+
+def claim_one(store: RedisStore) -> object:
+    return store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+
+
+def levels(caplog: pytest.LogCaptureFixture) -> list[int]:
+    return [record.levelno for record in caplog.records]
+
+
+def test_a_server_that_came_late_and_evicts_grants_nothing(
+    start_redis: StartRedis, redis_kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The application started without it. That it evicts is said once, and not at every request."""
+    server = start_redis(redis_kind, "--maxmemory-policy", "allkeys-lru")
+    store = redis_store(server.url)
+    server.kill()
+    store.check()
+    caplog.clear()
+    server.restart()
+
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match="allkeys-lru"):
+            claim_one(store)
+
+    assert levels(caplog) == [logging.ERROR]
+    assert "Set maxmemory-policy to noeviction" in caplog.text
+    with redis.Redis.from_url(server.url) as client:
+        assert client.dbsize() == 0
+    store.close()
+
+
+def test_a_server_that_stops_evicting_grants_again(start_redis: StartRedis, redis_kind: str) -> None:
+    """Without a restart of the application."""
+    server = start_redis(redis_kind, "--maxmemory-policy", "volatile-ttl")
+    store = redis_store(server.url)
+    with pytest.raises(StoreUnavailable):
+        claim_one(store)
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("maxmemory-policy", "noeviction")
+
+    assert isinstance(claim_one(store), Claimed)
+    store.close()
+
+
+def test_a_server_that_evicts_still_takes_what_owners_write(start_redis: StartRedis, redis_kind: str) -> None:
+    """A worker that was granted before must be able to settle, through whichever store."""
+    server = start_redis(redis_kind)
+    store, key, token = redis_store(server.url), a_key(), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+    fresh = redis_store(server.url)
+
+    fresh.renew(key, token, lease=2 * LEASE)
+    fresh.complete(key, token, PAYLOAD, keep=KEEP)
+
+    assert found(fresh, key).state is State.COMPLETED
+    for each in (store, fresh):
+        each.close()
+
+
+@pytest.mark.parametrize("checked", (True, False))
+def test_it_is_asked_once(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, checked: bool) -> None:
+    """At the start or before the first claim; then every claim is one round trip."""
+    asked = list[str]()
+    info: Any = redis.Redis.info
+
+    def counted(self: redis.Redis, *sections: str, **options: object) -> object:
+        asked.append("INFO")
+        return info(self, *sections, **options)
+
+    monkeypatch.setattr(redis.Redis, "info", counted)
+    store = redis_store(redis_server.url)
+    if checked:
+        store.check()
+    for _ in range(3):
+        claim_one(store)
+    store.close()
+
+    assert ["INFO"] == asked
+
+
+def test_a_server_that_will_not_tell_is_warned_of_once(
+    redis_server: RedisServer, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It will not tell at the next claim either. Claims are granted."""
+    redis_client.acl_setuser("app", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-info"])
+    store = redis_store(f"redis://app:pw@127.0.0.1:{redis_server.port}/0")
+    outcomes = [claim_one(store) for _ in range(2)]
+    redis_client.acl_deluser("app")
+    store.close()
+
+    assert all(isinstance(outcome, Claimed) for outcome in outcomes)
+    assert levels(caplog) == [logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    "error",
+    (
+        redis.exceptions.ClusterDownError("The cluster is down"),
+        redis.exceptions.MasterDownError("Link with MASTER is down"),
+        redis.exceptions.ResponseError("BUSY Redis is busy running a script."),
+        redis.exceptions.TimeoutError("Timeout reading from socket"),
+    ),
+    ids=lambda error: type(error).__name__,
+)
+def test_a_server_that_cannot_tell_now_is_asked_again(redis_server: RedisServer, error: Exception) -> None:
+    """What it says because it is busy or down is no refusal to tell."""
+    answers = [error]
+
+    class Shaky(redis.Redis):
+        def execute_command(self, *command: object, **options: object) -> object:
+            if command[0] == "INFO" and answers:
+                raise answers.pop()
+            return super().execute_command(*command, **options)  # type: ignore[no-untyped-call]
+
+    with Shaky.from_url(redis_server.url) as client:
+        store = redis_store(client)
+        with pytest.raises(StoreUnavailable) as raised:
+            claim_one(store)
+
+        assert raised.value.__cause__ is error
+        assert isinstance(claim_one(store), Claimed)

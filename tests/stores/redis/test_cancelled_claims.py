@@ -1,4 +1,4 @@
-"""A claim that arrives when nobody waits for its answer any more: its key stays free, or is free again at once."""
+"""A claim that arrives after its client gave up leaves its key free."""
 
 from __future__ import annotations
 

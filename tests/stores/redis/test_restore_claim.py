@@ -1,4 +1,4 @@
-"""What owners put back that a Redis has forgotten, and what nobody does."""
+"""Owners restore claims that Redis lost; finished or freed keys stay as they are."""
 
 from __future__ import annotations
 

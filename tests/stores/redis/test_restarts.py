@@ -1,4 +1,4 @@
-"""A Redis that restarts and has lost nothing needs no person; one that may have lost something does. On real servers."""
+"""Restarts of real servers: which ones the store detects as data loss."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from flask_idempotency.testing.contract.support import (
     stand,
 )
 from tests.lab.programs import REDIS_KINDS
-from tests.lab.redis import StartRedis, connect, follow
+from tests.lab.redis import StartRedis, connect, follow, is_written
 from tests.stores.forgetting import RULES, claim, refused
 from tests.stores.owners import WRITES
 from tests.tooling.processes import eventually
 
-pytestmark = pytest.mark.slow
-
 ALWAYS = ("--appendonly", "yes", "--appendfsync", "always")
+
+
 TENANT = a_key().tid
 
 
@@ -84,6 +84,7 @@ def put_aside(server: RedisServer) -> Callable[[], None]:
     return put_back
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restart", (killed, RedisServer.restart), ids=("killed", "shut down"))
 @pytest.mark.parametrize("after_loss", ("refuse", "hold"))
 def test_a_restart_that_loses_nothing_needs_nobody(
@@ -107,6 +108,7 @@ def test_a_restart_that_loses_nothing_needs_nobody(
         assert before.losses_so_far == other.data_loss.status().losses_so_far
 
 
+@pytest.mark.slow
 def test_it_is_enough_that_somebody_looks(server: RedisServer, store: RedisStore) -> None:
     before = store.data_loss.status()
     killed(server)
@@ -114,6 +116,7 @@ def test_it_is_enough_that_somebody_looks(server: RedisServer, store: RedisStore
     assert before.losses_so_far == store.data_loss.status().losses_so_far
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", sorted(WRITES))
 def test_an_owner_goes_on_after_a_restart_that_loses_nothing(server: RedisServer, store: RedisStore, verb: str) -> None:
     """Also where others could have taken over: nobody can have done so in what was forgotten, for nothing was."""
@@ -124,6 +127,7 @@ def test_an_owner_goes_on_after_a_restart_that_loses_nothing(server: RedisServer
     WRITES[verb](store, mine, token)
 
 
+@pytest.mark.slow
 def test_a_lapsed_claim_is_taken_over_after_it(server: RedisServer, store: RedisStore) -> None:
     theirs = key()
     with closing(RedisStore(server.url, rules=RULES)) as hasty:
@@ -134,6 +138,7 @@ def test_a_lapsed_claim_is_taken_over_after_it(server: RedisServer, store: Redis
     assert State.PROCESSING is found(store, theirs).state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     (
@@ -159,6 +164,7 @@ def test_a_server_that_was_told_to_be_careless_is_looked_at(
     assert {"changed": layout.PARTITIONS} == store.data_loss.status().losses
 
 
+@pytest.mark.slow
 def test_a_rewrite_of_the_file_does_not_end_the_looks(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +189,7 @@ def test_a_rewrite_of_the_file_does_not_end_the_looks(
     granted(claim(store, key()))
 
 
+@pytest.mark.slow
 def test_a_process_that_started_before_redis_looks_too(server: RedisServer, store: RedisStore) -> None:
     """Else nobody may have looked when Redis restarts next, and that would wait for a person."""
     server.kill()
@@ -198,6 +205,7 @@ def test_a_process_that_started_before_redis_looks_too(server: RedisServer, stor
         granted(claim(early, key()))
 
 
+@pytest.mark.slow
 def test_what_was_started_from_a_snapshot_is_looked_at(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +226,7 @@ def test_what_was_started_from_a_snapshot_is_looked_at(
         assert "changed" == refused(other, key()).loss
 
 
+@pytest.mark.slow
 def test_a_copy_that_lacks_what_this_process_was_granted_is_looked_at(server: RedisServer, store: RedisStore) -> None:
     """Also where the application was made again since."""
     put_back = put_aside(server)
@@ -228,6 +237,7 @@ def test_a_copy_that_lacks_what_this_process_was_granted_is_looked_at(server: Re
     assert "changed" == refused(store, forgotten).loss
 
 
+@pytest.mark.slow
 def test_what_is_lost_of_one_part_is_looked_at_in_all(server: RedisServer, store: RedisStore) -> None:
     put_back = put_aside(server)
     granted(claim(store, a_key(tid=b"\0\1" + TENANT[2:])))
@@ -236,6 +246,7 @@ def test_what_is_lost_of_one_part_is_looked_at_in_all(server: RedisServer, store
     assert "changed" == refused(store, a_key(tid=b"\0\2" + TENANT[2:])).loss
 
 
+@pytest.mark.slow
 def test_what_an_owner_has_to_put_back_is_a_loss(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +261,7 @@ def test_what_an_owner_has_to_put_back_is_a_loss(
         assert "changed" == refused(other, a_key(tid=b"\0\2" + TENANT[2:])).loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seconds", "accepted"),
     ((data_loss.DOWN_SECONDS - 5, True), (data_loss.DOWN_SECONDS + 5, False), (-60, False)),
@@ -272,6 +284,7 @@ def test_files_that_are_older_than_a_restart_takes_are_looked_at(
             assert "changed" == refused(store).loss
 
 
+@pytest.mark.slow
 def test_a_server_that_had_a_replica_is_looked_at(
     start_redis: StartRedis, server: RedisServer, store: RedisStore
 ) -> None:
@@ -286,6 +299,7 @@ def test_a_server_that_had_a_replica_is_looked_at(
     assert "changed" == refused(store, key()).loss
 
 
+@pytest.mark.slow
 def test_a_user_who_may_not_ask_cannot_judge(server: RedisServer, store: RedisStore) -> None:
     killed(server)
     with connect(server.url) as client:
@@ -294,6 +308,7 @@ def test_a_user_who_may_not_ask_cannot_judge(server: RedisServer, store: RedisSt
         assert "changed" == refused(shy, key()).loss
 
 
+@pytest.mark.slow
 def test_who_is_not_told_takes_nothing_back_that_others_have_seen(server: RedisServer, store: RedisStore) -> None:
     with connect(server.url) as client:
         client.execute_command("ACL", "SETUSER", "shy", "on", ">pw", "~*", "&*", "+@all", "-config")
@@ -304,6 +319,7 @@ def test_who_is_not_told_takes_nothing_back_that_others_have_seen(server: RedisS
     granted(claim(store, key()))
 
 
+@pytest.mark.slow
 def test_a_restart_that_nobody_can_judge_is_no_outage(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +330,7 @@ def test_a_restart_that_nobody_can_judge_is_no_outage(
     assert ("changed", False) == ((lost := refused(store, key())).loss, lost.noticed)
 
 
+@pytest.mark.slow
 def test_a_server_that_promises_nothing_is_not_asked_again(
     start_redis: StartRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,3 +342,63 @@ def test_a_server_that_promises_nothing_is_not_asked_again(
         granted(claim(store, key()))
 
         assert [] == asked
+
+
+@pytest.mark.slow
+def test_a_redis_that_keeps_its_process_to_itself_is_told(redis_server: RedisServer, redis_client: Any) -> None:
+    """Scripts of a user who may not ask: an emptied store is noticed, and a restart is not."""
+    redis_client.execute_command("ACL", "SETUSER", "shy", "on", ">pw", "~*", "&*", "+@all", "-info")
+    with closing(RedisStore(f"redis://shy:pw@127.0.0.1:{redis_server.port}/0", rules=RULES)) as store:
+        store.data_loss.initialise()
+        granted(claim(store))
+        told = store.data_loss.status().notices_restarts
+        redis_client.flushall()
+
+        assert (False, "missing") == (told, refused(store).loss)
+    redis_client.execute_command("ACL", "DELUSER", "shy")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", REDIS_KINDS)
+def test_a_restart_is_noticed_though_nothing_is_lost(start_redis: StartRedis, kind: str) -> None:
+    """Nobody can tell that nothing is: what was written last may not have reached the disk."""
+    server = start_redis(kind, "--appendonly", "yes", "--appendfsync", "everysec")
+    with closing(RedisStore(server.url, rules=RULES)) as store:
+        store.data_loss.initialise()
+        key = a_key()
+        granted(claim(store, key))
+        with connect(server.url) as client:
+            assert eventually(lambda: is_written(client))
+        server.kill()
+        server.restart()
+
+        assert "changed" == refused(store).loss
+        assert isinstance(claim(store, key), InFlight)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", REDIS_KINDS)
+def test_a_first_replica_is_no_loss(start_redis: StartRedis, kind: str) -> None:
+    """The line of replication is another one from then on, and begins anew."""
+    primary, replica = start_redis(kind), start_redis(kind)
+    with closing(RedisStore(primary.url, rules=RULES)) as store:
+        store.data_loss.initialise()
+        with redis.Redis.from_url(replica.url) as client, redis.Redis.from_url(primary.url) as followed:
+            follow(client, followed, port=primary.port)
+
+        granted(claim(store))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", REDIS_KINDS)
+def test_a_primary_that_was_one_before_has_lost_what_came_between(start_redis: StartRedis, kind: str) -> None:
+    """The same process keeps the memory again, and has thrown its own last writes away to follow the other one."""
+    first, second = start_redis(kind), start_redis(kind)
+    with closing(RedisStore(first.url, rules=RULES)) as store:
+        store.data_loss.initialise()
+        with redis.Redis.from_url(first.url) as one, redis.Redis.from_url(second.url) as two:
+            for promoted, demoted, port in ((two, one, first.port), (one, two, second.port)):
+                follow(promoted, demoted, port=port)
+                promoted.replicaof("NO", "ONE")
+
+        assert "changed" == refused(store).loss

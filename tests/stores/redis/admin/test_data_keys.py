@@ -1,23 +1,229 @@
-"""A walk through Redis: past everything that is no answer, on one server or many."""
+"""Data keys and stored responses in Redis."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.capabilities import Answer, DataKey
+from flask_idempotency.engine.errors import CorruptRecord, DataKeyMissing
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import NOBODY, RequestInfo, SealedBy, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.admin.data_keys import BATCH_BYTES, Scan
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted, stand
+from flask_idempotency.testing import FrozenClock, TcpProxy
+from flask_idempotency.testing.contract.support import (
+    KEEP,
+    LEASE,
+    PAYLOAD,
+    a_key,
+    a_request,
+    a_token,
+    found,
+    granted,
+    stand,
+)
 from tests.forgiving import redis_store
+from tests.lab.redis import StartRedis
+
+SEALED = replace(PAYLOAD, sealed_by=SealedBy("2026-11", 1))
+
+
+def add(store: RedisStore, tid: bytes, number: int = 1) -> bool:
+    shelf = store.data_keys.read_keys(tid)
+    return store.data_keys.add(tid, DataKey(number, "2026-11", b"wrapped"), store=shelf.store, after=shelf.last)
+
+
+def claimed(store: RedisStore, tid: bytes) -> tuple[StorageKey, bytes]:
+    key, token = a_key(tid=tid), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    return key, token
+
+
+def test_a_store_that_lost_its_memory_is_another(store: RedisStore, redis_client: redis.Redis) -> None:
+    """
+    What was wrapped for the former one is not put beside what is sealed for the new one, whose numbers begin again.
+    """
+    tid = a_key().tid
+    add(store, tid)
+    before = store.data_keys.read_keys(tid)
+    redis_client.flushall()
+    after = store.data_keys.read_keys(tid)
+
+    assert (before.store != after.store, after.keys, after.last) == (True, (), 0)
+    assert not store.data_keys.add(tid, DataKey(1, "2026-11", b"wrapped"), store=before.store, after=0)
+    assert add(store, tid)
+
+
+def test_the_stores_id_is_made_once(redis_server: RedisServer, store: RedisStore) -> None:
+    """Whoever asks first, in whatever process."""
+    tid, other = a_key().tid, redis_store(redis_server.url)
+    first = store.data_keys.read_keys(tid).store
+    try:
+        assert (first, 16) == (other.data_keys.read_keys(tid).store, len(first))
+    finally:
+        other.close()
+
+
+def test_an_answer_from_before_the_flush_is_not_stored(store: RedisStore, redis_client: redis.Redis) -> None:
+    """Its key is looked for in the same step as it is stored: nobody's cache of keys may decide."""
+    tid = a_key().tid
+    add(store, tid)
+    redis_client.delete(layout.data_keys(tid))
+    key, token = claimed(store, tid)
+
+    with pytest.raises(DataKeyMissing) as refused:
+        store.complete(key, token, SEALED, keep=KEEP)
+    assert not refused.value.erased
+
+
+def test_a_replay_of_an_erased_answer_is_one_command(redis_server: RedisServer, clock: FrozenClock) -> None:
+    """That it was erased is said by the same script; and so is, when it is stored, that its key is there."""
+    with TcpProxy(redis_server.port) as proxy:
+        store = redis_store(f"redis://127.0.0.1:{proxy.port}/0", clock=clock)
+        tid = a_key().tid
+        add(store, tid)
+        for _ in range(2):  # The server must be told each script once.
+            key, token = claimed(store, tid)
+            assert not found(store, key).erased
+            before = proxy.requests
+            store.complete(key, token, SEALED, keep=KEEP)
+            store.claim(a_request(key), token=a_token(), lease=LEASE)
+        counts = proxy.requests - before
+        store.data_keys.shred(tid)
+        before = proxy.requests
+        erased = found(store, key).erased
+        store.close()
+
+        assert (counts, proxy.requests - before, erased) == (2, 1, True)
+
+
+@pytest.fixture
+def full(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> Iterator[tuple[RedisStore, redis.Redis]]:
+    server = start_redis(redis_kind)
+    store = redis_store(server.url, clock=clock)
+    with redis.Redis.from_url(server.url) as client:
+        yield store, client
+    store.close()
+
+
+@pytest.mark.parametrize("keys", (0, 2))
+def test_a_full_server_erases(full: tuple[RedisStore, redis.Redis], keys: int) -> None:
+    """Whoever has to erase cannot wait until there is room."""
+    store, client = full
+    tid = a_key().tid
+    for number in range(1, keys + 1):
+        add(store, tid, number)
+    store.data_keys.disable(tid, 1)
+    key, token = claimed(store, tid)
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+    store.data_keys.read_keys(tid)
+    client.config_set("maxmemory", 1)
+
+    assert store.data_keys.shred(tid) == keys
+    assert (found(store, key).erased, store.data_keys.read_keys(tid).keys) == (True, ())
+
+
+def test_nothing_of_a_destroyed_key_is_left(store: RedisStore, redis_client: redis.Redis) -> None:
+    """Neither wrapped nor closed: the hash says how many there were and when that ended."""
+    tid = a_key().tid
+    add(store, tid), add(store, tid, 2)
+    store.data_keys.disable(tid, 2)
+    store.data_keys.shred(tid)
+
+    assert set(redis_client.hgetall(layout.data_keys(tid))) == {b"last", b"erasure"}
+    assert not any(b"wrapped" in (redis_client.dump(name) or b"") for name in redis_client.scan_iter())
+
+
+@pytest.mark.parametrize("text", ("", "1", "nan nan", "1 -1", "one two", "1 1e3"))
+def test_an_erasure_that_cannot_be_read_is_not_none(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
+    """To replay what was erased would be worse than to replay nothing for a while."""
+    tid = a_key().tid
+    add(store, tid)
+    key, token = claimed(store, tid)
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+    late, its = claimed(store, tid)
+    redis_client.hset(layout.data_keys(tid), "erasure", text)
+    calls: list[Any] = [
+        lambda: store.read(key),
+        lambda: store.claim(a_request(key), token=a_token(), lease=LEASE),
+        lambda: store.complete(late, its, SEALED, keep=KEEP),
+    ]
+
+    for call in calls:
+        with pytest.raises(CorruptRecord):
+            call()
+
+
+def test_a_number_that_cannot_be_read_is_given_to_nobody(store: RedisStore, redis_client: redis.Redis) -> None:
+    """A key of a number that was used before would seal for records that name another."""
+    tid = a_key().tid
+    shelf = store.data_keys.read_keys(tid)
+    redis_client.hset(layout.data_keys(tid), "last", "0x1")
+
+    with pytest.raises(CorruptRecord):
+        store.data_keys.add(tid, DataKey(1, "2026-11", b"wrapped"), store=shelf.store, after=0)
+    with pytest.raises(CorruptRecord):
+        store.data_keys.read_keys(tid)
+
+
+def test_keys_of_all_tenants_are_found_among_everything_else(store: RedisStore, redis_client: redis.Redis) -> None:
+    """In any partition, past records and other people's keys, and each once."""
+    tids = [a_key().tid for _ in range(30)]
+    redis_client.hset("idm1:{p0000}:k:not-ours", "1", "x")
+    redis_client.hset("idm1:{p0000}:q:not-ours", "1", "x")
+    redis_client.mset({f"other:{number}": "x" for number in range(2000)})
+    for tid in tids:
+        add(store, tid)
+        claimed(store, tid)
+
+    assert sorted(tid for tid, _ in store.data_keys.wrapped_by_other("2027")) == sorted(tids)
+    assert (store.data_keys.count(), store.ledger.tenants()) == ({"2026-11": 30}, ())
+
+
+@pytest.mark.parametrize(
+    ("field", "kept"),
+    (("1", b""), ("1", b"\x05kid"), ("1", b"\x01\xffw"), ("x1", b"now"), ("last", b"-1")),
+)
+def test_a_data_key_that_cannot_be_read_is_corrupt(
+    store: RedisStore, redis_client: redis.Redis, field: str, kept: bytes
+) -> None:
+    """And not absent: with another of its number nothing would open that it has sealed."""
+    tid = a_key().tid
+    add(store, tid)
+    redis_client.hset(layout.data_keys(tid), field, kept)
+
+    with pytest.raises(CorruptRecord):
+        store.data_keys.read_keys(tid)
+
+
+def test_one_damaged_shelf_stops_nobodys_chores(
+    store: RedisStore, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of another type, or with a field that cannot be read: all other keys are told, and once how many are not."""
+    good, lost, spoilt, listed = (a_key().tid for _ in range(4))
+    for tid in (good, lost, spoilt):
+        add(store, tid), add(store, tid, 2)
+    redis_client.hset(layout.data_keys(lost), mapping={"1": b"\x05kid", "x2": b"now"})
+    redis_client.hset(layout.data_keys(spoilt), mapping={"last": b"-1", "9" * 5000: b"\x01kw", "2": b""})
+    redis_client.lpush(layout.data_keys(listed), "not ours")
+    told = sorted((tid, key.number) for tid, key in store.data_keys.wrapped_by_other("2027"))
+
+    assert told == sorted([(good, 1), (good, 2), (spoilt, 1)])
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert caplog.records[0].getMessage().startswith("5 data keys in Redis")
+    assert not any(layout.data_keys(tid).decode()[-22:] in caplog.text for tid in (good, lost, spoilt, listed))
+    assert (store.data_keys.count(), len(caplog.records)) == ({"2026-11": 3}, 2)
+    for tid in (lost, spoilt, listed):
+        with pytest.raises(CorruptRecord):
+            store.data_keys.read_keys(tid)
 
 
 def walk(store: RedisStore, **which: Any) -> list[Answer]:

@@ -1,0 +1,619 @@
+"""Unfinished records, their order for resolvers, and the task log in Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from example_app.demo.servers import RedisServer
+from flask_idempotency.engine.capabilities import RecordPage, UnfinishedCounts
+from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import CORRUPT, OnExpiry, State, Unknown
+from flask_idempotency.engine.quota import Drift, Quota, Usage
+from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.admin.janitor import FREED_MS, PARTITIONS_AT_ONCE, RECORDS_AT_ONCE
+from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.testing import FrozenClock, TcpProxy
+from flask_idempotency.testing.contract.support import (
+    KEEP,
+    LEASE,
+    PAYLOAD,
+    a_key,
+    a_request,
+    a_token,
+    found,
+    granted,
+    stand,
+)
+from tests.forgiving import redis_store
+from tests.lab.redis import StartRedis
+from tests.stores.counted import complete, fields
+from tests.stores.unsettled import in_partition, indexed, keys, lapsed, seen, sheets, stale, walked
+
+UNREADABLE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "cut short": lambda data: data[:40],
+    "a newer format": lambda data: bytes([data[0] | 0xE0]) + data[1:],
+}
+
+
+@pytest.mark.parametrize("limit", (1, 2, 5, 1000))
+def test_every_partition_is_looked_at(store: RedisStore, clock: FrozenClock, limit: int) -> None:
+    """
+    The first and the last, and on both sides of where one round trip ends. Nothing is met twice, and no sheet is longer.
+    """
+    places = (0, PARTITIONS_AT_ONCE - 1, PARTITIONS_AT_ONCE, 500, layout.PARTITIONS - 1)
+    made = [in_partition(place) for place in places for _ in range(3)]
+    lapsed(store, clock, *made)
+    met = stale(store, limit=limit)
+
+    assert sorted(made, key=lambda key: key.rid) == sorted(keys(met), key=lambda key: key.rid)
+    assert max(len(sheet.found) for sheet in met) <= limit
+
+
+def test_more_than_one_script_looks_at_are_all_met(store: RedisStore, clock: FrozenClock) -> None:
+    """Of one tenant, whose leases ended in one moment."""
+    tid = a_key().tid
+    made = {a_key(tid=tid) for _ in range(2 * RECORDS_AT_ONCE + 1)}
+    lapsed(store, clock, *made)
+
+    (sheet,) = stale(store)
+    assert made == {each.key for each in sheet.found}
+    assert made == set(keys(stale(store, limit=RECORDS_AT_ONCE)))
+
+
+@pytest.mark.parametrize("state", (State.PROCESSING, State.QUARANTINED))
+def test_who_leaves_or_moves_makes_no_other_missed(store: RedisStore, clock: FrozenClock, state: State) -> None:
+    """A place is behind a score and a name, and not so many from the beginning."""
+    tid = a_key().tid
+    owners = {a_key(tid=tid): a_token() for _ in range(12)}
+    for at, (key, token) in enumerate(owners.items()):
+        granted(store.claim(a_request(key), token=token, lease=LEASE))
+        clock.advance(at % 2)
+        if state is State.QUARANTINED:
+            store.quarantine(key, token, "view-crashed")
+    leaving, met = list(owners)[::3], set[StorageKey]()
+    for sheet in sheets(lambda after: store.recovery.scan(state, after=after, limit=2)):
+        met |= {each.key for each in sheet.found}
+        # What was met goes, so that all the others are nearer to the beginning by one.
+        for each in sheet.found[:1]:
+            if each.key in leaving:
+                assert store.recovery.force_release(each)
+        store.recovery.next_for_resolver(horizon=clock.now, least=1, most=1, limit=1)
+
+    assert owners.keys() == met
+
+
+def test_an_entry_whose_record_is_gone_is_dropped(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """By whoever meets it; nobody can look for a lapsed record in vain for ever."""
+    gone, left = a_key(), a_key()
+    lapsed(store, clock, gone, left)
+    redis_client.delete(layout.keys(gone)[0])
+
+    assert [left] == keys(stale(store))
+    assert ([False, False], [True, False]) == (indexed(redis_client, gone), indexed(redis_client, left))
+    held = a_key()
+    stand(store, clock, held, "quarantined")
+    redis_client.delete(layout.keys(held)[0])
+    assert store.recovery.next_for_resolver(horizon=clock.now, least=1, most=1, limit=10) == []
+    assert [False, False] == indexed(redis_client, held)
+
+
+def test_an_entry_in_the_wrong_index_is_put_right(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """Also on a Redis that is full: what is lost from both is asked about no more."""
+    held, flying, answered = a_key(), a_key(), a_key()
+    stand(store, clock, held, "quarantined")
+    stand(store, clock, flying, "in flight")
+    stand(store, clock, answered, "completed")
+    for key in (held, flying, answered):
+        names = layout.keys(key)
+        redis_client.delete(*names[1:3])
+        for index in names[1:3]:
+            redis_client.zadd(index, {layout.name(names): 0})
+    redis_client.zrem(layout.keys(held)[2], layout.name(layout.keys(held)))
+    redis_client.zrem(layout.keys(flying)[1], layout.name(layout.keys(flying)))
+
+    # Each walk mends the one index and is met with by the other.
+    for _ in range(2):
+        in_flight, quarantined = (walked(store, state) for state in (State.PROCESSING, State.QUARANTINED))
+    assert ([flying], [held]) == (in_flight, quarantined)
+    assert [True, False] == indexed(redis_client, flying)
+    assert [False, True] == indexed(redis_client, held)
+    assert [False, False] == indexed(redis_client, answered)
+    assert found(store, flying).deadline * 1000 == redis_client.zscore(
+        layout.keys(flying)[1], layout.name(layout.keys(flying))
+    )
+
+
+@pytest.mark.parametrize("spoilt", (*UNREADABLE, "of another type"))
+@pytest.mark.parametrize("standing", ("lapsed, quarantine", "quarantined"))
+def test_what_cannot_be_read_stays_and_is_left_out(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, standing: Any, spoilt: str
+) -> None:
+    """Byte for byte, in its index, and counted: only a person can say what it was."""
+    key = a_key()
+    stand(store, clock, key, standing)
+    name = layout.keys(key)[0]
+    data = redis_client.get(name)
+    assert isinstance(data, bytes)
+    if spoilt in UNREADABLE:
+        redis_client.set(name, UNREADABLE[spoilt](data))
+    else:
+        redis_client.delete(name)
+        redis_client.lpush(name, data)
+    before = redis_client.dump(name), indexed(redis_client, key)
+
+    assert keys(stale(store)) == []
+    for state in State:
+        assert walked(store, state) == []
+    assert store.recovery.next_for_resolver(horizon=clock.now, least=1, most=1, limit=10) == []
+    standing_now = store.recovery.counts()
+    assert standing_now.lapsed + standing_now.quarantined == 1
+    assert before == (redis_client.dump(name), indexed(redis_client, key))
+
+
+def test_an_index_of_another_type_is_told(store: RedisStore, redis_client: redis.Redis) -> None:
+    """Nobody can tell what is in flight there: a run that passed it over would look as if all were well."""
+    redis_client.set(layout.indexes_in(700)[0], "not ours")
+
+    with pytest.raises(CorruptRecord):
+        stale(store)
+    with pytest.raises(CorruptRecord):
+        store.recovery.counts()
+
+
+def test_a_long_answer_is_not_read(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+    """
+    Of what is walked through: who it is about and what it was, and not a byte of a condemned or a completed answer.
+    """
+    answered, damaged = a_key(), a_key()
+    for key in (answered, damaged):
+        stand(store, clock, key, "completed")
+    store.mark_corrupt(damaged, PAYLOAD)
+
+    for state, key in ((State.COMPLETED, answered), (State.QUARANTINED, damaged)):
+        (each,) = store.recovery.scan(state, limit=10).found
+        assert each.record.payload is not None
+        told = each.key, each.record.payload.status, each.record.payload.byte_size, each.record.payload.data
+        assert told == (key, PAYLOAD.status, PAYLOAD.byte_size, b"")
+
+
+def test_what_others_settle_leaves_no_trace(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+    """In no index, and an answer by another's hand has a time to live."""
+    freed, settled = a_key(), a_key()
+    for key in (freed, settled):
+        stand(store, clock, key, "quarantined")
+    assert store.recovery.force_release(seen(store, freed))
+    assert store.recovery.resolve(seen(store, settled), token=a_token(), payload=PAYLOAD, keep=KEEP)
+
+    assert [[False, False]] * 2 == [indexed(redis_client, key) for key in (freed, settled)]
+    assert not redis_client.exists(layout.keys(freed)[0])
+    assert (KEEP + 55) * 1000 < redis_client.pttl(layout.keys(settled)[0]) <= (KEEP + 60) * 1000
+
+
+def test_nothing_is_looked_through(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+    """However many answers there are: no key is asked for but by an index, and the empty ones cost a count each."""
+    for _ in range(20):
+        stand(store, clock, a_key(), "completed")
+    redis_client.config_resetstat()
+    assert keys(stale(store)) == []
+    assert store.recovery.next_for_resolver(horizon=clock.now, least=1, most=1, limit=10) == []
+    calls: dict[str, Any] = redis_client.info("commandstats")
+
+    assert {name: calls.get(f"cmdstat_{name}") for name in ("scan", "keys", "get", "getrange")} == {
+        "scan": None,
+        "keys": None,
+        "get": None,
+        "getrange": None,
+    }
+    assert (layout.PARTITIONS, layout.PARTITIONS) == (
+        calls["cmdstat_zcount"]["calls"],
+        calls["cmdstat_zrangebyscore"]["calls"],
+    )
+
+
+@pytest.fixture
+def full(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> Iterator[tuple[RedisStore, redis.Redis]]:
+    server = start_redis(redis_kind)
+    store = redis_store(server.url, clock=clock)
+    with redis.Redis.from_url(server.url) as client:
+        yield store, client
+    store.close()
+
+
+@pytest.mark.parametrize("quota", (None, Quota(records=1000)), ids=("not counted", "counted"))
+def test_a_full_server_is_looked_after_all_the_same(
+    full: tuple[RedisStore, redis.Redis], clock: FrozenClock, quota: Quota | None
+) -> None:
+    """Most of all then: each is found, quarantined, given to a resolver, and settled or freed."""
+    store, client = full
+    tid = a_key().tid
+    for on_lapse in (OnExpiry.QUARANTINE,) * 3 + (OnExpiry.TAKEOVER,):
+        granted(store.claim(a_request(a_key(tid=tid), on_lapse=on_lapse), token=a_token(), lease=LEASE, quota=quota))
+    answered, token = a_key(tid=tid), a_token()
+    granted(store.claim(a_request(answered), token=token, lease=LEASE, quota=quota))
+    store.complete(answered, token, PAYLOAD, keep=KEEP)
+    clock.advance(LEASE)
+    client.config_set("maxmemory", 1)
+
+    (sheet,) = stale(store)
+    assert [True] * 3 + [False] == sorted(
+        (store.recovery.quarantine_expired(each, horizon=clock.now) for each in sheet.found), reverse=True
+    )
+    first, second, third = store.recovery.next_for_resolver(horizon=clock.now, least=1, most=1, limit=10)
+    assert store.recovery.resolve(first, token=a_token(), payload=PAYLOAD, keep=KEEP)
+    assert store.recovery.force_release(second)
+    assert store.recovery.force_release(seen(store, answered))
+    assert (1, 1) == (store.recovery.counts().lapsed, store.recovery.counts().quarantined)
+    if quota is not None:
+        client.config_set("maxmemory", 0)
+        assert (Usage(3, PAYLOAD.byte_size, 0), Drift()) == (store.ledger.usage(tid), store.ledger.reconcile(tid))
+    assert State.QUARANTINED is found(store, third.key).state
+
+
+def test_a_full_server_mends_its_indexes(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
+    """It puts in what it takes out elsewhere."""
+    store, client = full
+    held = a_key()
+    stand(store, clock, held, "quarantined")
+    names = layout.keys(held)
+    client.zadd(names[1], {layout.name(names): 0})
+    client.delete(names[2])
+    client.config_set("maxmemory", 1)
+
+    assert keys(stale(store)) == []
+    assert [False, True] == indexed(client, held)
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[TcpProxy]:
+    with TcpProxy(redis_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def far(proxy: TcpProxy, clock: FrozenClock) -> Iterator[RedisStore]:
+    """The same records, through the proxy."""
+    store = redis_store(f"redis://127.0.0.1:{proxy.port}/0", clock=clock)
+    store.recovery.counts()
+    yield store
+    store.close()
+
+
+@pytest.mark.parametrize("lose", ("lose_request", "lose_reply"))
+@pytest.mark.parametrize("verb", ("settle", "free", "walk", "standing"))
+def test_a_broken_line_is_mended(
+    store: RedisStore, far: RedisStore, proxy: TcpProxy, clock: FrozenClock, verb: str, lose: str
+) -> None:
+    """The client repeats what it sent, a script or many, and nobody notices."""
+    key, token = a_key(), a_token()
+    stand(store, clock, key, "quarantined")
+    before = seen(store, key)
+    calls: dict[str, Callable[[], object]] = {
+        "settle": lambda: far.recovery.resolve(before, token=token, payload=PAYLOAD, keep=KEEP),
+        "free": lambda: far.recovery.force_release(before),
+        "walk": lambda: far.recovery.scan(State.QUARANTINED, limit=10),
+        "standing": lambda: far.recovery.counts(),
+    }
+    expected: dict[str, object] = {
+        "settle": True,
+        "free": True,
+        "walk": RecordPage((before,), None),
+        "standing": UnfinishedCounts(quarantined=1, quarantined_for=0.0),
+    }
+    getattr(proxy, lose)()
+
+    assert expected[verb] == calls[verb]()
+
+
+@pytest.mark.parametrize("standing", ("in flight", "quarantined", "completed"))
+@pytest.mark.parametrize("again", (False, True), ids=("free", "in flight again"))
+def test_a_call_that_has_freed_a_key_is_told_so_when_it_is_repeated(
+    full: tuple[RedisStore, redis.Redis],
+    clock: FrozenClock,
+    monkeypatch: pytest.MonkeyPatch,
+    standing: Any,
+    again: bool,
+) -> None:
+    """
+    Whatever became of the key since, and on a full server too. Whoever comes second is told that it was somebody else.
+    """
+    store, client = full
+    key, call = a_key(), a_token()
+    stand(store, clock, key, standing)
+    before = seen(store, key)
+    monkeypatch.setattr("flask_idempotency.stores.redis.admin.janitor.new_token", lambda: call)
+    client.config_set("maxmemory", 1)
+    assert store.recovery.force_release(before)
+    client.config_set("maxmemory", 0)
+    if again:
+        granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+    after = store.read(key)
+
+    assert store.recovery.force_release(before)
+    monkeypatch.undo()
+    assert not store.recovery.force_release(before)
+    assert after == store.read(key)
+    assert 0 < client.pttl(layout.freed(key)) <= FREED_MS
+
+
+@pytest.mark.parametrize("verb", ("stale", "due", "standing"))
+def test_a_server_that_forgot_the_scripts_is_told_again(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, verb: str
+) -> None:
+    """All that were sent together, and each is run once."""
+    made = {a_key() for _ in range(5)}
+    for key in made:
+        stand(store, clock, key, "quarantined" if verb == "due" else "in flight")
+    clock.advance(LEASE)
+    redis_client.script_flush()
+    match verb:
+        case "stale":
+            assert made == set(keys(stale(store)))
+        case "due":
+            due = store.recovery.next_for_resolver(horizon=clock.now, least=1, most=1, limit=10)
+            assert sorted(made, key=lambda key: key.rid) == sorted((each.key for each in due), key=lambda key: key.rid)
+        case _:
+            assert UnfinishedCounts(lapsed=5, lapsed_for=0.0) == store.recovery.counts()
+
+
+def test_a_dead_server_is_unavailable(start_redis: StartRedis, redis_kind: str) -> None:
+    """And so is a replica, for whatever is to be changed."""
+    server = start_redis(redis_kind)
+    store, key = redis_store(server.url), a_key()
+    granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+    before = seen(store, key)
+    with redis.Redis.from_url(server.url) as client:
+        client.replicaof("127.0.0.1", "1")
+    with pytest.raises(StoreUnavailable):
+        store.recovery.force_release(before)
+    server.kill()
+
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: stale(store),
+        lambda: store.recovery.quarantine_expired(before, horizon=1e10),
+        lambda: store.recovery.next_for_resolver(horizon=1e10, least=1, most=1, limit=1),
+        lambda: store.recovery.resolve(before, token=a_token(), payload=PAYLOAD, keep=KEEP),
+        lambda: store.recovery.force_release(before),
+        lambda: store.recovery.scan(State.QUARANTINED, limit=1),
+        store.recovery.counts,
+        store.task_log.now,
+        store.health.findings,
+    )
+    for call in calls:
+        with pytest.raises(StoreUnavailable):
+            call()
+    store.close()
+
+
+LEAST, MOST = 10.0, 100.0
+
+
+def due(store: RedisStore, *, limit: int = 10, horizon: float = 1e10) -> list[StorageKey]:
+    return [each.key for each in store.recovery.next_for_resolver(horizon=horizon, least=LEAST, most=MOST, limit=limit)]
+
+
+def turn(client: redis.Redis, key: StorageKey) -> float | None:
+    """In seconds."""
+    names = layout.keys(key)
+    score = client.zscore(names[2], layout.name(names))
+    assert score is None or isinstance(score, float)
+    return None if score is None else score / 1000
+
+
+def test_the_one_that_has_waited_longest_comes_first(store: RedisStore, clock: FrozenClock) -> None:
+    """Of all partitions, however many of them have some, and however many one has."""
+    made = list[StorageKey]()
+    for partition in (900, 3, 900, 900, 500, 3, 1023):
+        made.append(in_partition(partition))
+        stand(store, clock, made[-1], "quarantined")
+        clock.advance(1)
+
+    assert made[:2] == due(store, limit=2)
+    assert made[2:5] == due(store, limit=3)
+    assert made[5:] == due(store, limit=3)
+    assert due(store) == []
+
+
+def test_the_run_that_ends_a_lease_asks_as_well(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """It goes by when it began, and what it quarantines it does later."""
+    key = a_key()
+    stand(store, clock, key, "lapsed, quarantine")
+    began = clock.now
+    clock.advance(5)
+    (sheet,) = stale(store, horizon=began)
+    assert store.recovery.quarantine_expired(sheet.found[0], horizon=began)
+
+    assert turn(redis_client, key) == sheet.found[0].record.deadline
+    assert [key] == due(store, horizon=began)
+
+
+def test_a_condemned_answer_has_its_turn_at_once(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """Its deadline is the end of the answer's life, which may be in three months."""
+    key = a_key()
+    stand(store, clock, key, "completed")
+    store.mark_corrupt(key, PAYLOAD)
+
+    assert turn(redis_client, key) == clock.now
+    assert [key] == due(store, horizon=clock.now)
+    assert turn(redis_client, key) == clock.now + LEAST
+
+
+def test_the_next_turn_stands_in_the_index(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+    """As long from now as the key has been quarantined for, within bounds."""
+    key = a_key()
+    stand(store, clock, key, "quarantined")
+    for age, pause in ((0, LEAST), (LEASE + 5, LEAST), (20, 25), (50, 75), (100, MOST), (1e6, MOST)):
+        clock.advance(age)
+        assert [key] == due(store, horizon=clock.now)
+        assert turn(redis_client, key) == clock.now + pause
+
+
+def test_what_cannot_be_read_keeps_nobody_waiting(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """It would be the first in the queue for ever. It stays as it is, and comes up again after the longest pause."""
+    spoilt = [a_key() for _ in range(5)]
+    for key in spoilt:
+        stand(store, clock, key, "quarantined")
+        redis_client.set(layout.keys(key)[0], "not a record")
+    clock.advance(1)
+    good = [a_key() for _ in range(2)]
+    for key in good:
+        stand(store, clock, key, "quarantined")
+
+    assert set(good) == set(due(store, limit=2))
+    assert {turn(redis_client, key) for key in spoilt} == {clock.now + MOST}
+    assert {redis_client.get(layout.keys(key)[0]) for key in spoilt} == {b"not a record"}
+
+
+def test_a_claim_that_meets_what_cannot_be_read_gives_it_a_turn(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """It is nobody's to settle, and stays counted among the quarantined."""
+    key = a_key()
+    stand(store, clock, key, "completed")
+    store.mark_corrupt(key, PAYLOAD)
+    assert [key] == due(store)
+    assert Unknown(CORRUPT) == store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    assert turn(redis_client, key) == clock.now + LEAST
+
+
+@pytest.mark.parametrize("verb", ("complete", "release", "renew"))
+def test_the_owner_may_settle_whatever_the_turn(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, verb: str
+) -> None:
+    """
+    That it stands at another place in the index is nothing to its owner: it leaves it as if it had never been asked about.
+    """
+    key = a_key()
+    token = stand(store, clock, key, "quarantined")
+    assert [key] == due(store)
+    match verb:
+        case "complete":
+            store.complete(key, token, PAYLOAD, keep=KEEP)
+        case "release":
+            store.release(key, token)
+        case _:
+            store.renew(key, token, lease=LEASE)
+
+    assert (turn(redis_client, key) is None) == (verb != "renew")
+
+
+def test_turns_are_no_drift(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+    """Whoever recounts a tenant does not look at when it is to be asked about."""
+    key, token = a_key(), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    store.quarantine(key, token, "view-crashed")
+    clock.advance(1000)
+    assert [key] == due(store)
+    drift = store.ledger.reconcile(key.tid)
+
+    assert drift.none
+    assert turn(redis_client, key) == clock.now + MOST
+    assert [key] == [each.key for each in store.recovery.scan(State.QUARANTINED, limit=10).found]
+    assert keys([store.recovery.expired_leases(horizon=1e10, limit=10)]) == []
+
+
+def test_a_lock_ends_by_itself(store: RedisStore, redis_client: redis.Redis) -> None:
+    """Where nobody ever takes that chore again; and so does one that was taken again."""
+    token = a_token()
+    for lease in (60, 30):
+        assert store.task_log.lock("reap", token, lease=lease)
+        assert (lease - 5) * 1000 < redis_client.pttl(layout.lock("reap")) <= lease * 1000
+
+
+def test_the_notes_do_not_end(store: RedisStore, redis_client: redis.Redis) -> None:
+    """That nobody has come for a year is what they are for."""
+    store.task_log.report("reap", "{}")
+
+    assert redis_client.ttl(layout.NOTES) == -1
+
+
+def test_the_book_is_in_one_slot(store: RedisStore, redis_client: redis.Redis) -> None:
+    """Beside the records, and in none of their partitions."""
+    store.task_log.report("reap", "{}")
+    assert store.task_log.lock("reap", a_token(), lease=60)
+    names = set(redis_client.scan_iter())
+
+    assert names == {b"idm1:{chores}:n", b"idm1:{chores}:l:reap"}
+    assert store.ledger.tenants() == ()
+    assert store.responses.scan(limit=1000).answers == ()
+
+
+def test_a_full_server_keeps_the_book(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> None:
+    """That it is full is no reason to believe that nobody comes, or that nobody may."""
+    server, token = start_redis(redis_kind), a_token()
+    store = redis_store(server.url, clock=clock)
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("maxmemory", 1)
+        assert store.task_log.lock("reap", token, lease=60)
+        store.task_log.report("reap", "{}")
+        assert not store.task_log.lock("reap", a_token(), lease=60)
+        store.task_log.unlock("reap", token)
+        assert store.task_log.lock("reap", a_token(), lease=60)
+
+    assert store.task_log.reports()["reap"].report == "{}"
+    store.close()
+
+
+def test_what_is_no_lock_holds_nobody(store: RedisStore, redis_client: redis.Redis) -> None:
+    """Somebody's text in its place: who comes next takes it, and giving back what is not one's own changes nothing."""
+    redis_client.set(layout.lock("reap"), "not ours")
+    store.task_log.unlock("reap", a_token())
+    assert redis_client.get(layout.lock("reap")) == b"not ours"
+
+    assert store.task_log.lock("reap", a_token(), lease=60)
+    assert not store.task_log.lock("reap", a_token(), lease=60)
+
+
+def test_what_is_no_note_is_told(store: RedisStore, redis_client: redis.Redis) -> None:
+    """Of another type, or without a time: nobody can tell when the janitor was there."""
+    redis_client.set(layout.NOTES, "not ours")
+    with pytest.raises(CorruptRecord):
+        store.task_log.report("reap", "{}")
+    with pytest.raises(CorruptRecord):
+        store.task_log.reports()
+    redis_client.delete(layout.NOTES)
+    redis_client.hset(layout.NOTES, "reap", "not a time")
+    with pytest.raises(CorruptRecord):
+        store.task_log.reports()
+
+
+def test_the_time_is_the_servers(redis_client: redis.Redis) -> None:
+    """Wherever no test says otherwise."""
+    store = redis_store(redis_client)
+    before, after = redis_client.time(), store.task_log.now()
+    seconds, micros = redis_client.time()
+
+    assert before[0] + before[1] / 1_000_000 <= after <= seconds + micros / 1_000_000
+
+
+def test_recounting_clears_the_buckets_of_the_idle(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """There is nothing to sweep: a tenant that never comes back is cleared by `reconcile`, and keeps one line."""
+    tid = a_key().tid
+    for _ in range(5):
+        complete(store, tid)
+        clock.advance(KEEP)
+    clock.advance(KEEP)
+    assert len(fields(redis_client, tid, b"b")) > 0
+    assert store.expiry.sweep(horizon=clock.now, limit=1000) == 0
+    assert store.ledger.reconcile(tid).none
+
+    assert fields(redis_client, tid, b"b") == {}
+    assert fields(redis_client, tid, b"t") == {b"t": b"0 0 0"}

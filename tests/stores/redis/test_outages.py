@@ -1,0 +1,401 @@
+"""Redis is silent, down, full or a replica: what the caller gets, and what the store holds afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, Literal
+
+import pytest
+import redis
+import valkey
+
+from example_app.demo.servers import RedisServer
+from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Claimed, InFlight, OnExpiry, Replayed, State, Unknown
+from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.client import REPLY_SECONDS, make_client
+from flask_idempotency.stores.redis.connection import RETRIES, PooledConnection
+from flask_idempotency.stores.redis.store import RedisStore
+from flask_idempotency.testing import FrozenClock, TcpProxy
+from flask_idempotency.testing.contract.support import (
+    KEEP,
+    LEASE,
+    OTHER_PAYLOAD,
+    PAYLOAD,
+    a_key,
+    a_request,
+    a_token,
+    found,
+    granted,
+    stand,
+)
+from tests.forgiving import redis_store
+from tests.lab.redis import StartRedis
+from tests.stores.owners import WRITES
+
+Lost = Literal["request", "reply"]
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[TcpProxy]:
+    with TcpProxy(redis_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxied_store(proxy: TcpProxy, clock: FrozenClock) -> Iterator[RedisStore]:
+    """Through the proxy, every script known to the server already: one request each."""
+    proxied_store = redis_store(f"redis://127.0.0.1:{proxy.port}/0", clock=clock)
+    warm_up(proxied_store)
+    yield proxied_store
+    proxied_store.close()
+
+
+def warm_up(proxied_store: RedisStore) -> None:
+    for write in WRITES.values():
+        key, token = a_key(), a_token()
+        granted(proxied_store.claim(a_request(key), token=token, lease=LEASE))
+        write(proxied_store, key, token)
+        proxied_store.read(key)
+
+
+def lose(proxy: TcpProxy, what: Lost) -> None:
+    if what == "request":
+        proxy.lose_request()
+    else:
+        proxy.lose_reply()
+
+
+@pytest.mark.parametrize("what", ("request", "reply"))
+def test_a_claim_survives_a_broken_line(proxied_store: RedisStore, proxy: TcpProxy, what: Lost) -> None:
+    """The client repeats it by itself. Whoever asked owns the key, once, and is not told that it is taken."""
+    key, token = a_key(), a_token()
+    before = proxy.requests
+    lose(proxy, what)
+
+    grant = granted(proxied_store.claim(a_request(key), token=token, lease=LEASE))
+
+    assert proxy.requests - before == 2
+    assert (grant.attempt, found(proxied_store, key).fence) == (1, grant.fence)
+    assert isinstance(proxied_store.claim(a_request(key), token=a_token(), lease=LEASE), InFlight)
+
+
+@pytest.mark.parametrize("what", ("request", "reply"))
+@pytest.mark.parametrize("verb", list(WRITES))
+def test_a_write_survives_a_broken_line(proxied_store: RedisStore, proxy: TcpProxy, verb: str, what: Lost) -> None:
+    """Repeated by the client it ends as once would have, without an error."""
+    key, token, twin, twins = a_key(), a_token(), a_key(), a_token()
+    for each, its in ((key, token), (twin, twins)):
+        granted(proxied_store.claim(a_request(each, on_lapse=OnExpiry.TAKEOVER), token=its, lease=LEASE))
+    before = proxy.requests
+    lose(proxy, what)
+
+    WRITES[verb](proxied_store, key, token)
+
+    assert proxy.requests - before == 2
+    WRITES[verb](proxied_store, twin, twins)
+    assert comparable(proxied_store, key) == comparable(proxied_store, twin)
+
+
+def comparable(proxied_store: RedisStore, key: StorageKey) -> object:
+    record = proxied_store.read(key)
+    return record and (record.state, record.on_expiry, record.deadline, record.payload, record.reason)
+
+
+def test_a_takeover_survives_a_lost_reply(proxied_store: RedisStore, proxy: TcpProxy, clock: FrozenClock) -> None:
+    """It counts as one attempt."""
+    key = a_key()
+    stand(proxied_store, clock, key, "lapsed, takeover")
+    proxy.lose_reply()
+
+    assert granted(proxied_store.claim(a_request(key), token=a_token(), lease=LEASE)).attempt == 2
+
+
+@pytest.mark.parametrize("what", ("request", "reply"))
+def test_a_line_that_stays_broken_is_reported(proxied_store: RedisStore, proxy: TcpProxy, what: Lost) -> None:
+    """Nobody knows what happened: neither a refusal nor a grant. Asking again with the same token tells."""
+    key, token = a_key(), a_token()
+    for _ in range(1 + RETRIES):
+        lose(proxy, what)
+
+    with pytest.raises(StoreUnavailable) as raised:
+        proxied_store.claim(a_request(key), token=token, lease=LEASE)
+
+    assert isinstance(raised.value.__cause__, redis.exceptions.RedisError)
+    assert (proxied_store.read(key) is None) == (what == "request")
+    assert granted(proxied_store.claim(a_request(key), token=token, lease=LEASE)).attempt == 1
+
+
+def test_idle_connections_that_the_server_closed_are_noticed(proxied_store: RedisStore, proxy: TcpProxy) -> None:
+    """After a server's restart the first request of each connection works like any other."""
+    proxy.cut()
+
+    assert isinstance(proxied_store.claim(a_request(a_key()), token=a_token(), lease=LEASE), Claimed)
+
+
+@pytest.mark.parametrize("verb", ("claim", "read", *WRITES))
+def test_one_call_is_one_round_trip(proxied_store: RedisStore, proxy: TcpProxy, verb: str) -> None:
+    """A first request makes two of these calls, a replay, a conflict and a mismatch one."""
+    key, token = a_key(), a_token()
+    if verb != "claim":
+        granted(proxied_store.claim(a_request(key), token=token, lease=LEASE))
+    before, sent = proxy.requests, proxy.chunks
+
+    call(proxied_store, verb, key, token)
+
+    assert (proxy.requests - before, proxy.chunks - sent) == (1, 1)
+
+
+def call(proxied_store: RedisStore, verb: str, key: StorageKey, token: bytes) -> None:
+    if verb == "claim":
+        proxied_store.claim(a_request(key), token=token, lease=LEASE)
+    elif verb == "read":
+        proxied_store.read(key)
+    else:
+        WRITES[verb](proxied_store, key, token)
+
+
+@pytest.mark.parametrize("verb", ("claim", "read", *WRITES))
+def test_a_server_that_forgot_the_scripts_is_told_again(
+    proxied_store: RedisStore, redis_client: redis.Redis, verb: str
+) -> None:
+    """After a restart or a fail-over no script is known. That costs a second round trip and nothing else."""
+    key, token = a_key(), a_token()
+    granted(proxied_store.claim(a_request(key), token=token, lease=LEASE))
+    redis_client.script_flush()
+
+    call(proxied_store, verb, key, token)
+
+
+def test_a_dead_server_is_unavailable(start_redis: StartRedis, redis_kind: str) -> None:
+    """Every call says so, with the driver's error as its cause, and without the key that it was about."""
+    server = start_redis(redis_kind)
+    proxied_store, key = redis_store(server.url), a_key()
+    proxied_store.claim(a_request(key), token=a_token(), lease=LEASE)
+    server.kill()
+
+    for verb in ("claim", "read", *WRITES):
+        with pytest.raises(StoreUnavailable) as raised:
+            call(proxied_store, verb, key, a_token())
+        assert isinstance(raised.value.__cause__, redis.exceptions.ConnectionError)
+        assert layout.name(layout.keys(key)).decode() not in str(raised.value)
+    proxied_store.close()
+
+
+def test_a_silent_server_is_unavailable(start_redis: StartRedis, redis_kind: str) -> None:
+    """A request is not kept waiting for ever, and what it asked for may have happened: the token tells later."""
+    server = start_redis(redis_kind)
+    proxied_store, key, token = redis_store(f"{server.url}?socket_timeout=0.2"), a_key(), a_token()
+    server.pause()
+
+    with pytest.raises(StoreUnavailable) as raised:
+        proxied_store.claim(a_request(key), token=token, lease=LEASE)
+    server.resume()
+
+    assert isinstance(raised.value.__cause__, redis.exceptions.TimeoutError)
+    assert granted(proxied_store.claim(a_request(key), token=token, lease=LEASE)).attempt == 1
+    proxied_store.close()
+
+
+def exceptions_of(library: ModuleType) -> list[type[Exception]]:
+    kinds = [kind for kind in vars(library.exceptions).values() if isinstance(kind, type)]
+    return sorted((kind for kind in kinds if issubclass(kind, Exception)), key=lambda kind: kind.__name__)
+
+
+def raised_by(kind: type[Exception]) -> Exception:
+    """With the text of a script that the operator ended, where the class takes one."""
+    if kind.__name__ in ("AskError", "MovedError"):
+        return kind("7 127.0.0.1:7000")
+    return kind("Error running script (call to f_1): Script killed by user with SCRIPT KILL.")
+
+
+@pytest.mark.parametrize(
+    ("client", "kind"),
+    [(redis.Redis, kind) for kind in exceptions_of(redis)]
+    + [(valkey.Valkey, kind) for kind in exceptions_of(valkey)]
+    + [(redis.Redis, OSError)],
+)
+def test_whatever_a_client_raises_is_unavailable(client: type[Any], kind: type[Exception]) -> None:
+    """
+    Also what has no root in common with the rest: a script that was killed, a Cluster without a node for the slot.
+    """
+
+    class Failing(client):  # type: ignore[misc]
+        def execute_command(self, *command: object, **options: object) -> object:
+            raise raised_by(kind)
+
+    for verb in ("claim", "read", *WRITES):
+        with pytest.raises(StoreUnavailable):
+            call(redis_store(Failing()), verb, a_key(), a_token())
+
+
+@pytest.mark.parametrize("warm", (True, False), ids=("in mid-conversation", "from the start"))
+def test_a_silent_server_costs_three_replies(
+    start_redis: StartRedis, redis_kind: str, monkeypatch: pytest.MonkeyPatch, warm: bool
+) -> None:
+    """A worker waits one second for each, and no retry of one layer is multiplied by that of another."""
+    assert (REPLY_SECONDS, 1 + RETRIES) == (1.0, 3)
+
+    server = start_redis(redis_kind)
+    proxied_store = redis_store(f"{server.url}?socket_timeout=0.05")
+    if warm:
+        warm_up(proxied_store)
+    awaited = count_replies(monkeypatch)
+    server.pause()
+    with pytest.raises(StoreUnavailable):
+        proxied_store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+    server.resume()
+    proxied_store.close()
+
+    assert awaited == [redis.exceptions.TimeoutError] * (1 + RETRIES)
+
+
+def count_replies(monkeypatch: pytest.MonkeyPatch) -> list[type[Exception]]:
+    """A list that grows by one whenever a reply was waited for in vain."""
+    in_vain: list[type[Exception]] = []
+    read = redis.Connection.read_response
+
+    def counted(self: redis.Connection, *args: object, **options: object) -> object:
+        try:
+            return read(self, *args, **options)
+        except redis.exceptions.TimeoutError as error:
+            in_vain.append(type(error))
+            raise
+
+    monkeypatch.setattr(redis.Connection, "read_response", counted)
+    return in_vain
+
+
+def test_the_first_result_stays_when_its_reply_was_lost(proxied_store: RedisStore, proxy: TcpProxy) -> None:
+    """What a client repeats after a lost reply does not overwrite what was stored."""
+    key, token = a_key(), a_token()
+    granted(proxied_store.claim(a_request(key), token=token, lease=LEASE))
+    for _ in range(1 + RETRIES):
+        proxy.lose_reply()
+    with pytest.raises(StoreUnavailable):
+        proxied_store.complete(key, token, PAYLOAD, keep=KEEP)
+
+    proxied_store.complete(key, token, OTHER_PAYLOAD, keep=KEEP)
+
+    assert found(proxied_store, key).payload == PAYLOAD
+
+
+def test_a_replica_grants_nothing(start_redis: StartRedis, redis_kind: str) -> None:
+    """It may not write, and what it has read may be old."""
+    server = start_redis(redis_kind)
+    store = redis_store(server.url)
+    with redis.Redis.from_url(server.url) as client:
+        client.replicaof("127.0.0.1", "1")
+
+    with pytest.raises(StoreUnavailable):
+        store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+    store.close()
+
+
+def test_a_demoted_server_is_not_asked_again(start_redis: StartRedis, redis_kind: str) -> None:
+    """Behind a DNS name or a proxy the next connection leads to the new primary. No pooled one may keep to the old."""
+    server = start_redis(redis_kind)
+    with make_client(server.url) as client, redis.Redis.from_url(server.url) as operator:
+        pool, line = client.connection_pool, PooledConnection(client)
+        idle, used = pool.get_connection(), pool.get_connection()
+        pool.release(idle)
+        pool.release(used)
+        operator.replicaof("127.0.0.1", "1")
+
+        with pytest.raises(redis.exceptions.ResponseError, match="read only replica"):
+            line("EVAL", "return redis.call('SET', KEYS[1], 'v')", "1", "k")
+
+        assert [connection.is_connected for connection in (idle, used)] == [False, False]
+
+
+def test_a_replica_without_its_primary_is_not_asked_again(start_redis: StartRedis, redis_kind: str) -> None:
+    """It answers MASTERDOWN to everything, and so it would for as long as it is asked."""
+    server = start_redis(redis_kind, "--replica-serve-stale-data", "no")
+    with make_client(server.url) as client, redis.Redis.from_url(server.url) as operator:
+        pool, line = client.connection_pool, PooledConnection(client)
+        used = pool.get_connection()
+        pool.release(used)
+        operator.replicaof("127.0.0.1", "1")
+
+        with pytest.raises(redis.exceptions.MasterDownError):
+            line("EVAL", "return redis.call('GET', KEYS[1])", "1", "k")
+
+        assert not used.is_connected
+
+
+@pytest.fixture
+def server_to_fill(
+    start_redis: StartRedis, redis_kind: str, clock: FrozenClock
+) -> Iterator[tuple[RedisStore, redis.Redis]]:
+    server = start_redis(redis_kind)
+    store = redis_store(server.url, clock=clock)
+    with redis.Redis.from_url(server.url) as client:
+        yield store, client
+    store.close()
+
+
+def fill(client: redis.Redis) -> None:
+    client.config_set("maxmemory", 1)
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        client.set("anything", 1)
+
+
+def test_a_full_server_grants_nothing(server_to_fill: tuple[RedisStore, redis.Redis]) -> None:
+    """The claim is refused before anything was written: no record, no index, no fence."""
+    store, client = server_to_fill
+    fill(client)
+
+    with pytest.raises(StoreUnavailable):
+        store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+
+    assert client.keys() == []
+
+
+def test_a_full_server_takes_over_nothing(server_to_fill: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
+    """Taking over is claiming. The lapsed record stays as it was."""
+    store, client = server_to_fill
+    key = a_key()
+    stand(store, clock, key, "lapsed, takeover")
+    before = found(store, key)
+    fill(client)
+
+    with pytest.raises(StoreUnavailable):
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    assert before == found(store, key)
+
+
+def test_a_full_server_still_takes_what_owners_write(
+    server_to_fill: tuple[RedisStore, redis.Redis], clock: FrozenClock
+) -> None:
+    """The payment has been made: its answer must be stored. On Redis 6.2 too, which knows no flags for scripts."""
+    store, client = server_to_fill
+    keys = {verb: (a_key(), a_token()) for verb in WRITES}
+    for key, token in keys.values():
+        granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
+    fill(client)
+
+    for verb, (key, token) in keys.items():
+        WRITES[verb](store, key, token)
+
+    assert found(store, keys["renew"][0]).remaining == 2 * LEASE
+    assert found(store, keys["mark_point_of_no_return"][0]).on_expiry is OnExpiry.QUARANTINE
+    assert found(store, keys["complete"][0]).payload == PAYLOAD
+    assert store.read(keys["release"][0]) is None
+    assert found(store, keys["quarantine"][0]).state is State.QUARANTINED
+
+
+def test_a_full_server_still_answers_retries(
+    server_to_fill: tuple[RedisStore, redis.Redis], clock: FrozenClock
+) -> None:
+    """Replaying needs no memory, and quarantining what has lapsed is a duty."""
+    store, client = server_to_fill
+    done, lapsed = a_key(), a_key()
+    stand(store, clock, done, "completed")
+    stand(store, clock, lapsed, "lapsed, quarantine")
+    fill(client)
+
+    assert isinstance(store.claim(a_request(done), token=a_token(), lease=LEASE), Replayed)
+    assert Unknown("lease-expired") == store.claim(a_request(lapsed), token=a_token(), lease=LEASE)
