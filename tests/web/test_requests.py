@@ -682,7 +682,7 @@ def gunicorn() -> Iterator[int]:
     """The port of a real gunicorn: its socket listens before it starts, so nothing has to wait."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = ["-m", "gunicorn", "--no-control-socket", "--worker-class", "gthread", "--threads", "2"]
-        command += ["--bind", f"fd://{listener.fileno()}", "--timeout", "300", "tests.web.body_app:create_app()"]
+        command += ["--bind", f"fd://{listener.fileno()}", "--timeout", "300", "tests.web.sending:create_app()"]
         server = subprocess.Popen(
             [sys.executable, *command],
             cwd=Path(__file__).parents[2],
