@@ -1,4 +1,4 @@
-"""Answers encrypted at rest, each for its own record.
+"""Encrypt stored responses, each for its own record, under data keys of its tenant.
 
 Format version 2 (`tests/codec/golden` holds examples that every later release must open):
 
@@ -6,13 +6,13 @@ Format version 2 (`tests/codec/golden` holds examples that every later release m
     bytes 1-12    nonce, random
     byte 13 on    an envelope of an older format, encrypted as a whole, and 16 bytes of tag
 
-That is 29 bytes more than the envelope itself. The key is HKDF-Expand (SHA-256) of the tenant's data key for the record's
-id, fence and token, so that no two records share one; the data key is uniform, so there is nothing to extract (RFC 5869,
-section 3.3). The associated data binds where an answer is and what stands in clear of it: what was sealed opens in
-one record of one tenant of one store, for the owner that completed it and the request that it answered, with this status,
-success and size. Names and times beside it are not bound.
+That is 29 bytes more than the envelope. The key is HKDF-Expand (SHA-256) of the tenant's data key for the record's id, fence
+and token, so no two records share one. The data key is uniform, so we skip the extract step (RFC 5869, section 3.3). The
+associated data binds a response to its place and to the facts that the store keeps in clear. It opens in one record of one
+tenant of one store, for the worker that completed it, for the same request, with this status, success and size. Names and
+times in the record are not bound.
 
-Who can write to the store can still put a whole record back as it once was, with its key. Only a log elsewhere would tell.
+An attacker who can write to the store can still put back an older version of a whole record and its key.
 """
 
 from __future__ import annotations
@@ -45,33 +45,33 @@ from flask_idempotency.engine.keys import StorageKey, encode
 from flask_idempotency.engine.model import SealedBy, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.store import SealContext
 
-MEMORY_SECONDS: Final = 60.0
-"""After this a key is asked for again: so long may a provider's refusal take to be felt."""
+CACHE_SECONDS: Final = 60.0
+"""After this we unwrap a key again. A key that the provider has revoked works so long at most."""
 FINISHING_SECONDS: Final = 300.0
-"""So long may work that was begun with a key be finished with it, though the provider is silent by then. No longer is a
-key in memory, counted from when it was unwrapped, if another one comes after it."""
-MEMORY_KEYS: Final = 4096
-"""About two megabytes. A tenant beyond that costs a look into the store, and an unwrapping, for each answer."""
+"""A worker may finish a request with a key of this age, even if the provider is down by then. When another key comes, we
+remove older ones from memory."""
+CACHE_KEYS: Final = 4096
+"""About two megabytes. For each further tenant, every response costs a read and an unwrap."""
 
 Name: TypeAlias = "tuple[bytes, int | None]"
 
 
 @dataclass(frozen=True, slots=True)
 class UnwrappedKey:
-    """A tenant's data key as it seals and opens, and what an answer that it sealed says of it."""
+    """A tenant's data key in clear, with its number and the id of the key that wraps it."""
 
     key: bytes = field(repr=False)
     kid: str
     number: int
     store: bytes = field(repr=False)
     wrapped: bytes = field(repr=False)
-    """As the store had it: two keys of one number are the same one if this is."""
+    """The stored form. Two keys with one number are the same key if this is equal."""
 
 
 class DataKeyCache:
-    """Forgets by age, and the oldest when it is full. Not the least used: nothing lives long enough, and reads need no lock."""
+    """A cache that drops keys by age, and the oldest if it is full. It ignores use, so reads need no lock."""
 
-    def __init__(self, *, limit: int = MEMORY_KEYS, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, limit: int = CACHE_KEYS, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -86,25 +86,25 @@ class DataKeyCache:
         return self._monotonic()
 
     def get(self, name: Name, *, within: float) -> UnwrappedKey | None:
-        """What is remembered under this name, if it was learnt within so many seconds."""
+        """Return the key of this name, if it is no older than `within` seconds."""
         since, key = self._held.get(name, (0.0, None))
         return key if key is not None and self._monotonic() - since < within else None
 
     def put(self, name: Name, key: UnwrappedKey, *, since: float) -> None:
-        """Remember it as of then: when it was asked for, not when the answer came."""
+        """Store a key. Its age counts from `since`, the time of the request to the provider."""
         with self._lock:
             self._held.pop(name, None)
             self._held[name] = since, key
             self._drop_old()
 
     def drop(self, tid: bytes) -> None:
-        """Nothing of this tenant is remembered."""
+        """Drop all keys of this tenant."""
         with self._lock:
             for name in [name for name in self._held if name[0] == tid]:
                 del self._held[name]
 
     def _unlock(self) -> None:
-        """In a child: the thread that held the lock while its parent forked is not here to give it back."""
+        # After a fork: a thread of the parent may have held the lock, and it does not exist in the child.
         self._lock = threading.Lock()
 
     def _drop_old(self) -> None:
@@ -116,23 +116,23 @@ class DataKeyCache:
             del self._held[name]
 
 
-LONGEST_STEP: Final = 2**20
-"""From one number of a tenant's data keys to the next. Two thousand rotations fit into 31 bits, and two keys that do not
-know of each other have the same number once in a million times."""
+MAX_STEP: Final = 2**20
+"""The step between two numbers of a tenant's data keys. 31 bits hold two thousand rotations, and two keys that are made
+independently get the same number once in a million times."""
 
 TRIES: Final = 8
-"""Each lost one is a key that somebody else has made, and which nearly always serves."""
+"""Each time we lose the race to add a key, another process has added one that we can nearly always use."""
 
-Answered = TypeVar("Answered")
+ResultT = TypeVar("ResultT")
 
 _LABEL: Final = b"flask_idempotency/data-key/1"
 _SEALING: Final = None
-"""The key to seal with is remembered under no number, so that no answer can name it by one that it has not."""
+"""The cache name of the key that seals. It is no number, so no response can name it."""
 
 
 def _any_step() -> int:
-    # Not always the next: a process may remember a key that its store has forgotten, under the number that it had.
-    return 1 + secrets.randbelow(LONGEST_STEP)
+    # Not always 1: after a data loss, a process may still cache a key under the number that it had.
+    return 1 + secrets.randbelow(MAX_STEP)
 
 
 class DataKeyring:
@@ -141,134 +141,135 @@ class DataKeyring:
     A wrapped key and every response name the key that opens them: no code here tries one key after another. Safe to share
     between threads, and across a fork.
 
-    Both questions raise `KeyProviderUnavailable` when the provider does not answer, and `StoreUnavailable` when the store does
-    not.
+    Raises `KeyProviderUnavailable` if the provider does not respond, and `StoreUnavailable` if the store does not.
     """
 
     def __init__(
         self,
         provider: KeyProvider,
-        shelf: DataKeys,
+        data_keys: DataKeys,
         *,
         monotonic: Callable[[], float] = time.monotonic,
         randomness: Callable[[int], bytes] = os.urandom,
         step: Callable[[], int] = _any_step,
-        limit: int = MEMORY_KEYS,
+        limit: int = CACHE_KEYS,
     ) -> None:
         self._provider = provider
-        self._shelf = shelf
+        self._data_keys = data_keys
         self._randomness = randomness
         self._step = step
-        self._memory = DataKeyCache(limit=limit, monotonic=monotonic)
+        self._cache = DataKeyCache(limit=limit, monotonic=monotonic)
 
     def prepare(self, tid: bytes) -> None:
-        """From now on, and for some minutes, `for_sealing` needs neither store nor provider."""
-        if self._remembered(tid, within=MEMORY_SECONDS) is None:
-            self._learn_to_seal(tid)
+        """Cache the key, so that `for_sealing` needs neither store nor provider for some minutes."""
+        if self._cached(tid, within=CACHE_SECONDS) is None:
+            self._load_sealing_key(tid)
 
     def for_sealing(self, tid: bytes) -> UnwrappedKey:
-        """The tenant's newest data key under the newest key of the ring that is not closed, made if there is none.
+        """Return the tenant's newest enabled data key under the ring's newest key. Make one if there is none.
 
-        Under *this process's* newest: during a rotation another process has another, and neither must outbid the other.
-        A shelf that is damaged is `KeyProviderUnavailable` here: the answer to be sealed is not what is corrupt.
+        The ring is this process's: during a rotation, another process may have another newest key, and both must work.
+        Damaged data keys raise `KeyProviderUnavailable` here, because the response to seal is not corrupt.
         """
-        return self._remembered(tid, within=FINISHING_SECONDS) or self._learn_to_seal(tid)
+        return self._cached(tid, within=FINISHING_SECONDS) or self._load_sealing_key(tid)
 
     def for_opening(self, tid: bytes, by: SealedBy, *, afresh: bool = False) -> UnwrappedKey:
-        """The data key that this answer names. Raises `CorruptRecord` when there is none such.
+        """Return the data key that this response names. Raises `CorruptRecord` if there is none.
 
-        `afresh`: whatever is remembered. A store that has lost its memory may give a number again, so that a remembered
-        key which does not open an answer proves nothing yet.
+        `afresh` skips the cache. After a data loss, a store may give a number again, so a cached key that does not open a
+        response proves nothing.
         """
-        key = None if afresh else self._memory.get((tid, by.number), within=MEMORY_SECONDS)
+        key = None if afresh else self._cache.get((tid, by.number), within=CACHE_SECONDS)
         return key if key is not None and key.kid == by.kid else self._look_up(tid, by)
 
     def forget(self, tid: bytes) -> None:
-        """What is remembered of this tenant is out of date."""
-        self._memory.drop(tid)
+        """Drop the cached keys of this tenant."""
+        self._cache.drop(tid)
 
-    def _remembered(self, tid: bytes, *, within: float) -> UnwrappedKey | None:
-        key = self._memory.get((tid, _SEALING), within=within)
+    def _cached(self, tid: bytes, *, within: float) -> UnwrappedKey | None:
+        key = self._cache.get((tid, _SEALING), within=within)
         return key if key is not None and key.kid == self._newest() else None
 
-    def _learn_to_seal(self, tid: bytes) -> UnwrappedKey:
-        since, kid = self._memory.now(), self._newest()
+    def _load_sealing_key(self, tid: bytes) -> UnwrappedKey:
+        since, kid = self._cache.now(), self._newest()
         if not KID.fullmatch(kid):
             raise ConfigurationError(f"The key provider's newest key has the id {kid!r}; it must match {KID.pattern}.")
         try:
-            key = self._found_or_made(tid, kid)
+            key = self._find_or_make(tid, kid)
         except CorruptRecord as error:
-            raise KeyProviderUnavailable(f"nothing can be sealed for this tenant: {error}") from error
+            raise KeyProviderUnavailable(f"the data keys of this tenant cannot be used: {error}") from error
         for number in (_SEALING, key.number):
-            self._memory.put((tid, number), key, since=since)
+            self._cache.put((tid, number), key, since=since)
         return key
 
-    def _found_or_made(self, tid: bytes, kid: str) -> UnwrappedKey:
+    def _find_or_make(self, tid: bytes, kid: str) -> UnwrappedKey:
         for _ in range(TRIES):
-            shelf = self._shelf.read_keys(tid)
-            usable = [key for key in shelf.keys if key.kid == kid and key.closed_for is None]
+            tenant = self._data_keys.read_keys(tid)
+            usable = [key for key in tenant.keys if key.kid == kid and key.closed_for is None]
             newest = max(usable, key=lambda key: key.number, default=None)
             if newest is not None:
-                return self._unwrapped(tid, newest, shelf)
-            made = self._made(tid, kid, shelf)
+                return self._unwrapped(tid, newest, tenant)
+            made = self._make(tid, kid, tenant)
             new = DataKey(made.number, kid, made.wrapped)
-            if self._shelf.add(tid, new, store=shelf.store, after=shelf.last):
+            if self._data_keys.add(tid, new, store=tenant.store, after=tenant.last):
                 return made
         raise KeyProviderUnavailable(
-            "other processes add data keys for this tenant faster than one of them could be used"
+            f"other processes have added data keys for this tenant {TRIES} times in a row: send the request again"
         )
 
-    def _made(self, tid: bytes, kid: str, shelf: TenantKeys) -> UnwrappedKey:
-        key, number = self._randomness(KEY_BYTES), shelf.last + self._step()
-        context = _context(tid, number, kid, shelf)
-        wrapped = _asked(lambda: bytes(self._provider.wrap(kid, key, context=context)))
+    def _make(self, tid: bytes, kid: str, tenant: TenantKeys) -> UnwrappedKey:
+        key, number = self._randomness(KEY_BYTES), tenant.last + self._step()
+        context = _context(tid, number, kid, tenant)
+        wrapped = _provider_call(lambda: bytes(self._provider.wrap(kid, key, context=context)))
         if len(wrapped) > LARGEST_WRAPPED:
             raise KeyProviderUnavailable(
                 f"the key provider wraps a key into {len(wrapped)} bytes; {LARGEST_WRAPPED} are allowed"
             )
-        # A provider that garbles keys must be found out before anything is sealed that nobody could open.
-        if _asked(lambda: self._provider.unwrap(kid, wrapped, context=context)) != key:
-            raise KeyProviderUnavailable("the key provider did not unwrap what it had wrapped: it is not to be trusted")
-        return UnwrappedKey(key, kid, number, shelf.store, wrapped)
+        # Find a provider that garbles keys before we seal a response that no key opens.
+        if _provider_call(lambda: self._provider.unwrap(kid, wrapped, context=context)) != key:
+            raise KeyProviderUnavailable(
+                "the key provider did not unwrap the key that it had wrapped: check the provider"
+            )
+        return UnwrappedKey(key, kid, number, tenant.store, wrapped)
 
     def _look_up(self, tid: bytes, by: SealedBy) -> UnwrappedKey:
         if by.number < 1 or not KID.fullmatch(by.kid):
-            raise CorruptRecord("the answer does not say which key opens it")
-        since, shelf = self._memory.now(), self._shelf.read_keys(tid)
-        found = next((key for key in shelf.keys if key.number == by.number), None)
+            raise CorruptRecord("the response does not name the key that opens it")
+        since, tenant = self._cache.now(), self._data_keys.read_keys(tid)
+        found = next((key for key in tenant.keys if key.number == by.number), None)
         if found is None:
             raise CorruptRecord(
-                f"the answer is sealed with data key {by.number} of its tenant, which the store has not"
+                f"the response is sealed with data key {by.number} of its tenant, and the store does not have this key"
             )
         if found.kid != by.kid:
-            raise CorruptRecord(f"the answer and its data key {by.number} do not name the same key of the ring")
-        key = self._unwrapped(tid, found, shelf)
-        self._memory.put((tid, by.number), key, since=since)
+            raise CorruptRecord(f"the response and its data key {by.number} name different keys of the ring")
+        key = self._unwrapped(tid, found, tenant)
+        self._cache.put((tid, by.number), key, since=since)
         return key
 
-    def _unwrapped(self, tid: bytes, found: DataKey, shelf: TenantKeys) -> UnwrappedKey:
+    def _unwrapped(self, tid: bytes, found: DataKey, tenant: TenantKeys) -> UnwrappedKey:
         if not KID.fullmatch(found.kid) or len(found.wrapped) > LARGEST_WRAPPED:
-            raise CorruptRecord("a wrapped data key in the store is none that this package wrote")
-        context = _context(tid, found.number, found.kid, shelf)
-        key = _asked(lambda: bytes(self._provider.unwrap(found.kid, found.wrapped, context=context)))
+            raise CorruptRecord("this package did not write a wrapped data key that the store has")
+        context = _context(tid, found.number, found.kid, tenant)
+        key = _provider_call(lambda: bytes(self._provider.unwrap(found.kid, found.wrapped, context=context)))
         if len(key) != KEY_BYTES:
-            raise CorruptRecord(f"what the key {found.kid!r} of the ring unwrapped is no data key")
-        return UnwrappedKey(key, found.kid, found.number, shelf.store, found.wrapped)
+            raise CorruptRecord(f"the key {found.kid!r} of the ring unwrapped a text that is no data key")
+        return UnwrappedKey(key, found.kid, found.number, tenant.store, found.wrapped)
 
     def _newest(self) -> str:
-        return _asked(lambda: self._provider.newest)
+        return _provider_call(lambda: self._provider.newest)
 
 
-def _context(tid: bytes, number: int, kid: str, shelf: TenantKeys) -> bytes:
-    return encode(_LABEL, shelf.store, tid, b"%d" % number, kid.encode())
+def _context(tid: bytes, number: int, kid: str, tenant: TenantKeys) -> bytes:
+    return encode(_LABEL, tenant.store, tid, b"%d" % number, kid.encode())
 
 
-def _asked(question: Callable[[], Answered]) -> Answered:
-    """What the provider says. Whatever it raises that is none of our words says nothing about the record."""
+def _provider_call(call: Callable[[], ResultT]) -> ResultT:
+    """Call the provider. An exception that is not ours tells nothing about the record, so it is `KeyProviderUnavailable`."""
     try:
-        return question()
+        return call()
     except StoreUnavailable as error:
-        # Its word for "not now". That the store answers all the same makes a difference to whoever would go on without one.
+        # The provider is down, but the store works: `on_store_down="allow"` must not run the view.
         raise KeyProviderUnavailable(str(error)) from error
     except IdempotencyError:
         raise
@@ -281,7 +282,7 @@ AES_256_GCM: Final = 1
 
 _HEAD: Final = bytes((VERSION << 4 | AES_256_GCM,))
 _SHORTEST: Final = len(_HEAD) + NONCE_BYTES + 16
-_ANSWER: Final = b"flask_idempotency/answer/2"
+_RESPONSE: Final = b"flask_idempotency/answer/2"
 _RECORD_KEY: Final = b"flask_idempotency/record-key/1"
 
 
@@ -297,10 +298,10 @@ class EncryptedCodec:
         plain_allowed: bool = True,
         randomness: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        """The envelope should not compress: the length of an answer would tell what its parts have in common.
+        """Use an envelope that does not compress: the length of a response would tell what its parts have in common.
 
-        Without `sealing` new answers are plain, and those sealed before still open. Without `plain_allowed` an answer
-        that is not encrypted is corrupt: else who can write to the store could put one of his own in the place of ours.
+        Without `sealing`, new responses are plain, and sealed ones still open. Without `plain_allowed`, a plain response is
+        corrupt: an attacker who can write to the store could have planted it.
         """
         self._envelope = envelope
         self._data_keys = data_keys
@@ -327,11 +328,9 @@ class EncryptedCodec:
             return self._open_plain(payload, binding)
         head = payload.data[:1]
         if len(payload.data) < _SHORTEST:
-            raise CorruptRecord("the encrypted answer is cut short")
+            raise CorruptRecord("the encrypted response is cut short")
         if head != _HEAD:
-            raise CorruptRecord(
-                f"encrypted format {head[0] >> 4}, algorithm {head[0] & 15} is not known to this release"
-            )
+            raise CorruptRecord(f"encrypted format {head[0] >> 4}, algorithm {head[0] & 15} is unknown to this release")
         return self._envelope.unwrap(self._decrypted(payload, payload.sealed_by, binding), stated=payload)
 
     def forget(self, key: StorageKey) -> None:
@@ -340,7 +339,7 @@ class EncryptedCodec:
     def _open_plain(self, payload: StoredPayload, binding: SealContext) -> StoredResponse:
         if not self._plain_allowed:
             raise CorruptRecord(
-                "the answer is not encrypted, and IDEMPOTENCY_ENCRYPTION is required: anyone who can write to the store may "
+                "the response is not encrypted, and IDEMPOTENCY_ENCRYPTION is required: anyone who can write to the store may "
                 "have planted it. Run `flask idempotency doctor` before you change the setting"
             )
         return self._envelope.open(payload, binding)
@@ -351,13 +350,13 @@ class EncryptedCodec:
             return _decrypted(payload, key, binding)
         except InvalidTag:
             fresh = self._data_keys.for_opening(binding.key.tid, by, afresh=True)
-        # The same number of another key, when the store has lost its memory since. Never any other number.
+        # After a data loss, this number may belong to another key. Never try another number.
         if fresh != key:
             try:
                 return _decrypted(payload, fresh, binding)
             except InvalidTag:
                 pass
-        raise CorruptRecord("the answer was not sealed for this record, or was changed since")
+        raise CorruptRecord("the response was not sealed for this record, or has been changed")
 
 
 def _decrypted(payload: StoredPayload, key: UnwrappedKey, binding: SealContext) -> bytes:
@@ -371,9 +370,9 @@ def _cipher(key: UnwrappedKey, binding: SealContext) -> AESGCM:
 
 
 def _bound(head: bytes, binding: SealContext, clear: StoredPayload, key: UnwrappedKey) -> bytes:
-    """What must be the same when it is opened. The order is part of the format."""
+    """Return the associated data, which must be equal when the response is opened. The order is part of the format."""
     return encode(
-        _ANSWER,
+        _RESPONSE,
         head,
         key.store,
         binding.key.tid,

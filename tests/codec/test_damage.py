@@ -13,14 +13,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from flask_idempotency.codec import envelope as compression
-from flask_idempotency.codec.envelope import LARGEST_HEAD, LONGEST_REASON, MOST_PAIRS, EnvelopeCodec
+from flask_idempotency.codec.envelope import MAX_HEAD_BYTES, MAX_PAIRS, MAX_REASON, EnvelopeCodec
 from flask_idempotency.codec.key_sources import PassphraseKeyFile, load_ring
 from flask_idempotency.codec.keyring import KEY_BYTES, KeyRing
 from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, TenantKeys
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, KeyProviderUnavailable, NotStorable
 from flask_idempotency.engine.model import LARGEST_PAYLOAD, SealedBy, StoredPayload, StoredResponse
-from tests.codec.sealing import BINDING, NEW, OLD, RESULT, RING, TENANT, codec, text
-from tests.codec.shelves import Shelf, ring_on
+from tests.codec.sealing import BINDING, NEW, OLD, RESULT, RING, TENANT, Shelf, codec, ring_on, text
 from tests.codec.test_envelope import envelope
 from tests.damage import damaged
 
@@ -94,7 +93,7 @@ def test_an_envelope_unfolds_to_no_more_than_its_record_says(size: int, unfoldin
     with pytest.raises(CorruptRecord):
         CODEC.open(StoredPayload(bomb, 200, True, size), BINDING)
 
-    assert unfolding.made <= max(size, 0) + LONGEST_REASON + 16
+    assert unfolding.made <= max(size, 0) + MAX_REASON + 16
 
 
 def test_whatever_its_record_says_an_envelope_unfolds_to_no_more_than_the_limit(unfolding: Unfolding) -> None:
@@ -108,10 +107,10 @@ def test_whatever_its_record_says_an_envelope_unfolds_to_no_more_than_the_limit(
 @pytest.mark.parametrize(
     "content",
     (
-        b"200 " + b"r" * (LONGEST_REASON + 1) + b"\r\n\r\n",
-        b"200\r\n" + b"A: b\r\n" * (MOST_PAIRS + 1) + b"\r\n",
-        b"200\r\nA: " + b"b" * LARGEST_HEAD + b"\r\n\r\n",
-        b"200\r\n" * LARGEST_HEAD,
+        b"200 " + b"r" * (MAX_REASON + 1) + b"\r\n\r\n",
+        b"200\r\n" + b"A: b\r\n" * (MAX_PAIRS + 1) + b"\r\n",
+        b"200\r\nA: " + b"b" * MAX_HEAD_BYTES + b"\r\n\r\n",
+        b"200\r\n" * MAX_HEAD_BYTES,
     ),
     ids=("reason", "pairs", "head", "no end"),
 )
@@ -123,9 +122,9 @@ def test_a_head_has_a_limit(content: bytes) -> None:
 @pytest.mark.parametrize(
     "result",
     (
-        StoredResponse(200, reason="r" * (LONGEST_REASON + 1)),
-        StoredResponse(200, metadata=(("A", "b"),) * (MOST_PAIRS + 1)),
-        StoredResponse(200, metadata=(("A", "b" * LARGEST_HEAD),)),
+        StoredResponse(200, reason="r" * (MAX_REASON + 1)),
+        StoredResponse(200, metadata=(("A", "b"),) * (MAX_PAIRS + 1)),
+        StoredResponse(200, metadata=(("A", "b" * MAX_HEAD_BYTES),)),
     ),
     ids=("reason", "pairs", "head"),
 )
@@ -136,8 +135,8 @@ def test_no_head_is_sealed_that_would_not_open(result: StoredResponse) -> None:
 
 def test_the_largest_heads_open() -> None:
     """The limits hold in both directions."""
-    most = StoredResponse(200, "r" * LONGEST_REASON, (("A", "b"),) * MOST_PAIRS)
-    room = LARGEST_HEAD - len("200\r\nA: ")
+    most = StoredResponse(200, "r" * MAX_REASON, (("A", "b"),) * MAX_PAIRS)
+    room = MAX_HEAD_BYTES - len("200\r\nA: ")
     longest = StoredResponse(200, metadata=(("A", "b" * room),), body=b"\r\n\r\n")
 
     for result in (most, longest):

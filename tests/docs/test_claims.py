@@ -10,7 +10,7 @@ import pytest
 
 from docs.generate import HERE
 from flask_idempotency import Happened, Resolution, StillUnknown, UnknownOutcome
-from flask_idempotency.codec.encryption import FINISHING_SECONDS, MEMORY_KEYS, MEMORY_SECONDS
+from flask_idempotency.codec.encryption import CACHE_KEYS, CACHE_SECONDS, FINISHING_SECONDS
 from flask_idempotency.engine.keys import LONGEST_NAME
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Policy
 from flask_idempotency.engine.recovery import SILENT_LEASES
@@ -67,9 +67,9 @@ def test_times_of_the_policy() -> None:
 def test_memory_of_data_keys() -> None:
     text = page("encryption")
 
-    assert f"remembers a data key for {MEMORY_SECONDS:g} seconds" in text
+    assert f"remembers a data key for {CACHE_SECONDS:g} seconds" in text
     assert f"up to {FINISHING_SECONDS:g} seconds" in text
-    assert f"At most {MEMORY_KEYS:,} keys" in text
+    assert f"At most {CACHE_KEYS:,} keys" in text
 
 
 def test_sizes() -> None:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import fakeredis
 import pytest
+from flask import Flask
 
+import flask_idempotency
+from flask_idempotency import Idempotency
+from flask_idempotency.assembly import build, identities
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.policy import POLICY_FIELDS, Policy
-from flask_idempotency.settings import Settings, derived_secret, load_override, load_settings
+from flask_idempotency.engine.quota import NewKeys, Quota
+from flask_idempotency.settings import Settings, derived_secret, load_override, load_settings, summary
 from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
 from flask_idempotency.settings.profiles import PROFILES, policy_of
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
+from flask_idempotency.stores.redis.store import RedisStore
+from tests.settings.test_security import faults as lenient_faults
+from tests.settings.test_security import load as load_lenient
 
 BASE = {"IDEMPOTENCY_STORE": "redis://127.0.0.1", "IDEMPOTENCY_SECRET": "s-9f2c47d1e8b35a60"}
 
@@ -290,3 +304,193 @@ def test_every_setting_says_what_it_is() -> None:
     """The reference is generated from these texts."""
     for name, field in DeploymentSchema().fields.items():
         assert field.metadata.get("doc"), name
+
+
+def loaded(*, lenient: bool = False, **config: Any) -> Settings:
+    named = {f"IDEMPOTENCY_{name.upper()}": value for name, value in config.items()}
+    return load_settings(
+        {"IDEMPOTENCY_SECRET": "s-9f2c47d1e8b35a60", "IDEMPOTENCY_STORE": "redis://localhost"} | named,
+        {},
+        app_name="shop",
+        lenient=lenient,
+    )
+
+
+@pytest.mark.parametrize(("lenient", "after_loss"), ((False, "refuse"), (True, "run")))
+def test_unless_it_is_said_otherwise_only_developers_run_what_may_have_run(lenient: bool, after_loss: str) -> None:
+    assert after_loss == loaded(lenient=lenient).after_loss
+    assert "hold" == loaded(lenient=lenient, after_loss="hold").after_loss
+
+
+@pytest.mark.parametrize("setting", ({"store_id": "a"}, {"data_loss_grace": 9}, {"client_clock_skew": None}))
+@pytest.mark.parametrize("store", ("memory://", "sqlite:///shop.db"))
+def test_what_only_a_redis_may_forget_is_refused_elsewhere(store: str, setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="only Redis stores have this option"):
+        loaded(store=store, **setting)
+
+
+def test_a_store_that_was_made_has_its_rules_already() -> None:
+    store = RedisStore(fakeredis.FakeRedis(), rules=RedisDataLossPolicy(after_loss="run"))
+
+    with pytest.raises(ConfigurationError, match="IDEMPOTENCY_STORE_ID: the store is an object"):
+        build(replace(loaded(store_id="prod"), store=store), observers=Observers())
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    (
+        ({"after_loss": "forget"}, "IDEMPOTENCY_AFTER_LOSS: must be one of: refuse, hold, run"),
+        ({"data_loss_grace": 0}, "IDEMPOTENCY_DATA_LOSS_GRACE: must be more than 0"),
+        ({"client_clock_skew": -1}, "IDEMPOTENCY_CLIENT_CLOCK_SKEW: must not be negative"),
+        ({"store_id": ""}, "IDEMPOTENCY_STORE_ID: must be 1 to 64 visible ASCII characters"),
+        ({"store_id": "prod\n"}, "IDEMPOTENCY_STORE_ID: must be 1 to 64 visible ASCII characters"),
+        ({"store_id": "unnamed"}, "IDEMPOTENCY_STORE_ID: must not be `unnamed`"),
+        ({"store_id": "x" * 65}, "IDEMPOTENCY_STORE_ID: must be 1 to 64 visible ASCII characters"),
+    ),
+)
+def test_what_cannot_hold_is_refused_at_the_start(setting: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        loaded(**setting)
+
+
+@pytest.mark.parametrize(
+    ("settings", "quota"),
+    (
+        ({}, None),
+        ({"quota_records": None}, None),
+        ({"quota_records": 5}, Quota(records=5)),
+        ({"quota_bytes": 0, "quota_in_flight": 2}, Quota(bytes=0, in_flight=2)),
+        ({"quota_new_keys": (10, 60)}, Quota(new_keys=NewKeys(10, 60.0))),
+        ({"quota_new_keys": [10, 0.5]}, Quota(new_keys=NewKeys(10, 0.5))),
+        ({"quota_new_keys": NewKeys(10, 60)}, Quota(new_keys=NewKeys(10, 60.0))),
+    ),
+)
+def test_quotas_are_whole_numbers_and_a_rate(settings: dict[str, Any], quota: Quota | None) -> None:
+    """Nothing set is None, so that nothing is counted."""
+    assert quota == load_lenient(secret="s-9f2c47d1e8b35a60", **settings).quota
+
+
+@pytest.mark.parametrize("name", ("quota_records", "quota_bytes", "quota_in_flight"))
+@pytest.mark.parametrize("value", (-1, 1.5, "5", True))
+def test_what_is_no_whole_number_is_refused(name: str, value: Any) -> None:
+    (told,) = lenient_faults(secret="s-9f2c47d1e8b35a60", **{name: value})
+
+    assert told.startswith(f"IDEMPOTENCY_{name.upper()}: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    (
+        ("quota_records", 10**19),
+        ("quota_bytes", 2**53 + 1),
+        ("quota_in_flight", 2**63),
+        ("quota_new_keys", (10**19, 3600)),
+    ),
+)
+def test_what_no_store_can_count_to_is_refused(name: str, value: Any) -> None:
+    """Else a database says so at the first claim, and all of them are 500. The remedy is no limit at all."""
+    (told,) = lenient_faults(secret="s-9f2c47d1e8b35a60", **{name: value})
+
+    assert told.startswith(f"IDEMPOTENCY_{name.upper()}: ")
+    assert "2**53" in told
+    assert "for no limit, leave it out" in told
+
+
+def test_what_every_store_can_count_to_is_not() -> None:
+    most = 2**53
+
+    quota = load_lenient(
+        secret="s-9f2c47d1e8b35a60",
+        quota_records=most,
+        quota_bytes=most,
+        quota_in_flight=most,
+        quota_new_keys=(most, 1),
+    ).quota
+
+    assert Quota(most, most, most, NewKeys(most, 1.0)) == quota
+
+
+@pytest.mark.parametrize(
+    "value",
+    (5, "10 60", (10,), (10, 0), (10, -1), (10, float("inf")), (1.5, 60), (True, 60), (-1, 60), (1, "60"), (1, 1e9)),
+)
+def test_what_is_no_rate_is_refused(value: Any) -> None:
+    (told,) = lenient_faults(secret="s-9f2c47d1e8b35a60", quota_new_keys=value)
+
+    assert told.startswith("IDEMPOTENCY_QUOTA_NEW_KEYS: ")
+
+
+@pytest.mark.parametrize(("settings", "shards"), (({}, 1), ({"tenant_shards": 1}, 1), ({"tenant_shards": 256}, 256)))
+def test_a_tenant_has_one_part_unless_somebody_says_otherwise(settings: dict[str, Any], shards: int) -> None:
+    loaded = load_lenient(secret="s-9f2c47d1e8b35a60", **settings)
+
+    assert shards == loaded.tenant_shards
+    assert [shards] == [len(identity.tenant_ids("shop", "acme")) for identity in identities(loaded)]
+    assert (shards > 1) == ("with each tenant in 256 parts" in summary(loaded, quota_loader=False))
+
+
+@pytest.mark.parametrize("value", (0, -1, 257, 1.5, "4", True))
+def test_what_is_no_number_of_parts_is_refused(value: Any) -> None:
+    (told,) = lenient_faults(secret="s-9f2c47d1e8b35a60", tenant_shards=value)
+
+    assert told.startswith("IDEMPOTENCY_TENANT_SHARDS: ")
+
+
+@pytest.mark.parametrize(
+    "store", ("memory://", "sqlite:///{}/records.db", MemoryStore()), ids=("memory", "sql", "object")
+)
+def test_a_store_without_partitions_has_none_to_outgrow(store: Any, tmp_path: Path) -> None:
+    """There nothing would notice when the number is changed, and every key would run again."""
+    store = store.format(tmp_path) if isinstance(store, str) else store
+
+    with pytest.raises(ConfigurationError, match=r"IDEMPOTENCY_TENANT_SHARDS: .*has no partitions"):
+        Idempotency(Flask("shop"), store=store, secret="s-9f2c47d1e8b35a60", tenant_shards=2)
+    Idempotency(Flask("shop"), store=store, secret="s-9f2c47d1e8b35a60", tenant_shards=1)
+
+
+def test_a_redis_may_have_several() -> None:
+    """One that was made elsewhere must have been made for as many: it is what refuses another number later."""
+    client = fakeredis.FakeRedis()
+    two = RedisStore(client, rules=RedisDataLossPolicy(shards=2, after_loss="run"))
+
+    Idempotency(Flask("shop"), store=client, secret="s-9f2c47d1e8b35a60", tenant_shards=2, after_loss="run")
+    Idempotency(Flask("shop"), store=two, secret="s-9f2c47d1e8b35a60", tenant_shards=2)
+    for shards in (1, 3):
+        with pytest.raises(ConfigurationError, match=rf"is {shards}, and the store was made for 2"):
+            Idempotency(Flask("shop"), store=two, secret="s-9f2c47d1e8b35a60", tenant_shards=shards)
+
+
+def test_a_quota_that_cannot_be_divided_is_refused_at_start() -> None:
+    """Each by a sentence that begins with its setting, and says what to do."""
+    told = lenient_faults(
+        secret="s-9f2c47d1e8b35a60",
+        tenant_shards=16,
+        quota_records=15,
+        quota_new_keys=(3, 60),
+        quota_in_flight=0,
+    )
+
+    assert ["IDEMPOTENCY_QUOTA_RECORDS: 15", "IDEMPOTENCY_QUOTA_NEW_KEYS: 3"] == [
+        each.split(" cannot")[0] for each in told
+    ]
+    assert all("Raise it to 16 or more" in each for each in told)
+
+
+def test_a_quota_that_can_be_is_not() -> None:
+    """The settings say what a tenant may have, and not what a part of it may."""
+    quota = load_lenient(
+        secret="s-9f2c47d1e8b35a60",
+        tenant_shards=16,
+        quota_records=16,
+        quota_new_keys=(17, 60),
+        quota_in_flight=0,
+    ).quota
+
+    assert Quota(records=16, in_flight=0, new_keys=NewKeys(17, 60.0)) == quota
+
+
+def test_fields_have_no_type_parameter_in_marshmallow_3() -> None:
+    """`fields.Field[...]` fails at the import there; `schema.fields.Field` does not. The CI runs the rest on both."""
+    package = Path(flask_idempotency.__file__).parent
+
+    assert [] == [str(file) for file in package.rglob("*.py") if "(fields.Field[" in file.read_text(encoding="utf-8")]
