@@ -16,7 +16,7 @@ Delivery = Callable[[Environ, bytes], None]
 
 
 class Pipe:
-    """A server's own stream, such as gunicorn's: it can be read once, and cannot tell where it stands."""
+    """A server's own stream, such as gunicorn's: it can be read once and has no position."""
 
     def __init__(self, data: bytes) -> None:
         self._stream = io.BytesIO(data)

@@ -75,7 +75,7 @@ def as_form(client: FlaskClient, fields: Fields) -> TestResponse:
 
 
 def as_upload(client: FlaskClient, fields: Fields) -> TestResponse:
-    """With a file, so as multipart with a boundary that is drawn anew."""
+    """With a file, so as multipart with a new boundary."""
     return client.post("/pay", data={**fields, "receipt": (io.BytesIO(b"scan"), "scan.png")})
 
 
@@ -84,7 +84,7 @@ def as_upload(client: FlaskClient, fields: Fields) -> TestResponse:
 @pytest.mark.parametrize("prefix", ["", "checkout"])
 @pytest.mark.parametrize("submit", [as_form, as_upload])
 @pytest.mark.parametrize("config", [{}, {"WTF_CSRF_FIELD_NAME": "my_csrf"}], ids=["csrf_token", "my_csrf"])
-def test_second_click_on_a_form_that_was_rendered_anew_is_a_replay(
+def test_second_click_on_a_form_that_was_rendered_again_is_a_replay(
     submit: Callable[[FlaskClient, Fields], TestResponse], prefix: str, config: Fields, protect: bool
 ) -> None:
     """The page was loaded twice with the key that the client keeps, so the token differs and nothing else does."""

@@ -45,7 +45,7 @@ def payload(world: World) -> StoredPayload:
 
 
 @pytest.mark.parametrize("mode", ("on", "required"))
-def test_what_is_stored_says_nothing_and_is_replayed(mode: str) -> None:
+def test_stored_bytes_reveal_nothing_and_are_replayed(mode: str) -> None:
     """Status, headers and body are sealed together, under the newest key of the ring."""
     world = shop(mode)
 
@@ -69,7 +69,7 @@ def test_off_is_plain_and_small() -> None:
     assert len(payload(world).data) < len(CARD) * 20
 
 
-def test_what_was_sealed_still_opens_after_it_is_switched_off() -> None:
+def test_a_sealed_response_still_opens_after_encryption_is_switched_off() -> None:
     """As long as the ring is there."""
     before = shop()
     before.post()
@@ -87,8 +87,8 @@ def test_without_its_ring_it_is_corrupt_and_never_run() -> None:
     assert [] == after.runs
 
 
-def test_required_opens_no_answer_that_is_not_sealed() -> None:
-    """Who can write to the store could put one there. `on` does, while those of before are still alive."""
+def test_required_opens_no_response_that_is_not_sealed() -> None:
+    """An attacker who can write to the store could put one there. `on` opens it, while older responses live."""
     before = shop("off")
     before.post()
 
@@ -112,7 +112,7 @@ def test_names_are_in_clear_unless_they_are_hashed(mode: str) -> None:
     assert (hashed if mode == "required" else ("acme", "alice")) == names
 
 
-def test_the_view_is_told_real_names_in_any_case() -> None:
+def test_the_view_always_sees_real_names() -> None:
     """What is hashed is the record."""
     world = shop("required")
     told: list[Any] = []
@@ -127,7 +127,7 @@ def test_the_view_is_told_real_names_in_any_case() -> None:
     assert [("acme", "alice")] == told
 
 
-def test_nobody_is_not_hashed_into_somebody() -> None:
+def test_a_missing_principal_is_not_hashed() -> None:
     world = new_world(init=False, hash_identities=True, principal=lambda: None)
     world.idempotency.init_app(world.app)
     world.view()(lambda: "ok")
@@ -154,7 +154,7 @@ def bare() -> FaultyStore:
 
 
 @pytest.mark.parametrize("how", ("argument", "decorator", "flask-login"))
-def test_required_is_content_with_whoever_names_the_caller(how: str) -> None:
+def test_required_accepts_every_source_of_principals(how: str) -> None:
     """As long as that is known when the application is set up."""
     app, settings = (
         Flask("shop"),
@@ -175,7 +175,7 @@ def test_required_is_content_with_whoever_names_the_caller(how: str) -> None:
     idempotency.init_app(app)
 
 
-def test_required_without_anybody_who_names_the_caller_is_refused() -> None:
+def test_required_without_a_source_of_principals_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="the application cannot name its callers"):
         Idempotency(
             Flask("shop"),
@@ -186,7 +186,7 @@ def test_required_without_anybody_who_names_the_caller_is_refused() -> None:
         )
 
 
-def test_the_start_says_what_is_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_start_logs_the_encryption_mode(caplog: pytest.LogCaptureFixture) -> None:
     """At INFO, once, with no key and no secret."""
     with caplog.at_level(logging.INFO, logger="flask_idempotency"):
         shop("required", secret="canary-9f2c47d1e8b35a60c1d47be2a5583f09", quota_records=5)
@@ -197,7 +197,7 @@ def test_the_start_says_what_is_on(caplog: pytest.LogCaptureFixture) -> None:
     assert not any(secret in caplog.text for secret in ("canary", *RING.values()))
 
 
-def test_erased_answers_are_410_and_new_keys_are_sealed_anew() -> None:
+def test_erased_responses_are_410_and_new_keys_are_sealed_with_new_keys() -> None:
     """Crypto-shredding, as a client sees it."""
     world = shop()
     world.post(key="before")
@@ -214,7 +214,7 @@ ONE_KEY = {"a": b64encode(b"a" * 32).decode()}
 
 
 def paid() -> tuple[World, MemoryStore]:
-    """A payment that was answered, and the store that somebody else can write to."""
+    """A completed payment, and a store that an attacker can write to."""
     clock = FrozenClock()
     memory = MemoryStore(clock=clock)
     world = new_world(
@@ -252,8 +252,8 @@ def changed(memory: MemoryStore, **facts: Any) -> Record:
     ({"status": 200}, {"success": False}, {"byte_size": 5}, {"fence": 99}, {"token": b"x" * 16}),
     ids=lambda facts: next(iter(facts)),
 )
-def test_what_is_bound_cannot_be_changed(facts: dict[str, Any]) -> None:
-    """The answer does not open any more, and nothing runs."""
+def test_bound_facts_cannot_be_changed(facts: dict[str, Any]) -> None:
+    """The response does not open any more, and no view runs."""
     world, memory = paid()
     changed(memory, **facts)
 
@@ -261,7 +261,7 @@ def test_what_is_bound_cannot_be_changed(facts: dict[str, Any]) -> None:
 
 
 def test_names_times_and_attempts_are_not_bound_and_a_guard_sees_them_forged() -> None:
-    """The page warns of it: a guard that decides by them decides by what somebody else has written."""
+    """The page warns of it: a guard that decides by them decides by what an attacker may have written."""
     world, memory = paid()
     seen: list[Record] = []
 
@@ -278,7 +278,7 @@ def test_names_times_and_attempts_are_not_bound_and_a_guard_sees_them_forged() -
 
 
 def test_the_end_of_a_life_is_not_bound_and_a_key_whose_life_is_over_is_new() -> None:
-    """As one whose record was deleted: who can write to the store can have a payment made again."""
+    """As if its record were deleted: an attacker who can write to the store can repeat a payment."""
     world, memory = paid()
     changed(memory, deadline=world.clock.now - 1)
 

@@ -32,7 +32,7 @@ class Account:
 
 
 def loader() -> str | None:
-    """As the new release names whoever has credentials of any kind."""
+    """The new release names every caller with credentials."""
     return None if not {"Cookie", "Authorization", "X-User"} & set(request.headers.keys()) else "u:alice"
 
 
@@ -248,8 +248,8 @@ def test_a_loader_in_the_place_of_another_was_no_extension(wrong: dict[str, Any]
     assert is_replay(right.post(headers=credentials(LOGIN)))
 
 
-def test_a_function_is_believed_and_said_to_be(log: Callable[[], str]) -> None:
-    """What it returns cannot be verified: `doctor` says so, and until when it is needed."""
+def test_doctor_accepts_a_function_and_reports_it(log: Callable[[], str]) -> None:
+    """`doctor` reports that it cannot verify the result, and until when the function is needed."""
     first = release(None, LOGIN)
     headers = credentials(LOGIN)
     first.post(headers=headers)
@@ -286,7 +286,7 @@ def test_a_loader_that_was_removed_is_to_be_given_itself(
     assert is_replay(third.post(headers=headers))
 
 
-def test_an_extension_that_is_gone_names_nobody() -> None:
+def test_an_extension_that_is_gone_names_no_caller() -> None:
     """It has to stay set up, or a function has to do what it did."""
     first = release(None, LOGIN)
     first.post(headers=credentials(LOGIN))

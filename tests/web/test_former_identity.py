@@ -181,7 +181,7 @@ def test_the_former_name_dropped_too_early_is_an_error(told: Callable[[], list[s
 
 
 def test_a_rolling_deployment_does_not_forget_either_shape(told: Callable[[], list[str]]) -> None:
-    """Old and new processes alternate. Each says what it has to say once, and the time of the change stays."""
+    """Old and new processes alternate. Each logs the change once, and the time of the change stays."""
     old = shop()
     old.post()
     new = shop(old, tenants=True)
@@ -247,7 +247,7 @@ def test_an_application_whose_name_has_changed_is_warned(told: Callable[[], list
     assert "advice" == doctor(moved)[0][0]
 
 
-def test_nothing_is_asked_of_the_store_after_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_history_is_read_at_the_first_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once in an hour, and not by requests without a key."""
     world = shop()
     asked: list[str] = []
@@ -284,7 +284,7 @@ def test_a_store_that_does_not_answer_spoils_nothing(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("report", ("", "{", "[]", '{"at":NaN,"seen":[]}', '{"at":1e400,"seen":[{}]}', "[" * 3999))
 def test_a_history_that_cannot_be_read_is_none(report: str) -> None:
-    """It comes from a store: it is replaced, and stops nobody."""
+    """It comes from a store: it is replaced, and stops no request."""
     world = shop()
     world.post()
     (name,) = [name for name in world.store.task_log.reports() if name.startswith("identity:")]
@@ -296,7 +296,7 @@ def test_a_history_that_cannot_be_read_is_none(report: str) -> None:
     assert world.store.task_log.reports()[name].report != report
 
 
-def test_nothing_that_is_noted_names_anybody_or_anything() -> None:
+def test_the_stored_history_reveals_no_names() -> None:
     world = shop(tenants=True, users=True, namespace="canary", name="canary", secret=["canary"])
     world.post(headers={"X-User": "canary", "X-Tenant": "canary"})
 
@@ -306,7 +306,7 @@ def test_nothing_that_is_noted_names_anybody_or_anything() -> None:
     assert all(len(name) <= 40 and len(report) <= 4000 for name, report in noted.items())
 
 
-def test_many_processes_that_start_at_once_note_all_shapes() -> None:
+def test_many_processes_that_start_together_store_all_shapes() -> None:
     """None overwrites what another has noted."""
     first = shop()
     worlds = [shop(first, tenants=number % 2 == 0, users=number % 3 == 0) for number in range(6)]
@@ -331,8 +331,8 @@ def test_many_processes_that_start_at_once_note_all_shapes() -> None:
 # What a former name must not do
 
 
-def test_a_former_name_without_a_principal_shows_nobody_the_response_of_another() -> None:
-    """The former name of all callers is one. Each has its own record besides, and the same key again is another use."""
+def test_a_former_name_without_a_principal_never_shows_another_callers_response() -> None:
+    """All callers shared one former name. Each also has its own record, and the same key again is another use."""
     first = shop()
     second = shop(first, users=True, former_identity={"principal": False})
 
@@ -345,7 +345,7 @@ def test_a_former_name_without_a_principal_shows_nobody_the_response_of_another(
         assert (True, answer.json) == (is_replay(again), again.json)
 
 
-def test_a_former_name_without_a_tenant_shows_no_tenant_the_response_of_another() -> None:
+def test_a_former_name_without_a_tenant_never_shows_another_tenants_response() -> None:
     first = shop(users=True)
     second = shop(first, tenants=True, users=True, former_identity={"tenant": False})
 
@@ -357,7 +357,7 @@ def test_a_former_name_without_a_tenant_shows_no_tenant_the_response_of_another(
     assert 201 == other.status_code
 
 
-def test_hashed_names_are_told_apart_too() -> None:
+def test_hashed_names_differ_too() -> None:
     first = shop(hash_identities=True)
     second = shop(first, users=True, hash_identities=True, former_identity={"principal": False})
 
@@ -386,7 +386,7 @@ def test_a_request_without_a_name_does_not_get_what_a_caller_has_under_the_forme
     assert [1] == second.runs
 
 
-def test_a_former_name_without_a_tenant_counts_against_nobody() -> None:
+def test_a_former_name_without_a_tenant_counts_against_no_tenant() -> None:
     """All tenants share it, and one of them would use up what each may have."""
     first = shop()
     second = shop(first, tenants=True, former_identity={"tenant": False}, quota_records=2)
@@ -452,7 +452,7 @@ def test_a_downstream_key_stays_the_same_over_the_change() -> None:
 
 @pytest.mark.parametrize("by_handle", (False, True))
 @pytest.mark.parametrize(("old", "new", "former"), [each[:3] for each in CHANGES.values()][::2], ids=list(CHANGES)[::2])
-def test_a_person_settles_a_key_under_both_names(
+def test_an_operator_resolves_a_key_under_both_names(
     old: dict[str, Any], new: dict[str, Any], former: dict[str, Any], by_handle: bool
 ) -> None:
     """A key that is freed under one name only would stay refused."""
@@ -491,8 +491,8 @@ def test_a_person_settles_a_key_under_both_names(
     assert 200 == second.post("/charge", headers=USER).status_code
 
 
-def test_the_record_of_another_tenant_is_not_settled_by_its_former_name() -> None:
-    """Before, all tenants had one. The record says whose it is today."""
+def test_the_record_of_another_tenant_is_not_resolved_by_its_former_name() -> None:
+    """Before, all tenants shared one. The record names its present tenant."""
     second = shop(shop(), tenants=True, former_identity={"tenant": False}, on_error="quarantine")
     second.view("/charge", endpoint="charge")(lambda: ("no", 500))
     second.post("/charge", headers={"X-Tenant": "globex"})

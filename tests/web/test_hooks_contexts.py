@@ -88,7 +88,7 @@ def test_p65_a_nested_call_with_another_key_is_independent() -> None:
 
 
 def test_p65_a_nested_request_that_finishes_does_not_settle_the_outer_one() -> None:
-    """A hook that makes one with its own environ, and fails afterwards: the outer answer never became final."""
+    """A hook dispatches with its own environ, and fails afterwards: the outer response never became final."""
     world = new_world()
     world.view("/inner", endpoint="inner")(lambda: "inner")
     world.view("/outer", endpoint="outer")(lambda: "outer")
@@ -145,7 +145,7 @@ def test_p67_a_thread_that_was_left_with_a_foreign_context_does_not_matter() -> 
 
 
 def test_p68_a_preserved_context_does_not_delay_completion() -> None:
-    """`with client:` keeps the context; the answer is stored before it is returned, and replayed within."""
+    """`with client:` keeps the context; the response is stored before it is returned, and replayed within."""
     world = new_world()
     world.view()(lambda: "paid")
     with world.client() as client:
@@ -195,7 +195,7 @@ def test_p70_setting_up_one_application_twice_is_refused() -> None:
 
 
 def test_p71_a_blueprint_registered_twice_has_two_scopes() -> None:
-    """Each registration keeps hooks of its own."""
+    """Each registration keeps its own hooks."""
     world = new_world()
     blueprint = Blueprint("shop", __name__)
     ran: list[str] = []
@@ -214,7 +214,7 @@ def test_p71_a_blueprint_registered_twice_has_two_scopes() -> None:
 
 
 def test_p72_async_views_and_hooks() -> None:
-    """Flask runs them on a loop of their own; the replay is identical."""
+    """Flask runs them on their own event loop; the replay is identical."""
     world = new_world(keep_headers=["X-This"])
 
     @world.app.before_request
@@ -243,7 +243,7 @@ def test_p72_async_views_and_hooks() -> None:
 
 
 def test_p73_a_dropped_application_is_collected() -> None:
-    """Signals hold us weakly, and the lease thread holds nobody."""
+    """Signals hold weak references, and the lease thread holds no application."""
     app = Flask("dropped")
     app.config.update(SECRET_KEY="s", TESTING=True)
     Idempotency(app, principal=lambda: "alice")
@@ -276,8 +276,8 @@ def test_p73_no_cycle_keeps_a_request_alive() -> None:
         gc.enable()
 
 
-def test_p77_a_worker_that_lost_its_claim_delivers_the_stored_answer() -> None:
-    """A is slow beyond its lease, B takes over and completes. A's client gets B's answer, never A's own."""
+def test_p77_a_worker_that_lost_its_claim_delivers_the_stored_response() -> None:
+    """A outlives its lease, B takes over and completes. A's client gets B's response, never A's own."""
     world = new_world(effects="deduplicated")
     answers = ["from B", "from A"]
 
@@ -301,8 +301,8 @@ def test_p77_a_worker_that_lost_its_claim_delivers_the_stored_answer() -> None:
     assert "from B" == world.post().text
 
 
-def test_p77_a_worker_whose_successor_is_still_running_says_so() -> None:
-    """409 over its own answer: what it would say may contradict what the successor will."""
+def test_p77_a_worker_whose_successor_still_runs_responds_409() -> None:
+    """409 replaces its own response, which may contradict the successor's."""
     world = new_world(effects="deduplicated")
     entered, go_on = threading.Event(), threading.Event()
     successors: list[threading.Thread] = []
@@ -426,7 +426,7 @@ def test_request_finished_comes_after_the_session_is_saved(app: Flask) -> None:
 
 
 def test_request_finished_is_not_sent_when_an_after_request_hook_keeps_failing(app: Flask) -> None:
-    """The functions run twice, the exception is signalled in between, and teardown is told of it."""
+    """The functions run twice, the exception is signalled in between, and teardown receives it."""
     ran: list[str] = []
 
     @app.after_request
@@ -448,7 +448,7 @@ def test_request_finished_is_not_sent_when_an_after_request_hook_keeps_failing(a
 
 
 def test_an_http_exception_without_a_code_passes_all_error_handlers(app: Flask) -> None:
-    """How an answer gets past the decorators above @claim_here."""
+    """A response gets past the decorators above @claim_here as an exception."""
     app.register_error_handler(Exception, lambda error: "handled")
     app.register_error_handler(HTTPException, lambda error: "handled")
 

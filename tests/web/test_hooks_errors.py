@@ -36,8 +36,8 @@ def post_through(world: World, **options: Any) -> int | None:
 
 
 @pytest.mark.parametrize("handled", (True, False))
-def test_p35_an_abort_is_stored_even_if_nobody_reads_its_body(handled: bool) -> None:
-    """abort(422) is a final answer, with an error handler or without; replayed byte for byte."""
+def test_p35_an_abort_is_stored_even_if_its_body_is_not_read(handled: bool) -> None:
+    """abort(422) is a final response, with an error handler or without; replayed byte for byte."""
     world = new_world()
     if handled:
         world.app.register_error_handler(422, lambda error: ({"problem": error.code}, 422))
@@ -58,8 +58,8 @@ def test_p35_an_abort_is_stored_even_if_nobody_reads_its_body(handled: bool) -> 
 
 
 @pytest.mark.parametrize("config", PROPAGATION)
-def test_p36_an_unhandled_exception_of_a_plain_view_quarantines_whoever_it_propagates_to(config: str) -> None:
-    """In production, under TESTING, DEBUG and PROPAGATE_EXCEPTIONS alike: nothing says how far the view came."""
+def test_p36_an_unhandled_exception_of_a_plain_view_quarantines_in_every_mode(config: str) -> None:
+    """In production, under TESTING, DEBUG and PROPAGATE_EXCEPTIONS alike: how far the view came is unknown."""
     world = new_world(config=PROPAGATION[config])
 
     @world.view()
@@ -75,9 +75,7 @@ def test_p36_an_unhandled_exception_of_a_plain_view_quarantines_whoever_it_propa
 
 @pytest.mark.parametrize("effects", ("marked", "deduplicated"))
 @pytest.mark.parametrize("config", PROPAGATION)
-def test_p36_where_effects_allow_it_an_unhandled_exception_releases_whoever_it_propagates_to(
-    config: str, effects: str
-) -> None:
+def test_p36_if_effects_allow_it_an_unhandled_exception_releases_in_every_mode(config: str, effects: str) -> None:
     """The next attempt runs the view."""
     world = new_world(config=PROPAGATION[config], effects=effects)
 
@@ -95,8 +93,8 @@ def test_p36_where_effects_allow_it_an_unhandled_exception_releases_whoever_it_p
 
 
 @pytest.mark.parametrize("config", PROPAGATION)
-def test_p36_under_keep_a_tombstone_of_a_500_remains_whoever_it_propagates_to(config: str) -> None:
-    """Stripe's rule: once the view began, even a crash is the answer."""
+def test_p36_under_keep_a_tombstone_of_a_500_remains_in_every_mode(config: str) -> None:
+    """Stripe's rule: once the view began, even a crash is the response."""
     world = new_world(config=PROPAGATION[config], profile="stripe")
 
     @world.view()
@@ -143,7 +141,7 @@ GOING: tuple[type[BaseException], ...] = (SystemExit, KeyboardInterrupt, Generat
         ({"effects": "deduplicated", "on_abandoned": "quarantine"}, "quarantine"),
     ),
 )
-def test_p37_an_interrupted_worker_leaves_what_a_vanished_one_would(
+def test_p37_an_interrupted_worker_counts_as_vanished(
     interrupt: type[BaseException], policy: dict[str, Any], settled: str
 ) -> None:
     """
@@ -179,7 +177,7 @@ def test_p37_an_interrupted_worker_past_the_point_of_no_return_quarantines() -> 
 
 @pytest.mark.parametrize("returned", (None, object(), 5))
 def test_p38_a_view_that_returns_nonsense_has_run(returned: Any) -> None:
-    """Raised in make_response, where no error handler is asked."""
+    """Raised in make_response, where Flask calls no error handler."""
     world = new_world()
     world.view()(lambda: returned)
 
@@ -187,7 +185,7 @@ def test_p38_a_view_that_returns_nonsense_has_run(returned: Any) -> None:
     assert ["quarantine"] == world.settled()
 
 
-def test_p38_an_error_handler_that_raises_leaves_no_answer() -> None:
+def test_p38_an_error_handler_that_raises_leaves_no_response() -> None:
     """The 422 never became one."""
     world = new_world()
 
@@ -206,7 +204,7 @@ def test_p38_an_error_handler_that_raises_leaves_no_answer() -> None:
     ((200, "complete"), (422, "complete"), (500, "quarantine"), (502, "quarantine"), (503, "release")),
 )
 def test_p39_what_an_error_handler_makes_of_an_exception_is_judged_by_its_status(status: int, settled: str) -> None:
-    """A handler that turns an exception into an answer has chosen that answer."""
+    """A handler that turns an exception into a response has chosen that response."""
     world = new_world()
     world.app.register_error_handler(Exception, lambda error: ("sorry", status))
 
@@ -246,7 +244,7 @@ def test_p40_flask_restx_abort_is_stored_although_it_signals_an_exception() -> N
 def test_p39_an_unhandled_error_is_one_whatever_page_is_shown_for_it(
     status: int, past_point: bool, settled: str
 ) -> None:
-    """Some applications apologise with a 200; nobody knows more about the effect for that."""
+    """Some applications apologise with a 200; the effect stays unknown."""
     world = new_world(effects="marked")
     world.app.register_error_handler(500, lambda error: ("sorry", status))
 
@@ -276,7 +274,7 @@ def test_an_error_hidden_from_teardown_functions_is_judged_as_an_error() -> None
 
 
 def test_p40_an_exception_that_flask_restx_has_a_handler_for_is_judged_by_its_status() -> None:
-    """The answer that the handler chose is stored."""
+    """The response that the handler chose is stored."""
     world = new_world()
     api = Api(world.app)
 
@@ -299,7 +297,7 @@ def test_p40_an_exception_that_flask_restx_has_a_handler_for_is_judged_by_its_st
 @pytest.mark.parametrize("deferred", (True, False))
 @pytest.mark.parametrize("propagate", (True, False))
 def test_p41_trapped_http_exceptions_do_not_break_replays(deferred: bool, propagate: bool) -> None:
-    """Under TRAP_HTTP_EXCEPTIONS an answer that is raised would become a 500."""
+    """Under TRAP_HTTP_EXCEPTIONS a response that is raised would become a 500."""
     world = new_world(config={"TRAP_HTTP_EXCEPTIONS": True, "PROPAGATE_EXCEPTIONS": propagate})
 
     def pay() -> str:
@@ -313,7 +311,7 @@ def test_p41_trapped_http_exceptions_do_not_break_replays(deferred: bool, propag
 
 
 def test_p42_a_redirect_is_stored_and_its_target_is_not_claimed() -> None:
-    """303 is a final answer; the GET that follows carries the key and has nothing to do with it."""
+    """303 is a final response; the GET that follows carries the key, and the key does not apply to it."""
     world = new_world()
     world.app.get("/done", endpoint="done")(lambda: "done")
     world.view()(lambda: redirect(url_for("done"), 303))
@@ -384,7 +382,7 @@ def test_the_outcome_policy_decides_by_status_or_by_function(policy: dict[str, A
 
 
 def test_a_5xx_past_the_point_of_no_return_quarantines_by_its_status() -> None:
-    """The view said that what follows must not be repeated, then answered 503."""
+    """The view marked its point of no return, then responded 503."""
     world = new_world()
 
     @world.view()
@@ -402,7 +400,7 @@ POLICIES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"effects": "deduplicated"}, "release"),
     ({"on_abandoned": "takeover"}, "release"),
 )
-"""What a vanished worker leaves."""
+"""The same as a vanished worker leaves."""
 
 
 class Silent(Flask):
@@ -413,7 +411,7 @@ class Silent(Flask):
 
 
 class Forgiving(Flask):
-    """Tells teardown functions of no error at all."""
+    """Passes no error to teardown functions."""
 
     def should_ignore_error(self, error: BaseException | None) -> bool:
         return True
@@ -436,8 +434,8 @@ def paying(world: World, error: BaseException | None = None) -> World:
 
 
 @pytest.mark.parametrize(("policy", "settled"), POLICIES)
-def test_an_application_that_runs_no_hooks_of_its_own_may_have_paid(policy: dict[str, Any], settled: str) -> None:
-    """process_response was replaced: no answer was seen, and the view has run all the same."""
+def test_an_application_that_skips_after_request_hooks_may_have_paid(policy: dict[str, Any], settled: str) -> None:
+    """process_response was replaced: the hook saw no response, although the view has run."""
     world = paying(new_world(Silent("tests.web.app"), **policy))
 
     assert 200 == world.post().status_code
@@ -446,7 +444,7 @@ def test_an_application_that_runs_no_hooks_of_its_own_may_have_paid(policy: dict
 
 @pytest.mark.parametrize(("policy", "settled"), POLICIES)
 def test_a_view_that_was_dispatched_by_hand_may_have_paid(policy: dict[str, Any], settled: str) -> None:
-    """A context pushed by hand, whose view has run and whose answer nobody made a response of."""
+    """A context pushed by hand: the view has run, and Flask made no response."""
     world = paying(new_world(**policy))
     with world.app.test_request_context("/", method="POST", headers={KEY: "k"}):
         assert world.app.preprocess_request() is None
@@ -460,7 +458,7 @@ def test_a_view_that_was_dispatched_by_hand_may_have_paid(policy: dict[str, Any]
 @pytest.mark.parametrize("app", (Forgiving, Flask))
 @pytest.mark.parametrize("error", (SystemExit(), Falsy()))
 @pytest.mark.parametrize(("policy", "settled"), POLICIES)
-def test_an_interrupt_counts_although_nobody_hears_of_it_or_it_is_falsy(
+def test_an_interrupt_counts_even_if_it_is_hidden_or_falsy(
     app: type[Flask], error: BaseException, policy: dict[str, Any], settled: str
 ) -> None:
     """should_ignore_error hides it from teardown functions; presence is not truthiness."""
@@ -472,8 +470,8 @@ def test_an_interrupt_counts_although_nobody_hears_of_it_or_it_is_falsy(
 
 
 @pytest.mark.parametrize(("status", "settled"), ((201, "complete"), (402, "complete"), (503, "release")))
-def test_an_error_that_the_view_reported_and_dealt_with_is_none(status: int, settled: str) -> None:
-    """It sent got_request_exception by hand, for a tracker to hear: its answer is the answer."""
+def test_an_error_that_the_view_reported_and_handled_does_not_count(status: int, settled: str) -> None:
+    """It sent got_request_exception by hand, to an error tracker: its response is final."""
     world = new_world()
 
     @world.view()
@@ -488,8 +486,8 @@ def test_an_error_that_the_view_reported_and_dealt_with_is_none(status: int, set
     assert [settled] == world.settled()
 
 
-def test_an_error_that_was_reported_is_no_excuse_to_release_when_no_answer_was_seen() -> None:
-    """Nothing says that the request ended by it."""
+def test_an_error_that_was_reported_releases_no_key_without_a_response() -> None:
+    """The error may not be what ended the request."""
     world = new_world(Silent("tests.web.app"))
 
     @world.view()

@@ -47,7 +47,7 @@ def with_view(world: World) -> World:
 
 
 @pytest.mark.parametrize("init_first", (True, False))
-def test_p01_a_late_app_hook_authenticates_before_the_store_is_asked(init_first: bool) -> None:
+def test_p01_a_late_app_hook_authenticates_before_the_store_is_called(init_first: bool) -> None:
     """
     Given auth in app.before_request registered after init_app (or before), a retry without credentials is refused.
     """
@@ -89,7 +89,7 @@ def test_p02_p03_app_parent_and_child_hooks_run_before_a_replay_in_that_order(in
 
 @pytest.mark.parametrize("where", ("app", "parent", "child"))
 def test_p02_a_hook_of_any_scope_refuses_a_replay(where: str) -> None:
-    """A 401 from the app's, the parent's or the child's hook comes instead of the stored answer."""
+    """A 401 from the app's, the parent's or the child's hook replaces the stored response."""
     world = new_world()
     parent, child = Blueprint("parent", __name__), Blueprint("child", __name__)
 
@@ -120,7 +120,7 @@ def test_p04_a_hook_added_after_the_first_keyed_request_runs_before_the_replay()
     assert is_replay(world.post(headers=CREDENTIALS))
 
 
-def test_p05_a_hook_that_answers_leaves_no_claim() -> None:
+def test_p05_a_hook_that_responds_leaves_no_claim() -> None:
     """Maintenance mode: nothing is claimed."""
     world = with_view(new_world())
     world.app.before_request(lambda: ("back soon", 503))
@@ -149,9 +149,7 @@ def test_p06_a_url_value_preprocessor_that_aborts_leaves_no_claim() -> None:
         ("HEAD", "/read", 200),
     ),
 )
-def test_p07_p08_what_the_router_answers_and_safe_methods_never_touch_the_store(
-    method: str, path: str, status: int
-) -> None:
+def test_p07_p08_router_errors_and_safe_methods_never_touch_the_store(method: str, path: str, status: int) -> None:
     """404, 405, automatic OPTIONS, slash redirects, GET and HEAD: no claim, key or not."""
     world = with_view(new_world(required=True))
     world.app.get("/read", endpoint="read")(lambda: "read")
@@ -162,7 +160,7 @@ def test_p07_p08_what_the_router_answers_and_safe_methods_never_touch_the_store(
 
 
 @pytest.mark.parametrize("method", ("GET", "HEAD", "POST"))
-def test_p08_without_a_key_the_answer_is_what_it_would_be_without_us(method: str) -> None:
+def test_p08_without_a_key_the_response_is_the_same_as_without_the_extension(method: str) -> None:
     """Status line, header list and body are equal to those of an application without the extension."""
 
     def answer(init: bool) -> tuple[str, list[tuple[str, str]], bytes]:
@@ -175,7 +173,7 @@ def test_p08_without_a_key_the_answer_is_what_it_would_be_without_us(method: str
     assert answer(init=False) == answer(init=True)
 
 
-def test_p08_without_a_key_the_store_is_not_asked() -> None:
+def test_p08_without_a_key_the_store_is_not_called() -> None:
     """An optional key that is absent costs no store call."""
     world = with_view(new_world())
     world.post(key=None)
@@ -184,7 +182,7 @@ def test_p08_without_a_key_the_store_is_not_asked() -> None:
 
 
 def test_p09_a_malformed_key_without_credentials_is_401() -> None:
-    """Nobody learns anything about keys before signing in."""
+    """A caller learns nothing about keys before signing in."""
     world = with_view(new_world())
     world.app.before_request(require_credentials)
 
@@ -211,7 +209,7 @@ def test_p10_a_body_is_not_read_before_authentication() -> None:
 
 
 def test_p11_threads_that_race_the_very_first_request_do_not_slip_past_a_late_hook() -> None:
-    """30 threads start at once on an application that has handled nothing yet; the hook rejects all of them."""
+    """30 threads start together on an application that has handled no request yet; the hook rejects all of them."""
     world = with_view(new_world())
     world.app.before_request(require_credentials)
     barrier = threading.Barrier(30)
@@ -330,7 +328,7 @@ def test_p13_claim_here_on_an_async_view() -> None:
 
 
 def test_p14_a_decorator_without_wraps_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The mark is hidden, so the hook claims; the first entry of @claim_here says so, once per endpoint."""
+    """The mark is hidden, so the hook claims; the first entry of @claim_here logs it, once per endpoint."""
     world = new_world()
 
     def unwrapped(view: Callable[..., Any]) -> Callable[..., Any]:
@@ -389,7 +387,7 @@ def test_p15_a_marshalling_decorator_above_claim_here_does_not_marshal_a_replay_
 
 
 def test_p15_a_decorator_that_builds_on_what_the_view_returns_is_not_given_a_response() -> None:
-    """The answer is raised past it, not returned through it."""
+    """The response is raised past it, not returned through it."""
     world = new_world()
 
     def with_links(view: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -408,7 +406,7 @@ def test_p15_a_decorator_that_builds_on_what_the_view_returns_is_not_given_a_res
 
 
 def test_p16_a_decorator_that_turns_exceptions_into_500_does_not_spoil_a_replay() -> None:
-    """The stored answer is put back at the capture point."""
+    """The stored response is put back at the capture point."""
     world = new_world()
 
     def never_raises(view: Callable[..., Any]) -> Callable[..., Any]:
@@ -433,8 +431,8 @@ def test_p16_a_decorator_that_turns_exceptions_into_500_does_not_spoil_a_replay(
     assert (first.status, first.data) == (again.status, again.data)
 
 
-def test_p17_two_users_with_one_key_and_body_get_their_own_answers() -> None:
-    """The principal is part of the key; nobody without one gets an answer at all."""
+def test_p17_two_users_with_one_key_and_body_get_their_own_responses() -> None:
+    """The principal is part of the key; a caller without one gets no stored response."""
     world = with_login(new_world(principal=None))
     answers = {}
     for name in ("alice", "bob"):
@@ -446,7 +444,7 @@ def test_p17_two_users_with_one_key_and_body_get_their_own_answers() -> None:
     assert 401 == world.post().status_code
 
 
-def test_p18_a_session_cookie_that_was_signed_anew_is_the_same_user() -> None:
+def test_p18_a_session_cookie_with_a_new_signature_is_the_same_user() -> None:
     """The principal is the subject, not the cookie."""
     world = with_login(new_world(principal=None))
     world.app.get("/refresh", endpoint="refresh")(lambda: str(session.setdefault("seen", 1)))
@@ -497,7 +495,7 @@ def test_p20_a_refusal_by_a_view_decorator_is_not_stored(status: int) -> None:
 
 
 def test_a_form_field_may_carry_the_key_and_is_judged_after_authentication() -> None:
-    """A form is parsed for its key at the claim point, and only where the policy says so."""
+    """A form is parsed for its key at the claim point, and only if the policy allows it."""
     world = with_view(new_world(form_field="idempotency_key"))
     world.app.before_request(require_credentials)
     form = {"idempotency_key": "from-a-form", "amount": "5"}

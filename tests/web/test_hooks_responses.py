@@ -38,7 +38,7 @@ from tests.web.apps import KEY, is_replay, new_world, pairs
 
 
 def test_p21_a_request_id_and_timing_occur_once_and_fresh_on_a_replay() -> None:
-    """Headers of after_request hooks belong to the exchange, not to the stored answer."""
+    """Headers of after_request hooks belong to the exchange, not to the stored response."""
     world = new_world()
     ids = itertools.count(1)
     world.view()(lambda: "paid")
@@ -135,7 +135,7 @@ def neighbours(app: Flask, tmp_path: Any) -> None:
     Session(app)
 
 
-def test_p22_a_hook_added_at_run_time_runs_once_and_afresh_as_well() -> None:
+def test_p22_a_hook_added_at_run_time_also_runs_once_on_each_replay() -> None:
     """The capture moved behind it, and the one that stood before it does not capture again."""
     world = new_world()
     world.view()(lambda: "paid")
@@ -153,7 +153,7 @@ def test_p22_a_hook_added_at_run_time_runs_once_and_afresh_as_well() -> None:
 
 @pytest.mark.parametrize("init_first", (True, False))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:flask_session", "ignore:.*flask_limiter.*")
-def test_p24_neighbouring_extensions_see_a_replay_as_they_saw_the_answer(init_first: bool, tmp_path: Any) -> None:
+def test_p24_neighbouring_extensions_see_a_replay_as_they_saw_the_response(init_first: bool, tmp_path: Any) -> None:
     """No header twice and an equal decoded body, set up in either order."""
     world = new_world(init=init_first)
     neighbours(world.app, tmp_path)
@@ -178,7 +178,7 @@ def test_p24_neighbouring_extensions_see_a_replay_as_they_saw_the_answer(init_fi
 
 
 def test_p25_a_retry_that_accepts_another_coding_gets_its_own() -> None:
-    """What is stored is the answer before Flask-Compress."""
+    """The stored response is the one before Flask-Compress."""
     world = new_world()
     Compress(world.app)
     text = "paid " * 400
@@ -193,7 +193,7 @@ def test_p25_a_retry_that_accepts_another_coding_gets_its_own() -> None:
 
 
 def test_p26_a_hook_that_rewrites_the_body_rewrites_a_replay_once() -> None:
-    """It gets the same input on the replay as it got on the first answer."""
+    """It gets the same input on the replay as on the first response."""
     world = new_world()
     world.view()(lambda: "paid")
 
@@ -223,7 +223,7 @@ def test_p27_a_new_response_of_after_this_request_is_the_one_that_is_stored() ->
 
 @pytest.mark.parametrize("effects", ("plain", "deduplicated"))
 @pytest.mark.parametrize("scope", ("app", "blueprint"))
-def test_p28_a_failing_after_request_hook_leaves_nothing_completed(scope: str, effects: str) -> None:
+def test_p28_a_failing_after_request_hook_completes_no_key(scope: str, effects: str) -> None:
     """
     A commit that fails in a hook: the client gets 500. What the view did is not known; where effects allow it, the next
     attempt runs the view.
@@ -253,7 +253,7 @@ def test_p28_a_failing_after_request_hook_leaves_nothing_completed(scope: str, e
         assert (200, [1, 1]) == (world.post("/pay").status_code, world.runs)
 
 
-def test_p28_a_hook_that_turns_an_answer_into_a_500_leaves_nothing_completed() -> None:
+def test_p28_a_hook_that_turns_a_response_into_a_500_completes_no_key() -> None:
     """The same, by a hook that catches its own failure."""
     world = new_world(effects="deduplicated")
 
@@ -273,9 +273,7 @@ def test_p28_a_hook_that_turns_an_answer_into_a_500_leaves_nothing_completed() -
 
 @pytest.mark.parametrize("status", (409, 429, 500, 503, 307))
 @pytest.mark.parametrize(("effects", "settled"), (("plain", "quarantine"), ("deduplicated", "release")))
-def test_p28_what_a_hook_says_over_a_success_does_not_mean_that_nothing_happened(
-    status: int, effects: str, settled: str
-) -> None:
+def test_p28_a_hook_that_replaces_a_success_does_not_undo_it(status: int, effects: str, settled: str) -> None:
     """A view's own 503 releases its key. A hook's 503 comes after the view has done its work."""
     world = new_world(effects=effects)
     world.view()(lambda: ("paid", 201))
@@ -286,7 +284,7 @@ def test_p28_what_a_hook_says_over_a_success_does_not_mean_that_nothing_happened
 
 
 @pytest.mark.parametrize("answered", (401, 503))
-def test_p28_a_hook_that_words_a_refusal_of_the_view_otherwise_leaves_it_a_refusal(answered: int) -> None:
+def test_p28_a_hook_that_rewords_a_refusal_of_the_view_leaves_it_a_refusal(answered: int) -> None:
     world = new_world()
     world.view()(lambda: ("no", answered))
     world.app.after_request(lambda response: make_response("no", 503))
@@ -350,7 +348,7 @@ def test_p29_a_session_that_cannot_be_saved_leaves_nothing_completed() -> None:
 
 
 def test_p30_another_extensions_failing_teardown_does_not_undo_a_success() -> None:
-    """The answer was stored before; the retry replays it."""
+    """The response was stored before; the retry replays it."""
     world = new_world(config={"PROPAGATE_EXCEPTIONS": True})
     world.view()(lambda: "paid")
     failing = [True]
@@ -385,7 +383,7 @@ def test_p30_another_extensions_failing_teardown_does_not_keep_a_crash_from_bein
 
 
 @pytest.mark.parametrize("verb", ("complete", "release"))
-def test_p31_a_store_that_fails_at_the_end_does_not_cost_the_client_its_answer(verb: Any) -> None:
+def test_p31_a_store_that_fails_at_the_end_does_not_cost_the_client_its_response(verb: Any) -> None:
     """The work is done; the record stays claimed and the write is repeated."""
     world = new_world()
     world.view()(lambda: ("paid", 201 if verb == "complete" else 503))
@@ -395,7 +393,7 @@ def test_p31_a_store_that_fails_at_the_end_does_not_cost_the_client_its_answer(v
     assert State.PROCESSING is world.state()
 
 
-def test_p31_a_store_with_a_bug_does_not_cost_the_client_its_answer(caplog: pytest.LogCaptureFixture) -> None:
+def test_p31_a_store_with_a_bug_does_not_cost_the_client_its_response(caplog: pytest.LogCaptureFixture) -> None:
     """Nor does an error that no store should raise; the log has it."""
     world = new_world()
     world.view()(lambda: "paid")
@@ -409,8 +407,8 @@ def test_p31_a_store_with_a_bug_does_not_cost_the_client_its_answer(caplog: pyte
     assert "could not be settled" in caplog.text
 
 
-def test_p32_a_replay_carries_no_session_cookie_of_the_first_answer() -> None:
-    """A session change is not part of the stored answer."""
+def test_p32_a_replay_carries_no_session_cookie_of_the_first_response() -> None:
+    """A session change is not part of the stored response."""
     world = new_world()
 
     @world.view()
@@ -516,8 +514,8 @@ ANSWERS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", ANSWERS)
 @pytest.mark.parametrize("response_class", (Response, Branded, NoConversion))
-def test_p43_to_p47_every_kind_of_answer_is_replayed_as_it_was(name: str, response_class: type[Response]) -> None:
-    """Status line, header list and body of the replay equal the first answer's, for every response class."""
+def test_p43_to_p47_every_kind_of_response_is_replayed_as_it_was(name: str, response_class: type[Response]) -> None:
+    """Status line, header list and body of the replay equal the first response's, for every response class."""
     app = Flask(__name__)
     app.response_class = response_class
     world = new_world(app)
@@ -553,7 +551,7 @@ def test_p44_204_is_stored_with_an_empty_body(body: Any) -> None:
 def test_p55_a_stored_header_that_would_split_the_response_is_never_sent(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that somebody else wrote to: 500, told as corrupt, and never the header nor a second run."""
+    """Another program wrote to the store: 500, reported as corrupt; neither the header nor a second run."""
     world = new_world()
 
     @world.view()
@@ -573,7 +571,7 @@ def test_p55_a_stored_header_that_would_split_the_response_is_never_sent(
 
 
 def test_hooks_see_g_of_their_own_request_on_a_replay() -> None:
-    """Nothing of ours lives in g."""
+    """The extension stores nothing in `g`."""
     world = new_world()
     world.view()(lambda: "paid")
     world.app.before_request(lambda: setattr(g, "started", request.headers["X-At"]))

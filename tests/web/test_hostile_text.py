@@ -45,7 +45,7 @@ def is_clean(text: str) -> bool:
 
 @pytest.fixture(params=("memory", "sqlite", REDIS_KINDS[0]))
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    """An application whose store holds records that name their tenants and principals so, in each state."""
+    """An application whose store holds records with these tenants and principals, in each state."""
     store: Any = None
     if request.param == "sqlite":
         store = f"sqlite:///{tmp_path / 'records.db'}"
@@ -107,7 +107,7 @@ def test_no_command_gives_a_terminal_orders(world: World, command: tuple[str, ..
 
 @pytest.mark.parametrize("of", ("processing", "quarantined"))
 def test_no_record_gives_a_terminal_orders(world: World, of: str) -> None:
-    """Shown, asked about, and settled. A machine is told the names as they are."""
+    """Shown, confirmed, and resolved. JSON output has the names unchanged."""
     (line,) = json.loads(run(world, "list", "--state", of, "--json").stdout)["records"]
     assert (ORDERS, ORDERS, ORDERS) == (line["tenant"], line["principal"], line["endpoint"])
     for command in (
@@ -124,7 +124,7 @@ def test_no_record_gives_a_terminal_orders(world: World, of: str) -> None:
 
 
 def test_what_a_redis_calls_itself_gives_no_orders(redis_servers: RedisServers) -> None:
-    """Its id, its layout and its notes on chores, in each command that tells of them and in each error."""
+    """Its id, its layout and its task reports, in each command that prints them and in each error."""
     server = redis_servers.get(REDIS_KINDS[0])
     store: Any = server.url
     world = new_world(Flask("tests.web.app"), store=store, after_loss="refuse", store_id="ours")
@@ -197,7 +197,7 @@ def test_no_message_forges_a_line_of_a_log(lines: list[str]) -> None:
     assert ("WARNING a fault, all of it", True) == (plain, bare.isprintable())
 
 
-def test_no_error_of_ours_gives_orders() -> None:
+def test_no_error_text_gives_a_terminal_orders() -> None:
     """A traceback ends with the text of the error. Several faults stay several lines."""
     assert is_clean(str(ConfigurationError(f"the store {ORDERS} is another one", "and more")))
     assert 3 <= str(ConfigurationError("one", "two")).count("\n") + 1
@@ -225,7 +225,7 @@ def test_no_label_breaks_what_is_scraped() -> None:
     assert is_clean(generate_latest(registry).decode())
 
 
-def test_nothing_is_said_raw(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_output_is_raw(capsys: pytest.CaptureFixture[str]) -> None:
     """Also where a command forgets to escape what it quotes."""
     say(f"a line\nand {ORDERS}")
 
@@ -247,7 +247,7 @@ def test_no_name_forges_a_row_of_a_table(world: World) -> None:
         assert (2 if command[0] == "list" else 5) == len(rows)
 
 
-def test_escaping_is_told_from_text() -> None:
+def test_escapes_differ_from_text() -> None:
     assert ("a b", "ä😀", "\\x1b[2J", "\\n", "\\u202e", "\\ud800") == tuple(
         map(printable, ("a b", "ä😀", "\x1b[2J", "\n", "\u202e", "\ud800"))
     )
@@ -257,7 +257,7 @@ def test_escaping_is_told_from_text() -> None:
 
 @pytest.mark.parametrize("of", ("tenant", "principal"))
 def test_a_name_that_is_too_long_is_refused_and_never_cut(of: str) -> None:
-    """Names are stored beside the answer, and no quota counts them. Two of them must not become one."""
+    """Names are stored beside the response, and no quota counts them. Two of them must not become one."""
     world = new_world(Flask("tests.web.app"), init=False)
     loader = getattr(world.idempotency, f"{of}_loader")
     loader(lambda: request.headers["X-Name"])

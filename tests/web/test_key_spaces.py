@@ -19,7 +19,7 @@ CALLERS = (
     {"X-User": ""},
     {"X-User": "", "X-Tenant": "acme"},
 )
-"""The same name in two tenants, none in either, and nobody at all."""
+"""The same name in two tenants, none in either, and no caller at all."""
 
 
 def shop() -> World:
@@ -35,8 +35,8 @@ def shop() -> World:
     return world
 
 
-def test_one_key_is_as_many_keys_as_there_are_callers() -> None:
-    """Each runs once, and is replayed its own answer only."""
+def test_each_caller_has_its_own_key_space() -> None:
+    """Each runs once, and gets only its own response again."""
     world = shop()
 
     first, again = ([world.post(headers=caller) for caller in CALLERS] for _ in range(2))
@@ -48,7 +48,7 @@ def test_one_key_is_as_many_keys_as_there_are_callers() -> None:
 
 @pytest.mark.parametrize("other", CALLERS[1:], ids=str)
 def test_another_callers_key_looks_unused(other: dict[str, str]) -> None:
-    """Neither a mismatch nor a conflict tells that somebody else has used it."""
+    """Neither a mismatch nor a conflict shows that another caller has used it."""
     world = shop()
     world.post(headers=CALLERS[0], json={"amount": 5})
 
@@ -69,7 +69,7 @@ def site(world: World, host: str, key: str = "k") -> Any:
 @pytest.fixture(params=ROUTING)
 def sites(request: pytest.FixtureRequest) -> World:
     of_app, of_rule = ROUTING[request.param]
-    # Where it is set, Flask 3.0 matches hosts against it, and not against what was asked for.
+    # If it is set, Flask 3.0 matches hosts against it, and not against the request's host.
     name = None if "host_matching" in of_app else "test"
     world = new_world(Flask("tests.web.hosts", **of_app), config={"SERVER_NAME": name})
 
@@ -81,8 +81,8 @@ def sites(request: pytest.FixtureRequest) -> World:
     return world
 
 
-def test_one_site_is_never_given_the_answer_of_another(sites: World) -> None:
-    """Where the host chooses what is run, it is a part of what was asked."""
+def test_a_site_never_gets_the_response_of_another(sites: World) -> None:
+    """If the host selects the view, it is part of the fingerprint."""
     site(sites, "a.test")
     other = site(sites, "b.test")
 
@@ -114,11 +114,11 @@ HOSTILE = (
     "a:b", "a", "b:c", "c", "a:b:c", "{a}", "a}{b", "{", "}", "a\0b", "a\0", "\0", "a\r\nb", "a\nb", "a%b", "%00", "%", "*",
     "ä", "a\u0308", "\u202e", "😀", "\ud800", " ", "a ", "None", "x" * 255, "x" * 254,
 )  # fmt: skip
-"""Each could be taken for two of the others, or for something that a store means by it."""
+"""Each could be confused with two of the others, or with a store's own syntax."""
 
 
 def test_hostile_tenants_principals_and_keys_never_meet() -> None:
-    """Each pair runs once and is replayed to nobody else: through loaders, over HTTP, with encryption and quotas."""
+    """Each pair runs once and is replayed to no other: through loaders, over HTTP, with encryption and quotas."""
     world = new_world(
         init=False, encryption="required", key_ring=RING, allow_plaintext_transport=True, quota_records=1000
     )
@@ -143,7 +143,7 @@ def test_hostile_tenants_principals_and_keys_never_meet() -> None:
 
 
 def test_hostile_keys_never_meet_either() -> None:
-    """Those that a header can carry, bare and quoted."""
+    """Keys that a header can carry, bare and quoted."""
     world = new_world()
     keys = [
         f'"{key}"' for key in ("a:b", "a", "b", "{a}", "a}{b", "a%00b", "%", "*", "a,b", "a;b", "x" * 255, "x" * 254)

@@ -77,7 +77,7 @@ def with_body(body: bytes, *, key: str | None, path: str = "/inner") -> Environ:
 
 
 def inner_shop(dispatch: Callable[[Environ], Response], *calls: Environ, **policy: Any) -> World:
-    """`/outer` makes these calls and answers with what came of them; `/inner` answers with its key and its body."""
+    """`/outer` makes these calls and returns their results; `/inner` returns its key and its body."""
     world = new_world(**policy)
 
     @world.view("/inner")
@@ -346,7 +346,7 @@ def retried(view: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def called_twice(view: Callable[..., Any]) -> Callable[..., Any]:
-    """Consumes the first answer, and returns the second."""
+    """Consumes the first response, and returns the second."""
 
     @wraps(view)
     def calling(*args: Any, **kwargs: Any) -> Any:
@@ -388,8 +388,8 @@ def charging(world: World, decorator: Callable[..., Any]) -> World:
 
 @pytest.mark.parametrize("trap", (False, True))
 @pytest.mark.parametrize("decorator", (retried, called_twice, signalling))
-def test_a_replay_is_given_again_however_often_the_view_is_called(decorator: Any, trap: bool) -> None:
-    """A decorator that takes the stored answer for an error must not get the charge done twice."""
+def test_a_replay_is_repeated_however_often_the_view_is_called(decorator: Any, trap: bool) -> None:
+    """A decorator that takes the stored response for an error must not charge twice."""
     world = charging(new_world(config={"TRAP_HTTP_EXCEPTIONS": trap}), decorator)
     first = world.post()
     before = len(world.runs)
@@ -407,7 +407,7 @@ def test_a_replay_is_given_again_however_often_the_view_is_called(decorator: Any
     ("policy", "key", "down", "status"),
     (({"required": True}, None, False, 400), ({}, "", False, 400), ({}, "k", True, 503)),
 )
-def test_a_refusal_is_given_again_however_often_the_view_is_called(
+def test_a_refusal_is_repeated_however_often_the_view_is_called(
     decorator: Any, trap: bool, policy: dict[str, Any], key: str | None, down: bool, status: int
 ) -> None:
     """No key where one is required, a key that is none, no store: the view does not run at the second call either."""
@@ -418,7 +418,7 @@ def test_a_refusal_is_given_again_however_often_the_view_is_called(
     assert [] == world.runs
 
 
-def test_a_view_without_a_key_may_be_called_again_and_nobody_warns(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_view_without_a_key_may_be_called_again_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """There is no key to protect it, and none that was claimed too early."""
     world = new_world(form_field="key")
 

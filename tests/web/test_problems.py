@@ -55,7 +55,7 @@ def test_the_table_is_that_of_the_specification(code: str, status: int | None) -
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_every_row_says_what_happened_and_what_to_do(code: str) -> None:
+def test_every_problem_says_what_happened_and_what_to_do(code: str) -> None:
     row = PROBLEMS[code]
 
     assert all(text == text.strip() and len(text) > 15 for text in (row.title, row.detail, row.guide))
@@ -100,12 +100,12 @@ def test_only_the_mismatch_has_another_status_in_another_dialect(
     assert expected == rendered(problem(code), profile).status_code
 
 
-def test_a_problem_whose_status_is_the_first_answers_needs_one() -> None:
+def test_a_problem_with_the_first_responses_status_needs_one() -> None:
     with pytest.raises(ValueError, match="no status"):
         Problem("response-not-kept")
 
 
-def test_an_unknown_code_is_a_mistake_at_once() -> None:
+def test_an_unknown_code_raises() -> None:
     with pytest.raises(KeyError):
         Problem("no-such-problem")
 
@@ -123,19 +123,19 @@ def test_without_a_time_no_retry_after_is_made_up(code: str) -> None:
     assert "Retry-After" not in rendered(problem(code)).headers
 
 
-def test_a_mismatch_tells_when_the_key_was_first_seen() -> None:
+def test_a_mismatch_has_the_time_of_the_first_request() -> None:
     assert "It was first seen at 2023-11-14T22:13:20Z." == refusal(Mismatched(1_700_000_000.9)).detail
 
 
-def test_an_unknown_outcome_tells_neither_its_reason_nor_when_to_ask_again() -> None:
-    """The reason is for operators. A time would be a promise that nobody can make."""
+def test_an_unknown_outcome_has_neither_a_reason_nor_a_retry_after() -> None:
+    """The reason is for operators. The extension cannot promise a time."""
     response = rendered(refusal(Unknown("lease-expired on worker-7")))
 
     assert "worker-7" not in response.get_data(as_text=True)
     assert "Retry-After" not in response.headers
 
 
-def test_what_is_wrong_with_a_key_is_told() -> None:
+def test_the_detail_names_what_is_wrong_with_a_key() -> None:
     assert Problem("invalid-key", "Longer than 255 characters.") == failure(InvalidKey("Longer than 255 characters."))
 
 
@@ -143,16 +143,16 @@ def test_what_is_wrong_with_a_key_is_told() -> None:
     ("error", "code"),
     ((StoreUnavailable("redis://secret@host"), "store-unavailable"), (CorruptRecord("rid"), "record-corrupt")),
 )
-def test_what_went_wrong_inside_is_not_told(error: StoreUnavailable | CorruptRecord, code: str) -> None:
+def test_the_detail_hides_internal_errors(error: StoreUnavailable | CorruptRecord, code: str) -> None:
     assert (code, "") == (failure(error).code, failure(error).detail)
 
 
-def test_a_store_that_is_down_names_a_time_to_ask_again() -> None:
+def test_a_store_that_is_down_has_a_retry_after() -> None:
     assert "2" == rendered(failure(StoreUnavailable("down"))).headers["Retry-After"]
 
 
 @pytest.mark.parametrize("error", (ConfigurationError("x"), NotStorable("x")))
-def test_an_error_that_is_not_the_clients_to_know_is_raised_on(error: ConfigurationError | NotStorable) -> None:
+def test_an_error_that_does_not_concern_the_client_propagates(error: ConfigurationError | NotStorable) -> None:
     with pytest.raises(type(error)):
         failure(error)
 
@@ -172,7 +172,7 @@ def test_playbook_has_its_own_words(code: str, error_code: str) -> None:
 
 
 class StripeLike:
-    """A server that answers every request with `answer`, and the real client pointed at it."""
+    """A server that returns `answer` to every request, and the real client pointed at it."""
 
     def __init__(self) -> None:
         self.answer = Problem("in-flight")

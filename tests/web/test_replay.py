@@ -45,7 +45,7 @@ from tests.web.apps import Remembering, new_world
         "X-Total",
     ),
 )
-def test_fields_of_the_answer_are_kept(name: str) -> None:
+def test_fields_of_the_response_are_kept(name: str) -> None:
     policy = Policy(keep_headers=frozenset({"x-Total"}))
 
     assert ((name, "1"), (name, "2")) == kept_headers([(name, "1"), ("X-Other", "3"), (name, "2")], policy)
@@ -117,7 +117,7 @@ def test_a_value_that_no_header_may_hold_is_not_stored(value: str) -> None:
     assert [("Location", "/payments/1")] == [pair for pair in taken.result.metadata if pair[0] != "Content-Type"]
 
 
-def test_a_harmful_field_that_is_not_kept_harms_nobody() -> None:
+def test_a_harmful_field_that_is_not_kept_is_ignored() -> None:
     assert () == kept_headers([("X-Other", "a\nb")], Policy())
 
 
@@ -166,7 +166,7 @@ class Closing:
 
 
 class Losing:
-    """An application whose claim turns out to be lost after its other hooks have run."""
+    """An application that loses its claim after its other hooks have run."""
 
     def __init__(self, view: Callable[[], Any], *hooks: Callable[[Response], Response], answer: Any = theirs) -> None:
         self.ends: list[StreamEnd] = []
@@ -190,32 +190,32 @@ class Losing:
         return b"".join(body), status, headers
 
 
-def test_the_stored_answer_is_delivered_whatever_hooks_made_of_ours() -> None:
+def test_the_stored_response_is_delivered_whatever_hooks_did() -> None:
     body, status, headers = Losing(mine, compressed, saved).post()
 
     assert (b"theirs", "201 Made", "6") == (body, status, headers["Content-Length"])
     assert ('"theirs"', "text/plain") == (headers["ETag"], headers["Content-Type"])
 
 
-def test_nothing_of_the_lost_answer_is_delivered() -> None:
+def test_nothing_of_the_lost_response_is_delivered() -> None:
     _, _, headers = Losing(mine, compressed, saved).post()
 
     assert [] == [(name, value) for name, value in headers if "mine" in value or name == "Retry-After"]
     assert "Content-Encoding" not in headers
 
 
-def test_what_other_hooks_have_added_stays() -> None:
+def test_headers_that_other_hooks_added_stay() -> None:
     _, _, headers = Losing(mine, compressed, saved).post()
 
     assert (["session=fresh; Path=/"], "fresh") == (headers.getlist("Set-Cookie"), headers["X-Request-Id"])
     assert ["Accept, Accept-Encoding"] == headers.getlist("Vary")
 
 
-def test_without_other_hooks_it_is_the_replay_itself() -> None:
+def test_without_other_hooks_the_result_is_the_replay_itself() -> None:
     assert list(theirs().get_wsgi_headers(create_environ())) == list(Losing(mine).post()[2])
 
 
-def test_a_problem_can_take_the_place_as_well() -> None:
+def test_a_problem_can_replace_a_response_as_well() -> None:
     body, status, headers = Losing(
         mine,
         answer=lambda: render(
@@ -228,14 +228,14 @@ def test_a_problem_can_take_the_place_as_well() -> None:
 
 
 @pytest.mark.parametrize("passed_through", (False, True))
-def test_a_stream_that_is_replaced_is_closed_and_not_heard(passed_through: bool) -> None:
+def test_a_stream_that_is_replaced_is_closed_and_reports_no_end(passed_through: bool) -> None:
     stream = Closing()
     service = Losing(lambda: Response(stream, direct_passthrough=passed_through))
 
     assert (b"theirs", True, []) == (service.post()[0], stream.closed, service.ends)
 
 
-def test_a_stream_that_a_hook_has_wrapped_is_closed_and_not_heard() -> None:
+def test_a_stream_that_a_hook_has_wrapped_is_closed_and_reports_no_end() -> None:
     """Some hooks wrap a stream and never close it, Flask-Compress for one."""
     stream = Closing()
 
@@ -256,7 +256,7 @@ def test_a_stream_that_was_never_captured_is_closed_as_well() -> None:
     assert stream.closed
 
 
-def test_what_waits_for_the_end_of_the_response_is_still_called() -> None:
+def test_callbacks_at_the_end_of_the_response_still_run() -> None:
     """Werkzeug does not call it for a body that is passed through, and ours is not."""
     called: list[bool] = []
 
@@ -271,7 +271,7 @@ def test_what_waits_for_the_end_of_the_response_is_still_called() -> None:
 
 
 def test_a_replay_keeps_what_was_added_to_it_for_this_request() -> None:
-    """A hook before us may have asked for a cookie by `after_this_request`: it is this caller's, and set once."""
+    """An earlier hook may set a cookie by `after_this_request`: it belongs to this caller, and is set once."""
     app = Flask(__name__)
 
     @app.post("/")
@@ -305,7 +305,7 @@ def test_a_replay_keeps_what_was_added_to_it_for_this_request() -> None:
 HTML = ("Content-Type", "text/html; charset=utf-8")
 
 
-def test_an_answer_that_cannot_be_stored_is_delivered_and_leaves_a_tombstone() -> None:
+def test_a_response_that_cannot_be_stored_is_delivered_and_leaves_a_tombstone() -> None:
     service = Remembering(lambda: ("paid", 201, {"ETag": "a\0b", "Location": "/things/7"}))
 
     assert b"paid" == service.post().body
@@ -376,7 +376,7 @@ TOMBSTONE = StoredResponse(
 def test_a_tombstone_has_the_first_status_and_a_problem_for_a_body(
     profile: str, content_type: str, marks: list[str]
 ) -> None:
-    """What described the lost body is gone; what says something of the resource stays, and where it is to be found."""
+    """Fields that describe the lost body are gone; fields about the resource and its location stay."""
     policy = policy_of({"profile": profile})
     again = replay(TOMBSTONE, policy=policy, response_class=Response)
 
@@ -430,7 +430,7 @@ def test_a_tombstone_keeps_nothing_that_describes_the_lost_body(name: str) -> No
 
 
 def test_a_tombstone_has_no_field_twice_that_a_renderer_sets() -> None:
-    """An application's own problem may have an ETag of its own."""
+    """An application's own problem may have its own ETag."""
 
     def renderer(problem: Any, **_: Any) -> Response:
         return Response("lost", headers={"ETag": '"problem"', "Location": "/help", "Link": "</help>; rel=help"})
@@ -441,7 +441,7 @@ def test_a_tombstone_has_no_field_twice_that_a_renderer_sets() -> None:
     assert ["</b>; rel=b", "</help>; rel=help"] == again.headers.getlist("Link")
 
 
-def test_a_retry_finds_the_etag_of_a_resource_whose_answer_was_too_large() -> None:
+def test_a_retry_finds_the_etag_of_a_resource_whose_response_was_too_large() -> None:
     """So that it can change the resource, and notices if another client did."""
     world = new_world(max_body=3)
 
@@ -459,7 +459,7 @@ def test_a_retry_finds_the_etag_of_a_resource_whose_answer_was_too_large() -> No
 
 
 @pytest.mark.parametrize("status", (204, 304))
-def test_a_tombstone_of_an_answer_without_a_body_has_none(status: int) -> None:
+def test_a_tombstone_of_a_response_without_a_body_has_none(status: int) -> None:
     again = replay(StoredResponse(status, kept=False), policy=Policy(), response_class=Response)
 
     assert (status, b"", []) == (again.status_code, again.data, again.headers.getlist("Content-Type"))
@@ -499,7 +499,7 @@ def test_a_poisoned_store_cannot_split_a_response(result: StoredResponse) -> Non
         "X-Idempotency-Replay",
     ),
 )
-def test_a_field_that_no_answer_keeps_is_not_sent_from_the_store(name: str, kept: bool) -> None:
+def test_a_field_that_no_response_keeps_is_not_sent_from_the_store(name: str, kept: bool) -> None:
     """
     Somebody else wrote to the store. A server in front takes some of these for an order: to send a file of its own, say.
     """
@@ -510,7 +510,7 @@ def test_a_field_that_no_answer_keeps_is_not_sent_from_the_store(name: str, kept
     assert "/etc/passwd" not in str(again.headers)
 
 
-def test_the_policy_of_now_says_which_fields_a_replay_carries() -> None:
+def test_the_present_policy_decides_which_fields_a_replay_carries() -> None:
     """A field that the policy names no longer is stored still, and not sent; one that it names again is sent again."""
     stored = StoredResponse(200, metadata=(("X-Total", "7"), ("X-Page", "1"), ("x-total", "8")))
     policies = (Policy(keep_headers=frozenset({"X-total"})), Policy())

@@ -74,7 +74,7 @@ def files() -> Any:
 
 
 def length() -> int:
-    """What a careful reader of the server's own stream asks for."""
+    """The size that a careful reader passes to the server's own stream."""
     return 10_000_000 if request.content_length is None else request.content_length
 
 
@@ -103,7 +103,7 @@ READERS: dict[str, Callable[[], Any]] = {
 
 
 def reading(reader: Callable[[], Any], *hooks: Callable[[], Any], **config: Any) -> Flask:
-    """An application whose view tells what it reads, after these hooks."""
+    """An application whose view returns what it reads, after these hooks."""
     app = Flask(__name__)
     app.config |= config
     for hook in hooks:
@@ -129,7 +129,7 @@ def taken(
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("kind", BODIES)
-def test_view_sees_what_it_sees_without_us(kind: str, reader: str) -> None:
+def test_view_sees_what_it_sees_without_the_extension(kind: str, reader: str) -> None:
     """Property 56: every kind of body, however it is read and however it arrives, with a limit and without."""
     data, media_type = BODIES[kind]
     for delivery, limit in product(DELIVERIES, (None, len(data) + 1)):
@@ -144,7 +144,7 @@ def test_view_sees_what_it_sees_without_us(kind: str, reader: str) -> None:
 @pytest.mark.parametrize("delivery", DELIVERIES)
 @pytest.mark.parametrize("reader", ("get_data", "stream", "stream in pieces", "iteration", "json"))
 def test_view_sees_the_same_at_exactly_the_limit(reader: str, delivery: Delivery) -> None:
-    """There Werkzeug's own stream answers differently depending on how it is read; so does ours."""
+    """At the limit, Werkzeug's own stream behaves differently for each way of reading, and so does this one."""
     data = b'{"a": 1}\n'
     plain = reading(READERS[reader], MAX_CONTENT_LENGTH=len(data))
     guarded = reading(READERS[reader], ours, MAX_CONTENT_LENGTH=len(data))
@@ -177,14 +177,14 @@ def test_whole_body_is_read(size: int, delivery: Delivery) -> None:
 
 
 def test_bytes_beyond_the_announced_length_are_not_cut_off() -> None:
-    """Where the server says that it ends the stream itself, Werkzeug shows the view all of it."""
+    """If the server ends the stream itself, Werkzeug shows the view all of it."""
     environ = environ_of(b"abcdef", delivery=terminated) | {"CONTENT_LENGTH": "3"}
 
     assert (200, repr((b"abcdef",) * 2).encode()) == send(reading(READERS["get_data"], ours), environ)
 
 
 def test_body_is_read_once() -> None:
-    """Whoever asks again gets the same, also after the view has begun to read."""
+    """A second call returns the same body, even after the view has begun to read."""
     asked = request_of(b"abc")
     body = read_body(asked)
     asked.stream.read(1)
@@ -209,7 +209,7 @@ def test_stream_that_never_ends_is_left_alone() -> None:
 @pytest.mark.parametrize("delivery", (terminated, seekable))
 @pytest.mark.parametrize("limit", (None, 5000))
 @pytest.mark.parametrize("sent", (0, 3, 999))
-def test_truncated_body_is_refused_where_the_server_does_not_say(
+def test_truncated_body_is_refused_if_the_server_does_not_report_it(
     delivery: Delivery, limit: int | None, sent: int
 ) -> None:
     """Property 59: gunicorn ends a body of 3 bytes out of 1000 as if it were whole."""
@@ -221,7 +221,7 @@ def test_truncated_body_is_refused_where_the_server_does_not_say(
         read_body(Request(environ))
 
 
-def test_truncated_body_is_refused_where_werkzeug_says_so() -> None:
+def test_truncated_body_is_refused_if_werkzeug_reports_it() -> None:
     """Its ClientDisconnected becomes the same refusal."""
     with pytest.raises(TruncatedBody):
         read_body(Request(environ_of(b"abc") | {"CONTENT_LENGTH": "1000"}))
@@ -254,8 +254,8 @@ def test_connection_lost_in_a_chunked_body_is_a_truncated_body() -> None:
         read_body(Request(environ))
 
 
-def test_view_answers_a_length_over_the_limit() -> None:
-    """The body is not read, and what Werkzeug says of it is what it always says."""
+def test_view_responds_to_a_length_over_the_limit() -> None:
+    """The body is not read, and Werkzeug's own error stands."""
     assert 413 == send(reading(READERS["get_data"], ours, MAX_CONTENT_LENGTH=5), environ_of(b"0123456789"))[0]
 
 
@@ -274,7 +274,7 @@ def test_view_decides_about_a_length_over_the_limit() -> None:
 
 @NEEDS_LIMIT_PER_REQUEST
 def test_limit_that_the_view_lowers_still_holds() -> None:
-    """The stream is made anew for the view, with the view's limit."""
+    """The view gets a new stream, with the view's limit."""
 
     def reads_less() -> bytes:
         cast(Any, request).max_content_length = 5
@@ -305,7 +305,7 @@ CONSUMERS: dict[str, Callable[[Request], Any]] = {
 
 @pytest.mark.parametrize("consumer", CONSUMERS)
 @pytest.mark.parametrize("delivery", (by_length, endless, terminated, seekable))
-def test_nothing_can_be_consumed_of_an_empty_body(delivery: Delivery, consumer: str) -> None:
+def test_an_empty_body_is_never_consumed(delivery: Delivery, consumer: str) -> None:
     """A DELETE without a body passes a hook that reads every body."""
     assert b"" == taken(delivery=delivery, before=CONSUMERS[consumer])
 
@@ -318,7 +318,7 @@ def cache_the_rest(asked: Request) -> None:
 
 @pytest.mark.parametrize("consumer", CONSUMERS)
 @pytest.mark.parametrize("delivery", DELIVERIES)
-def test_consumed_body_is_a_loud_error(delivery: Delivery, consumer: str) -> None:
+def test_consumed_body_raises(delivery: Delivery, consumer: str) -> None:
     """Property 62: never the fingerprint of what is left, on any server."""
     with pytest.raises(BodyConsumed, match="get_data"):
         taken(b'{"amount": 1}', delivery=delivery, before=CONSUMERS[consumer])
@@ -335,8 +335,8 @@ def test_body_cached_in_part_is_refused(delivery: Delivery, error: type[Exceptio
 
 
 @pytest.mark.parametrize("delivery", (by_length, seekable))
-def test_input_read_behind_werkzeugs_back_is_a_loud_error(delivery: Delivery) -> None:
-    """As long as the server's stream tells where it stands."""
+def test_input_read_behind_werkzeugs_back_raises(delivery: Delivery) -> None:
+    """As long as the server's stream has a position."""
     with pytest.raises(BodyConsumed):
         taken(b"abcdef", delivery=delivery, before=lambda asked: asked.environ["wsgi.input"].read(3))
 
@@ -422,7 +422,7 @@ def test_file_in_a_cycle_is_closed_without_a_warning() -> None:
 
 
 def test_close_gives_the_file_back() -> None:
-    """For the caller who knows that nobody reads on."""
+    """A caller may close it after the last read."""
     body = read_body(request_of(b"x" * 300_000))
     assert body.stream is not None
 
@@ -478,7 +478,7 @@ print(peak() - before)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ("multipart", "raw", "json", "form"))
 def test_hundred_megabytes_take_less_than_five_of_memory(kind: str) -> None:
-    """Property 63, in a process of its own, whose peak is this upload's."""
+    """Property 63, in a separate process: its peak memory is that of this upload."""
     root = Path(__file__).parents[2]
     ran = subprocess.run([sys.executable, "-c", UPLOAD, kind], capture_output=True, text=True, cwd=root, check=False)
 
@@ -513,7 +513,7 @@ class Plain:
         return next(self._source)
 
 
-def test_however_it_is_read_it_is_counted() -> None:
+def test_every_way_of_reading_is_counted() -> None:
     """By position, by keyword, line by line."""
     stream = CountingStream(Plain())
 
@@ -523,12 +523,12 @@ def test_however_it_is_read_it_is_counted() -> None:
     assert 13 == stream.bytes_read
 
 
-def test_what_is_no_method_stays_what_it_is() -> None:
+def test_attributes_of_the_counted_stream_stay() -> None:
     """Whatever it is called."""
     assert 30 == CountingStream(Plain()).read_timeout
 
 
-def test_what_is_counted_is_read_as_before() -> None:
+def test_a_counted_stream_reads_as_before() -> None:
     """Whatever the server's stream can do, it still can."""
     source = io.BufferedReader(io.BytesIO(b"one\ntwo\nthree\nfour"))
     counted, buffer = CountingStream(source), bytearray(2)

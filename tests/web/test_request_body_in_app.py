@@ -53,7 +53,7 @@ READINGS: dict[str, Callable[[Request], Any]] = {
 @pytest.mark.parametrize("chunked", (True, False))
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("reading", READINGS)
-def test_p56_the_view_reads_what_it_would_read_without_us(body: str, reading: str, chunked: bool) -> None:
+def test_p56_the_view_reads_what_it_would_read_without_the_extension(body: str, reading: str, chunked: bool) -> None:
     """Seven kinds of body, eleven ways to read them, with Content-Length and without."""
     content_type, data = BODIES[body]
     without_length = {"CONTENT_LENGTH": "", "HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}
@@ -115,16 +115,16 @@ def test_p60_a_view_may_raise_its_own_limit() -> None:
     assert ["claim", "complete"] == world.store.verbs()
 
 
-def test_two_uploads_over_the_limit_never_pass_for_each_other() -> None:
-    """Nobody has read them before the claim: a retry is refused rather than given another upload's answer."""
+def test_two_uploads_over_the_limit_never_share_a_response() -> None:
+    """They are not read before the claim, so a retry is refused and never gets another upload's response."""
     world = new_world(config={"MAX_CONTENT_LENGTH": 10})
     world.view()(lambda: "stored")
 
     assert [200, 422] == [world.post(data=letter * 50).status_code for letter in (b"x", b"y")]
 
 
-def test_a_refused_upload_is_refused_alike_again() -> None:
-    """413 says that nothing was read: the key is released, so that a retry does not hear `key-reused`."""
+def test_a_refused_upload_is_refused_again() -> None:
+    """413 means that the body was not read: the key is released, so a retry does not get `key-reused`."""
     world = new_world(config={"MAX_CONTENT_LENGTH": 10})
 
     @world.view()
@@ -135,7 +135,7 @@ def test_a_refused_upload_is_refused_alike_again() -> None:
     assert ["claim", "release"] * 2 == world.store.verbs()
 
 
-def test_p61_a_413_that_a_hook_puts_over_a_success_does_not_say_that_nothing_was_done() -> None:
+def test_p61_a_413_that_a_hook_puts_over_a_success_releases_no_key() -> None:
     """The view never needed the body, and has done its work."""
     world = new_world(config={"MAX_CONTENT_LENGTH": 10})
     world.view()(lambda: ("paid", 201))
@@ -157,7 +157,7 @@ def test_p61_a_chunked_body_over_the_limit_is_413_and_leaves_no_claim() -> None:
     assert [] == world.store.calls
 
 
-def test_p62_a_body_that_an_earlier_hook_consumed_is_a_loud_error() -> None:
+def test_p62_a_body_that_an_earlier_hook_consumed_raises() -> None:
     """Never the digest of what is left."""
     world = new_world(config={"PROPAGATE_EXCEPTIONS": True})
     world.view()(lambda: "paid")
@@ -171,7 +171,7 @@ def test_p62_a_body_that_an_earlier_hook_consumed_is_a_loud_error() -> None:
     assert [] == world.store.calls
 
 
-def test_p63_the_spool_is_closed_when_the_answer_has_left() -> None:
+def test_p63_the_spool_is_closed_after_the_response() -> None:
     """A large upload goes through a temporary file, which is gone after the request."""
     world = new_world()
     spools: list[IO[bytes]] = []
@@ -185,7 +185,7 @@ def test_p63_the_spool_is_closed_when_the_answer_has_left() -> None:
     assert spools[0].closed
 
 
-def test_p63_a_form_that_was_searched_for_a_key_in_vain_is_closed_too() -> None:
+def test_p63_a_form_without_the_searched_key_is_closed_too() -> None:
     """Only the search spooled it."""
     world = new_world(form_field="idempotency_key")
     spools: list[IO[bytes]] = []
@@ -200,7 +200,7 @@ def test_p63_a_form_that_was_searched_for_a_key_in_vain_is_closed_too() -> None:
 
 
 def test_p63_a_streaming_view_may_read_its_body_to_the_end() -> None:
-    """The spool stays open as long as the answer is being produced, after teardown even."""
+    """The spool stays open until the response is exhausted, even after teardown."""
     world = new_world()
 
     @world.view()
@@ -212,7 +212,7 @@ def test_p63_a_streaming_view_may_read_its_body_to_the_end() -> None:
 
 
 def test_a_test_client_that_preserves_the_context_may_read_the_body_afterwards() -> None:
-    """`with client:` looks at the request when the answer is long there."""
+    """`with client:` reads the request after the response."""
     world = new_world()
     world.view()(lambda: "paid")
     with world.client() as client:
@@ -246,8 +246,8 @@ def echoing(config: dict[str, Any] | None = None) -> World:
 
 @pytest.mark.parametrize("taking", TAKING)
 @pytest.mark.parametrize("delivery", (chunked, terminated, endless))
-def test_a_hook_that_reads_from_the_server_is_a_loud_error(delivery: Delivery, taking: str) -> None:
-    """Never the digest of what is left, nor a client that is told its connection was cut."""
+def test_a_hook_that_reads_from_the_server_raises(delivery: Delivery, taking: str) -> None:
+    """Never a digest of the rest, and never `truncated-body` for a complete request."""
     world = echoing({"PROPAGATE_EXCEPTIONS": True})
 
     @world.app.before_request
@@ -261,7 +261,7 @@ def test_a_hook_that_reads_from_the_server_is_a_loud_error(delivery: Delivery, t
 
 @pytest.mark.parametrize("delivery", (chunked, terminated, endless))
 @pytest.mark.parametrize("data", (b"", b"body", b"x" * 100_000))
-def test_a_body_that_nobody_has_read_is_the_views(delivery: Delivery, data: bytes) -> None:
+def test_an_unread_body_reaches_the_view(delivery: Delivery, data: bytes) -> None:
     """An empty one is legal, in chunks too."""
     world = echoing()
     first, again = post_as(world, data, delivery), post_as(world, data, delivery)
@@ -270,7 +270,7 @@ def test_a_body_that_nobody_has_read_is_the_views(delivery: Delivery, data: byte
     assert [1] == world.runs
 
 
-def test_a_body_that_was_cut_off_is_still_told_from_one_that_was_consumed() -> None:
+def test_a_truncated_body_differs_from_a_consumed_one() -> None:
     """The client is to send it again; the application has done nothing wrong."""
     world = echoing()
 
@@ -295,7 +295,7 @@ def test_a_hook_that_looks_at_an_empty_body_has_consumed_nothing() -> None:
 
 
 class Unread(io.RawIOBase):
-    """A body that nobody may touch."""
+    """A body that must not be read."""
 
     def readable(self) -> bool:
         return True
@@ -362,8 +362,8 @@ def test_a_chunked_body_is_cut_off_while_it_is_read() -> None:
     assert [] == world.store.calls
 
 
-def test_the_key_is_not_used_up() -> None:
-    """A client that sends less under the same key is not told that it was used for another request."""
+def test_a_refused_body_does_not_use_up_the_key() -> None:
+    """A client that sends less under the same key does not get `key-reused`."""
     world = shop(max_request_body=10)
 
     assert [413, 200] == [world.post(data=b"x" * size).status_code for size in (11, 10)]
@@ -379,7 +379,7 @@ def test_a_form_that_may_carry_the_key_is_not_parsed_over_the_limit() -> None:
 
 @pytest.mark.parametrize("hook", ("data", "form"))
 def test_a_body_that_a_hook_has_read_counts_as_well(hook: str) -> None:
-    """Whoever read it: it is not claimed for."""
+    """It is refused before the claim, whichever function read it."""
     world = shop(max_request_body=10)
 
     @world.app.before_request
@@ -413,7 +413,7 @@ def test_a_request_without_a_key_is_left_alone() -> None:
 
 
 def test_flasks_own_limit_keeps_working() -> None:
-    """Below ours, the view is asked as before: it may raise its limit, or answer 413."""
+    """Below `max_request_body` the view decides as before: it may raise its limit, or respond 413."""
     world = shop(max_request_body=100)
     world.app.config["MAX_CONTENT_LENGTH"] = 10
 

@@ -41,7 +41,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_the_operator_is_warned_once_per_endpoint_and_hour(caplog: pytest.LogCaptureFixture) -> None:
-    """With the number of those in between, and by the clock that it is given."""
+    """With the number of keys in between, and by the injected clock."""
     now = 0.0
     log = QuarantineLog(monotonic=lambda: now)
 
@@ -95,7 +95,7 @@ def test_past_the_point_only_effects_that_repeat_safely_are_named(caplog: pytest
         {"effects": "deduplicated"},
     ),
 )
-def test_what_the_application_has_chosen_is_no_news(policy: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_choice_of_the_application_logs_no_warning(policy: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     world = new_world(**policy)
     world.view()(lambda: ("no", 500))
     world.post()
@@ -104,7 +104,7 @@ def test_what_the_application_has_chosen_is_no_news(policy: dict[str, Any], capl
 
 
 def test_a_decision_that_is_left_to_the_rules_is_the_rules(caplog: pytest.LogCaptureFixture) -> None:
-    """`decide` may decline: then the default quarantines, and says so."""
+    """`decide` may decline: then the default quarantines, and logs it."""
     world = new_world(decide=lambda response, error: None)
     world.view()(lambda: ("no", 500))
     world.post()
@@ -181,7 +181,7 @@ def test_a_response_that_requests_share_collects_nothing(shared: bool) -> None:
 
 
 def test_a_mark_whose_wrapper_is_never_called_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The decorator calls what is below @claim_here, so the hook waits for a claim that nobody asks for."""
+    """The decorator calls the function below @claim_here, so the claim never happens."""
     world = new_world()
 
     def unwrapping(view: Callable[..., Any]) -> Callable[..., Any]:
@@ -220,7 +220,7 @@ def test_a_decorator_that_refuses_is_not_reported(status: int, caplog: pytest.Lo
     assert [] == caplog.messages
 
 
-def test_a_hook_that_answers_before_the_view_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hook_that_responds_before_the_view_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     """The view has not run, protected or not."""
     world = new_world()
     world.app.before_request(lambda: "served from a cache")
@@ -230,8 +230,8 @@ def test_a_hook_that_answers_before_the_view_is_not_reported(caplog: pytest.LogC
     assert [] == caplog.messages
 
 
-def test_no_repr_tells_who_asked_what() -> None:
-    """Error trackers send the repr of every local variable to somebody else's machine."""
+def test_no_repr_reveals_a_request() -> None:
+    """Error trackers send the repr of every local variable to another company's machine."""
     world = new_world(principal=lambda: f"principal-{CANARY}", tenant=lambda: f"tenant-{CANARY}")
     world.idempotency.problem_renderer(lambda *args, **kwargs: None)
     seen: list[Any] = []

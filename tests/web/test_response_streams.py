@@ -18,7 +18,7 @@ from flask_idempotency.web.responses import CapturedResponse, StreamEnd, Tee, ca
 
 
 class Listener:
-    """Hears how streams end, and what was known at that time."""
+    """Collects how streams end."""
 
     def __init__(self) -> None:
         self.ends: list[StreamEnd] = []
@@ -73,7 +73,7 @@ def test_a_chunk_leaves_before_the_next_is_made(listener: Listener) -> None:
     assert (b"0", [0], []) == (next(tee), made, listener.ends)
 
 
-def test_the_end_is_told_before_the_end_marker(listener: Listener) -> None:
+def test_the_end_is_reported_before_the_end_marker(listener: Listener) -> None:
     """What is stored on hearing it is stored by the time that the client can send its next request."""
     tee = listener.tee([b"a"])
     next(tee)
@@ -85,8 +85,8 @@ def test_the_end_is_told_before_the_end_marker(listener: Listener) -> None:
     assert [StreamEnd.EXHAUSTED] == listener.ends
 
 
-def test_a_body_of_announced_length_is_told_before_its_last_byte(listener: Listener) -> None:
-    """No end marker follows it: the last byte is what tells the client."""
+def test_a_body_of_announced_length_is_reported_before_its_last_byte(listener: Listener) -> None:
+    """No end marker follows: the client knows the end by the last byte."""
     tee = listener.tee(iter([b"ab", b"c"]), announced=3)
     next(tee)
     assert [] == listener.ends
@@ -139,7 +139,7 @@ def test_closed_before_the_end_is_closed(listener: Listener, taken: int) -> None
     assert [StreamEnd.CLOSED] == listener.ends
 
 
-def test_the_source_is_closed_before_the_end_is_told(listener: Listener) -> None:
+def test_the_source_is_closed_before_the_end_is_reported(listener: Listener) -> None:
     source = Source(b"a")
     source.listener = listener
     listener.tee(source).close()
@@ -181,7 +181,7 @@ def test_closing_reaches_the_views_generator(listener: Listener) -> None:
     assert [GeneratorExit] == seen
 
 
-def test_an_end_is_told_once(listener: Listener) -> None:
+def test_an_end_is_reported_once(listener: Listener) -> None:
     tee = listener.tee([b"a"])
     list(tee)
     list(tee)
@@ -201,7 +201,7 @@ def test_over_the_limit_everything_is_handed_on_and_nothing_kept(
     assert ([b"a", b"b", b"c"], over, copy) == (list(tee), tee.over_limit, tee.copied())
 
 
-def test_a_muted_stream_is_not_heard(listener: Listener) -> None:
+def test_a_muted_stream_reports_no_end(listener: Listener) -> None:
     closed, exhausted, dropped = listener.tee([b"a"]), listener.tee([b"a"]), listener.tee([b"a"])
     for tee in (closed, exhausted, dropped):
         tee.mute()
@@ -213,8 +213,8 @@ def test_a_muted_stream_is_not_heard(listener: Listener) -> None:
     assert ([], 0) == (listener.ends, len(listener.orphans))
 
 
-def test_a_dropped_stream_does_nothing_but_leave_a_note(listener: Listener) -> None:
-    """A collector may run it while this very thread holds the store's lock: telling anybody there would deadlock."""
+def test_a_dropped_stream_only_leaves_a_note(listener: Listener) -> None:
+    """The garbage collector may run in a thread that holds the store's lock: a call into the store would deadlock."""
     lock = threading.Lock()
 
     def store(end: StreamEnd) -> None:
@@ -243,7 +243,7 @@ def test_what_cannot_be_iterated_is_refused_without_a_note(listener: Listener) -
 
 
 class Streaming:
-    """An application whose one view answers with `body`, captured as the innermost after_request hook would."""
+    """An application with one view, `body`. It captures each response as the innermost after_request hook does."""
 
     def __init__(self, body: Callable[[], Any], *, limit: int = 100) -> None:
         self.ends: list[StreamEnd] = []
@@ -318,7 +318,7 @@ def test_a_stream_over_the_limit_is_whole_for_its_caller_and_a_tombstone_for_oth
     assert service.captures[0].tombstone == service.captures[0].result
 
 
-def test_a_stream_shorter_than_it_announced_is_no_answer() -> None:
+def test_a_stream_shorter_than_announced_leaves_a_tombstone() -> None:
     """Its first caller saw a broken connection; a replay would look whole."""
     service = Streaming(lambda: Response(chunks(), headers={"Content-Length": "9"}))
     list(service.post())

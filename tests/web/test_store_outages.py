@@ -35,8 +35,8 @@ def unavailable(cause: Exception | None = None) -> StoreUnavailable:
     return error
 
 
-def test_a_refusal_for_want_of_the_store_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """By default a silent store means 503 for every keyed request: a line says which and why, and names no key."""
+def test_a_refusal_because_the_store_is_down_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """By default a silent store means 503 for every keyed request: one line has the endpoint and the cause, and no key."""
     world = new_world()
     world.view()(lambda: "paid")
     world.store.down = True
@@ -51,7 +51,7 @@ def test_a_refusal_for_want_of_the_store_is_logged(caplog: pytest.LogCaptureFixt
 
 
 def test_an_outage_is_one_line_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    """With the number of those that were left out."""
+    """With the number of lines left out."""
     ticks = Ticks()
     log = OutageLog(ticks)
     with caplog.at_level(logging.WARNING):
@@ -81,7 +81,7 @@ def test_an_outage_is_one_line_every_ten_seconds(caplog: pytest.LogCaptureFixtur
         (None, "StoreUnavailable"),
     ),
 )
-def test_of_an_error_its_class_is_named_and_of_a_servers_its_code(
+def test_the_log_has_the_class_of_an_error_and_the_code_of_a_servers(
     cause: Exception | None, named: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Never what follows: it may quote arguments."""
@@ -126,7 +126,7 @@ class Service:
 
 
 class _Cut:
-    """What a store keeps besides, behind the same line."""
+    """The other parts of a store, behind the same connection."""
 
     def __init__(self, store: FaultyMemory) -> None:
         self._store, self._keys = store, store.data_keys
@@ -148,7 +148,7 @@ class CutOff(FaultyMemory):
 
 
 def process(service: Service, store: FaultyMemory | None = None, *, encryption: str = "on") -> World:
-    """One of several processes. Each remembers the data keys that it has asked for, and no other's."""
+    """One of several processes. Each caches the data keys that it has read, and no others."""
     world = new_world(
         Flask("tests.web.app"),
         store=store or CutOff(),
@@ -173,7 +173,7 @@ def told(world: World, key: str) -> tuple[int, str, str | None, str | None]:
     return answer.status_code, code, answer.headers.get("Retry-After"), status
 
 
-def test_what_is_known_answers_while_the_data_keys_cannot_be_read() -> None:
+def test_cached_data_keys_serve_while_the_others_cannot_be_read() -> None:
     """A node that is down, a table that is locked, a store that is full: the records are there, and say who has run."""
     service = Service()
     plain = new_world(Flask("tests.web.app"), store=CutOff())
@@ -208,7 +208,7 @@ def test_nothing_runs_while_only_the_keys_are_away(error: Exception, encryption:
     assert (True, 201, [1]) == (is_replay(world.post(key="known")), world.post(key="new").status_code, world.runs)
 
 
-def test_nor_while_the_service_does_not_even_say_which_key_is_the_newest() -> None:
+def test_nothing_runs_while_the_service_does_not_name_its_newest_key() -> None:
     service = Service()
     world = process(service)
     world.post(key="known")
@@ -219,8 +219,8 @@ def test_nor_while_the_service_does_not_even_say_which_key_is_the_newest() -> No
     assert [1] == world.runs
 
 
-def test_the_log_says_that_it_is_the_keys(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever reads it at night looks for the right server."""
+def test_the_log_names_the_key_provider(caplog: pytest.LogCaptureFixture) -> None:
+    """The operator looks at the right server."""
     service = Service()
     service.error = TimeoutError("canary")
 
@@ -234,7 +234,7 @@ def test_the_log_says_that_it_is_the_keys(caplog: pytest.LogCaptureFixture) -> N
 
 @pytest.mark.parametrize("keys", ("remembered", "never asked for", "away as well"))
 def test_without_the_store_it_runs_unprotected_whatever_is_known_of_the_keys(keys: str) -> None:
-    """That is what was asked for: it is the store that does not answer, also where it is asked for a data key first."""
+    """`on_store_down="allow"` covers a silent store, even if the first read is for a data key."""
     service = Service()
     world = process(service)
     if keys == "remembered":
@@ -250,7 +250,7 @@ def test_without_the_store_it_runs_unprotected_whatever_is_known_of_the_keys(key
 
 
 class Forgetful(MemoryStore):
-    """Knows no key, and says that it should."""
+    """Knows no key, and reports that it lost them."""
 
     def __init__(self) -> None:
         super().__init__(clock=FrozenClock())
@@ -303,8 +303,8 @@ def test_a_request_is_refused_and_never_run(on_store_down: str) -> None:
         ("order-17", None),
     ),
 )
-def test_the_store_is_told_when_a_key_was_made(key: str, born: float | None) -> None:
-    """Of UUIDs of version 7 and of ULIDs alone: of others nobody knows."""
+def test_the_claim_has_the_time_in_the_key(key: str, born: float | None) -> None:
+    """Only UUIDs of version 7 and ULIDs hold a time."""
     world = a_world()
     world.post(key=key)
 
@@ -312,7 +312,7 @@ def test_the_store_is_told_when_a_key_was_made(key: str, born: float | None) -> 
 
 
 @pytest.mark.parametrize(("in_flight", "awaited"), (("wait", True), ("reject", False)))
-def test_the_store_is_told_whether_duplicates_wait(in_flight: str, awaited: bool) -> None:
+def test_the_claim_has_whether_duplicates_wait(in_flight: str, awaited: bool) -> None:
     world = a_world(in_flight=in_flight)
     world.post()
 
@@ -320,7 +320,7 @@ def test_the_store_is_told_whether_duplicates_wait(in_flight: str, awaited: bool
 
 
 def paid(**options: object) -> World:
-    """A payment that was made once, with its answer kept."""
+    """A payment that ran once, with its response stored."""
     world = new_world(**options)  # type: ignore[arg-type]
 
     @world.view()
@@ -339,7 +339,7 @@ def kept(world: World) -> Record:
 
 
 def spoil(world: World, data: bytes) -> None:
-    """Somebody has written to the store."""
+    """Another program has written to the store."""
     payload = kept(world).payload
     assert payload is not None
     spoilt = StoredPayload(data, payload.status, payload.success, payload.byte_size)
@@ -356,8 +356,8 @@ def splitting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EnvelopeCodec, "open", opened)
 
 
-def test_an_erased_answer_is_410_and_never_run() -> None:
-    """Whether it was sealed or not; each time, and told."""
+def test_an_erased_response_is_410_and_never_run() -> None:
+    """Whether it was sealed or not; each time, and with an event."""
     world = paid()
     world.store.data_keys.shred(world.store.calls[-1].key.tid)
 
@@ -368,7 +368,7 @@ def test_an_erased_answer_is_410_and_never_run() -> None:
     assert all("Retry-After" not in answer.headers for answer in answers)
 
 
-def test_a_damaged_answer_is_500_each_time_and_quarantined() -> None:
+def test_a_damaged_response_is_500_each_time_and_quarantined() -> None:
     """Time does not end it: the key of a payment that was made never becomes new."""
     world = paid()
     spoil(world, b"rubbish")
@@ -382,8 +382,8 @@ def test_a_damaged_answer_is_500_each_time_and_quarantined() -> None:
     assert (1, [1]) == (len(world.told(RecordCorrupt)), world.runs)
 
 
-def test_an_answer_that_must_not_be_sent_is_quarantined_too(splitting: None) -> None:
-    """It opens, and still nobody may be given it: found out once, told once."""
+def test_a_response_that_must_not_be_sent_is_quarantined_too(splitting: None) -> None:
+    """It opens, and must still not be sent: found once, reported once."""
     world = paid()
 
     answers = [world.post() for _ in range(2)]
@@ -408,7 +408,7 @@ def test_during_a_rotation_it_is_quarantined_under_the_secret_it_was_kept_with(s
 
 
 def test_a_store_that_is_gone_by_then_changes_nothing_for_the_caller(splitting: None) -> None:
-    """The answer is still damaged, and the next retry will find it out again."""
+    """The response is still damaged, and the next retry finds it again."""
     world = paid(on_store_down="allow")
     world.store.lose_request("mark_corrupt")
 
@@ -419,10 +419,10 @@ def test_a_store_that_is_gone_by_then_changes_nothing_for_the_caller(splitting: 
 
 
 @pytest.mark.parametrize("lost", ("key", "mark_corrupt", "read"))
-def test_what_was_done_is_not_run_again_although_views_may_run_without_a_store(
+def test_a_completed_request_never_runs_again_even_if_views_may_run_without_a_store(
     lost: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key service that is away while an answer is opened, or a store that goes while a damaged one is looked at."""
+    """A key service that is away while a response is opened, or a store that fails while a damaged one is examined."""
     world = paid(on_store_down="allow")
 
     def opened(self: EnvelopeCodec, *sealed: Any) -> StoredResponse:

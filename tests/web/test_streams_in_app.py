@@ -24,7 +24,7 @@ from tests.web.apps import KEY, World, is_replay, new_world
 
 
 def begin(world: World, key: str = "k") -> Any:
-    """The answer as a server gets it: an iterable that nobody has touched yet."""
+    """Return the response as a server gets it: an iterable that has not started."""
     environ = EnvironBuilder("/", method="POST", headers=[(KEY, key)]).get_environ()
     return world.app(environ, lambda status, headers, exc_info=None: lambda data: None)
 
@@ -50,7 +50,7 @@ def streaming(world: World, *chunks: str, log: list[str] | None = None, fail: Ba
 
 
 def test_p48_the_first_chunk_leaves_before_the_second_is_made_and_the_end_is_stored_before_it_is_sent() -> None:
-    """Meanwhile a parallel retry gets 409."""
+    """While the stream runs, a parallel retry gets 409."""
     world, log = new_world(), list[str]()
     streaming(world, "a", "b", log=log)
     answer = begin(world)
@@ -113,9 +113,7 @@ def test_p49_a_generator_that_fails_is_an_unhandled_exception(policy: dict[str, 
 
 
 @pytest.mark.parametrize(("effects", "settled"), (("plain", "quarantine"), ("deduplicated", "release")))
-def test_p49_a_worker_killed_in_the_middle_of_a_stream_leaves_what_a_vanished_one_would(
-    effects: str, settled: str
-) -> None:
+def test_p49_a_worker_killed_in_the_middle_of_a_stream_counts_as_vanished(effects: str, settled: str) -> None:
     """SystemExit in a generator is SystemExit."""
     world = new_world(effects=effects)
     streaming(world, "a", fail=SystemExit())
@@ -186,7 +184,7 @@ def test_p51_a_hook_that_drains_wraps_or_replaces_a_stream_never_leaves_it_runni
 
 
 def test_p51_a_replaced_stream_is_settled_with_its_own_request() -> None:
-    """The tee is gone by then, so there is nothing to wait for: no other request has to come by first."""
+    """The tee is gone by then, so no other request has to come first."""
     world = new_world()
     streaming(world, "a", "b")
     world.app.after_request(replace_body)
@@ -255,7 +253,7 @@ def test_p54_a_tee_that_dies_while_the_store_is_busy_waits_for_the_next_claim() 
 
 
 def test_a_stream_leaves_no_cycle_behind() -> None:
-    """An abandoned body must be heard of by reference count: collectors may be off, or late."""
+    """Reference counting must report an abandoned body: the garbage collector may be off, or late."""
     world = new_world()
     streaming(world, "a", "b")
     gc.collect()
@@ -285,7 +283,7 @@ def test_a_stream_whose_status_is_released_runs_again() -> None:
 
 
 def test_a_hook_that_fails_after_a_stream_was_captured_settles_by_the_failure() -> None:
-    """The 500 has a capture of its own; the first answer's stream is closed and asked nothing more."""
+    """The 500 is captured separately; the first response's stream is closed and not read on."""
     world = new_world()
 
     class Source:
@@ -320,7 +318,7 @@ def tee(*chunks: bytes, announced: int | None = None) -> Tee:
 
 
 def test_a_lost_stream_has_no_end() -> None:
-    """However often it is asked, StopIteration would be taken for the end of a whole answer."""
+    """Every `next` raises, because the client would take StopIteration for the end of a whole response."""
     stream = tee(b"a", b"b")
 
     assert [b"a", b"b"] == [next(stream), next(stream)]
@@ -363,8 +361,8 @@ def superseded(length: int | None) -> World:
 
 
 @pytest.mark.parametrize(("length", "sent"), ((None, [b"from ", b"A"]), (6, [b"from "])))
-def test_a_superseded_owner_breaks_its_stream_off(length: int | None, sent: list[bytes]) -> None:
-    """B's answer is stored, so A's is not delivered whole; A's client retries, and is given B's."""
+def test_a_superseded_worker_breaks_its_stream_off(length: int | None, sent: list[bytes]) -> None:
+    """B's response is stored, so A's is not delivered whole; A's client retries and gets B's."""
     world = superseded(length)
     answer, received = begin(world), list[bytes]()
     with pytest.raises(LeaseLost):
@@ -378,7 +376,7 @@ def test_a_superseded_owner_breaks_its_stream_off(length: int | None, sent: list
     assert "from B" == again.text
 
 
-def test_a_superseded_stream_that_is_closed_early_is_settled_quietly() -> None:
+def test_a_superseded_stream_that_is_closed_early_ends_without_an_error() -> None:
     """Its client is gone already."""
     world = superseded(None)
     answer = begin(world)

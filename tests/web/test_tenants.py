@@ -37,7 +37,7 @@ def tenant() -> str | None:
 
 
 def shop(**config: Any) -> World:
-    """Every payment is answered with its number. Its tenant is whoever X-Tenant names."""
+    """Every payment returns its number. X-Tenant names its tenant."""
     named = {f"IDEMPOTENCY_{name.upper()}": value for name, value in config.items()}
     world = new_world(config=named, init=False)
     world.idempotency.tenant_loader(tenant)
@@ -59,7 +59,7 @@ def fields(response: TestResponse) -> tuple[str, str, str]:
     return tuple(response.headers[name] for name in ("RateLimit-Policy", "RateLimit", "Retry-After"))  # type: ignore[return-value]
 
 
-def test_a_new_key_too_many_is_429_and_says_when_to_come_back() -> None:
+def test_a_new_key_over_the_quota_is_429_with_retry_after() -> None:
     """In the fields of the IETF draft, to the second, and in the problem document."""
     world = shop(quota_new_keys=(1, 3600))
     world.clock.now = 3600.0 * 1000 + 3588.5
@@ -83,7 +83,7 @@ def test_a_new_key_too_many_is_429_and_says_when_to_come_back() -> None:
         ("quota_bytes", '"bytes";q=1;qu="content-bytes"'),
     ),
 )
-def test_what_answers_take_is_free_when_their_life_ends(setting: str, policy: str) -> None:
+def test_the_space_of_responses_is_free_after_they_expire(setting: str, policy: str) -> None:
     """That may be a day off: five seconds would be a lie."""
     world = shop(**{setting: 1})
     world.post(key="first")
@@ -98,8 +98,8 @@ def test_what_answers_take_is_free_when_their_life_ends(setting: str, policy: st
     assert 201 == world.post(key="second").status_code
 
 
-def test_a_request_too_many_at_once_is_asked_back_soon() -> None:
-    """What is left of a lease says when its owner was last seen, not when it will be done."""
+def test_a_request_over_the_in_flight_quota_may_retry_soon() -> None:
+    """The rest of a lease shows when its worker was last seen, not when it finishes."""
     world = new_world(config={"IDEMPOTENCY_QUOTA_IN_FLIGHT": 1}, lease=300, max_runtime=300)
     inner: list[TestResponse] = []
 
@@ -117,7 +117,7 @@ def test_a_request_too_many_at_once_is_asked_back_soon() -> None:
 @pytest.mark.parametrize("seconds", (0.0, 0.2, 59.2, 86_400.0))
 @pytest.mark.parametrize("limit", ("records", "bytes", "in-flight", "new-keys"))
 @pytest.mark.parametrize("profile", PROFILES)
-def test_every_dialect_says_when(profile: str, limit: str, seconds: float) -> None:
+def test_every_profile_has_the_time_to_retry(profile: str, limit: str, seconds: float) -> None:
     """Whole seconds, from one up, and the same twice. A store that cannot tell leaves a minute."""
     outcome = OverQuota(limit, 7, retry_after=seconds, window=60.0 if limit == "new-keys" else None)
     response = render(refusal(outcome), profile=PROFILES[profile], docs_url="d/", response_class=Response)
@@ -191,7 +191,7 @@ def test_a_refused_request_leaves_nothing() -> None:
 
 
 def test_each_tenant_has_its_own() -> None:
-    """And so have those that name none."""
+    """Requests without a tenant have one too."""
     world = shop(quota_records=1)
 
     def statuses(key: str) -> list[int]:
@@ -221,15 +221,15 @@ def test_a_loader_has_the_last_word_on_a_tenant_limit_by_limit() -> None:
 
 
 def test_an_operator_has_the_last_word_over_the_loader() -> None:
-    """What is stored with the ledger goes before what any deployed code says."""
+    """A quota stored in the ledger overrides the deployed code."""
     world = shop(quota_records=1)
     world.store.ledger.limit(Identity(b"s").tenant_id("tests.web.app", "acme"), Quota(records=2))
 
     assert [201, 201, 429] == [world.post(key=key, headers={"X-Tenant": "acme"}).status_code for key in ("a", "b", "c")]
 
 
-def test_nothing_is_counted_where_no_quota_is() -> None:
-    """Who has not asked for it does not pay for it."""
+def test_without_a_quota_nothing_is_counted() -> None:
+    """Without a quota, no request pays for counting."""
     world = shop()
 
     world.post()
@@ -239,8 +239,8 @@ def test_nothing_is_counted_where_no_quota_is() -> None:
     assert (False, Usage()) == (record.in_quota, usage(world))
 
 
-def test_a_loader_alone_has_everything_counted() -> None:
-    """Without a limit even: whoever sets one later finds what is there already."""
+def test_a_loader_alone_makes_everything_count() -> None:
+    """Even without a limit: a limit that is set later counts what is there already."""
     world = shop()
     world.idempotency.quota_loader(lambda name: None)
 
@@ -264,7 +264,7 @@ def test_a_loader_may_be_async() -> None:
 
 
 def test_a_loader_must_return_a_quota() -> None:
-    """A number means one of four limits, and nobody knows which."""
+    """A bare number could mean any of four limits."""
     world = shop()
     world.app.config["PROPAGATE_EXCEPTIONS"] = True
     world.idempotency.quota_loader(lambda name: 5)  # type: ignore[type-var]
@@ -306,7 +306,7 @@ TWENTY = [f"key-{number}" for number in range(20)]
 
 
 class Shop:
-    """One application on a Redis of its own, in as many processes as a test likes."""
+    """One application on its own Redis, in as many processes as a test likes."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -355,7 +355,7 @@ def listed(world: World, state: str = "completed", tenant: str = "acme") -> list
     return [record["handle"] for record in records]
 
 
-def test_a_list_shows_those_of_all_parts_and_of_nobody_else(partitioned_shop: Shop) -> None:
+def test_a_list_shows_records_of_all_parts_and_of_no_other_tenant(partitioned_shop: Shop) -> None:
     world = partitioned_shop.world()
     assert [201] * 40 == paid(world) + paid(world, tenant="globex")
 
@@ -365,7 +365,7 @@ def test_a_list_shows_those_of_all_parts_and_of_nobody_else(partitioned_shop: Sh
     assert {"acme"} == {said(run(world, "show", handle, "--json"))["tenant"] for handle in handles[:3]}
 
 
-def test_keys_are_found_and_settled_in_whichever_part_they_are(partitioned_shop: Shop) -> None:
+def test_keys_are_found_and_resolved_in_every_part(partitioned_shop: Shop) -> None:
     """
     By the key as the client knows it, and by a handle beside the tenant. A retry runs once more, and then no more.
     """
@@ -388,7 +388,7 @@ def test_keys_are_found_and_settled_in_whichever_part_they_are(partitioned_shop:
 
 @pytest.mark.parametrize("shred", (False, True), ids=("wiped", "shredded"))
 def test_a_purge_reaches_every_part(partitioned_shop: Shop, shred: bool) -> None:
-    """Each has data keys of its own. Nobody else's are touched, and nothing runs again."""
+    """Each has its own data keys. No other tenant's are touched, and no request runs again."""
     world = partitioned_shop.world(encryption="on", key_ring=RING)
     assert [201] * 40 == paid(world) + paid(world, tenant="globex")
     assert 2 * PARTS == said(run(world, "keys", "status", "--json"))["keys"][0]["data_keys"]
@@ -433,7 +433,7 @@ def test_while_secrets_rotate_both_records_of_a_use_are_settled(partitioned_shop
     assert ([], [201] * 4) == (listed(world, "quarantined"), paid(world, TWENTY[:4]))
 
 
-def test_what_a_tenant_has_is_the_sum_and_what_it_may_have_is_divided(partitioned_shop: Shop) -> None:
+def test_usage_is_the_sum_over_parts_and_a_quota_is_divided(partitioned_shop: Shop) -> None:
     """
     Ten over four parts are three each: twelve at most. A client hears of the whole, and what is known always passes.
     """
