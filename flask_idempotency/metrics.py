@@ -1,7 +1,8 @@
-"""Events and store calls as Prometheus counts them. Needs `prometheus_client`: pip install 'flask-idempotency[metrics]'.
+"""Count events and store calls for Prometheus, and read gauges from the stores when a scrape comes.
 
-Nothing here serves `/metrics`, and nothing here can be labelled with what a client sends: every label has a fixed set of
-values, and what is not in it is `other`. What a scrape asks the store, it asks once in ten seconds.
+Needs `prometheus_client`: pip install 'flask-idempotency[metrics]'. This module serves no `/metrics`. No label takes a
+value that a client sends: each label has a fixed set of values, and any other value becomes `other`. Scrapes ask a store at
+most once in ten seconds.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.maintenance.rotate import RotateReport
 from flask_idempotency.stores.timed import Call, Ending
 
-# The names of all metrics, their labels, and every value that a label can have.
+# The metrics, their labels, and every value of a label.
 
 APP: Final = "app"
-"""The one label that is not a word of ours: the application's namespace, which is its name unless it has another."""
+"""The label with the application's namespace, by default its name. Its values are the only ones not fixed here."""
 
 OTHER: Final = "other"
 
@@ -65,30 +66,31 @@ Made: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric, and what its labels can say besides `app`."""
+    """A metric, and the values of its labels other than `app`."""
 
     name: str
     help: str
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     buckets: tuple[float, ...] = ()
-    """Of a histogram. A counter has none."""
+    """The buckets of a histogram. A counter has none."""
 
     @property
     def exposed(self) -> str:
-        """As a scrape shows it."""
+        """The name that a scrape shows."""
         return self.name if self.buckets else f"{self.name}_total"
 
-    def folded(self, said: tuple[str, ...]) -> tuple[str, ...]:
-        """These values, each as one of the fixed set."""
+    def folded(self, values: tuple[str, ...]) -> tuple[str, ...]:
+        """Return these label values, each unknown one as `other`."""
         return tuple(
-            value if value in known else OTHER for value, known in zip(said, self.labels.values(), strict=True)
+            value if value in known else OTHER for value, known in zip(values, self.labels.values(), strict=True)
         )
 
     def every(self) -> list[tuple[str, ...]]:
+        """Return every combination of label values."""
         return list(product(*self.labels.values()))
 
 
-# Milliseconds for a store that is near, and a second or two for one that is about to be given up.
+# Milliseconds for a near store; a second or two before a request gives up.
 _LATENCY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _RUNS = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 3600.0)
 _SIZES = (128.0, 512.0, 2048.0, 8192.0, 32768.0, 131072.0, 524288.0, 2097152.0)
@@ -97,11 +99,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         family.name.removeprefix("idempotency_"): family
         for family in (
-            Family("idempotency_claims", "Requests that won their key.", {"kind": ("first", "takeover")}),
-            Family("idempotency_replays", "Stored answers given again.", {"answer": _ANSWERS}),
+            Family("idempotency_claims", "Requests that claimed their key.", {"kind": ("first", "takeover")}),
+            Family("idempotency_replays", "Stored responses that were replayed.", {"answer": _ANSWERS}),
             Family(
                 "idempotency_refusals",
-                "Requests refused for how their key stands, by the code of the problem.",
+                "Refused requests, by the code of the problem.",
                 {
                     "code": (
                         "in-flight",
@@ -117,51 +119,53 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
             Family(
                 "idempotency_quota_refusals",
-                "Requests refused because their tenant has as much as it may, by what it has.",
+                "Requests refused because their tenant reached a limit, by the limit.",
                 {"limit": ("records", "bytes", "in-flight", "new-keys", OTHER)},
             ),
             Family(
                 "idempotency_memory_losses",
-                "Times that a request or the janitor noticed that the store has lost its memory, by how.",
+                "Data losses that a request or the janitor detected, by kind.",
                 {"loss": (*(loss.value for loss in DataLoss), OTHER)},
             ),
-            Family("idempotency_restored_claims", "Claims that their owners put back: the store had forgotten them."),
-            Family("idempotency_completions", "Results made durable.", {"status": _CLASSES, "answer": _ANSWERS}),
-            Family("idempotency_answer_size_bytes", "Sizes of stored answers, as they were sent.", buckets=_SIZES),
-            Family("idempotency_releases", "Keys that may run again.", {"cause": _CAUSES}),
+            Family("idempotency_restored_claims", "Claims that workers restored after a data loss."),
+            Family(
+                "idempotency_completions", "Responses that the store saved.", {"status": _CLASSES, "answer": _ANSWERS}
+            ),
+            Family("idempotency_answer_size_bytes", "Sizes of stored responses, as they were sent.", buckets=_SIZES),
+            Family("idempotency_releases", "Keys that were released.", {"cause": _CAUSES}),
             Family(
                 "idempotency_quarantines",
-                "Keys whose outcome nobody knows: by their owners' word, or found by a janitor.",
+                "Keys that a worker or the janitor quarantined, by cause.",
                 {"cause": _CAUSES},
             ),
-            Family("idempotency_lease_losses", "Owners that learnt that their claim was no longer their own."),
-            Family("idempotency_renewal_failures", "Renewals of leases that failed, and are tried again."),
+            Family("idempotency_lease_losses", "Workers that lost their claim before their work ended."),
+            Family("idempotency_renewal_failures", "Lease renewals that failed and are retried."),
             Family("idempotency_max_runtime_exceeded", "Views that ran longer than max_runtime."),
-            Family("idempotency_early_commits", "Transactional views that committed by themselves."),
+            Family("idempotency_early_commits", "Transactional views that committed before their response was known."),
             Family(
                 "idempotency_settlement_failures",
-                "Results that the store did not take: to be tried again, or given up.",
+                "Responses that the store did not save: retried (delayed), or given up (abandoned).",
                 {"outcome": ("delayed", "abandoned")},
             ),
             Family(
                 "idempotency_settled_by_others",
-                "Keys settled in their owners' place, or perhaps, where the store did not say.",
+                "Keys that operators and resolvers resolved, or may have (uncertain).",
                 {"verb": ("completed", "released", "reopened", "uncertain", OTHER), "by": ("resolver", "person")},
             ),
             Family(
                 "idempotency_resolver_undecided",
-                "Resolvers that were asked and settled nothing.",
+                "Resolver calls that resolved no key.",
                 {"answer": ("still-unknown", "failed")},
             ),
             Family(
                 "idempotency_store_failures",
-                "Claims that the store could not decide, by what became of the request.",
+                "Claims that the store could not decide, by what happened to the request.",
                 {"request": ("refused", "unprotected")},
             ),
-            Family("idempotency_corrupt_records", "Stored records that could not be read."),
+            Family("idempotency_corrupt_records", "Stored records that are unreadable."),
             Family(
                 "idempotency_operator_actions",
-                "What operators did to whole tenants, and to the store.",
+                "Actions of operators on whole tenants and on the store.",
                 {
                     "change": (
                         "tenant-erased",
@@ -174,33 +178,36 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
             Family(
                 "idempotency_chore_runs",
-                "Runs of the janitor's chores.",
+                "Runs of janitor tasks.",
                 {"chore": (*CHORES, OTHER), "outcome": ("finished", "unfinished", "failed")},
             ),
             Family(
-                "idempotency_chore_duration_seconds", "How long chores ran.", {"chore": (*CHORES, OTHER)}, buckets=_RUNS
+                "idempotency_chore_duration_seconds",
+                "Run times of janitor tasks.",
+                {"chore": (*CHORES, OTHER)},
+                buckets=_RUNS,
             ),
             Family(
                 "idempotency_chore_counts",
-                "What chores did, by the numbers of their reports.",
+                "Work of janitor tasks, by the counts of their reports.",
                 {"chore": (*CHORES, OTHER), "count": (*_COUNTS, OTHER)},
             ),
             Family(
                 "idempotency_store_call_duration_seconds",
-                "How long the store took, call by call.",
+                "Response times of the store, by call.",
                 {"call": get_args(Call), "outcome": get_args(Ending)},
                 buckets=_LATENCY,
             ),
         )
     }
 )
-"""Everything that is counted, by its short name."""
+"""Every counter and histogram, by its short name."""
 
 _made: WeakKeyDictionary[CollectorRegistry, Made] = WeakKeyDictionary()
 
 
 def made_in(registry: CollectorRegistry) -> Made:
-    """The metrics of this registry, by their short names. Every application in a process shares them."""
+    """Return the metrics of this registry by short name. All applications in a process share them."""
     if registry not in _made:
         _made[registry] = {name: _make(family, registry) for name, family in FAMILIES.items()}
     return _made[registry]
@@ -213,23 +220,23 @@ def _make(family: Family, registry: CollectorRegistry) -> Counter | Histogram:
     return Counter(family.name, family.help, labels, registry=registry)
 
 
-# How things stand when somebody looks: read from the stores at a scrape, and not again for a while.
+# Gauges, read from the stores at a scrape.
 
 REMEMBERED_SECONDS: Final = 10.0
-"""Scrapes come every 15 seconds or so; more of them at once are one question to the store."""
+"""Seconds for which scrapes share one reading. Prometheus scrapes about every 15 seconds."""
 
 GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "idempotency_store_up": ("1 if the store answered when it was last asked for what follows, 0 if not.", ()),
+    "idempotency_store_up": ("1 if the store answered the last scrape, 0 if not.", ()),
     "idempotency_unsettled_records": ("Records that are not completed.", ("state",)),
-    "idempotency_unsettled_age_seconds": ("Since when the first of them is without its owner.", ("state",)),
-    "idempotency_chore_age_seconds": ("Since when a chore was last reported.", ("chore",)),
-    "idempotency_clock_skew_seconds": ("By how much the store's clock was ahead of the janitor's host.", ()),
+    "idempotency_unsettled_age_seconds": ("How long the oldest of them has had no worker.", ("state",)),
+    "idempotency_chore_age_seconds": ("Time since a task last reported.", ("chore",)),
+    "idempotency_clock_skew_seconds": ("How far the store's clock was ahead of the janitor's host.", ()),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a store said of itself."""
+    """What a store answered at a scrape."""
 
     up: bool
     standing: UnfinishedCounts | None = None
@@ -237,7 +244,7 @@ class Reading:
 
 
 class Gauges(Collector):
-    """Asks the stores of applications how they stand, when it is scraped. Keeps no application alive."""
+    """Read the stores of applications at a scrape. Keeps no application alive."""
 
     def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -246,18 +253,18 @@ class Gauges(Collector):
         self._lock = Lock()
 
     def add(self, app: Flask, *, name: str) -> None:
-        """Ask this one too, and no longer the one that had its name before."""
+        """Read this application too, in place of an earlier one of the same name."""
         with self._lock:
             self._apps[name] = weakref.ref(app)
             self._read.pop(name, None)
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        # Without this a registry would scrape us when we are registered, and nothing is set up by then.
+        # Without this a registry would scrape when we register, before the application is set up.
         return _families().values()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         families = _families()
-        # One at a time: those that are scraped meanwhile get what the first was told.
+        # One at a time: a scrape that waits here shares the reading of the first.
         with self._lock:
             for name in list(self._apps):
                 reading = self._reading(name)
@@ -266,7 +273,7 @@ class Gauges(Collector):
         return families.values()
 
     def _reading(self, name: str) -> Reading | None:
-        """How this application's store stands. None: the application has gone, or has none."""
+        """Return a reading of this application's store. None: the application is gone, or has no store."""
         app = self._apps[name]()
         if app is None:
             del self._apps[name]
@@ -280,7 +287,7 @@ class Gauges(Collector):
         if built is None:
             return None
         reading = _ask(built)
-        # Also that it did not answer: an outage is not made shorter by asking.
+        # Keep a failure too: more questions do not end an outage.
         self._read[name] = self._monotonic(), reading
         return reading
 
@@ -289,7 +296,7 @@ _watching: WeakKeyDictionary[CollectorRegistry, Gauges] = WeakKeyDictionary()
 
 
 def watch(app: Flask, *, name: str, registry: CollectorRegistry) -> None:
-    """Have scrapes of this registry ask the store of this application."""
+    """Let scrapes of this registry read the store of this application."""
     if registry not in _watching:
         gauges = _watching[registry] = Gauges()
         registry.register(gauges)
@@ -297,7 +304,7 @@ def watch(app: Flask, *, name: str, registry: CollectorRegistry) -> None:
 
 
 def gauges_of(app: Flask) -> Gauges:
-    """A collector of this application's gauges alone, to be registered where the rest comes from several processes."""
+    """Return a collector of this application's gauges alone. Register it if several processes share the other metrics."""
     state: Any = app.extensions["idempotency"]
     gauges = Gauges()
     gauges.add(app, name=state.settings.namespace)
@@ -308,7 +315,7 @@ def _ask(built: Services) -> Reading:
     try:
         standing = None if built.recovery is None else built.recovery.counts()
         last = {} if built.chores is None else built.chores.reports()
-    except Exception:  # noqa: BLE001 - whatever it is, the other metrics are to be scraped
+    except Exception:  # noqa: BLE001 - a scrape must still get the other metrics
         return Reading(up=False)
     return Reading(up=True, standing=standing, last=last)
 
@@ -340,17 +347,17 @@ def _skew(entry: TaskReport | None) -> float | None:
     return None if skew_ms is None else skew_ms / 1000
 
 
-# What each event counts for.
+# The metrics of each event.
 
 Sample: TypeAlias = tuple[tuple[str, ...], float]
-"""The values of a family's labels, and by how much it rises, or what a histogram is shown."""
+"""Label values, and the increment of a counter or the observation of a histogram."""
 
 ONE: Sample = ((), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """One family that an event counts for."""
+    """One metric that an event changes."""
 
     family: str
     samples: Callable[[Any], Iterable[Sample]]
@@ -358,7 +365,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Uncounted:
-    """An event that counts for nothing, and why."""
+    """An event without a metric, and the reason."""
 
     because: str
 
@@ -399,7 +406,7 @@ def _outcome(event: events.TaskRun) -> str:
 
 
 def _chore_counts(event: events.TaskRun) -> Iterable[Sample]:
-    # What a heartbeat reports is no number of anything, and may be below 0.
+    # The numbers of a heartbeat are no counts, and may be below 0.
     if event.operation == "heartbeat":
         return ()
     return [((event.operation, name), float(count)) for name, count in event.counts.items() if count > 0]
@@ -460,25 +467,22 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
             Counts("chore_duration_seconds", lambda event: (((event.operation,), event.seconds),)),
             Counts("chore_counts", _chore_counts),
         ),
-        events.JanitorMissing: Uncounted("`idempotency_chore_age_seconds` says it, and goes on saying it"),
+        events.JanitorMissing: Uncounted("`idempotency_chore_age_seconds` shows it for as long as it lasts"),
     }
 )
-"""Every event and the families it counts for, or why it counts for none."""
-
-
-# Counts what one application is told, and times what its store is asked.
+"""Every event and the metrics that it changes, or the reason that it changes none."""
 
 
 class Meter:
-    """An application's own, on metrics that all applications of a registry share."""
+    """Count the events and store calls of one application, in metrics that all applications of a registry share."""
 
     def __init__(self, app: Flask, *, name: str, registry: CollectorRegistry = REGISTRY) -> None:
-        """`name` is what the label `app` says. The latest application of a name is the one whose store a scrape asks."""
+        """`name` is the value of the label `app`. A scrape reads the store of the latest application of a name."""
         self._name = printable(name)
         self._made = made_in(registry)
         self._children: dict[tuple[str, tuple[str, ...]], Any] = {}
         for family, about in FAMILIES.items():
-            # What never happened is 0, and not absent: nobody can be alerted to the first rise of what is not there.
+            # Start every series at 0: an alert does not see the first rise of a series that does not exist.
             if not about.buckets and len(about.labels) < 2:
                 for values in about.every():
                     self._child(family, values)
@@ -498,13 +502,13 @@ class Meter:
         self._child("store_call_duration_seconds", (call, ending))(seconds)
 
     def _child(self, family: str, values: tuple[str, ...]) -> Any:
-        """What takes this sample. Found once: the client library looks for a child under a lock."""
+        """Return the function that takes this sample. Cached, because the client library finds a child under a lock."""
         child = self._children.get((family, values))
         if child is None:
             about = FAMILIES[family]
             folded = about.folded(values)
             metric = self._made[family].labels(self._name, *map(printable, folded))
             child = metric.observe if about.buckets else metric.inc
-            # By what it was folded to: what was said may be anything, and would be kept for ever.
+            # Cache by the folded values: the others may be anything, and would stay for ever.
             self._children[family, folded] = child
         return child

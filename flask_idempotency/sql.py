@@ -1,4 +1,4 @@
-"""For applications that keep their records in SQL, or write beside a claim to SQL of their own."""
+"""Public helpers for applications with SQL: tables in your metadata, migrations, Alembic, and fenced updates."""
 
 from __future__ import annotations
 

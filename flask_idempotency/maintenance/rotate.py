@@ -1,4 +1,7 @@
-"""Sealing answers anew, so that an old key of the ring may go."""
+"""Seal stored responses again so that an old key of the ring can go, seal plain ones, and wipe erased ones.
+
+A data key stays while the store holds a response under it, or while a late completion may still arrive.
+"""
 
 from __future__ import annotations
 
@@ -15,33 +18,33 @@ from flask_idempotency.engine.model import ERASED, Record, RequestInfo, State, S
 from flask_idempotency.engine.store import Codec, SealContext
 from flask_idempotency.maintenance.janitor import Batcher, BatchResult
 
-# Leaving nothing readable of a tenant's answers, once they are erased.
+# Wipe: leave no readable response of an erased tenant.
 
 
 @dataclass(frozen=True, slots=True)
 class WipeReport:
-    """What one run has done. It may be run again: what is wiped is passed over."""
+    """The result of one run of `wipe`. Run it again if you like: it passes over wiped responses."""
 
     wiped: int = 0
-    """There is nothing left of these but that the work was done."""
+    """Only the fact that the work was done is left of these."""
     passed_over: int = 0
-    """Changed or removed by somebody else meanwhile, or wiped already."""
+    """Changed or removed by another process during the run, or wiped before."""
     shrunk: int = 0
     finished: bool = True
 
 
 def wiped(payload: StoredPayload) -> StoredPayload:
-    """What is left of an answer that is wiped: its status and its size."""
+    """Return what is left of a wiped response: its status and its size."""
     return replace(payload, data=b"", sealed_by=ERASED)
 
 
 def wipe(
     answers: Responses, tids: Sequence[bytes], *, drain: Batcher, told: Callable[[int], object] = lambda wiped: None
 ) -> WipeReport:
-    """Wipe every answer of this tenant that is erased, sealed or plain; `tids` are all that stands for it.
+    """Wipe every erased response of this tenant, sealed or plain. `tids` are the ids of all its parts.
 
-    What was first used after the tenant was erased is left alone. `told` hears how many are wiped so far, for what was done
-    until an error stays done. Raises `StoreUnavailable` when the store does not answer.
+    Leave a response alone whose key was first used after the erasure. `told` gets the number wiped so far: what was done
+    until an error stays done. Raises `StoreUnavailable` if the store does not answer.
     """
     counts: Counter[str] = Counter()
     tenants, cursor = list(tids), b""
@@ -66,9 +69,9 @@ def wipe(
 
 
 def wipe_condemned(unsettled: Recovery, tids: Sequence[bytes], *, keep_of: Callable[[RequestInfo], float]) -> int:
-    """Wipe this tenant's answers that nobody could open, and that are quarantined for it. Returns how many.
+    """Wipe this tenant's quarantined responses, which no worker could open. Return how many.
 
-    Their work was done, so each is completed again, without an answer, and ends after its endpoint's `keep`.
+    Their work was done, so each is completed again without a response, and expires after its endpoint's `keep`.
     """
     count = 0
     for found in every(unsettled, State.QUARANTINED, tids=tids):
@@ -80,7 +83,7 @@ def wipe_condemned(unsettled: Recovery, tids: Sequence[bytes], *, keep_of: Calla
 
 
 def still_open(unsettled: Recovery, tids: Sequence[bytes]) -> int:
-    """Uses of keys that have no answer yet, and may be given one by an owner that is late."""
+    """Return how many uses of keys have no response yet, and may get one from a late worker."""
     tokens = {
         found.record.token
         for state in (State.PROCESSING, State.QUARANTINED)
@@ -90,16 +93,17 @@ def still_open(unsettled: Recovery, tids: Sequence[bytes]) -> int:
     return len(tokens)
 
 
-GRACE_SECONDS: Final = 300.0
-"""How long a closed key stays at least: longer than any completion is on its way that began before it was closed."""
+# Rotate and seal.
 
+GRACE_SECONDS: Final = 300.0
+"""How long a disabled data key stays at least: longer than a completion that began before takes to arrive."""
 
 MOST_BLOCKED: Final = 20
-"""Tenants one after the other whose data keys cannot be used, and nothing sealed: that is no damage but an outage."""
+"""Tenants in a row with unusable data keys, and no response sealed: this is an outage and no damage."""
 
 
 class Sealed(Protocol):
-    """The keys of a ring by their ids, and the one that new answers are sealed under."""
+    """The keys of a ring by their ids, and the one that seals new responses."""
 
     @property
     def newest(self) -> str: ...
@@ -109,48 +113,48 @@ class Sealed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RotateReport:
-    """What one run has done. An old key of the ring may go when `keys status` finds nothing under it any more."""
+    """The result of one run of `rotate`. Remove an old key of the ring when `keys status` finds no use of it."""
 
     resealed: int = 0
     wiped: int = 0
-    """Erased before, and now there is nothing left of them but that the work was done."""
+    """Erased before; now only the fact that the work was done is left."""
     passed_over: int = 0
-    """Changed or removed by somebody else meanwhile, or wiped already: nothing to do."""
+    """Changed or removed by another process during the run, or wiped before."""
     plain: int = 0
-    """Not encrypted, so they stay as they are: see `seal_plain`."""
+    """Plain responses, which stay as they are: see `seal_plain`."""
     unreadable: int = 0
-    """Cannot be opened, so they stay as they are. A retry of their keys quarantines them."""
+    """Responses that cannot be opened, so they stay as they are. A retry quarantines their keys."""
     blocked: int = 0
-    """Of tenants whose data keys cannot be used: they stay as they are. `keys status` and the log say more."""
+    """Responses of tenants with unusable data keys, which stay as they are. See `keys status` and the log."""
     closed: int = 0
-    """Data keys that seal no more from now on."""
+    """Data keys that seal no new response from now on."""
     retired: int = 0
-    """Data keys that are gone: nothing was sealed with them any more."""
+    """Data keys that were deleted: no stored response used them."""
     shrunk: int = 0
     finished: bool = True
-    """False: the budget ended before all answers were looked at. The next run begins anew, and finds fewer."""
+    """False: the budget ended first. The next run starts from the beginning, and finds fewer."""
 
     @property
     def done(self) -> bool:
-        """Whether everything that can be opened is sealed under the newest key."""
+        """Return True if every response that can be opened is sealed under the newest key."""
         return self.finished and self.resealed == self.wiped == self.closed == 0
 
 
 @dataclass(frozen=True, slots=True)
 class SealReport:
-    """Counts of one run of `seal_plain`."""
+    """The result of one run of `seal_plain`."""
 
     sealed: int = 0
     passed_over: int = 0
-    """Erased, or changed or removed by another process in the meantime."""
+    """Erased, or changed or removed by another process during the run."""
     unreadable: int = 0
-    """Damaged, or the codec opens no plain answer: they stay as they are."""
+    """Damaged, or the codec opens no plain response: they stay as they are."""
     blocked: int = 0
     """The data keys of their tenants cannot be used: they stay as they are."""
 
     @property
     def done(self) -> bool:
-        """Return True if no plain answer of this application is left that could be sealed."""
+        """Return True if no plain response of this application is left that could be sealed."""
         return self.unreadable == self.blocked == 0
 
 
@@ -174,24 +178,21 @@ def rotate(
     owner: bytes = b"",
     grace: float = GRACE_SECONDS,
 ) -> RotateReport:
-    """Seal every answer anew that is sealed under another key of the ring than the newest; and wipe erased ones.
+    """Seal every response again that an old key of the ring protects, and wipe erased ones.
 
-    Plain answers are counted and stay plain: anyone who can write to the store may have planted them, and a seal would
-    make them genuine.
+    Leave plain responses plain and count them: anyone who can write to the store may have planted one, and a seal would
+    make it genuine.
 
-    Requests go on meanwhile and find every answer, sealed in the old way or in the new one; each keeps its expiry. What is
-    completed under an old key from now on is sealed with a new one by whoever completes it. Run it once more after `grace`
-    seconds, and it retires the data keys that are needed no more.
+    Requests go on during the run: they open every response, before and after, and each keeps its expiry. A worker that
+    completes under an old key seals with a new one. Run this again after `grace` seconds to delete data keys that no
+    response needs. Unusable data keys of one tenant do not stop the others.
 
-    A tenant whose data keys cannot be used keeps nobody else's answers from being sealed.
+    `unsettled` finds the quarantined responses that no worker could open: their data keys stay. `owner` is the prefix of
+    this application's tokens. Responses of other applications in the store stay alone, because those may have another ring
+    or none; so do data keys of a foreign ring while a response needs them.
 
-    `unsettled`: where those answers are that nobody could open so far: their data keys stay, or nobody ever will.
-
-    `owner`: what the tokens of this application's claims begin with. Another one's answers in the same store are left
-    alone, for it may have no ring, or another; and so are data keys of a ring that is not ours while anything needs them.
-
-    Raises `StoreUnavailable` when the store does not answer; what was done until then stays. Raises `ConfigurationError`
-    when the codec does not encrypt: it would store in clear what is sealed.
+    Raises `StoreUnavailable` if the store does not answer; what was done until then stays. Raises `ConfigurationError` if
+    the codec does not encrypt: it would store sealed responses in clear.
     """
     newest = ring.newest
     old = data_keys.wrapped_by_other(newest)
@@ -235,7 +236,7 @@ def rotate(
                 data_keys.delete(tid, key.number)
                 counts["retired"] += 1
             if key.kid not in ring.kids():
-                # Of a ring that is not ours, or no more: whoever still seals with it makes another.
+                # Its ring is foreign or gone. A process that still seals with it makes another data key.
                 close(tid, key)
     return RotateReport(**counts, shrunk=drained.shrunk, finished=drained.finished)
 
@@ -249,15 +250,14 @@ def seal_plain(
     owner: bytes = b"",
     told: Callable[[int], object] = lambda sealed: None,
 ) -> SealReport:
-    """Seal the answers that this application stored before encryption was switched on.
+    """Seal the responses that this application stored before you switched encryption on.
 
-    Only a person calls this. The store cannot tell such an answer from one that somebody planted, and a sealed answer
-    counts as genuine from then on. A codec that opens no plain answer (`required`) seals none here either.
+    Only an operator calls this: the store cannot tell such a response from a planted one, and a sealed response counts as
+    genuine. A codec that opens no plain response (`required`) seals none here either. `told` gets the number sealed after
+    each one. `owner` is as for `rotate`. Safe to run again.
 
-    `told` gets the number of sealed answers after each one. `owner` is as for `rotate`. Safe to run again.
-
-    Raises `StoreUnavailable` when the store does not answer; what was sealed until then stays sealed. Raises
-    `ConfigurationError` when the codec does not encrypt.
+    Raises `StoreUnavailable` if the store does not answer; what was sealed until then stays sealed. Raises
+    `ConfigurationError` if the codec does not encrypt.
     """
     newest = ring.newest
     counts: Counter[str] = Counter()
@@ -293,12 +293,14 @@ def _plain(answer: Answer) -> _Outcome | None:
 def _reseal_unless_blocked(
     answer: Answer, answers: Responses, codec: Codec, blocked: set[bytes], counts: Counter[str]
 ) -> _Outcome:
-    # Ask once per tenant: neither one tenant's damage nor an outage of the key service will be over soon.
+    # Try each tenant once: neither its damage nor an outage of the key service ends soon.
     outcome = _Outcome.BLOCKED if answer.key.tid in blocked else _reseal(answer, answers, codec)
     if outcome is _Outcome.BLOCKED:
         blocked.add(answer.key.tid)
         if len(blocked) >= MOST_BLOCKED and counts["resealed"] == 0:
-            raise KeyProviderUnavailable("no tenant's data keys can be used for now: is the key service away?")
+            raise KeyProviderUnavailable(
+                f"The data keys of {MOST_BLOCKED} tenants cannot be used: see whether the key service is away."
+            )
     return outcome
 
 
@@ -320,7 +322,8 @@ def _reseal(answer: Answer, answers: Responses, codec: Codec) -> _Outcome:
             anew = codec.seal(result, binding)
             if anew.sealed_by is None:
                 raise ConfigurationError(
-                    "Encryption is off: what is sealed would be stored in clear. Nothing was changed."
+                    "Encryption is off: this would store sealed responses in clear. Set IDEMPOTENCY_ENCRYPTION to on. "
+                    "No record was changed."
                 )
             return _Outcome.RESEALED if answers.replace(answer.key, payload, anew) else _Outcome.PASSED_OVER
         except DataKeyMissing:

@@ -1,4 +1,8 @@
-"""What people are told of a store that may have forgotten keys, and what they can do about it."""
+"""Administer a store: erase a tenant, report key ring and statistics, handle a data loss, set quotas, upgrade tables.
+
+Each function takes the part of the store that it needs and returns a report. Only `shred`, `initialise`, `acknowledge`,
+`quota_set` and `db_upgrade` write.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +30,18 @@ from flask_idempotency.engine.store import Schema
 from flask_idempotency.operations.identity import IdentityChange
 from flask_idempotency.operations.records import Refused, format_duration
 
-# Making a tenant's answers unreadable.
+# Erase a tenant.
 
 
 def holds_sealed(data_keys: DataKeys, tids: Iterable[bytes]) -> bool:
-    """Whether anything was ever encrypted for this tenant, whatever the settings say of what is stored from now on."""
+    """Return whether a response of this tenant was ever encrypted, whatever the settings say now."""
     return any(data_keys.read_keys(tid).last for tid in tids)
 
 
 def shred(data_keys: DataKeys, tids: Iterable[bytes]) -> int:
-    """Erase the answers of a tenant, under all that stands for it. Returns how many data keys it had.
+    """Erase the responses of a tenant, with all its ids. Return how many data keys it had.
 
-    Raises `StoreUnavailable` when one of them may be left, or is still remembered by a cache; the others are erased.
+    Raises `StoreUnavailable` if a data key may be left, or is still in a cache; the others are erased.
     """
     destroyed, failures = 0, []
     for tid in tids:
@@ -50,12 +54,12 @@ def shred(data_keys: DataKeys, tids: Iterable[bytes]) -> int:
     return destroyed
 
 
-# The key ring: what stands under which key, and which may go.
+# The key ring.
 
 
 @dataclass(frozen=True, slots=True)
 class KeyStatus:
-    """One key of the ring, or one that is missing there. `records` and `data_keys` are what stands under it."""
+    """One key of the ring, or one that is missing in it. `records` and `data_keys` count what it protects."""
 
     kid: str
     records: int
@@ -65,25 +69,25 @@ class KeyStatus:
 
     @property
     def may_go(self) -> bool:
-        """Whether it can be taken out of the ring, and nothing will miss it."""
+        """Return whether you can remove it from the ring without loss."""
         return self.known and not self.newest and self.records == self.data_keys == 0
 
 
 @dataclass(frozen=True, slots=True)
 class KeysReport:
-    """What is sealed under which key, in the order of the ring; what the ring has not comes last."""
+    """What each key protects, in the order of the ring; keys that the ring lacks come last."""
 
     keys: tuple[KeyStatus, ...]
     plain_records: int
 
     @property
     def in_order(self) -> bool:
-        """Whether everything that is sealed can be opened."""
+        """Return whether every sealed response can be opened."""
         return all(key.known for key in self.keys)
 
 
 class Ring(Protocol):
-    """As much of a key provider as it takes to say how its keys stand."""
+    """The part of a key provider that `keys_status` reads."""
 
     @property
     def newest(self) -> str: ...
@@ -92,8 +96,8 @@ class Ring(Protocol):
 
 
 def keys_status(ring: Ring, answers: Responses, data_keys: DataKeys) -> KeysReport:
-    """How the keys of the ring stand. Raises `StoreUnavailable` when the store cannot be asked."""
-    # Data keys last: an answer that is sealed meanwhile has its data key already.
+    """Report the keys of the ring. Raises `StoreUnavailable` if the store does not answer."""
+    # Count data keys last: a response that a worker seals during the count already has its data key.
     records, wrapped = dict(answers.count()), dict(data_keys.count())
     plain = records.pop("", 0)
     known = list(ring.kids())
@@ -110,7 +114,7 @@ def keys_status(ring: Ring, answers: Responses, data_keys: DataKeys) -> KeysRepo
 _STATUS: Final = "`flask idempotency redis status`"
 _ACK: Final = '`flask idempotency redis ack --reason "…"`'
 _BEFORE: Final = (
-    "Find out what happened, see to it that what was lost does not come back and serve, and look who is at work "
+    "Find out what happened, make sure that the lost server does not come back and serve, and see which requests run "
     "(`flask idempotency list --state processing`)"
 )
 _RISK: Final = "It risks that requests whose records were lost run a second time if their clients retry them."
@@ -118,14 +122,14 @@ _RISK: Final = "It risks that requests whose records were lost run a second time
 
 @dataclass(frozen=True, slots=True)
 class DataLossReport:
-    """How a store stands, in words."""
+    """Whether a store lost data, in words."""
 
     standing: DataLossStatus
     new_keys_run: bool
-    """Whether keys run that it does not know."""
+    """Whether keys run that the store does not know."""
     text: str
     remedy: str
-    """Empty where there is nothing to do."""
+    """Empty if you need not act."""
 
     @property
     def parts(self) -> Mapping[str, int]:
@@ -133,7 +137,7 @@ class DataLossReport:
 
     @property
     def wait(self) -> float | None:
-        """For how many seconds more it should not be acknowledged. None: there is nothing that could be."""
+        """Return the seconds until you should acknowledge the loss. None: there is none to acknowledge."""
         due = self.standing.may_be_acknowledged_at
         foreign = DataLoss.FOREIGN.value in self.standing.losses
         return None if due is None or foreign else max(due - self.standing.now, 0.0)
@@ -145,11 +149,11 @@ class Initialised:
 
     store_id: str
     anew: bool
-    """False: it was before."""
+    """False: it was ready before."""
 
 
 def memory_status(memory: DataLossDetector) -> DataLossReport:
-    """How this store stands, and what to do."""
+    """Report whether this store lost data, and what to do."""
     standing, rules = memory.status(), memory.rules
     runs = standing.runs_unknown(rules.after_loss)
     losses = standing.losses
@@ -206,7 +210,7 @@ def _changed(standing: DataLossStatus, *, after_loss: str, runs: bool) -> tuple[
 
 
 def initialise(memory: DataLossDetector, unsettled: Recovery | None) -> Initialised:
-    """Make a new store ready. Raises `Refused` for one that was ready before, or is in use, and has lost its memory."""
+    """Initialise a new store. Raises `Refused` for a store that lost data: one in use, or ready before."""
     before = memory.status()
     if before.store_id is None and not before.parts.keys() - {DataLoss.MISSING.value} and _in_use(unsettled):
         raise Refused(
@@ -227,30 +231,30 @@ def _in_use(unsettled: Recovery | None) -> bool:
 
 
 def check_acknowledgeable(status: DataLossReport, *, forced: bool) -> None:
-    """Raises `Refused` for a loss that nobody should acknowledge, or not yet."""
+    """Raise `Refused` for a loss that cannot be acknowledged, or not yet."""
     if DataLoss.FOREIGN.value in status.standing.losses:
         raise Refused(f"{status.text} {status.remedy} Nothing was changed.")
     if status.wait and not forced:
         raise Refused(
-            f"Owners that survived have {ceil(status.wait)} s left to put their claims back, and what they are at would run "
-            "twice: wait until then. To go before: --force. Nothing was changed."
+            f"Workers that survived have {ceil(status.wait)} s left to restore their claims. Until then new keys "
+            "could run their requests twice: wait. To go before: --force. Nothing was changed."
         )
 
 
 def acknowledge(memory: DataLossDetector, *, seen: DataLossStatus, forced: bool) -> None:
-    """From now on keys run that the store does not know. Raises `Refused` where it has changed hands since it was seen."""
+    """Let keys run that the store does not know. Raises `Refused` if the store changed since `seen`."""
     try:
         memory.acknowledge(forced=forced, seen=seen)
     except ConfigurationError as error:
         raise Refused(" ".join(error.faults)) from error
 
 
-# What tenants have, and what they may have.
+# Quotas.
 
 
 @dataclass(frozen=True, slots=True)
 class TenantUsage:
-    """What one tenant has, and its own limits as an operator has set them. `name` is None for no tenant."""
+    """The usage of one tenant, and the limits that an operator set for it. `name` is None for no tenant."""
 
     name: str | None
     usage: Usage
@@ -258,10 +262,10 @@ class TenantUsage:
 
 
 def quota_show(ledger: Ledger, theirs: Sequence[Sequence[bytes]], *, name: str | None) -> TenantUsage:
-    """What a tenant has: `theirs` are the ids of its parts under each secret, the newest first.
+    """Return the usage of a tenant. `theirs` are the ids of its parts under each secret, the newest first.
 
-    A key is counted under the secret that is the newest to its host. During a rotation those are two, and a recount finds a
-    key under both. So the larger number of each is told.
+    A host counts a key under its newest secret. During a rotation hosts differ, and a recount finds a key under both
+    secrets. So this returns the larger of each number.
     """
     usages = [asdict(Usage.together(map(ledger.usage, parts))) for parts in theirs]
     most = {count: max(usage[count] for usage in usages) for count in usages[0]}
@@ -269,10 +273,10 @@ def quota_show(ledger: Ledger, theirs: Sequence[Sequence[bytes]], *, name: str |
 
 
 def quota_set(ledger: Ledger, theirs: Sequence[Sequence[bytes]], named: Quota, *, clear: bool = False) -> Quota:
-    """Set these limits of a tenant, and leave those that are not named. `clear`: take those back. Returns what holds now.
+    """Set the named limits of a tenant, and keep its others. `clear`: remove the others. Return the limits that hold now.
 
-    That may be a little more than was named, because each part has its share, rounded up. Raises `Refused` for limits that
-    cannot be divided. Broken off, it has reached some of the parts: it may be run again.
+    They may be a little higher than named, because each part gets its share, rounded up. Raises `Refused` for limits that
+    cannot be divided. After an interruption run it again: it has changed some of the parts.
     """
     parts = len(theirs[0])
     if small := named.less_than(parts):
@@ -288,17 +292,17 @@ def quota_set(ledger: Ledger, theirs: Sequence[Sequence[bytes]], named: Quota, *
 
 
 def _own_limits(ledger: Ledger, theirs: Sequence[Sequence[bytes]]) -> Quota:
-    """Of the newest secret under which there are any: they are set under all at once, and alike for every part."""
+    """Return the limits under the newest secret that has any: `quota_set` writes them under all, alike for every part."""
     every = map(ledger.limits, chain.from_iterable(theirs))
     return next((limits for limits in every if not limits.unlimited), Quota()).multiplied(len(theirs[0]))
 
 
-# How many records there are, and whether anybody looks after them.
+# Statistics.
 
 
 @dataclass(frozen=True, slots=True)
 class LastRun:
-    """A chore when it was last reported. `did` is its report; empty if another release wrote what this one cannot read."""
+    """The last report of a task. `did` is empty if another release wrote a report that this one cannot read."""
 
     ago: float
     did: Mapping[str, Any]
@@ -306,14 +310,14 @@ class LastRun:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a store holds. None is what was not asked for, or what this store cannot tell."""
+    """What a store holds. None: not requested, or the store cannot tell."""
 
     standing: UnfinishedCounts
     completed: int | None
-    """Includes those whose life has ended and that have not been removed yet."""
+    """Includes expired records that are not removed yet."""
     data_keys: int | None
     tenants: int | None
-    """Those with a ledger."""
+    """Tenants with a ledger."""
     chores: Mapping[str, LastRun] | None
     identity: tuple[IdentityChange, ...] | None = None
     """Changes of the identity of keys whose retries are still at risk."""
@@ -328,9 +332,9 @@ def stats(
     chores: TaskLog | None,
     identity: tuple[IdentityChange, ...] | None = None,
 ) -> Stats:
-    """How this store stands. Counting the answers is what takes long: leave them out where it must not.
+    """Return the statistics of this store. Pass no `answers` to be quick: their count takes long.
 
-    Raises `StoreUnavailable` when it does not answer.
+    Raises `StoreUnavailable` if the store does not answer.
     """
     return Stats(
         standing=unsettled.counts(),
@@ -344,12 +348,12 @@ def stats(
     )
 
 
-# The tables of a SQL store: whether they are as this release needs them, and bringing them there.
+# The tables of a SQL store.
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaReport:
-    """How the schema stands, and what was done to bring it there."""
+    """The faults and advice of a schema, and the changes that an upgrade made."""
 
     done: tuple[str, ...]
     faults: tuple[str, ...]
@@ -361,12 +365,12 @@ class SchemaReport:
 
 
 def db_upgrade(schema: Schema) -> SchemaReport:
-    """Bring the schema to this release, and look at it afterwards: what an upgrade cannot mend is a fault still."""
+    """Upgrade the schema to this release, then check it: what the upgrade cannot repair stays a fault."""
     return _report(schema, done=schema.upgrade())
 
 
 def db_check(schema: Schema) -> SchemaReport:
-    """How the schema stands. Never writes."""
+    """Check the schema. Never writes."""
     return _report(schema, done=[])
 
 

@@ -1,9 +1,9 @@
-"""What the names of keys are made of, remembered in the store, so that a change of it is noticed.
+"""Detect a change of what the names of keys are made of, by a history in the store.
 
-Adding or removing a loader, changing the namespace, or replacing a secret makes every key new: retries run again. No store
-can see that in the keys themselves. So each application notes the shape of its identity there: what names callers and
-tenants, a digest of the namespace, and fingerprints of the secrets. It notes no name and no secret. A history with times is
-kept, not one value: during a rolling deployment two shapes alternate.
+A new or removed loader, another namespace or a replaced secret makes every key new, so that retries run again. The store
+cannot see that in the keys. So each application records the shape of its identity: the kinds of loaders, a digest of the
+namespace, and fingerprints of the secrets, but no name and no secret. It keeps a history with times, because two shapes
+alternate during a rolling deployment.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from flask_idempotency.operations.records import moment
 from flask_idempotency.settings.options import EXTENSIONS
 
 NOTED_EVERY_SECONDS: Final = 3600.0
-"""How often a shape in use is noted. A change is reported for up to this much longer than it has to be."""
+"""How often an application records its shape. A report of a change may last this much too long."""
 
 APART_SECONDS: Final = 2 * NOTED_EVERY_SECONDS
-"""Two namespaces that are both in use for this long belong to two applications: deployments are over sooner."""
+"""Two namespaces that are both in use for this long belong to two applications: a deployment is shorter."""
 
 LOADER: Final = "loader"
 FORMER_LOADER: Final = "function"
-"""One that IDEMPOTENCY_FORMER_IDENTITY holds. What it returns cannot be verified."""
+"""A function in IDEMPOTENCY_FORMER_IDENTITY. What it returns cannot be verified."""
 
 NOT_SET_UP: Final = "not set up"
-"""IDEMPOTENCY_FORMER_IDENTITY names an extension that the application no longer has: it names no caller."""
+"""IDEMPOTENCY_FORMER_IDENTITY names an extension that the application no longer has."""
 
 _HTTPAUTH: Final = EXTENSIONS[0]
 _KINDS: Final = (LOADER, FORMER_LOADER, NOT_SET_UP, *EXTENSIONS)
@@ -45,26 +45,26 @@ _LONGEST_KEEP: Final = 90 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class LoaderUse:
-    """What the name of a key is made of besides a secret. Kinds only."""
+    """What the name of a key is made of, without the secret. Kinds only."""
 
     owner: str
-    """Of the namespace: the mark that tokens carry as well."""
+    """The mark of the namespace, which tokens carry too."""
     tenant: tuple[str, ...] = ()
-    """What names tenants: a loader, or nothing."""
+    """What names tenants: a loader, or empty."""
     principal: tuple[str, ...] = ()
-    """What names callers: a loader, or extensions in their order, or nothing. Flask-HTTPAuth is not among them: see
-    `IdentityShape.httpauth`. In a former naming it is, if it was listed."""
+    """What names principals: a loader, or extensions in their order, or empty. Without Flask-HTTPAuth: see
+    `IdentityShape.httpauth`. A former use includes it if it was listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdentityShape:
-    """How one application derives the names of its keys."""
+    """How one application makes the names of its keys."""
 
     application: str
-    """A digest of its name: which history is its own."""
+    """A digest of its name, which identifies its history."""
     present: LoaderUse
     former: LoaderUse | None
-    """What IDEMPOTENCY_FORMER_IDENTITY says: keys are claimed by it too."""
+    """IDEMPOTENCY_FORMER_IDENTITY: requests claim keys by it too."""
     secrets: tuple[str, ...]
     """Fingerprints, newest first."""
     keep: float
@@ -81,22 +81,22 @@ class SeenShape:
     shape: IdentityShape
     first: float
     since: float
-    """Since when it has been in use without a long pause."""
+    """The start of its use without a long pause."""
     last: float
 
 
 @dataclass(frozen=True, slots=True)
 class IdentityChange:
-    """Keys that were used under another shape, and are new under the present one."""
+    """Keys that were used under another shape are new under the present one."""
 
     what: str
     remedy: str
     since: float
-    """When the present shape was first used."""
+    """The first use of the present shape."""
     until: float
-    """Until then a retry of such a key may come, and runs again."""
+    """Until then a retry of such a key may come and run again."""
     certain: bool = True
-    """False: it may be another application that uses the same secret, or concern only callers with two names."""
+    """False: it may be another application with the same secret, or concern only principals with two names."""
 
     @property
     def text(self) -> str:
@@ -115,16 +115,16 @@ class IdentityChange:
 
 @dataclass(frozen=True, slots=True)
 class IdentityHistory:
-    """What the store says of this application's identity."""
+    """What the store knows of this application's identity."""
 
     now: float
     changes: tuple[IdentityChange, ...]
     former_until: float | None = None
-    """Until when a key may come that was used under former names only. None: no more, as far as is noted."""
+    """Until then a key may come that was used under former names only. None: no such key is known."""
     noted: bool = True
-    """False: it was not noted, because another process was at it. Look again soon."""
+    """False: another process was writing, so this shape was not recorded. Look again soon."""
     wrong: bool = False
-    """Whether IDEMPOTENCY_FORMER_IDENTITY says what the store does not remember."""
+    """Whether IDEMPOTENCY_FORMER_IDENTITY contradicts the history in the store."""
 
 
 def shape_of(
@@ -138,7 +138,7 @@ def shape_of(
     keep: float,
     former: tuple[str, tuple[str, ...], tuple[str, ...]] | None = None,
 ) -> IdentityShape:
-    """The shape of an application. `former`: the namespace of before, and what named tenants and callers then."""
+    """Return the shape of an application. `former` is the former namespace, and what named tenants and principals then."""
     return IdentityShape(
         application=sha256(b"flask_idempotency/1/application" + _bytes(application)).hexdigest()[:12],
         present=LoaderUse(owner_mark(namespace).hex(), tenant, principal),
@@ -150,11 +150,10 @@ def shape_of(
 
 
 def look(book: TaskLog, shape: IdentityShape, *, note: bool, httpauth: bool = False) -> IdentityHistory:
-    """Compare this shape with what the store remembers. `note`: and remember this one, unless that was done lately.
-    `httpauth`: Flask-HTTPAuth has named a caller in this process.
+    """Compare this shape with the history in the store. `note`: also record it, unless that happened lately.
 
-    Raises `StoreUnavailable` when the store does not answer. Of several that note at once one does, and the others do
-    the next time.
+    `httpauth`: Flask-HTTPAuth has named a principal in this process. If several processes record together, one succeeds and
+    the others try next time. Raises `StoreUnavailable` if the store does not answer.
     """
     noted = book.reports()
     now, seen = _read(noted.get(_PREFIX + shape.application)) or (book.now(), ())
@@ -177,7 +176,7 @@ def look(book: TaskLog, shape: IdentityShape, *, note: bool, httpauth: bool = Fa
         and _meets(mine, each)
         and not _meets(replace(mine, shape=replace(shape, former=None)), each)
     ]
-    # Keys of a release that noted nothing may be there as well: it ended when this one began.
+    # There may be keys of a release that recorded no shape. It ended when this shape began.
     until = max([mine.first + shape.keep, *bridged])
     return IdentityHistory(now, tuple(changes), until if until > now else None, done, wrong)
 

@@ -1,4 +1,8 @@
-"""What may be told of a record: everything an auditor is told. Never a client's key, and never a body."""
+"""Find, show and resolve records: what an operator may know and do, never a client's key or a response body.
+
+A record is named by its handle, by the id in a log line, or by the client's key with its scope. The functions that resolve
+refuse with a sentence that says why and what to do.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +22,16 @@ from flask_idempotency.engine.model import ERASED, Record, State, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Settler, idle_seconds, max_remaining, releasable_in
 
-# Saying no.
-
 
 class Refused(IdempotencyError):
-    """A verb cannot be carried out here; the text says why, and what to do. Nothing was done."""
+    """The operation is refused and changed no record. The text says why, and what to do."""
 
-
-# How times are written for people.
 
 _UNITS: Final = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 def format_duration(seconds: float) -> str:
-    """A duration in its two largest units: `14 min 48 s`. What is below a second is `0 s`."""
+    """Return a duration in its two largest units: `14 min 48 s`. Less than a second is `0 s`."""
     left = int(max(seconds, 0.0))
     parts: list[tuple[int, str]] = []
     for unit, size in _UNITS:
@@ -42,7 +42,7 @@ def format_duration(seconds: float) -> str:
 
 
 def moment(epoch: float) -> str:
-    """A time of the store's clock, in UTC and to the millisecond."""
+    """Return a time of the store's clock in UTC, to the millisecond."""
     return datetime.fromtimestamp(epoch, tz=UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -51,7 +51,7 @@ RID_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class OwnerView:
-    """Who has claimed a record that is not completed. Seconds."""
+    """The worker of a record that is not completed. Seconds."""
 
     last_seen_ago: float
     may_live_for: float
@@ -59,14 +59,14 @@ class OwnerView:
 
 @dataclass(frozen=True, slots=True)
 class ResponseView:
-    """What is known of an answer without opening it."""
+    """The facts of a stored response that need no decryption."""
 
     status: int
     success: bool
     byte_size: int
-    """As it was sent, before it was compressed or encrypted."""
+    """The size as it was sent, before compression and encryption."""
     sealed_under: str | None
-    """The key of the ring. None: it is not encrypted."""
+    """The key of the ring. None: the response is not encrypted."""
     erased: bool
 
 
@@ -76,12 +76,12 @@ class RecordView:
 
     handle: str
     record: str
-    """What stands for it in logs and events."""
+    """Its id in logs and events."""
     state: str
     endpoint: str
     method: str
     tenant: str | None
-    """As stored: a name, or what stands for it. None: it has none."""
+    """As stored: a name or its hash. None: the record has no tenant."""
     principal: str | None
     attempt: int
     fence: int
@@ -99,12 +99,12 @@ class RecordView:
 
 
 def handle_of(key: StorageKey) -> str:
-    """By this a person finds a record again who does not know the client's key. It is no secret, and has no place in logs."""
+    """Return the handle by which an operator finds a record without the client's key. It is no secret; keep it out of logs."""
     return b32encode(key.rid + key.tid).decode("ascii").rstrip("=").lower()
 
 
 def key_of(handle: str) -> StorageKey:
-    """The record that this handle names. Raises `Refused` for what is no handle, and does not repeat it: it may be a key."""
+    """Return the key of this handle. Raises `Refused` for a malformed one, and does not quote it: it may be a client's key."""
     try:
         raw = b32decode(handle.upper() + "=" * (-len(handle) % 8))
     except (binascii.Error, ValueError):
@@ -119,7 +119,7 @@ def key_of(handle: str) -> StorageKey:
 
 
 def shown(found: SeenRecord, policy: Policy, label: str) -> RecordView:
-    """What may be told of this record, whose endpoint has this policy."""
+    """Return what an operator may know of this record, whose endpoint has this policy."""
     record = found.record
     about, now = record.info, _now(record)
     unsettled = record.state is not State.COMPLETED
@@ -147,17 +147,17 @@ def shown(found: SeenRecord, policy: Policy, label: str) -> RecordView:
 
 
 def age(record: Record) -> float:
-    """Seconds since the key was first used, by the store's clock."""
+    """Return the seconds since the first use of the key, by the store's clock."""
     return round(max(_now(record) - record.requested_at, 0.0), 3)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFilter:
-    """Which records a list is to have."""
+    """Which records a list shows."""
 
     state: State
     tids: Sequence[bytes | None] = (None,)
-    """Of all parts of the tenant, under every secret in use. None: of everybody."""
+    """The ids of all parts of the tenant, under every secret in use. None: of all tenants."""
     older_than: float = 0.0
     endpoint: str | None = None
 
@@ -166,9 +166,9 @@ class RecordFilter:
 
 
 def listed(unsettled: Recovery, wanted: RecordFilter, *, one_of_each: bool = True) -> Iterator[SeenRecord]:
-    """Every record that is wanted, once. Raises `StoreUnavailable` when the store does not answer.
+    """Yield every record that passes the filter, once. Raises `StoreUnavailable` if the store does not answer.
 
-    `one_of_each`: of those that one use of a key has under several secrets, one.
+    `one_of_each`: if one use of a key has records under several secrets, yield one of them.
     """
     tokens: set[bytes] = set()
     for found in every(unsettled, wanted.state, tids=wanted.tids):
@@ -201,23 +201,23 @@ def _answer(record: Record) -> ResponseView | None:
     )
 
 
-# From what a person has in hand, a handle or a client's key, to the records that it names.
+# Find the records of a handle, an id from a log, or a client's key.
 
 SHORT: Final = re.compile(r"[0-9a-z]{8,76}")
-"""An id from a log line, which has 8 characters, or the beginning of a handle. It may be a client's key by
-mistake, so nothing shows it."""
+"""An id from a log line, which has 8 characters, or the start of a handle. It may be a client's key by mistake, so no text
+quotes it."""
 
 MOST_LOOKED_AT: Final = 100_000
-"""Completed records. Some ten seconds on Redis, and fewer on a database."""
+"""The most completed records that a search reads: some ten seconds on Redis, and fewer on a database."""
 
 Read = Callable[[StorageKey], "Record | None"]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One use of a key: its record, or its records, one for each secret while those are being rotated.
+    """One use of a key: its record, or during a rotation of secrets one record for each secret.
 
-    The one under the oldest secret comes first. It is the one that claims ask and owners settle first, and so decides.
+    The record under the oldest secret comes first. It decides, because requests claim it and workers complete it first.
     """
 
     found: tuple[SeenRecord, ...]
@@ -228,12 +228,12 @@ class Case:
 
     @property
     def also(self) -> tuple[str, ...]:
-        """The handles of the others."""
+        """The handles of the other records."""
         return tuple(handle_of(each.key) for each in self.found[1:])
 
 
 def by_key(read: Read, identities: Sequence[Identity], scopes: Iterable[Scope], client_key: str) -> list[Case]:
-    """What this key of a client's has under each of these scopes, and under every secret in use (the newest comes first)."""
+    """Return the uses of a client's key in these scopes, under every secret in use. `identities` start with the newest."""
     cases = []
     for scope in scopes:
         keys = [who.storage_key(scope, client_key) for who in reversed(identities)]
@@ -244,7 +244,7 @@ def by_key(read: Read, identities: Sequence[Identity], scopes: Iterable[Scope], 
 
 
 def by_handle(read: Read, handle: str) -> Case:
-    """The one record that this handle names. Raises `Refused` when there is none."""
+    """Return the record of this handle. Raises `Refused` if there is none."""
     key = key_of(handle)
     record = read(key)
     if record is None:
@@ -253,10 +253,10 @@ def by_handle(read: Read, handle: str) -> Case:
 
 
 def by_short(unsettled: Recovery, identities: Sequence[Identity], short: str, *, tids: Sequence[bytes | None]) -> str:
-    """Return the handle of the one record that this id from a log, or this beginning of a handle, names.
+    """Return the handle of the one record with this id from a log, or with this start of a handle.
 
-    Looks at every record of these tenants, for an id leads back to none. Raises `Refused` when there is none, when there are
-    several, and after `MOST_LOOKED_AT` completed records.
+    Read every record of these tenants, because an id leads back to no record. Raises `Refused` if there is no such record,
+    if there are several, and after `MOST_LOOKED_AT` completed records.
     """
     found: dict[StorageKey, str] = {}
     for state in (State.PROCESSING, State.QUARANTINED, State.COMPLETED):
@@ -293,7 +293,7 @@ def with_rotated(case: Case, unsettled: Recovery, read: Read, theirs: Sequence[S
     first = case.first
     if len(theirs) == 1:
         return case
-    # A use of a key is in one part under each secret, and not in the same.
+    # Under each secret, a use of a key is in one part, and these parts differ.
     secret_of = {tid: number for number, parts in enumerate(theirs) for tid in parts}
     if first.record.state is State.COMPLETED or first.key.tid not in secret_of:
         raise Refused(
@@ -308,17 +308,17 @@ def with_rotated(case: Case, unsettled: Recovery, read: Read, theirs: Sequence[S
     return Case(tuple(sorted(met.values(), key=lambda found: -secret_of[found.key.tid])))
 
 
-# A person settles a key in its owner's place: what speaks against it, and doing it.
+# Resolve a key for its worker, and say what speaks against it.
 
 _NOBODY_KNOWS: Final = (
-    "Its owner may still be at work: this application has no such endpoint, or has it under another name, so nobody knows "
-    "for how long it may run."
+    "Its worker may still run: this application has no such endpoint, or has it under another name, so it is unknown for "
+    "how long."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class AuditNote:
-    """Whose word it is, and why they give it: for the audit event. Neither may name a key, a person or a body."""
+    """Who acts and why, for the audit event. Neither may name a key, a person or a body."""
 
     actor: str
     reason: str
@@ -326,7 +326,7 @@ class AuditNote:
 
 @dataclass(frozen=True, slots=True)
 class ResolveReport:
-    """How many of a case's records were settled. `left` were changed by somebody else meanwhile, and stay."""
+    """How many records of a case were resolved. `left` were changed by another process first, and stay as they are."""
 
     settled: int
     left: int
@@ -354,12 +354,12 @@ def release_warnings(case: Case, policy: Policy, *, known: bool = True) -> list[
 
 
 def wait(case: Case, policy: Policy) -> float:
-    """Seconds until its owners count as gone for a release without force, by the store's clock when it was read."""
+    """Return the seconds until its workers count as gone, so that a release needs no force, by the store's clock."""
     return max(releasable_in(found.record, policy) for found in case.found)
 
 
 def way_out(case: Case, policy: Policy, *, known: bool = True) -> str:
-    """What whoever was refused a release may do: wait, and for how long, or overrule it."""
+    """Return what an operator may do after a refused release: wait, and for how long, or force it."""
     done = any(found.record.payload is not None or found.record.state is State.COMPLETED for found in case.found)
     seconds = 0 if done or not known else ceil(wait(case, policy))
     if seconds <= 0:
@@ -368,7 +368,7 @@ def way_out(case: Case, policy: Policy, *, known: bool = True) -> str:
 
 
 def alive(record: Record, policy: Policy) -> str | None:
-    """When the owner was last seen, and until when it may be at work. None: it is not, or has said that it cannot tell."""
+    """Return when the worker was last seen and how long it may run. None: it does not run, or quarantined the key itself."""
     lives = max_remaining(record, max_runtime=policy.max_runtime)
     if lives <= 0:
         return None
@@ -381,14 +381,14 @@ def alive(record: Record, policy: Policy) -> str | None:
 
 
 def release(settler: Settler, case: Case, word: AuditNote, *, forced: bool) -> ResolveReport:
-    """The key may run again. `forced`: there were doubts, and somebody has overruled them."""
+    """Release the key, so that its next retry runs. `forced`: an operator overruled warnings."""
     return _each(
         case.found, lambda found: settler.force_release(found, actor=word.actor, reason=word.reason, forced=forced)
     )
 
 
 def complete(settler: Settler, case: Case, result: StoredResponse, word: AuditNote, *, keep: float) -> ResolveReport:
-    """It was done: retries get this result. Raises `Refused` unless it is quarantined."""
+    """Complete the key, so that retries get this response. Raises `Refused` unless it is quarantined."""
     check_quarantined(case)
     return _each(
         case.found, lambda found: settler.complete(found, result, keep=keep, actor=word.actor, reason=word.reason)
@@ -396,7 +396,7 @@ def complete(settler: Settler, case: Case, result: StoredResponse, word: AuditNo
 
 
 def reopen(settler: Settler, case: Case, word: AuditNote, *, keep: float) -> ResolveReport:
-    """It was done, and its answer can be opened again. Raises `Refused` when it cannot, or there is none."""
+    """Complete the key with the response that its record holds. Raises `Refused` if that cannot be opened, or is missing."""
     check_quarantined(case)
 
     def anew(found: SeenRecord) -> bool:
@@ -411,7 +411,7 @@ def reopen(settler: Settler, case: Case, word: AuditNote, *, keep: float) -> Res
 
 
 def check_quarantined(case: Case) -> None:
-    """Raises `Refused` for a key that nobody has to resolve."""
+    """Raise `Refused` for a key that is not quarantined."""
     match case.first.record.state:
         case State.QUARANTINED:
             return
@@ -425,7 +425,7 @@ def check_quarantined(case: Case) -> None:
 
 
 def _each(found: Sequence[SeenRecord], settle: Callable[[SeenRecord], bool]) -> ResolveReport:
-    """The first decides, as it does for an owner: whoever has that has all. If it is somebody else's, nothing is touched."""
+    """Resolve the first record, then the others. If another process changed the first, touch none."""
     if not settle(found[0]):
         return ResolveReport(0, left=len(found))
     rest = [settle(each) for each in found[1:]]

@@ -156,7 +156,7 @@ def test_survivors_are_waited_for_unless_somebody_insists(server: RedisServer, c
     status = said_status(world)
     assert 0 < status["seconds_until_ack"] <= 60
 
-    assert "left to put their claims back" in refusal(run(world, "ack", *WHY, "--yes"))
+    assert "left to restore their claims" in refusal(run(world, "ack", *WHY, "--yes"))
     assert ([], 503) == (world.told(DataLossAcknowledged), paid(world))
 
     assert {"missing": ALL} == said(run(world, "ack", *WHY, "--yes", "--force", "--json"))["acknowledged"]
