@@ -80,7 +80,7 @@ def another(store: RedisStore, key: StorageKey) -> None:
 
 
 @pytest.mark.parametrize("meanwhile", (nothing, another))
-def test_a_claim_that_arrives_after_it_was_given_up_is_granted_to_nobody(
+def test_a_claim_that_arrives_after_its_cancellation_is_not_granted(
     store: RedisStore,
     far: RedisStore,
     proxy: TcpProxy,
@@ -99,7 +99,7 @@ def test_a_claim_that_arrives_after_it_was_given_up_is_granted_to_nobody(
     assert granted(store.claim(a_request(key), token=a_token(), lease=LEASE)).attempt == 1
 
 
-def test_a_claim_that_was_given_up_while_another_had_the_key_is_granted_to_nobody(
+def test_a_claim_cancelled_while_another_owns_the_key_is_not_granted(
     store: RedisStore, far: RedisStore, proxy: TcpProxy, redis_client: redis.Redis
 ) -> None:
     """Whoever gave it up was told that the key is somebody else's. That it was given up is remembered all the same."""
@@ -115,7 +115,7 @@ def test_a_claim_that_was_given_up_while_another_had_the_key_is_granted_to_nobod
     assert store.read(key) is None
 
 
-def test_a_claim_that_was_answered_and_arrives_once_more_is_granted_to_nobody(
+def test_a_granted_claim_that_arrives_twice_is_granted_once(
     store: RedisStore, far: RedisStore, proxy: TcpProxy, redis_client: redis.Redis
 ) -> None:
     """The client repeated it because the first was held back; the second was granted, and what it was for is over."""
@@ -129,7 +129,7 @@ def test_a_claim_that_was_answered_and_arrives_once_more_is_granted_to_nobody(
     assert store.read(key) is None
 
 
-def test_a_claim_that_was_refused_and_arrives_once_more_is_granted_to_nobody(
+def test_a_refused_claim_that_arrives_again_is_not_granted(
     store: RedisStore, far: RedisStore, proxy: TcpProxy, redis_client: redis.Redis
 ) -> None:
     """
@@ -145,7 +145,7 @@ def test_a_claim_that_was_refused_and_arrives_once_more_is_granted_to_nobody(
     assert store.read(key) is None
 
 
-def test_that_it_was_given_up_is_remembered_for_a_minute(store: RedisStore, redis_client: redis.Redis) -> None:
+def test_a_cancellation_is_kept_for_a_minute(store: RedisStore, redis_client: redis.Redis) -> None:
     """And no longer: it takes memory."""
     key, token = a_key(), a_token()
     store.release(key, token)
@@ -153,7 +153,7 @@ def test_that_it_was_given_up_is_remembered_for_a_minute(store: RedisStore, redi
     assert 0 < redis_client.pttl(layout.given_up(layout.keys(key), token)) <= GIVEN_UP_MS == 60_000
 
 
-def test_a_full_server_remembers_it_too(start_redis: StartRedis, redis_kind: str) -> None:
+def test_a_full_server_keeps_a_cancellation(start_redis: StartRedis, redis_kind: str) -> None:
     """A release is not refused for want of memory, whether or not there is something to release."""
     server, key, token = start_redis(redis_kind, "--maxmemory-policy", "noeviction"), a_key(), a_token()
     with closing(redis_store(server.url)) as store, redis.Redis.from_url(server.url) as client:
@@ -164,7 +164,7 @@ def test_a_full_server_remembers_it_too(start_redis: StartRedis, redis_kind: str
             store.claim(a_request(key), token=token, lease=LEASE)
 
 
-def test_a_key_that_was_asked_for_while_its_server_stood_still_is_free_when_it_goes_on(
+def test_a_key_claimed_during_a_server_freeze_is_free_afterwards(
     start_redis: StartRedis, redis_kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """

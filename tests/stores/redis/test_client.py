@@ -37,7 +37,7 @@ def own(redis_server: RedisServer) -> Iterator[RedisStore]:
     store.close()
 
 
-def test_a_client_of_ours_neither_waits_nor_retries_for_ever() -> None:
+def test_our_client_has_timeouts_and_few_retries() -> None:
     """redis-py's own defaults are ten silent retries, and once were no time-out at all. Ours are the line's alone."""
     with make_client("redis://127.0.0.1:1/0") as client:
         options = client.connection_pool.connection_kwargs
@@ -46,7 +46,7 @@ def test_a_client_of_ours_neither_waits_nor_retries_for_ever() -> None:
     assert options["retry"].get_retries() == 0
 
 
-def test_what_the_url_says_goes_first() -> None:
+def test_options_in_the_url_take_precedence() -> None:
     """Time-outs can be set where the server is named."""
     with make_client("redis://127.0.0.1:1/3?socket_timeout=0.5") as client:
         options = client.connection_pool.connection_kwargs
@@ -54,7 +54,7 @@ def test_what_the_url_says_goes_first() -> None:
     assert (options["socket_timeout"], options["db"]) == (0.5, 3)
 
 
-def test_the_pool_takes_unread_bytes_for_what_they_are() -> None:
+def test_the_pool_takes_no_unread_bytes_for_messages() -> None:
     """
     With maintenance messages on, redis-py hands out connections that have something to read: a message, it supposes.
     """
@@ -102,7 +102,7 @@ WITH_PASSWORDS = (
 
 
 @pytest.mark.parametrize("url", WITH_PASSWORDS)
-def test_a_refused_url_keeps_its_password_to_itself(url: str) -> None:
+def test_the_error_about_a_url_omits_its_password(url: str) -> None:
     """A start-up error ends up in logs and on screens. What was mistaken for a port is half of the password."""
     with pytest.raises(ConfigurationError) as raised:
         redis_store(url)
@@ -111,7 +111,7 @@ def test_a_refused_url_keeps_its_password_to_itself(url: str) -> None:
     assert [secret for secret in ("p4ss", "w0rd") if secret in told] == []
 
 
-def test_several_servers_are_read_as_they_are_written() -> None:
+def test_a_url_may_name_several_servers() -> None:
     """With the ports that each of them has when it is told of none, and addresses of either kind."""
     cluster = several("rediss+cluster://u:p%40@a:7000,[::1]:7001,b/?socket_timeout=2")
     sentinels = several("redis+sentinel://a,[fe80::1%25eth0]/pay%20ments/3")
@@ -128,7 +128,7 @@ def test_several_servers_are_read_as_they_are_written() -> None:
     assert "p%40" not in repr(cluster)
 
 
-def test_sentinels_have_credentials_of_their_own() -> None:
+def test_sentinels_have_separate_credentials() -> None:
     """Those of Redis are for Redis: Sentinels are asked about it, and have no business with its password."""
     url = "rediss+sentinel://app:secret@a,b/payments/2?sentinel_username=s&sentinel_password=t&ssl_ca_certs=/ca&protocol=3"
     with make_client(url) as client:
@@ -146,7 +146,7 @@ def test_sentinels_have_credentials_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("url", ("redis+cluster://a?protocol=3", "redis+sentinel://a/payments?protocol=3"))
-def test_several_servers_wait_and_retry_no_longer_than_one(url: str) -> None:
+def test_cluster_and_sentinel_clients_have_the_same_timeouts(url: str) -> None:
     """Nor are unread bytes of theirs taken for messages."""
     client = make_client(url)
     pool = client.any_pool if isinstance(client, Cluster) else client.connection_pool
@@ -163,7 +163,7 @@ def test_a_client_for_asyncio_is_refused() -> None:
         redis_store(redis.asyncio.Redis())
 
 
-def test_what_is_no_client_is_refused() -> None:
+def test_an_object_that_is_no_client_is_refused() -> None:
     """By the name of its class."""
     with pytest.raises(ConfigurationError, match="PosixPath"):
         redis_store(Path("/run/redis.sock"))
@@ -190,7 +190,7 @@ def test_a_server_that_evicts_is_refused(start_redis: StartRedis, redis_kind: st
     store.close()
 
 
-def test_a_server_that_keeps_everything_is_fine(own: RedisStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_without_eviction_is_accepted(own: RedisStore, caplog: pytest.LogCaptureFixture) -> None:
     """And nothing is said about it."""
     own.check()
 
@@ -198,14 +198,14 @@ def test_a_server_that_keeps_everything_is_fine(own: RedisStore, caplog: pytest.
 
 
 @pytest.mark.parametrize("decode", (True, False))
-def test_a_borrowed_client_is_checked_too(start_redis: StartRedis, redis_kind: str, decode: bool) -> None:
+def test_a_server_behind_a_borrowed_client_is_checked(start_redis: StartRedis, redis_kind: str, decode: bool) -> None:
     """Whichever way it reads its answers."""
     server = start_redis(redis_kind, "--maxmemory-policy", "allkeys-lru")
     with redis.Redis.from_url(server.url, decode_responses=decode) as client, pytest.raises(ConfigurationError):
         redis_store(client).check()
 
 
-def test_a_server_that_will_not_tell_is_warned_of(
+def test_a_hidden_eviction_policy_is_warned_about(
     redis_server: RedisServer, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Managed services may hide INFO. The operator is told what to make sure of; the application starts."""
@@ -221,7 +221,7 @@ def test_a_server_that_will_not_tell_is_warned_of(
     ]
 
 
-def test_a_server_that_is_down_does_not_keep_the_application_from_starting(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_application_starts_while_its_server_is_down(caplog: pytest.LogCaptureFixture) -> None:
     """It may come up a second later. Until it does, requests with a key are refused."""
     redis_store("redis://127.0.0.1:1/0").check()
 
@@ -239,7 +239,7 @@ class Interrupted(BaseException):
     """As a signal raises it in the middle of anything."""
 
 
-def test_a_connection_with_an_unread_answer_is_never_used_again(
+def test_a_connection_with_an_unread_reply_is_never_used_again(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -264,7 +264,7 @@ def test_a_connection_with_an_unread_answer_is_never_used_again(
         assert line("ECHO", "mine") == b"mine"
 
 
-def test_an_answer_that_is_an_error_does_not_cost_the_connection(redis_server: RedisServer) -> None:
+def test_an_error_reply_keeps_the_connection(redis_server: RedisServer) -> None:
     """The question was answered: nothing is left on the line."""
     with make_client(redis_server.url) as client:
         line = PooledConnection(client)
@@ -321,6 +321,6 @@ def test_forked_workers_do_not_share_connections(redis_server: RedisServer) -> N
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_store_can_be_used_from_the_moment_it_is_made(own: RedisStore) -> None:
+def test_a_new_store_is_ready_for_use(own: RedisStore) -> None:
     """Nothing has to be called first."""
     assert isinstance(own.claim(a_request(a_key()), token=a_token(), lease=LEASE), Claimed)

@@ -86,7 +86,7 @@ def test_every_node_is_reached_from_any(cluster_store: RedisStore, cluster_rig: 
     assert {"eviction", "persistence"} < {finding.check for finding in cluster_store.health.findings()}
 
 
-def test_what_goes_together_is_one_round_trip_to_each_node(
+def test_commands_of_one_call_take_one_round_trip_per_node(
     cluster_rig: ClusterRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not one for each slot: a chore asks for hundreds."""
@@ -106,7 +106,7 @@ def test_what_goes_together_is_one_round_trip_to_each_node(
     assert ([None] * 99, 3, 99) == (told, len(trips), sum(trips))
 
 
-def test_threads_that_begin_at_once_share_one_look(clusters: Clusters, redis_kind: str) -> None:
+def test_concurrent_threads_share_one_topology_lookup(clusters: Clusters, redis_kind: str) -> None:
     """A worker's first requests come together: one of them asks who keeps what, and the others wait for its answer."""
     server = clusters.get(redis_kind)
     client = make_client(f"redis+cluster://127.0.0.1:{server.port}")
@@ -193,9 +193,7 @@ def test_one_at_a_time_waits_for_a_silent_node(
     assert isinstance(cluster_store.claim(a_request(other), token=a_token(), lease=LEASE), Replayed)
 
 
-def test_a_slot_on_its_way_gives_no_answer_and_then_the_right_one(
-    cluster_store: RedisStore, cluster_rig: ClusterRig
-) -> None:
+def test_a_migrating_slot_fails_calls_until_it_has_moved(cluster_store: RedisStore, cluster_rig: ClusterRig) -> None:
     """
     Half of what a script needs may be at either end: nobody runs anything. What was asked in vain can be asked again.
     """
@@ -217,7 +215,7 @@ def test_a_slot_on_its_way_gives_no_answer_and_then_the_right_one(
     assert found_again(cluster_store, known)
 
 
-def test_a_single_key_is_asked_for_where_it_is_going(cluster_store: RedisStore, cluster_rig: ClusterRig) -> None:
+def test_a_single_key_call_follows_a_migrating_slot(cluster_store: RedisStore, cluster_rig: ClusterRig) -> None:
     """A lock of the chores, taken while its slot moves: it is nobody else's at either end."""
     slot = slot_of(layout.lock("reap"))
     source = cluster_rig.primary_of(slot)
@@ -232,7 +230,7 @@ def test_a_single_key_is_asked_for_where_it_is_going(cluster_store: RedisStore, 
 
 
 @pytest.mark.parametrize("kind", (AttributeError, KeyError, IndexError, TypeError, ValueError))
-def test_a_cluster_client_that_has_lost_its_way_is_unavailable(kind: type[Exception]) -> None:
+def test_a_confused_cluster_client_is_unavailable(kind: type[Exception]) -> None:
     """Sent on to a node that it does not know, redis-py's raises what Python raises for a None."""
 
     class Lost(redis.RedisCluster):
@@ -257,7 +255,7 @@ def test_a_cluster_client_that_has_lost_its_way_is_unavailable(kind: type[Except
 
 
 @pytest.mark.parametrize("url", ("redis+cluster://127.0.0.1:1,127.0.0.1:2", "redis+sentinel://127.0.0.1:1/payments"))
-def test_what_is_down_does_not_keep_the_application_from_starting(url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_application_starts_while_its_servers_are_down(url: str, caplog: pytest.LogCaptureFixture) -> None:
     """
     It is looked for with each request, and until it is found they are refused; without a word of where it should be.
     """
@@ -272,7 +270,7 @@ def test_what_is_down_does_not_keep_the_application_from_starting(url: str, capl
     assert "127.0.0.1" not in caplog.text
 
 
-def test_a_server_is_no_cluster_and_a_cluster_no_server(
+def test_a_cluster_url_needs_a_cluster_and_a_plain_url_a_server(
     start_redis: StartRedis, clusters: Clusters, redis_kind: str
 ) -> None:
     """Both would refuse most requests, or all: this is said at the start, with what to write instead."""
@@ -364,7 +362,7 @@ def pair(request: pytest.FixtureRequest, start_redis: StartRedis) -> Iterator[Pa
 
 
 @pytest.mark.slow
-def test_a_claim_that_a_replica_lacks_is_not_granted(pair: Pair) -> None:
+def test_a_claim_without_enough_replicas_is_not_granted(pair: Pair) -> None:
     """
     It would be gone after a fail-over, and somebody else would run. Nor is it when it is asked for again: that finds it
     there and writes nothing, and a replica that lacks the first would count. With the replica back it is granted.
@@ -390,7 +388,7 @@ def claimed(store: RedisStore, key: Any, token: bytes) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", BY_URL, ids="-".join, indirect=True)
 @pytest.mark.parametrize("verb", PROMISED)
-def test_what_is_repeated_is_not_believed_either(pair: Pair, verb: str) -> None:
+def test_a_repeated_call_without_enough_replicas_fails_too(pair: Pair, verb: str) -> None:
     """
     The second time a script finds its work done and writes nothing: there would be nothing to wait for, and the replica
     that lacks the first would count.
@@ -414,7 +412,7 @@ def test_what_is_repeated_is_not_believed_either(pair: Pair, verb: str) -> None:
 
 
 @pytest.mark.slow
-def test_who_is_refused_or_told_what_is_known_needs_no_replica(pair: Pair) -> None:
+def test_a_refusal_or_a_replay_needs_no_replica(pair: Pair) -> None:
     """Nothing is promised to them."""
     known, running, token = a_key(), a_key(), a_token()
     granted(pair.store.claim(a_request(known), token=token, lease=LEASE))
@@ -430,7 +428,7 @@ def test_who_is_refused_or_told_what_is_known_needs_no_replica(pair: Pair) -> No
 
 
 @pytest.mark.slow
-def test_a_full_server_still_takes_what_its_owner_brings(pair: Pair) -> None:
+def test_a_full_server_accepts_a_restored_claim(pair: Pair) -> None:
     """
     Also what is written for the replicas' sake. And a server that forgot the scripts is told them again, both of them.
     """
@@ -446,7 +444,7 @@ def test_a_full_server_still_takes_what_its_owner_brings(pair: Pair) -> None:
 
 
 @pytest.mark.slow
-def test_waiting_takes_no_round_trip_of_its_own(start_redis: StartRedis, redis_kind: str) -> None:
+def test_waiting_for_replicas_takes_no_extra_round_trip(start_redis: StartRedis, redis_kind: str) -> None:
     """A first request still makes two, and a replay one."""
     primary = start_redis(redis_kind, "--repl-diskless-sync-delay", "0")
     node = Node(start_redis(redis_kind, "--replicaof", "127.0.0.1", str(primary.port)))
@@ -466,7 +464,7 @@ def test_waiting_takes_no_round_trip_of_its_own(start_redis: StartRedis, redis_k
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ("url", "client"))
-def test_in_a_cluster_the_replicas_of_the_keys_own_primary_count(cluster_rig: ClusterRig, way: str) -> None:
+def test_in_a_cluster_only_replicas_of_the_keys_primary_count(cluster_rig: ClusterRig, way: str) -> None:
     """Those of the others say nothing about it."""
     primary = cluster_rig.primaries[0]
     replica = cluster_rig.replica_of(primary)
@@ -490,7 +488,7 @@ def test_in_a_cluster_the_replicas_of_the_keys_own_primary_count(cluster_rig: Cl
 
 
 @pytest.mark.slow
-def test_a_slot_on_its_way_is_not_written_to_at_both_ends(cluster_rig: ClusterRig) -> None:
+def test_a_migrating_slot_is_written_on_one_node_only(cluster_rig: ClusterRig) -> None:
     """
     What replicas are waited for by stands where the slot comes from, and all else has gone: whoever moves it would be told
     that it is there already.

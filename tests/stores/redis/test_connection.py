@@ -124,7 +124,7 @@ def server(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterato
         yield ScriptExecutor(client, owned=request.param.startswith("own"), clock=store_time)
 
 
-def test_each_answer_is_its_commands(server: ScriptExecutor, redis_client: redis.Redis) -> None:
+def test_each_command_gets_its_own_reply(server: ScriptExecutor, redis_client: redis.Redis) -> None:
     """In bytes, in their order; and none is none."""
     redis_client.set("a", b"\xff")
 
@@ -132,7 +132,7 @@ def test_each_answer_is_its_commands(server: ScriptExecutor, redis_client: redis
     assert [] == server.ask_all([])
 
 
-def test_a_refusal_leaves_the_line_in_step(server: ScriptExecutor, redis_client: redis.Redis) -> None:
+def test_an_error_reply_keeps_replies_in_step(server: ScriptExecutor, redis_client: redis.Redis) -> None:
     """The answers behind it are read: the next one to ask gets its own."""
     redis_client.set("text", "one")
     redis_client.lpush("list", "two")
@@ -143,7 +143,7 @@ def test_a_refusal_leaves_the_line_in_step(server: ScriptExecutor, redis_client:
     assert [1, b"one"] == server.ask_all([("EXISTS", "list"), ("GET", "text")])
 
 
-def test_scripts_that_the_server_does_not_know_are_run_once(server: ScriptExecutor, redis_client: redis.Redis) -> None:
+def test_unknown_scripts_run_once(server: ScriptExecutor, redis_client: redis.Redis) -> None:
     """Each of them: those that were refused, and no others, are sent again in full."""
     calls = [Call((layout.lock(f"chore-{number}"),), (b"t" * 16, 1_000_000_000)) for number in range(3)]
     for _ in range(2):
@@ -157,7 +157,7 @@ def test_scripts_that_the_server_does_not_know_are_run_once(server: ScriptExecut
     assert "cmdstat_eval" not in redis_client.info("commandstats")
 
 
-def test_many_commands_are_one_round_trip(redis_server: RedisServer) -> None:
+def test_many_commands_take_one_round_trip(redis_server: RedisServer) -> None:
     """As far as they fit into one piece."""
     with TcpProxy(redis_server.port) as proxy, make_client(f"redis://127.0.0.1:{proxy.port}/0") as client:
         server = ScriptExecutor(client, owned=True, clock=store_time)
@@ -168,7 +168,7 @@ def test_many_commands_are_one_round_trip(redis_server: RedisServer) -> None:
         assert proxy.chunks - before == 1
 
 
-def test_a_demoted_server_is_not_asked_again(start_redis: StartRedis, redis_kind: str) -> None:
+def test_connections_to_a_demoted_server_are_closed(start_redis: StartRedis, redis_kind: str) -> None:
     """No answer is kept that it still owes, and behind a name the next connection finds the new primary."""
     demoted = start_redis(redis_kind)
     with make_client(demoted.url) as client, redis.Redis.from_url(demoted.url) as operator:

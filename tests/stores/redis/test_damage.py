@@ -54,7 +54,7 @@ def spoil(data: bytes, spoilt: str) -> bytes:
 
 @pytest.mark.parametrize("spoilt", ("newer format", "unknown state", "cut short", "no longer ends", "empty"))
 @pytest.mark.parametrize("standing", ("in flight", "completed", "quarantined"))
-def test_what_cannot_be_read_is_corrupt(
+def test_an_unreadable_record_is_corrupt(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, standing: Standing, spoilt: str
 ) -> None:
     """Never absent, which would run the payment again; and no call changes a byte of it."""
@@ -133,7 +133,7 @@ def test_a_key_of_another_type_is_corrupt(
         "9007199254740993",
     ),
 )
-def test_a_partition_without_a_readable_floor_grants_nothing(
+def test_a_partition_with_an_unreadable_floor_grants_no_claim(
     store: RedisStore, redis_client: redis.Redis, floor: str
 ) -> None:
     """A fence that might be an old one, or the same as the next, is worse than none."""
@@ -220,7 +220,7 @@ def said(store: RedisStore, key: StorageKey) -> str:
         return type(error).__name__
 
 
-def test_an_answer_that_ended_before_it_was_there_stays_for_ever(
+def test_a_response_that_expired_before_completion_stays_for_ever(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """
@@ -245,7 +245,7 @@ def test_an_answer_that_ended_before_it_was_there_stays_for_ever(
 
 
 @pytest.mark.parametrize("counted", (False, True))
-def test_a_clock_that_was_set_back_makes_no_such_record(
+def test_a_clock_set_back_makes_no_response_expire_early(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, counted: bool
 ) -> None:
     """Between the claim and its completion: the answer is kept for as long as was asked, from the claim on."""
@@ -261,7 +261,9 @@ def test_a_clock_that_was_set_back_makes_no_such_record(
     assert Drift() == store.ledger.reconcile(key.tid)
 
 
-def test_an_answer_that_redis_is_to_keep_has_not_ended(redis_server: RedisServer, redis_client: redis.Redis) -> None:
+def test_a_response_that_redis_still_keeps_has_not_expired(
+    redis_server: RedisServer, redis_client: redis.Redis
+) -> None:
     """A deadline may lose a bit hours after it was written, and be in the past and still after the completion."""
     store, key, token = redis_store(redis_server.url), a_key(), a_token()
     record = layout.keys(key)[0]
@@ -300,7 +302,7 @@ def refused(store: RedisStore, key: StorageKey, token: bytes) -> None:
 
 
 @given(data=st.binary(max_size=200))
-def test_no_bytes_make_the_reader_stumble(data: bytes) -> None:
+def test_any_bytes_decode_to_a_record_or_to_corrupt(data: bytes) -> None:
     """It tells a record or says that there is none in there, whatever it is given."""
     try:
         decode(data, now=0.0)
@@ -387,7 +389,7 @@ PLACES = ("memory", "ledger", "data keys", "notes", "lock", "in flight", "quaran
 @pytest.mark.slow
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: odd[:9].decode("latin-1") or "nothing")
 @pytest.mark.parametrize("place", PLACES)
-def test_what_is_damaged_beside_the_records_raises_nothing_of_pythons(
+def test_damage_outside_records_raises_only_our_errors(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, place: str, odd: bytes
 ) -> None:
     """Field by field, and entry by entry. Each who looks comes to an end, and a completed key replays or is damage."""
@@ -441,7 +443,7 @@ def changes(client: redis.Redis, name: bytes, odd: bytes) -> list[Callable[[], o
     return [partial(client.set, name, odd)]
 
 
-def test_pages_come_to_their_end_whatever_the_scores_are(store: RedisStore, redis_client: redis.Redis) -> None:
+def test_pages_end_with_any_index_scores(store: RedisStore, redis_client: redis.Redis) -> None:
     """
     Between two whole scores there may be many, and names in an order of their own: each page goes on behind the last.
     """

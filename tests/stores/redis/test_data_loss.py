@@ -48,7 +48,7 @@ from tests.stores.owners import WRITES
 __all__ = ["emptying", "handing_over", "losing", "ready_store"]
 
 
-def test_a_redis_that_was_never_made_ready_grants_nothing(redis_server: RedisServer, clock: FrozenClock) -> None:
+def test_a_redis_that_was_never_initialised_grants_no_claim(redis_server: RedisServer, clock: FrozenClock) -> None:
     """Nobody can tell it from one that was emptied, but whoever has set it up."""
     with closing(RedisStore(redis_server.url, clock=clock, rules=RULES)) as store:
         assert "missing" == refused(store).loss
@@ -57,7 +57,7 @@ def test_a_redis_that_was_never_made_ready_grants_nothing(redis_server: RedisSer
         granted(claim(store))
 
 
-def test_a_loss_is_noticed_once(store: RedisStore, lose: Loss) -> None:
+def test_a_loss_is_reported_once(store: RedisStore, lose: Loss) -> None:
     """For all partitions: keys of another one are not the first to notice a week later."""
     lose()
 
@@ -65,7 +65,9 @@ def test_a_loss_is_noticed_once(store: RedisStore, lose: Loss) -> None:
 
 
 @pytest.mark.parametrize("standing", ("in flight", "completed", "quarantined", "lapsed, quarantine"))
-def test_known_keys_are_answered_as_ever(store: RedisStore, clock: FrozenClock, hand_over: Loss, standing: Any) -> None:
+def test_known_keys_are_replayed_after_a_loss(
+    store: RedisStore, clock: FrozenClock, hand_over: Loss, standing: Any
+) -> None:
     key = a_key()
     stand(store, clock, key, standing)
     hand_over()
@@ -75,7 +77,7 @@ def test_known_keys_are_answered_as_ever(store: RedisStore, clock: FrozenClock, 
     assert isinstance(claim(store, key), kinds.get(standing, Unknown))
 
 
-def test_owners_that_are_remembered_renew_and_complete(store: RedisStore, clock: FrozenClock, hand_over: Loss) -> None:
+def test_owners_of_remaining_records_renew_and_complete(store: RedisStore, clock: FrozenClock, hand_over: Loss) -> None:
     key = a_key()
     token = stand(store, clock, key, "in flight")
     hand_over()
@@ -85,7 +87,9 @@ def test_owners_that_are_remembered_renew_and_complete(store: RedisStore, clock:
     assert isinstance(claim(store, key), Replayed)
 
 
-def test_a_key_that_is_not_known_waits_for_somebody_to_look(store: RedisStore, clock: FrozenClock, lose: Loss) -> None:
+def test_an_unknown_key_is_refused_until_an_operator_acknowledges(
+    store: RedisStore, clock: FrozenClock, lose: Loss
+) -> None:
     """However long that takes; and then it runs."""
     key = a_key()
     lose()
@@ -97,7 +101,7 @@ def test_a_key_that_is_not_known_waits_for_somebody_to_look(store: RedisStore, c
     granted(claim(store, key))
 
 
-def test_an_answer_whose_life_is_over_is_not_known(store: RedisStore, clock: FrozenClock, hand_over: Loss) -> None:
+def test_an_expired_response_counts_as_unknown(store: RedisStore, clock: FrozenClock, hand_over: Loss) -> None:
     key = a_key()
     stand(store, clock, key, "completed")
     hand_over()
@@ -106,7 +110,7 @@ def test_an_answer_whose_life_is_over_is_not_known(store: RedisStore, clock: Fro
     assert "changed" == refused(store, key).loss
 
 
-def test_after_the_hold_unknown_keys_run_where_that_was_chosen(
+def test_after_the_hold_unknown_keys_run_if_configured(
     store: RedisStore, redis_server: RedisServer, clock: FrozenClock, hand_over: Loss
 ) -> None:
     rules = replace(RULES, after_loss="hold")
@@ -120,7 +124,7 @@ def test_after_the_hold_unknown_keys_run_where_that_was_chosen(
         granted(claim(holding))
 
 
-def test_no_hold_ends_for_a_store_that_was_emptied(
+def test_the_hold_never_ends_for_an_emptied_store(
     store: RedisStore, redis_server: RedisServer, clock: FrozenClock, empty: Loss
 ) -> None:
     with closing(RedisStore(redis_server.url, clock=clock, rules=replace(RULES, after_loss="hold"))) as holding:
@@ -131,7 +135,7 @@ def test_no_hold_ends_for_a_store_that_was_emptied(
         assert "missing" == refused(holding).loss
 
 
-def test_whoever_wants_to_runs_what_may_have_run(
+def test_after_loss_run_grants_unknown_keys(
     store: RedisStore, redis_server: RedisServer, clock: FrozenClock, lose: Loss
 ) -> None:
     with closing(RedisStore(redis_server.url, clock=clock, rules=replace(RULES, after_loss="run"))) as careless:
@@ -150,7 +154,7 @@ def test_whoever_wants_to_runs_what_may_have_run(
         pytest.param(SKEW + 1, SKEW - 0.002, True, id="by a clock that is a little ahead"),
     ),
 )
-def test_a_key_that_was_made_later_than_the_loss_runs_at_once(
+def test_a_key_created_after_the_loss_runs_at_once(
     store: RedisStore, clock: FrozenClock, hand_over: Loss, after: float, ahead: float, runs: bool
 ) -> None:
     hand_over()
@@ -165,7 +169,7 @@ def test_a_key_that_was_made_later_than_the_loss_runs_at_once(
         refused(store, key_timestamp=born)
 
 
-def test_no_time_in_a_key_helps_where_nothing_says_when_it_was_emptied(
+def test_a_key_time_does_not_help_if_the_loss_time_is_unknown(
     store: RedisStore, clock: FrozenClock, empty: Loss
 ) -> None:
     empty()
@@ -188,9 +192,7 @@ def test_another_store_is_foreign(redis_server: RedisServer, clock: FrozenClock)
                     verb()
 
 
-def test_what_was_claimed_before_a_loss_is_never_taken_over(
-    store: RedisStore, clock: FrozenClock, hand_over: Loss
-) -> None:
+def test_a_claim_from_before_a_loss_is_never_taken_over(store: RedisStore, clock: FrozenClock, hand_over: Loss) -> None:
     """
     Acknowledged or not: its answer may have been given in what was forgotten. What was claimed since is taken over.
     """
@@ -207,7 +209,7 @@ def test_what_was_claimed_before_a_loss_is_never_taken_over(
     assert 2 == granted(claim(store, new)).attempt
 
 
-def test_nothing_is_taken_over_in_a_store_that_lacks_its_name(
+def test_no_claim_is_taken_over_in_a_store_without_id(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     key = a_key()
@@ -221,7 +223,7 @@ def test_nothing_is_taken_over_in_a_store_that_lacks_its_name(
 
 
 @pytest.mark.parametrize("verb", ("renew", "mark_point_of_no_return", "complete", "release", "quarantine"))
-def test_whoever_may_have_been_taken_over_in_what_was_forgotten_has_lost_its_claim(
+def test_an_owner_whose_take_over_may_be_lost_has_lost_its_claim(
     store: RedisStore, clock: FrozenClock, hand_over: Loss, verb: str
 ) -> None:
     """Its successor may have finished. The record stays as it is, for whoever can find out."""
@@ -239,7 +241,7 @@ def test_whoever_may_have_been_taken_over_in_what_was_forgotten_has_lost_its_cla
     assert before == store.read(key)
 
 
-def test_what_was_completed_before_a_loss_may_be_completed_again(
+def test_a_completion_from_before_a_loss_may_be_repeated(
     store: RedisStore, clock: FrozenClock, hand_over: Loss
 ) -> None:
     """As after every lost reply."""
@@ -251,7 +253,7 @@ def test_what_was_completed_before_a_loss_may_be_completed_again(
     store.complete(key, token, PAYLOAD, keep=KEEP)
 
 
-def test_a_point_of_no_return_is_not_passed_where_a_successor_may_be_forgotten(
+def test_no_point_of_no_return_if_a_successor_may_be_lost(
     store: RedisStore, clock: FrozenClock, hand_over: Loss
 ) -> None:
     """Of claims made before the loss; those made after it may."""
@@ -270,7 +272,7 @@ def test_a_point_of_no_return_is_not_passed_where_a_successor_may_be_forgotten(
     assert OnExpiry.QUARANTINE is found(store, later).on_expiry
 
 
-def test_owners_are_waited_for(store: RedisStore, clock: FrozenClock, lose: Loss) -> None:
+def test_an_acknowledgement_waits_for_owners(store: RedisStore, clock: FrozenClock, lose: Loss) -> None:
     """An acknowledgement that comes too early says how long to wait, or is forced; it says how all stood before."""
     lose()
     refused(store)
@@ -284,9 +286,7 @@ def test_owners_are_waited_for(store: RedisStore, clock: FrozenClock, lose: Loss
     granted(claim(store))
 
 
-def test_what_is_lost_after_an_acknowledgement_is_another_loss(
-    store: RedisStore, clock: FrozenClock, hand_over: Loss
-) -> None:
+def test_a_loss_after_an_acknowledgement_is_a_new_loss(store: RedisStore, clock: FrozenClock, hand_over: Loss) -> None:
     """Also where the clock was set back in between."""
     hand_over()
     refused(store)
@@ -298,7 +298,7 @@ def test_what_is_lost_after_an_acknowledgement_is_another_loss(
     refused(store)
 
 
-def test_a_store_that_lacks_a_part_is_not_made_ready_anew(store: RedisStore, redis_client: redis.Redis) -> None:
+def test_a_store_without_one_partition_is_not_initialised_again(store: RedisStore, redis_client: redis.Redis) -> None:
     redis_client.delete(layout.memory_in(7))
 
     with pytest.raises(ConfigurationError, match="lost its memory"):
@@ -306,7 +306,9 @@ def test_a_store_that_lacks_a_part_is_not_made_ready_anew(store: RedisStore, red
     assert {"missing": 1} == store.data_loss.status().losses
 
 
-def test_what_nobody_looked_at_is_not_acknowledged(store: RedisStore, clock: FrozenClock, hand_over: Loss) -> None:
+def test_a_loss_without_a_status_check_is_not_acknowledged(
+    store: RedisStore, clock: FrozenClock, hand_over: Loss
+) -> None:
     """While somebody thinks about one loss, there may be another."""
     hand_over()
     seen = store.data_loss.status()
@@ -321,7 +323,7 @@ def test_what_nobody_looked_at_is_not_acknowledged(store: RedisStore, clock: Fro
     granted(claim(store))
 
 
-def test_an_acknowledgement_that_comes_late_is_of_what_was_seen(
+def test_a_late_acknowledgement_covers_only_the_loss_it_saw(
     store: RedisStore, hand_over: Loss, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process took over between the look and the word."""
@@ -336,7 +338,7 @@ def test_an_acknowledgement_that_comes_late_is_of_what_was_seen(
     refused(store)
 
 
-def test_a_part_that_is_away_makes_no_loss_an_outage(
+def test_an_unreachable_partition_makes_no_loss_an_outage(
     store: RedisStore, hand_over: Loss, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever may go on without a store must hear that this one is there, and has forgotten."""
@@ -350,7 +352,7 @@ def test_a_part_that_is_away_makes_no_loss_an_outage(
     assert ("changed", True) == ((lost := refused(store)).loss, lost.noticed)
 
 
-def test_a_part_that_was_run_in_haste_takes_the_stores_name(
+def test_a_partition_used_before_initialisation_takes_the_store_id(
     redis_server: RedisServer, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """Some process was set up to run what is not known, and named what it found empty as it had to."""
@@ -380,7 +382,7 @@ def test_a_loss_is_never_earlier_than_a_claim(store: RedisStore, clock: FrozenCl
     refused(store, other, key_timestamp=clock.now)
 
 
-def test_no_key_is_believed_where_that_was_chosen(
+def test_no_key_time_is_trusted_if_configured(
     store: RedisStore, redis_server: RedisServer, clock: FrozenClock, hand_over: Loss
 ) -> None:
     """A primary that was cut off may have gone on, and answered keys that were made after the fail-over."""
@@ -393,7 +395,7 @@ def test_no_key_is_believed_where_that_was_chosen(
         refused(wary, key_timestamp=clock.now)
 
 
-def test_a_loss_of_a_part_that_is_older_than_another_is_not_acknowledged_unseen(
+def test_an_older_loss_of_a_partition_is_not_acknowledged_unseen(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, hand_over: Loss
 ) -> None:
     """The nodes of a Cluster have clocks of their own."""
@@ -423,14 +425,14 @@ def test_parts_of_two_stores_are_not_acknowledged(
     assert not redis_client.hexists(layout.memory_in(8), "store_id")
 
 
-def test_to_be_made_ready_twice_harms_nothing(store: RedisStore) -> None:
+def test_a_second_initialisation_changes_no_data(store: RedisStore) -> None:
     first = store.data_loss.status()
 
     assert first.store_id == store.data_loss.initialise()
     assert first.parts == store.data_loss.status().parts
 
 
-def test_two_who_make_it_ready_at_once_give_it_one_name(redis_server: RedisServer, clock: FrozenClock) -> None:
+def test_concurrent_initialisations_give_one_store_id(redis_server: RedisServer, clock: FrozenClock) -> None:
     """And so do two who acknowledge that it was emptied."""
     with ExitStack() as ends:
         stores = [ends.enter_context(closing(RedisStore(redis_server.url, clock=clock, rules=RULES))) for _ in range(4)]
@@ -445,7 +447,7 @@ def test_two_who_make_it_ready_at_once_give_it_one_name(redis_server: RedisServe
         assert stores[0].data_loss.initialise() == stores[0].data_loss.status().store_id
 
 
-def test_two_who_acknowledge_at_once_give_it_one_name(
+def test_concurrent_acknowledgements_give_one_store_id(
     store: RedisStore, redis_client: redis.Redis, empty: Loss, redis_server: RedisServer, clock: FrozenClock
 ) -> None:
     empty()
@@ -471,7 +473,7 @@ def fill(redis_client: Any) -> Iterator[Any]:
     redis_client.config_set("maxmemory", 0)
 
 
-def test_a_key_that_is_not_known_is_refused_as_such(store: RedisStore, hand_over: Loss, fill: Any) -> None:
+def test_a_full_server_refuses_an_unknown_key_after_a_loss(store: RedisStore, hand_over: Loss, fill: Any) -> None:
     """Not as by a store that is away, which some let requests run past; and it is noticed again when there is room."""
     hand_over()
     fill()
@@ -479,7 +481,9 @@ def test_a_key_that_is_not_known_is_refused_as_such(store: RedisStore, hand_over
     assert ["changed"] * 2 == [refused(store).loss for _ in range(2)]
 
 
-def test_a_key_that_is_known_is_answered(store: RedisStore, clock: FrozenClock, hand_over: Loss, fill: Any) -> None:
+def test_a_full_server_replays_a_known_key_after_a_loss(
+    store: RedisStore, clock: FrozenClock, hand_over: Loss, fill: Any
+) -> None:
     lapsed, done = a_key(), a_key()
     stand(store, clock, done, "completed")
     stand(store, clock, lapsed, "lapsed, quarantine")
@@ -489,7 +493,9 @@ def test_a_key_that_is_known_is_answered(store: RedisStore, clock: FrozenClock, 
     assert [Unknown, Replayed] == [type(claim(store, key)) for key in (lapsed, done)]
 
 
-def test_owners_put_back_and_complete(store: RedisStore, clock: FrozenClock, redis_client: Any, fill: Any) -> None:
+def test_a_full_server_lets_owners_restore_and_complete(
+    store: RedisStore, clock: FrozenClock, redis_client: Any, fill: Any
+) -> None:
     request, token = a_request(a_key()), a_token()
     grant = granted(store.claim(request, token=token, lease=LEASE))
     redis_client.flushall()
@@ -501,7 +507,7 @@ def test_owners_put_back_and_complete(store: RedisStore, clock: FrozenClock, red
     assert isinstance(claim(store, request.key), Replayed)
 
 
-def test_an_operator_looks_and_acknowledges(
+def test_a_full_server_lets_an_operator_acknowledge(
     store: RedisStore, redis_server: RedisServer, redis_client: Any, hand_over: Loss, fill: Any
 ) -> None:
     hand_over()
@@ -513,7 +519,7 @@ def test_an_operator_looks_and_acknowledges(
     assert isinstance(claim(store), Claimed)
 
 
-def test_a_claim_that_may_be_taken_over_is_not(
+def test_a_full_server_allows_no_take_over_after_a_loss(
     store: RedisStore, clock: FrozenClock, hand_over: Loss, fill: Any
 ) -> None:
     key = a_key()
@@ -525,7 +531,7 @@ def test_a_claim_that_may_be_taken_over_is_not(
     assert isinstance(claim(store, key), Unknown)
 
 
-def test_what_an_emptied_store_is_given_back_from_before_is_not_taken_over(
+def test_a_claim_restored_to_an_emptied_store_is_not_taken_over(
     store: RedisStore, clock: FrozenClock, redis_server: RedisServer, redis_client: Any
 ) -> None:
     """A copy from before it was made ready holds claims, and says nothing of itself."""

@@ -73,14 +73,14 @@ A_RECORD = Record(
 
 @settings(deadline=None)
 @given(record=records())
-def test_every_record_survives(record: Record) -> None:
+def test_every_record_survives_encoding(record: Record) -> None:
     """Field by field, whatever an application calls its tenants."""
     assert decode(encode(record, tid=TID), now=record.deadline) == record
 
 
 @settings(deadline=None)
 @given(record=records(), off=st.floats(-0.0004, 0.0004))
-def test_times_are_told_to_the_millisecond(record: Record, off: float) -> None:
+def test_times_are_rounded_to_the_millisecond(record: Record, off: float) -> None:
     """A database counts in microseconds. What is between two milliseconds goes to the nearer one."""
     finer = replace(record, deadline=abs(record.deadline + off))
 
@@ -88,7 +88,7 @@ def test_times_are_told_to_the_millisecond(record: Record, off: float) -> None:
 
 
 @pytest.mark.parametrize("standing", ("in flight", "completed", "quarantined", "lapsed, takeover"))
-def test_bytes_of_the_scripts_are_made_again(
+def test_python_encodes_the_same_bytes_as_the_scripts(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, standing: Standing
 ) -> None:
     """To the last bit: there is one format, and two who write it."""
@@ -127,7 +127,7 @@ def test_bytes_of_the_scripts_are_made_again(
         replace(A_RECORD, erased=True),
     ),
 )
-def test_what_does_not_fit_is_refused(record: Record) -> None:
+def test_a_record_that_does_not_fit_is_refused(record: Record) -> None:
     """Cut or wrapped round it would be another record."""
     with pytest.raises(ValueError, match=r"fit|completed|NaN|surrogates"):
         encode(record, tid=TID)

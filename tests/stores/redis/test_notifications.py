@@ -60,7 +60,9 @@ def waiting(bell: RedisNotifier, *keys: StorageKey) -> Iterator[Ear]:
 
 
 @pytest.mark.parametrize("backend", IN_REDIS)
-def test_whoever_waits_hears_of_a_settlement(backend: str, request: pytest.FixtureRequest, clock: FrozenClock) -> None:
+def test_a_waiter_wakes_when_a_record_is_settled(
+    backend: str, request: pytest.FixtureRequest, clock: FrozenClock
+) -> None:
     """Over every way to a Redis: a URL, an application's own client of either library, a Cluster."""
     with ExitStack() as ends:
         make: MakeStore = BACKENDS[backend](request, ends)
@@ -110,7 +112,7 @@ def heard(redis_server: RedisServer) -> Iterator[Callable[[], list[bytes]]]:
 
 @pytest.mark.parametrize("counted", (False, True), ids=("uncounted", "counted"))
 @pytest.mark.parametrize("how", list(SETTLEMENTS))
-def test_a_key_is_named_once_when_it_is_settled(
+def test_a_settled_key_is_published_once(
     store: RedisStore, clock: FrozenClock, heard: Callable[[], list[bytes]], how: str, counted: bool
 ) -> None:
     """Whoever settles it, if its claim has said that others may wait; and nothing is named but the record."""
@@ -123,7 +125,7 @@ def test_a_key_is_named_once_when_it_is_settled(
     assert [layout.name(layout.keys(key))] == heard()
 
 
-def test_nobody_is_told_of_a_key_that_nobody_waits_for(store: RedisStore, heard: Callable[[], list[bytes]]) -> None:
+def test_a_key_without_waiters_is_not_published(store: RedisStore, heard: Callable[[], list[bytes]]) -> None:
     """Where duplicates are refused at once, a settlement costs nobody a message."""
     for write in WRITES.values():
         key, token = a_key(), a_token()
@@ -133,9 +135,7 @@ def test_nobody_is_told_of_a_key_that_nobody_waits_for(store: RedisStore, heard:
     assert [] == heard()
 
 
-def test_a_claim_that_is_marked_and_renewed_is_awaited_still(
-    store: RedisStore, heard: Callable[[], list[bytes]]
-) -> None:
+def test_a_marked_and_renewed_claim_keeps_its_waiters(store: RedisStore, heard: Callable[[], list[bytes]]) -> None:
     """What a claim has said holds until it is settled; and its answer is none the more successful for it."""
     key, token = a_key(), a_token()
     granted(store.claim(awaited(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
@@ -148,7 +148,7 @@ def test_a_claim_that_is_marked_and_renewed_is_awaited_still(
     assert failed == found(store, key).payload
 
 
-def test_what_follows_a_take_over_is_as_the_new_claim_says(
+def test_after_a_take_over_the_new_claim_decides_about_publishing(
     store: RedisStore, clock: FrozenClock, heard: Callable[[], list[bytes]]
 ) -> None:
     """It is another process' claim, perhaps of a release that lets nobody wait."""
@@ -161,7 +161,7 @@ def test_what_follows_a_take_over_is_as_the_new_claim_says(
     assert [] == heard()
 
 
-def test_who_may_not_publish_settles_all_the_same(
+def test_a_user_who_may_not_publish_still_settles(
     redis_server: RedisServer, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """A user without rights to the channel: its answer is stored, and those who wait look for themselves."""
@@ -186,7 +186,7 @@ def subscribers(server: RedisServer) -> int:
         return int(count)
 
 
-def test_one_subscription_serves_all_who_wait(quiet_server: RedisServer) -> None:
+def test_one_subscription_serves_all_waiters(quiet_server: RedisServer) -> None:
     """And it is made by the first of them: a process in which nobody waits has none."""
     one, other = a_key(), a_key()
     with closing(redis_store(quiet_server.url)) as store:
@@ -200,7 +200,7 @@ def test_one_subscription_serves_all_who_wait(quiet_server: RedisServer) -> None
             assert 1 == subscribers(quiet_server)
 
 
-def test_it_is_given_up_when_nobody_has_waited_for_long(quiet_server: RedisServer) -> None:
+def test_an_idle_subscription_is_closed(quiet_server: RedisServer) -> None:
     """Its thread and its connection go; whoever waits next has another."""
     with connect(quiet_server.url) as client:
         bell, key = RedisNotifier(client.pubsub, idle_seconds=0.0), a_key()
@@ -210,7 +210,7 @@ def test_it_is_given_up_when_nobody_has_waited_for_long(quiet_server: RedisServe
             assert eventually(lambda: subscribers(quiet_server) == 0)
 
 
-def test_a_connection_that_was_cut_is_made_anew(store: RedisStore, redis_client: redis.Redis) -> None:
+def test_a_cut_subscription_is_replaced(store: RedisStore, redis_client: redis.Redis) -> None:
     """What was settled in between nobody was told of: whoever waits is told to look, and hears again."""
     key, token = a_key(), a_token()
     granted(store.claim(awaited(key), token=token, lease=LEASE))
@@ -221,7 +221,7 @@ def test_a_connection_that_was_cut_is_made_anew(store: RedisStore, redis_client:
         assert ear.hears()
 
 
-def test_a_server_that_restarts_is_listened_to_again(
+def test_the_listener_reconnects_after_a_restart(
     start_redis: StartRedis, redis_kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However long it was away. The log says once that nothing is heard, and that it is again."""
@@ -240,7 +240,7 @@ def test_a_server_that_restarts_is_listened_to_again(
     assert [True, False] == ["nothing is heard" in text for text in told]
 
 
-def test_a_server_that_fell_silent_is_noticed(start_redis: StartRedis, redis_kind: str) -> None:
+def test_the_listener_notices_a_silent_server(start_redis: StartRedis, redis_kind: str) -> None:
     """A connection that was lost without a word would be listened to for ever."""
     server, key = start_redis(redis_kind), a_key()
     with connect(server.url, socket_timeout=0.2) as client:
@@ -252,7 +252,7 @@ def test_a_server_that_fell_silent_is_noticed(start_redis: StartRedis, redis_kin
             assert ear.hears()
 
 
-def test_a_forked_child_hears_for_itself(store: RedisStore) -> None:
+def test_a_forked_child_has_its_own_subscription(store: RedisStore) -> None:
     """Its parent's thread and those who wait there are not in it, and it leaves its parent's connection alone."""
     key, token = a_key(), a_token()
     granted(store.claim(awaited(key), token=token, lease=LEASE))

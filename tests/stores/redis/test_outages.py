@@ -69,7 +69,7 @@ def lose(proxy: TcpProxy, what: Lost) -> None:
 
 
 @pytest.mark.parametrize("what", ("request", "reply"))
-def test_a_claim_survives_a_broken_line(proxied_store: RedisStore, proxy: TcpProxy, what: Lost) -> None:
+def test_a_claim_survives_a_broken_connection(proxied_store: RedisStore, proxy: TcpProxy, what: Lost) -> None:
     """The client repeats it by itself. Whoever asked owns the key, once, and is not told that it is taken."""
     key, token = a_key(), a_token()
     before = proxy.requests
@@ -84,7 +84,9 @@ def test_a_claim_survives_a_broken_line(proxied_store: RedisStore, proxy: TcpPro
 
 @pytest.mark.parametrize("what", ("request", "reply"))
 @pytest.mark.parametrize("verb", list(WRITES))
-def test_a_write_survives_a_broken_line(proxied_store: RedisStore, proxy: TcpProxy, verb: str, what: Lost) -> None:
+def test_a_write_survives_a_broken_connection(
+    proxied_store: RedisStore, proxy: TcpProxy, verb: str, what: Lost
+) -> None:
     """Repeated by the client it ends as once would have, without an error."""
     key, token, twin, twins = a_key(), a_token(), a_key(), a_token()
     for each, its in ((key, token), (twin, twins)):
@@ -114,7 +116,7 @@ def test_a_takeover_survives_a_lost_reply(proxied_store: RedisStore, proxy: TcpP
 
 
 @pytest.mark.parametrize("what", ("request", "reply"))
-def test_a_line_that_stays_broken_is_reported(proxied_store: RedisStore, proxy: TcpProxy, what: Lost) -> None:
+def test_a_connection_that_stays_broken_is_unavailable(proxied_store: RedisStore, proxy: TcpProxy, what: Lost) -> None:
     """Nobody knows what happened: neither a refusal nor a grant. Asking again with the same token tells."""
     key, token = a_key(), a_token()
     for _ in range(1 + RETRIES):
@@ -128,7 +130,7 @@ def test_a_line_that_stays_broken_is_reported(proxied_store: RedisStore, proxy: 
     assert granted(proxied_store.claim(a_request(key), token=token, lease=LEASE)).attempt == 1
 
 
-def test_idle_connections_that_the_server_closed_are_noticed(proxied_store: RedisStore, proxy: TcpProxy) -> None:
+def test_idle_connections_that_the_server_closed_are_replaced(proxied_store: RedisStore, proxy: TcpProxy) -> None:
     """After a server's restart the first request of each connection works like any other."""
     proxy.cut()
 
@@ -158,7 +160,7 @@ def call(proxied_store: RedisStore, verb: str, key: StorageKey, token: bytes) ->
 
 
 @pytest.mark.parametrize("verb", ("claim", "read", *WRITES))
-def test_a_server_that_forgot_the_scripts_is_told_again(
+def test_scripts_are_loaded_again_after_script_flush(
     proxied_store: RedisStore, redis_client: redis.Redis, verb: str
 ) -> None:
     """After a restart or a fail-over no script is known. That costs a second round trip and nothing else."""
@@ -217,7 +219,7 @@ def raised_by(kind: type[Exception]) -> Exception:
     + [(valkey.Valkey, kind) for kind in exceptions_of(valkey)]
     + [(redis.Redis, OSError)],
 )
-def test_whatever_a_client_raises_is_unavailable(client: type[Any], kind: type[Exception]) -> None:
+def test_every_exception_of_a_client_library_is_unavailable(client: type[Any], kind: type[Exception]) -> None:
     """
     Also what has no root in common with the rest: a script that was killed, a Cluster without a node for the slot.
     """
@@ -232,7 +234,7 @@ def test_whatever_a_client_raises_is_unavailable(client: type[Any], kind: type[E
 
 
 @pytest.mark.parametrize("warm", (True, False), ids=("in mid-conversation", "from the start"))
-def test_a_silent_server_costs_three_replies(
+def test_a_silent_server_costs_three_timeouts(
     start_redis: StartRedis, redis_kind: str, monkeypatch: pytest.MonkeyPatch, warm: bool
 ) -> None:
     """A worker waits one second for each, and no retry of one layer is multiplied by that of another."""
@@ -268,7 +270,7 @@ def count_replies(monkeypatch: pytest.MonkeyPatch) -> list[type[Exception]]:
     return in_vain
 
 
-def test_the_first_result_stays_when_its_reply_was_lost(proxied_store: RedisStore, proxy: TcpProxy) -> None:
+def test_a_repeated_completion_returns_the_first_result(proxied_store: RedisStore, proxy: TcpProxy) -> None:
     """What a client repeats after a lost reply does not overwrite what was stored."""
     key, token = a_key(), a_token()
     granted(proxied_store.claim(a_request(key), token=token, lease=LEASE))
@@ -282,7 +284,7 @@ def test_the_first_result_stays_when_its_reply_was_lost(proxied_store: RedisStor
     assert found(proxied_store, key).payload == PAYLOAD
 
 
-def test_a_replica_grants_nothing(start_redis: StartRedis, redis_kind: str) -> None:
+def test_a_replica_grants_no_claim(start_redis: StartRedis, redis_kind: str) -> None:
     """It may not write, and what it has read may be old."""
     server = start_redis(redis_kind)
     store = redis_store(server.url)
@@ -294,7 +296,7 @@ def test_a_replica_grants_nothing(start_redis: StartRedis, redis_kind: str) -> N
     store.close()
 
 
-def test_a_demoted_server_is_not_asked_again(start_redis: StartRedis, redis_kind: str) -> None:
+def test_connections_to_a_demoted_server_are_closed(start_redis: StartRedis, redis_kind: str) -> None:
     """Behind a DNS name or a proxy the next connection leads to the new primary. No pooled one may keep to the old."""
     server = start_redis(redis_kind)
     with make_client(server.url) as client, redis.Redis.from_url(server.url) as operator:
@@ -310,7 +312,7 @@ def test_a_demoted_server_is_not_asked_again(start_redis: StartRedis, redis_kind
         assert [connection.is_connected for connection in (idle, used)] == [False, False]
 
 
-def test_a_replica_without_its_primary_is_not_asked_again(start_redis: StartRedis, redis_kind: str) -> None:
+def test_connections_to_a_replica_without_primary_are_closed(start_redis: StartRedis, redis_kind: str) -> None:
     """It answers MASTERDOWN to everything, and so it would for as long as it is asked."""
     server = start_redis(redis_kind, "--replica-serve-stale-data", "no")
     with make_client(server.url) as client, redis.Redis.from_url(server.url) as operator:
@@ -342,7 +344,7 @@ def fill(client: redis.Redis) -> None:
         client.set("anything", 1)
 
 
-def test_a_full_server_grants_nothing(server_to_fill: tuple[RedisStore, redis.Redis]) -> None:
+def test_a_full_server_grants_no_claim(server_to_fill: tuple[RedisStore, redis.Redis]) -> None:
     """The claim is refused before anything was written: no record, no index, no fence."""
     store, client = server_to_fill
     fill(client)
@@ -353,7 +355,7 @@ def test_a_full_server_grants_nothing(server_to_fill: tuple[RedisStore, redis.Re
     assert client.keys() == []
 
 
-def test_a_full_server_takes_over_nothing(server_to_fill: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
+def test_a_full_server_allows_no_take_over(server_to_fill: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
     """Taking over is claiming. The lapsed record stays as it was."""
     store, client = server_to_fill
     key = a_key()
@@ -367,7 +369,7 @@ def test_a_full_server_takes_over_nothing(server_to_fill: tuple[RedisStore, redi
     assert before == found(store, key)
 
 
-def test_a_full_server_still_takes_what_owners_write(
+def test_a_full_server_accepts_writes_of_owners(
     server_to_fill: tuple[RedisStore, redis.Redis], clock: FrozenClock
 ) -> None:
     """The payment has been made: its answer must be stored. On Redis 6.2 too, which knows no flags for scripts."""
@@ -387,9 +389,7 @@ def test_a_full_server_still_takes_what_owners_write(
     assert found(store, keys["quarantine"][0]).state is State.QUARANTINED
 
 
-def test_a_full_server_still_answers_retries(
-    server_to_fill: tuple[RedisStore, redis.Redis], clock: FrozenClock
-) -> None:
+def test_a_full_server_still_replays(server_to_fill: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
     """Replaying needs no memory, and quarantining what has lapsed is a duty."""
     store, client = server_to_fill
     done, lapsed = a_key(), a_key()

@@ -23,7 +23,7 @@ from tests.lab.redis import StartRedis
 from tests.stores.counted import PLENTY, SHUT, claim, complete, everything, fields
 
 
-def test_a_ledger_is_as_long_as_there_are_buckets(
+def test_a_quota_hash_has_one_field_per_bucket(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """
@@ -51,7 +51,7 @@ def test_a_ledger_is_as_long_as_there_are_buckets(
     (*SHUT, Quota(new_keys=NewKeys(0, 30))),
     ids=("records", "bytes", "in flight", "new keys", "another window"),
 )
-def test_who_is_refused_writes_nothing(
+def test_a_refused_claim_writes_no_data(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, quota: Quota
 ) -> None:
     """Not a byte, though buckets have ended that could be swept: a tenant that is over its limit costs reads alone."""
@@ -66,7 +66,7 @@ def test_who_is_refused_writes_nothing(
     assert everything(redis_client) == before
 
 
-def test_what_is_not_counted_writes_no_ledger(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+def test_an_uncounted_claim_writes_no_quota(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
     """Whatever becomes of it."""
     for on_lapse in OnExpiry:
         key, token = a_key(), a_token()
@@ -82,7 +82,7 @@ def test_what_is_not_counted_writes_no_ledger(store: RedisStore, redis_client: r
     assert redis_client.keys("*:[fq]:*") == []
 
 
-def test_a_claim_after_a_long_pause_sweeps_once(
+def test_a_claim_after_a_long_pause_clears_old_buckets_once(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """All buckets of a tenant that was away for a month are gone with its first claim, and its books are even."""
@@ -99,7 +99,7 @@ def test_a_claim_after_a_long_pause_sweeps_once(
     assert Usage(1, 0, 1) == replace(store.ledger.usage(tid), new_keys=0)
 
 
-def test_windows_that_are_over_are_dropped(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+def test_past_rate_windows_are_dropped(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
     """When one of another length comes, or a bucket ends. Those that are open stay, and count."""
     tid = a_key().tid
     clock.advance(86_400 - clock.now % 86_400)
@@ -123,7 +123,7 @@ def test_windows_that_are_over_are_dropped(store: RedisStore, redis_client: redi
 
 
 @pytest.mark.parametrize("text", ("", "1", "x y", "1 2 3", "-1 5"))
-def test_a_window_that_cannot_be_read_begins_anew(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
+def test_an_unreadable_rate_window_starts_again(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
     """It would end by itself, and until then it would shut the tenant out."""
     tid = a_key().tid
     redis_client.hset(layout.ledger(tid), "w60000000", text)
@@ -132,7 +132,7 @@ def test_a_window_that_cannot_be_read_begins_anew(store: RedisStore, redis_clien
     assert store.ledger.usage(tid).new_keys == 1
 
 
-def test_no_claim_reads_the_whole_ledger_before_a_bucket_ends(
+def test_a_claim_reads_all_quota_fields_only_after_a_bucket_ends(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """A few fields, however many there are."""
@@ -150,7 +150,7 @@ def test_no_claim_reads_the_whole_ledger_before_a_bucket_ends(
 
 
 @pytest.mark.parametrize("lost", ("claim", "complete", "release"))
-def test_what_is_repeated_after_a_lost_reply_counts_once(
+def test_a_call_repeated_after_a_lost_reply_counts_once(
     redis_server: RedisServer, clock: FrozenClock, lost: str
 ) -> None:
     """By the client, which does it by itself, and again by whoever called."""
@@ -187,7 +187,7 @@ def full(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> Iterat
     store.close()
 
 
-def test_a_full_server_counts_what_owners_do(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
+def test_a_full_server_counts_writes_of_owners(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
     """And grants nothing, also when it could first sweep a bucket, which needs no memory."""
     store, client = full
     tid = a_key().tid
@@ -212,7 +212,7 @@ def test_a_full_server_counts_what_owners_do(full: tuple[RedisStore, redis.Redis
 
 
 @pytest.mark.parametrize("which", (4, 5), ids=("unsettled", "ledger"))
-def test_a_ledger_of_another_type_stops_before_the_first_write(
+def test_a_quota_key_of_another_type_stops_before_the_first_write(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, which: int
 ) -> None:
     """A script that stopped half-way would leave a record in an index and not, or counted and not."""
@@ -245,7 +245,7 @@ def test_a_ledger_of_another_type_stops_before_the_first_write(
 
 
 @pytest.mark.parametrize("text", ("", "nan nan nan", "1 1", "-1 0 0", "1e3 0 0", "0x1 0 0", "many", "1 1 1 1"))
-def test_totals_that_cannot_be_read_grant_nothing_and_are_mended(
+def test_unreadable_totals_grant_no_claim_and_are_repaired(
     store: RedisStore, redis_client: redis.Redis, text: str
 ) -> None:
     """
@@ -266,7 +266,7 @@ def test_totals_that_cannot_be_read_grant_nothing_and_are_mended(
 
 
 @pytest.mark.parametrize("text", ("", "1", "nan,,,,,", "-1,,,,,", ",,,1,,", ",,,1,0,0", ",,,1,-1,1", "a,b,c,d,e,f"))
-def test_limits_that_cannot_be_read_are_not_no_limits(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
+def test_unreadable_limits_grant_no_claim(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
     """Until somebody sets them again."""
     tid = a_key().tid
     redis_client.hset(layout.ledger(tid), "l", text)
@@ -277,7 +277,7 @@ def test_limits_that_cannot_be_read_are_not_no_limits(store: RedisStore, redis_c
     claim(store, tid)
 
 
-def test_a_limit_may_be_as_high_as_any(store: RedisStore) -> None:
+def test_a_limit_may_be_very_high(store: RedisStore) -> None:
     """As good as none, and told as it was set."""
     limit = MAX_LIMIT
     tid, quota = a_key().tid, Quota(limit, limit, limit, NewKeys(limit, 1e-9))
@@ -288,7 +288,7 @@ def test_a_limit_may_be_as_high_as_any(store: RedisStore) -> None:
     assert quota == store.ledger.limits(tid)
 
 
-def test_sums_of_absurd_sizes_stay_numbers(store: RedisStore, redis_client: redis.Redis) -> None:
+def test_very_large_sums_stay_numbers(store: RedisStore, redis_client: redis.Redis) -> None:
     """A codec that says that an answer has an exabyte neither stops the script nor makes a ledger unreadable."""
     tid = a_key().tid
     for size in (2**62, 2**200):
@@ -301,7 +301,7 @@ def test_sums_of_absurd_sizes_stay_numbers(store: RedisStore, redis_client: redi
     assert Drift() == store.ledger.reconcile(tid)
 
 
-def test_a_crowd_of_unknown_answers_leaves_room_for_a_takeover(store: RedisStore, clock: FrozenClock) -> None:
+def test_quarantined_records_leave_room_for_a_take_over(store: RedisStore, clock: FrozenClock) -> None:
     """A lapsed claim that is taken over passes every limit: its key is known."""
     tid, key = a_key().tid, a_key()
     key = a_key(tid=tid)
@@ -313,7 +313,7 @@ def test_a_crowd_of_unknown_answers_leaves_room_for_a_takeover(store: RedisStore
     assert found(store, key).in_quota
 
 
-def test_what_was_deleted_by_hand_is_found_by_a_recount(
+def test_a_recount_finds_records_deleted_by_hand(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """Said once, and right from then on. Other tenants of the partition are none of it."""
@@ -332,7 +332,7 @@ def test_what_was_deleted_by_hand_is_found_by_a_recount(
         assert Usage(4, 3 * PAYLOAD.byte_size, 1) == replace(store.ledger.usage(each), new_keys=0)
 
 
-def test_a_ledger_that_was_lost_is_made_again(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+def test_a_recount_restores_lost_quota(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
     """
     From the records: all that it said can be counted again, but for the window of new keys and an operator's limits.
     """
@@ -360,7 +360,7 @@ class Busy(redis.Redis):
         return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
 
 
-def test_what_changes_during_a_recount_is_left_alone(
+def test_a_recount_leaves_concurrent_changes_alone(
     redis_server: RedisServer, store: RedisStore, clock: FrozenClock
 ) -> None:
     """
@@ -409,7 +409,9 @@ class Twice(redis.Redis):
         return 7, keys + keys
 
 
-def test_what_is_met_twice_counts_once(redis_server: RedisServer, store: RedisStore, clock: FrozenClock) -> None:
+def test_a_recount_counts_a_record_scanned_twice_once(
+    redis_server: RedisServer, store: RedisStore, clock: FrozenClock
+) -> None:
     """A recount that counted it twice would raise the ledger, and shut a tenant out."""
     tid = a_key().tid
     for _ in range(5):
@@ -424,9 +426,7 @@ def test_what_is_met_twice_counts_once(redis_server: RedisServer, store: RedisSt
         )
 
 
-def test_a_record_that_nobody_can_read_stays_counted(
-    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
-) -> None:
+def test_an_unreadable_record_stays_counted(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
     """It is there until somebody has settled it."""
     tid = a_key().tid
     key, _ = claim(store, tid)

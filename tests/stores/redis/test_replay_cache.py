@@ -40,7 +40,7 @@ def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplay
     cache.close()
 
 
-def test_what_is_filled_in_is_found(cache: RedisReplayCache, clock: FrozenClock) -> None:
+def test_a_cached_response_is_found(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """The whole record, and how long it has to live."""
     record = completed(clock)
     key = filled(cache, record)
@@ -49,12 +49,12 @@ def test_what_is_filled_in_is_found(cache: RedisReplayCache, clock: FrozenClock)
     assert replace(record, remaining=KEEP - 100) == cache.get(key)
 
 
-def test_a_miss_tells_the_caches_time(cache: RedisReplayCache, clock: FrozenClock) -> None:
+def test_a_miss_returns_the_time_of_the_cache(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """Nobody else's clock can say when an answer has to go from here."""
     assert cache.get(a_key()) == Missed(at=int(clock.now * 1_000_000))
 
 
-def test_without_a_clock_the_servers_time_is_told(redis_server: RedisServer, redis_client: redis.Redis) -> None:
+def test_without_a_clock_a_miss_returns_the_server_time(redis_server: RedisServer, redis_client: redis.Redis) -> None:
     """As in production; and what is filled in by it is found."""
     cache, key = RedisReplayCache(redis_server.url + PATIENT), a_key()
     try:
@@ -71,7 +71,7 @@ def test_without_a_clock_the_servers_time_is_told(redis_server: RedisServer, red
     assert KEEP - 60 < found.remaining < KEEP
 
 
-def test_the_clock_decides_and_not_the_keys_existence(
+def test_the_clock_decides_if_an_entry_has_expired(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """Redis is late with throwing keys away, and a frozen one does not do it at all."""
@@ -84,14 +84,16 @@ def test_the_clock_decides_and_not_the_keys_existence(
     assert redis_client.exists(layout.replay(key))
 
 
-def test_redis_throws_it_away_by_itself(cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock) -> None:
+def test_redis_expires_entries(cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock) -> None:
     """A cache that nobody sweeps must not grow for ever."""
     key = filled(cache, completed(clock))
 
     assert (KEEP - 60) * 1000 < redis_client.pttl(layout.replay(key)) <= KEEP * 1000
 
 
-def test_no_key_says_whose_it_is(cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock) -> None:
+def test_no_key_contains_a_tenant_or_principal(
+    cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
     """Its place is in the layout, beside the place that a record would have if this Redis were the store."""
     key = filled(cache, completed(clock))
 
@@ -100,7 +102,7 @@ def test_no_key_says_whose_it_is(cache: RedisReplayCache, redis_client: redis.Re
     assert layout.replay(key) == layout.keys(key)[0].replace(b":r:", b":c:")
 
 
-def test_what_arrives_late_has_lived_for_as_long(cache: RedisReplayCache, clock: FrozenClock) -> None:
+def test_a_late_fill_expires_at_the_same_time(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """The system said how long before the fill set out. On its way it was held up; the record's end did not move."""
     key, record = a_key(), completed(clock)
     at = missed(cache, key)
@@ -110,7 +112,7 @@ def test_what_arrives_late_has_lived_for_as_long(cache: RedisReplayCache, clock:
     assert replace(record, remaining=KEEP / 2) == cache.get(key)
 
 
-def test_what_arrives_after_its_end_is_not_filled_in(
+def test_a_fill_after_expiry_is_dropped(
     cache: RedisReplayCache, clock: FrozenClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By then the key may be in use again. Nothing is wrong with that, and nothing is said."""
@@ -123,9 +125,7 @@ def test_what_arrives_after_its_end_is_not_filled_in(
     assert caplog.records == []
 
 
-def test_a_clock_that_is_set_back_does_not_lengthen_a_life_that_begins(
-    cache: RedisReplayCache, clock: FrozenClock
-) -> None:
+def test_a_clock_set_back_does_not_lengthen_a_lifetime(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """Between the miss and the fill, as when a replica with another clock takes over."""
     key, record = a_key(), completed(clock)
     at = missed(cache, key)
@@ -135,7 +135,7 @@ def test_a_clock_that_is_set_back_does_not_lengthen_a_life_that_begins(
     assert record == cache.get(key)
 
 
-def test_a_later_claims_answer_stays(cache: RedisReplayCache, clock: FrozenClock) -> None:
+def test_the_response_of_a_later_claim_stays(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """Fences tell which is later, whichever arrives last."""
     late, early = completed(clock, fence=2**41), completed(clock, fence=2**41 - 1)
     key = filled(cache, late)
@@ -145,7 +145,7 @@ def test_a_later_claims_answer_stays(cache: RedisReplayCache, clock: FrozenClock
 
 
 @pytest.mark.parametrize("fence", (2**41, 2**41 + 1))
-def test_an_earlier_claims_answer_is_replaced(cache: RedisReplayCache, clock: FrozenClock, fence: int) -> None:
+def test_the_response_of_an_earlier_claim_is_replaced(cache: RedisReplayCache, clock: FrozenClock, fence: int) -> None:
     """And the same claim's, which is the same answer."""
     key, record = filled(cache, completed(clock, fence=2**41)), completed(clock, fence=fence)
     cache.put(key, record, missed_at=int(clock.now * 1_000_000))
@@ -153,7 +153,7 @@ def test_an_earlier_claims_answer_is_replaced(cache: RedisReplayCache, clock: Fr
     assert record == cache.get(key)
 
 
-def test_a_later_answer_that_has_ended_stands_in_nobodys_way(cache: RedisReplayCache, clock: FrozenClock) -> None:
+def test_an_expired_later_response_does_not_block_a_fill(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """Its fence counts for as long as it lives."""
     key = filled(cache, completed(clock, fence=9))
     clock.advance(KEEP)
@@ -163,7 +163,7 @@ def test_a_later_answer_that_has_ended_stands_in_nobodys_way(cache: RedisReplayC
     assert record == cache.get(key)
 
 
-def test_only_what_is_completed_is_cached(
+def test_only_completed_records_are_cached(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """A record in flight that was replayed from a cache would be in flight for ever."""
@@ -174,7 +174,7 @@ def test_only_what_is_completed_is_cached(
     assert redis_client.dbsize() == 0
 
 
-def test_what_does_not_fit_is_left_to_the_system(
+def test_a_response_that_is_too_large_is_not_cached(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """A cached record equals the system's, or there is none."""
@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_left_to_the_system(
     assert redis_client.dbsize() == 0
 
 
-def test_looking_and_filling_are_one_command_each(redis_server: RedisServer, clock: FrozenClock) -> None:
+def test_get_and_put_take_one_command_each(redis_server: RedisServer, clock: FrozenClock) -> None:
     """Counted where they pass."""
     with TcpProxy(redis_server.port) as proxy:
         cache, key = RedisReplayCache(f"redis://127.0.0.1:{proxy.port}/0{PATIENT}", clock=clock), a_key()
@@ -203,7 +203,7 @@ def test_looking_and_filling_are_one_command_each(redis_server: RedisServer, clo
         assert (proxy.requests - before[0], proxy.chunks - before[1]) == (3, 3)
 
 
-def test_a_client_of_the_applications_own_will_do(
+def test_the_cache_accepts_a_client_of_the_application(
     redis_client: redis.Redis, redis_server: RedisServer, clock: FrozenClock
 ) -> None:
     """Also one that takes everything for text; and it is not closed."""
@@ -217,7 +217,7 @@ def test_a_client_of_the_applications_own_will_do(
         client.connection_pool.release(held)
 
 
-def test_a_cache_waits_briefly_and_asks_once() -> None:
+def test_the_cache_has_short_timeouts_and_no_retry() -> None:
     """It is there to save time."""
     with make_cache_client("redis://127.0.0.1:1/0") as client:
         options = client.connection_pool.connection_kwargs
@@ -227,7 +227,7 @@ def test_a_cache_waits_briefly_and_asks_once() -> None:
     assert CACHE_SECONDS <= 0.05
 
 
-def test_the_url_may_give_it_more_time() -> None:
+def test_the_url_may_set_longer_timeouts() -> None:
     """For one that is far away."""
     with make_cache_client("redis://127.0.0.1:1/0?socket_timeout=0.5") as client:
         assert client.connection_pool.connection_kwargs["socket_timeout"] == 0.5
@@ -241,7 +241,7 @@ def test_a_url_that_names_no_server_is_refused() -> None:
     assert "p4ss" not in str(raised.value)
 
 
-def test_what_was_cached_of_an_erased_tenant_is_not_replayed(
+def test_a_cached_response_of_an_erased_tenant_is_not_replayed(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """Nor is it there any more; and other tenants of the partition keep theirs."""
@@ -255,7 +255,7 @@ def test_what_was_cached_of_an_erased_tenant_is_not_replayed(
     assert not redis_client.exists(layout.replay(key))
 
 
-def test_what_is_on_its_way_when_a_tenant_is_erased_is_not_filled_in(
+def test_a_fill_during_an_erasure_is_dropped(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """The system has told it before. What it tells afterwards it knows to be good."""
@@ -272,7 +272,7 @@ def test_what_is_on_its_way_when_a_tenant_is_erased_is_not_filled_in(
     assert record == cache.get(key)
 
 
-def test_an_erasure_counts_for_entries_that_were_not_dropped(
+def test_an_erasure_covers_entries_that_redis_still_holds(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """A restored snapshot, or one that came in between."""
@@ -288,7 +288,7 @@ def test_an_erasure_counts_for_entries_that_were_not_dropped(
     assert isinstance(cache.get(key), Record)
 
 
-def test_a_clock_that_is_set_back_takes_back_no_erasure(cache: RedisReplayCache, clock: FrozenClock) -> None:
+def test_a_clock_set_back_keeps_an_erasure(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """A later one counts from the earlier one's time."""
     key = filled(cache, completed(clock))
     cache.erase(key.tid)
@@ -301,7 +301,7 @@ def test_a_clock_that_is_set_back_takes_back_no_erasure(cache: RedisReplayCache,
 
 
 @pytest.mark.parametrize("text", ("nan", "", "later", "inf"))
-def test_an_erasure_that_cannot_be_read_is_not_none(
+def test_an_unreadable_erasure_still_counts_as_one(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock, text: str
 ) -> None:
     """The system of record is asked instead."""
@@ -311,9 +311,7 @@ def test_an_erasure_that_cannot_be_read_is_not_none(
     assert isinstance(cache.get(key), Missed)
 
 
-def test_an_erasure_is_remembered_for_as_long_as_answers_are_kept(
-    cache: RedisReplayCache, redis_client: redis.Redis
-) -> None:
+def test_an_erasure_lasts_as_long_as_responses_are_kept(cache: RedisReplayCache, redis_client: redis.Redis) -> None:
     """And not for ever."""
     tid = a_key().tid
     cache.erase(tid)
@@ -321,7 +319,7 @@ def test_an_erasure_is_remembered_for_as_long_as_answers_are_kept(
     assert 0 < redis_client.pttl(layout.erasure(tid)) <= REMEMBERED_MS
 
 
-def test_an_answer_that_the_system_says_is_erased_is_not_kept(
+def test_an_erased_response_from_the_system_is_not_cached(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """Told by the cache it would be no longer erased."""
@@ -330,7 +328,7 @@ def test_an_answer_that_the_system_says_is_erased_is_not_kept(
     assert redis_client.dbsize() == 0
 
 
-def test_a_cache_that_does_not_answer_has_erased_nothing() -> None:
+def test_an_unreachable_cache_reports_no_erasure() -> None:
     """Whoever asked for it must hear so."""
     cache = RedisReplayCache("redis://127.0.0.1:1/0")
 
@@ -345,7 +343,7 @@ def sealed(client: redis.Redis, key: StorageKey) -> bytes:
 
 
 @pytest.mark.parametrize("spoilt", ("a bit", "cut short", "the sum alone", "another key's", "of another type"))
-def test_what_cannot_be_read_is_dropped(
+def test_an_unreadable_entry_is_dropped(
     cache: RedisReplayCache,
     redis_client: redis.Redis,
     clock: FrozenClock,
@@ -377,7 +375,7 @@ def test_what_cannot_be_read_is_dropped(
 
 
 @pytest.mark.parametrize("which", ("entry", "erasure"))
-def test_of_what_is_ours_nothing_is_dropped_beside_what_is_not(
+def test_our_entries_stay_beside_foreign_ones(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock, which: str
 ) -> None:
     """What keeps late answers out goes on doing so."""
@@ -396,9 +394,7 @@ def test_of_what_is_ours_nothing_is_dropped_beside_what_is_not(
     missed(cache, key)
 
 
-def test_an_answer_that_is_withdrawn_late_lets_nothing_in_that_was_withdrawn_since(
-    cache: RedisReplayCache, clock: FrozenClock
-) -> None:
+def test_a_late_invalidation_keeps_out_later_invalidated_responses(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """The first one was stuck on its way, and its key was used again."""
     key = a_key()
     at = missed(cache, key)
@@ -411,7 +407,7 @@ def test_an_answer_that_is_withdrawn_late_lets_nothing_in_that_was_withdrawn_sin
     assert isinstance(cache.get(key), Record)
 
 
-def test_a_server_that_forgot_the_scripts_is_told_again(
+def test_scripts_are_loaded_again_after_script_flush(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """Restarted, it knows neither scripts nor answers."""
@@ -422,7 +418,7 @@ def test_a_server_that_forgot_the_scripts_is_told_again(
     filled(cache, completed(clock))
 
 
-def test_a_full_one_still_replays(
+def test_a_full_cache_still_replays(
     start_redis: StartRedis, redis_kind: str, clock: FrozenClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It takes no more answers, which is said once until it does, and nobody leaves it alone for that."""
@@ -445,7 +441,7 @@ def test_a_full_one_still_replays(
     assert "takes no more of them" in caplog.text
 
 
-def test_any_eviction_policy_will_do(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> None:
+def test_the_cache_accepts_any_eviction_policy(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> None:
     """What is evicted is asked of the system again."""
     server = start_redis(redis_kind, "--maxmemory-policy", "allkeys-lru", "--maxmemory", "3mb")
     cache = RedisReplayCache(server.url + PATIENT, clock=clock)
@@ -505,12 +501,12 @@ def succeed(breaker: CircuitBreaker) -> None:
     breaker.succeeded(turn)
 
 
-def test_while_all_is_well_everybody_passes(breaker: CircuitBreaker) -> None:
+def test_calls_pass_while_the_circuit_is_closed(breaker: CircuitBreaker) -> None:
     """Any number at once."""
     assert None not in [breaker.turn() for _ in range(100)]
 
 
-def test_after_a_failure_nobody_calls_for_a_second(breaker: CircuitBreaker, clock: FrozenClock) -> None:
+def test_a_failure_opens_the_circuit_for_a_second(breaker: CircuitBreaker, clock: FrozenClock) -> None:
     """Not one, to its last moment."""
     fail(breaker)
     clock.advance(FIRST_PAUSE_SECONDS - MILLISECOND)
@@ -518,7 +514,7 @@ def test_after_a_failure_nobody_calls_for_a_second(breaker: CircuitBreaker, cloc
     assert breaker.turn() is None
 
 
-def test_then_one_tries_and_the_others_do_not_wait(breaker: CircuitBreaker, clock: FrozenClock) -> None:
+def test_one_trial_call_passes_and_the_others_do_not_wait(breaker: CircuitBreaker, clock: FrozenClock) -> None:
     """What was not there a second ago may still be away, and cost each of them a time-out."""
     fail(breaker)
     clock.advance(FIRST_PAUSE_SECONDS)
@@ -540,7 +536,7 @@ def test_pauses_double_up_to_half_a_minute(breaker: CircuitBreaker, clock: Froze
     assert pauses == [1, 2, 4, 8, 16, LAST_PAUSE_SECONDS, LAST_PAUSE_SECONDS]
 
 
-def test_one_success_lets_everybody_pass(breaker: CircuitBreaker, clock: FrozenClock) -> None:
+def test_one_success_closes_the_circuit(breaker: CircuitBreaker, clock: FrozenClock) -> None:
     """And the next failure begins with a short pause again."""
     for _ in range(4):
         fail(breaker)
@@ -554,7 +550,7 @@ def test_one_success_lets_everybody_pass(breaker: CircuitBreaker, clock: FrozenC
     assert breaker.turn() is not None
 
 
-def test_of_many_that_fail_together_one_counts(breaker: CircuitBreaker, clock: FrozenClock) -> None:
+def test_concurrent_failures_count_once(breaker: CircuitBreaker, clock: FrozenClock) -> None:
     """A hundred threads in one time-out are one outage of a second, not of half a minute."""
     turns = [breaker.turn() for _ in range(100)]
     for turn in turns:
@@ -565,7 +561,7 @@ def test_of_many_that_fail_together_one_counts(breaker: CircuitBreaker, clock: F
     assert breaker.turn() is not None
 
 
-def test_a_success_from_before_the_failure_proves_nothing(breaker: CircuitBreaker) -> None:
+def test_a_success_that_began_before_the_failure_does_not_count(breaker: CircuitBreaker) -> None:
     """Its answer was under way when the server went."""
     early = breaker.turn()
     assert early is not None
@@ -575,7 +571,7 @@ def test_a_success_from_before_the_failure_proves_nothing(breaker: CircuitBreake
     assert breaker.turn() is None
 
 
-def test_whoever_tries_and_is_never_heard_of_again_blocks_nobody(breaker: CircuitBreaker, clock: FrozenClock) -> None:
+def test_a_lost_trial_call_blocks_no_other_call(breaker: CircuitBreaker, clock: FrozenClock) -> None:
     """Its worker was killed. The next one tries after as long as if it had failed."""
     fail(breaker)
     clock.advance(FIRST_PAUSE_SECONDS)
@@ -585,7 +581,7 @@ def test_whoever_tries_and_is_never_heard_of_again_blocks_nobody(breaker: Circui
     assert breaker.turn() is not None
 
 
-def test_coming_and_going_are_logged_once_each(
+def test_opening_and_closing_are_logged_once_each(
     breaker: CircuitBreaker, clock: FrozenClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A warning with the kind of error, and that it is over."""

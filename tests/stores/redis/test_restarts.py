@@ -87,7 +87,7 @@ def put_aside(server: RedisServer) -> Callable[[], None]:
 @pytest.mark.slow
 @pytest.mark.parametrize("restart", (killed, RedisServer.restart), ids=("killed", "shut down"))
 @pytest.mark.parametrize("after_loss", ("refuse", "hold"))
-def test_a_restart_that_loses_nothing_needs_nobody(
+def test_a_restart_without_loss_needs_no_operator(
     server: RedisServer, store: RedisStore, restart: Callable[[RedisServer], None], after_loss: Any
 ) -> None:
     """Twice in a row, for the process that was there and for a new one; and nothing is left of it to look at."""
@@ -109,7 +109,7 @@ def test_a_restart_that_loses_nothing_needs_nobody(
 
 
 @pytest.mark.slow
-def test_it_is_enough_that_somebody_looks(server: RedisServer, store: RedisStore) -> None:
+def test_a_status_check_after_a_restart_finds_no_loss(server: RedisServer, store: RedisStore) -> None:
     before = store.data_loss.status()
     killed(server)
 
@@ -128,7 +128,7 @@ def test_an_owner_goes_on_after_a_restart_that_loses_nothing(server: RedisServer
 
 
 @pytest.mark.slow
-def test_a_lapsed_claim_is_taken_over_after_it(server: RedisServer, store: RedisStore) -> None:
+def test_a_restart_without_loss_allows_a_take_over(server: RedisServer, store: RedisStore) -> None:
     theirs = key()
     with closing(RedisStore(server.url, rules=RULES)) as hasty:
         granted(hasty.claim(replace(a_request(theirs), on_expiry=OnExpiry.TAKEOVER), token=a_token(), lease=0.001))
@@ -149,7 +149,7 @@ def test_a_lapsed_claim_is_taken_over_after_it(server: RedisServer, store: Redis
     ),
     ids=lambda settings: " ".join(f"{name} {value}" for name, value in settings.items()),
 )
-def test_a_server_that_was_told_to_be_careless_is_looked_at(
+def test_a_server_with_weak_durability_needs_an_operator(
     server: RedisServer, store: RedisStore, settings: dict[str, str]
 ) -> None:
     """Its configuration file says otherwise, which is what the next process reads."""
@@ -165,7 +165,7 @@ def test_a_server_that_was_told_to_be_careless_is_looked_at(
 
 
 @pytest.mark.slow
-def test_a_rewrite_of_the_file_does_not_end_the_looks(
+def test_a_rewrite_of_the_append_only_file_keeps_the_proof(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis begins one by itself. A look that falls into it fails, and one after it counts."""
@@ -190,7 +190,7 @@ def test_a_rewrite_of_the_file_does_not_end_the_looks(
 
 
 @pytest.mark.slow
-def test_a_process_that_started_before_redis_looks_too(server: RedisServer, store: RedisStore) -> None:
+def test_a_process_that_started_before_redis_checks_too(server: RedisServer, store: RedisStore) -> None:
     """Else nobody may have looked when Redis restarts next, and that would wait for a person."""
     server.kill()
     with closing(RedisStore(server.url, rules=RULES)) as early:
@@ -206,7 +206,7 @@ def test_a_process_that_started_before_redis_looks_too(server: RedisServer, stor
 
 
 @pytest.mark.slow
-def test_what_was_started_from_a_snapshot_is_looked_at(
+def test_a_start_from_a_snapshot_needs_an_operator(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though it was told to write each answer to its disk since, and has done so."""
@@ -227,7 +227,7 @@ def test_what_was_started_from_a_snapshot_is_looked_at(
 
 
 @pytest.mark.slow
-def test_a_copy_that_lacks_what_this_process_was_granted_is_looked_at(server: RedisServer, store: RedisStore) -> None:
+def test_a_copy_without_a_granted_claim_needs_an_operator(server: RedisServer, store: RedisStore) -> None:
     """Also where the application was made again since."""
     put_back = put_aside(server)
     granted(claim(store, forgotten := key()))
@@ -238,7 +238,7 @@ def test_a_copy_that_lacks_what_this_process_was_granted_is_looked_at(server: Re
 
 
 @pytest.mark.slow
-def test_what_is_lost_of_one_part_is_looked_at_in_all(server: RedisServer, store: RedisStore) -> None:
+def test_a_loss_in_one_partition_counts_for_all(server: RedisServer, store: RedisStore) -> None:
     put_back = put_aside(server)
     granted(claim(store, a_key(tid=b"\0\1" + TENANT[2:])))
     put_back()
@@ -247,7 +247,7 @@ def test_what_is_lost_of_one_part_is_looked_at_in_all(server: RedisServer, store
 
 
 @pytest.mark.slow
-def test_what_an_owner_has_to_put_back_is_a_loss(
+def test_a_claim_that_its_owner_must_restore_is_data_loss(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is another process that looks afterwards, and has been granted nothing."""
@@ -267,7 +267,7 @@ def test_what_an_owner_has_to_put_back_is_a_loss(
     ((data_loss.DOWN_SECONDS - 5, True), (data_loss.DOWN_SECONDS + 5, False), (-60, False)),
     ids=("soon", "late", "the clock was set back"),
 )
-def test_files_that_are_older_than_a_restart_takes_are_looked_at(
+def test_files_older_than_a_restart_need_an_operator(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, seconds: float, accepted: bool
 ) -> None:
     """Nobody is left who was granted what they lack."""
@@ -285,7 +285,7 @@ def test_files_that_are_older_than_a_restart_takes_are_looked_at(
 
 
 @pytest.mark.slow
-def test_a_server_that_had_a_replica_is_looked_at(
+def test_a_server_that_had_a_replica_needs_an_operator(
     start_redis: StartRedis, server: RedisServer, store: RedisStore
 ) -> None:
     """The replica may be started in its place, with what it had received."""
@@ -300,7 +300,7 @@ def test_a_server_that_had_a_replica_is_looked_at(
 
 
 @pytest.mark.slow
-def test_a_user_who_may_not_ask_cannot_judge(server: RedisServer, store: RedisStore) -> None:
+def test_a_user_without_the_right_to_read_info_cannot_judge(server: RedisServer, store: RedisStore) -> None:
     killed(server)
     with connect(server.url) as client:
         client.execute_command("ACL", "SETUSER", "shy", "on", ">pw", "~*", "&*", "+@all", "-config")
@@ -309,7 +309,7 @@ def test_a_user_who_may_not_ask_cannot_judge(server: RedisServer, store: RedisSt
 
 
 @pytest.mark.slow
-def test_who_is_not_told_takes_nothing_back_that_others_have_seen(server: RedisServer, store: RedisStore) -> None:
+def test_a_process_that_cannot_judge_keeps_the_others_finding(server: RedisServer, store: RedisStore) -> None:
     with connect(server.url) as client:
         client.execute_command("ACL", "SETUSER", "shy", "on", ">pw", "~*", "&*", "+@all", "-config")
     with closing(RedisStore(f"redis://shy:pw@127.0.0.1:{server.port}/0", rules=RULES)) as shy:
@@ -320,7 +320,7 @@ def test_who_is_not_told_takes_nothing_back_that_others_have_seen(server: RedisS
 
 
 @pytest.mark.slow
-def test_a_restart_that_nobody_can_judge_is_no_outage(
+def test_a_restart_that_no_process_can_judge_is_no_outage(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever may go on without a store must hear that this one is there."""
@@ -331,7 +331,7 @@ def test_a_restart_that_nobody_can_judge_is_no_outage(
 
 
 @pytest.mark.slow
-def test_a_server_that_promises_nothing_is_not_asked_again(
+def test_a_server_without_durability_is_not_checked_again(
     start_redis: StartRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = start_redis()
@@ -345,7 +345,7 @@ def test_a_server_that_promises_nothing_is_not_asked_again(
 
 
 @pytest.mark.slow
-def test_a_redis_that_keeps_its_process_to_itself_is_told(redis_server: RedisServer, redis_client: Any) -> None:
+def test_a_server_that_hides_its_process_is_reported(redis_server: RedisServer, redis_client: Any) -> None:
     """Scripts of a user who may not ask: an emptied store is noticed, and a restart is not."""
     redis_client.execute_command("ACL", "SETUSER", "shy", "on", ">pw", "~*", "&*", "+@all", "-info")
     with closing(RedisStore(f"redis://shy:pw@127.0.0.1:{redis_server.port}/0", rules=RULES)) as store:
@@ -391,7 +391,7 @@ def test_a_first_replica_is_no_loss(start_redis: StartRedis, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", REDIS_KINDS)
-def test_a_primary_that_was_one_before_has_lost_what_came_between(start_redis: StartRedis, kind: str) -> None:
+def test_a_returning_primary_lost_the_writes_in_between(start_redis: StartRedis, kind: str) -> None:
     """The same process keeps the memory again, and has thrown its own last writes away to follow the other one."""
     first, second = start_redis(kind), start_redis(kind)
     with closing(RedisStore(first.url, rules=RULES)) as store:

@@ -38,7 +38,7 @@ class Owner:
         return self._store.data_loss.restore_claim(self.request, self.grant, lease=LEASE, age=age)
 
 
-def test_an_owner_puts_its_claim_back(store: RedisStore, clock: FrozenClock, lose: Loss, redis_client: Any) -> None:
+def test_an_owner_restores_its_claim(store: RedisStore, clock: FrozenClock, lose: Loss, redis_client: Any) -> None:
     """Retries are refused as before, its answer is stored, and it is in the index of what is in flight."""
     owner = Owner(store, clock)
     lose()
@@ -56,7 +56,7 @@ def test_an_owner_puts_its_claim_back(store: RedisStore, clock: FrozenClock, los
     assert isinstance(claim(store, owner.key), Replayed)
 
 
-def test_fences_rise_after_what_was_put_back(store: RedisStore, clock: FrozenClock, empty: Loss) -> None:
+def test_fences_rise_after_a_restored_claim(store: RedisStore, clock: FrozenClock, empty: Loss) -> None:
     """Also where the clock of the server that took over is behind."""
     owner = Owner(store, clock)
     empty()
@@ -68,7 +68,7 @@ def test_fences_rise_after_what_was_put_back(store: RedisStore, clock: FrozenClo
     assert granted(claim(store, owner.key)).fence > owner.grant.fence
 
 
-def test_an_owner_is_the_first_to_notice(
+def test_an_owner_may_detect_the_loss_first(
     store: RedisStore, clock: FrozenClock, hand_over: Loss, redis_client: Any
 ) -> None:
     owner = Owner(store, clock)
@@ -79,7 +79,7 @@ def test_an_owner_is_the_first_to_notice(
     assert {"changed": layout.PARTITIONS} == store.data_loss.status().losses
 
 
-def test_nothing_is_put_back_that_was_not_forgotten(store: RedisStore, clock: FrozenClock) -> None:
+def test_no_claim_is_restored_without_a_loss(store: RedisStore, clock: FrozenClock) -> None:
     """A key that its owner, or a person, has freed stays free."""
     owner = Owner(store, clock)
     store.release(owner.key, owner.token)
@@ -88,7 +88,7 @@ def test_nothing_is_put_back_that_was_not_forgotten(store: RedisStore, clock: Fr
     assert store.read(owner.key) is None
 
 
-def test_an_owner_puts_its_claim_back_after_the_clock_was_set(
+def test_an_owner_restores_its_claim_after_a_clock_change(
     store: RedisStore, clock: FrozenClock, hand_over: Loss, redis_client: redis.Redis
 ) -> None:
     """The loss was noticed by a clock that was behind; then it was set forward."""
@@ -102,7 +102,7 @@ def test_an_owner_puts_its_claim_back_after_the_clock_was_set(
     assert owner.restore()
 
 
-def test_nothing_is_put_back_that_was_removed(store: RedisStore, clock: FrozenClock, redis_client: redis.Redis) -> None:
+def test_a_removed_record_is_not_restored(store: RedisStore, clock: FrozenClock, redis_client: redis.Redis) -> None:
     """By whoever removes all that a tenant has: the store has lost nothing."""
     owner = Owner(store, clock)
     redis_client.delete(layout.keys(owner.key)[0])
@@ -110,9 +110,7 @@ def test_nothing_is_put_back_that_was_removed(store: RedisStore, clock: FrozenCl
     assert not owner.restore()
 
 
-def test_nothing_is_put_back_that_its_owner_gives_up_at_that_moment(
-    store: RedisStore, clock: FrozenClock, empty: Loss
-) -> None:
+def test_a_claim_that_its_owner_releases_is_not_restored(store: RedisStore, clock: FrozenClock, empty: Loss) -> None:
     """The thread that renews may find its claim forgotten just before the view's thread releases it."""
     owner = Owner(store, clock)
     empty()
@@ -121,7 +119,7 @@ def test_nothing_is_put_back_that_its_owner_gives_up_at_that_moment(
     assert not owner.restore()
 
 
-def test_nothing_is_put_back_twice_that_somebody_has_freed(store: RedisStore, clock: FrozenClock, empty: Loss) -> None:
+def test_a_force_released_claim_is_not_restored_again(store: RedisStore, clock: FrozenClock, empty: Loss) -> None:
     owner = Owner(store, clock)
     empty()
     assert owner.restore()
@@ -132,9 +130,7 @@ def test_nothing_is_put_back_twice_that_somebody_has_freed(store: RedisStore, cl
     assert not owner.restore()
 
 
-def test_nothing_is_put_back_that_was_claimed_since_the_loss(
-    store: RedisStore, clock: FrozenClock, hand_over: Loss
-) -> None:
+def test_a_key_claimed_since_the_loss_is_not_restored(store: RedisStore, clock: FrozenClock, hand_over: Loss) -> None:
     """The store has not forgotten that: somebody has freed it."""
     hand_over()
     refused(store)
@@ -147,7 +143,7 @@ def test_nothing_is_put_back_that_was_claimed_since_the_loss(
     assert not owner.restore()
 
 
-def test_nothing_is_put_back_over_another_record(store: RedisStore, clock: FrozenClock, empty: Loss) -> None:
+def test_a_restored_claim_overwrites_no_other_record(store: RedisStore, clock: FrozenClock, empty: Loss) -> None:
     owner = Owner(store, clock)
     empty()
     store.data_loss.acknowledge(forced=True)

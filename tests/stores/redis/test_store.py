@@ -57,7 +57,7 @@ def all_keys(client: redis.Redis) -> list[bytes]:
 
 
 @pytest.mark.parametrize("text", ("a}{b", "{x}", "*", "a:b", "\0", "\r\nFLUSHALL\r\n", "Ü🦊", "p" * 10_000, ""))
-def test_nothing_that_a_client_sent_is_in_a_key(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
+def test_no_redis_key_contains_client_data(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
     """Whatever tenants, principals and keys contain, Redis keys are made of sixteen and thirty-two letters of ours."""
     key = Identity(b"s" * 32).storage_key(Scope("app", tenant=text, principal=text), client_key=text)
     token = a_token()
@@ -71,7 +71,7 @@ def test_nothing_that_a_client_sent_is_in_a_key(store: RedisStore, redis_client:
 
 
 @given(rid=st.binary(min_size=32, max_size=32), tid=st.binary(min_size=16, max_size=16))
-def test_every_key_has_the_layouts_form(rid: bytes, tid: bytes) -> None:
+def test_every_redis_key_follows_the_layout(rid: bytes, tid: bytes) -> None:
     """All seven of one record's keys, and with the same hash tag: they are in one slot of a Cluster."""
     keys = layout.keys(StorageKey(rid=rid, tid=tid))
 
@@ -88,7 +88,7 @@ def test_the_partition_is_part_of_the_format() -> None:
 
 
 @pytest.mark.parametrize("standing", ("in flight", "quarantined", "lapsed, quarantine"))
-def test_what_is_not_completed_has_no_time_to_live(
+def test_unfinished_records_have_no_time_to_live(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, standing: Standing
 ) -> None:
     """A claim that vanished by itself would let the payment run again."""
@@ -101,7 +101,7 @@ def test_what_is_not_completed_has_no_time_to_live(
     assert redis_client.pttl(layout.keys(key)[0]) == -1
 
 
-def test_what_is_completed_outlives_its_deadline_by_a_minute(
+def test_completed_records_outlive_their_deadline_by_a_minute(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """Redis only takes out the rubbish. When the answer expires is written in the record."""
@@ -113,9 +113,7 @@ def test_what_is_completed_outlives_its_deadline_by_a_minute(
     assert (KEEP + 55) * 1000 < left <= (KEEP + 60) * 1000
 
 
-def test_the_indexes_hold_what_needs_looking_after(
-    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
-) -> None:
+def test_the_indexes_hold_unfinished_records(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
     """In flight by the end of the lease, renewed or not; quarantined by when; completed and released in neither."""
     key = a_key()
     in_flight, quarantined = layout.keys(key)[1:3]
@@ -151,7 +149,7 @@ def test_a_takeover_moves_in_the_index(store: RedisStore, redis_client: redis.Re
     assert redis_client.zscore(layout.keys(key)[1], layout.name(layout.keys(key))) == (clock.now + LEASE) * 1000
 
 
-def test_a_partition_that_forgot_its_floor_still_gives_the_higher_fence(
+def test_a_partition_that_lost_its_floor_still_gives_a_higher_fence(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """The record's own fence counts too, even where both it and the floor were far ahead of the clock."""
@@ -165,7 +163,7 @@ def test_a_partition_that_forgot_its_floor_still_gives_the_higher_fence(
     assert granted(store.claim(a_request(key), token=a_token(), lease=LEASE)).fence > before
 
 
-def test_work_does_not_take_less_than_no_time(store: RedisStore, clock: FrozenClock) -> None:
+def test_a_clock_set_back_gives_no_negative_duration(store: RedisStore, clock: FrozenClock) -> None:
     """A clock that was set back in between leaves a record that says: at once."""
     key = a_key()
     token = stand(store, clock, key, "in flight")
@@ -175,7 +173,7 @@ def test_work_does_not_take_less_than_no_time(store: RedisStore, clock: FrozenCl
     assert found(store, key).completed_at == found(store, key).requested_at
 
 
-def test_the_servers_own_time_decides(redis_server: RedisServer, redis_client: redis.Redis) -> None:
+def test_the_server_time_decides(redis_server: RedisServer, redis_client: redis.Redis) -> None:
     """Without a clock from a test the script asks Redis: deadline, fence and first use are all in its time."""
     store, key = redis_store(redis_server.url), a_key()
     try:
@@ -212,7 +210,7 @@ def answer_of_two_kilobytes() -> StoredResponse:
     )
 
 
-def test_a_stored_answer_takes_little_memory(store: RedisStore, redis_client: redis.Redis) -> None:
+def test_a_stored_response_takes_little_memory(store: RedisStore, redis_client: redis.Redis) -> None:
     """A 2 KB JSON answer takes at most 1.1 KB of Redis, its key and Redis' own bookkeeping included."""
     result = answer_of_two_kilobytes()
     data = EnvelopeCodec(compression=Zlib()).wrap(result)
@@ -238,7 +236,7 @@ def test_a_record_adds_little_to_its_payload(store: RedisStore, redis_client: re
 
 
 @given(data=st.binary(max_size=60), text=st.text(max_size=300))
-def test_whom_it_is_about_is_told_apart_from_the_rest(data: bytes, text: str) -> None:
+def test_request_info_is_stored_apart_from_the_rest(data: bytes, text: str) -> None:
     """Lengths stand before texts: no text can end one early."""
     about = RequestInfo(tenant=text, principal="p", method="", operation=text)
     first = bytes([1 << 5 | 1 << 3])
@@ -287,7 +285,7 @@ def test_attempts_are_counted_to_255(store: RedisStore, redis_client: redis.Redi
     ("token", "fingerprint", "tid"),
     ((b"short", b"\1" * 17, bytes(16)), (b"t" * 16, b"\1" * 32, bytes(16)), (b"t" * 16, b"\1" * 17, bytes(32))),
 )
-def test_what_does_not_fit_the_header_is_refused(
+def test_values_that_do_not_fit_the_header_are_refused(
     store: RedisStore, redis_client: redis.Redis, token: bytes, fingerprint: bytes, tid: bytes
 ) -> None:
     """Written nevertheless it would shift every field behind it."""
@@ -317,9 +315,7 @@ def quarantined(client: redis.Redis, key: StorageKey) -> bool:
     return client.pttl(keys[0]) == -1 and client.zscore(keys[2], layout.name(keys)) is not None
 
 
-def test_a_condemned_record_has_no_time_to_live(
-    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
-) -> None:
+def test_a_corrupt_record_has_no_time_to_live(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
     """Redis would drop it a minute after its answer's life, and the payment would run again."""
     key = a_key()
     stand(store, clock, key, "completed")
@@ -331,7 +327,7 @@ def test_a_condemned_record_has_no_time_to_live(
     assert Unknown(CORRUPT) == store.claim(a_request(key), token=a_token(), lease=LEASE)
 
 
-def test_whoever_completes_a_condemned_record_takes_it_out(
+def test_completing_a_corrupt_record_ends_its_quarantine(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """By its token, as any other that is quarantined; nobody else's."""
@@ -365,7 +361,7 @@ def owners_word(store: RedisStore, key: StorageKey, token: bytes) -> set[type[Ex
 
 
 @pytest.mark.parametrize("how", ("condemned", "cut short", "nothing of it left", "its state damaged"))
-def test_no_owner_releases_what_was_completed(
+def test_no_owner_releases_a_completed_record(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, how: str
 ) -> None:
     """
@@ -390,7 +386,7 @@ def test_no_owner_releases_what_was_completed(
     assert before == stored(redis_client, key)
 
 
-def test_an_answer_without_time_and_status_is_one(
+def test_a_response_without_time_and_status_is_still_a_response(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """A consumer's result may have no status, and take less than a millisecond."""
@@ -413,7 +409,9 @@ def test_a_quarantine_whose_reason_is_cut_short_is_not_released(
     assert {CorruptRecord} == owners_word(store, key, token)
 
 
-def test_condemning_moves_what_is_counted(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+def test_marking_a_record_corrupt_moves_its_quota(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
     """From its bucket to the unsettled, once, and back when it is settled."""
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota()))
@@ -432,7 +430,7 @@ def test_condemning_moves_what_is_counted(store: RedisStore, redis_client: redis
 
 
 @pytest.mark.parametrize("spoilt", GARBAGE)
-def test_what_cannot_be_read_stays_for_ever(
+def test_an_unreadable_record_stays_for_ever(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, spoilt: str
 ) -> None:
     """From the first claim that meets it, byte for byte, and every claim says the same."""
@@ -462,7 +460,7 @@ def test_a_key_of_another_type_stays_for_ever(store: RedisStore, redis_client: r
 
 
 @pytest.mark.parametrize("place", (80, -1), ids=("whom it is about", "the answer's head"))
-def test_what_only_scripts_can_read_is_quarantined(
+def test_a_record_that_only_scripts_can_read_is_quarantined(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, place: int
 ) -> None:
     """To them it was completed, and time would have ended it."""
@@ -493,7 +491,7 @@ def test_a_reason_that_is_cut_short_is_corrupt(
         store.read(key)
 
 
-def test_another_status_is_another_payload(store: RedisStore, clock: FrozenClock) -> None:
+def test_a_different_status_is_a_different_payload(store: RedisStore, clock: FrozenClock) -> None:
     """The facts beside the bytes count as well."""
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -508,7 +506,7 @@ def test_another_status_is_another_payload(store: RedisStore, clock: FrozenClock
 PROCESSES, THREADS, ROUNDS = 4, 8, 40
 
 
-def test_of_all_processes_threads_exactly_one_is_granted(redis_server: RedisServer) -> None:
+def test_exactly_one_thread_of_all_processes_is_granted(redis_server: RedisServer) -> None:
     """In every round one claim is granted, and everybody else hears of it or of its answer."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(PROCESSES * THREADS), context.Queue()

@@ -47,7 +47,7 @@ def claimed(store: RedisStore, tid: bytes) -> tuple[StorageKey, bytes]:
     return key, token
 
 
-def test_a_store_that_lost_its_memory_is_another(store: RedisStore, redis_client: redis.Redis) -> None:
+def test_an_emptied_store_gets_a_new_id(store: RedisStore, redis_client: redis.Redis) -> None:
     """
     What was wrapped for the former one is not put beside what is sealed for the new one, whose numbers begin again.
     """
@@ -62,7 +62,7 @@ def test_a_store_that_lost_its_memory_is_another(store: RedisStore, redis_client
     assert add(store, tid)
 
 
-def test_the_stores_id_is_made_once(redis_server: RedisServer, store: RedisStore) -> None:
+def test_the_store_id_is_created_once(redis_server: RedisServer, store: RedisStore) -> None:
     """Whoever asks first, in whatever process."""
     tid, other = a_key().tid, redis_store(redis_server.url)
     first = store.data_keys.read_keys(tid).store
@@ -72,7 +72,7 @@ def test_the_stores_id_is_made_once(redis_server: RedisServer, store: RedisStore
         other.close()
 
 
-def test_an_answer_from_before_the_flush_is_not_stored(store: RedisStore, redis_client: redis.Redis) -> None:
+def test_a_response_sealed_before_a_flush_is_not_stored(store: RedisStore, redis_client: redis.Redis) -> None:
     """Its key is looked for in the same step as it is stored: nobody's cache of keys may decide."""
     tid = a_key().tid
     add(store, tid)
@@ -84,7 +84,7 @@ def test_an_answer_from_before_the_flush_is_not_stored(store: RedisStore, redis_
     assert not refused.value.erased
 
 
-def test_a_replay_of_an_erased_answer_is_one_command(redis_server: RedisServer, clock: FrozenClock) -> None:
+def test_a_replay_of_an_erased_response_takes_one_command(redis_server: RedisServer, clock: FrozenClock) -> None:
     """That it was erased is said by the same script; and so is, when it is stored, that its key is there."""
     with TcpProxy(redis_server.port) as proxy:
         store = redis_store(f"redis://127.0.0.1:{proxy.port}/0", clock=clock)
@@ -131,7 +131,7 @@ def test_a_full_server_erases(full: tuple[RedisStore, redis.Redis], keys: int) -
     assert (found(store, key).erased, store.data_keys.read_keys(tid).keys) == (True, ())
 
 
-def test_nothing_of_a_destroyed_key_is_left(store: RedisStore, redis_client: redis.Redis) -> None:
+def test_a_destroyed_data_key_leaves_no_bytes(store: RedisStore, redis_client: redis.Redis) -> None:
     """Neither wrapped nor closed: the hash says how many there were and when that ended."""
     tid = a_key().tid
     add(store, tid), add(store, tid, 2)
@@ -143,7 +143,7 @@ def test_nothing_of_a_destroyed_key_is_left(store: RedisStore, redis_client: red
 
 
 @pytest.mark.parametrize("text", ("", "1", "nan nan", "1 -1", "one two", "1 1e3"))
-def test_an_erasure_that_cannot_be_read_is_not_none(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
+def test_an_unreadable_erasure_still_counts_as_one(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
     """To replay what was erased would be worse than to replay nothing for a while."""
     tid = a_key().tid
     add(store, tid)
@@ -162,7 +162,7 @@ def test_an_erasure_that_cannot_be_read_is_not_none(store: RedisStore, redis_cli
             call()
 
 
-def test_a_number_that_cannot_be_read_is_given_to_nobody(store: RedisStore, redis_client: redis.Redis) -> None:
+def test_an_unreadable_key_number_is_never_used(store: RedisStore, redis_client: redis.Redis) -> None:
     """A key of a number that was used before would seal for records that name another."""
     tid = a_key().tid
     shelf = store.data_keys.read_keys(tid)
@@ -174,7 +174,7 @@ def test_a_number_that_cannot_be_read_is_given_to_nobody(store: RedisStore, redi
         store.data_keys.read_keys(tid)
 
 
-def test_keys_of_all_tenants_are_found_among_everything_else(store: RedisStore, redis_client: redis.Redis) -> None:
+def test_data_keys_of_all_tenants_are_found_among_other_keys(store: RedisStore, redis_client: redis.Redis) -> None:
     """In any partition, past records and other people's keys, and each once."""
     tids = [a_key().tid for _ in range(30)]
     redis_client.hset("idm1:{p0000}:k:not-ours", "1", "x")
@@ -204,7 +204,7 @@ def test_a_data_key_that_cannot_be_read_is_corrupt(
         store.data_keys.read_keys(tid)
 
 
-def test_one_damaged_shelf_stops_nobodys_chores(
+def test_one_damaged_tenant_does_not_stop_tasks_of_others(
     store: RedisStore, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of another type, or with a field that cannot be read: all other keys are told, and once how many are not."""
@@ -242,7 +242,7 @@ def complete(store: RedisStore, key: StorageKey, payload: StoredPayload = PAYLOA
     store.complete(key, token, payload, keep=KEEP)
 
 
-def test_every_answer_is_met_among_thousands_of_keys(store: RedisStore, redis_client: redis.Redis) -> None:
+def test_every_response_is_found_among_thousands_of_keys(store: RedisStore, redis_client: redis.Redis) -> None:
     """In many partitions and in one; other people's keys are not looked at."""
     redis_client.mset({f"other:{number}": "x" for number in range(3000)})
     tid = a_key().tid
@@ -255,7 +255,7 @@ def test_every_answer_is_met_among_thousands_of_keys(store: RedisStore, redis_cl
     assert store.responses.count() == {"": 200}
 
 
-def test_what_cannot_be_read_is_passed_over(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+def test_unreadable_records_are_skipped(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
     """Of another type, garbage, or under a name that is none: one of them must not stop the chore for all others."""
     good, spoilt, listed = a_key(), a_key(), a_key()
     for key in (good, spoilt):
@@ -271,7 +271,7 @@ def test_what_cannot_be_read_is_passed_over(store: RedisStore, redis_client: red
     assert store.responses.count() == {"": 1}
 
 
-def test_an_erased_answer_is_met_as_such(store: RedisStore, clock: FrozenClock) -> None:
+def test_an_erased_response_is_reported_as_erased(store: RedisStore, clock: FrozenClock) -> None:
     """So that a chore may drop what plain ones still hold."""
     key, other = a_key(), a_key()
     for each in (key, other):
@@ -281,7 +281,7 @@ def test_an_erased_answer_is_met_as_such(store: RedisStore, clock: FrozenClock) 
     assert {answer.key: answer.record.erased for answer in walk(store)} == {key: True, other: False}
 
 
-def test_replacing_leaves_the_time_to_live_and_the_ledger(
+def test_replacing_a_response_keeps_its_lifetime_and_quota(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """Redis drops it when it would have."""
@@ -317,14 +317,14 @@ class Nodes:
         return (0 if following >= self.keys[node.name] else following), [f"{node.name}{cursor}".encode()]
 
 
-def test_every_node_of_a_cluster_is_asked_to_its_end() -> None:
+def test_every_node_of_a_cluster_is_scanned_to_its_end() -> None:
     """One after the other; a page ends where its node's does."""
     server: Any = Nodes(a=2, b=3, c=1)
 
     assert [key for keys in Scan(server).all(b"*") for key in keys] == [b"a0", b"a1", b"b0", b"b1", b"b2", b"c0"]
 
 
-def test_a_walk_whose_node_is_gone_begins_again() -> None:
+def test_a_scan_restarts_if_its_node_is_gone() -> None:
     """Where it stood means nothing on another server: to meet some twice is allowed, to pass some over is not."""
     server: Any = Nodes(a=2, b=3)
     _, after = Scan(server).page(b"*", after=b"b 0", count=1)
@@ -335,7 +335,7 @@ def test_a_walk_whose_node_is_gone_begins_again() -> None:
     assert keys == [b"a0"]
 
 
-def test_every_command_of_a_call_names_all_its_keys_in_one_slot(redis_server: RedisServer, clock: FrozenClock) -> None:
+def test_every_script_names_all_its_keys_in_one_slot(redis_server: RedisServer, clock: FrozenClock) -> None:
     """
     Whatever is called: a Cluster refuses what is in two slots, and a script that reaches for what it was not given may
     be sent to the wrong server.
@@ -375,7 +375,7 @@ class Weighing(redis.Redis):
         return told
 
 
-def test_long_answers_are_read_a_few_at_a_time(
+def test_long_responses_are_read_in_batches(
     redis_server: RedisServer, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """And only where they are wanted: a server that copies a hundred megabytes in one go lets everybody else wait."""
@@ -398,7 +398,7 @@ def test_long_answers_are_read_a_few_at_a_time(
         assert 500_000 < client.heaviest <= BATCH_BYTES
 
 
-def test_an_answer_is_met_whatever_stands_before_it(store: RedisStore) -> None:
+def test_a_response_is_found_after_any_header(store: RedisStore) -> None:
     """Long texts about the request, a key's long name, a size that scripts cannot count to."""
     about = RequestInfo(principal="p" * 70_000, tenant="t" * 70_000)
     payloads = [replace(PAYLOAD, sealed_by=SealedBy(kid, 0)) for kid in ("", "k" * 255)]

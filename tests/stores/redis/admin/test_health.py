@@ -64,7 +64,7 @@ def worse(told: dict[str, Finding]) -> dict[str, Verdict]:
     return {check: finding.verdict for check, finding in told.items() if finding.verdict is not Verdict.FINE}
 
 
-def test_a_server_that_is_as_it_should_be_is_fine(start_redis: StartRedis, redis_kind: str) -> None:
+def test_a_recommended_server_is_fine(start_redis: StartRedis, redis_kind: str) -> None:
     """Each check says so by name, always in the same order, and there is nothing to do."""
     told = findings_of(start_redis(redis_kind, *GOOD).url)
 
@@ -137,7 +137,7 @@ def pair(start_redis: StartRedis, redis_kind: str) -> Iterator[tuple[RedisServer
         server.kill()  # asked to end, they wait for each other
 
 
-def test_claims_that_no_replica_has_are_found(pair: tuple[RedisServer, RedisServer]) -> None:
+def test_claims_without_a_replica_are_found(pair: tuple[RedisServer, RedisServer]) -> None:
     """Until they wait for all replicas. Nearer ones lose less, and still something."""
     primary, _ = pair
     assert {"replication": Verdict.ADVICE} == worse(told := findings_of(primary.url))
@@ -149,7 +149,7 @@ def test_claims_that_no_replica_has_are_found(pair: tuple[RedisServer, RedisServ
     assert {} == worse(findings_of(primary.url, replicas=1))
 
 
-def test_claims_that_wait_for_a_replica_that_is_not_there_are_found(pair: tuple[RedisServer, RedisServer]) -> None:
+def test_claims_that_wait_for_a_missing_replica_are_found(pair: tuple[RedisServer, RedisServer]) -> None:
     """None would be granted."""
     assert {"replication": Verdict.FAULT} == worse(findings_of(pair[0].url, replicas=2))
 
@@ -181,7 +181,7 @@ def test_a_replica_that_is_behind_is_found(
     [(("-info", "-config"), CHECKS), (("-info",), CHECKS), (("-config",), ["persistence"])],
     ids=("neither", "no INFO", "no CONFIG"),
 )
-def test_a_server_that_will_not_tell_is_unknown(
+def test_a_server_that_refuses_the_commands_is_unknown(
     start_redis: StartRedis, redis_kind: str, refused: tuple[str, ...], unknown: list[str]
 ) -> None:
     """Not fine and no fault; and the user's rights are what to change."""
@@ -194,7 +194,7 @@ def test_a_server_that_will_not_tell_is_unknown(
     assert all("ACL SETUSER" in told[check].remedy for check in unknown)
 
 
-def test_the_rights_that_the_remedy_names_are_enough(start_redis: StartRedis, redis_kind: str) -> None:
+def test_the_rights_in_the_remedy_are_enough(start_redis: StartRedis, redis_kind: str) -> None:
     """As it spells them, for a user that has no others."""
     server = start_redis(redis_kind, *GOOD)
     with redis.Redis.from_url(server.url) as client:
@@ -203,7 +203,7 @@ def test_the_rights_that_the_remedy_names_are_enough(start_redis: StartRedis, re
     assert {} == worse(findings_of(server.url.replace("://", "://app:pw@")))
 
 
-def test_asking_changes_nothing(start_redis: StartRedis, redis_kind: str) -> None:
+def test_a_health_check_writes_no_data(start_redis: StartRedis, redis_kind: str) -> None:
     """Neither a key nor a setting."""
     server = start_redis(redis_kind)
     with redis.Redis.from_url(server.url) as client:
@@ -214,7 +214,7 @@ def test_asking_changes_nothing(start_redis: StartRedis, redis_kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", REDIS_KINDS)
-def test_a_cluster_is_asked(clusters: Clusters, kind: str) -> None:
+def test_every_primary_of_a_cluster_is_checked(clusters: Clusters, kind: str) -> None:
     """By its own client."""
     client: Any = redis.RedisCluster.from_url(clusters.get(kind).url)
 
@@ -222,7 +222,7 @@ def test_a_cluster_is_asked(clusters: Clusters, kind: str) -> None:
     client.close()
 
 
-def test_the_worst_primary_is_told_of(redis_servers: RedisServers, start_redis: StartRedis) -> None:
+def test_the_worst_primary_is_reported(redis_servers: RedisServers, start_redis: StartRedis) -> None:
     """One that forgets is enough, and it does not matter which; without its address."""
     good, bad = (
         start_redis(REDIS_KINDS[0], *GOOD),
@@ -256,7 +256,7 @@ def levels(caplog: pytest.LogCaptureFixture) -> list[int]:
     return [record.levelno for record in caplog.records]
 
 
-def test_a_server_that_came_late_and_evicts_grants_nothing(
+def test_a_server_that_evicts_grants_no_claim(
     start_redis: StartRedis, redis_kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The application started without it. That it evicts is said once, and not at every request."""
@@ -291,7 +291,7 @@ def test_a_server_that_stops_evicting_grants_again(start_redis: StartRedis, redi
     store.close()
 
 
-def test_a_server_that_evicts_still_takes_what_owners_write(start_redis: StartRedis, redis_kind: str) -> None:
+def test_a_server_that_evicts_accepts_writes_of_owners(start_redis: StartRedis, redis_kind: str) -> None:
     """A worker that was granted before must be able to settle, through whichever store."""
     server = start_redis(redis_kind)
     store, key, token = redis_store(server.url), a_key(), a_token()
@@ -309,7 +309,9 @@ def test_a_server_that_evicts_still_takes_what_owners_write(start_redis: StartRe
 
 
 @pytest.mark.parametrize("checked", (True, False))
-def test_it_is_asked_once(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, checked: bool) -> None:
+def test_the_eviction_policy_is_read_once(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, checked: bool
+) -> None:
     """At the start or before the first claim; then every claim is one round trip."""
     asked = list[str]()
     info: Any = redis.Redis.info
@@ -329,7 +331,7 @@ def test_it_is_asked_once(redis_server: RedisServer, monkeypatch: pytest.MonkeyP
     assert ["INFO"] == asked
 
 
-def test_a_server_that_will_not_tell_is_warned_of_once(
+def test_a_hidden_eviction_policy_is_warned_about_once(
     redis_server: RedisServer, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It will not tell at the next claim either. Claims are granted."""
@@ -353,7 +355,7 @@ def test_a_server_that_will_not_tell_is_warned_of_once(
     ),
     ids=lambda error: type(error).__name__,
 )
-def test_a_server_that_cannot_tell_now_is_asked_again(redis_server: RedisServer, error: Exception) -> None:
+def test_an_eviction_check_that_fails_is_repeated(redis_server: RedisServer, error: Exception) -> None:
     """What it says because it is busy or down is no refusal to tell."""
     answers = [error]
 

@@ -42,7 +42,7 @@ UNREADABLE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("limit", (1, 2, 5, 1000))
-def test_every_partition_is_looked_at(store: RedisStore, clock: FrozenClock, limit: int) -> None:
+def test_expired_leases_are_found_in_every_partition(store: RedisStore, clock: FrozenClock, limit: int) -> None:
     """
     The first and the last, and on both sides of where one round trip ends. Nothing is met twice, and no sheet is longer.
     """
@@ -55,7 +55,7 @@ def test_every_partition_is_looked_at(store: RedisStore, clock: FrozenClock, lim
     assert max(len(sheet.found) for sheet in met) <= limit
 
 
-def test_more_than_one_script_looks_at_are_all_met(store: RedisStore, clock: FrozenClock) -> None:
+def test_more_records_than_one_script_reads_are_all_found(store: RedisStore, clock: FrozenClock) -> None:
     """Of one tenant, whose leases ended in one moment."""
     tid = a_key().tid
     made = {a_key(tid=tid) for _ in range(2 * RECORDS_AT_ONCE + 1)}
@@ -67,7 +67,7 @@ def test_more_than_one_script_looks_at_are_all_met(store: RedisStore, clock: Fro
 
 
 @pytest.mark.parametrize("state", (State.PROCESSING, State.QUARANTINED))
-def test_who_leaves_or_moves_makes_no_other_missed(store: RedisStore, clock: FrozenClock, state: State) -> None:
+def test_a_record_that_leaves_the_index_hides_no_other(store: RedisStore, clock: FrozenClock, state: State) -> None:
     """A place is behind a score and a name, and not so many from the beginning."""
     tid = a_key().tid
     owners = {a_key(tid=tid): a_token() for _ in range(12)}
@@ -105,7 +105,7 @@ def test_an_entry_whose_record_is_gone_is_dropped(
     assert [False, False] == indexed(redis_client, held)
 
 
-def test_an_entry_in_the_wrong_index_is_put_right(
+def test_an_entry_in_the_wrong_index_is_corrected(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """Also on a Redis that is full: what is lost from both is asked about no more."""
@@ -135,7 +135,7 @@ def test_an_entry_in_the_wrong_index_is_put_right(
 
 @pytest.mark.parametrize("spoilt", (*UNREADABLE, "of another type"))
 @pytest.mark.parametrize("standing", ("lapsed, quarantine", "quarantined"))
-def test_what_cannot_be_read_stays_and_is_left_out(
+def test_an_unreadable_record_stays_and_is_skipped(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, standing: Any, spoilt: str
 ) -> None:
     """Byte for byte, in its index, and counted: only a person can say what it was."""
@@ -160,7 +160,7 @@ def test_what_cannot_be_read_stays_and_is_left_out(
     assert before == (redis_client.dump(name), indexed(redis_client, key))
 
 
-def test_an_index_of_another_type_is_told(store: RedisStore, redis_client: redis.Redis) -> None:
+def test_an_index_of_another_type_is_corrupt(store: RedisStore, redis_client: redis.Redis) -> None:
     """Nobody can tell what is in flight there: a run that passed it over would look as if all were well."""
     redis_client.set(layout.indexes_in(700)[0], "not ours")
 
@@ -170,7 +170,7 @@ def test_an_index_of_another_type_is_told(store: RedisStore, redis_client: redis
         store.recovery.counts()
 
 
-def test_a_long_answer_is_not_read(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+def test_a_scan_does_not_read_response_bodies(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
     """
     Of what is walked through: who it is about and what it was, and not a byte of a condemned or a completed answer.
     """
@@ -186,7 +186,9 @@ def test_a_long_answer_is_not_read(store: RedisStore, redis_client: redis.Redis,
         assert told == (key, PAYLOAD.status, PAYLOAD.byte_size, b"")
 
 
-def test_what_others_settle_leaves_no_trace(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+def test_release_and_resolve_remove_the_index_entries(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
     """In no index, and an answer by another's hand has a time to live."""
     freed, settled = a_key(), a_key()
     for key in (freed, settled):
@@ -199,7 +201,7 @@ def test_what_others_settle_leaves_no_trace(store: RedisStore, redis_client: red
     assert (KEEP + 55) * 1000 < redis_client.pttl(layout.keys(settled)[0]) <= (KEEP + 60) * 1000
 
 
-def test_nothing_is_looked_through(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+def test_the_janitor_reads_only_indexes(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
     """However many answers there are: no key is asked for but by an index, and the empty ones cost a count each."""
     for _ in range(20):
         stand(store, clock, a_key(), "completed")
@@ -230,7 +232,7 @@ def full(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> Iterat
 
 
 @pytest.mark.parametrize("quota", (None, Quota(records=1000)), ids=("not counted", "counted"))
-def test_a_full_server_is_looked_after_all_the_same(
+def test_the_janitor_works_on_a_full_server(
     full: tuple[RedisStore, redis.Redis], clock: FrozenClock, quota: Quota | None
 ) -> None:
     """Most of all then: each is found, quarantined, given to a resolver, and settled or freed."""
@@ -259,7 +261,7 @@ def test_a_full_server_is_looked_after_all_the_same(
     assert State.QUARANTINED is found(store, third.key).state
 
 
-def test_a_full_server_mends_its_indexes(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
+def test_a_full_server_still_repairs_its_indexes(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
     """It puts in what it takes out elsewhere."""
     store, client = full
     held = a_key()
@@ -290,7 +292,7 @@ def far(proxy: TcpProxy, clock: FrozenClock) -> Iterator[RedisStore]:
 
 @pytest.mark.parametrize("lose", ("lose_request", "lose_reply"))
 @pytest.mark.parametrize("verb", ("settle", "free", "walk", "standing"))
-def test_a_broken_line_is_mended(
+def test_a_broken_connection_is_replaced(
     store: RedisStore, far: RedisStore, proxy: TcpProxy, clock: FrozenClock, verb: str, lose: str
 ) -> None:
     """The client repeats what it sent, a script or many, and nobody notices."""
@@ -316,7 +318,7 @@ def test_a_broken_line_is_mended(
 
 @pytest.mark.parametrize("standing", ("in flight", "quarantined", "completed"))
 @pytest.mark.parametrize("again", (False, True), ids=("free", "in flight again"))
-def test_a_call_that_has_freed_a_key_is_told_so_when_it_is_repeated(
+def test_a_repeated_force_release_reports_success(
     full: tuple[RedisStore, redis.Redis],
     clock: FrozenClock,
     monkeypatch: pytest.MonkeyPatch,
@@ -346,7 +348,7 @@ def test_a_call_that_has_freed_a_key_is_told_so_when_it_is_repeated(
 
 
 @pytest.mark.parametrize("verb", ("stale", "due", "standing"))
-def test_a_server_that_forgot_the_scripts_is_told_again(
+def test_scripts_are_loaded_again_after_script_flush(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, verb: str
 ) -> None:
     """All that were sent together, and each is run once."""
@@ -409,7 +411,7 @@ def turn(client: redis.Redis, key: StorageKey) -> float | None:
     return None if score is None else score / 1000
 
 
-def test_the_one_that_has_waited_longest_comes_first(store: RedisStore, clock: FrozenClock) -> None:
+def test_the_record_that_waits_longest_comes_first(store: RedisStore, clock: FrozenClock) -> None:
     """Of all partitions, however many of them have some, and however many one has."""
     made = list[StorageKey]()
     for partition in (900, 3, 900, 900, 500, 3, 1023):
@@ -423,7 +425,7 @@ def test_the_one_that_has_waited_longest_comes_first(store: RedisStore, clock: F
     assert due(store) == []
 
 
-def test_the_run_that_ends_a_lease_asks_as_well(
+def test_a_run_that_quarantines_a_record_returns_it_too(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """It goes by when it began, and what it quarantines it does later."""
@@ -438,7 +440,7 @@ def test_the_run_that_ends_a_lease_asks_as_well(
     assert [key] == due(store, horizon=began)
 
 
-def test_a_condemned_answer_has_its_turn_at_once(
+def test_a_corrupt_response_is_next_for_the_resolver(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """Its deadline is the end of the answer's life, which may be in three months."""
@@ -451,7 +453,9 @@ def test_a_condemned_answer_has_its_turn_at_once(
     assert turn(redis_client, key) == clock.now + LEAST
 
 
-def test_the_next_turn_stands_in_the_index(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+def test_the_index_holds_the_time_of_the_next_resolver_call(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
     """As long from now as the key has been quarantined for, within bounds."""
     key = a_key()
     stand(store, clock, key, "quarantined")
@@ -461,7 +465,7 @@ def test_the_next_turn_stands_in_the_index(store: RedisStore, redis_client: redi
         assert turn(redis_client, key) == clock.now + pause
 
 
-def test_what_cannot_be_read_keeps_nobody_waiting(
+def test_an_unreadable_record_does_not_block_the_queue(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """It would be the first in the queue for ever. It stays as it is, and comes up again after the longest pause."""
@@ -479,7 +483,7 @@ def test_what_cannot_be_read_keeps_nobody_waiting(
     assert {redis_client.get(layout.keys(key)[0]) for key in spoilt} == {b"not a record"}
 
 
-def test_a_claim_that_meets_what_cannot_be_read_gives_it_a_turn(
+def test_a_claim_on_an_unreadable_record_queues_it_for_the_resolver(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """It is nobody's to settle, and stays counted among the quarantined."""
@@ -493,7 +497,7 @@ def test_a_claim_that_meets_what_cannot_be_read_gives_it_a_turn(
 
 
 @pytest.mark.parametrize("verb", ("complete", "release", "renew"))
-def test_the_owner_may_settle_whatever_the_turn(
+def test_the_owner_may_finish_a_record_that_a_resolver_has(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, verb: str
 ) -> None:
     """
@@ -513,7 +517,7 @@ def test_the_owner_may_settle_whatever_the_turn(
     assert (turn(redis_client, key) is None) == (verb != "renew")
 
 
-def test_turns_are_no_drift(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+def test_resolver_times_are_no_quota_drift(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
     """Whoever recounts a tenant does not look at when it is to be asked about."""
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -528,7 +532,7 @@ def test_turns_are_no_drift(store: RedisStore, redis_client: redis.Redis, clock:
     assert keys([store.recovery.expired_leases(horizon=1e10, limit=10)]) == []
 
 
-def test_a_lock_ends_by_itself(store: RedisStore, redis_client: redis.Redis) -> None:
+def test_a_task_lock_expires(store: RedisStore, redis_client: redis.Redis) -> None:
     """Where nobody ever takes that chore again; and so does one that was taken again."""
     token = a_token()
     for lease in (60, 30):
@@ -536,14 +540,14 @@ def test_a_lock_ends_by_itself(store: RedisStore, redis_client: redis.Redis) -> 
         assert (lease - 5) * 1000 < redis_client.pttl(layout.lock("reap")) <= lease * 1000
 
 
-def test_the_notes_do_not_end(store: RedisStore, redis_client: redis.Redis) -> None:
+def test_task_reports_do_not_expire(store: RedisStore, redis_client: redis.Redis) -> None:
     """That nobody has come for a year is what they are for."""
     store.task_log.report("reap", "{}")
 
     assert redis_client.ttl(layout.NOTES) == -1
 
 
-def test_the_book_is_in_one_slot(store: RedisStore, redis_client: redis.Redis) -> None:
+def test_the_task_log_is_in_one_slot(store: RedisStore, redis_client: redis.Redis) -> None:
     """Beside the records, and in none of their partitions."""
     store.task_log.report("reap", "{}")
     assert store.task_log.lock("reap", a_token(), lease=60)
@@ -554,7 +558,7 @@ def test_the_book_is_in_one_slot(store: RedisStore, redis_client: redis.Redis) -
     assert store.responses.scan(limit=1000).answers == ()
 
 
-def test_a_full_server_keeps_the_book(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> None:
+def test_the_task_log_works_on_a_full_server(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> None:
     """That it is full is no reason to believe that nobody comes, or that nobody may."""
     server, token = start_redis(redis_kind), a_token()
     store = redis_store(server.url, clock=clock)
@@ -570,7 +574,7 @@ def test_a_full_server_keeps_the_book(start_redis: StartRedis, redis_kind: str, 
     store.close()
 
 
-def test_what_is_no_lock_holds_nobody(store: RedisStore, redis_client: redis.Redis) -> None:
+def test_a_foreign_value_does_not_hold_a_task_lock(store: RedisStore, redis_client: redis.Redis) -> None:
     """Somebody's text in its place: who comes next takes it, and giving back what is not one's own changes nothing."""
     redis_client.set(layout.lock("reap"), "not ours")
     store.task_log.unlock("reap", a_token())
@@ -580,7 +584,7 @@ def test_what_is_no_lock_holds_nobody(store: RedisStore, redis_client: redis.Red
     assert not store.task_log.lock("reap", a_token(), lease=60)
 
 
-def test_what_is_no_note_is_told(store: RedisStore, redis_client: redis.Redis) -> None:
+def test_an_unreadable_task_report_is_corrupt(store: RedisStore, redis_client: redis.Redis) -> None:
     """Of another type, or without a time: nobody can tell when the janitor was there."""
     redis_client.set(layout.NOTES, "not ours")
     with pytest.raises(CorruptRecord):
@@ -593,7 +597,7 @@ def test_what_is_no_note_is_told(store: RedisStore, redis_client: redis.Redis) -
         store.task_log.reports()
 
 
-def test_the_time_is_the_servers(redis_client: redis.Redis) -> None:
+def test_the_task_log_uses_the_server_time(redis_client: redis.Redis) -> None:
     """Wherever no test says otherwise."""
     store = redis_store(redis_client)
     before, after = redis_client.time(), store.task_log.now()
@@ -602,7 +606,7 @@ def test_the_time_is_the_servers(redis_client: redis.Redis) -> None:
     assert before[0] + before[1] / 1_000_000 <= after <= seconds + micros / 1_000_000
 
 
-def test_recounting_clears_the_buckets_of_the_idle(
+def test_a_recount_clears_the_buckets_of_idle_tenants(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
     """There is nothing to sweep: a tenant that never comes back is cleared by `reconcile`, and keeps one line."""
