@@ -31,7 +31,7 @@ from flask_idempotency.testing.contract.support import (
 from flask_idempotency.testing.doubles import FrozenClock
 from tests.stores.sql.conftest import MakeEngine, OpenStore, by_every_lock, on_postgresql
 from tests.stores.sql.counting import sent
-from tests.stores.sql.test_counts import WRITES
+from tests.stores.sql.test_statements import WRITES
 from tests.tooling.processes import eventually
 
 PATIENCE_MS = 100

@@ -1,4 +1,4 @@
-"""Limits are exact however many ask at once, and cost what they are said to cost."""
+"""Quotas are exact under concurrency, cost the documented statements, and keep tenants apart."""
 
 from __future__ import annotations
 
@@ -18,25 +18,36 @@ from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, bucket_
 from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.sql import quota as ledger_statements
 from flask_idempotency.stores.sql.completion import SHARDS
+from flask_idempotency.stores.sql.database import Database, TenantLock
 from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL
 from flask_idempotency.stores.sql.quota import MARGIN, within
 from flask_idempotency.stores.sql.schema import RESPONSES, quota_buckets, records
 from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.stress import at_once
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
-from flask_idempotency.testing.doubles import FrozenClock
 from tests.stores.sql.conftest import MakeEngine, OpenStore, by_every_lock, by_every_strategy, on_postgresql, on_sqlite
 from tests.stores.sql.counting import sent
 
 THREADS, LIMIT = 32, 100
+
+
 ROOM = Quota(records=1_000_000, bytes=10**12, in_flight=1_000_000, new_keys=NewKeys(1_000_000, 60))
+
+
 FULL = Quota(records=1)
+
+
 EVERY_LIMIT = {
     "records": Quota(records=LIMIT),
     "in flight": Quota(in_flight=LIMIT),
     "new keys": Quota(new_keys=NewKeys(LIMIT, 60)),
 }
+
+
 LOOK, STANDING = "SELECT idempotency_records.state,", "SELECT limits.now,"
+
+
 CLOSELY = ["SELECT pg_advisory_xact_lock(%(my_tenants_number)s::BIGINT)", "WITH limits"]
 
 
@@ -465,3 +476,91 @@ def test_an_answer_that_cannot_be_read_is_counted_once(
         ask(store, tid, ROOM, key=key)
 
     assert (Usage(1, 0, 0, 1), Drift()) == (store.ledger.usage(tid), store.ledger.reconcile(tid))
+
+
+CROWD = 6
+
+
+NEAR = Quota(records=MARGIN)
+
+
+@by_every_lock
+def test_who_is_full_is_refused_whoever_holds_the_tenant(
+    open_store: OpenStore, elsewhere: Connection, strategy: str
+) -> None:
+    """What is committed suffices to refuse; and a key that is known is told as ever."""
+    store, known = open_store(strategy=strategy), a_key()
+    granted(ask(store, known.tid, FULL, key=known))
+    alone(elsewhere, known.tid)
+
+    assert isinstance(ask(store, known.tid, FULL), OverQuota)
+    assert isinstance(ask(store, known.tid, FULL, key=known), InFlight)
+
+
+@by_every_lock
+def test_who_was_slower_for_the_same_key_is_not_refused(open_store: OpenStore, strategy: str) -> None:
+    """The last place was taken for it between one look and the next: so it is known, and in flight."""
+    store, other, key = open_store(strategy=strategy), open_store(), a_key()
+    overtaking = [lambda: granted(ask(other, key.tid, FULL, key=key))]
+
+    def overtake(connection: Connection, cursor: object, statement: str, *rest: object) -> None:
+        if "first_bucket_end" in statement and overtaking:
+            overtaking.pop()()
+
+    event.listen(store.database.engine, "before_cursor_execute", overtake)
+
+    assert isinstance(ask(store, key.tid, FULL, key=key), InFlight)
+    assert [] == overtaking
+
+
+@by_every_lock
+def test_who_waits_for_a_tenant_keeps_no_connections_from_others(
+    records_url: str, make_engine: MakeEngine, elsewhere: Connection, strategy: str
+) -> None:
+    """Of many that wait for a lock whose holder does not move, with two connections: one is enough for all of them."""
+    engine = make_engine(pool_size=2, max_overflow=0, pool_timeout=60)
+    store, tid = SqlStore(Database(engine), strategy=strategy), a_key().tid
+    alone(elsewhere, tid)
+
+    with ThreadPoolExecutor(CROWD) as threads:
+        crowd = [threads.submit(ask, store, tid, NEAR) for _ in range(CROWD)]
+        while not waiting(elsewhere):
+            assert not any(asker.done() for asker in crowd)
+        for _ in range(CROWD):
+            granted(ask(store, a_key().tid, ROOM))
+        told = [asker.exception() for asker in crowd]
+
+    assert [StoreUnavailable] * CROWD == [type(error) for error in told]
+    elsewhere.rollback()
+    granted(ask(store, tid, NEAR))
+    assert 0 == len(store.database.tenant_lock)
+    store.close()
+
+
+def waiting(connection: Connection) -> bool:
+    found = connection.execute(text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
+    return bool(found.scalar_one())
+
+
+def test_one_passes_and_one_is_told_to_come_again() -> None:
+    """Tenants do not know of each other, and nobody is remembered who has gone."""
+    turnstile = TenantLock()
+
+    with turnstile.turn(b"one", timeout=0) as first, turnstile.turn(b"two", timeout=0) as other:
+        with turnstile.turn(b"one", timeout=0) as second:
+            assert (True, True, False) == (first, other, second)
+        assert 2 == len(turnstile)
+
+    assert 0 == len(turnstile)
+
+
+def test_a_child_waits_for_no_thread_of_its_parent() -> None:
+    """It was in there when its process was copied, and is not here to leave."""
+    turnstile = TenantLock()
+
+    with turnstile.turn(b"one", timeout=0):
+        turnstile.after_fork()
+        with turnstile.turn(b"one", timeout=0) as mine:
+            assert mine
+
+    assert 0 == len(turnstile)

@@ -1,22 +1,28 @@
-"""What a row must look like to be one of ours, and texts that a database refuses."""
+"""Which rows the store accepts as records, and how damaged rows and strange texts are handled."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import CheckConstraint, MetaData, text, update
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import DropConstraint
 
-from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import CORRUPT, RequestInfo, Unknown
-from flask_idempotency.stores.sql import schema
-from flask_idempotency.stores.sql.rows import escape, unescape
+from flask_idempotency.engine.model import CORRUPT, Replayed, RequestInfo, Unknown
+from flask_idempotency.engine.quota import Drift, Quota, bucket_edge_ms, bucket_width_ms
+from flask_idempotency.stores.sql import schema, statements
+from flask_idempotency.stores.sql.claiming import ClaimWriter, Move, claim_query
+from flask_idempotency.stores.sql.dialects import POSTGRESQL
+from flask_idempotency.stores.sql.rows import escape, row_of, unescape
 from flask_idempotency.stores.sql.schema import QUARANTINED, records
 from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
@@ -29,8 +35,8 @@ from flask_idempotency.testing.contract.support import (
     granted,
     stand,
 )
-from flask_idempotency.testing.doubles import FrozenClock
 from tests.stores.sql.conftest import MakeEngine, OpenStore, on_postgresql, on_sqlite
+from tests.stores.sql.shops import Shop, paying
 
 letters = st.characters() | st.sampled_from("\0\ud800\udfff␛0d")
 
@@ -301,3 +307,146 @@ def refused(store: SqlStore, key: StorageKey, token: bytes) -> None:
         store.release(key, token)
     with pytest.raises(CorruptRecord):
         store.quarantine(key, token, "lost")
+
+
+ROOM = Quota(records=1_000_000)
+
+
+BACK = KEEP * 100
+
+
+@pytest.mark.parametrize("quota", (None, ROOM), ids=("uncounted", "counted"))
+def test_a_clock_that_is_set_back_shortens_no_life(
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, quota: Quota | None
+) -> None:
+    """Between claim and completion: the answer's life begins when the key was first used, at the earliest."""
+    store, key, token = open_store(), a_key(), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE, quota=quota))
+    began = round(clock.now * 1_000_000)
+    clock.advance(-BACK)
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+    edge = bucket_edge_ms(began, round(KEEP * 1_000_000), width_ms=bucket_width_ms(KEEP)) * 1000
+
+    kept = row(make_engine, key)
+    assert (began, began + round(KEEP * 1_000_000) if quota is None else edge) == (kept.completed_at, kept.expires_at)
+    clock.advance(BACK + KEEP - 1)
+    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+    assert Drift() == store.ledger.reconcile(key.tid)
+
+
+@pytest.mark.parametrize("quota", (None, ROOM), ids=("uncounted", "counted"))
+def test_nobody_takes_over_what_was_over_before_it_began(
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, quota: Quota | None
+) -> None:
+    """Nor by a statement that compares what was seen before the bit was flipped."""
+    store, key = open_store(), a_key()
+    stand(store, clock, key, "completed")
+    clock.advance(KEEP)
+    asked = claim_query(a_request(key), a_token(), lease=1_000_000, now=store.now(), quota=quota)
+    dialect = store.database.dialect
+    with store.database.engine.connect() as connection:
+        seen = row_of(connection.execute(statements.read(dialect), asked.parameters).one())
+    spoil(make_engine, key, {"expires_at": 1})
+    before = row(make_engine, key)
+
+    with store.database.engine.connect() as connection:
+        fence = None if dialect.name == POSTGRESQL else seen.fence + 1
+        assert ClaimWriter(dialect).write(connection, Move.RECLAIM, seen, asked, fence=fence) is None
+
+    assert before == row(make_engine, key)
+
+
+ENDS: dict[str, Callable[[SqlStore, StorageKey, bytes], None]] = {
+    "release": lambda store, key, token: store.release(key, token),
+    "quarantine": lambda store, key, token: store.quarantine(key, token, "lost"),
+    "mark_point_of_no_return": lambda store, key, token: store.mark_point_of_no_return(key, token),
+}
+
+
+@pytest.mark.parametrize("verb", list(ENDS))
+@pytest.mark.parametrize(
+    "spoilt", ({}, {"fingerprint": b""}, {"response": None}), ids=("condemned", "unreadable", "lost")
+)
+def test_its_owner_cannot_say_otherwise(
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, verb: str, spoilt: dict[str, Any]
+) -> None:
+    """A settlement that is repeated after a lost reply must not free a key whose answer was condemned in between."""
+    store, key = open_store(), a_key()
+    token = stand(store, clock, key, "completed")
+    if spoilt:
+        spoil(make_engine, key, spoilt)
+        with pytest.raises(CorruptRecord):
+            store.claim(a_request(key), token=a_token(), lease=LEASE)
+    else:
+        store.mark_corrupt(key, PAYLOAD)
+    before = row(make_engine, key)
+
+    with pytest.raises(LeaseLost):
+        ENDS[verb](store, key, token)
+
+    assert before == row(make_engine, key)
+
+
+def test_its_owner_may_complete_it_again(open_store: OpenStore, clock: FrozenClock) -> None:
+    """The same answer, as it should be: nobody else has it."""
+    store, key = open_store(), a_key()
+    token = stand(store, clock, key, "completed")
+    store.mark_corrupt(key, PAYLOAD)
+    assert Unknown(CORRUPT) == store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+
+    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+    assert "" == found(store, key).reason
+
+
+def test_a_commit_whose_reply_is_lost_was_done_although_its_answer_is_condemned(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks the record what became of the commit must not be told that nothing did, and pay again."""
+    paying(shop)
+    condemned_with_its_commit(shop, monkeypatch)
+
+    answer, again = shop.post(), shop.post()
+
+    assert (201, 500) == (answer.status_code, again.status_code)
+    assert (1, 1, CORRUPT) == (shop.payments(), len(shop.runs), shop.record().reason)
+
+
+def test_a_condemned_record_is_no_ones_to_commit_with(shop: Shop) -> None:
+    """A view that commits by itself, after somebody has settled its claim and a third has found that unreadable."""
+
+    @shop.view()
+    def pay() -> tuple[str, int]:
+        kept = shop.record()
+        settled(shop, kept)
+        shop.pay()
+        shop.db.session.commit()
+        return "paid", 201
+
+    assert 400 <= shop.post().status_code
+    assert 0 == shop.payments()
+
+
+def settled(shop: Shop, kept: Any) -> None:
+    key = StorageKey(kept.record_id, kept.tenant_id)
+    shop.store.complete(key, kept.token, PAYLOAD, keep=KEEP)
+    shop.store.mark_corrupt(key, PAYLOAD)
+
+
+def condemned_with_its_commit(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session's next COMMIT is done, its reply is lost, and somebody condemns what it has stored."""
+    dialect = shop.db_engine.dialect
+    original = dialect.do_commit
+    failures = [OperationalError("COMMIT", {}, ConnectionError("broken"), connection_invalidated=True)]
+
+    def do_commit(connection: Any) -> None:
+        original(connection)
+        if failures:
+            failure = failures.pop()
+            kept = shop.record()
+            key = StorageKey(kept.record_id, kept.tenant_id)
+            shop.store.mark_corrupt(key, shop.store.read(key).payload)
+            raise failure
+
+    monkeypatch.setattr(dialect, "do_commit", do_commit)

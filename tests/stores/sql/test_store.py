@@ -1,20 +1,27 @@
-"""What the SQL store promises besides the contract, which `tests/stores/test_contract.py` runs on it."""
+"""What the SQL store promises beyond the contract in `tests/stores/test_contract.py`."""
 
 from __future__ import annotations
 
+import multiprocessing
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text
 
+from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.model import Claimed, InFlight, OnExpiry, Replayed
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import store_time
+from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
 from flask_idempotency.stores.sql.database import Database
-from flask_idempotency.stores.sql.schema import FENCES, metadata
+from flask_idempotency.stores.sql.schema import FENCES, meta, metadata
 from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.stores.tiered import TieredStore
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing.contract.stress import at_once
 from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
@@ -26,8 +33,9 @@ from flask_idempotency.testing.contract.support import (
     granted,
     stand,
 )
-from flask_idempotency.testing.doubles import FrozenClock
 from tests.stores.sql.conftest import MakeEngine, OpenStore, by_every_lock, by_every_strategy, on_postgresql, on_sqlite
+from tests.stores.sql.contenders import contend
+from tests.stores.sql.counting import sent
 from tests.tooling.processes import eventually
 
 STRATEGIES = ("insert", "row_lock", "advisory")
@@ -286,3 +294,108 @@ def test_an_error_says_nothing_of_what_was_stored(
     assert chain
     assert "secret-token" not in chain
     assert "alice" not in chain
+
+
+THREADS, ROUNDS = 32, 40
+
+
+PROCESSES, THREADS_EACH = 4, 8
+
+
+@pytest.mark.slow
+@by_every_strategy
+def test_of_all_threads_exactly_one_is_granted(open_store: OpenStore, strategy: str) -> None:
+    """In every round, and everybody else hears of it or of its answer."""
+    store = open_store(strategy=strategy)
+    for _ in range(ROUNDS):
+        key = a_key()
+
+        def claim_and_complete(key: object = key) -> object:
+            token = a_token()
+            outcome = store.claim(a_request(key), token=token, lease=LEASE)  # type: ignore[arg-type]
+            if isinstance(outcome, Claimed):
+                store.complete(key, token, PAYLOAD, keep=KEEP)  # type: ignore[arg-type]
+            return type(outcome)
+
+        outcomes = at_once(*[claim_and_complete] * THREADS)
+
+        assert 1 == outcomes.count(Claimed)
+        assert set(outcomes) <= {Claimed, InFlight, Replayed}
+
+
+@pytest.mark.slow
+@by_every_strategy
+def test_of_all_threads_exactly_one_takes_over(open_store: OpenStore, clock: FrozenClock, strategy: str) -> None:
+    """A lapsed claim has one successor, and nobody else is told that it is theirs."""
+    store = open_store(strategy=strategy)
+    for _ in range(ROUNDS):
+        key = a_key()
+        stand(store, clock, key, "lapsed, takeover")
+        ask = a_request(key, on_lapse=OnExpiry.TAKEOVER)
+
+        outcomes = at_once(*[lambda ask=ask: store.claim(ask, token=a_token(), lease=LEASE)] * THREADS)
+
+        assert [2] == [outcome.held.attempt for outcome in outcomes if isinstance(outcome, Claimed)]
+        assert THREADS - 1 == sum(isinstance(outcome, InFlight) for outcome in outcomes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database_url", ("postgresql", "sqlite"), indirect=True)
+def test_of_all_processes_threads_exactly_one_is_granted(records_url: str) -> None:
+    """By fences that rise from round to round, whichever process takes them."""
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(PROCESSES * THREADS_EACH), context.Queue()
+    processes = [
+        context.Process(target=contend, args=(records_url, ROUNDS, THREADS_EACH, barrier, results))
+        for _ in range(PROCESSES)
+    ]
+    for process in processes:
+        process.start()
+    gathered = [results.get(timeout=90) for _ in processes]
+    for process in processes:
+        process.join(60)
+
+    wins = sorted(win for won, _ in gathered for win in won)
+    outcomes = [outcome for _, seen in gathered for outcome in seen]
+    assert list(range(ROUNDS)) == [number for number, _ in wins]
+    assert PROCESSES * THREADS_EACH * ROUNDS == len(outcomes)
+    assert set(outcomes) <= {"Claimed", "InFlight", "Replayed"}
+    assert sorted(fence for _, fence in wins) == [fence for _, fence in wins]
+
+
+def since(store: SqlStore) -> list[int]:
+    statement = select(meta.c.value).where(meta.c.name == "cached_since")
+    return list(store.database.run(lambda connection: connection.scalars(statement).all()))
+
+
+def test_a_cache_is_remembered_since_when_it_was_first_noted(open_store: OpenStore, clock: FrozenClock) -> None:
+    """By every host, and also when two note it at once: of the second nothing is left."""
+    store, other = open_store(clock=clock), open_store(clock=clock)
+    assert not store.has_cache()
+    first = round(clock.now * 1_000_000)
+    store.note_cache()
+    clock.advance(60)
+    other.has_cache = lambda: False  # type: ignore[method-assign]
+    other.note_cache()
+
+    assert store.has_cache()
+    assert [first] == since(store)
+
+
+def test_a_process_notes_its_cache_once_and_writes_only_where_nobody_has(
+    open_store: OpenStore, clock: FrozenClock, redis_server: RedisServer
+) -> None:
+    """Before its first claim, so before anything is cached: one statement more than to learn which database it is."""
+    noted: list[list[str]] = []
+    for _ in range(2):
+        system, cache = open_store(clock=clock), RedisReplayCache(redis_server.url, clock=clock)
+        store = TieredStore(system, cache)
+        with sent(system) as statements:
+            for _ in range(2):
+                granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))
+        noted.append(statements)
+        cache.close()
+
+    first, second = noted
+    assert Counter([*second, "INSERT INTO"]) == Counter(first)
+    assert 1 == second.count("SELECT count(*)")

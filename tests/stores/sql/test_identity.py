@@ -1,4 +1,4 @@
-"""What a migration tool leaves out is made by the first claim, by as many processes as start together."""
+"""The first claim creates what a migration tool leaves out, also if many processes start together."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, 
 from tests.stores.sql.catalogue import reached
 from tests.stores.sql.conftest import MakeEngine, on_postgresql
 from tests.stores.sql.contenders import contend
-from tests.stores.sql.test_autogenerate import autogenerate, claim, included
+from tests.stores.sql.migrations.test_alembic import autogenerate, claim, included
 from tests.tooling.processes import eventually
 
 PROCESSES, THREADS, KEYS = 4, 3, 6
+
 
 ADVISORY = (
     "SELECT 1 FROM pg_locks WHERE locktype = 'advisory'"

@@ -1,4 +1,4 @@
-"""No answer says that rows are there which are not, and none that they are not while they are."""
+"""A response promises rows only if they are committed."""
 
 from __future__ import annotations
 

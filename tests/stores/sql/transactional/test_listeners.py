@@ -1,4 +1,4 @@
-"""Listeners of the application on its session, when the extension commits: they see what they see with their own commit."""
+"""Session listeners of the application see the same as with their own commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record that is committed with the application's rows, while somebody takes away the data key of its answer."""
+"""A record commits with the application's rows while its tenant's data key is removed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,20 @@ from flask_idempotency.engine.store import Writing
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.transactional.session import TransactionalSqlStore
 from flask_idempotency.stores.sql.transactional.transaction import SessionTransaction
+from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
-from flask_idempotency.testing.doubles import FrozenClock
 from tests.stores.sql.conftest import MakeEngine
 from tests.stores.sql.counting import sent
 
 payments = Table("payments", MetaData(), Column("id", Integer, primary_key=True), Column("amount", BigInteger))
 
+
 SEALED = replace(PAYLOAD, sealed_by=SealedBy("2026-11", 1))
+
+
 DONE = StoredPayload(b"", PAYLOAD.status, PAYLOAD.success, 0, ERASED)
+
+
 ROOM = Quota(records=1000)
 
 

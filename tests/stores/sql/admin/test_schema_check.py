@@ -1,4 +1,4 @@
-"""What is wrong with a database is said in sentences that name the remedy, and nothing is changed by looking."""
+"""The schema check names each fault with its remedy, and changes no data."""
 
 from __future__ import annotations
 
@@ -19,9 +19,17 @@ from flask_idempotency.testing.contract.support import a_key
 from tests.stores.sql.conftest import MakeEngine, on_postgresql, on_sqlite
 
 FENCES = "idempotency_fence_numbers_number_seq"
+
+
 FENCE_FROM_ONE = f"SELECT setval('{FENCES}', 1, false)"
+
+
 USED = [name for name in metadata.tables if name != FENCE_NUMBERS]
+
+
 TABLES = ", ".join(USED)
+
+
 UPGRADE = "Run `flask idempotency db upgrade`"
 
 

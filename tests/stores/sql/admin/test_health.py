@@ -1,4 +1,4 @@
-"""What a database says of itself, and of itself when something is broken."""
+"""What `health` reports about a database, for each fault."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.migrations import upgrade
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import KEEP, a_key, stand
-from flask_idempotency.testing.doubles import FrozenClock
 from tests.lab.pgbouncer import PgBouncer, StartPgBouncer
 from tests.lab.postgres import PostgresServer, StartPostgres
 from tests.stores.sql.conftest import MakeEngine, OpenStore, on_postgresql, on_sqlite
 from tests.tooling.processes import eventually
 
 DURABLE = ("-c", "fsync=on", "-c", "full_page_writes=on")
+
+
 Open = Callable[..., SqlStore]
 
 

@@ -1,4 +1,4 @@
-"""Flask-Migrate on an application's own database: our tables belong to it, and nobody writes a migration by hand."""
+"""Flask-Migrate on an application's database creates our tables without a migration by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqlalchemy import Engine, inspect
 
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.migrations.runner import upgrade
-from tests.stores.sql.test_alembic import ROOT, recipe, standing
+from tests.stores.sql.migrations.test_alembic import ROOT, recipe, standing
 
 SHOP = """\
 import os
@@ -65,6 +65,7 @@ def create_app():
 
     return app
 """
+
 
 AFTER, BEFORE = "db migrate idempotency", "idempotency migrate db"
 

@@ -1,0 +1,592 @@
+"""Migrations create the declared schema in one transaction, one process at a time, with few locks."""
+
+from __future__ import annotations
+
+import inspect
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.stores.sql import database as silence
+from flask_idempotency.stores.sql import migrations, schema
+from flask_idempotency.stores.sql.admin.schema_check import SqlSchema
+from flask_idempotency.stores.sql.database import Database
+from flask_idempotency.stores.sql.identity import identity
+from flask_idempotency.stores.sql.migrations import LATEST, runner, upgrade
+from flask_idempotency.stores.sql.migrations.runner import STEPS
+from flask_idempotency.stores.sql.schema import FENCES, lacks, metadata
+from tests.stores.sql.catalogue import found, reached
+from tests.stores.sql.conftest import MakeEngine, on_postgresql, on_sqlite
+from tests.tooling.processes import eventually
+
+
+def last_fence(engine: Engine) -> int:
+    place = FENCES if engine.dialect.name == "postgresql" else "idempotency_meta WHERE name = 'fence'"
+    column = "last_value" if engine.dialect.name == "postgresql" else "value"
+    with engine.connect() as connection:
+        fence: int = connection.scalar(text(f"SELECT {column} FROM {place}"))  # noqa: S608 - our own two words
+        return fence
+
+
+def set_fence(engine: Engine, fence: int) -> None:
+    statement = (
+        f"SELECT setval('{FENCES}', :fence)"
+        if engine.dialect.name == "postgresql"
+        else "UPDATE idempotency_meta SET value = :fence WHERE name = 'fence'"
+    )
+    with engine.begin() as connection:
+        connection.execute(text(statement), {"fence": fence})
+
+
+def number(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return int.from_bytes(identity(connection), "big")
+
+
+def documented_update() -> str:
+    page = Path(__file__).parents[4] / "docs" / "sql.md"
+    (line,) = [line for line in page.read_text("utf-8").splitlines() if line.startswith("UPDATE idempotency_meta")]
+    return line
+
+
+def execute(engine: Engine, statement: str) -> None:
+    with engine.begin() as connection:
+        connection.execute(text(statement))
+
+
+def test_all_migrations_make_what_is_declared(engine: Engine) -> None:
+    """
+    Columns, types, keys, checks, predicates, comments, storage and facts: whoever takes the tables from Alembic has
+    the same as whoever runs our migrations.
+    """
+    upgrade(engine)
+    migrated = found(engine)
+    schema.metadata.drop_all(engine)
+
+    schema.metadata.create_all(engine)
+
+    assert found(engine) == migrated
+
+
+def test_the_declaration_names_the_migration_that_makes_it() -> None:
+    """Numbers rise by one, and `create_all` writes the last of them into the facts."""
+    assert ([*range(1, schema.VERSION + 1)], schema.VERSION) == ([step.number for step in STEPS], LATEST)
+
+
+def test_migrations_do_not_follow_the_declaration() -> None:
+    """A frozen step that read schema.py would make other tables tomorrow."""
+    sources = [inspect.getsource(module) for name, module in vars(migrations).items() if name.startswith("m0")]
+
+    assert [False] * len(STEPS) == [".schema" in source or "import schema" in source for source in sources]
+
+
+def test_tables_that_others_made_are_taken_over(engine: Engine) -> None:
+    """Alembic's autogenerate makes tables and indexes, and no facts: the rest is added."""
+    upgrade(engine)
+    migrated = found(engine)
+    schema.metadata.drop_all(engine)
+    with engine.begin() as connection:
+        for table in schema.metadata.sorted_tables:
+            connection.execute(CreateTable(table))
+            for index in table.indexes:
+                connection.execute(CreateIndex(index))
+
+    done = upgrade(engine)
+
+    assert (migrated, len(STEPS)) == (found(engine), len(done))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    (*(f"DROP TABLE {table}" for table in schema.metadata.tables), "DROP INDEX idempotency_expired_leases"),
+)
+def test_what_was_dropped_is_made_again(engine: Engine, loss: str) -> None:
+    """Although the facts say that this database is up to date."""
+    upgrade(engine)
+    migrated = found(engine)
+    execute(engine, loss)
+
+    upgrade(engine)
+
+    assert migrated == found(engine)
+
+
+def test_fences_rise_over_tables_that_were_dropped(engine: Engine) -> None:
+    """A fence that restarted from one would let a worker of long ago overwrite everybody."""
+    upgrade(engine)
+    before = last_fence(engine)
+    schema.metadata.drop_all(engine)
+
+    upgrade(engine)
+
+    assert before < last_fence(engine)
+
+
+@on_postgresql
+def test_a_sequence_that_was_dropped_is_made_again(engine: Engine) -> None:
+    """Its table is still there."""
+    upgrade(engine)
+    migrated = found(engine)
+    execute(engine, f"DROP SEQUENCE {FENCES} CASCADE")
+
+    upgrade(engine)
+
+    assert migrated == found(engine)
+
+
+@pytest.mark.parametrize("ahead", (True, False))
+def test_fences_are_seeded_only_upwards(engine: Engine, ahead: bool) -> None:
+    """One that is ahead of the clock stays; one that counts from one is lifted."""
+    upgrade(engine)
+    fence = 10**17 if ahead else 1
+    set_fence(engine, fence)
+    execute(engine, "DROP INDEX idempotency_expiry")
+
+    upgrade(engine)
+
+    assert ahead == (last_fence(engine) == fence)
+
+
+@on_postgresql
+def test_a_sequence_that_hands_out_numbers_in_advance_is_mended(engine: Engine) -> None:
+    """A later claim would get a lower fence from another session's store of them."""
+    upgrade(engine)
+    execute(engine, f"ALTER SEQUENCE {FENCES} CACHE 20")
+    execute(engine, "DROP INDEX idempotency_expiry")
+
+    upgrade(engine)
+
+    ((*_, cache, _),) = found(engine)["sequences"]
+    assert 1 == cache
+
+
+@on_postgresql
+def test_no_fence_is_granted_while_fences_are_lifted(make_engine: MakeEngine) -> None:
+    """One that was granted between the look and the leap could be granted again."""
+    engine, other = make_engine(), make_engine(connect_args={"options": "-c lock_timeout=1ms"})
+    upgrade(engine)
+    set_fence(engine, 1)
+    with engine.connect() as upgrading, upgrading.begin():
+        upgrade(upgrading)
+
+        with other.connect() as claiming, pytest.raises(OperationalError, match="lock timeout"):
+            claiming.scalar(text(f"SELECT nextval('{FENCES}')"))
+
+
+@on_postgresql
+def test_an_unseeded_fence_is_found_and_lifted(engine: Engine) -> None:
+    """A sequence that somebody made by hand looks complete and counts from one."""
+    upgrade(engine)
+    set_fence(engine, 1)
+    with engine.connect() as connection:
+        assert lacks(connection).seed
+
+    upgrade(engine)
+
+    with engine.connect() as connection:
+        assert not lacks(connection)
+
+
+@pytest.mark.parametrize("make", (upgrade, schema.metadata.create_all))
+def test_every_database_gets_a_number_of_its_own(engine: Engine, make: Callable[[Engine], object]) -> None:
+    """
+    By whichever way it is made: sixty-three random bits, so no two are alike. Eight of them say that they vary, that
+    none is negative, and that the high bits are used.
+    """
+    numbers = set()
+    for _ in range(8):
+        make(engine)
+        numbers.add(number(engine))
+        schema.metadata.drop_all(engine)
+
+    assert 8 == len(numbers)
+    assert 2**55 < max(numbers) < 2**63
+
+
+def test_a_databases_number_is_never_changed(engine: Engine) -> None:
+    """Not by an upgrade that has other things to mend either: what was cached under the old one would be lost."""
+    upgrade(engine)
+    before = number(engine)
+    execute(engine, "DROP INDEX idempotency_expired_leases")
+
+    upgrade(engine)
+
+    assert before == number(engine)
+
+
+def test_a_copy_may_be_given_another_number(engine: Engine) -> None:
+    """By the statement of docs/sql.md, which shows PostgreSQL's way and, behind it, SQLite's."""
+    upgrade(engine)
+    before = number(engine)
+    statement, _, sqlite = documented_update().partition(";  -- on SQLite: value = ")
+    if engine.dialect.name == "sqlite":
+        statement = statement.replace("(random() * 9e15)::bigint", sqlite)
+
+    execute(engine, statement.replace(":", "\\:"))
+
+    assert before != number(engine)
+
+
+def test_tables_that_have_no_number_get_one(engine: Engine) -> None:
+    """Somebody deleted it, or copied the records alone."""
+    upgrade(engine)
+    execute(engine, "DELETE FROM idempotency_meta WHERE name = 'store'")
+    with engine.connect() as connection:
+        assert lacks(connection).store
+
+    upgrade(engine)
+
+    assert number(engine) >= 0
+
+
+def test_a_newer_schema_is_left_alone(engine: Engine) -> None:
+    """While a release is rolled back, the old one must not touch what the new one made."""
+    upgrade(engine)
+    execute(engine, "UPDATE idempotency_meta SET value = value + 1 WHERE name = 'schema_version'")
+    execute(engine, "DROP INDEX idempotency_expired_leases")
+    before = found(engine)
+
+    assert ([], before) == (upgrade(engine), found(engine))
+
+
+def test_another_database_is_refused_by_name(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is written to it."""
+    monkeypatch.setattr(engine.dialect, "name", "oracle")
+
+    with pytest.raises(ConfigurationError, match="no schema for oracle in this release"):
+        upgrade(engine)
+
+
+CROWD = 8
+
+
+@pytest.mark.parametrize("isolation", (None, "AUTOCOMMIT", "SERIALIZABLE"))
+def test_an_engine_is_upgraded_at_once(make_engine: MakeEngine, isolation: str | None) -> None:
+    """Whatever it does about transactions, what was done is committed and nothing is left open."""
+    engine = make_engine(**({"isolation_level": isolation} if isolation else {}))
+
+    done = upgrade(engine)
+
+    assert (len(STEPS), [], LATEST) == (len(done), upgrade(engine), reached(make_engine()))
+
+
+def test_a_transaction_of_the_callers_stays_the_callers(engine: Engine) -> None:
+    """Alembic commits the tables together with its own note of them, or not at all."""
+    with engine.connect() as connection, connection.begin() as transaction:
+        upgrade(connection)
+        transaction.rollback()
+
+    assert 0 == reached(engine)
+
+    with engine.begin() as connection:
+        upgrade(connection)
+
+    assert LATEST == reached(engine)
+
+
+@pytest.mark.parametrize("isolation", (None, "AUTOCOMMIT"))
+def test_a_connection_without_a_transaction_gets_one(make_engine: MakeEngine, isolation: str | None) -> None:
+    """What was said to be done is not rolled back when the connection is put away."""
+    engine = make_engine(**({"isolation_level": isolation} if isolation else {}))
+    with engine.connect() as connection:
+        upgrade(connection)
+
+    assert LATEST == reached(engine)
+
+
+def test_a_connection_that_commits_every_statement_gets_one_too(make_engine: MakeEngine) -> None:
+    """Although SQLAlchemy says that it is in a transaction since its first statement."""
+    engine = make_engine(isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text("SELECT 1"))
+        upgrade(connection)
+
+    assert LATEST == reached(engine)
+
+
+@on_sqlite
+def test_a_transaction_that_an_application_begins_by_its_own_words_is_joined(engine: Engine) -> None:
+    """As SQLAlchemy's documentation recommends for SQLite: pysqlite begins nothing, an event does."""
+
+    @event.listens_for(engine, "connect")
+    def begin_nothing(connection: sqlite3.Connection, record: object) -> None:
+        connection.isolation_level = None
+
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+
+    with engine.connect() as connection, connection.begin() as transaction:
+        upgrade(connection)
+        transaction.rollback()
+
+    assert 0 == reached(engine)
+
+
+@pytest.mark.parametrize("isolation", (None, "AUTOCOMMIT"))
+def test_a_step_that_fails_leaves_nothing(
+    make_engine: MakeEngine, isolation: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a schema is never committed, and the connection serves whoever is next."""
+    engine = make_engine(pool_size=1, max_overflow=0, **({"isolation_level": isolation} if isolation else {}))
+    with monkeypatch.context() as patch:
+        statements = (*STEPS[-1].statements[engine.dialect.name], "SELECT nothing FROM nowhere")
+        patch.setattr(runner, "STEPS", (replace(STEPS[-1], statements={engine.dialect.name: statements}),))
+        with pytest.raises(Exception, match="nowhere"), engine.connect() as connection:
+            upgrade(connection)
+
+    with engine.connect() as connection:
+        assert len(metadata.tables) == len(lacks(connection).tables)
+    assert len(STEPS) == len(upgrade(engine))
+
+
+def test_a_crowd_upgrades_once(make_engine: MakeEngine) -> None:
+    """Every container of a deployment runs it at start: one works, the others find it done."""
+    barrier = Barrier(CROWD)
+
+    def run(engine: Engine) -> list[str]:
+        with engine.connect():
+            barrier.wait(60)
+        return upgrade(engine)
+
+    with ThreadPoolExecutor(CROWD) as threads:
+        done = list(threads.map(run, [make_engine() for _ in range(CROWD)]))
+
+    assert [[]] * (CROWD - 1) == sorted(done)[:-1]
+
+
+@on_postgresql
+@pytest.mark.parametrize("isolation", ("read\\ committed", "serializable"))
+def test_the_second_waits_before_its_first_look(make_engine: MakeEngine, isolation: str) -> None:
+    """
+    What the first has not committed yet is invisible: without the wait, both would create the same table. And what it
+    has is seen after the wait, also where transactions otherwise see what was there when they began.
+    """
+    strict = make_engine(connect_args={"options": f"-c default_transaction_isolation={isolation}"})
+    with ThreadPoolExecutor(1) as threads, make_engine().connect() as first, first.begin() as transaction:
+        upgrade(first)
+        second = threads.submit(upgrade, strict)
+        waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        assert eventually(lambda: first.scalar(waiting) == 1)
+        transaction.commit()
+
+        assert [] == second.result(60)
+
+
+@on_sqlite
+def test_the_second_asks_for_the_lock_before_its_first_look(make_engine: MakeEngine) -> None:
+    """A transaction that had read first would fail at its first write, however patient it is."""
+    with make_engine().connect() as first, first.begin():
+        upgrade(first)
+        with pytest.raises(OperationalError, match="locked") as refused:
+            upgrade(make_engine(connect_args={"timeout": 0}))
+
+    assert "BEGIN IMMEDIATE" == refused.value.statement
+
+
+@on_postgresql
+def test_no_lock_outlives_an_upgrade(engine: Engine) -> None:
+    """Behind a pooler it would be somebody else's, and the next upgrade would wait for ever."""
+    with engine.connect() as connection:
+        upgrade(connection)
+
+        assert 0 == connection.scalar(text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"))
+
+
+WAITS_FOR_LONG = text("""
+    SELECT count(*) FROM pg_stat_activity
+    WHERE wait_event = 'advisory' AND datname = current_database()
+      AND clock_timestamp() - query_start > interval '400 milliseconds'""")
+
+
+OUR_LOCKS = text("""
+    SELECT DISTINCT relation::regclass::text, mode FROM pg_locks
+    WHERE pid = pg_backend_pid() AND relation::regclass::text LIKE 'idempotency%' AND mode <> 'AccessShareLock'""")
+
+
+WRITE = "INSERT INTO idempotency_meta VALUES ('x', 1)"
+
+
+UPDATE = "UPDATE idempotency_records SET attempt = 2"
+
+
+READ = "SELECT count(*) FROM idempotency_records"
+
+
+PLAIN_STORAGE = "ALTER TABLE idempotency_records RESET (fillfactor)"
+
+
+NO_INDEX = "DROP INDEX idempotency_expiry"
+
+
+NO_NUMBER = "DELETE FROM idempotency_meta WHERE name = 'store'"
+
+
+def in_a_transaction(engine: Engine) -> list[str]:
+    with engine.begin() as connection:
+        return upgrade(connection)
+
+
+@contextmanager
+def in_use(engine: Engine, statement: str) -> Iterator[Connection]:
+    """Somebody has done this, and has not ended the transaction."""
+    with engine.connect() as connection, connection.begin() as transaction:
+        connection.execute(text(statement))
+        yield connection
+        transaction.rollback()
+
+
+@on_postgresql
+def test_an_upgrade_waits_for_another_one(
+    make_engine: MakeEngine, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Longer than records have patience with a server, and than this or the role has with a lock: it may build an index
+    of a large table.
+    """
+    monkeypatch.setattr(silence, "READ_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr(runner, "LOCK_MS", 1)
+    options = "?options=-c%20lock_timeout%3D1ms"
+    database, watching = Database(database_url + options), make_engine(isolation_level="AUTOCOMMIT").connect()
+    with watching, ThreadPoolExecutor(1) as threads, make_engine().connect() as first, first.begin() as transaction:
+        upgrade(first)
+        second = threads.submit(SqlSchema(database).upgrade)
+        assert eventually(lambda: second.done() or watching.scalar(WAITS_FOR_LONG) == 1)
+        assert not second.done(), second.exception()
+        transaction.commit()
+
+        assert [] == second.result(60)
+    database.close()
+
+
+@on_postgresql
+def test_an_upgrade_with_nothing_to_do_waits_for_nobody(engine: Engine, make_engine: MakeEngine) -> None:
+    """Not even for another upgrade: each deployment runs it."""
+    upgrade(engine)
+    with make_engine().connect() as other, other.begin():
+        other.exec_driver_sql(f"SELECT pg_advisory_xact_lock({runner._MIGRATION_LOCK})")
+        other.exec_driver_sql("LOCK TABLE idempotency_records, idempotency_meta IN EXCLUSIVE MODE")
+
+        assert [] == upgrade(make_engine(connect_args={"options": "-c statement_timeout=2s"}))
+
+
+@on_postgresql
+def test_every_step_of_a_current_schema_locks_no_more_than_its_facts(engine: Engine) -> None:
+    """As whoever claims does: everybody works on meanwhile."""
+    upgrade(engine)
+    with engine.begin() as connection:
+        for step in runner.STEPS:
+            step.run(connection)
+
+        taken = {tuple(row) for row in connection.execute(OUR_LOCKS)}
+
+    assert {(name, "RowExclusiveLock") for name in ("idempotency_meta", "idempotency_meta_pkey")} == taken
+
+
+@on_postgresql
+@pytest.mark.parametrize(("loss", "use"), ((NO_INDEX, READ), (NO_NUMBER, READ), (NO_NUMBER, UPDATE)))
+def test_what_is_in_use_is_waited_for_only_where_it_must_be(engine: Engine, loss: str, use: str) -> None:
+    """A long report keeps nobody from building an index, and neither it nor a writer from adding a number."""
+    upgrade(engine)
+    before = found(engine)
+    execute(engine, loss)
+    with in_use(engine, use):
+        upgrade(engine)
+
+    assert before == found(engine)
+
+
+@on_postgresql
+@pytest.mark.parametrize(("loss", "use"), ((NO_INDEX, UPDATE), (PLAIN_STORAGE, READ)))
+@pytest.mark.parametrize("given", ("engine", "connection"))
+def test_a_table_that_is_not_to_be_had_is_left_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, loss: str, use: str, given: str
+) -> None:
+    """
+    Claims queue behind whoever waits for a whole table. The sentence says what stood in the way, and to run it again.
+    """
+    monkeypatch.setattr(runner, "LOCK_MS", 1)
+    upgrade(engine)
+    as_it_should_be = found(engine)
+    execute(engine, loss)
+    execute(engine, NO_NUMBER)
+    before = found(engine)
+
+    run = upgrade if given == "engine" else in_a_transaction
+    with in_use(engine, use), pytest.raises(StoreUnavailable) as raised:
+        run(engine)
+
+    statement = (
+        "CREATE INDEX IF NOT EXISTS idempotency_expiry" if loss == NO_INDEX else "ALTER TABLE idempotency_records"
+    )
+    for words in (statement, "held a lock", "run the upgrade again, which is safe", "Nothing was changed"):
+        assert words in str(raised.value)
+    assert before == found(engine)
+    upgrade(engine)
+    assert as_it_should_be == found(engine)
+
+
+@on_postgresql
+def test_a_transaction_of_the_callers_keeps_its_own_patience(engine: Engine) -> None:
+    """What Alembic does next is none of ours."""
+    with engine.begin() as connection:
+        connection.execute(text("SET LOCAL lock_timeout = '7s'"))
+        upgrade(connection)
+
+        assert "7s" == connection.scalar(text("SHOW lock_timeout"))
+
+
+@on_postgresql
+def test_an_application_that_sets_up_its_connections_with_statements_is_upgraded(make_engine: MakeEngine) -> None:
+    """To psycopg each of them begins a transaction, in which the connection's mode cannot be changed."""
+    engine = make_engine()
+
+    @event.listens_for(engine, "connect")
+    def set_up(connection: Any, record: object) -> None:
+        connection.cursor().execute("SET statement_timeout = '30s'")
+
+    for _ in range(2):
+        upgrade(engine)
+        execute(engine, NO_INDEX)
+        engine.dispose()
+    upgrade(engine)
+
+    with engine.connect() as connection:
+        assert not lacks(connection)
+
+
+def test_the_port_upgrades_on_the_applications_own_engine(engine: Engine) -> None:
+    """In ordinary transactions, SQLite's legacy mode among them; its connections are as they were afterwards."""
+    database = Database(engine)
+    sent: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2]))
+
+    done = SqlSchema(database).upgrade()
+
+    assert (1, True) == (len(done), any("idempotency_records (" in statement for statement in sent))
+    with engine.connect() as connection, connection.begin() as transaction:
+        connection.execute(text(WRITE))
+        transaction.rollback()
+    with engine.connect() as connection:
+        assert 0 == connection.scalar(text("SELECT count(*) FROM idempotency_meta WHERE name = 'x'"))
+    database.close()
+
+
+def test_a_pooler_is_no_hindrance_to_repeated_upgrades(pgbouncer_url: str) -> None:
+    """Of a database by its URL, whose own engine has heard of no pooler: twelve times, each with something to mend."""
+    database = Database(pgbouncer_url)
+    schema = SqlSchema(database)
+    for _ in range(12):
+        schema.upgrade()
+        assert [] == schema.faults()
+        execute(database.engine, NO_INDEX)
+    database.close()
